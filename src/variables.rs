@@ -8,7 +8,7 @@ use std::fmt;
 pub struct Variable {
     /// The name.
     pub name: &'static str,
-    /// What holds where it is not set.
+    /// The value if it is not set.
     pub default: &'static str,
     /// Its form and its effect.
     pub meaning: &'static str,

@@ -189,7 +189,7 @@ impl Downward {
         Digraph::new(pairs.nodes, pairs.ranks.clone(), self.arcs.iter().copied())
     }
 
-    /// What one of the amounts is in bytes a second.
+    /// The unit of the amounts, in bytes a second.
     fn unit(&self, pairs: &LinkPairs) -> Rate {
         Rate::new(signed(pairs.unit), signed(self.scale))
     }
@@ -282,7 +282,7 @@ fn arcs_with(pairs: &LinkPairs, scale: Amount, wanted: &[i128]) -> Vec<(usize, u
 /// More than any cut.
 const UNBOUNDED: Amount = 1 << 120;
 
-/// What joins two nodes.
+/// A link pair between two nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LinkPair {
     /// The nodes, in order.
@@ -300,7 +300,7 @@ struct LinkPairs {
     ranks: Vec<usize>,
     /// By their ends.
     pairs: Vec<LinkPair>,
-    /// What one unit of the capacities is, in bytes a second.
+    /// The unit of the capacities, in bytes a second.
     unit: Amount,
 }
 
@@ -353,7 +353,7 @@ impl LinkPairs {
         Self { nodes: topology.nodes().len(), ranks, pairs, unit }
     }
 
-    /// `B⁺` of a set: what leaves it.
+    /// `B⁺` of a set: the capacity that leaves it.
     fn leaves(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
         let mut sum = 0;
         for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {

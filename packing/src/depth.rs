@@ -510,7 +510,7 @@ mod tests {
         (reached.len() as u32 == topology.ranks()).then_some(tree)
     }
 
-    /// What goes over every link, both ways together for all-reduce.
+    /// The load of every link; for all-reduce, of both phases together.
     fn loads(packing: &Packing) -> BTreeMap<(NodeId, NodeId), Rate> {
         let mut loads = BTreeMap::new();
         for path in packing.trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {

@@ -68,7 +68,7 @@ impl Digraph {
         &self.ranks
     }
 
-    /// Where each edge begins, where it ends, and what it carries.
+    /// The tail, the head and the capacity of each edge.
     #[must_use]
     pub(crate) fn edges(&self) -> &[(usize, usize, Amount)] {
         &self.edges
@@ -88,14 +88,14 @@ impl Digraph {
         Self::new(self.nodes, self.ranks.clone(), edges)
     }
 
-    /// What leaves a set of nodes together.
+    /// The capacity that leaves a set of nodes.
     #[must_use]
     pub(crate) fn leaving(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
         let crosses = |edge: &&(usize, usize, Amount)| is_inside(edge.0) && !is_inside(edge.1);
         self.edges.iter().filter(crosses).map(|edge| edge.2).sum()
     }
 
-    /// What enters and what leaves each node.
+    /// The capacity that enters and the capacity that leaves each node.
     #[must_use]
     pub(crate) fn degrees(&self) -> Vec<(Amount, Amount)> {
         let mut degrees = vec![(0, 0); self.nodes];
@@ -176,13 +176,13 @@ impl DemandNetwork {
         arc
     }
 
-    /// What an edge carries.
+    /// The capacity of an edge.
     #[must_use]
     pub(crate) fn capacity(&self, from: usize, to: usize) -> Amount {
         self.arcs.get(&(from, to)).map_or(0, |&arc| self.network.capacity(arc))
     }
 
-    /// Changes what an edge carries.
+    /// Sets the capacity of an edge.
     pub(crate) fn set_capacity(&mut self, from: usize, to: usize, capacity: Amount) {
         let arc = self.arc(from, to);
         self.network.set_capacity(arc, capacity);

@@ -241,7 +241,7 @@ mod tests {
     use crate::topology::preset;
     use crate::{PackOptions, check, pack};
 
-    /// What no packing exceeds, by all cuts.
+    /// The upper bound of every packing, over all cuts.
     fn bound(topology: &Topology, collective: Collective) -> Rate {
         let (graph, unit) = Digraph::of(topology);
         let ranks = topology.ranks() as usize;

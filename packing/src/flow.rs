@@ -75,7 +75,7 @@ impl Network {
         arc
     }
 
-    /// What an arc can carry.
+    /// The capacity of an arc.
     #[must_use]
     pub(crate) fn capacity(&self, arc: ArcId) -> Amount {
         self.capacities[arc as usize]
@@ -94,7 +94,7 @@ impl Network {
         residual.is_some()
     }
 
-    /// What flows over an arc; zero when it flows over its reverse.
+    /// The flow over an arc; zero if the flow goes over its reverse.
     #[must_use]
     pub(crate) fn flow(&self, arc: ArcId) -> Amount {
         self.capacities[arc as usize].saturating_sub(self.residuals[arc as usize])

@@ -121,7 +121,7 @@ pub struct Packing {
 pub struct Tree {
     /// Where all data come from or go to.
     pub root: Rank,
-    /// What it carries.
+    /// The rate that it carries.
     pub weight: Rate,
     /// Its edges; the module says in which order.
     pub edges: Vec<Edge>,

@@ -62,7 +62,7 @@ impl Strategy {
         Self::ReduceScatterAllGather,
     ];
 
-    /// What it is called on the command line.
+    /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -239,7 +239,7 @@ fn expect_memory(
     }
 }
 
-/// What another strategy packs, beside the bound of the optimal one.
+/// The packing of another strategy, with the bound of the optimal one.
 #[cfg(feature = "compare")]
 fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
     let strategy = options.strategy;

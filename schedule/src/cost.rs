@@ -42,7 +42,7 @@ mod links;
 /// the signal slots of `pleach-transport` carry.
 pub const INLINE_BYTES_MAX: usize = 48;
 
-/// What is done for one chunk of every block.
+/// The work for one chunk of every block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Work {
     /// How many blocks the whole of the data is cut into.
@@ -67,7 +67,7 @@ pub struct Work {
     pub inter_host: InterHost,
 }
 
-/// What goes between hosts for one chunk of every block.
+/// The work between hosts for one chunk of every block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InterHost {
     /// Signals one after the other on the longest way.
@@ -134,12 +134,12 @@ impl Work {
     }
 }
 
-/// What links and processors can do.
+/// The speeds of links and processors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// From sending a signal to its being seen, in seconds (α).
     pub latency_s: f64,
-    /// What a signal costs its sender, in seconds (o).
+    /// The sender's overhead of a signal, in seconds (o).
     pub message_s: f64,
     /// Bytes a rank puts in a second, and receives at the same time (1/β).
     pub bytes_per_s: f64,
@@ -242,7 +242,7 @@ pub struct Platform {
     /// The links between ranks one by one, where they are known: then they alone decide what is
     /// quickest.
     pub wiring: Option<Arc<Wiring>>,
-    /// What was counted for it.
+    /// The work that has been counted for it.
     pub(crate) counted: WorkCache,
 }
 
@@ -356,7 +356,7 @@ impl Platform {
 /// and as many again for each root that a caller names.
 const CACHE_ENTRIES_MAX: usize = 4096;
 
-/// What work follows from.
+/// The key of cached work.
 type WorkKey = (Collective, Algorithm, Access, HostMap);
 
 /// What a platform and its clones have counted. Makes no difference but in time.
@@ -399,7 +399,7 @@ impl Platform {
 // Counts the work of each rank for one chunk of every block, and the critical path through that
 // chunk.
 
-/// What one rank does for a chunk of every block.
+/// The work of one rank for a chunk of every block.
 #[derive(Clone, Copy, Debug, Default)]
 struct RankLoad {
     messages: u32,
@@ -495,7 +495,7 @@ impl CriticalPath {
     }
 }
 
-/// A signal: to whom, from whom, for which block, in which signal slot.
+/// A signal: destination rank, source rank, block, signal slot.
 type SignalName = (Rank, Rank, u32, u16);
 
 /// How far a lane has come.

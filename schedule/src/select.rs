@@ -19,7 +19,7 @@ pub const CHUNK_BYTES: u64 = 256 << 10;
 /// Above this rank count schedules are not made only to be priced; what has no formula is left out.
 const COUNTED_RANKS_MAX: u32 = 256;
 
-/// What was chosen, among what.
+/// The choice and its candidates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
     /// The collective.
@@ -224,7 +224,7 @@ pub fn select_variant(
 /// throughput and the one that should be the quickest for so many bytes.
 fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
     let mut all = candidates(collective, platform.ranks());
-    // On one host, or with nobody near, others do the same.
+    // On one host, or without a peer on the own host, other algorithms do the same.
     let (hosts, ranks) = (platform.hosts.hosts(), platform.ranks());
     let hierarchical = Algorithm::Hierarchical(Some(platform.hosts.clone()));
     if (2..ranks).contains(&hosts) && hierarchical.carries_out(collective) {

@@ -57,26 +57,26 @@ pub struct ParseError {
     pub line: usize,
     /// The character in the line, from 1.
     pub column: usize,
-    /// What is wrong there.
+    /// The problem there.
     pub problem: ParseProblem,
 }
 
-/// What is wrong with a text.
+/// A problem in a text.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseProblem {
     /// Something else stands there.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What should stand there.
+        /// The token that was expected.
         what: &'static str,
-        /// What does, shortened.
+        /// The text that was found, shortened.
         found: String,
     },
     /// Lines are numbered and this one has not its number.
     #[error("expected {what} {number}, found {found}")]
     OutOfOrder {
-        /// What is numbered.
+        /// The things that are numbered.
         what: &'static str,
         /// The number that comes next.
         number: u64,
@@ -437,7 +437,7 @@ impl<'a> Lines<'a> {
         self.column += count + (rest.len() - rest.trim_start().len());
     }
 
-    /// What stands here up to white space or a symbol.
+    /// The text from here up to white space or a symbol.
     fn word(&self) -> &'a str {
         let rest = self.rest();
         let ends = |character: char| !(character.is_alphanumeric() || character == '-' || character == '_');

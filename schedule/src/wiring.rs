@@ -28,7 +28,7 @@ mod tests;
 pub struct Wiring {
     topology: Topology,
     options: PackOptions,
-    /// What a message costs its sender besides its bytes, in nanoseconds.
+    /// The sender's overhead of a message, in nanoseconds.
     message_ns: u64,
     routes: Routes,
     digest: u64,
@@ -63,7 +63,7 @@ pub enum WiringError {
     /// Nothing could be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// What was packed is no packing of these ranks.
+    /// The packing is not valid for these ranks.
     #[error(transparent)]
     Packed(#[from] PackedError),
     /// Its paths are no paths.

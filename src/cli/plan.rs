@@ -205,13 +205,13 @@ struct Plan {
     packing: Packing,
     /// Loads and depths, as the independent checker found them.
     checked: Checked,
-    /// What made the trees.
+    /// The strategy that packed the trees.
     strategy: Strategy,
     /// From the topology to the packing with its certificate.
     generation: Duration,
-    /// What one call carries, where that was said.
+    /// The bytes of a call, if given.
     bytes: Option<u64>,
-    /// What the use of PCIe beside the links costs at first, where that was said.
+    /// The setup time of PCIe beside the links, if given.
     pcie_setup_ns: Option<u64>,
 }
 
@@ -618,7 +618,7 @@ fn save(what: &str, path: &Path, text: &str) -> Result<(), CommandError> {
     })
 }
 
-/// What a person should know, beside the result.
+/// Prints a remark beside the result.
 fn note(words: &str) {
     // Nobody is left to tell when standard error is closed.
     let _ = std::io::stderr().write_all(format!("note: {words}\n").as_bytes());

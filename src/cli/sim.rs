@@ -119,7 +119,7 @@ fn print(line: &str) -> Result<(), CommandError> {
     }
 }
 
-/// What first went wrong with a trace, told when its writer is gone.
+/// The first error of a trace, reported when its writer is dropped.
 #[derive(Clone, Default)]
 struct FirstError(Arc<Mutex<Option<io::Error>>>);
 

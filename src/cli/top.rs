@@ -131,7 +131,7 @@ struct Calls {
     seconds: f64,
 }
 
-/// What a rank says of a peer.
+/// The metrics of a rank about a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Lateness {
     last: f64,
@@ -140,7 +140,7 @@ struct Lateness {
     longest_s: f64,
 }
 
-/// What one rank says.
+/// The metrics of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RankState {
     world_size: u32,
@@ -152,7 +152,7 @@ struct RankState {
     peers: BTreeMap<Rank, Lateness>,
 }
 
-/// What all ranks that answered say.
+/// The metrics of all ranks that answered.
 #[derive(Clone, Debug, Default)]
 struct Snapshot {
     at: Nanos,
@@ -326,7 +326,7 @@ struct View {
     ranks: Vec<RankRow>,
 }
 
-/// What was counted between two snapshots, or since the group was made.
+/// The difference of two snapshots, or the counts since the group was made.
 fn counted<'a>(
     state: &'a RankState,
     before: Option<&'a RankState>,
@@ -501,7 +501,7 @@ impl fmt::Display for View {
 mod tests {
     use super::*;
 
-    /// What a terminal of so many rows and columns shows.
+    /// The part of the frames that fits a terminal of so many rows and columns.
     fn shown(frames: &[String], rows: usize, columns: usize) -> Vec<String> {
         let mut screen = vec![String::new(); rows];
         for frame in frames {

@@ -136,7 +136,7 @@ struct Shard {
     ranks: usize,
 }
 
-/// What training ends with on a rank.
+/// The result of training on a rank.
 #[derive(Debug)]
 struct Trained {
     network: Network,
@@ -195,7 +195,7 @@ fn difference(left: &[f32], right: &[f32]) -> f32 {
     worst / largest.max(f32::MIN_POSITIVE)
 }
 
-/// What all ranks together can say.
+/// The combined result of all ranks.
 #[derive(Debug)]
 struct Summary {
     /// Steps a second and the share of time in communication, of each rank.
@@ -334,7 +334,7 @@ impl Digits {
     }
 }
 
-/// What to learn from, and what to be examined in.
+/// The training set and the test set.
 #[derive(Debug)]
 struct DataSet {
     train: Digits,
@@ -354,7 +354,7 @@ enum DataError {
     Unequal { path: PathBuf, left: String, right: String },
 }
 
-/// What is wrong with a file.
+/// An error in a file.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 enum Defect {
     #[error("it begins with {0:#010x}, not {1:#010x}")]

@@ -354,7 +354,7 @@ pub enum ReduceOp {
     PremulSum(Factor),
 }
 
-/// What a rank's input is multiplied by: a float for floats, an integer for integers.
+/// The factor of a rank's input: a float for floats, an integer for integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Factor {
     is_float: bool,
@@ -420,7 +420,7 @@ impl ReduceOp {
         matches!(self, Self::PremulSum(_))
     }
 
-    /// What ranks agree about, and the factor that this rank's input is multiplied by.
+    /// The part that ranks agree about, and the factor of this rank's input.
     #[inline]
     pub const fn parted(self) -> (Self, Option<Factor>) {
         if let Self::PremulSum(factor) = self { (Self::Sum, Some(factor)) } else { (self, None) }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use crate::name::{UnknownName, named};
 
-/// What moves bytes between ranks.
+/// The transport that moves bytes between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fabric {
     /// Shared memory of one host.

@@ -152,7 +152,7 @@ fn roots_reach_every_rank_at_the_rate_of_partitions_over_links_that_are_full() {
     assert!(rounds > 800, "{rounds}");
 }
 
-/// What the checker says of a packing that has to be right.
+/// The result of the checker for a packing that must be valid.
 fn checked(topology: &Topology, packing: &Packing) {
     check(topology, packing).unwrap_or_else(|flaw| panic!("{flaw}: {packing:?}"));
 }

@@ -95,19 +95,19 @@ pub enum Flaw {
         edge: usize,
         /// The index of the path.
         path: usize,
-        /// What is wrong with it.
+        /// The reason.
         flaw: PathFlaw,
     },
-    /// The paths of an edge do not carry what the tree does.
+    /// The paths of an edge do not sum to the weight of the tree.
     #[error("the paths of edge {edge} of tree {tree} carry {sum} bytes a second and the tree {weight}")]
     PathSum {
         /// The index of the tree.
         tree: usize,
         /// The index of the edge.
         edge: usize,
-        /// What the paths carry.
+        /// The sum of the paths' weights.
         sum: Rate,
-        /// What the tree carries.
+        /// The weight of the tree.
         weight: Rate,
     },
     /// Two trees that are one.
@@ -125,9 +125,9 @@ pub enum Flaw {
         from: NodeId,
         /// The node where the link ends.
         to: NodeId,
-        /// What it has to carry.
+        /// Its load.
         load: Rate,
-        /// What it can.
+        /// Its capacity.
         capacity: u64,
     },
     /// The trees do not carry the rate.

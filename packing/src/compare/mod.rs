@@ -190,7 +190,7 @@ pub fn hybrid(topology: &Topology, blink: &Packing, bytes: u64, setup_ns: u64) -
     (time_ns > 0).then(|| Hybrid { split, rate: Rate::new(i128::from(bytes) * 1_000_000_000, time_ns) })
 }
 
-/// A topology and a collective, and what every strategy makes of them.
+/// A topology, a collective, and the result of every strategy for them.
 #[derive(Clone, Debug)]
 pub struct Comparison {
     /// The collective.
@@ -201,7 +201,7 @@ pub struct Comparison {
     pub rows: Vec<Row>,
 }
 
-/// What a strategy makes of a topology.
+/// The result of a strategy for a topology.
 #[derive(Clone, Debug)]
 pub struct Row {
     /// The strategy.
@@ -241,7 +241,7 @@ impl From<Result<Packing, StrategyError>> for Outcome {
     }
 }
 
-/// Compares an optimal packing with what the other strategies reach.
+/// Compares an optimal packing with the rates of the other strategies.
 #[must_use]
 pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
     let collective = optimum.collective;

@@ -32,7 +32,7 @@ pub const EXACT_RANKS_MAX: u32 = 8;
 pub struct Rings {
     /// The ranks of each in their order; the last is joined to the first.
     pub cycles: Vec<Vec<Rank>>,
-    /// What each carries in each direction, in bytes a second.
+    /// The bandwidth of each in each direction, in bytes a second.
     pub bytes_per_s: Rate,
     /// Whether more rings of this rate are known not to fit.
     pub is_maximum: bool,
@@ -68,7 +68,7 @@ pub fn rings(topology: &Topology) -> Rings {
 }
 
 impl Rings {
-    /// What they carry together in each direction, in bytes a second.
+    /// Their bandwidth together in each direction, in bytes a second.
     #[must_use]
     pub fn each_way_bytes_per_s(&self) -> Rate {
         self.bytes_per_s * Rate::from(self.cycles.len() as i128)
@@ -309,7 +309,7 @@ fn pairs(topology: &Topology, units: &LinkUnits, bound: usize) -> Vec<Vec<RankPa
     found
 }
 
-/// To whom a rank has a path over what is left: the shortest first, then the widest.
+/// The ranks that a rank reaches over the residual capacity: shortest paths first, then widest.
 fn paths(topology: &Topology, left: &LinkUnits, from: Rank) -> Vec<RankPath> {
     let start = topology.node(from);
     let mut before: BTreeMap<NodeId, (NodeId, u64, usize)> = BTreeMap::from([(start, (start, u64::MAX, 0))]);

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 
 use crate::orbits::pricing::Column;
 
-/// What counts as zero.
+/// Smaller magnitudes count as zero.
 const EPSILON: f64 = 1e-9;
 
 /// By how much a load may be above 1 in floating point where it is 1 exactly.
@@ -44,7 +44,7 @@ enum Variable {
 }
 
 struct MasterProgram {
-    /// Loads as parts of what orbits can carry.
+    /// Loads as fractions of the orbits' capacities.
     loads: Vec<Vec<f64>>,
     columns: Vec<Column>,
     /// How many orbits of links, and of roots.

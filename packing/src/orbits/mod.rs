@@ -172,7 +172,7 @@ fn best(topology: &Topology, symmetry: &Symmetry) -> Bottleneck {
     Bottleneck { rate: best.rate * signed(unit), cut: best.cut }
 }
 
-/// What trees are mixed for.
+/// The problem that trees are mixed for.
 struct OrbitPacker<'t> {
     topology: &'t Topology,
     group: &'t Semiregular,

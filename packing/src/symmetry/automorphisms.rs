@@ -27,7 +27,7 @@ pub(super) struct Limits {
     pub(super) depth: usize,
 }
 
-/// What a search found.
+/// The result of a search.
 #[derive(Clone, Debug)]
 pub(super) struct Automorphisms {
     /// All others are products of them; sorted from those that leave most nodes of the first path
@@ -45,7 +45,7 @@ pub(super) struct Automorphisms {
     pub(super) work: u64,
 }
 
-/// What was singled out on the first path.
+/// A level of the first path: the node that was individualised, and the state before.
 struct Level {
     node: u32,
     cell: u32,

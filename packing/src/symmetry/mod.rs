@@ -35,7 +35,7 @@ const ORDER_WORK_MAX: u64 = 50_000_000;
 /// Most nodes of a topology that is searched.
 pub(crate) const SYMMETRY_NODES_MAX: usize = 8_192;
 
-/// What looks the same. See the module.
+/// The symmetry of a topology, see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Symmetry {
     generators: Vec<Permutation>,
@@ -50,7 +50,7 @@ impl Symmetry {
         Self::fixing(topology, &[])
     }
 
-    /// Only what leaves each of these nodes in its place.
+    /// The subgroup that fixes each of these nodes.
     #[must_use]
     pub(crate) fn fixing(topology: &Topology, fixed: &[NodeId]) -> Self {
         if topology.nodes().len() > SYMMETRY_NODES_MAX {
@@ -198,7 +198,7 @@ impl Permutation {
         Self(self.0.iter().map(|&image| after.of(image)).collect())
     }
 
-    /// What takes everything back.
+    /// The inverse permutation.
     #[must_use]
     pub(crate) fn inverse(&self) -> Self {
         let mut images = vec![0; self.0.len()];
@@ -256,7 +256,7 @@ impl UnionFind {
         one != other
     }
 
-    /// Merges what a permutation carries into each other.
+    /// Merges the orbits that a permutation maps to each other.
     fn merge_along(&mut self, permutation: &Permutation) {
         for (node, &image) in permutation.images().iter().enumerate() {
             self.merge(node as u32, image);

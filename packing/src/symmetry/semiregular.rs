@@ -36,7 +36,7 @@ const ROUNDS_MAX: u32 = 6;
 /// Candidates of a round that are tried, those of the longest cycles first.
 const CANDIDATES_MAX: usize = 64;
 
-/// Work of the search for what commutes with a group.
+/// The work limit of the search for permutations that commute with a group.
 const COMMUTING_WORK_MAX: u64 = 50_000_000;
 
 /// A group of automorphisms. See the module.

@@ -45,7 +45,7 @@ mod text;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// What a node does.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeKind {
     /// Sends, receives and combines.
@@ -59,7 +59,7 @@ pub enum NodeKind {
 pub struct Node {
     /// Unique in its topology.
     pub name: String,
-    /// What it does.
+    /// Its kind.
     pub kind: NodeKind,
 }
 
@@ -70,7 +70,7 @@ pub struct Link {
     pub from: NodeId,
     /// Where they come out.
     pub to: NodeId,
-    /// What they carry together, in bytes a second; at least 1.
+    /// Their bandwidth together, in bytes a second; at least 1.
     pub bytes_per_s: u64,
     /// The latency of a byte, in nanoseconds; of parallel links the longest time.
     pub latency_ns: u64,
@@ -78,7 +78,7 @@ pub struct Link {
     pub count: u32,
 }
 
-/// The latency of a byte where nothing else is said, in nanoseconds.
+/// The default latency of a byte, in nanoseconds.
 pub const LATENCY_NS: u64 = 1_000;
 
 /// Most nodes of a topology.
@@ -87,7 +87,7 @@ pub const NODES_MAX: usize = 1 << 16;
 /// Most links that may be added to a topology.
 pub const LINKS_MAX: usize = 1 << 20;
 
-/// What all links of a topology may carry together, in bytes a second.
+/// The largest sum of the bandwidths of a topology's links, in bytes a second.
 pub const BANDWIDTH_SUM_MAX: u64 = 1 << 63;
 
 /// Ranks, switches and links. See the module.
@@ -102,7 +102,7 @@ pub struct Topology {
     ranks: Vec<NodeId>,
     /// The rank of every node.
     numbers: Vec<Option<Rank>>,
-    /// What a ring over the hosts' PCIe carries, beside the links.
+    /// The bandwidth of a ring over the hosts' PCIe, beside the links.
     pcie_ring_bytes_per_s: Option<u64>,
 }
 
@@ -218,7 +218,7 @@ impl Topology {
         &self.links[self.first[node.0 as usize]..self.first[node.0 as usize + 1]]
     }
 
-    /// What joins two nodes in this direction.
+    /// The link from one node to another.
     #[must_use]
     pub fn link(&self, from: NodeId, to: NodeId) -> Option<&Link> {
         self.link_place(from, to).map(|place| &self.links[place])
@@ -261,7 +261,7 @@ impl Topology {
         self.pcie_ring_bytes_per_s
     }
 
-    /// What a node is called.
+    /// The name of a node.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
         &self.nodes[node.0 as usize].name

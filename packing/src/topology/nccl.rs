@@ -45,7 +45,7 @@ pub enum NcclFault {
     /// XML of something else.
     #[error("no NCCL topology: its outermost element is <{found}> and not <system>")]
     NoSystem {
-        /// What is outermost.
+        /// The outermost element.
         found: String,
     },
     /// Nothing that could be a rank.
@@ -67,14 +67,14 @@ pub enum NcclFault {
         /// The attribute.
         attribute: &'static str,
     },
-    /// An attribute that cannot be what it should be.
+    /// An attribute with a wrong value.
     #[error("{attribute} \"{value}\" is not {expected}")]
     Attribute {
         /// The attribute.
         attribute: &'static str,
-        /// What was written.
+        /// The value that was found.
         value: String,
-        /// What it should be.
+        /// The format that was expected.
         expected: &'static str,
     },
 }
@@ -156,7 +156,7 @@ struct Cpu {
     bytes_per_s: u64,
 }
 
-/// What a `pci` element is.
+/// The kinds of `pci` element.
 enum Kind {
     Bridge,
     Gpu,
@@ -165,7 +165,7 @@ enum Kind {
     Other,
 }
 
-/// What was read so far.
+/// The topology as read so far.
 struct Reader<'text> {
     text: Texts<'text>,
     builder: Builder,

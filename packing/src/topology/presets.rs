@@ -36,7 +36,7 @@ pub struct PresetForm {
 }
 
 impl PresetForm {
-    /// What stands before the numbers, as `torus`.
+    /// The name before the numbers, as `torus`.
     #[must_use]
     pub fn family(&self) -> &'static str {
         self.family
@@ -48,13 +48,13 @@ impl PresetForm {
 enum Numbers {
     /// There are none, and bandwidths are fixed.
     None,
-    /// How many boxes, 1 where nothing is said; bandwidths are fixed.
+    /// The number of boxes, by default 1; bandwidths are fixed.
     Boxes,
     /// So few to so many numbers with this between them; a bandwidth may follow.
     List(usize, usize, char),
 }
 
-/// What was asked for.
+/// The requested preset.
 #[derive(Debug)]
 struct PresetRequest {
     form: &'static str,
@@ -182,7 +182,7 @@ pub enum PresetError {
         form: &'static str,
         /// The number that was given.
         number: u64,
-        /// What may be given.
+        /// The values that are allowed.
         allowed: &'static str,
     },
     /// More ranks, nodes or links than can be worked with.
@@ -200,7 +200,7 @@ pub enum PresetError {
     Bandwidth {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         fault: NumberFault,
     },
     /// All links together carry too much.
@@ -208,7 +208,7 @@ pub enum PresetError {
     Topology {
         /// The name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         error: TopologyError,
     },
 }

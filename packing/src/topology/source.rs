@@ -31,12 +31,12 @@ pub enum Origin {
     NcclXml,
     /// The text of `nvidia-smi topo -m`, which does not say what one NVLink carries.
     SmiMatrix {
-        /// What it was taken to carry in each direction, in bytes a second.
+        /// The bandwidth that was assumed in each direction, in bytes a second.
         nvlink_bytes_per_s: u64,
     },
 }
 
-/// What a source does not say itself.
+/// Values that a source does not contain.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceOptions {
     /// What one NVLink of an `nvidia-smi topo -m` carries in each direction, in bytes a second.
@@ -79,12 +79,12 @@ pub enum TopologySourceError {
         /// The path.
         path: PathBuf,
     },
-    /// A file that is not what it should be.
+    /// A file with an error in it.
     #[error("{}:{error}", path.display())]
     Text {
         /// The path.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The error and its position.
         error: Box<TextError>,
     },
     /// A machine without GPUs, or one that does not show them.

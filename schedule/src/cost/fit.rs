@@ -7,10 +7,10 @@
 
 use super::{Chunks, CostModel, INLINE_BYTES_MAX, Platform, Work};
 
-/// What one measurement says.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// What was done for each chunk.
+    /// The work for each chunk.
     pub work: Work,
     /// Bytes of the whole.
     pub bytes: u64,

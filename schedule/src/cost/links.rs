@@ -47,7 +47,7 @@ fn seconds_of(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// What goes over a link.
+/// The traffic of a link.
 #[derive(Clone, Copy)]
 struct LinkUse {
     bytes: f64,
@@ -60,7 +60,7 @@ impl Default for LinkUse {
     }
 }
 
-/// A signal: to whom, from whom, for which block, in which signal slot.
+/// A signal: destination rank, source rank, block, signal slot.
 type SignalName = (Rank, Rank, BlockId, u16);
 
 /// How far a lane has come, and when.

@@ -29,7 +29,7 @@ pub enum GenerateError {
         algorithm: Algorithm,
         /// The collective.
         collective: Collective,
-        /// What could be asked for.
+        /// The values that are known.
         known: &'static [&'static str],
     },
     /// The grid has not as many places as there are ranks.
@@ -74,7 +74,7 @@ pub enum GenerateError {
         /// Of how many ranks.
         ranks: u32,
     },
-    /// What was packed is no packing of these ranks.
+    /// The packing is not valid for these ranks.
     #[error(transparent)]
     Packed(#[from] PackedError),
     /// The collective names a rank that is not there.

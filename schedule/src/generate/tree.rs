@@ -31,7 +31,7 @@ const PARTIAL: SignalSlot = SignalSlot(0);
 const RESULT: SignalSlot = SignalSlot(1);
 /// Something may come, or has been read.
 const READY: SignalSlot = SignalSlot(2);
-/// What a rank has combined for its parent.
+/// The partial result of a rank for its parent.
 const SUM: Part = Part::Scratch(0);
 
 /// A rooted tree over all ranks.
@@ -143,7 +143,7 @@ impl TreePair {
     }
 }
 
-/// What a schedule along trees consists of.
+/// The parts of a schedule along trees.
 pub(super) struct TreeSchedule<'a> {
     pub(super) collective: Collective,
     pub(super) ranks: u32,

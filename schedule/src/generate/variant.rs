@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Access, Algorithm};
 
-/// How a collective is carried out, as far as it is said; what is not said is chosen.
+/// How a collective is carried out. What is not set here is chosen from the cost model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     /// The algorithm.

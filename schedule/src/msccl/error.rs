@@ -8,20 +8,20 @@ use pleach_vocabulary::{Collective, Rank};
 pub struct ImportError {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The problem there.
     pub problem: ImportProblem,
 }
 
-/// What is wrong with an XML.
+/// A problem in an XML.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportProblem {
     /// Something else stands there.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What should stand there.
+        /// The element that was expected.
         what: &'static str,
-        /// What does, shortened.
+        /// The text that was found, shortened.
         found: String,
     },
     /// An attribute that must be there.
@@ -37,9 +37,9 @@ pub enum ImportProblem {
     Value {
         /// The attribute.
         attribute: &'static str,
-        /// What it has, shortened.
+        /// Its value, shortened.
         value: String,
-        /// What it may have.
+        /// The values that are allowed.
         what: &'static str,
     },
     /// Larger than this reader takes.
@@ -145,10 +145,10 @@ pub enum ImportProblem {
     },
     /// Data of one chunk where those of another belong, or combined with them.
     #[error("chunk {found} of the data comes where chunk {place} belongs")]
-    TuningParseError {
-        /// What comes.
+    MisplacedChunk {
+        /// The chunk that was found.
         found: u32,
-        /// What belongs there.
+        /// The chunk that was expected.
         place: u32,
     },
     /// The input of an algorithm for calls out of place is written.
@@ -166,7 +166,7 @@ pub enum ExportError {
     /// The runtimes know no size of chunks for it.
     #[error("MSCCL has all-reduce, all-gather, reduce-scatter, broadcast and reduce, not {}", .collective.name())]
     Collective {
-        /// What it is for.
+        /// Its collective.
         collective: Collective,
     },
     /// Other ranks' memory is read or written in place.

@@ -163,13 +163,13 @@ pub(super) struct UnplacedStep {
     pub(super) kind: InstructionKind,
     pub(super) source: Memory,
     pub(super) target: Memory,
-    /// What is received: its number, and who sends it.
+    /// The number of the received chunk, and its sender.
     pub(super) receive: Option<(usize, Rank)>,
-    /// What is sent: its number, and who receives it.
+    /// The number of the sent chunk, and its receiver.
     pub(super) send: Option<(usize, Rank)>,
 }
 
-/// What a rank does for a block, without what only keeps others away from its memory.
+/// An action of a rank for a block. Signals that only protect memory are left out.
 enum Action {
     Send { transfer: usize, to: Rank, from: Memory },
     Receive { transfer: usize, from: Rank, into: Memory },
@@ -199,7 +199,7 @@ fn unplaced_steps(schedule: &Schedule) -> Result<Vec<UnplacedStep>, ExportError>
     Ok(unplaced_steps)
 }
 
-/// What each rank does for a block, in an order in which it can.
+/// The actions of each rank for a block, in a possible order.
 fn actions(
     schedule: &Schedule,
     lanes: &[(Rank, usize)],
@@ -310,7 +310,7 @@ struct StepFusion<'a> {
     block: BlockId,
     actions: &'a [(u32, Action)],
     unplaced_steps: Vec<UnplacedStep>,
-    /// What has been received and waits to be combined.
+    /// Chunks that were received and are not combined yet.
     pending: BTreeMap<Memory, (usize, Rank)>,
 }
 

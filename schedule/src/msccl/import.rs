@@ -288,7 +288,7 @@ impl Import<'_> {
             if belongs != block {
                 return Err(ImportError {
                     line,
-                    problem: ImportProblem::TuningParseError { found: block, place: belongs },
+                    problem: ImportProblem::MisplacedChunk { found: block, place: belongs },
                 });
             }
             if place.0 == Buffer::Input && algorithm.out_of_place {
@@ -376,7 +376,7 @@ impl Import<'_> {
 fn same(block: &mut Option<BlockId>, found: BlockId, line: usize) -> Result<()> {
     match *block.get_or_insert(found) {
         place if place == found => Ok(()),
-        place => Err(ImportError { line, problem: ImportProblem::TuningParseError { found, place } }),
+        place => Err(ImportError { line, problem: ImportProblem::MisplacedChunk { found, place } }),
     }
 }
 

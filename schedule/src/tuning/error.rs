@@ -47,11 +47,11 @@ pub enum TuningError {
 pub struct TuningParseError {
     /// Which line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The error.
     pub error: Box<TuningFault>,
 }
 
-/// What can be wrong with a line.
+/// An error in a line.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TuningFault {
@@ -64,7 +64,7 @@ pub enum TuningFault {
     /// A row or a model before any world.
     #[error("which world? begin with a line such as 'world shm 1x4'")]
     NoWorld,
-    /// A line begins with what nobody knows.
+    /// A line begins with an unknown word.
     #[error(
         "'{found}' begins no line; there are world, near, far and {}",
         Collective::NAMES.join(", ")
@@ -111,7 +111,7 @@ pub enum TuningFault {
     Model {
         /// The text that was found.
         found: String,
-        /// What must be there.
+        /// The text that was expected.
         expected: &'static str,
     },
     /// The rows of a collective do not rise from 0.
@@ -121,7 +121,7 @@ pub enum TuningFault {
         collective: &'static str,
         /// The text that was found.
         found: String,
-        /// What stood before.
+        /// The value of the row before.
         last: String,
     },
     /// It cannot be done in this world.
@@ -129,7 +129,7 @@ pub enum TuningFault {
     Unfit {
         /// The collective.
         collective: &'static str,
-        /// What cannot be done.
+        /// The variant that is not possible.
         variant: String,
         /// The error.
         error: Box<SelectError>,

@@ -47,22 +47,22 @@ pub struct TuningRow {
     pub from_bytes: u64,
     /// The variant.
     pub variant: Variant,
-    /// What was measured; only for people.
+    /// The measured times, for readers only.
     pub note: Option<TuningNote>,
 }
 
-/// What was measured at the first size of a row.
+/// The measurements at the first size of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningNote {
     /// The size.
     pub bytes: u64,
     /// How long the row's variant took, in seconds.
     pub seconds: f64,
-    /// What came next, and how long that took.
+    /// The second fastest variant and its time.
     pub next: Option<(Variant, f64)>,
 }
 
-/// What was measured in one world; see the module.
+/// The measured choices for one world; see the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningTable {
     fabric: Fabric,
@@ -183,7 +183,7 @@ impl Tuning {
         &self.tables
     }
 
-    /// What ranks compare: equal for equal tables, whatever was noted beside them.
+    /// The digest that ranks compare: equal for equal tables, whatever their notes.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let text = text::without_notes(self);
@@ -238,7 +238,7 @@ impl TuningSource {
         }
     }
 
-    /// What ranks compare when they meet.
+    /// The digest that ranks compare at the rendezvous.
     #[must_use]
     pub fn knob(&self) -> String {
         match self {

@@ -273,7 +273,7 @@ fn row(collective: Collective, words: &[&str]) -> Result<TuningRow, TuningFault>
     })
 }
 
-/// What a stranger wrote, as far as a line of ours has room for it.
+/// Foreign text, shortened to fit an error message.
 fn shortened(text: &str) -> String {
     text.chars().take(40).collect()
 }

@@ -39,14 +39,14 @@ pub struct VariantTime {
     pub seconds: f64,
 }
 
-/// What was measured of one size.
+/// The measurements of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Of which collective.
     pub collective: Collective,
     /// The size, as [`whole_bytes`](super::whole_bytes) counts.
     pub bytes: u64,
-    /// What was tried, the quickest first.
+    /// The variants that were measured, the fastest first.
     pub timed: Vec<VariantTime>,
 }
 

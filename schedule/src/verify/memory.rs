@@ -165,7 +165,7 @@ impl Memory {
         Self { accesses, starts, groups, by_group, group_starts }
     }
 
-    /// What a step touches: sources, then destinations.
+    /// The memory accesses of a step: sources, then destinations.
     fn of_step(&self, step: u32) -> &[MemoryAccess] {
         let step = step as usize;
         &self.accesses[self.starts[step] as usize..self.starts[step + 1] as usize]
@@ -385,7 +385,7 @@ type Value = u32;
 /// What the places of a rank's data hold, by placement and memory.
 type Data = [[Value; 4]; PLACEMENTS];
 
-/// What carrying a block out has shown.
+/// The result of executing a block.
 #[derive(Debug)]
 pub(super) struct BlockResult {
     /// By step: whether it combines several sources into the complete result.

@@ -154,7 +154,7 @@ fn landing_fact(part: Part) -> u32 {
     }
 }
 
-/// What is known of the steps, in four bytes each.
+/// The analysed steps, in four bytes each.
 #[derive(Debug)]
 struct Facts {
     /// By rank: where its lanes begin in `lanes`.
@@ -233,7 +233,7 @@ impl Facts {
 }
 
 impl Proof {
-    /// What was proved.
+    /// The properties that were proved.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
@@ -299,7 +299,7 @@ impl Proof {
 /// Most words that are kept for the events of a block: 1 GiB.
 const MAX_WORDS: u64 = 1 << 27;
 
-/// By rank: of whom it has heard when it ends.
+/// By rank: the ranks that it knows to have arrived when it ends.
 #[derive(Debug)]
 struct ReachedRanks {
     words: usize,

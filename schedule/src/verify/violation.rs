@@ -73,13 +73,13 @@ impl fmt::Display for Placement {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// There is nobody.
+    /// There are no ranks.
     #[error("the schedule has no ranks")]
     NoRanks,
     /// Larger than this verifier takes.
     #[error("the schedule has {found} {what}; at most {most} can be verified")]
     TooLarge {
-        /// What is too large.
+        /// The number that is too large.
         what: &'static str,
         /// How large it is.
         found: u64,
@@ -225,7 +225,7 @@ pub enum Violation {
         /// The collective.
         collective: Collective,
     },
-    /// A signal that nobody waits for.
+    /// A signal without a wait.
     #[error("{site} signals {signal_slot} of rank {to}, where no wait consumes it")]
     Unconsumed {
         /// The signal or put.
@@ -235,7 +235,7 @@ pub enum Violation {
         /// The signal slot.
         signal_slot: SignalSlotName,
     },
-    /// A wait that nobody signals.
+    /// A wait without a signal.
     #[error("{site} waits for {signal_slot} from rank {from}, which never signals it")]
     NeverSignalled {
         /// The wait.
@@ -388,7 +388,7 @@ pub enum Violation {
     LeavesEarly {
         /// The rank.
         rank: Rank,
-        /// Of whom it has not heard.
+        /// A rank that has not arrived as far as this rank knows.
         missing: Rank,
     },
 }

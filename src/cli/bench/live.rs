@@ -112,7 +112,7 @@ struct LiveBench<'a, T: Element> {
     /// When each iteration of the sample began and the last ended; for barriers.
     stamps: Vec<i64>,
     one_clock: bool,
-    /// Iterations so far.
+    /// Iterations that have been run.
     iteration: usize,
     errors: u64,
 }
@@ -465,7 +465,7 @@ impl<T: Element> ElementBuffer<T> {
         }
     }
 
-    /// The same, to be filled.
+    /// The same elements, mutable.
     fn elements_mut(&mut self) -> &mut [T] {
         match self {
             Self::Registered(buffer) => buffer,

@@ -141,7 +141,7 @@ pub(crate) struct Arguments {
     world: WorldArguments,
 }
 
-/// What the bytes move over.
+/// The transport of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BenchFabric {
     Real(Fabric),
@@ -172,7 +172,7 @@ fn fabric(name: &str) -> Result<BenchFabric, String> {
     }
 }
 
-/// What is measured.
+/// The measurement to run.
 #[derive(Clone, Debug)]
 struct Task {
     collective: Collective,
@@ -232,26 +232,26 @@ fn lengths(task: &Task, rank: Rank, count: usize) -> (usize, Option<usize>) {
     }
 }
 
-/// What was found out about one size.
+/// The results for one size.
 #[derive(Clone, Debug)]
 struct Measurement {
     algorithm: String,
     /// Elements of a part.
     count: usize,
-    /// Time of an iteration, by sample.
+    /// The time of an iteration, by sample.
     samples: Vec<Duration>,
     /// Wrong elements of all iterations and ranks.
     errors: u64,
-    /// What the links allow, where they are known.
+    /// The limits of the links, if they are known.
     over_links: Option<OverLinks>,
 }
 
-/// What links allow.
+/// The limits of the links.
 #[derive(Clone, Copy, Debug)]
 struct OverLinks {
-    /// What nothing can exceed, in bytes a second; not known for what has no packing.
+    /// The upper bound, in bytes a second; unknown without a packing.
     bound_bytes_per_s: Option<f64>,
-    /// What the cost model says, in seconds.
+    /// The prediction of the cost model, in seconds.
     predicted_s: f64,
 }
 
@@ -301,7 +301,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if world.rank == 0 { verdict(errors) } else { Ok(()) }
 }
 
-/// What was asked for, checked.
+/// The validated arguments.
 fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Result<Task, CommandError> {
     let Arguments { dtype: data_type, op, .. } = *arguments;
     let collective = rooted(arguments, ranks)?;
@@ -626,7 +626,7 @@ fn needed(task: &Task, largest: Size, ranks: u32) -> u64 {
     (0..ranks).map(elements).sum::<u64>() * task.data_type.bytes() as u64
 }
 
-/// What the kernel could give without swapping, from its own table.
+/// `MemAvailable` of `/proc/meminfo`: memory without swapping.
 fn available(table: &str) -> Option<u64> {
     let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;

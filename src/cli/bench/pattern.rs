@@ -13,7 +13,7 @@ use pleach::{Collective, DataType, F8E4M3, F8E5M2, Rank, ReduceOp};
 
 use super::{SAMPLE_ITERATIONS_MAX, Task};
 
-/// Elements after which inputs repeat.
+/// The period of the inputs, in elements.
 const PERIOD: usize = 1009;
 
 /// How far the next iteration begins in the table.
@@ -98,7 +98,7 @@ pub(super) struct Pattern {
     element: usize,
     /// By rank.
     inputs: Vec<Vec<u8>>,
-    /// What the root of a reduction gives, as numbers.
+    /// The contributions of the root of a reduction, as numbers.
     root: Vec<u8>,
     /// The result, as numbers.
     numbers: Vec<u8>,

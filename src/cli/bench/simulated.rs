@@ -282,7 +282,7 @@ fn member(cluster: &mut Cluster, rank: Rank) -> Result<&mut Member, CommandError
 /// Most bytes of all ranks' inputs and outputs that are moved.
 const MOVED_BYTES_MAX: u64 = 64 << 20;
 
-/// Most ranks whose links are simulated.
+/// The largest number of ranks whose links are simulated.
 const LINKED_RANKS_MAX: u32 = 256;
 
 /// The links that were asked for.
@@ -352,7 +352,7 @@ fn measure_size(task: &Task, bytes: u64, wiring: &Arc<Wiring>) -> Result<Measure
     Ok(measured)
 }
 
-/// What nothing can exceed.
+/// The upper bound of the bandwidth.
 fn bound(collective: Collective, wiring: &Wiring) -> Option<f64> {
     let value = |rate: Rate| *rate.numer() as f64 / *rate.denom() as f64;
     let packed = wiring.packed(collective).ok()?;

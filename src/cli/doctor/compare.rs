@@ -21,7 +21,7 @@ const CLOCKS_APART_NS: u64 = 1_000_000_000;
 pub(super) struct Statement(BTreeMap<String, String>);
 
 impl Statement {
-    /// What is true of this machine, which is reached at this address.
+    /// The statement about this machine, which is reached at this address.
     pub(super) fn of(machine: &Machine, local: IpAddr) -> Self {
         let mut statement = Self::default();
         statement.set("version", env!("CARGO_PKG_VERSION"));
@@ -86,7 +86,7 @@ impl Statement {
     }
 }
 
-/// What came of trying.
+/// The result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PairResults {
     /// Whether this machine reaches a port of the other that the kernel chose.
@@ -143,7 +143,7 @@ impl PairResults {
     }
 }
 
-/// What is wrong between two machines.
+/// The findings about a pair of machines.
 pub(super) fn check(own: &Statement, theirs: &Statement, reached: &PairResults) -> Vec<Finding> {
     let mut section = Section::new("pair");
     versions(own, theirs, &mut section);

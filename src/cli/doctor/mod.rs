@@ -183,7 +183,7 @@ fn look_within(machine: &Machine, checks: &[Check], limit: Duration) -> Vec<Find
         .collect()
 }
 
-/// What pleach will move bytes by.
+/// The transport that pleach will use.
 fn uses(machine: &Machine) -> String {
     let up: Vec<String> = network::interfaces(machine)
         .into_iter()
@@ -210,9 +210,9 @@ fn uses(machine: &Machine) -> String {
 /// [`Level::Ok`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
-    /// As it should be.
+    /// No action is needed.
     Ok,
-    /// It could not be found out.
+    /// The check could not be done.
     Unknown,
     /// It works, but slower or less surely than it could.
     Warning,
@@ -234,12 +234,12 @@ impl Level {
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
-    /// What it is about.
+    /// Its section of the report.
     section: &'static str,
-    /// What was looked at.
+    /// The subject of the check.
     subject: String,
     level: Level,
-    /// What is so.
+    /// The observation.
     text: String,
     /// The command that mends it, or that shows more.
     command: Option<String>,
@@ -291,7 +291,7 @@ fn counted(count: usize, one: &str) -> String {
 #[derive(Clone, Debug, Default)]
 struct Report {
     host: String,
-    /// What pleach will move bytes by here.
+    /// The transport that pleach will use on this machine.
     uses: String,
     findings: Vec<Finding>,
 }
@@ -325,7 +325,7 @@ impl Report {
         out
     }
 
-    /// For programs.
+    /// As JSON.
     fn json(&self) -> Value {
         let finding = |finding: &Finding| {
             let Finding { section, subject, level, text, command } = finding;
@@ -359,7 +359,7 @@ const FILE_BYTES_MAX: u64 = 256 << 10;
 /// Most entries of a folder that are looked at.
 const ENTRIES_MAX: usize = 1 << 14;
 
-/// What a file system has room for, in bytes.
+/// The size of a file system, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileSystemSpace {
     total: u64,
@@ -442,7 +442,7 @@ impl Machine {
         Some(bytes)
     }
 
-    /// What a file says, without white space around it.
+    /// The text of a file, trimmed.
     fn text(&self, path: &str) -> Option<String> {
         Some(String::from_utf8_lossy(&self.bytes(path)?).trim().to_owned())
     }
@@ -451,7 +451,7 @@ impl Machine {
         self.text(path)?.parse().ok()
     }
 
-    /// What a folder holds, in order.
+    /// The entries of a folder, sorted.
     fn names(&self, folder: &str) -> Vec<String> {
         let Ok(entries) = std::fs::read_dir(self.path(folder)) else { return Vec::new() };
         let mut names: Vec<String> = entries
@@ -466,7 +466,7 @@ impl Machine {
         self.path(path).symlink_metadata().is_ok()
     }
 
-    /// The last part of where a link leads.
+    /// The file name of a symbolic link's target.
     fn link(&self, path: &str) -> Option<String> {
         let target = std::fs::read_link(self.path(path)).ok()?;
         Some(target.file_name()?.to_str()?.to_owned())
@@ -518,7 +518,7 @@ impl Machine {
         self.gpus().into_iter().map(describe).collect()
     }
 
-    /// This machine's memory, for people.
+    /// This machine's memory, as text.
     pub(crate) fn memory(&self) -> Option<String> {
         let table = self.text("proc/meminfo")?;
         let kibibytes = |name: &str| {
@@ -541,7 +541,7 @@ impl Machine {
         Some(set >> number & 1 == 1 && is_initial)
     }
 
-    /// What runs this process beside the machine itself, if it shows.
+    /// The container runtime of this process, if it can be detected.
     fn container(&self) -> Option<&'static str> {
         if self.exists(".dockerenv") {
             return Some("docker");

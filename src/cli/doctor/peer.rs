@@ -28,7 +28,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 use super::compare::{PairResults, Statement};
 use crate::cli::CommandError;
 
-/// Where `--listen` listens and `--peer` dials where no port is said.
+/// The default port of `--listen` and `--peer`.
 const DEFAULT_PORT: u16 = 9401;
 
 /// How long one word of the other may take to come.
@@ -43,7 +43,7 @@ const REACH_LIMIT: Duration = Duration::from_secs(3);
 /// How long the two may take to join as ranks.
 const JOIN_LIMIT: Duration = Duration::from_secs(15);
 
-/// What both ends must be of: the first words on a connection.
+/// The protocol and version: the first bytes on a connection.
 const GREETING: &[u8; 16] = b"pleach doctor 2\n";
 
 /// `IP:PORT`, `:PORT` or `IP`.
@@ -75,7 +75,7 @@ pub(super) struct PeerReport {
     pub(super) address: SocketAddr,
 }
 
-/// Waits for the other one.
+/// Waits for the other host.
 pub(super) fn listen(
     address: SocketAddr,
     secret: Option<&Secret>,
@@ -238,7 +238,7 @@ impl PeerStream {
         Ok(())
     }
 
-    /// A text with its length before it.
+    /// A text, preceded by its length.
     fn send_text(&mut self, text: &str) -> io::Result<()> {
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
         bytes.extend_from_slice(text.as_bytes());

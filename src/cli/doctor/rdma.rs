@@ -330,7 +330,7 @@ fn address(machine: &Machine, ports: &[Port], chosen: Result<Vec<Chosen>, String
     }
 }
 
-/// What mends a wish that is not kept.
+/// The fix for a setting that cannot be honoured.
 fn other_choice(machine: &Machine, ports: &[Port]) -> String {
     let wish = match &machine.wish {
         Ok(wish) => wish,

@@ -154,7 +154,7 @@ impl CoreClaims {
     }
 }
 
-/// What the ranks of a job are kept on.
+/// The processors that the ranks of a job are bound to.
 pub(super) struct Placement {
     /// By rank of this host; `None` if they are kept nowhere.
     processors: Vec<Processors>,

@@ -449,7 +449,7 @@ impl Failure {
         self.status.code() == Some(2) && self.error.is_some()
     }
 
-    /// What to tell the person.
+    /// The message for the user.
     pub(super) fn text(&self) -> String {
         let Self { rank, process, status, error } = self;
         if let Some(number) = status.signal() {
@@ -492,7 +492,7 @@ fn signal_name(number: i32) -> String {
 /// Longest line that is kept together, in bytes.
 const LINE_BYTES_MAX: usize = 64 * 1024;
 
-/// What precedes errors in the form of this command.
+/// The prefix of this command's errors.
 const ERROR: &[u8] = b"error: ";
 
 /// How lines are passed on.
@@ -504,7 +504,7 @@ pub(crate) enum Output {
     Plain,
 }
 
-/// One rank's stream, cut into lines.
+/// One rank's output stream, split into lines.
 #[derive(Debug)]
 struct Lines {
     prefix: Vec<u8>,

@@ -208,7 +208,7 @@ pub(crate) fn is_executable(program: &OsString) -> bool {
     std::env::split_paths(&path).any(|folder| can(&folder.join(program)))
 }
 
-/// A port of this host that nobody else gets while the socket lives; rank 0 can listen on it.
+/// A port of this host, reserved as long as the socket lives; rank 0 can listen on it.
 ///
 /// The socket is bound and does not listen, and both ends set SO_REUSEADDR: such sockets may share
 /// a port as long as only one listens, but the kernel gives it to nobody who asks for any port.

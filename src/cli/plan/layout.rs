@@ -24,7 +24,7 @@ const CIRCLE_MAX: usize = 12;
 const DISTANCES_MAX: usize = 400;
 /// Rounds of moving nodes to their distances.
 const ROUNDS: usize = 150;
-/// Ranks beside each other in a box.
+/// Ranks in a row of a box.
 const BOX_COLUMNS: usize = 4;
 
 /// A point in pixels.
@@ -34,7 +34,7 @@ pub(super) type Point = (f64, f64);
 pub(super) struct Layout {
     /// Of every node.
     pub(super) places: Vec<Point>,
-    /// Upper left and lower right of boxes.
+    /// Upper left and lower right corners of boxes.
     pub(super) boxes: Vec<(Point, Point)>,
     pub(super) width: f64,
     pub(super) height: f64,
@@ -74,7 +74,7 @@ fn framed(mut places: Vec<Point>, mut boxes: Vec<(Point, Point)>) -> Layout {
     Layout { places, boxes, width: right - left, height: bottom - top }
 }
 
-/// Who is joined with whom, whatever the direction.
+/// The nodes of a plan and their neighbours, in either direction.
 struct Graph {
     nodes: usize,
     ranks: Vec<usize>,
@@ -107,7 +107,7 @@ impl Graph {
         self.ranks.iter().any(|&rank| self.joined[rank].keys().any(|&other| self.is_rank(other)))
     }
 
-    /// The switch that joins a rank best.
+    /// The switch with the widest link to a rank.
     fn hub(&self, rank: usize) -> Option<usize> {
         let switches = self.joined[rank].iter().filter(|(other, _)| !self.is_rank(**other));
         let best = switches.fold(None, |best: Option<(usize, f64)>, (&switch, &width)| match best {

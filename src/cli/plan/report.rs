@@ -14,11 +14,11 @@ use pleach::{Collective, Rank};
 use super::{Plan, counted, digits, number, rate_in_words, reason_in_words, verdict_in_words};
 use crate::cli::bench::Size;
 
-/// Columns of the text.
+/// The width of the text, in columns.
 const WIDTH: usize = 80;
 /// Where the text beside the headings begins.
 const MARGIN: usize = 10;
-/// Columns of a bar that is full.
+/// The width of a full bar, in columns.
 const BAR: usize = 20;
 /// Longest word that is left out where a line ends, in columns.
 const CUT_OFF_MAX: usize = 14;
@@ -270,7 +270,7 @@ pub(super) struct StrategyResult {
     name: &'static str,
     /// Or why it is not possible here.
     rate: Result<Rate, String>,
-    /// What the reader has to know besides.
+    /// Remarks.
     note: String,
 }
 

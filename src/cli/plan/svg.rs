@@ -14,7 +14,7 @@ use super::{Plan, counted, number, rate_in_words, reason_in_words, verdict_in_wo
 
 /// Radius of a rank.
 const RADIUS: f64 = 18.0;
-/// Most small pictures.
+/// The largest number of small pictures.
 const PICTURES_MAX: usize = 12;
 /// Most rows of them.
 const ROWS_MAX: usize = 3;
@@ -22,7 +22,7 @@ const ROWS_MAX: usize = 3;
 const LABELLED_MAX: usize = 160;
 /// Narrowest picture, for the words below it.
 const WIDTH_MIN: f64 = 640.0;
-/// Height of a line of words.
+/// The height of a line of text.
 const LINE: f64 = 20.0;
 
 const STYLE: &str = "\
@@ -318,7 +318,7 @@ impl Sheet<'_> {
         }
     }
 
-    /// What colours and lines mean. Gives where it ends.
+    /// The legend of colours and lines. Returns its lower end.
     fn legend(&self, out: &mut String, mut y: f64, width: f64) -> f64 {
         let widest = self.plan.topology.links().iter().map(|link| link.bytes_per_s).max();
         let Some(widest) = widest.map(|widest| widest as f64) else { return y };
@@ -577,7 +577,7 @@ fn arrow(curve: &Curve) -> String {
 
 // The text of a picture.
 
-/// What it is.
+/// The title of the picture.
 fn title(plan: &Plan) -> String {
     let rate = rate_in_words(number(plan.packing.rate));
     let how = if plan.packing.is_optimal() { "optimal" } else { plan.strategy.name() };

@@ -24,7 +24,7 @@ use crate::cli::schedule::collective;
 /// Ranks that are started where nothing says how many: they have a processor each on any machine.
 const DEFAULT_RANKS: u32 = 2;
 
-/// From one size to the next.
+/// The ratio of one size to the one before.
 const FACTOR: u64 = 4;
 
 /// Longest time for a size that can be asked for, in ms.
@@ -186,7 +186,7 @@ fn wanted(arguments: &Arguments, platform: &Platform) -> Result<Vec<Collective>,
     Ok(Collective::ALL.into_iter().filter(has_selection).collect())
 }
 
-/// What has no data has one size.
+/// A collective without data has one size.
 fn sizes_of(collective: Collective, sizes: &[u64]) -> &[u64] {
     if collective == Collective::Barrier { &sizes[..1] } else { sizes }
 }
@@ -255,7 +255,7 @@ impl TuningFile {
     }
 }
 
-/// What rank 0 shows.
+/// The output of rank 0.
 struct Printer {
     is_first: bool,
 }
@@ -287,7 +287,7 @@ fn print(text: &str) -> Result<(), CommandError> {
 /// Shortest sample: what is shorter is mostly the clock's and the barrier's time.
 const SAMPLE_MIN: Duration = Duration::from_micros(200);
 
-/// Most calls of a sample.
+/// The largest number of calls in a sample.
 const CALLS_MAX: usize = 200;
 
 /// Calls of a way before its first sample: plans are made, memory is touched.
@@ -300,10 +300,10 @@ const DROP_FACTOR: f64 = 2.5;
 const ROUNDS_MIN: u128 = 5;
 const ROUNDS_MAX: u128 = 41;
 
-/// See the module.
+/// Measures collectives as the module describes.
 struct Measurer<'a> {
     group: &'a Group,
-    /// For each size, about.
+    /// The approximate time for each size.
     time: Duration,
 }
 

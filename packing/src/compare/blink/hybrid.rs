@@ -13,9 +13,9 @@
 /// What is known of both classes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Classes {
-    /// What the fast links carry together, in bytes a second.
+    /// The rate over the fast links, in bytes a second.
     pub fast_bytes_per_s: u64,
-    /// What the slow ones do.
+    /// The rate over the slow links, in bytes a second.
     pub slow_bytes_per_s: u64,
     /// How long it takes until the slow ones can be used, in nanoseconds.
     pub setup_ns: u64,

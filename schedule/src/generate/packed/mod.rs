@@ -45,7 +45,7 @@ mod tests;
 const DATA: SignalSlot = SignalSlot(1);
 /// The chunk may come, or has been read.
 const READY: SignalSlot = SignalSlot(2);
-/// What is passed on.
+/// Chunks in transit.
 const PASSING: Part = Part::Scratch(0);
 
 /// What a schedule needs of a packing. Equal ones make equal schedules.
@@ -103,7 +103,7 @@ impl PackedTrees {
         Ok(Self { collective, ranks, trees, pacing, loss })
     }
 
-    /// What it carries out.
+    /// The collective of the schedule.
     #[must_use]
     pub fn collective(&self) -> Collective {
         self.collective
