@@ -175,7 +175,7 @@ pub enum PackError {
     /// A strategy that finds nothing on this topology.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
-    StrategyError {
+    Impossible {
         /// The strategy.
         strategy: Strategy,
         /// The collective.
@@ -245,7 +245,7 @@ fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> 
     let strategy = options.strategy;
     let not_here = |why| match why {
         StrategyError::NotFor { .. } => PackError::NotFor { strategy, collective },
-        why => PackError::StrategyError { strategy, collective, why },
+        why => PackError::Impossible { strategy, collective, why },
     };
     compare::expect_in_reach(topology, strategy).map_err(not_here)?;
     if topology.ranks() == 1 {

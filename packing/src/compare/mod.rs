@@ -219,8 +219,8 @@ pub enum Outcome {
     AtLeast(Packing),
     /// No ring fits on the links, and one over PCIe goes at this rate.
     OverPcie(Rate),
-    /// Nothing.
-    StrategyError(StrategyError),
+    /// No packing.
+    Impossible(StrategyError),
 }
 
 impl Outcome {
@@ -230,14 +230,14 @@ impl Outcome {
         match self {
             Self::Packed(packing) | Self::AtLeast(packing) => Some(packing.rate),
             Self::OverPcie(rate) => Some(*rate),
-            Self::StrategyError(_) => None,
+            Self::Impossible(_) => None,
         }
     }
 }
 
 impl From<Result<Packing, StrategyError>> for Outcome {
     fn from(result: Result<Packing, StrategyError>) -> Self {
-        result.map_or_else(Self::StrategyError, Self::Packed)
+        result.map_or_else(Self::Impossible, Self::Packed)
     }
 }
 
@@ -250,11 +250,11 @@ pub fn compare(topology: &Topology, optimum: &Packing) -> Comparison {
         Ok((packing, true)) => Outcome::Packed(packing),
         Ok((packing, false)) => Outcome::AtLeast(packing),
         Err(why @ (StrategyError::NoRing | StrategyError::NoRingFound)) => {
-            topology.pcie_ring_bytes_per_s().map_or(Outcome::StrategyError(why), |bytes_per_s| {
+            topology.pcie_ring_bytes_per_s().map_or(Outcome::Impossible(why), |bytes_per_s| {
                 Outcome::OverPcie(ring::one_way_rate(collective, topology.ranks(), bytes_per_s))
             })
         }
-        Err(why) => Outcome::StrategyError(why),
+        Err(why) => Outcome::Impossible(why),
     };
     let by = |strategy: Strategy, pack: &dyn Fn() -> Result<Packing, StrategyError>| -> Outcome {
         in_reach(strategy).and_then(|()| pack()).into()
@@ -292,7 +292,7 @@ impl fmt::Display for Comparison {
         writeln!(formatter, "{:<26} {:>10} {:>9} {:>6}", "strategy", "GB/s", "of bound", "trees")?;
         for Row { strategy, outcome } in &self.rows {
             let Some(rate) = outcome.rate() else {
-                if let Outcome::StrategyError(why) = outcome {
+                if let Outcome::Impossible(why) = outcome {
                     writeln!(formatter, "{strategy:<26} {why}")?;
                 }
                 continue;

@@ -127,7 +127,7 @@ fn a_hundred_thousand_links_are_packed_with_a_bound_of_single_ranks() {
     for strategy in Strategy::ALL.iter().copied().filter(|&strategy| strategy != Strategy::Optimal) {
         let (ranks, links) = (topology.ranks(), topology.links().len());
         let why = StrategyError::TooLarge { ranks, links };
-        assert_eq!(refused(collective, strategy), PackError::StrategyError { strategy, collective, why });
+        assert_eq!(refused(collective, strategy), PackError::Impossible { strategy, collective, why });
     }
 }
 

@@ -62,7 +62,7 @@ pub struct TuningNote {
     pub next: Option<(Variant, f64)>,
 }
 
-/// The measured choices for one world; see the module.
+/// The measurements for one world; see the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningTable {
     fabric: Fabric,

@@ -312,9 +312,7 @@ fn results(row: Row) -> Option<StrategyResult> {
             StrategyResult { name, rate: Ok(packing.rate), note: "at least".to_owned() }
         }
         Outcome::OverPcie(rate) => StrategyResult { name, rate: Ok(rate), note: "over PCIe".to_owned() },
-        Outcome::StrategyError(StrategyError::NotFor { .. }) => return None,
-        Outcome::StrategyError(why) => {
-            StrategyResult { name, rate: Err(why.to_string()), note: String::new() }
-        }
+        Outcome::Impossible(StrategyError::NotFor { .. }) => return None,
+        Outcome::Impossible(why) => StrategyResult { name, rate: Err(why.to_string()), note: String::new() },
     })
 }
