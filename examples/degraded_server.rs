@@ -15,7 +15,8 @@ use pleach::packing::Rate;
 use pleach::packing::topology::{LATENCY_NS, Topology};
 use pleach::schedule::wiring::Wiring;
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
-use pleach::{Algorithm, Collective, Group, Options, Rank, ReduceOp};
+use pleach::tuning::Algorithm;
+use pleach::{Collective, Group, Options, Rank, ReduceOp};
 
 const SERVERS: u32 = 8;
 const BYTES_PER_S: u64 = 25_000_000_000;

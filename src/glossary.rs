@@ -1,6 +1,6 @@
-//! The words of pleach, and what NCCL, NVSHMEM, MPI and verbs call the same thing.
+//! The words of pleach, with the words of NCCL, NVSHMEM, MPI and verbs for the same thing.
 //!
-//! A row names the counterpart that a reader may know. A dash says that there is none.
+//! The last column names the counterpart elsewhere. A dash means that there is none.
 //!
 //! # Moving bytes
 //!
@@ -8,63 +8,65 @@
 //! | --- | --- | --- |
 //! | memory | bytes at a fixed address: on the heap, in a shared file, on a GPU | buffer |
 //! | region | memory that is registered with a device | verbs: memory region; NVSHMEM: symmetric memory |
-//! | region key | the name by which a peer reaches a region | verbs: rkey; MPI: window |
+//! | region key | the number by which a peer addresses a region | verbs: rkey; MPI: window |
 //! | slice | a part of a region of this process; a slice keeps its region registered | verbs: scatter/gather element |
-//! | device | one rank's end of a fabric | NCCL: network plugin and transport; libfabric: endpoint |
+//! | device | the endpoint of one rank on a fabric | NCCL: network plugin and transport; libfabric: endpoint |
 //! | fabric | a kind of device: `sim`, `shm`, `tcp`, `verbs` and hybrids | UCX: transport |
 //! | transfer | a one-sided put, get or atomic operation | verbs: work request; MPI: `MPI_Put`, `MPI_Get` |
 //! | signal slot | a counter with 48 bytes of payload that a rank keeps for a peer | NVSHMEM: signal object; MSCCL++: semaphore |
 //! | signal | adds one to a signal slot of the target after the bytes of a put | NVSHMEM: put-with-signal; verbs: RDMA write with immediate |
-//! | wake source | what a rank sleeps on until a device can have news | verbs: completion channel; Linux: eventfd, futex |
-//! | responder | answers control messages, also while no thread polls | MPI: progress thread |
-//! | sever | to cut a peer off | verbs: moving a queue pair to the error state |
-//! | fence | what holds after severing: the peer changes no byte of local memory | fencing, in distributed systems |
+//! | wake source | a file descriptor or futex on which a rank sleeps until its device has events | verbs: completion channel; Linux: eventfd, futex |
+//! | responder | answers control messages, even while no thread polls | MPI: progress thread |
+//! | sever | to cut off a peer | verbs: moving a queue pair to the error state |
+//! | fence | the guarantee after severing: the peer changes no byte of local memory | distributed systems: fencing |
 //! | mapped | a peer's memory at an address of this process | NCCL: P2P direct; CUDA: IPC memory |
-//! | loss | a peer that is gone without goodbye; its kind is the same value on all survivors | NCCL: `ncclRemoteError` |
-//! | reach | how a device reaches one peer: over which fabric, and whether it maps | UCX: endpoint |
+//! | loss | the end of a peer without a shutdown; all survivors report the same kind of loss | NCCL: `ncclRemoteError` |
+//! | reach | the path from a device to one peer: the fabric, and whether memory is mapped | UCX: endpoint |
 //! | queue pair | one end of a reliable RDMA connection | verbs: the same |
 //! | stripe | the part of a transfer that goes over one of several queue pairs | NCCL: channel over several NICs |
 //! | GID | an address of an RDMA port | verbs: the same |
-//! | store | a small table by which ranks find each other | PyTorch: `Store`; MPI: PMIx |
+//! | store | a key-value table by which ranks find each other | PyTorch: `Store`; MPI: PMIx |
 //!
 //! # Schedules
 //!
 //! | word | meaning | elsewhere |
 //! | --- | --- | --- |
-//! | collective | what is computed: parts and contributions | MPI, NCCL: the same |
-//! | part | a piece of the whole data that one rank gives or gets | MPI: block |
-//! | schedule | a collective as data: a few lanes for every rank | MSCCL: algorithm |
-//! | lane | a small program over the chunks of a block | MSCCL: thread block; NCCL: channel |
-//! | block, chunk | a share of a part; the piece of a block that one round of a lane moves | NCCL: chunk, slice |
-//! | window | how many chunks of a lane may be under way at once | NCCL: steps of a FIFO |
-//! | eager | an algorithm whose data go to scratch of the receivers without a word of theirs before | MPI: eager protocol |
+//! | collective | an operation of all ranks, described by the parts of the data that each rank gives and gets | MPI, NCCL: the same |
+//! | part | a piece of the data that one rank gives or gets | MPI: block |
+//! | schedule | a collective as data: a list of lanes for every rank | MSCCL: algorithm |
+//! | lane | a program that a rank runs for every chunk of a block | MSCCL: thread block; NCCL: channel |
+//! | block, chunk | a share of a part; the piece of a block that one pass of a lane moves | NCCL: chunk, slice |
+//! | window | the number of chunks of a lane that may be under way at the same time | NCCL: steps of a FIFO |
+//! | eager | an algorithm that sends data to scratch memory of the receiver without waiting for it | MPI: eager protocol |
 //! | proof | a schedule that `verify` accepted | - |
 //! | variant | an algorithm with its access and its window | NCCL: algorithm and protocol |
-//! | tuning | measured tables: the variant that a collective takes from how many bytes on | NCCL: tuner |
-//! | topology | ranks, switches, and the links that join them | NCCL: topology graph |
-//! | packing | weighted trees over a topology, with their rate and the bound | Blink: spanning-tree packing; TreeGen of ForestColl |
-//! | certificate | the cut or partition that shows a bound | max-flow min-cut |
-//! | symmetry | an automorphism of a topology; what symmetries carry into each other is an orbit | graph theory: the same |
+//! | tuning | measured tables: the variant of a collective for each range of sizes | NCCL: tuner |
+//! | topology | ranks, switches, and the links between them | NCCL: topology graph |
+//! | packing | weighted spanning trees of a topology, with their rate and the bound | Blink: spanning-tree packing; TreeGen of ForestColl |
+//! | certificate | the cut or partition that proves a bound | graph theory: minimum cut; ForestColl: bottleneck cut |
+//! | strength | the smallest ratio of bandwidth to number of parts over all partitions of the ranks | graph theory: strength of a graph (Cunningham) |
+//! | symmetry, orbit | an automorphism of a topology; the nodes or links that symmetries map to each other | graph theory: automorphism, orbit |
+//! | skew limit | the number of chunks by which one tree of a packing may be ahead of another | - |
 //!
 //! # Groups and calls
 //!
 //! | word | meaning | elsewhere |
 //! | --- | --- | --- |
 //! | rank | a process of a job, numbered from 0 | MPI, NCCL: the same |
-//! | group | the ranks that take part, as a user holds them | MPI, NCCL: communicator; PyTorch: process group |
-//! | colour, key | to which part of a split group a rank goes; how ranks are numbered there | MPI: `MPI_Comm_split` |
-//! | operation | a call as a value: what is asked for, and the memory that it works on | PyTorch: `P2POp`; cuBLASLt: matmul descriptor |
-//! | pending | a call under way, which owns its memory | MPI: request; PyTorch: `Work` |
-//! | persistent | a call that is planned once and run often | MPI: persistent collective |
-//! | batch, bucket | calls that are carried out together; those of them that are fused into one | NCCL: group call; PyTorch: bucket |
-//! | tag | a number that tells apart calls that are alike otherwise | MPI: tag |
-//! | progress | who carries on what was started: callers, or a thread besides | MPI: asynchronous progress |
-//! | priority | which of several calls under way takes its steps first | NCCL: stream priority |
+//! | group | the ranks of a job, or some of them, as a user holds them | MPI, NCCL: communicator; PyTorch: process group |
+//! | colour, key | the part of a split group that a rank joins; the order of the ranks in that part | MPI: `MPI_Comm_split` |
+//! | operation | a call as a value: the collective, its parameters, and its memory | PyTorch: `P2POp`; cuBLASLt: matmul descriptor |
+//! | pending | a call under way; it owns its memory | MPI: request; PyTorch: `Work` |
+//! | persistent | a call that is planned once and run many times | MPI: persistent collective |
+//! | batch, bucket | calls that run together; calls of a batch that are fused into one call | NCCL: group call; PyTorch: bucket |
+//! | tag | a number that distinguishes calls with otherwise equal parameters | MPI: tag |
+//! | progress | the threads that advance started calls: those of the caller, or a thread of the group | MPI: asynchronous progress |
+//! | priority | the order in which calls under way take their steps | NCCL: stream priority |
 //! | stream, mark | an order of work on a GPU; a place in it | CUDA: stream, event |
-//! | staging | host memory through which peers see what lies on a GPU | NCCL: bounce buffer |
-//! | fault | why a group has failed, the same on all survivors | NCCL: asynchronous error |
-//! | arrival skew | how much later than this rank a peer made a call | straggler |
-//! | report | what one rank knows of its group: calls, times, arrival skew | NCCL: RAS |
-//! | flight recorder | a rank's last operations, written down when its group fails | PyTorch: flight recorder |
-//! | finding | a line of the doctor's report: ok, unknown, warning or problem, with a remedy | - |
-//! | circle | ranks that are each blocked in a call that needs the next rank | deadlock |
+//! | staging | host memory through which data of a GPU pass on their way to peers | NCCL: bounce buffer |
+//! | fault | the cause of the failure of a group, the same on all survivors | NCCL: asynchronous error |
+//! | arrival skew | the time from the call of this rank to the same call of a peer | straggler |
+//! | report | the statistics of one rank: calls, times, arrival skew | NCCL: RAS |
+//! | flight recorder | the last operations of a rank, written to a file when its group fails | PyTorch: flight recorder |
+//! | finding | one line of the report of `pleach doctor`: ok, unknown, warning or problem, with a remedy | - |
+//! | cycle | ranks that are each blocked in a call that needs the next rank | distributed systems: deadlock |

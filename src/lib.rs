@@ -1,10 +1,9 @@
 //! RDMA-native tensor transport and collective communication.
 //!
-//! [`Group`] is what programs hold, and an [`Operation`] is what they ask of it. Everything that a
-//! program needs is here, each name once. What these names stand on is a pipeline, a crate each:
-//! `pleach-transport` moves bytes, `pleach-packing` finds the trees that links allow,
-//! `pleach-schedule` makes and proves collectives as data, and `pleach-collectives` carries them
-//! out.
+//! A program holds a [`Group`] and gives it [`Operation`]s. This crate exports each public name
+//! once. Four crates below form a pipeline: `pleach-transport` moves bytes, `pleach-packing`
+//! computes the trees that the links allow, `pleach-schedule` generates and proves collectives as
+//! data, and `pleach-collectives` carries the proved collectives out.
 //!
 //! Start with [`Group`]. The repository's
 //! [README](https://github.com/pleach-rs/pleach#readme) and
@@ -14,35 +13,46 @@
 // have. Its programs are compiled and run all the same.
 #![cfg_attr(doctest, doc = include_str!("../README.md"))]
 
-/// Groups, and what is asked of them.
+/// Groups and their operations.
 pub use pleach_collectives::{
     Batch, BorrowedData, Group, GroupInfo, GroupName, Operation, Options, Pending, PendingError, Persistent,
-    Progress, RawData, RawPair, Reproducible, Started,
+    Progress, Reproducible, Started,
 };
-/// What they work on.
+/// The memory and the values that operations work on.
 pub use pleach_collectives::{
     Buffer, Data, DataMut, Element, F8E4M3, F8E5M2, GpuBuffer, OwnedData, bf16, f16,
 };
 pub use pleach_collectives::{Collective, DataType, Factor, Rank, ReduceOp};
-/// What can go wrong.
+/// Errors.
 pub use pleach_collectives::{
     CollectiveError, JoinGroupError, NotExact, ProbeError, SetTopologyError, SplitError,
     engine::{Fault, FaultKind},
 };
-/// How they do it, and what they say of it.
+/// The links of a group, and what a group reports.
 pub use pleach_collectives::{Observe, Report};
 pub use pleach_packing::topology::Topology;
-pub use pleach_schedule::{Algorithm, HostMap, Tuning, TuningSource, Variant};
-/// Where ranks meet.
+/// The rendezvous.
 pub use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World, WorldError};
 /// Memory of GPUs.
 pub use pleach_transport::{
     Space,
-    cuda::{CudaError, ForeignMemory, Gpu, Stream},
+    cuda::{CudaError, Gpu, Stream},
 };
-pub use variables::{VARIABLES, Variable};
 
-// What these names stand on, for our own tests and tools.
+pub mod variables;
+
+/// Which algorithm a call takes: named, or measured by `pleach tune`.
+pub mod tuning {
+    pub use pleach_schedule::{Algorithm, HostMap, Tuning, TuningSource, Variant};
+}
+
+/// Operations on memory that is given by its address.
+pub mod raw {
+    pub use pleach_collectives::{RawData, RawPair};
+    pub use pleach_transport::cuda::ForeignMemory;
+}
+
+// The crates below, for the tests and tools of this repository.
 #[doc(hidden)]
 pub use pleach_collectives as collectives;
 #[doc(hidden)]
@@ -54,4 +64,3 @@ pub use pleach_transport as transport;
 
 #[cfg(doc)]
 pub mod glossary;
-mod variables;

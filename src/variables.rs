@@ -6,9 +6,9 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Variable {
-    /// Its name.
+    /// The name.
     pub name: &'static str,
-    /// What holds where it is not set.
+    /// The value if it is not set.
     pub default: &'static str,
     /// Its form and its effect.
     pub meaning: &'static str,

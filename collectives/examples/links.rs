@@ -84,9 +84,9 @@ fn row(name: &str, wiring: &Arc<Wiring>, collective: Collective, bytes: u64) -> 
         timed.time.as_secs_f64() * 1e6,
         timed.selection.algorithm.to_string(),
         packed.trees.trees(),
-        packed.trees.pace().hops,
-        packed.trees.pace().window,
-        packed.trees.pace().chunks(bytes),
+        packed.trees.pacing().hops,
+        packed.trees.pacing().window,
+        packed.trees.pacing().chunks(bytes),
         now().since(begin).as_secs_f64(),
     );
     Ok(reached)

@@ -21,7 +21,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use pleach_vocabulary::UnknownName;
+use pleach_vocabulary::{UnknownName, named};
 
 /// Which results are the same bits again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -60,10 +60,6 @@ impl FromStr for Reproducible {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        Self::ALL.into_iter().find(|level| level.name() == name).ok_or_else(|| UnknownName {
-            what: "level of reproducibility",
-            name: name.to_owned(),
-            known: Self::ALL.map(Self::name).join(" "),
-        })
+        named("level of reproducibility", &Self::ALL, Self::name, name)
     }
 }

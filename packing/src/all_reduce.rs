@@ -1,41 +1,43 @@
-//! All-reduce at its optimum: trees used both ways at once, over links that carry as much both
-//! ways.
+//! All-reduce at its optimum, over links that carry as much in both directions: every tree is used
+//! upwards and downwards at the same time.
 //!
-//! Let `R` be the rate that partitions allow ([`strength`](super::strength)). Of each link's
-//! capacity `c` some goes down the trees one way, `x(u→v)`, and some the other,
-//! `x(v→u) = c - x(u→v)`; every tree is used upwards as well, so both directions are full.
-//! Out-trees with `r(v)` of them rooted at `v`, `R` in all, can be packed in `x` when each switch
-//! sends as much as it receives and every set of nodes with a rank has `r(S) + x⁻(S) ≥ R` (Edmonds
-//! 1973; Bang-Jensen, Frank and Jackson 1995 for switches). With `z(v) = (x⁺(v) - x⁻(v))/2`, which
-//! is zero at switches, `x⁻(S) = B(S)/2 - z(S)`: so what counts is not `x` but `z - r`, and it has
-//! to be a [base](super::strength) of `f/2`. A base exists exactly when `R` is within the bound of
-//! partitions, which is therefore the optimum (for graphs without switches: Tutte 1961,
-//! Nash-Williams 1961, Frank 1980), and:
+//! Let `R` be the rate that partitions allow (see [`LinkPairs::strength`]). Of the capacity `c`
+//! of a link, the trees use `x(u→v)` downwards in one direction and `x(v→u) = c - x(u→v)` in the
+//! other. Every tree is used upwards as well, so both directions are full. Out-trees with `r(v)` of
+//! them rooted at `v`, `R` in all, can be packed in `x` if and only if each switch sends as much as
+//! it receives and every set of nodes with a rank has `r(S) + x⁻(S) ≥ R` (Edmonds 1973;
+//! Bang-Jensen, Frank and Jackson 1995 for switches). With `z(v) = (x⁺(v) - x⁻(v))/2`, which is
+//! zero at switches, `x⁻(S) = B(S)/2 - z(S)`. So the condition is that `z - r` is a
+//! base (see [`even_base`]) of `f/2`. A base exists exactly when `R` is at most the bound of
+//! partitions, which is therefore the optimum (without switches: Tutte 1961, Nash-Williams 1961,
+//! Frank 1980). The algorithm:
 //!
-//! 1. take a base `y`, as even as sets allow;
-//! 2. let `r` be what is negative in it, cut down to sum to `R`: most of it, often all, is then
-//!    made up by roots;
-//! 3. the rest, `z = y + r`, is a flow over the links, whose capacity each way is `c/2`;
-//!    `x = c/2 +` that flow;
-//! 4. split off the switches, pack out-trees, and turn them.
+//! 1. Take a base `y` that is as even as possible.
+//! 2. Let `r` be the negative part of `y`, cut down to the sum `R`. Often this is all of `y`.
+//! 3. The rest, `z = y + r`, is a flow over the links, with capacity `c/2` in each direction; `x =
+//!    c/2 +` that flow.
+//! 4. Remove the switches, pack out-trees, and reverse them.
 //!
-//! A tree that is used both ways can have any of its ranks as its root, so each gets the one in its
-//! middle.
+//! A tree that is used in both directions can have any of its ranks as its root. It gets the rank
+//! in its middle.
 //!
 //! **Invariant:** `x` is an integer on each link and direction, conserved at switches, and allows a
-//! flow of the roots' sum from the roots to every rank; both directions together are the capacity.
+//! flow of the sum of `r` from the roots to every rank. Both directions together are the capacity.
 
+use num_rational::Ratio;
 use pleach_vocabulary::Collective;
 
 use super::MAX_TREES_PER_ROOT;
+use super::depth::reduce_depth;
 use super::digraph::{Digraph, greatest_divisor};
 use super::directed::Forest;
-use super::flow::{Amount, Network};
-use super::search::{best_rate, signed};
-use super::shallow::make_shallow;
-use super::strength::{Joint, Joints, even_base};
-use super::{Certificate, Packing, Rate, Tree, greedy, large, peel};
+use super::flow::{Amount, ArcId, Network};
+use super::rate::{best_rate, signed};
+use super::{Certificate, Packing, Rate, Tree, extraction, greedy, orbits};
 use crate::topology::{NodeId, Topology};
+
+#[cfg(test)]
+mod tests;
 
 /// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may
 /// differ.
@@ -44,7 +46,7 @@ const ALIKE_RANKS_MIN: u32 = 9;
 /// The optimum where links carry as much both ways, up to sizes that can be packed exactly;
 /// elsewhere the best of what every link carries both ways, beside the bound of all. With
 /// `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free;
-/// and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. None where
+/// and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. `None` if
 /// ranks are joined only by links that lead one way.
 ///
 /// # Panics
@@ -52,10 +54,10 @@ const ALIKE_RANKS_MIN: u32 = 9;
 /// When there are fewer than two ranks.
 #[must_use]
 pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
-    let (joints, bound, certificate) = joined(topology)?;
+    let (pairs, bound, certificate) = usable_pairs(topology)?;
     let is_in_reach = greedy::is_exact_within_reach(topology);
     if topology.ranks() >= ALIKE_RANKS_MIN && topology.is_symmetric() {
-        let packing = large::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
+        let packing = orbits::pack_all_reduce(topology, bound, certificate.clone(), trees_per_root);
         if let Some(packing) = packing.filter(|packing| packing.is_optimal() || !is_in_reach) {
             return Some(packing);
         }
@@ -63,20 +65,20 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
     if !is_in_reach {
         return greedy::pack_both_ways(topology, bound, certificate, trees_per_root);
     }
-    let best = if topology.is_symmetric() { bound / signed(joints.unit) } else { joints.strength().rate };
-    let downward = Downward::new(&joints, best);
+    let best = if topology.is_symmetric() { bound / signed(pairs.unit) } else { pairs.strength().rate };
+    let downward = Downward::new(&pairs, best);
     let trees = match trees_per_root {
-        None => Some(downward.trees(&joints))
+        None => Some(downward.trees(&pairs))
             .filter(|trees| trees.len() <= (MAX_TREES_PER_ROOT * topology.ranks()) as usize)
-            .unwrap_or_else(|| downward.equal_trees(&joints, MAX_TREES_PER_ROOT)),
-        Some(count) => downward.equal_trees(&joints, count),
+            .unwrap_or_else(|| downward.equal_trees(&pairs, MAX_TREES_PER_ROOT)),
+        Some(count) => downward.equal_trees(&pairs, count),
     };
     Some(packing(topology, trees, bound, certificate))
 }
 
 /// Reduce-scatter and then all-gather, over the same trees, along which half of what links carry
 /// goes each way. That is optimal only where the ranks are joined evenly; see the facts of the
-/// module. None where ranks are joined only by links that lead one way.
+/// module. `None` if ranks are joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -84,30 +86,30 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
 #[must_use]
 #[cfg(feature = "compare")]
 pub(crate) fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32>) -> Option<Packing> {
-    let (joints, bound, certificate) = joined(topology)?;
+    let (pairs, bound, certificate) = usable_pairs(topology)?;
     let both_ways =
-        joints.joints.iter().flat_map(|&Joint { ends: [one, other], capacities: [there, back] }| {
+        pairs.pairs.iter().flat_map(|&LinkPair { ends: [one, other], capacities: [there, back] }| {
             [(one, other, there), (other, one, back)]
         });
-    let graph = Digraph::new(joints.nodes, joints.ranks.clone(), both_ways);
-    let direction = vec![1; joints.ranks.len()];
+    let graph = Digraph::new(pairs.nodes, pairs.ranks.clone(), both_ways);
+    let direction = vec![1; pairs.ranks.len()];
     let best = best_rate(&graph, &direction)?.rate;
-    let half = Rate::new(signed(joints.unit), 2);
+    let half = Rate::new(signed(pairs.unit), 2);
     let trees = Forest::new(&graph, &direction, best, trees_per_root).trees(half, true);
     Some(packing(topology, trees, bound, certificate))
 }
 
-/// What can be used both ways beside the bound; none where that does not join the ranks.
-fn joined(topology: &Topology) -> Option<(Joints, Rate, Certificate)> {
-    let joints = Some(Joints::both_ways(topology)).filter(Joints::are_joined)?;
+/// What can be used both ways beside the bound; `None` if that does not join the ranks.
+fn usable_pairs(topology: &Topology) -> Option<(LinkPairs, Rate, Certificate)> {
+    let pairs = Some(LinkPairs::both_ways(topology)).filter(LinkPairs::are_connected)?;
     let (bound, certificate) = bound(topology);
-    Some((joints, bound, certificate))
+    Some((pairs, bound, certificate))
 }
 
 fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Certificate) -> Packing {
     let rate = trees.iter().map(|tree| tree.weight).sum();
     let mut packing = Packing { collective: Collective::AllReduce, rate, bound, certificate, trees };
-    make_shallow(&mut packing, topology);
+    reduce_depth(&mut packing, topology);
     packing
 }
 
@@ -115,16 +117,16 @@ fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Cert
 /// too many links to ask for flows.
 #[must_use]
 pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
-    let joints = Joints::of(topology);
+    let pairs = LinkPairs::of(topology);
     let is_symmetric = topology.is_symmetric();
     let (strength, (cut, side)) = if greedy::is_bound_within_reach(topology) {
-        (joints.strength(), joints.least_cut(is_symmetric))
+        (pairs.strength(), pairs.least_cut(is_symmetric))
     } else {
-        (joints.around_single_ranks(), joints.least_leaving())
+        (pairs.around_single_ranks(), pairs.least_leaving())
     };
     let cut = Rate::from_integer(signed(cut));
     let nodes = |set: &[usize]| set.iter().map(|&node| NodeId(node as u32)).collect::<Vec<_>>();
-    let unit = signed(joints.unit);
+    let unit = signed(pairs.unit);
     if cut > strength.rate {
         let parts = strength.parts.iter().map(|part| nodes(part)).collect();
         return (strength.rate * unit, Certificate::Partition { parts });
@@ -132,7 +134,7 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
     // Two parts are easier to see than many; and with links that differ both ways a set may be left
     // by less.
     let certificate = if is_symmetric {
-        let others: Vec<usize> = (0..joints.nodes).filter(|node| !side.contains(node)).collect();
+        let others: Vec<usize> = (0..pairs.nodes).filter(|node| !side.contains(node)).collect();
         Certificate::Partition { parts: vec![nodes(&side), nodes(&others)] }
     } else {
         Certificate::Cut { nodes: nodes(&side) }
@@ -142,23 +144,23 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
 
 /// What goes down the trees over each link, and how much begins at each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Downward {
+struct Downward {
     /// From where to where, how much.
-    pub(super) arcs: Vec<(usize, usize, Amount)>,
+    arcs: Vec<(usize, usize, Amount)>,
     /// By rank.
-    pub(super) roots: Vec<Amount>,
+    roots: Vec<Amount>,
     /// How many of these are a unit of the links' capacities.
-    pub(super) scale: Amount,
+    scale: Amount,
 }
 
 impl Downward {
     /// What reaches this rate in units, which partitions have to allow. Links carry as much both
     /// ways.
-    pub(super) fn new(joints: &Joints, rate: Rate) -> Self {
-        let (truncation, base) = even_base(joints, rate);
+    pub(super) fn new(pairs: &LinkPairs, rate: Rate) -> Self {
+        let (truncation, base) = even_base(pairs, rate);
         let roots = roots_of(&base, truncation.price);
         let wanted: Vec<i128> = base.iter().zip(&roots).map(|(share, root)| share + root).collect();
-        let arcs = arcs_with(joints, truncation.scale, &wanted);
+        let arcs = arcs_with(pairs, truncation.scale, &wanted);
         let mut downward = Self {
             arcs,
             roots: roots.iter().map(|root| root.unsigned_abs()).collect(),
@@ -169,28 +171,27 @@ impl Downward {
     }
 
     /// Trees that carry as much as goes down, towards their roots.
-    fn trees(&self, joints: &Joints) -> Vec<Tree> {
-        let packed = peel::pack(&self.graph(joints), &self.roots, true).expect("roots reach every rank");
-        Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }
-            .trees(self.unit(joints), true)
+    fn trees(&self, pairs: &LinkPairs) -> Vec<Tree> {
+        let packed = extraction::pack(&self.graph(pairs), &self.roots, true).expect("roots reach every rank");
+        Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }.trees(self.unit(pairs), true)
     }
 
     /// So many trees of equal weight for each rank, shared among the roots as evenly as what begins
     /// there.
-    fn equal_trees(&self, joints: &Joints, count: u32) -> Vec<Tree> {
+    fn equal_trees(&self, pairs: &LinkPairs, count: u32) -> Vec<Tree> {
         let counts = in_proportion(&self.roots, Amount::from(count) * self.roots.len() as Amount);
-        let graph = self.graph(joints);
+        let graph = self.graph(pairs);
         let best = best_rate(&graph, &counts).expect("there are two ranks and something to send");
-        Forest::new(&graph, &counts, best.rate, Some(1)).trees(self.unit(joints), true)
+        Forest::new(&graph, &counts, best.rate, Some(1)).trees(self.unit(pairs), true)
     }
 
-    fn graph(&self, joints: &Joints) -> Digraph {
-        Digraph::new(joints.nodes, joints.ranks.clone(), self.arcs.iter().copied())
+    fn graph(&self, pairs: &LinkPairs) -> Digraph {
+        Digraph::new(pairs.nodes, pairs.ranks.clone(), self.arcs.iter().copied())
     }
 
-    /// What one of the amounts is in bytes a second.
-    fn unit(&self, joints: &Joints) -> Rate {
-        Rate::new(signed(joints.unit), signed(self.scale))
+    /// The unit of the amounts, in bytes a second.
+    fn unit(&self, pairs: &LinkPairs) -> Rate {
+        Rate::new(signed(pairs.unit), signed(self.scale))
     }
 
     fn reduce(&mut self) {
@@ -230,15 +231,15 @@ fn roots_of(base: &[i128], sum: i128) -> Vec<i128> {
 
 /// Half of each link each way, and beside that a flow by which every rank sends so much more than
 /// half.
-fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
-    let mut network = Network::new(joints.nodes + 2);
-    let (source, sink) = (joints.nodes, joints.nodes + 1);
-    let mut ids = Vec::with_capacity(joints.joints.len());
-    for &Joint { ends: [one, other], capacities: [capacity, _] } in &joints.joints {
+fn arcs_with(pairs: &LinkPairs, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
+    let mut network = Network::new(pairs.nodes + 2);
+    let (source, sink) = (pairs.nodes, pairs.nodes + 1);
+    let mut ids = Vec::with_capacity(pairs.pairs.len());
+    for &LinkPair { ends: [one, other], capacities: [capacity, _] } in &pairs.pairs {
         ids.push(network.add(one, other, capacity * scale, capacity * scale));
     }
     let mut sum = 0;
-    for (&node, &more) in joints.ranks.iter().zip(wanted) {
+    for (&node, &more) in pairs.ranks.iter().zip(wanted) {
         if more > 0 {
             network.add(source, node, more.unsigned_abs(), 0);
             sum += more.unsigned_abs();
@@ -249,7 +250,7 @@ fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usi
     let flow = network.max_flow(source, sink, sum);
     assert_eq!(flow, sum, "what a base wants goes over the links");
     let mut arcs = Vec::with_capacity(2 * ids.len());
-    for (&Joint { ends: [one, other], capacities: [capacity, _] }, &id) in joints.joints.iter().zip(&ids) {
+    for (&LinkPair { ends: [one, other], capacities: [capacity, _] }, &id) in pairs.pairs.iter().zip(&ids) {
         let (there, back) = (network.flow(id), network.flow(id ^ 1));
         let half = capacity * scale;
         arcs.push((one, other, half + there - back));
@@ -259,169 +260,350 @@ fn arcs_with(joints: &Joints, scale: Amount, wanted: &[i128]) -> Vec<(usize, usi
     arcs
 }
 
-#[cfg(test)]
-mod tests {
-    use pleach_vocabulary::Rank;
+// Graph strength: the bound of all-reduce, and the bases that reach it.
+//
+// For a rate `R` let `f(S) = B⁺(S) - 2R`, for a set of ranks with the switches that make `B⁺`
+// smallest. `R` is within the bound of the crate exactly when no partition of the ranks
+// has a smaller `Σ f(Pᵢ)` than the trivial partition, which has `-2R`. `f` is submodular on
+// intersecting sets, so the minimum is the value of a *greedy base* (Dilworth truncation; Frank
+// and Tardos 1988; Cunningham 1985 for strength). Each rank in turn gets the largest value that
+// keeps `y(S) ≤ f(S)` for all sets, which is one minimum cut. The tight sets, united if they
+// intersect, are the partition. The rate follows by Newton's method (Dinkelbach 1967): a violated
+// partition into `k` parts gives the next rate `Σ B⁺(Pᵢ)/2(k-1)`, and `k` falls with each step.
+//
+// The switches of two parts never overlap if each part takes the smallest set, provided that every
+// switch sends as much as it receives. Otherwise the overlap goes to one part, and the bound is
+// that of the resulting parts.
+//
+// **Invariant:** `y(S) ≤ f(S)` for every set of ranks with any switches, and the sum of `y` is
+// `-2R` if `R` is the rate. Everything is scaled by the denominator of the rate, so all numbers
+// are integers.
 
-    use super::*;
-    use crate::check;
-    use crate::samples::Random;
-    use crate::strength::tests::random_topology;
-    use crate::topology::preset;
+/// More than any cut.
+const UNBOUNDED: Amount = 1 << 120;
 
-    fn both_ways(topology: &Topology) -> (Joints, Rate, Downward) {
-        let joints = Joints::both_ways(topology);
-        let rate = joints.strength().rate;
-        let downward = Downward::new(&joints, rate);
-        (joints, rate, downward)
-    }
+/// A link pair between two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct LinkPair {
+    /// The nodes, in order.
+    ends: [usize; 2],
+    /// From the first to the second, and back.
+    capacities: [Amount; 2],
+}
 
-    #[test]
-    fn roots_reach_every_rank_at_the_rate_of_partitions_over_links_that_are_full() {
-        let mut random = Random(7);
-        let mut rounds = 0;
-        for _ in 0..1_500 {
-            let (ranks, switches) = (2 + random.below(7) as usize, random.below(4) as usize);
-            let Some(topology) = random_topology(&mut random, ranks, switches, true) else { continue };
-            rounds += 1;
-            let (joints, rate, downward) = both_ways(&topology);
-            let sum: Amount = downward.roots.iter().sum();
-            assert_eq!(Rate::new(sum as i128, downward.scale as i128), rate);
-            let mut network = Network::new(joints.nodes + 1);
-            for &(from, to, amount) in &downward.arcs {
-                network.add(from, to, amount, 0);
-            }
-            for (&node, &root) in joints.ranks.iter().zip(&downward.roots) {
-                network.add(joints.nodes, node, root, 0);
-            }
-            for &node in &joints.ranks {
-                assert_eq!(network.max_flow(joints.nodes, node, Amount::MAX), sum);
-            }
-            for joint in &joints.joints {
-                let [one, other] = joint.ends;
-                let both = downward
-                    .arcs
-                    .iter()
-                    .filter(|arc| [one, other] == [arc.0, arc.1] || [other, one] == [arc.0, arc.1]);
-                assert_eq!(both.map(|arc| arc.2).sum::<Amount>(), joint.capacities[0] * downward.scale);
-            }
-            for switch in ranks..joints.nodes {
-                let sends: Amount = downward.arcs.iter().filter(|arc| arc.0 == switch).map(|arc| arc.2).sum();
-                let gets: Amount = downward.arcs.iter().filter(|arc| arc.1 == switch).map(|arc| arc.2).sum();
-                assert_eq!(sends, gets);
+/// A topology's capacities, link by link and not direction by direction.
+#[derive(Clone, Debug)]
+struct LinkPairs {
+    /// The number of nodes.
+    nodes: usize,
+    /// The node of every rank.
+    ranks: Vec<usize>,
+    /// By their ends.
+    pairs: Vec<LinkPair>,
+    /// The unit of the capacities, in bytes a second.
+    unit: Amount,
+}
+
+/// The best that partitions allow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Strength {
+    /// In units.
+    rate: Rate,
+    /// Disjoint sets of nodes that hold all ranks; `Σ B⁺ / 2(k-1)` of them is the rate.
+    parts: Vec<Vec<usize>>,
+}
+
+impl LinkPairs {
+    /// All that a topology has.
+    fn of(topology: &Topology) -> Self {
+        let mut pairs = Vec::with_capacity(topology.links().len() / 2);
+        for link in topology.links() {
+            let back = topology.link(link.to, link.from).map_or(0, |back| back.bytes_per_s);
+            let capacities = [Amount::from(link.bytes_per_s), Amount::from(back)];
+            if link.from < link.to {
+                pairs.push(LinkPair { ends: [index(link.from), index(link.to)], capacities });
+            } else if back == 0 {
+                pairs.push(LinkPair {
+                    ends: [index(link.to), index(link.from)],
+                    capacities: [0, capacities[0]],
+                });
             }
         }
-        assert!(rounds > 800, "{rounds}");
+        Self::reduced(topology, pairs)
     }
 
-    /// What the checker says of a packing that has to be right.
-    fn checked(topology: &Topology, packing: &Packing) {
-        check(topology, packing).unwrap_or_else(|flaw| panic!("{flaw}: {packing:?}"));
+    /// What can be used both ways at once: of each link as much as its weaker direction carries.
+    fn both_ways(topology: &Topology) -> Self {
+        let Self { mut pairs, unit, .. } = Self::of(topology);
+        pairs.retain_mut(|pair| {
+            let least = pair.capacities[0].min(pair.capacities[1]) * unit;
+            pair.capacities = [least; 2];
+            least != 0
+        });
+        Self::reduced(topology, pairs)
     }
 
-    #[test]
-    fn random_graphs_are_packed_at_the_bound_where_links_carry_as_much_both_ways() {
-        let mut random = Random(11);
-        let (mut optimal, mut gaps) = (0, 0);
-        for round in 0..400 {
-            let (ranks, switches) = (2 + random.below(7) as usize, random.below(4) as usize);
-            let Some(topology) = random_topology(&mut random, ranks, switches, round % 4 != 0) else {
-                continue;
-            };
-            let packing = pack_all_reduce(&topology, None).expect("links go both ways");
-            checked(&topology, &packing);
-            assert!(packing.is_optimal() || !topology.is_symmetric());
-            optimal += u32::from(packing.is_optimal());
-            gaps += u32::from(!packing.is_optimal());
-            for count in [1, 2, 5] {
-                let equal = pack_all_reduce(&topology, Some(count)).expect("links go both ways");
-                checked(&topology, &equal);
-                assert!(equal.trees.len() <= ranks * count as usize);
-                let tree = equal.rate / i128::from(topology.ranks() * count);
-                assert!(equal.trees.iter().all(|part| (part.weight / tree).is_integer()));
+    fn reduced(topology: &Topology, mut pairs: Vec<LinkPair>) -> Self {
+        let all = pairs.iter().flat_map(|pair| pair.capacities);
+        let unit = all.fold(0, greatest_divisor).max(1);
+        for capacity in pairs.iter_mut().flat_map(|pair| &mut pair.capacities) {
+            *capacity /= unit;
+        }
+        let ranks = (0..topology.ranks()).map(|rank| index(topology.node(rank))).collect();
+        Self { nodes: topology.nodes().len(), ranks, pairs, unit }
+    }
+
+    /// `B⁺` of a set: the capacity that leaves it.
+    fn leaves(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
+        let mut sum = 0;
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
+            match (is_inside(one), is_inside(other)) {
+                (true, false) => sum += there,
+                (false, true) => sum += back,
+                _ => {}
             }
-            checked(&topology, &pack_in_two_phases(&topology, None).expect("links go both ways"));
         }
-        assert!(optimal > 200 && gaps > 20, "{optimal} {gaps}");
+        sum
     }
 
-    /// A number of links.
-    type Links = (i128, i128);
+    /// `Σ B⁺(Pᵢ) / 2(k-1)`.
+    fn rate_of(&self, parts: &[Vec<usize>]) -> Rate {
+        let mut part_of = vec![usize::MAX; self.nodes];
+        for (part, nodes) in parts.iter().enumerate() {
+            nodes.iter().for_each(|&node| part_of[node] = part);
+        }
+        let mut sum = 0;
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
+            if part_of[one] != part_of[other] {
+                sum += if part_of[one] == usize::MAX { 0 } else { there };
+                sum += if part_of[other] == usize::MAX { 0 } else { back };
+            }
+        }
+        Ratio::new(sum as i128, 2 * (parts.len() as i128 - 1))
+    }
 
-    /// Topology, ranks, what trees used both ways reach, and what reduce-scatter and then
-    /// all-gather do, in links.
-    const KNOWN: [(&str, &[Rank], Links, Links); 8] = [
-        ("dgx-1v", &[0, 1, 2], (2, 1), (3, 2)),
-        ("dgx-1v", &[0, 2, 3], (5, 2), (9, 4)),
-        ("dgx-1v", &[0, 3, 4, 7], (7, 3), (2, 1)),
-        ("dgx-1v", &[0, 1, 2, 4, 5], (9, 4), (15, 8)),
-        ("dgx-1v", &[0, 1, 2, 3, 4, 5, 6, 7], (24, 7), (24, 7)),
-        ("dgx-1p", &[0, 1, 2], (3, 2), (3, 2)),
-        ("dgx-1p", &[0, 1, 2, 3], (2, 1), (2, 1)),
-        ("dgx-1p", &[0, 1, 2, 3, 4, 5, 6, 7], (16, 7), (16, 7)),
-    ];
+    /// Whether all ranks can be reached from the first one over these links, whatever their
+    /// direction.
+    fn are_connected(&self) -> bool {
+        let mut neighbours = vec![Vec::new(); self.nodes];
+        for &LinkPair { ends: [one, other], .. } in &self.pairs {
+            neighbours[one].push(other);
+            neighbours[other].push(one);
+        }
+        let mut is_reached = vec![false; self.nodes];
+        let mut left = vec![self.ranks[0]];
+        while let Some(node) = left.pop() {
+            if !std::mem::replace(&mut is_reached[node], true) {
+                left.extend(&neighbours[node]);
+            }
+        }
+        self.ranks.iter().all(|&rank| is_reached[rank])
+    }
 
-    #[test]
-    fn allocations_of_dgx_1_have_the_rates_that_are_known_of_them() {
-        for (name, ranks, all_reduce, two_phases) in KNOWN {
-            let link = if name == "dgx-1v" { 25_000_000_000 } else { 20_000_000_000 };
-            let topology = preset(name).unwrap().only(ranks).unwrap();
-            let rate = |(links, parts)| Rate::new(links * link, parts);
-            let packing = pack_all_reduce(&topology, None).unwrap();
-            assert_eq!(
-                (packing.rate, packing.bound),
-                (rate(all_reduce), rate(all_reduce)),
-                "{name} {ranks:?}"
-            );
-            let packing = pack_in_two_phases(&topology, None).unwrap();
-            assert_eq!(
-                (packing.rate, packing.bound),
-                (rate(two_phases), rate(all_reduce)),
-                "{name} {ranks:?}"
-            );
+    fn fill(&self, network: &mut Network, scale: Amount) {
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
+            network.add(one, other, there * scale, back * scale);
         }
     }
 
-    #[test]
-    fn every_connected_allocation_of_dgx_1_is_packed_at_its_bound() {
-        let mut packed = 0;
-        for name in ["dgx-1v", "dgx-1p"] {
-            let whole = preset(name).unwrap();
-            for set in 0..1_u32 << 8 {
-                let ranks: Vec<Rank> = (0..8).filter(|rank| set >> rank & 1 == 1).collect();
-                if ranks.len() < 3 {
-                    continue;
+    /// The set of nodes, with ranks inside and outside, that is left by least.
+    fn least_cut(&self, is_symmetric: bool) -> (Amount, Vec<usize>) {
+        let mut network = Network::new(self.nodes);
+        self.fill(&mut network, 1);
+        let first = self.ranks[0];
+        let mut least = (Amount::MAX, Vec::new());
+        for &rank in &self.ranks[1..] {
+            for (source, sink) in
+                [(first, rank), (rank, first)].into_iter().take(2 - usize::from(is_symmetric))
+            {
+                let flow = network.max_flow_value(source, sink, least.0);
+                if flow < least.0 {
+                    let side = (0..self.nodes).filter(|&node| network.is_source_side(node));
+                    least = (flow, side.collect());
                 }
-                let Ok(topology) = whole.only(&ranks) else { continue };
-                let packing = pack_all_reduce(&topology, None).unwrap();
-                checked(&topology, &packing);
-                assert!(packing.is_optimal(), "{name} {ranks:?}");
-                packed += 1;
             }
         }
-        assert!(packed > 300, "{packed}");
+        least
     }
 
-    #[test]
-    fn presets_get_trees_as_shallow_as_they_can_be() {
-        for (name, depth) in
-            [("star:12", 1), ("dgx-2", 1), ("fat-tree:4", 1), ("dgx-h100:8", 2), ("ring:9", 4)]
-        {
-            let topology = preset(name).unwrap();
-            let packing = pack_all_reduce(&topology, None).unwrap();
-            let depths = check(&topology, &packing).unwrap().depths;
-            assert!(packing.is_optimal());
-            assert_eq!(depths.iter().map(|depth| depth.edges).max(), Some(depth), "{name}");
+    /// What the partition into single ranks allows. There are at least two of them.
+    fn around_single_ranks(&self) -> Strength {
+        let parts: Vec<Vec<usize>> = self.ranks.iter().map(|&node| vec![node]).collect();
+        Strength { rate: self.rate_of(&parts), parts }
+    }
+
+    /// The single rank that is left by least. There is one.
+    fn least_leaving(&self) -> (Amount, Vec<usize>) {
+        let mut leaving = vec![0; self.nodes];
+        for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
+            leaving[one] += there;
+            leaving[other] += back;
         }
+        let least = self.ranks.iter().copied().min_by_key(|&node| leaving[node]);
+        least.map_or((Amount::MAX, Vec::new()), |node| (leaving[node], vec![node]))
     }
 
-    #[test]
-    fn links_that_lead_one_way_only_carry_no_trees_that_are_used_both_ways() {
-        let mut builder = Topology::builder();
-        let nodes: Vec<NodeId> = (0..3).map(|rank| builder.rank(format!("r{rank}"))).collect();
-        (0..3).for_each(|rank| builder.link(nodes[rank], nodes[(rank + 1) % 3], 1, 0));
-        let topology = builder.build().unwrap();
-        assert_eq!(pack_all_reduce(&topology, None), None);
-        assert_eq!(pack_in_two_phases(&topology, None), None);
+    /// The least rate of all partitions. There are at least two ranks.
+    fn strength(&self) -> Strength {
+        let Strength { mut rate, mut parts } = self.around_single_ranks();
+        let order: Vec<usize> = (0..self.ranks.len()).collect();
+        loop {
+            let mut truncation = Truncation::new(self, rate, 1);
+            let mut base = vec![None; self.ranks.len()];
+            let tight = truncation.complete_base(&mut base, &order);
+            let sum: i128 = base.iter().flatten().sum();
+            if sum >= -truncation.price {
+                break;
+            }
+            let lower = truncation.with_switches(&tight);
+            let next = self.rate_of(&lower);
+            // Where switches do not send as much as they receive.
+            if next >= rate {
+                break;
+            }
+            (parts, rate) = (lower, next);
+        }
+        Strength { rate, parts }
     }
+}
+
+/// A base with shares as equal as sets allow, for a rate within the bound: all ranks have the same,
+/// as much as they can have together, and are then completed one after the other, those with most
+/// links first.
+fn even_base(pairs: &LinkPairs, rate: Rate) -> (Truncation, Vec<i128>) {
+    let ranks = pairs.ranks.len();
+    // What each has is minus this.
+    let mut share = rate * 2 / ranks as i128;
+    let (mut truncation, share) = loop {
+        let factor = *(share * rate.denom()).denom();
+        let mut truncation = Truncation::new(pairs, rate, factor);
+        let scaled = (share * truncation.scale as i128).to_integer();
+        let Some(violated) = truncation.most_violated(scaled) else { break (truncation, scaled) };
+        share = Ratio::new(-violated.value, violated.ranks.len() as i128 * truncation.scale as i128);
+    };
+    let mut order: Vec<usize> = (0..ranks).collect();
+    let usable_pairs = |rank: usize| pairs.leaves(|node| node == pairs.ranks[rank]);
+    order.sort_by_key(|&rank| std::cmp::Reverse(usable_pairs(rank)));
+    let mut base = vec![Some(-share); ranks];
+    truncation.complete_base(&mut base, &order);
+    (truncation, base.into_iter().flatten().collect())
+}
+
+/// The network in which a rank's share of a base is a minimum cut.
+struct Truncation {
+    network: Network,
+    source: usize,
+    sink: usize,
+    /// The node of every rank, the arc to it and the arc from it.
+    ranks: Vec<(usize, ArcId, ArcId)>,
+    /// By what capacities are multiplied: the rate's denominator and the factor.
+    scale: Amount,
+    /// `2R`, scaled.
+    price: i128,
+}
+
+/// Some ranks, and the least `f(S)` of them with any switches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct TightSet {
+    ranks: Vec<usize>,
+    value: i128,
+}
+
+impl Truncation {
+    /// For a rate in units, everything scaled by a factor as well.
+    fn new(pairs: &LinkPairs, rate: Rate, factor: i128) -> Self {
+        let mut network = Network::new(pairs.nodes + 2);
+        let (source, sink) = (pairs.nodes, pairs.nodes + 1);
+        let scale = (rate.denom() * factor) as Amount;
+        pairs.fill(&mut network, scale);
+        let mut ranks = Vec::with_capacity(pairs.ranks.len());
+        for &node in &pairs.ranks {
+            ranks.push((node, network.add(source, node, 0, 0), network.add(node, sink, 0, 0)));
+        }
+        Self { network, source, sink, ranks, scale, price: 2 * rate.numer() * factor }
+    }
+
+    /// The least `f(S) - y(S)` of sets with a rank, `y` of that rank not counted and ranks without
+    /// `y` left out; and the ranks of the smallest such set.
+    fn slack(&mut self, base: &[Option<i128>], rank: usize) -> (i128, Vec<usize>) {
+        self.network.reset();
+        let mut above = 0;
+        for (other, &(_, to, from)) in self.ranks.iter().enumerate() {
+            let (inside, outside) = match base[other] {
+                _ if other == rank => (UNBOUNDED, 0),
+                None => (0, UNBOUNDED),
+                Some(value) if value > 0 => (value as Amount, 0),
+                Some(value) => (0, value.unsigned_abs()),
+            };
+            above += if other == rank { 0 } else { inside as i128 };
+            self.network.set_capacity(to, inside);
+            self.network.set_capacity(from, outside);
+        }
+        let cut = self.network.max_flow_value(self.source, self.sink, UNBOUNDED) as i128;
+        let side =
+            self.ranks.iter().enumerate().filter(|&(_, &(node, ..))| self.network.is_source_side(node));
+        (cut - above - self.price, side.map(|(other, _)| other).collect())
+    }
+
+    /// The set that allows least if all ranks have as little, where they may not all have `-share`
+    /// of it.
+    fn most_violated(&mut self, share: i128) -> Option<TightSet> {
+        let base = vec![Some(-share); self.ranks.len()];
+        let mut least = (0, None);
+        for rank in 0..self.ranks.len() {
+            let (slack, ranks) = self.slack(&base, rank);
+            if slack + share < least.0 {
+                let value = slack - share * (ranks.len() as i128 - 1);
+                least = (slack + share, Some(TightSet { ranks, value }));
+            }
+        }
+        least.1
+    }
+
+    /// Gives ranks, one after the other, the most that the others leave them: with all in the
+    /// order, what it had before is completed to a base. Gives the sets that stopped them, joined
+    /// where they meet.
+    fn complete_base(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
+        let mut part_of: Vec<usize> = (0..base.len()).collect();
+        for &rank in order {
+            let (slack, tight) = self.slack(base, rank);
+            base[rank] = Some(slack);
+            let usable_pairs: Vec<usize> = tight.iter().map(|&other| part_of[other]).collect();
+            for part in &mut part_of {
+                if usable_pairs.contains(part) {
+                    *part = rank;
+                }
+            }
+        }
+        let mut parts = vec![Vec::new(); base.len()];
+        for (rank, &part) in part_of.iter().enumerate() {
+            parts[part].push(rank);
+        }
+        parts.retain(|part| !part.is_empty());
+        parts.sort();
+        parts
+    }
+
+    /// The nodes of parts: their ranks, and the fewest switches with which least leaves them.
+    fn with_switches(&mut self, parts: &[Vec<usize>]) -> Vec<Vec<usize>> {
+        let mut taken = vec![false; self.source];
+        let mut all = Vec::with_capacity(parts.len());
+        for part in parts {
+            for (rank, &(_, to, from)) in self.ranks.iter().enumerate() {
+                let is_inside = part.contains(&rank);
+                self.network.set_capacity(to, if is_inside { UNBOUNDED } else { 0 });
+                self.network.set_capacity(from, if is_inside { 0 } else { UNBOUNDED });
+            }
+            self.network.max_flow_value(self.source, self.sink, UNBOUNDED);
+            let is_new = |&node: &usize| self.network.is_source_side(node) && !taken[node];
+            let nodes: Vec<usize> = (0..self.source).filter(is_new).collect();
+            nodes.iter().for_each(|&node| taken[node] = true);
+            all.push(nodes);
+        }
+        all
+    }
+}
+
+fn index(node: NodeId) -> usize {
+    node.0 as usize
 }

@@ -1,5 +1,4 @@
-//! Which parts of a server jobs get: every choice of ranks that its links join, those that are
-//! alike once.
+//! The parts of a server that jobs get: every connected set of ranks, up to isomorphism.
 
 use std::collections::BTreeMap;
 
@@ -36,13 +35,13 @@ pub fn allocations(topology: &Topology, sizes: std::ops::RangeInclusive<u32>) ->
         .collect();
     choices.sort_by_key(|choice| (choice.len(), choice.clone()));
     let mut found: Vec<Allocation> = Vec::new();
-    let mut like: BTreeMap<Vec<Sight>, Vec<usize>> = BTreeMap::new();
+    let mut by_invariants: BTreeMap<Vec<NodeInvariant>, Vec<usize>> = BTreeMap::new();
     for ranks in choices {
         let Ok(topology) = topology.only(&ranks) else { continue };
-        let sights = sights(&topology);
-        let mut sorted = sights.clone();
+        let invariants = invariants(&topology);
+        let mut sorted = invariants.clone();
         sorted.sort_unstable();
-        let candidates = like.entry(sorted).or_default();
+        let candidates = by_invariants.entry(sorted).or_default();
         let same = candidates.iter().find(|&&index| is_isomorphic(&found[index].topology, &topology));
         match same {
             Some(&index) => found[index].alike += 1,
@@ -57,27 +56,27 @@ pub fn allocations(topology: &Topology, sizes: std::ops::RangeInclusive<u32>) ->
 
 /// What a node sees around it: whether it is a rank, and the bandwidths of its links out and in
 /// with the kinds of their other ends.
-type Sight = (bool, Vec<(u64, bool)>, Vec<(u64, bool)>);
+type NodeInvariant = (bool, Vec<(u64, bool)>, Vec<(u64, bool)>);
 
-fn sights(topology: &Topology) -> Vec<Sight> {
+fn invariants(topology: &Topology) -> Vec<NodeInvariant> {
     let is_rank = |node: NodeId| topology.nodes()[node.0 as usize].kind == NodeKind::Rank;
-    let mut sights: Vec<Sight> = (0..topology.nodes().len())
+    let mut invariants: Vec<NodeInvariant> = (0..topology.nodes().len())
         .map(|node| (is_rank(NodeId(node as u32)), Vec::new(), Vec::new()))
         .collect();
     for link in topology.links() {
-        sights[link.from.0 as usize].1.push((link.bytes_per_s, is_rank(link.to)));
-        sights[link.to.0 as usize].2.push((link.bytes_per_s, is_rank(link.from)));
+        invariants[link.from.0 as usize].1.push((link.bytes_per_s, is_rank(link.to)));
+        invariants[link.to.0 as usize].2.push((link.bytes_per_s, is_rank(link.from)));
     }
-    for (_, out, into) in &mut sights {
+    for (_, out, into) in &mut invariants {
         out.sort_unstable();
         into.sort_unstable();
     }
-    sights
+    invariants
 }
 
 /// Whether there are names by which one is the other.
 fn is_isomorphic(one: &Topology, other: &Topology) -> bool {
-    let (of_one, of_other) = (sights(one), sights(other));
+    let (of_one, of_other) = (invariants(one), invariants(other));
     one.nodes().len() == other.nodes().len()
         && one.links().len() == other.links().len()
         && assign(one, other, &of_one, &of_other, &mut Vec::new())
@@ -87,8 +86,8 @@ fn is_isomorphic(one: &Topology, other: &Topology) -> bool {
 fn assign(
     one: &Topology,
     other: &Topology,
-    of_one: &[Sight],
-    of_other: &[Sight],
+    of_one: &[NodeInvariant],
+    of_other: &[NodeInvariant],
     given: &mut Vec<NodeId>,
 ) -> bool {
     let node = given.len();
@@ -96,9 +95,9 @@ fn assign(
         return true;
     }
     let bandwidth = |topology: &Topology, from, to| topology.link(from, to).map(|link| link.bytes_per_s);
-    for (image, sight) in of_other.iter().enumerate() {
+    for (image, invariant) in of_other.iter().enumerate() {
         let image = NodeId(image as u32);
-        if given.contains(&image) || *sight != of_one[node] {
+        if given.contains(&image) || *invariant != of_one[node] {
             continue;
         }
         let this = NodeId(node as u32);

@@ -1,22 +1,21 @@
-//! Gives switches as much in as out, where links let more in than out or the other way round.
+//! Makes each switch of a graph send as much as it receives.
 //!
-//! What enters a switch has to leave it, so a packing never uses more than a part of the links in
-//! which every switch is balanced; and only from balanced switches can everything be split off.
-//! [`balanced`] takes from what is too much as far as no rank feels it. That does not always
-//! succeed at the rate that cuts allow: switches do not copy, which cuts do not see.
-//! [`over_shortest_paths`] always does, at some rate.
+//! A packing uses no more than a subgraph in which every switch is balanced, and edge splitting
+//! needs balanced switches. [`balanced`] removes surplus capacity while every rank still gets its
+//! demand. It does not always succeed at the rate that cuts allow, because switches do not copy
+//! data, which cuts do not see. [`over_shortest_paths`] always succeeds, at some rate.
 
 use std::collections::VecDeque;
 
-use super::digraph::{Digraph, Supply};
+use super::digraph::{DemandNetwork, Digraph};
 use super::flow::Amount;
 
 /// A part of a graph in which as much enters as leaves every switch, and every rank still gets the
-/// sum of all demands. None when it was not found.
+/// sum of all demands. `None` if it was not found.
 #[must_use]
 pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
-    let mut supply = Supply::new(graph, demand);
-    if !supply.is_enough() {
+    let mut supply = DemandNetwork::new(graph, demand);
+    if !supply.is_feasible() {
         return None;
     }
     let switches = graph.switches();
@@ -59,14 +58,14 @@ pub(crate) fn balanced(graph: &Digraph, demand: &[Amount]) -> Option<Digraph> {
     Some(graph.map(|from, to, _| supply.capacity(from, to)))
 }
 
-/// Takes from an edge as much as no rank feels, at most `amount`; says how much.
-fn take(supply: &mut Supply, from: usize, to: usize, amount: Amount) -> Amount {
+/// Takes from an edge as much as no rank feels, at most `amount`; returns how much.
+fn take(supply: &mut DemandNetwork, from: usize, to: usize, amount: Amount) -> Amount {
     let capacity = supply.capacity(from, to);
     let mut taken = capacity.min(amount);
     if taken > 0 {
         supply.set_capacity(from, to, capacity - taken);
-        supply.ask(|supply, lack| {
-            taken -= lack;
+        supply.visit_deficits(|supply, deficit| {
+            taken -= deficit;
             supply.set_capacity(from, to, capacity - taken);
             taken > 0
         });

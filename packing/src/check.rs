@@ -1,34 +1,34 @@
-//! Whether a packing is what it says: every property recomputed from the topology, by nobody who
-//! packs.
+//! Checks a packing: every property is computed again from the topology, by code that does not
+//! pack.
 //!
-//! [`check`] takes nothing for granted. Trees span and lead where they should, their edges go over
-//! links that are there and through switches only, no link carries more than it can, weights sum to
-//! the rate, and the [`Certificate`](super::Certificate) evaluates to the bound. What is wrong is a
-//! [`Flaw`] that says where. What is right is a [`Checked`]: how busy each link is and how deep
-//! each tree, which only a correct packing has.
+//! [`check`] verifies that trees span all ranks in the right direction, that their edges follow
+//! existing links and pass through switches only, that no link exceeds its capacity, that the
+//! weights sum to the rate, and that the [`Certificate`] evaluates to the
+//! bound. A defect is a [`Flaw`] with its place. A correct packing gives a [`Checked`]: the load of
+//! each link and the depth of each tree.
 //!
-//! **Invariant:** this file and those below it use the types of a packing and nothing that packs,
-//! no flow and no search. Arithmetic is exact: all weights are integers over one common
-//! denominator, sums are checked for overflow.
+//! **Invariant:** this module uses the types of a packing and none of the modules that pack, no
+//! flow and no search. Arithmetic is exact: all weights are integers over one common denominator,
+//! and sums are checked for overflow.
 //!
 //! # The order of edges
 //!
-//! An edge comes after the one that brings its sender the data (towards the root: before the one
-//! that takes its receiver's data on). Edges of different branches may stand in any order.
+//! An edge comes after the edge that brings the data to its sender (towards the root: before the
+//! edge that takes the data on from its receiver). Edges of different branches may come in any
+//! order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
 use num_rational::Ratio;
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
-
-mod certificate;
-mod flaw;
-mod twins;
-mod units;
+use crate::{Certificate, Edge, Packing, Path, Rate, Tree};
 
 pub use flaw::{CertificateFlaw, Flaw, PathFlaw};
-use units::Units;
+
+mod flaw;
 
 /// What a correct packing does to the links.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,9 +42,9 @@ pub struct Checked {
 /// How busy a link is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// Where it begins.
+    /// The node where the link begins.
     pub from: NodeId,
-    /// Where it ends.
+    /// The node where the link ends.
     pub to: NodeId,
     /// What it can carry, in bytes a second.
     pub capacity: u64,
@@ -91,45 +91,45 @@ impl Checked {
 ///
 /// The first [`Flaw`] found.
 pub fn check(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
-    let form = Form::of(packing.collective).ok_or(Flaw::NotPacked { collective: packing.collective })?;
+    let form = TreeForm::of(packing.collective).ok_or(Flaw::NotPacked { collective: packing.collective })?;
     if let Some(root) = form.root.filter(|&root| root >= topology.ranks()) {
         return Err(Flaw::NoSuchRoot { root, ranks: topology.ranks() });
     }
     let units = Units::of(packing)?;
     if topology.ranks() == 1 {
-        return alone(topology, packing);
+        return check_single_rank(topology, packing);
     }
     let mut loads = Loads::of(topology);
     let mut depths = Vec::with_capacity(packing.trees.len());
-    let mut walk = Walk::of(topology, form);
+    let mut walk = TreeWalk::of(topology, form);
     for (index, tree) in packing.trees.iter().enumerate() {
         depths.push(walk.tree(index, tree)?);
         loads.add(index, tree, &units, form.both_ways)?;
     }
-    twins::none(&packing.trees)?;
+    expect_no_duplicates(&packing.trees)?;
     let loads = loads.within_capacity(&units)?;
     check_sums(topology, packing, form, &units)?;
     if packing.rate > packing.bound {
         return Err(Flaw::AboveBound { rate: packing.rate, bound: packing.bound });
     }
-    certificate::check(topology, packing)?;
+    check_certificate(topology, packing)?;
     Ok(Checked { loads, depths })
 }
 
 /// Where nothing moves, nothing is packed.
-fn alone(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
+fn check_single_rank(topology: &Topology, packing: &Packing) -> Result<Checked, Flaw> {
     let zero = Rate::default();
     if !packing.trees.is_empty() || packing.rate != zero || packing.bound != zero {
-        return Err(Flaw::NotAtRest);
+        return Err(Flaw::SingleRankHasTrees);
     }
-    certificate::check(topology, packing)?;
+    check_certificate(topology, packing)?;
     let none = Units::of(packing)?;
     Ok(Checked { loads: Loads::of(topology).within_capacity(&none)?, depths: Vec::new() })
 }
 
 /// How the trees of a collective look.
 #[derive(Clone, Copy)]
-struct Form {
+struct TreeForm {
     /// Data move to the root, not from it.
     inward: bool,
     /// Each tree is used backwards as well.
@@ -142,7 +142,7 @@ struct Form {
     blocks: bool,
 }
 
-impl Form {
+impl TreeForm {
     fn of(collective: Collective) -> Option<Self> {
         let form = |inward, paths, root, blocks| Self { inward, both_ways: false, paths, root, blocks };
         Some(match collective {
@@ -159,15 +159,15 @@ impl Form {
 }
 
 /// Goes through trees from the root on.
-struct Walk<'a> {
+struct TreeWalk<'a> {
     topology: &'a Topology,
-    form: Form,
+    form: TreeForm,
     /// Of every rank that the tree has been found to hold.
     depths: Vec<Option<Depth>>,
 }
 
-impl<'a> Walk<'a> {
-    fn of(topology: &'a Topology, form: Form) -> Self {
+impl<'a> TreeWalk<'a> {
+    fn of(topology: &'a Topology, form: TreeForm) -> Self {
         Self { topology, form, depths: vec![None; topology.ranks() as usize] }
     }
 
@@ -269,7 +269,7 @@ impl<'a> Loads<'a> {
             for (path_index, path) in edge.paths.iter().enumerate() {
                 let wrong = |flaw| Flaw::Path { tree: index, edge: edge_index, path: path_index, flaw };
                 let share = units.positive(path.weight).ok_or(wrong(PathFlaw::Weight))?;
-                sum = sum.checked_add(share).ok_or(Flaw::TooFine)?;
+                sum = sum.checked_add(share).ok_or(Flaw::Overflow)?;
                 for pair in path.hops.windows(2) {
                     self.link(pair[0], pair[1], share).map_err(wrong)?;
                     if both_ways {
@@ -310,14 +310,14 @@ impl<'a> Loads<'a> {
 
 /// Weights sum to the rate, and where each rank has a block of its own each block's to the same
 /// share of it.
-fn check_sums(topology: &Topology, packing: &Packing, form: Form, units: &Units) -> Result<(), Flaw> {
+fn check_sums(topology: &Topology, packing: &Packing, form: TreeForm, units: &Units) -> Result<(), Flaw> {
     let mut blocks = vec![0_i128; topology.ranks() as usize];
     for tree in &packing.trees {
         let block = &mut blocks[block_of(tree, form) as usize];
         *block =
-            units.exact(tree.weight).and_then(|weight| block.checked_add(weight)).ok_or(Flaw::TooFine)?;
+            units.exact(tree.weight).and_then(|weight| block.checked_add(weight)).ok_or(Flaw::Overflow)?;
     }
-    let sum = blocks.iter().try_fold(0_i128, |sum, &block| sum.checked_add(block)).ok_or(Flaw::TooFine)?;
+    let sum = blocks.iter().try_fold(0_i128, |sum, &block| sum.checked_add(block)).ok_or(Flaw::Overflow)?;
     if units.rate(sum) != packing.rate {
         return Err(Flaw::RateSum { sum: units.rate(sum), rate: packing.rate });
     }
@@ -332,11 +332,249 @@ fn check_sums(topology: &Topology, packing: &Packing, form: Form, units: &Units)
 }
 
 /// Whose block a tree carries: the root's, or that of a path's far end.
-fn block_of(tree: &Tree, form: Form) -> Rank {
+fn block_of(tree: &Tree, form: TreeForm) -> Rank {
     let far = if form.inward {
         tree.edges.first().map(|edge| edge.from)
     } else {
         tree.edges.last().map(|edge| edge.to)
     };
     far.filter(|_| form.paths).unwrap_or(tree.root)
+}
+
+// Evaluates a certificate by the formulas in the documentation of the crate.
+
+/// Checks that the certificate is one for this collective and shows the bound.
+fn check_certificate(topology: &Topology, packing: &Packing) -> Result<(), Flaw> {
+    let value = evaluate(topology, packing.collective, &packing.certificate).map_err(Flaw::Certificate)?;
+    if value == packing.bound {
+        Ok(())
+    } else {
+        Err(Flaw::Certificate(CertificateFlaw::Value { value, bound: packing.bound }))
+    }
+}
+
+/// The bound that a certificate shows.
+fn evaluate(
+    topology: &Topology,
+    collective: Collective,
+    certificate: &Certificate,
+) -> Result<Rate, CertificateFlaw> {
+    let check_single_rank = topology.ranks() == 1;
+    match certificate {
+        Certificate::Alone if check_single_rank => Ok(Rate::default()),
+        Certificate::Cut { nodes } if !check_single_rank => cut(topology, collective, nodes),
+        Certificate::Partition { parts } if !check_single_rank && collective == Collective::AllReduce => {
+            partition(topology, parts)
+        }
+        _ => Err(CertificateFlaw::Kind),
+    }
+}
+
+fn cut(topology: &Topology, collective: Collective, nodes: &[NodeId]) -> Result<Rate, CertificateFlaw> {
+    let sides = Sides::of(topology, &[nodes])?;
+    let inside = sides.ranks[0];
+    let outside = topology.ranks() - inside;
+    if inside == 0 || outside == 0 {
+        return Err(CertificateFlaw::SeparatesNothing);
+    }
+    let root = match collective {
+        Collective::Broadcast { root }
+        | Collective::Reduce { root }
+        | Collective::Scatter { root }
+        | Collective::Gather { root } => Some(root),
+        _ => None,
+    };
+    if let Some(root) = root.filter(|&root| sides.part_of(topology.node(root)).is_none()) {
+        return Err(CertificateFlaw::RootOutside { root });
+    }
+    let ranks = i128::from(topology.ranks());
+    let leaving = || Ok(sides.leaving(topology)[0]);
+    let entering = || Ok(sides.entering(topology)[0]);
+    let of_all = |bandwidth: i128, some: u32| Ratio::new(bandwidth * ranks, i128::from(some));
+    match collective {
+        Collective::Broadcast { .. } | Collective::AllReduce => leaving().map(Rate::from),
+        Collective::Reduce { .. } => entering().map(Rate::from),
+        Collective::AllGather => leaving().map(|bandwidth| of_all(bandwidth, inside)),
+        Collective::ReduceScatter => entering().map(|bandwidth| of_all(bandwidth, inside)),
+        Collective::Scatter { .. } => leaving().map(|bandwidth| of_all(bandwidth, outside)),
+        Collective::Gather { .. } => entering().map(|bandwidth| of_all(bandwidth, outside)),
+        _ => Err(CertificateFlaw::Kind),
+    }
+}
+
+/// Switches may be in no part; ranks may not.
+fn partition(topology: &Topology, parts: &[Vec<NodeId>]) -> Result<Rate, CertificateFlaw> {
+    let parts: Vec<&[NodeId]> = parts.iter().map(Vec::as_slice).collect();
+    let sides = Sides::of(topology, &parts)?;
+    if parts.len() < 2 {
+        return Err(CertificateFlaw::SeparatesNothing);
+    }
+    if let Some(part) = sides.ranks.iter().position(|&ranks| ranks == 0) {
+        return Err(CertificateFlaw::PartWithoutRank { part });
+    }
+    if let Some(rank) = (0..topology.ranks()).find(|&rank| sides.part_of(topology.node(rank)).is_none()) {
+        return Err(CertificateFlaw::RankInNoPart { rank });
+    }
+    let leaving: i128 = sides.leaving(topology).iter().sum();
+    Ok(Ratio::new(leaving, 2 * (parts.len() as i128 - 1)))
+}
+
+/// Disjoint sets of nodes.
+struct Sides {
+    /// Of every node.
+    parts: Vec<Option<usize>>,
+    /// How many each set has.
+    ranks: Vec<u32>,
+}
+
+impl Sides {
+    fn of(topology: &Topology, sets: &[&[NodeId]]) -> Result<Self, CertificateFlaw> {
+        let mut parts = vec![None; topology.nodes().len()];
+        let mut ranks = vec![0; sets.len()];
+        for (index, set) in sets.iter().enumerate() {
+            for &node in *set {
+                let part = parts.get_mut(node.0 as usize).ok_or(CertificateFlaw::UnknownNode { node })?;
+                if part.replace(index).is_some() {
+                    return Err(CertificateFlaw::NodeTwice { node });
+                }
+                ranks[index] += u32::from(topology.rank(node).is_some());
+            }
+        }
+        Ok(Self { parts, ranks })
+    }
+
+    fn part_of(&self, node: NodeId) -> Option<usize> {
+        self.parts[node.0 as usize]
+    }
+
+    /// The bandwidth that leaves each.
+    fn leaving(&self, topology: &Topology) -> Vec<i128> {
+        self.across(topology, |from, _| from)
+    }
+
+    /// The bandwidth that enters each.
+    fn entering(&self, topology: &Topology) -> Vec<i128> {
+        self.across(topology, |_, to| to)
+    }
+
+    fn across(
+        &self,
+        topology: &Topology,
+        side: impl Fn(Option<usize>, Option<usize>) -> Option<usize>,
+    ) -> Vec<i128> {
+        let mut sums = vec![0; self.ranks.len()];
+        for link in topology.links() {
+            let (from, to) = (self.part_of(link.from), self.part_of(link.to));
+            if let Some(part) = side(from, to).filter(|_| from != to) {
+                sums[part] += i128::from(link.bytes_per_s);
+            }
+        }
+        sums
+    }
+}
+
+// Refuses equal trees.
+
+/// Refuses trees of the same root, edges and paths, whatever the order of their edges.
+fn expect_no_duplicates(trees: &[Tree]) -> Result<(), Flaw> {
+    let mut seen: BTreeMap<(Rank, u64), Vec<usize>> = BTreeMap::new();
+    for (index, tree) in trees.iter().enumerate() {
+        // A sum does not depend on the order, so nothing has to be sorted unless two are alike.
+        let sum = tree.edges.iter().fold(0_u64, |sum, edge| sum.wrapping_add(hash(edge)));
+        let same_hash = seen.entry((tree.root, sum)).or_default();
+        if let Some(&first) = same_hash.iter().find(|&&other| edge_paths(&trees[other]) == edge_paths(tree)) {
+            return Err(Flaw::Duplicate { first, second: index });
+        }
+        same_hash.push(index);
+    }
+    Ok(())
+}
+
+fn hash(edge: &Edge) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (edge.from, edge.to).hash(&mut hasher);
+    let paths = edge.paths.iter().map(|path| {
+        let mut hasher = DefaultHasher::new();
+        path.hops.hash(&mut hasher);
+        hasher.finish()
+    });
+    paths.fold(0_u64, u64::wrapping_add).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Sender, receiver and all paths between them.
+type EdgePaths<'a> = (Rank, Rank, Vec<&'a [NodeId]>);
+
+fn edge_paths(tree: &Tree) -> Vec<EdgePaths<'_>> {
+    let edge_paths = tree.edges.iter().map(|edge| {
+        let mut paths: Vec<&[NodeId]> = edge.paths.iter().map(|path| path.hops.as_slice()).collect();
+        paths.sort_unstable();
+        (edge.from, edge.to, paths)
+    });
+    let mut edge_paths: Vec<_> = edge_paths.collect();
+    edge_paths.sort_unstable();
+    edge_paths
+}
+
+// Weights as integers over one denominator, so that sums are fast and exact.
+
+/// What the common denominator may be at most: beside it every capacity, and sums of many, fit in
+/// 127 bits.
+const DENOMINATOR_MAX: i128 = 1 << 60;
+
+/// The common denominator of all weights of a packing.
+struct Units {
+    denominator: i128,
+}
+
+impl Units {
+    /// Finds it, and that all rates are numbers.
+    fn of(packing: &Packing) -> Result<Self, Flaw> {
+        let mut denominators = BTreeSet::new();
+        let mut last = 0;
+        let trees = packing.trees.iter();
+        let weights = trees.flat_map(|tree| {
+            let paths = tree.edges.iter().flat_map(|edge| &edge.paths).map(|path| path.weight);
+            paths.chain([tree.weight])
+        });
+        for weight in weights.chain([packing.rate, packing.bound]) {
+            // Most weights are like the one before.
+            if *weight.denom() != last {
+                last = *weight.denom();
+                denominators.insert(last);
+            }
+        }
+        let mut denominator: i128 = 1;
+        for other in denominators {
+            if other < 1 {
+                return Err(Flaw::Denominator);
+            }
+            let multiple = denominator / greatest_divisor(denominator, other);
+            denominator =
+                multiple.checked_mul(other).filter(|&all| all <= DENOMINATOR_MAX).ok_or(Flaw::Overflow)?;
+        }
+        Ok(Self { denominator })
+    }
+
+    /// A weight in units; `None` if it does not fit.
+    fn exact(&self, weight: Rate) -> Option<i128> {
+        weight.numer().checked_mul(self.denominator / weight.denom())
+    }
+
+    /// The same of a weight that has to be more than nothing.
+    fn positive(&self, weight: Rate) -> Option<i128> {
+        self.exact(weight).filter(|&units| units > 0)
+    }
+
+    /// So many units as a rate.
+    fn rate(&self, units: i128) -> Rate {
+        Ratio::new(units, self.denominator)
+    }
+}
+
+fn greatest_divisor(mut one: i128, mut other: i128) -> i128 {
+    while other != 0 {
+        (one, other) = (other, one % other);
+    }
+    one
 }

@@ -1,10 +1,12 @@
-//! Integer digraphs on which trees are packed, and the network that asks whether they can be.
+//! Integer digraphs on which trees are packed, and the network that decides whether a demand is
+//! feasible.
 //!
-//! A [`Digraph`] is a topology whose bandwidths are divided by their greatest common divisor or
-//! multiplied by what makes rates integers. A *demand* says of how many unit trees each rank is the
-//! root. Such trees exist, where no switch is, if and only if a source that gives each rank its
-//! demand can send the sum of all to every rank (Edmonds 1973); with switches of equal capacity in
-//! and out the same holds (Bang-Jensen, Frank and Jackson 1995). [`Supply`] is that network.
+//! A [`Digraph`] is a topology whose bandwidths are divided by their greatest common divisor, or
+//! multiplied by a factor that makes rates integers. A *demand* is the number of unit trees of
+//! which each rank is the root. Without switches, such trees exist if and only if a source that
+//! gives each rank its demand can send the sum of all demands to every rank (Edmonds 1973). With
+//! balanced switches the same holds (Bang-Jensen, Frank and Jackson 1995). [`DemandNetwork`] is
+//! that network.
 //!
 //! **Invariant:** edges are ordered and unique, none has capacity zero, none leads from a node to
 //! itself.
@@ -41,8 +43,8 @@ impl Digraph {
         Self { nodes, ranks, edges }
     }
 
-    /// That of a topology, nodes numbered alike, and how many bytes a second a unit of capacity
-    /// stands for.
+    /// Checks that of a topology, nodes numbered alike, and how many bytes a second a unit of
+    /// capacity stands for.
     #[must_use]
     pub(crate) fn of(topology: &Topology) -> (Self, Amount) {
         let links = topology.links();
@@ -54,7 +56,7 @@ impl Digraph {
         (Self::new(topology.nodes().len(), ranks, edges), unit)
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     #[must_use]
     pub(crate) fn nodes(&self) -> usize {
         self.nodes
@@ -66,7 +68,7 @@ impl Digraph {
         &self.ranks
     }
 
-    /// Where each edge begins, where it ends, and what it carries.
+    /// The tail, the head and the capacity of each edge.
     #[must_use]
     pub(crate) fn edges(&self) -> &[(usize, usize, Amount)] {
         &self.edges
@@ -86,14 +88,14 @@ impl Digraph {
         Self::new(self.nodes, self.ranks.clone(), edges)
     }
 
-    /// What leaves a set of nodes together.
+    /// The capacity that leaves a set of nodes.
     #[must_use]
     pub(crate) fn leaving(&self, is_inside: impl Fn(usize) -> bool) -> Amount {
         let crosses = |edge: &&(usize, usize, Amount)| is_inside(edge.0) && !is_inside(edge.1);
         self.edges.iter().filter(crosses).map(|edge| edge.2).sum()
     }
 
-    /// What enters and what leaves each node.
+    /// The capacity that enters and the capacity that leaves each node.
     #[must_use]
     pub(crate) fn degrees(&self) -> Vec<(Amount, Amount)> {
         let mut degrees = vec![(0, 0); self.nodes];
@@ -124,13 +126,13 @@ impl Digraph {
 
 /// A digraph as a network, with a source that gives each rank its demand.
 #[derive(Clone, Debug)]
-pub(crate) struct Supply {
+pub(crate) struct DemandNetwork {
     network: Network,
     source: usize,
     /// The arc of each edge.
     arcs: HashMap<(usize, usize), ArcId>,
     /// The arc from the source to each rank.
-    given: Vec<ArcId>,
+    demand_arcs: Vec<ArcId>,
     /// The node of every rank.
     ranks: Vec<usize>,
     total: Amount,
@@ -138,7 +140,7 @@ pub(crate) struct Supply {
     order: Vec<usize>,
 }
 
-impl Supply {
+impl DemandNetwork {
     /// The network of a digraph where each rank gets what `demand` says.
     ///
     /// # Panics
@@ -149,12 +151,12 @@ impl Supply {
         assert_eq!(graph.ranks.len(), demand.len(), "a demand for each rank");
         let mut network = Network::new(graph.nodes + 1);
         let source = graph.nodes;
-        let given =
+        let demand_arcs =
             graph.ranks.iter().zip(demand).map(|(&rank, &amount)| network.add(source, rank, amount, 0));
-        let given = given.collect();
+        let demand_arcs = demand_arcs.collect();
         let (ranks, order) = (graph.ranks.clone(), (0..graph.ranks.len()).collect());
         let total = demand.iter().sum();
-        let mut supply = Self { network, source, arcs: HashMap::new(), given, ranks, total, order };
+        let mut supply = Self { network, source, arcs: HashMap::new(), demand_arcs, ranks, total, order };
         for &(from, to, capacity) in &graph.edges {
             let arc = supply.arc(from, to);
             supply.network.set_capacity(arc, capacity);
@@ -174,13 +176,13 @@ impl Supply {
         arc
     }
 
-    /// What an edge carries.
+    /// The capacity of an edge.
     #[must_use]
     pub(crate) fn capacity(&self, from: usize, to: usize) -> Amount {
         self.arcs.get(&(from, to)).map_or(0, |&arc| self.network.capacity(arc))
     }
 
-    /// Changes what an edge carries.
+    /// Sets the capacity of an edge.
     pub(crate) fn set_capacity(&mut self, from: usize, to: usize, capacity: Amount) {
         let arc = self.arc(from, to);
         self.network.set_capacity(arc, capacity);
@@ -192,16 +194,16 @@ impl Supply {
             self.set_capacity(from, to, capacity * factor);
         }
         self.total = 0;
-        for (&arc, amount) in self.given.iter().zip(demand) {
+        for (&arc, amount) in self.demand_arcs.iter().zip(demand) {
             self.network.set_capacity(arc, amount);
             self.total += amount;
         }
     }
 
-    /// How much a rank lacks of the sum of all demands. Where it lacks any, [`Supply::is_inside`]
-    /// tells the cut.
-    pub(crate) fn lacks(&mut self, rank: usize) -> Amount {
-        self.total - self.network.max_amount(self.source, self.ranks[rank], self.total)
+    /// How much a rank lacks of the sum of all demands. Where it lacks any,
+    /// [`DemandNetwork::is_inside`] tells the cut.
+    pub(crate) fn deficit(&mut self, rank: usize) -> Amount {
+        self.total - self.network.max_flow_value(self.source, self.ranks[rank], self.total)
     }
 
     /// Whether a node is on the source's side of the cut of a rank that lacked something.
@@ -210,15 +212,15 @@ impl Supply {
         self.network.is_source_side(node)
     }
 
-    /// Asks every rank, those that fell short before first; `fell_short` is told what a rank lacks,
+    /// Asks every rank, those that fell short before first; `on_deficit` is told what a rank lacks,
     /// changes something, and says whether to go on.
-    pub(crate) fn ask(&mut self, mut fell_short: impl FnMut(&mut Self, Amount) -> bool) -> bool {
+    pub(crate) fn visit_deficits(&mut self, mut on_deficit: impl FnMut(&mut Self, Amount) -> bool) -> bool {
         for place in 0..self.order.len() {
             let rank = self.order[place];
-            let lack = self.lacks(rank);
-            if lack > 0 {
+            let deficit = self.deficit(rank);
+            if deficit > 0 {
                 self.order[..=place].rotate_right(1);
-                if !fell_short(self, lack) {
+                if !on_deficit(self, deficit) {
                     return false;
                 }
             }
@@ -227,8 +229,8 @@ impl Supply {
     }
 
     /// Whether every rank gets the sum of all demands.
-    pub(crate) fn is_enough(&mut self) -> bool {
-        self.ask(|_, _| false)
+    pub(crate) fn is_feasible(&mut self) -> bool {
+        self.visit_deficits(|_, _| false)
     }
 }
 

@@ -1,14 +1,14 @@
-//! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move one way.
+//! Broadcast, reduce, all-gather and reduce-scatter: trees along which data move in one direction.
 //!
-//! A demand says where trees begin: at the root for broadcast, as many at each rank for all-gather.
-//! [`best_rate`] gives rate and certificate; capacities are scaled until the rate is a whole number
-//! of trees; trees are [peeled](super::peel), or switches split off and trees grown, whose edges
-//! are led back over the links that they stand for; and they are made [shallow](super::shallow).
-//! Reduce and reduce-scatter are the same on reversed links, and their trees are read backwards.
+//! A demand gives the roots of the trees: the root of a broadcast, or every rank equally for an
+//! all-gather. [`best_rate`] gives rate and certificate. Capacities are scaled until the rate is an
+//! integer number of trees. Trees are [extracted](super::extraction), or switches are removed and
+//! arborescences are packed. Then the [depth](super::depth) of the trees is reduced. Reduce and
+//! reduce-scatter are the same on reversed links, with reversed trees.
 //!
-//! The optimum is reached wherever every switch can be balanced at the rate that cuts allow, which
-//! it is from the beginning where links carry as much in both directions. Elsewhere the rate is the
-//! best that was found, and the bound stays that of cuts.
+//! The result is optimal if every switch can be balanced at the rate that cuts allow. This holds if
+//! links carry as much in both directions. In all other cases the rate is the best that was found,
+//! and the bound is that of cuts.
 
 use std::collections::BTreeMap;
 
@@ -16,17 +16,17 @@ use pleach_vocabulary::{Collective, Rank};
 
 use super::MAX_TREES_PER_ROOT;
 use super::balance::{balanced, over_shortest_paths};
+use super::depth::reduce_depth;
 use super::digraph::Digraph;
+use super::extraction::{self, RoutedTree};
 use super::flow::Amount;
-use super::peel::{self, Routed};
-use super::search::{Best, best_rate, best_units, signed, whole_trees};
-use super::shallow::make_shallow;
+use super::rate::{Bottleneck, best_equal_weight, best_rate, signed, whole_trees};
 use super::{Certificate, Edge, Packing, Path, Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// Packs trees from a root to all ranks, or the other way for reduce; or from every rank for
-/// all-gather, or to every rank for reduce-scatter. Every root has `trees_per_root` trees of equal
-/// weight, or as many as the optimum needs.
+/// Packs trees from a root to all ranks (broadcast), from all ranks to a root (reduce), from every
+/// rank (all-gather) or to every rank (reduce-scatter). Every root has `trees_per_root` trees of
+/// equal weight, or as many as the optimum needs.
 ///
 /// # Panics
 ///
@@ -39,8 +39,8 @@ pub(crate) fn pack_directed(
 ) -> Packing {
     let ranks = topology.ranks() as usize;
     let (direction, is_towards) = match collective {
-        Collective::Broadcast { root } => (one_of(ranks, root), false),
-        Collective::Reduce { root } => (one_of(ranks, root), true),
+        Collective::Broadcast { root } => (demand_of_root(ranks, root), false),
+        Collective::Reduce { root } => (demand_of_root(ranks, root), true),
         Collective::AllGather => (vec![1; ranks], false),
         Collective::ReduceScatter => (vec![1; ranks], true),
         _ => panic!("{collective} does not go one way along trees"),
@@ -54,27 +54,27 @@ pub(crate) fn pack_directed(
     let blocks = Rate::from_integer(signed(direction.iter().sum()));
     let bound = best.rate * blocks * unit;
     let mut packing = Packing { collective, rate, bound, certificate: certificate(best), trees };
-    make_shallow(&mut packing, topology);
+    reduce_depth(&mut packing, topology);
     packing
 }
 
-fn one_of(ranks: usize, root: Rank) -> Vec<Amount> {
+fn demand_of_root(ranks: usize, root: Rank) -> Vec<Amount> {
     (0..ranks).map(|rank| Amount::from(rank == root as usize)).collect()
 }
 
 /// The cut as a certificate.
-pub(super) fn certificate(best: Best) -> Certificate {
+pub(super) fn certificate(best: Bottleneck) -> Certificate {
     let nodes = best.cut.iter().enumerate().filter(|(_, inside)| **inside);
     Certificate::Cut { nodes: nodes.map(|(node, _)| NodeId(node as u32)).collect() }
 }
 
-/// Trees with the ways of their edges, and what a unit of their amounts is in units of capacity.
+/// Trees with the paths of their edges, and the unit of their amounts in units of capacity.
 pub(super) struct Forest {
     pub(super) unit: Rate,
-    pub(super) trees: Vec<Routed>,
+    pub(super) trees: Vec<RoutedTree>,
 }
 
-/// Trees at the best rate; where they would be too many a root, the best of equal weight.
+/// Trees at the best rate; if a root would have too many, the best trees of equal weight.
 fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     let exact = forest_at(graph, direction, best).unwrap_or_else(|| lower_forest(graph, direction, best));
     if exact.trees_per_root() <= MAX_TREES_PER_ROOT as usize {
@@ -82,46 +82,47 @@ fn best_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
     }
     let weight = |count: u32| {
         let demand = scaled(direction, count.into());
-        best_units(graph, &demand, best / Rate::from_integer(count.into()))
+        best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()))
             .map_or(Rate::default(), |units| units.tree * Rate::from_integer(count.into()))
     };
-    // Of counts that reach the same, the least.
+    // The smallest of the best counts.
     let count = (1..=MAX_TREES_PER_ROOT).rev().max_by_key(|&count| weight(count)).unwrap_or(1);
     equal_trees(graph, direction, best, count)
 }
 
-/// Trees at a rate; none where switches cannot be balanced at it.
+/// Trees at a rate; `None` if switches cannot be balanced at it.
 fn forest_at(graph: &Digraph, direction: &[Amount], rate: Rate) -> Option<Forest> {
     let (trees, parts) = (rate.numer().unsigned_abs(), rate.denom().unsigned_abs());
     let graph = graph.map(|_, _, capacity| capacity * parts);
-    grown(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()), true)
+    pack_forest(&graph, &scaled(direction, trees), Rate::new(1, *rate.denom()), true)
 }
 
-/// Trees at the largest part of a rate at which switches were found to be balanced.
+/// Trees at the largest fraction of the rate at which switches could be balanced.
 fn lower_forest(graph: &Digraph, direction: &[Amount], best: Rate) -> Forest {
-    let paths = path_forest(graph, direction, 1);
-    highest(best, paths, |rate| forest_at(graph, direction, rate))
+    let paths = shortest_path_forest(graph, direction, 1);
+    highest_feasible(best, paths, |rate| forest_at(graph, direction, rate))
 }
 
-/// So many trees of equal weight from each root, at the largest weight at which switches were found
-/// to be balanced.
+/// `count` trees of equal weight for each unit of demand, at the largest weight at which switches
+/// could be balanced.
 fn equal_trees(graph: &Digraph, direction: &[Amount], best: Rate, count: u32) -> Forest {
     let demand = scaled(direction, count.into());
-    let best = best_units(graph, &demand, best / Rate::from_integer(count.into()));
+    let best = best_equal_weight(graph, &demand, best / Rate::from_integer(count.into()));
     let best = best.expect("there are two ranks and something to send");
-    grown(&best.graph, &demand, best.tree, false).unwrap_or_else(|| {
+    pack_forest(&best.graph, &demand, best.tree, false).unwrap_or_else(|| {
         let total = demand.iter().sum();
-        let paths = path_forest(graph, direction, count.into());
-        highest(best.tree, paths, |tree| grown(&whole_trees(graph, tree, total), &demand, tree, false))
+        let paths = shortest_path_forest(graph, direction, count.into());
+        highest_feasible(best.tree, paths, |tree| {
+            pack_forest(&whole_trees(graph, tree, total), &demand, tree, false)
+        })
     })
 }
 
-/// How finely rates are tried where the best one is out of reach.
+/// Resolution of the search if the best rate is out of reach.
 const RATE_STEPS: i128 = 64;
 
-/// The forest at the highest part of a rate at which there is one, by bisection; `least` where that
-/// is no less.
-fn highest(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
+/// The forest at the highest feasible fraction of a rate, by bisection; `least` if it is as good.
+fn highest_feasible(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>) -> Forest {
     let (mut low, mut high) = (0, RATE_STEPS);
     let mut found = None;
     while high - low > 1 {
@@ -133,14 +134,14 @@ fn highest(best: Rate, least: Forest, forest_at: impl Fn(Rate) -> Option<Forest>
         }
     }
     match found {
-        // Over paths it is the rate that one unit stands for.
+        // Over shortest paths the unit is the rate of one unit.
         Some((rate, forest)) if rate >= least.unit => forest,
         _ => least,
     }
 }
 
 /// Trees over shortest paths.
-fn path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
+fn shortest_path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
     let demand = scaled(direction, count);
     let loads = over_shortest_paths(graph, &demand);
     let load: BTreeMap<(usize, usize), Amount> =
@@ -149,24 +150,24 @@ fn path_forest(graph: &Digraph, direction: &[Amount], count: Amount) -> Forest {
         load.get(&(from, to)).map(|&load| Rate::new(signed(capacity), signed(load)))
     });
     let unit = shares.min().expect("something is sent");
-    grown(&loads, &demand, unit, false).expect("what goes over paths is balanced and enough")
+    pack_forest(&loads, &demand, unit, false).expect("what goes over paths is balanced and enough")
 }
 
 fn scaled(direction: &[Amount], factor: Amount) -> Vec<Amount> {
     direction.iter().map(|amount| amount * factor).collect()
 }
 
-/// Trees that meet a demand, or parts of such; none where switches cannot be balanced.
-fn grown(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
+/// Trees that meet a demand, or parts of such trees; `None` if switches cannot be balanced.
+fn pack_forest(graph: &Digraph, demand: &[Amount], unit: Rate, can_part: bool) -> Option<Forest> {
     let part = if graph.is_balanced() { None } else { Some(balanced(graph, demand)?) };
-    let peeled = peel::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
-    Some(Forest { unit: unit / Rate::from_integer(signed(peeled.parts)), trees: merged(peeled.trees) })
+    let extracted = extraction::pack(part.as_ref().unwrap_or(graph), demand, can_part)?;
+    Some(Forest { unit: unit / Rate::from_integer(signed(extracted.parts)), trees: merged(extracted.trees) })
 }
 
-/// One tree for all with the same root and edges.
-pub(super) fn merged(trees: Vec<Routed>) -> Vec<Routed> {
+/// Merges trees with the same root and edges.
+pub(super) fn merged(trees: Vec<RoutedTree>) -> Vec<RoutedTree> {
     let mut places: BTreeMap<(Rank, Vec<(Rank, Rank)>), usize> = BTreeMap::new();
-    let mut merged: Vec<Routed> = Vec::with_capacity(trees.len());
+    let mut merged: Vec<RoutedTree> = Vec::with_capacity(trees.len());
     for mut tree in trees {
         let mut sorted = tree.edges.clone();
         sorted.sort_unstable();
@@ -177,13 +178,13 @@ pub(super) fn merged(trees: Vec<Routed>) -> Vec<Routed> {
             continue;
         };
         same.amount += tree.amount;
-        for (from, to, ways) in &mut same.edges {
+        for (from, to, paths) in &mut same.edges {
             let more = tree.edges.iter_mut().find(|edge| (edge.0, edge.1) == (*from, *to));
             let (.., more) = more.expect("it has the same edges");
             for (nodes, amount) in more.drain(..) {
-                match ways.iter_mut().find(|way| way.0 == nodes) {
-                    Some(way) => way.1 += amount,
-                    None => ways.push((nodes, amount)),
+                match paths.iter_mut().find(|path| path.0 == nodes) {
+                    Some(path) => path.1 += amount,
+                    None => paths.push((nodes, amount)),
                 }
             }
         }
@@ -192,8 +193,8 @@ pub(super) fn merged(trees: Vec<Routed>) -> Vec<Routed> {
 }
 
 impl Forest {
-    /// Trees from each rank in proportion to `direction`, for which `best` is the rate that cuts
-    /// allow: `count` of equal weight for each of its units, or as many as the rate needs.
+    /// Trees from each rank in proportion to `direction`, whose best rate is `best`: `count` of
+    /// equal weight for each unit, or as many as the rate needs.
     pub(super) fn new(graph: &Digraph, direction: &[Amount], best: Rate, count: Option<u32>) -> Self {
         match count {
             Some(count) => equal_trees(graph, direction, best, count),
@@ -201,22 +202,22 @@ impl Forest {
         }
     }
 
-    /// Most trees that a root has.
+    /// The largest number of trees of a root.
     fn trees_per_root(&self) -> usize {
         let mut counts: BTreeMap<Rank, usize> = BTreeMap::new();
         self.trees.iter().for_each(|tree| *counts.entry(tree.root).or_default() += 1);
         counts.into_values().max().unwrap_or(0)
     }
 
-    /// Trees over links, at a rate in bytes a second where a unit of capacity is `unit` of them.
-    /// Read backwards where data move towards the roots.
+    /// The trees over physical links, with weights in bytes a second, where a unit of capacity is
+    /// `unit`. With `is_towards` the trees are reversed.
     pub(super) fn trees(self, unit: Rate, is_towards: bool) -> Vec<Tree> {
         let one = self.unit * unit;
         let weight = |amount: Amount| one * Rate::from_integer(signed(amount));
         let mut trees = Vec::with_capacity(self.trees.len());
-        for Routed { root, amount, edges } in self.trees {
-            let edges = edges.into_iter().map(|(from, to, ways)| {
-                let paths = ways.into_iter().map(|(nodes, amount)| Path {
+        for RoutedTree { root, amount, edges } in self.trees {
+            let edges = edges.into_iter().map(|(from, to, paths)| {
+                let paths = paths.into_iter().map(|(nodes, amount)| Path {
                     hops: nodes.into_iter().map(|node| NodeId(node as u32)).collect(),
                     weight: weight(amount),
                 });
@@ -240,13 +241,13 @@ mod tests {
     use crate::topology::preset;
     use crate::{PackOptions, check, pack};
 
-    /// What no packing exceeds, by all cuts.
+    /// The upper bound of every packing, over all cuts.
     fn bound(topology: &Topology, collective: Collective) -> Rate {
         let (graph, unit) = Digraph::of(topology);
         let ranks = topology.ranks() as usize;
         let (graph, demand) = match collective {
-            Collective::Broadcast { root } => (graph, one_of(ranks, root)),
-            Collective::Reduce { root } => (graph.reversed(), one_of(ranks, root)),
+            Collective::Broadcast { root } => (graph, demand_of_root(ranks, root)),
+            Collective::Reduce { root } => (graph.reversed(), demand_of_root(ranks, root)),
             Collective::AllGather => (graph, vec![1; ranks]),
             _ => (graph.reversed(), vec![1; ranks]),
         };
@@ -254,7 +255,7 @@ mod tests {
         best_by_enumeration(&graph, &demand) * Rate::from_integer(signed(blocks * unit))
     }
 
-    fn one_way(root: Rank) -> [Collective; 4] {
+    fn one_way_collectives(root: Rank) -> [Collective; 4] {
         [
             Collective::Broadcast { root },
             Collective::Reduce { root },
@@ -270,11 +271,11 @@ mod tests {
 
     #[test]
     fn the_optimum_is_packed_wherever_switches_are_balanced() {
-        let mut random = Random(41);
+        let mut random = Random::new(41);
         let mut limited = 0;
         for round in 0..150 {
             let topology = random_topology(&mut random, [Links::Duplex, Links::Balanced][round % 2]);
-            for collective in one_way(random.below(topology.ranks().into()) as Rank) {
+            for collective in one_way_collectives(random.below(topology.ranks().into()) as Rank) {
                 let packing = pack_directed(&topology, collective, None);
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 assert_eq!(packing.bound, bound(&topology, collective), "{topology:?}");
@@ -289,11 +290,11 @@ mod tests {
 
     #[test]
     fn the_bound_is_right_and_the_gap_is_stated_where_switches_are_not_balanced() {
-        let mut random = Random(42);
+        let mut random = Random::new(42);
         let (mut optimal, mut all) = (0, 0);
         for _ in 0..100 {
             let topology = random_topology(&mut random, Links::Any);
-            for collective in one_way(random.below(topology.ranks().into()) as Rank) {
+            for collective in one_way_collectives(random.below(topology.ranks().into()) as Rank) {
                 let packing = pack_directed(&topology, collective, None);
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 assert_eq!(packing.bound, bound(&topology, collective), "{topology:?}");
@@ -307,12 +308,12 @@ mod tests {
 
     #[test]
     fn every_root_has_the_number_of_trees_that_was_asked_for() {
-        let mut random = Random(43);
+        let mut random = Random::new(43);
         for round in 0..60 {
             let topology =
                 random_topology(&mut random, [Links::Duplex, Links::Balanced, Links::Any][round % 3]);
             let count = 1 + random.below(4) as u32;
-            for collective in one_way(0) {
+            for collective in one_way_collectives(0) {
                 let packing = pack_directed(&topology, collective, Some(count));
                 check(&topology, &packing).unwrap_or_else(|flaw| panic!("{collective} {topology:?}: {flaw}"));
                 let roots = if collective.root().is_some() { 1 } else { topology.ranks() };
@@ -344,11 +345,11 @@ mod tests {
 
     #[test]
     fn machines_reach_what_is_known_of_them() {
-        let [rate, whole] = [Rate::new, |rate, _| Rate::from_integer(rate)];
-        assert_eq!(rates("dgx-1v")[..2], [whole(150, 1), rate(1200, 7)]);
-        assert_eq!(rates("dgx-1p")[..2], [whole(80, 1), rate(640, 7)]);
+        let [rate, trees_in] = [Rate::new, |rate, _| Rate::from_integer(rate)];
+        assert_eq!(rates("dgx-1v")[..2], [trees_in(150, 1), rate(1200, 7)]);
+        assert_eq!(rates("dgx-1p")[..2], [trees_in(80, 1), rate(640, 7)]);
         assert_eq!(rates("dgx-a100:1")[1], rate(2400, 7));
-        assert_eq!(rates("dgx-a100:2"), [whole(200, 1), rate(1040, 3), rate(2400, 7)]);
+        assert_eq!(rates("dgx-a100:2"), [trees_in(200, 1), rate(1040, 3), rate(2400, 7)]);
         assert_eq!(rates("mi250:1")[1..], [rate(2400, 7), rate(800, 3)]);
     }
 

@@ -1,14 +1,13 @@
-//! How much can go from one node of a network to another, exactly, and the cut that shows why not
-//! more.
+//! Exact maximum flows, and the minimum cut that proves them.
 //!
-//! A [`Network`] has arcs with integer capacities and a flow over them. [`Network::max_flow`] finds
-//! the largest flow (Dinic 1970: blocking flows over shortest paths) or stops at a limit; what the
-//! last search still reached is then the smallest side of a minimum cut. Nothing is allocated by a
-//! search: a network is filled once, and capacities are changed between searches.
+//! A [`Network`] has arcs with integer capacities and a flow. [`Network::max_flow`] finds the
+//! maximum flow (Dinic 1970: blocking flows over shortest paths) or stops at a limit. The nodes
+//! that the last search reached are then the smallest source side of a minimum cut. A search
+//! allocates no memory: a network is filled once, and capacities are changed between searches.
 //!
-//! **Invariant:** an arc and its reverse are a pair, of which the residual capacities always sum to
-//! the capacities; so a flow is what a residual lacks to its capacity, and flows against each other
-//! over one pair cancel.
+//! **Invariant:** an arc and its reverse are a pair whose residual capacities always sum to their
+//! capacities. So the flow of an arc is its capacity minus its residual, and opposite flows over
+//! one pair cancel.
 
 /// A capacity or flow. Bandwidths of a topology sum to at most 2⁶³ and are scaled by factors that
 /// stay far below 2⁶⁴, so sums of these fit.
@@ -55,7 +54,7 @@ impl Network {
         self.leaving.len() - 1
     }
 
-    /// How many nodes there are.
+    /// The number of nodes.
     #[must_use]
     pub(crate) fn nodes(&self) -> usize {
         self.leaving.len()
@@ -76,7 +75,7 @@ impl Network {
         arc
     }
 
-    /// What an arc can carry.
+    /// The capacity of an arc.
     #[must_use]
     pub(crate) fn capacity(&self, arc: ArcId) -> Amount {
         self.capacities[arc as usize]
@@ -95,7 +94,7 @@ impl Network {
         residual.is_some()
     }
 
-    /// What flows over an arc; zero when it flows over its reverse.
+    /// The flow over an arc; zero if the flow goes over its reverse.
     #[must_use]
     pub(crate) fn flow(&self, arc: ArcId) -> Amount {
         self.capacities[arc as usize].saturating_sub(self.residuals[arc as usize])
@@ -125,12 +124,12 @@ impl Network {
     /// # Panics
     ///
     /// When source and sink are the same.
-    pub(crate) fn max_amount(&mut self, source: usize, sink: usize, limit: Amount) -> Amount {
+    pub(crate) fn max_flow_value(&mut self, source: usize, sink: usize, limit: Amount) -> Amount {
         assert_ne!(source, sink, "a flow goes somewhere");
         self.reset();
         let mut sum = 0;
-        while sum < limit && self.reaches(source, sink) {
-            sum += self.block(sink, source, limit - sum, Self::retreat);
+        while sum < limit && self.label_levels(source, sink) {
+            sum += self.blocking_flow(sink, source, limit - sum, Self::retreat);
         }
         sum
     }
@@ -144,8 +143,8 @@ impl Network {
     pub(crate) fn augment(&mut self, source: usize, sink: usize, limit: Amount) -> Amount {
         assert_ne!(source, sink, "a flow goes somewhere");
         let mut sum = 0;
-        while sum < limit && self.reaches(source, sink) {
-            sum += self.block(source, sink, limit - sum, Self::advance);
+        while sum < limit && self.label_levels(source, sink) {
+            sum += self.blocking_flow(source, sink, limit - sum, Self::advance);
         }
         sum
     }
@@ -177,7 +176,7 @@ impl Network {
     }
 
     /// Labels nodes by their distance from the source; stops at the sink.
-    fn reaches(&mut self, source: usize, sink: usize) -> bool {
+    fn label_levels(&mut self, source: usize, sink: usize) -> bool {
         self.levels.fill(UNREACHED);
         self.queue.clear();
         self.queue.push(source as u32);
@@ -201,7 +200,7 @@ impl Network {
 
     /// Fills shortest paths between source and sink until none is left, at most `limit` in all.
     /// They are walked from one of the two to the other.
-    fn block(
+    fn blocking_flow(
         &mut self,
         start: usize,
         goal: usize,
@@ -321,7 +320,7 @@ mod tests {
 
     #[test]
     fn the_largest_flow_is_the_least_cut_of_all_and_the_side_found_is_such_a_cut() {
-        let mut random = Random(1);
+        let mut random = Random::new(1);
         for _ in 0..3_000 {
             let (mut network, arcs) = random_network(&mut random);
             let (source, sink) = (0, network.nodes() - 1);
@@ -334,16 +333,16 @@ mod tests {
                 (source_side.collect::<Vec<_>>(), network.sink_side(sink))
             };
             let known = sides(&network);
-            assert_eq!(network.max_amount(source, sink, Amount::MAX), least);
+            assert_eq!(network.max_flow_value(source, sink, Amount::MAX), least);
             assert_eq!(sides(&network), known, "walked from the sink, the smallest sides are the same");
             let limit = least / 2;
-            assert_eq!(network.max_amount(source, sink, limit), limit);
+            assert_eq!(network.max_flow_value(source, sink, limit), limit);
         }
     }
 
     #[test]
     fn a_flow_stays_within_capacities_and_only_source_and_sink_gain_or_lose() {
-        let mut random = Random(2);
+        let mut random = Random::new(2);
         for _ in 0..1_000 {
             let (mut network, _) = random_network(&mut random);
             let (source, sink) = (0, network.nodes() - 1);
@@ -366,7 +365,7 @@ mod tests {
 
     #[test]
     fn a_flow_goes_on_after_a_limit_and_a_change_of_capacity() {
-        let mut random = Random(3);
+        let mut random = Random::new(3);
         let (mut was_kept, mut was_lost) = (0, 0);
         for _ in 0..2_000 {
             let (mut network, mut arcs) = random_network(&mut random);

@@ -1,72 +1,73 @@
-//! Trees for graphs that are too large to be packed exactly and in which nothing looks the same.
+//! Heuristic packing for graphs that are too large for exact packing and have no symmetry.
 //!
-//! Exact packing asks for about `ranks²` flows over all links, which for some hundred ranks takes
-//! hours. Here so many trees of equal weight are grown one after the other, each in the time that
-//! looking at every link a few times takes, and the gap is stated: the bound is exact while one
-//! flow a rank is affordable ([`BOUND_WORK_MAX`]), beyond that it is the least cut around a single
-//! rank.
+//! Exact packing takes about `ranks²` flows over all links, which takes hours for some hundred
+//! ranks. Here trees of equal weight are grown one after the other, each in the time of a few
+//! passes over the links. The bound is exact while one flow for each rank is affordable
+//! ([`BOUND_WORK_MAX`]); beyond that it is the minimum cut around a single rank.
 //!
-//! Let `λ = trees / bound`: what a link of one byte a second would be used at the optimum. A
-//! link's *price* is the uses it would have by its bandwidth, and at least `λ`, so that what the
-//! optimum can afford costs the same everywhere. A tree reaches the rank next that it reaches at
-//! the least price of any link on the way, among these soonest, where the edges of one rank leave
-//! it one after the other: that makes trees as deep as a logarithm. What leaves a rank has a price
-//! as well, once it is more than the rank's share so far. The weight of all trees is the least
-//! bandwidth by uses, and of trees for the same data only so many are kept as carry most.
+//! Let `λ = trees / bound`, the optimal use of a link of one byte a second. The *price* of a link
+//! is its number of uses divided by its bandwidth, and at least `λ`, so that all uses that the
+//! optimum affords cost the same. A tree reaches next the rank with the smallest maximum price of
+//! the links on its path, and among these the rank that it reaches first, where the edges of one
+//! rank leave one after the other. This gives trees of logarithmic depth. Edges that leave a rank
+//! beyond its share so far have a price too. The weight of all trees is the smallest bandwidth
+//! divided by uses. Of trees for the same data, only the number of trees that carries the most is
+//! kept.
 //!
-//! A single root's trees are [peeled](super::peel) first where there is time for a flow to every
-//! rank after each of them. That often gives the optimum; otherwise the better of both is taken.
+//! The trees of a single root are [extracted](super::extraction) first if there is time for a flow
+//! to every rank after each of them. This often gives the optimum; otherwise the better result is
+//! taken.
 //!
-//! **Invariant:** every tree spans all ranks, no link carries more than it can, and the rate is
-//! that of the trees. What comes out depends on the topology alone: work is counted and not timed,
-//! and prices are compared bit by bit.
+//! **Invariant:** every tree spans all ranks, no link exceeds its capacity, and the rate is the sum
+//! of the trees. The result depends on the topology alone: work is counted and not timed, and
+//! prices are compared bit by bit.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::MAX_TREES_PER_ROOT;
-use super::digraph::Digraph;
-use super::directed::{self, Forest, certificate};
-use super::flow::Amount;
-use super::peel;
-use super::scale::merged;
-use super::search::{around_single_ranks, best_rate, signed};
-use super::shallow::make_shallow;
-use super::{Certificate, Edge, Packing, Path, Rate, Tree};
+use crate::depth::reduce_depth;
+use crate::digraph::Digraph;
+use crate::directed::{Forest, certificate};
+use crate::flow::{Amount, Network};
+use crate::rate::{around_single_ranks, best_rate, signed};
+use crate::scale::merged;
 use crate::topology::{Link, NodeId, Topology};
-use narrow::Narrows;
+use crate::{Certificate, Edge, MAX_TREES_PER_ROOT, Packing, Path, Rate, Tree, directed, extraction};
 
-/// Up to how many ranks, squared, times links graphs are packed exactly.
+#[cfg(test)]
+mod tests;
+
+/// Largest value of ranks² × links for which a graph is packed exactly.
 const EXACT_WORK_MAX: u64 = 1 << 26;
 
-/// Up to how many ranks times links the bound is exact where the packing is not.
+/// Largest value of ranks × links for which the bound is exact if the packing is not.
 const BOUND_WORK_MAX: u64 = 1 << 26;
 
-/// Up to how many ranks times links the trees of a root are peeled first.
-const PEELING_WORK_MAX: u64 = 1 << 23;
+/// Largest value of ranks × links for which the trees of a root are extracted first.
+const EXTRACTION_WORK_MAX: u64 = 1 << 23;
 
-/// Links looked at, about, for all trees.
+/// Approximate number of links that the growth of all trees visits.
 const GROWTH_WORK_MAX: u64 = 1 << 26;
 
 /// Fewest trees for the same data, so that uses of a link differ little from its share.
 const TREES_MIN: u32 = 64;
 
-/// Fewer trees than this are peeled as more of less weight each.
+/// If the optimum has fewer trees than this, more trees of less weight are extracted.
 const SHARED_TREES_MIN: Amount = 4;
 
 /// Most trees of an all-reduce.
 const ALL_REDUCE_TREES_MAX: u32 = 256;
 
-/// How many trees for the same data are wanted for each link's bandwidth that the bound has.
+/// Trees for the same data, for each multiple of the largest bandwidth of a link in the bound.
 const TREES_PER_LINK: u32 = 4;
 
-/// By how many edges a rank may be ahead of its share without a price.
+/// Edges by which a rank may exceed its share without a price.
 const AHEAD_EDGES: f64 = 8.0;
 
-/// How often a switch of a tree is come to by a better way.
-const BETTER_WAYS_MAX: u8 = 8;
+/// Largest number of times that the path to a switch of a tree is improved.
+const IMPROVEMENTS_MAX: u8 = 8;
 
 /// Whether exact packing takes seconds at most.
 pub(super) fn is_exact_within_reach(topology: &Topology) -> bool {
@@ -79,8 +80,7 @@ pub(super) fn is_bound_within_reach(topology: &Topology) -> bool {
     u64::from(topology.ranks()) * topology.links().len() as u64 <= BOUND_WORK_MAX
 }
 
-/// Trees of equal weight beside the bound; `trees_per_root` of them for each root, for all-reduce
-/// for each rank.
+/// Packs trees of equal weight, `trees_per_root` for each root (for all-reduce: for each rank).
 ///
 /// # Panics
 ///
@@ -107,46 +107,47 @@ pub(super) fn pack_one_way(
     };
     let best = best.expect("there are two ranks and something to send");
     let bound = best.rate * signed(demand.iter().sum()) * signed(unit);
-    let mut growth = Growth::new(grown_on, false);
+    let mut packer = GreedyPacker::new(grown_on, false);
     let mut partial = None;
     let trees = match collective.root() {
         Some(root) => {
             if trees_per_root.is_none()
-                && let Some(trees) = peeled(grown_on, &graph, root, best.rate, signed(unit))
+                && let Some(trees) = extracted(grown_on, &graph, root, best.rate, signed(unit))
             {
                 let certificate = certificate(best.clone());
-                let mut packing = made(topology, collective, bound, certificate, trees, is_towards);
-                make_shallow(&mut packing, topology);
+                let mut packing = packing_of(topology, collective, bound, certificate, trees, is_towards);
+                reduce_depth(&mut packing, topology);
                 if packing.is_optimal() {
                     return packing;
                 }
                 partial = Some(packing);
             }
             if is_bound_within_reach(topology) {
-                growth.narrows = Narrows::around(grown_on, root);
+                packer.narrow_cuts = NarrowCuts::around(grown_on, root);
             }
-            let count = trees_per_root.unwrap_or_else(|| growth.count(bound, MAX_TREES_PER_ROOT));
-            growth.grow(&vec![root; count as usize], bound, trees_per_root.is_none())
+            let count = trees_per_root.unwrap_or_else(|| packer.count(bound, MAX_TREES_PER_ROOT));
+            packer.grow(&vec![root; count as usize], bound, trees_per_root.is_none())
         }
         None => {
             let count = trees_per_root.unwrap_or(1);
             let roots: Vec<Rank> = (0..count).flat_map(|_| 0..topology.ranks()).collect();
-            growth.grow(&roots, bound, false)
+            packer.grow(&roots, bound, false)
         }
     };
     let trees = trees.expect("all ranks are reached from each");
-    let grown = made(topology, collective, bound, certificate(best), trees, is_towards);
+    let grown = packing_of(topology, collective, bound, certificate(best), trees, is_towards);
     partial.filter(|partial: &Packing| partial.rate >= grown.rate).unwrap_or(grown)
 }
 
-/// Whole trees that leave room for as many as the best rate allows, if their number is in reach.
-fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
+/// Extracts whole trees at the best rate; `None` if this takes too much work or too many trees.
+fn extracted(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i128) -> Option<Vec<Tree>> {
     let work = u64::from(topology.ranks()) * topology.links().len() as u64;
-    if work > PEELING_WORK_MAX {
+    if work > EXTRACTION_WORK_MAX {
         return None;
     }
     let total = best.numer().unsigned_abs();
-    // Of links without anything in common the optimum has very many trees, and few would be found.
+    // If bandwidths have no common divisor, the optimum has very many trees, and few would be
+    // found.
     if total > Amount::from(MAX_TREES_PER_ROOT) {
         return None;
     }
@@ -156,7 +157,7 @@ fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i1
     let graph = graph.map(|_, _, capacity| capacity * parts);
     let mut demand = vec![0; graph.ranks().len()];
     demand[root as usize] = total * shares;
-    let trees = peel::peel(&graph, &demand, Amount::from(TREES_MIN))?;
+    let trees = extraction::extract(&graph, &demand, Amount::from(TREES_MIN))?;
     Some(
         Forest { unit: Rate::new(unit, signed(parts)), trees: directed::merged(trees) }
             .trees(Rate::from_integer(1), false),
@@ -164,8 +165,9 @@ fn peeled(topology: &Topology, graph: &Digraph, root: Rank, best: Rate, unit: i1
     .filter(|trees| (1..=MAX_TREES_PER_ROOT as usize).contains(&trees.len()))
 }
 
-/// Trees of equal weight that are used both ways, for an all-reduce with this bound, so many for
-/// each rank on the average; none where ranks are joined only by links that lead one way.
+/// Packs trees of equal weight that are used in both directions, for an all-reduce with this bound,
+/// with this average number of trees for each rank. `None` if some ranks are linked in one
+/// direction only.
 pub(super) fn pack_both_ways(
     topology: &Topology,
     bound: Rate,
@@ -173,15 +175,15 @@ pub(super) fn pack_both_ways(
     trees_per_root: Option<u32>,
 ) -> Option<Packing> {
     let ranks = topology.ranks();
-    let mut growth = Growth::new(topology, true);
+    let mut packer = GreedyPacker::new(topology, true);
     let count = trees_per_root
-        .map_or_else(|| growth.count(bound, ALL_REDUCE_TREES_MAX), |count| count.saturating_mul(ranks));
+        .map_or_else(|| packer.count(bound, ALL_REDUCE_TREES_MAX), |count| count.saturating_mul(ranks));
     let roots: Vec<Rank> = (0..count).map(|tree| tree % ranks).collect();
-    let trees = growth.grow(&roots, bound, trees_per_root.is_none())?;
-    Some(made(topology, Collective::AllReduce, bound, certificate, trees, true))
+    let trees = packer.grow(&roots, bound, trees_per_root.is_none())?;
+    Some(packing_of(topology, Collective::AllReduce, bound, certificate, trees, true))
 }
 
-fn made(
+fn packing_of(
     topology: &Topology,
     collective: Collective,
     bound: Rate,
@@ -197,51 +199,52 @@ fn made(
     Packing { collective, rate, bound, certificate, trees }
 }
 
-/// A way's price in the bits of a float, which is never negative, and when its end is reached.
+/// The price of a path, as the bits of a float that is not negative, and the time at which its end
+/// is reached.
 type Cost = (u64, u32);
 
-/// Trees that grow on a topology and load it.
-struct Growth<'t> {
+/// The state of the packing: the topology and the load of its links.
+struct GreedyPacker<'t> {
     topology: &'t Topology,
     is_both_ways: bool,
     /// Where the links of each node begin in [`Topology::links`].
     first: Vec<usize>,
-    /// What each link carries for trees, in bytes a second.
+    /// The capacity of each link for trees, in bytes a second.
     carries: Vec<u64>,
-    /// How many edges of trees go over it.
+    /// The number of edges of trees over each link.
     uses: Vec<u32>,
-    /// The link back, where trees are used both ways.
+    /// The opposite link, if trees are used in both directions.
     back: Vec<usize>,
-    /// By node: what leaves it, and how many edges of trees do.
+    /// By node: the capacity that leaves it, and the number of edges of trees that do.
     exits: Vec<(f64, u32)>,
-    /// Of a single root.
-    narrows: Narrows,
+    /// The narrow cuts of a single root.
+    narrow_cuts: NarrowCuts,
 }
 
-/// A tree that is grown.
-struct Sprout {
-    /// By node: the link by which it is come to.
+/// A tree while it grows.
+struct PartialTree {
+    /// By node: the link that leads to it.
     by: Vec<Option<usize>>,
-    /// By node: how often a better way was found.
-    betters: Vec<u8>,
-    /// By node: when it was reached; only ranks are.
+    /// By node: how often its path was improved.
+    improvements: Vec<u8>,
+    /// By node: the time at which it was reached; ranks only.
     reached: Vec<Option<u32>>,
-    /// By node: how many edges leave it.
+    /// By node: the number of edges that leave it.
     leaving: Vec<u32>,
-    left: BinaryHeap<Reverse<(Cost, u32)>>,
+    queue: BinaryHeap<Reverse<(Cost, u32)>>,
     /// The links of every edge, from its sender on.
     edges: Vec<Vec<usize>>,
 }
 
-/// What trees may cost.
-struct Aim {
-    /// The price up to which a link is as the optimum may have it.
+/// The prices at the optimum.
+struct PriceTarget {
+    /// The price of a link at the optimum.
     price: f64,
-    /// Which part of all trees there will be with the present one.
+    /// The share of all trees that exist after the present tree.
     progress: f64,
 }
 
-impl<'t> Growth<'t> {
+impl<'t> GreedyPacker<'t> {
     fn new(topology: &'t Topology, is_both_ways: bool) -> Self {
         let links = topology.links();
         let mut first = Vec::with_capacity(topology.nodes().len() + 1);
@@ -263,10 +266,10 @@ impl<'t> Growth<'t> {
         }
         let uses = vec![0; links.len()];
         let back = backs.into_iter().enumerate().map(|(place, back)| back.unwrap_or(place)).collect();
-        Self { topology, is_both_ways, first, carries, uses, back, exits, narrows: Narrows::default() }
+        Self { topology, is_both_ways, first, carries, uses, back, exits, narrow_cuts: NarrowCuts::default() }
     }
 
-    /// How many trees for the same data are worth it where so much can be reached, at most `most`.
+    /// The number of trees for the same data that is useful with this bound, at most `most`.
     fn count(&self, bound: Rate, most: u32) -> u32 {
         let widest = self.carries.iter().copied().max().unwrap_or(1).max(1);
         let wanted = (bound * i128::from(TREES_PER_LINK) / i128::from(widest)).ceil().to_integer();
@@ -275,17 +278,17 @@ impl<'t> Growth<'t> {
         u32::try_from(wanted).unwrap_or(u32::MAX).max(TREES_MIN).min(most)
     }
 
-    /// A tree from each of these roots, all of the same weight, those that are the same made one;
-    /// `can_be_fewer`: where they are for the same data. None where a root does not reach all
-    /// ranks.
+    /// Grows one tree from each of these roots, all of the same weight, and merges equal trees.
+    /// With `can_be_fewer` the trees carry the same data, and only the best number of them is kept.
+    /// `None` if a root does not reach all ranks.
     fn grow(&mut self, roots: &[Rank], bound: Rate, can_be_fewer: bool) -> Option<Vec<Tree>> {
         let count = roots.len();
         let price = count as f64 * *bound.denom() as f64 / *bound.numer() as f64;
         let mut grown: Vec<(Rank, Vec<Vec<usize>>)> = Vec::with_capacity(count);
         let (mut most, mut best, mut kept) = (0.0_f64, 0.0, 0);
         for (tree, &root) in roots.iter().enumerate() {
-            let aim = Aim { price, progress: (tree + 1) as f64 / count as f64 };
-            let edges = self.sprout(root, &aim)?;
+            let target = PriceTarget { price, progress: (tree + 1) as f64 / count as f64 };
+            let edges = self.grow_tree(root, &target)?;
             let dearest =
                 edges.iter().flatten().map(|&link| self.uses[link] as f64 / self.carries[link] as f64);
             most = dearest.fold(most, f64::max);
@@ -299,7 +302,7 @@ impl<'t> Growth<'t> {
         Some(merged(grown.into_iter().map(|(root, edges)| self.tree(root, weight, edges)).collect()))
     }
 
-    /// The most that all trees can carry each.
+    /// The largest weight of each tree.
     fn level(&mut self, grown: &[(Rank, Vec<Vec<usize>>)]) -> Rate {
         self.uses.fill(0);
         grown.iter().flat_map(|(_, edges)| edges.iter().flatten()).for_each(|&link| self.load(link));
@@ -318,10 +321,10 @@ impl<'t> Growth<'t> {
     fn tree(&self, root: Rank, weight: Rate, edges: Vec<Vec<usize>>) -> Tree {
         let links = self.topology.links();
         let rank = |node: NodeId| self.topology.rank(node).expect("edges join ranks");
-        let edge = |way: Vec<usize>| {
-            let begin = links[way[0]].from;
+        let edge = |path: Vec<usize>| {
+            let begin = links[path[0]].from;
             let hops: Vec<NodeId> =
-                std::iter::once(begin).chain(way.iter().map(|&link| links[link].to)).collect();
+                std::iter::once(begin).chain(path.iter().map(|&link| links[link].to)).collect();
             let to = rank(hops[hops.len() - 1]);
             Edge { from: rank(begin), to, paths: vec![Path { hops, weight }] }
         };
@@ -329,114 +332,193 @@ impl<'t> Growth<'t> {
     }
 
     /// Grows a tree and loads the links with it.
-    fn sprout(&mut self, root: Rank, aim: &Aim) -> Option<Vec<Vec<usize>>> {
+    fn grow_tree(&mut self, root: Rank, target: &PriceTarget) -> Option<Vec<Vec<usize>>> {
         let nodes = self.topology.nodes().len();
         let others = self.topology.ranks() as usize - 1;
-        let mut sprout = Sprout {
+        let mut grow_tree = PartialTree {
             by: vec![None; nodes],
-            betters: vec![0; nodes],
+            improvements: vec![0; nodes],
             reached: vec![None; nodes],
             leaving: vec![0; nodes],
-            left: BinaryHeap::new(),
+            queue: BinaryHeap::new(),
             edges: Vec::with_capacity(others),
         };
         let root = self.topology.node(root).0 as usize;
-        sprout.reached[root] = Some(0);
-        self.spread(&mut sprout, root, aim);
-        while sprout.edges.len() < others {
-            let Reverse((known, node)) = sprout.left.pop()?;
+        grow_tree.reached[root] = Some(0);
+        self.relax(&mut grow_tree, root, target);
+        while grow_tree.edges.len() < others {
+            let Reverse((known, node)) = grow_tree.queue.pop()?;
             let node = node as usize;
-            if sprout.reached[node].is_some() {
+            if grow_tree.reached[node].is_some() {
                 continue;
             }
-            // What was taken since may have made the way dearer.
-            let cost = self.cost(&sprout, node, aim);
+            // A tree may have loaded the path since then.
+            let cost = self.cost(&grow_tree, node, target);
             if cost > known {
-                sprout.left.push(Reverse((cost, node as u32)));
+                grow_tree.queue.push(Reverse((cost, node as u32)));
                 continue;
             }
             if !self.is_rank(node) {
-                self.spread(&mut sprout, node, aim);
+                self.relax(&mut grow_tree, node, target);
                 continue;
             }
-            self.reach(&mut sprout, node, cost.1);
-            self.spread(&mut sprout, node, aim);
+            self.attach(&mut grow_tree, node, cost.1);
+            self.relax(&mut grow_tree, node, target);
         }
-        Some(sprout.edges)
+        Some(grow_tree.edges)
     }
 
     fn is_rank(&self, node: usize) -> bool {
         self.topology.rank(NodeId(node as u32)).is_some()
     }
 
-    /// Takes the way to a rank.
-    fn reach(&mut self, sprout: &mut Sprout, node: usize, time: u32) {
+    /// Adds a rank to the tree by its path.
+    fn attach(&mut self, grow_tree: &mut PartialTree, node: usize, time: u32) {
         let links = self.topology.links();
-        let mut way = Vec::new();
+        let mut path = Vec::new();
         let mut at = node;
-        while let Some(link) = sprout.by[at].filter(|_| sprout.reached[at].is_none()) {
-            way.push(link);
+        while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {
+            path.push(link);
             at = links[link].from.0 as usize;
         }
-        way.reverse();
-        for &link in &way {
+        path.reverse();
+        for &link in &path {
             self.load(link);
-            self.narrows.enter(link);
+            self.narrow_cuts.enter(link);
         }
         self.exits[at].1 += 1;
         self.exits[node].1 += u32::from(self.is_both_ways);
-        sprout.leaving[at] += 1;
-        sprout.reached[node] = Some(time);
-        sprout.edges.push(way);
+        grow_tree.leaving[at] += 1;
+        grow_tree.reached[node] = Some(time);
+        grow_tree.edges.push(path);
     }
 
-    /// Tells what a node leads to, where that is better than what was known.
-    fn spread(&self, sprout: &mut Sprout, node: usize, aim: &Aim) {
-        let cost = self.cost(sprout, node, aim);
+    /// Improves the paths to the neighbours of a node (as in Dijkstra's algorithm).
+    fn relax(&self, grow_tree: &mut PartialTree, node: usize, target: &PriceTarget) {
+        let cost = self.cost(grow_tree, node, target);
         for place in self.first[node]..self.first[node + 1] {
             let to = self.topology.links()[place].to.0 as usize;
-            if self.carries[place] == 0 || sprout.reached[to].is_some() {
+            if self.carries[place] == 0 || grow_tree.reached[to].is_some() {
                 continue;
             }
-            let there = (cost.0.max(self.price(place, aim)), cost.1 + 1);
-            let may_be_better = sprout.betters[to] < BETTER_WAYS_MAX || self.is_rank(to);
-            let is_better = sprout.by[to].is_none() || (may_be_better && there < self.cost(sprout, to, aim));
+            let there = (cost.0.max(self.price(place, target)), cost.1 + 1);
+            let may_be_better = grow_tree.improvements[to] < IMPROVEMENTS_MAX || self.is_rank(to);
+            let is_better =
+                grow_tree.by[to].is_none() || (may_be_better && there < self.cost(grow_tree, to, target));
             if is_better {
-                sprout.by[to] = Some(place);
-                sprout.betters[to] = sprout.betters[to].saturating_add(1);
-                sprout.left.push(Reverse((there, to as u32)));
+                grow_tree.by[to] = Some(place);
+                grow_tree.improvements[to] = grow_tree.improvements[to].saturating_add(1);
+                grow_tree.queue.push(Reverse((there, to as u32)));
             }
         }
     }
 
-    /// What it costs now to come to a node by the way that is known.
-    fn cost(&self, sprout: &Sprout, node: usize, aim: &Aim) -> Cost {
+    /// The present cost of the known path to a node.
+    fn cost(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (mut at, mut price, mut hops) = (node, 0, 0);
-        while let Some(link) = sprout.by[at].filter(|_| sprout.reached[at].is_none()) {
-            price = price.max(self.price(link, aim));
+        while let Some(link) = grow_tree.by[at].filter(|_| grow_tree.reached[at].is_none()) {
+            price = price.max(self.price(link, target));
             hops += 1;
             at = self.topology.links()[link].from.0 as usize;
         }
-        let start = self.cost_of_rank(sprout, at, aim);
+        let start = self.cost_of_rank(grow_tree, at, target);
         (start.0.max(price), start.1 + hops)
     }
 
-    /// What one more edge costs that leaves a rank that was reached, before its links.
-    fn cost_of_rank(&self, sprout: &Sprout, node: usize, aim: &Aim) -> Cost {
+    /// The cost of one more edge that leaves a reached rank, without its links.
+    fn cost_of_rank(&self, grow_tree: &PartialTree, node: usize, target: &PriceTarget) -> Cost {
         let (carries, edges) = self.exits[node];
-        let all = carries * aim.price;
-        let share = (all * aim.progress + AHEAD_EDGES).min(all).max(1.0);
-        let price = aim.price * (f64::from(edges + 1) / share).max(1.0);
-        (price.to_bits(), sprout.reached[node].unwrap_or(0) + sprout.leaving[node])
+        let all = carries * target.price;
+        let share = (all * target.progress + AHEAD_EDGES).min(all).max(1.0);
+        let price = target.price * (f64::from(edges + 1) / share).max(1.0);
+        (price.to_bits(), grow_tree.reached[node].unwrap_or(0) + grow_tree.leaving[node])
     }
 
-    /// Of one more edge over a link.
-    fn price(&self, link: usize, aim: &Aim) -> u64 {
-        let of_sets = aim.price * self.narrows.excess(link, aim.price * aim.progress);
+    /// The price of one more edge over a link.
+    fn price(&self, link: usize, target: &PriceTarget) -> u64 {
+        let of_sets = target.price * self.narrow_cuts.excess(link, target.price * target.progress);
         (f64::from(self.uses[link] + 1) / self.carries[link] as f64).max(of_sets).to_bits()
     }
 }
 
-mod narrow;
-#[cfg(test)]
-mod tests;
+// Narrow cuts, and the number of times that trees have entered them.
+//
+// Every tree enters every set without its root at least once. If the bandwidth into a set is
+// little more than the bound, trees that enter it several times leave too little capacity for
+// later trees, even if no link is full yet. Examples are a server that all other servers reach
+// over few NICs, and all nodes outside the server of the root. A flow to every rank finds such
+// sets: its minimum cuts nearest to the rank and nearest to the root.
+
+/// Largest number of sets that are kept.
+const SETS_MAX: usize = 4_096;
+
+/// The sets, and for each link the sets into which it leads.
+#[derive(Debug, Default)]
+struct NarrowCuts {
+    sets: Vec<NarrowCut>,
+    /// By place in [`Topology::links`]; empty if there are no sets.
+    entered_by: Vec<Vec<u32>>,
+}
+
+#[derive(Debug)]
+struct NarrowCut {
+    /// The bandwidth into the set, in bytes a second.
+    carries: f64,
+    /// How often trees have entered the set.
+    entries: u32,
+}
+
+impl NarrowCuts {
+    /// The narrow cuts of a root, with several ranks inside. A single rank needs no set: every tree
+    /// enters it once.
+    fn around(topology: &Topology, root: Rank) -> Self {
+        let links = topology.links();
+        let mut network = Network::new(topology.nodes().len());
+        for link in links {
+            network.add(link.from.0 as usize, link.to.0 as usize, Amount::from(link.bytes_per_s), 0);
+        }
+        let root = topology.node(root).0 as usize;
+        let ranks: Vec<usize> = (0..topology.ranks()).map(|rank| topology.node(rank).0 as usize).collect();
+        let mut found: BTreeSet<Vec<bool>> = BTreeSet::new();
+        for &rank in ranks.iter().filter(|&&rank| rank != root) {
+            network.max_flow_value(root, rank, Amount::MAX);
+            let far = (0..network.nodes()).map(|node| !network.is_source_side(node)).collect();
+            for set in [network.sink_side(rank), far] {
+                if ranks.iter().filter(|&&rank| set[rank]).count() > 1 && found.len() < SETS_MAX {
+                    found.insert(set);
+                }
+            }
+        }
+        let mut narrow_cuts =
+            Self { sets: Vec::with_capacity(found.len()), entered_by: vec![Vec::new(); links.len()] };
+        for (number, set) in found.iter().enumerate() {
+            let mut carries = 0.0;
+            for (place, link) in links.iter().enumerate() {
+                if set[link.to.0 as usize] && !set[link.from.0 as usize] {
+                    narrow_cuts.entered_by[place].push(number as u32);
+                    carries += link.bytes_per_s as f64;
+                }
+            }
+            narrow_cuts.sets.push(NarrowCut { carries, entries: 0 });
+        }
+        narrow_cuts
+    }
+
+    /// Counts one more use of a link.
+    fn enter(&mut self, link: usize) {
+        for &set in self.entered_by.get(link).into_iter().flatten() {
+            self.sets[set as usize].entries += 1;
+        }
+    }
+
+    /// The largest excess of entries, after one more use of a link, over the share so far of a set
+    /// into which the link leads; at least 1. `per_byte` is the number of entries so far for each
+    /// byte a second of bandwidth into a set.
+    fn excess(&self, link: usize, per_byte: f64) -> f64 {
+        let excess = |&set: &u32| {
+            let NarrowCut { carries, entries } = self.sets[set as usize];
+            f64::from(entries + 1) / (carries * per_byte).max(1.0)
+        };
+        self.entered_by.get(link).into_iter().flatten().map(excess).fold(1.0, f64::max)
+    }
+}

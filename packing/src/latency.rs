@@ -1,14 +1,14 @@
-//! Fewer and less deep trees for messages that are short.
+//! Packings with fewer trees, or trees of less depth, for short messages.
 //!
-//! A packing at the optimum wins when there is much to carry. The first byte, though, goes as long
-//! as the longest way, and so do all where there are few. [`predicted_ns`] says how long a packing
-//! takes for so many bytes, and [`pack_for`] takes the quickest of several packings: the optimum;
-//! what remains of it without its deepest trees; and single trees that take the ways of least
-//! latency, over links that so many of their edges may use at once: 1, 2, 4, and so on, as few uses
-//! make a tree deep and fast, many make it flat and slow.
+//! An optimal packing is best for large messages. The first byte takes the latency of the longest
+//! path, and so do all bytes of a short message. [`predicted_ns`] gives the time of a packing for a
+//! number of bytes. [`pack_for`] takes the fastest of several packings: the optimum, the optimum
+//! without its deepest trees, and single trees over paths of least latency in which at most 1, 2, 4
+//! and so on edges use the same link. Few uses make a deep tree of high bandwidth, many uses a flat
+//! tree of low bandwidth.
 //!
-//! **Invariant:** what comes out is a packing for the same collective with the bound and
-//! certificate of the optimum, and no slower than that by [`predicted_ns`].
+//! **Invariant:** the result is a packing for the same collective with the bound and certificate of
+//! the optimum, and it is not slower than the optimum by [`predicted_ns`].
 
 use num_rational::Ratio;
 use pleach_vocabulary::{Collective, Rank};
@@ -17,15 +17,15 @@ use super::scale::fitted;
 use super::{Edge, PackError, PackOptions, Packing, Path, Rate, Tree, pack};
 use crate::topology::{Link, NodeId, Topology};
 
-/// What a chunk costs besides its bytes: a signal to write and one to read, in nanoseconds.
+/// Cost of a chunk without its bytes: one signal written and one read, in nanoseconds.
 const CHUNK_NS: u64 = 500;
 
-/// Most ranks for which flatter trees are looked for.
+/// Largest number of ranks for which packings of less depth are computed.
 const FLAT_RANKS_MAX: u32 = 64;
 
-/// Packs for a collective of so many bytes, of what its rate counts: [`pack`], and with the optimal
-/// strategy and no given number of trees the quickest of what there is. A group that was told of
-/// its links does the same; see `Wiring` of `pleach-schedule`.
+/// Packs for a collective of `bytes` bytes, as the rate counts them. With the optimal strategy and
+/// no given number of trees it takes the fastest of several packings; otherwise it is [`pack`]. A
+/// group with a topology does the same; see `Wiring` of `pleach-schedule`.
 ///
 /// # Errors
 ///
@@ -37,18 +37,18 @@ pub fn pack_for(
     bytes: u64,
 ) -> Result<Packing, PackError> {
     let packing = pack(topology, collective, options)?;
-    Ok(if options.may_be_flat() { quickest(packing, topology, bytes) } else { packing })
+    Ok(if options.may_be_shallow() { fastest(packing, topology, bytes) } else { packing })
 }
 
-/// How long a packing takes for so many bytes (of what its rate counts), in nanoseconds.
+/// The predicted time of a packing for `bytes` bytes, as the rate counts them, in nanoseconds.
 ///
-/// For a longest way of `d` edges and `l` nanoseconds, up and down together for all-reduce, and `t`
-/// nanoseconds that the bytes take at the rate, in `k` chunks: `l + (1 + (d-1)/k)·t + k·CHUNK_NS`,
-/// with the best `k`.
+/// With `d` the edges and `l` the latency of the longest path (up and down together for
+/// all-reduce), `t` the time of the bytes at the rate, and `k` chunks: `l + (1 + (d-1)/k)·t +
+/// k·CHUNK_NS`, for the best `k`.
 #[must_use]
 pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     let turns = if packing.collective == Collective::AllReduce { 2 } else { 1 };
-    let (latency_ns, edges) = longest_way(packing, topology);
+    let (latency_ns, edges) = longest_path(packing, topology);
     if packing.rate == Ratio::from_integer(0) {
         return 0;
     }
@@ -60,89 +60,87 @@ pub fn predicted_ns(packing: &Packing, topology: &Topology, bytes: u64) -> u64 {
     sum_ns as u64 + u64::from(turns) * latency_ns
 }
 
-/// The latency of the longest way between root and leaf in any tree, in nanoseconds, and the most
-/// edges that one has.
+/// The latency of the longest path between root and leaf in any tree, in nanoseconds, and the
+/// largest number of edges of such a path.
 #[must_use]
-pub fn longest_way(packing: &Packing, topology: &Topology) -> (u64, u32) {
-    let ways = packing.trees.iter().map(|tree| way_of(tree, topology));
-    ways.fold((0, 0), |most, way| (most.0.max(way.0), most.1.max(way.1)))
+pub fn longest_path(packing: &Packing, topology: &Topology) -> (u64, u32) {
+    let paths = packing.trees.iter().map(|tree| longest_path_of_tree(tree, topology));
+    paths.fold((0, 0), |most, path| (most.0.max(path.0), most.1.max(path.1)))
 }
 
-/// The latency of a tree's longest way between root and leaf, and how many edges one has.
-pub(super) fn way_of(tree: &Tree, topology: &Topology) -> (u64, u32) {
-    let mut ways = vec![None; topology.ranks() as usize];
-    ways[tree.root as usize] = Some((0, 0));
+/// The same for one tree.
+pub(super) fn longest_path_of_tree(tree: &Tree, topology: &Topology) -> (u64, u32) {
+    let mut paths = vec![None; topology.ranks() as usize];
+    paths[tree.root as usize] = Some((0, 0));
     let (mut left, mut most) = (tree.edges.len(), (0, 0));
-    // Edges are ordered, from the root or to it.
-    let mut pass = |edge: &Edge, ways: &mut Vec<Option<(u64, u32)>>| {
+    // Edges are ordered either from the root or to the root.
+    let mut pass = |edge: &Edge, paths: &mut Vec<Option<(u64, u32)>>| {
         let ends = [(edge.from, edge.to), (edge.to, edge.from)];
         for (near, far) in ends.map(|(near, far)| (near as usize, far as usize)) {
-            if let (Some((latency_ns, edges)), None) = (ways[near], ways[far]) {
-                let way = (latency_ns + edge_ns(edge, topology), edges + 1);
-                most = (most.0.max(way.0), most.1.max(way.1));
-                ways[far] = Some(way);
+            if let (Some((latency_ns, edges)), None) = (paths[near], paths[far]) {
+                let path = (latency_ns + edge_ns(edge, topology), edges + 1);
+                most = (most.0.max(path.0), most.1.max(path.1));
+                paths[far] = Some(path);
                 left -= 1;
                 return;
             }
         }
     };
-    tree.edges.iter().for_each(|edge| pass(edge, &mut ways));
-    tree.edges.iter().rev().for_each(|edge| pass(edge, &mut ways));
+    tree.edges.iter().for_each(|edge| pass(edge, &mut paths));
+    tree.edges.iter().rev().for_each(|edge| pass(edge, &mut paths));
     debug_assert_eq!(left, 0, "edges are in order");
     most
 }
 
-/// How long a byte is under way over an edge, on the slowest of its paths.
+/// The latency of a byte over an edge, on the slowest of its paths.
 fn edge_ns(edge: &Edge, topology: &Topology) -> u64 {
     let link = |pair: &[NodeId]| topology.link(pair[0], pair[1]).map_or(0, |link| link.latency_ns);
     edge.paths.iter().map(|path| path.hops.windows(2).map(link).sum()).max().unwrap_or(0)
 }
 
-/// The packing that carries so many bytes soonest: the optimum, or one with fewer or less deep
-/// trees.
-fn quickest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
+/// The fastest packing for `bytes` bytes: the optimum, or a packing with fewer trees or less depth.
+fn fastest(optimum: Packing, topology: &Topology, bytes: u64) -> Packing {
     let mut all = vec![optimum];
-    all.extend(flatter(&all[0], topology));
-    let place = soonest_of(&all, topology, bytes);
+    all.extend(shallower_packings(&all[0], topology));
+    let place = fastest_packing(&all, topology, bytes);
     all.swap_remove(place)
 }
 
-/// Which of some packings for the same collective carries so many bytes first, the first one of
-/// several.
+/// The index of the fastest of some packings for the same collective; the first one if several are
+/// equally fast.
 ///
 /// # Panics
 ///
-/// When there is none.
+/// If there is no packing.
 #[must_use]
-pub fn soonest_of(packings: &[Packing], topology: &Topology, bytes: u64) -> usize {
+pub fn fastest_packing(packings: &[Packing], topology: &Topology, bytes: u64) -> usize {
     let time = |&place: &usize| predicted_ns(&packings[place], topology, bytes);
     (0..packings.len()).min_by_key(time).expect("there are packings")
 }
 
-/// Packings with fewer or less deep trees than the optimum: each is quicker than all others for
-/// some bytes, or as quick. None where there are so many ranks that to look for them would take
-/// longer than the optimum did.
+/// Packings with fewer trees or less depth than the optimum, each of which is the fastest for some
+/// number of bytes. Empty if there are so many ranks that the search would take longer than the
+/// optimum.
 #[must_use]
-pub fn flatter(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
+pub fn shallower_packings(optimum: &Packing, topology: &Topology) -> Vec<Packing> {
     if topology.ranks() > FLAT_RANKS_MAX {
         return Vec::new();
     }
     let mut found = without_deepest(optimum, topology);
-    found.extend(flat_packings(optimum, topology));
-    // The fastest first; what is no flatter than a faster one never is quicker.
-    found.sort_by_key(|packing| (std::cmp::Reverse(packing.rate), longest_way(packing, topology)));
-    let mut least = longest_way(optimum, topology);
+    found.extend(single_tree_packings(optimum, topology));
+    // The highest rate first; a packing with a lower rate and no less depth is never faster.
+    found.sort_by_key(|packing| (std::cmp::Reverse(packing.rate), longest_path(packing, topology)));
+    let mut least = longest_path(optimum, topology);
     found.retain(|packing| {
-        let way = longest_way(packing, topology);
-        let is_flatter = way.0 < least.0 || way.1 < least.1;
-        least = if is_flatter { (least.0.min(way.0), least.1.min(way.1)) } else { least };
+        let path = longest_path(packing, topology);
+        let is_flatter = path.0 < least.0 || path.1 < least.1;
+        least = if is_flatter { (least.0.min(path.0), least.1.min(path.1)) } else { least };
         is_flatter
     });
     found
 }
 
-/// What remains of a packing without its deepest trees, where each tree carries a share of the same
-/// data.
+/// The packings without the deepest trees, if all trees carry the same data.
 fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     if !matches!(
         packing.collective,
@@ -150,7 +148,7 @@ fn without_deepest(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     ) {
         return Vec::new();
     }
-    let depth = |tree: &Tree| way_of(tree, topology);
+    let depth = |tree: &Tree| longest_path_of_tree(tree, topology);
     let mut depths: Vec<(u64, u32)> = packing.trees.iter().map(depth).collect();
     depths.sort_unstable();
     depths.dedup();
@@ -168,8 +166,8 @@ fn with_trees(packing: &Packing, trees: Vec<Tree>) -> Packing {
     Packing { trees, rate, ..packing.clone() }
 }
 
-/// Packings of one tree a root over the ways of least latency.
-fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
+/// Packings with one tree for each root over the paths of least latency.
+fn single_tree_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     let ranks = topology.ranks();
     let (roots, is_one): (Vec<Rank>, bool) = match packing.collective {
         Collective::AllReduce => ((0..ranks).collect(), true),
@@ -190,11 +188,11 @@ fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     let roots = if is_both_ways { middle(grown_on).into_iter().collect() } else { roots };
     let mut uses = 1;
     loop {
-        let grow = |&root: &Rank| flat_tree(grown_on, root, uses, is_both_ways);
+        let grow = |&root: &Rank| shallow_tree(grown_on, root, uses, is_both_ways);
         let trees: Vec<Option<Tree>> = roots.iter().map(grow).collect();
         let is_last = uses > ranks;
         if is_one {
-            let one = trees.into_iter().flatten().min_by_key(|tree| way_of(tree, grown_on));
+            let one = trees.into_iter().flatten().min_by_key(|tree| longest_path_of_tree(tree, grown_on));
             flat.extend(one.map(|tree| vec![tree]));
         } else if let Some(all) = trees.into_iter().collect::<Option<Vec<Tree>>>() {
             flat.push(all);
@@ -207,7 +205,7 @@ fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     let to_root = is_inwards || packing.collective == Collective::AllReduce;
     let mut packings = Vec::with_capacity(flat.len());
     for trees in flat {
-        // They weigh the same, and do so still when they are as heavy as links allow.
+        // Their weights are equal, and stay equal when they are scaled.
         let Some(mut trees) = fitted(grown_on, packing.collective, trees) else { continue };
         if to_root {
             trees.iter_mut().for_each(Tree::turn);
@@ -217,16 +215,18 @@ fn flat_packings(packing: &Packing, topology: &Topology) -> Vec<Packing> {
     packings
 }
 
-/// The rank that reaches all others soonest over links that lead both ways, whatever they carry.
+/// The rank with the least latency to all others over links that lead in both directions.
 fn middle(topology: &Topology) -> Option<Rank> {
     let ranks = topology.ranks();
-    let tree = |root| flat_tree(topology, root, ranks, true).map(|tree| (way_of(&tree, topology), root));
+    let tree = |root| {
+        shallow_tree(topology, root, ranks, true).map(|tree| (longest_path_of_tree(&tree, topology), root))
+    };
     (0..ranks).filter_map(tree).min().map(|(_, root)| root)
 }
 
-/// A tree that reaches every rank as soon as it can, while no link is used by more of its edges
-/// than `uses`; none if that is too few. It leads away from the root and weighs one byte a second.
-fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
+/// The tree of least latency from the root in which no link serves more than `uses` edges; `None`
+/// if there is none. It leads away from the root and has weight one byte a second.
+fn shallow_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> Option<Tree> {
     let mut used = std::collections::BTreeMap::new();
     let mut reached: Vec<Option<u64>> = vec![None; topology.ranks() as usize];
     reached[root as usize] = Some(0);
@@ -236,7 +236,7 @@ fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> 
             let free = used.get(&(link.from, link.to)).is_none_or(|&count| count < uses);
             free && (!is_both_ways || topology.link(link.to, link.from).is_some())
         };
-        let (hops, latency_ns) = soonest(topology, &reached, is_open)?;
+        let (hops, latency_ns) = nearest_rank(topology, &reached, is_open)?;
         for pair in hops.windows(2) {
             *used.entry((pair[0], pair[1])).or_insert(0) += 1;
         }
@@ -248,9 +248,9 @@ fn flat_tree(topology: &Topology, root: Rank, uses: u32, is_both_ways: bool) -> 
     Some(Tree { root, weight: Rate::from_integer(1), edges })
 }
 
-/// The way through switches from a rank that is reached to one that is not by which it is reached
-/// first, and when.
-fn soonest(
+/// The path of least arrival time from a reached rank through switches to a rank that is not
+/// reached, and that time.
+fn nearest_rank(
     topology: &Topology,
     reached: &[Option<u64>],
     is_open: impl Fn(&Link) -> bool,
@@ -260,7 +260,7 @@ fn soonest(
     for (rank, latency_ns) in (0..).zip(reached) {
         left.extend(latency_ns.map(|latency_ns| (latency_ns, 0_u32, topology.node(rank), None)));
     }
-    // By time, then by edges, then by number: at equal times the flatter tree.
+    // By time, then by edges, then by number: at equal times the tree of less depth.
     while let Some((latency_ns, hops, node, from)) = left.pop_first() {
         let is_start = from.is_none();
         if above[node.0 as usize].is_some() {
@@ -269,12 +269,12 @@ fn soonest(
         above[node.0 as usize] = Some(from);
         let rank = topology.rank(node);
         if rank.is_some_and(|rank| reached[rank as usize].is_none()) {
-            let mut way = vec![node];
-            while let Some(Some(from)) = above[way[way.len() - 1].0 as usize] {
-                way.push(from);
+            let mut path = vec![node];
+            while let Some(Some(from)) = above[path[path.len() - 1].0 as usize] {
+                path.push(from);
             }
-            way.reverse();
-            return Some((way, latency_ns));
+            path.reverse();
+            return Some((path, latency_ns));
         }
         if rank.is_none() || is_start {
             for link in topology.leaving(node).iter().filter(|link| is_open(link)) {
@@ -292,7 +292,7 @@ mod tests {
     use super::*;
     use crate::Certificate;
     use crate::samples::Random;
-    use crate::strength::tests::random_topology;
+    use crate::samples::random_topology;
     use crate::topology::LATENCY_NS;
     use std::collections::BTreeMap;
 
@@ -341,11 +341,13 @@ mod tests {
         for collective in [Collective::AllReduce, Collective::Broadcast { root: 0 }] {
             let optimum = chain(&topology, collective, Rate::from_integer(i128::from(26 * GB_S)));
             let depths: Vec<u32> = [8, 1 << 14, 1 << 20, 1 << 30]
-                .map(|bytes| way_of(&quickest(optimum.clone(), &topology, bytes).trees[0], &topology).1)
+                .map(|bytes| {
+                    longest_path_of_tree(&fastest(optimum.clone(), &topology, bytes).trees[0], &topology).1
+                })
                 .to_vec();
             assert_eq!((depths[0], depths[3]), (1, 15), "{collective:?}: {depths:?}");
             assert!(depths.is_sorted() && depths[1] < 15, "{collective:?}: {depths:?}");
-            assert_eq!(quickest(optimum.clone(), &topology, 1 << 30), optimum);
+            assert_eq!(fastest(optimum.clone(), &topology, 1 << 30), optimum);
         }
     }
 
@@ -359,7 +361,7 @@ mod tests {
         let flat = pack_for(&topology, collective, &options, 8).unwrap();
         crate::check(&topology, &flat).unwrap();
         assert!(flat.rate < optimum.rate && flat.bound == optimum.bound);
-        assert!(longest_way(&flat, &topology) < longest_way(&optimum, &topology));
+        assert!(longest_path(&flat, &topology) < longest_path(&optimum, &topology));
         assert!(predicted_ns(&flat, &topology, 8) < predicted_ns(&optimum, &topology, 8));
         let options = PackOptions { trees_per_root: Some(1), ..options };
         assert_eq!(pack_for(&topology, collective, &options, 8), pack(&topology, collective, &options));
@@ -383,7 +385,7 @@ mod tests {
 
     #[test]
     fn flat_trees_reach_all_ranks_and_no_link_carries_more_than_it_can() {
-        let mut random = Random(9);
+        let mut random = Random::new(9);
         let mut trees = 0;
         for round in 0..300 {
             let ranks = 2 + random.below(6) as usize;
@@ -400,7 +402,7 @@ mod tests {
             let rate = Rate::from_integer(1);
             let none =
                 Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees: Vec::new() };
-            let flat = flat_packings(&none, &topology);
+            let flat = single_tree_packings(&none, &topology);
             assert!(!flat.is_empty());
             for packing in flat {
                 assert_fits(&packing, &topology);
@@ -445,7 +447,7 @@ mod tests {
         let collective = Collective::AllReduce;
         let mut packing = chain(&topology, collective, Rate::from_integer(3));
         let none = Packing { trees: Vec::new(), ..packing.clone() };
-        let flat = flat_packings(&none, &topology).pop().unwrap();
+        let flat = single_tree_packings(&none, &topology).pop().unwrap();
         packing.trees.extend(flat.trees.clone());
         let less = without_deepest(&packing, &topology);
         assert_eq!(less.len(), 1);

@@ -1,23 +1,27 @@
-//! What is the best that links allow, and the trees that reach it.
+//! Optimal packings of spanning trees over the links of a job.
 //!
 //! A [`Packing`] of a [`Topology`](crate::topology::Topology) for a collective is a set of weighted
-//! trees of ranks, each edge of which goes over paths of real links. Sent along all trees at once,
-//! each carrying a share of the data in proportion to its weight, no link carries more than it can,
-//! and the whole goes at the sum of the weights: the [rate](Packing::rate). Beside it stands the
-//! [bound](Packing::bound) that no forwarding schedule can exceed and the [`Certificate`] that
-//! shows it: the nodes that can only be left, or the parts that are only joined, by so much
-//! bandwidth. Rates are exact rationals in bytes a second.
+//! trees of ranks. Each edge of a tree follows paths of physical links. All trees work at the same
+//! time, and each carries a share of the data in proportion to its weight. No link exceeds its
+//! capacity, and the whole goes at the sum of the weights: the [rate](Packing::rate). The packing
+//! also has the [bound](Packing::bound) that no forwarding schedule can exceed, and the
+//! [`Certificate`] that proves the bound: a cut or a partition of the nodes. Rates are exact
+//! rationals in bytes a second.
 //!
-//! The bound holds for schedules in which ranks copy and combine, and switches forward each byte
-//! once. A switch that reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand)
-//! sends fewer bytes over the same links, so such a fabric can exceed the bound; no topology here
+//! The bound holds for schedules in which ranks copy and combine data, and switches forward each
+//! byte once. A switch that reduces or multicasts (NVLink SHARP in `dgx-h100`, SHARP in InfiniBand)
+//! sends fewer bytes over the same links, so such a fabric can exceed the bound. No topology here
 //! describes such switches.
+//!
+//! The algorithms follow ForestColl (Zhao et al. 2024): the best rate by cuts
+//! ([`rate`]), switch removal by edge splitting, and arborescence packing. All-reduce
+//! uses graph strength (Cunningham 1985).
 //!
 //! # What a rate counts
 //!
-//! Bytes of one rank's vector for all-reduce, reduce and broadcast; of the whole (one block a rank)
-//! for all-gather, reduce-scatter, gather and scatter. With `B⁺(S)` the bandwidth that leaves a set
-//! of nodes, the optima are
+//! The rate counts the bytes of one rank's vector for all-reduce, reduce and broadcast, and the
+//! bytes of the whole (one block for each rank) for all-gather, reduce-scatter, gather and scatter.
+//! With `B⁺(S)` the bandwidth that leaves a set of nodes, the optima are
 //!
 //! | collective | bound |
 //! |--|--|
@@ -31,17 +35,17 @@
 //!
 //! # What a tree is
 //!
-//! Edges are pairs of ranks in the direction in which data move, those nearer to the root first for
-//! what comes from the root and last for what goes to it. For all-reduce they lead to the root, and
-//! each tree is used backwards as well. Gather and scatter are flows and not trees: an entry is the
-//! path of one rank's data, its edges one after the other, and one without edges is the root's own
-//! block. An edge's [`Path`]s go from rank to rank through switches only, and their weights sum to
-//! that of the tree.
+//! Edges are pairs of ranks in the direction of the data. In a tree from the root, edges nearer to
+//! the root come first; in a tree to the root they come last. For all-reduce the edges lead to the
+//! root, and each tree is used in reverse as well. Gather and scatter are flows and not trees: an
+//! entry is the path of the data of one rank, with its edges in order, and an entry without edges
+//! is the block of the root. The [`Path`]s of an edge go from rank to rank through switches only,
+//! and their weights sum to the weight of the tree.
 //!
-//! **Invariant:** the weights of the trees sum to the rate; on every link the weights of the paths
-//! over it (both ways for all-reduce) sum to at most its bandwidth; the rate is at most the bound,
-//! and the certificate evaluates to the bound. The checker recomputes all of that and shares no
-//! code with those that pack.
+//! **Invariant:** the weights of the trees sum to the rate. On every link the weights of the paths
+//! over it (in both directions for all-reduce) sum to at most its bandwidth. The rate is at most
+//! the bound, and the certificate evaluates to the bound. [`check()`] computes all of this again
+//! and shares no code with the modules that pack.
 
 #![forbid(unsafe_code)]
 
@@ -49,33 +53,28 @@ mod all_reduce;
 #[cfg(feature = "compare")]
 pub mod allocations;
 mod balance;
-#[cfg(feature = "compare")]
-pub mod blink;
+mod canonical;
 pub mod check;
 #[cfg(feature = "compare")]
 pub mod compare;
+mod depth;
 mod digraph;
 mod directed;
 mod double_tree;
+mod extraction;
 mod flow;
-mod flows;
 mod greedy;
-mod large;
 pub mod latency;
-mod peel;
-mod renumbered;
-#[cfg(feature = "compare")]
-pub mod ring;
+mod orbits;
+#[doc(hidden)]
+pub mod random;
+mod rate;
 #[cfg(test)]
-pub(crate) mod samples;
+mod samples;
 mod scale;
-mod search;
-mod shallow;
-#[cfg(feature = "compare")]
-mod shape;
-mod split;
+mod scatter;
 mod strategy;
-mod strength;
+mod switch_removal;
 mod symmetry;
 pub mod topology;
 mod trees;
@@ -89,7 +88,7 @@ pub use double_tree::double_tree_edges;
 
 pub use check::{Checked, Flaw, check};
 pub use latency::pack_for;
-pub use strategy::{PackError, PackOptions, Strategy, UnknownStrategy, pack};
+pub use strategy::{PackError, PackOptions, Strategy, pack};
 
 /// Most trees that a root has in a packing for all-gather, reduce-scatter, broadcast or reduce.
 /// Where the optimum needs more, the best that trees of equal weight reach is packed instead, and
@@ -105,13 +104,13 @@ pub type Rate = Ratio<i128>;
 /// Weighted trees, and the proof of how good they are. See the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
-    /// For what.
+    /// The collective.
     pub collective: Collective,
     /// What the trees carry together. The module says of what.
     pub rate: Rate,
-    /// What nothing can exceed.
+    /// The bound.
     pub bound: Rate,
-    /// Why.
+    /// The certificate.
     pub certificate: Certificate,
     /// At most one with the same root, edges and paths.
     pub trees: Vec<Tree>,
@@ -122,7 +121,7 @@ pub struct Packing {
 pub struct Tree {
     /// Where all data come from or go to.
     pub root: Rank,
-    /// What it carries.
+    /// The rate that it carries.
     pub weight: Rate,
     /// Its edges; the module says in which order.
     pub edges: Vec<Edge>,
@@ -139,9 +138,9 @@ impl Tree {
 /// Data that move from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// From whom.
+    /// The sender.
     pub from: Rank,
-    /// To whom.
+    /// The receiver.
     pub to: Rank,
     /// Over which links, in parallel.
     pub paths: Vec<Path>,
@@ -169,12 +168,12 @@ pub enum Certificate {
     /// All that has to leave these nodes goes over what leads out of them. For gather, reduce and
     /// reduce-scatter: all that has to enter them.
     Cut {
-        /// Which.
+        /// The nodes.
         nodes: Vec<NodeId>,
     },
     /// These disjoint parts, which hold all ranks, are joined by so little.
     Partition {
-        /// Which.
+        /// The parts.
         parts: Vec<Vec<NodeId>>,
     },
     /// There is one rank: nothing has to move, and rates are zero.

@@ -1,28 +1,16 @@
-//! Random graphs for tests, and what enumeration says about them.
+//! Random graphs for tests, and their properties by enumeration.
 
 use super::Rate;
 use super::digraph::Digraph;
 use super::flow::Amount;
-use super::search::signed;
+pub(crate) use super::random::Random;
+use super::rate::signed;
 use crate::topology::{LATENCY_NS, NodeId, NodeKind, Topology};
 
-/// Random numbers that are the same in every run (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (value ^ (value >> 31)) % limit
-    }
-
-    /// A capacity: mostly small, now and then large and odd.
-    fn capacity(&mut self) -> Amount {
-        let large = if self.below(16) == 0 { 1_000_003 } else { 1 };
-        Amount::from(1 + self.below(6)) * large
-    }
+/// A capacity: mostly small, now and then large and odd.
+fn capacity(random: &mut Random) -> Amount {
+    let large = if random.below(16) == 0 { 1_000_003 } else { 1 };
+    Amount::from(1 + random.below(6)) * large
 }
 
 /// Whose links of a switch carry as much in as out.
@@ -50,7 +38,7 @@ pub(crate) fn graph(random: &mut Random, ranks_max: u64, switches_max: u64, link
         for _ in 0..nodes + random.below(nodes + 2) {
             let length = if links == Links::Balanced { 2 + random.below(3) } else { 2 };
             let circle: Vec<usize> = (0..length).map(|_| random.below(nodes) as usize).collect();
-            let capacity = random.capacity();
+            let capacity = capacity(random);
             edges.push((circle[0], circle[1], capacity));
             match links {
                 Links::Duplex => edges.push((circle[1], circle[0], capacity)),
@@ -109,4 +97,29 @@ pub(crate) fn topology(graph: &Digraph) -> Topology {
         builder.link(NodeId(from as u32), NodeId(to as u32), capacity as u64, LATENCY_NS);
     }
     builder.build().expect("all ranks reach each other")
+}
+
+/// A random topology, or `None` if its ranks do not reach each other. Nodes are the ranks, then the
+/// switches.
+pub(crate) fn random_topology(
+    random: &mut Random,
+    ranks: usize,
+    switches: usize,
+    symmetric: bool,
+) -> Option<Topology> {
+    let mut builder = Topology::builder();
+    let mut nodes: Vec<NodeId> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
+    nodes.extend((0..switches).map(|switch| builder.switch(format!("s{switch}"))));
+    let density = 1 + random.below(4);
+    for (place, &one) in nodes.iter().enumerate() {
+        for &other in &nodes[..place] {
+            if random.below(5) < density {
+                let there = 1 + random.below(7);
+                let back = if symmetric { there } else { 1 + random.below(7) };
+                builder.link(one, other, there, LATENCY_NS);
+                builder.link(other, one, back, LATENCY_NS);
+            }
+        }
+    }
+    builder.build().ok()
 }

@@ -1,5 +1,4 @@
-//! Weights of trees that were found without them: trees that are the same become one, and all are
-//! scaled until a link is full.
+//! Merges equal trees, and scales the weights of trees until a link is full.
 
 use std::collections::BTreeMap;
 
@@ -8,14 +7,14 @@ use pleach_vocabulary::{Collective, Rank};
 use super::{Rate, Tree};
 use crate::topology::{NodeId, Topology};
 
-/// Trees that are the same become one of the sum of their weights. Each edge has one path.
+/// Merges equal trees, and adds their weights. Each edge has one path.
 pub(super) fn merged(trees: Vec<Tree>) -> Vec<Tree> {
     let mut places: BTreeMap<(Rank, Vec<Vec<NodeId>>), usize> = BTreeMap::new();
     let mut merged: Vec<Tree> = Vec::new();
     for tree in trees {
-        let mut ways: Vec<_> = tree.edges.iter().map(|edge| edge.paths[0].hops.clone()).collect();
-        ways.sort_unstable();
-        let place = *places.entry((tree.root, ways)).or_insert(merged.len());
+        let mut paths: Vec<_> = tree.edges.iter().map(|edge| edge.paths[0].hops.clone()).collect();
+        paths.sort_unstable();
+        let place = *places.entry((tree.root, paths)).or_insert(merged.len());
         match merged.get_mut(place) {
             Some(same) => scale_to(same, same.weight + tree.weight),
             None => merged.push(tree),
@@ -32,8 +31,8 @@ fn scale_to(tree: &mut Tree, weight: Rate) {
     }
 }
 
-/// By how much all weights can be multiplied until a link is full; none where nothing moves or a
-/// link is missing.
+/// The factor by which all weights can be multiplied until a link is full; `None` if nothing moves
+/// or a link does not exist.
 fn room(topology: &Topology, collective: Collective, trees: &[Tree]) -> Option<Rate> {
     let mut loads: BTreeMap<(NodeId, NodeId), Rate> = BTreeMap::new();
     for path in trees.iter().flat_map(|tree| &tree.edges).flat_map(|edge| &edge.paths) {
@@ -52,7 +51,7 @@ fn room(topology: &Topology, collective: Collective, trees: &[Tree]) -> Option<R
     least
 }
 
-/// The same trees with all weights multiplied until a link is full.
+/// Scales all weights until a link is full.
 pub(super) fn fitted(topology: &Topology, collective: Collective, mut trees: Vec<Tree>) -> Option<Vec<Tree>> {
     let room = room(topology, collective, &trees)?;
     for tree in &mut trees {

@@ -1,24 +1,23 @@
-//! What is asked of a packing: by which strategy, with how many trees, and what may be wrong with
-//! the question.
+//! The entry of the crate: [`pack`], its options and its errors.
 
 use std::cmp::Reverse;
 use std::fmt;
 use std::str::FromStr;
 
-use pleach_vocabulary::{Collective, Rank};
+use pleach_vocabulary::{Collective, Rank, UnknownName, named};
 
 use super::all_reduce::pack_all_reduce;
 #[cfg(feature = "compare")]
 use super::all_reduce::pack_in_two_phases;
+use super::canonical::CanonicalTopology;
 #[cfg(feature = "compare")]
-use super::blink::BlinkOptions;
+use super::compare::blink::BlinkOptions;
 #[cfg(feature = "compare")]
-use super::compare::{self, NotHere};
+use super::compare::{self, StrategyError};
 use super::directed::pack_directed;
-use super::flows::pack_flows;
-use super::large::pack_all;
-use super::latency::longest_way;
-use super::renumbered::Renumbered;
+use super::latency::longest_path;
+use super::orbits::pack_all_gather;
+use super::scatter::pack_scatter;
 use super::{Certificate, EDGES_MAX, MAX_TREES_PER_ROOT, Packing, Rate, greedy};
 use crate::topology::Topology;
 
@@ -63,7 +62,7 @@ impl Strategy {
         Self::ReduceScatterAllGather,
     ];
 
-    /// What it is called on the command line.
+    /// Its name on the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -86,29 +85,11 @@ impl fmt::Display for Strategy {
     }
 }
 
-/// A name that no strategy has.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no strategy '{name}'; there are {}", names())]
-pub struct UnknownStrategy {
-    /// Which.
-    pub name: String,
-}
-
-/// The names of all strategies, for people.
-fn names() -> String {
-    let names: Vec<_> = Strategy::ALL.iter().map(|strategy| strategy.name()).collect();
-    match names.split_last() {
-        Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
-        _ => names.concat(),
-    }
-}
-
 impl FromStr for Strategy {
-    type Err = UnknownStrategy;
+    type Err = UnknownName;
 
-    fn from_str(name: &str) -> Result<Self, Self::Err> {
-        let found = Self::ALL.iter().copied().find(|strategy| strategy.name() == name);
-        found.ok_or_else(|| UnknownStrategy { name: name.to_owned() })
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        named("strategy", Self::ALL, Self::name, name)
     }
 }
 
@@ -126,7 +107,7 @@ pub struct PackOptions {
 impl PackOptions {
     /// Whether trees may be flatter than those of the optimum where few bytes go along them sooner.
     #[must_use]
-    pub fn may_be_flat(&self) -> bool {
+    pub fn may_be_shallow(&self) -> bool {
         self.strategy == Strategy::Optimal && self.trees_per_root.is_none()
     }
 }
@@ -140,38 +121,38 @@ pub enum PackError {
         "{collective}: there is nothing to pack; trees are for all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather and scatter"
     )]
     NothingToPack {
-        /// Which.
+        /// The collective.
         collective: Collective,
     },
     /// A root that is no rank.
     #[error("{collective}: there is no rank {root} in this topology: there are {ranks}, numbered from 0")]
     NoSuchRoot {
-        /// Of what.
+        /// The collective.
         collective: Collective,
-        /// Which.
+        /// The root.
         root: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// None, or more than [`MAX_TREES_PER_ROOT`].
     #[error("{given} trees a root: a root has 1 to {MAX_TREES_PER_ROOT}")]
     TreesPerRoot {
-        /// How many were asked for.
+        /// The number that was given.
         given: u32,
     },
     /// A number of trees where there are none to count.
     #[error("{collective}: a number of trees a root means nothing here; leave it out")]
     NoTreesToCount {
-        /// For what.
+        /// The collective.
         collective: Collective,
     },
     /// A strategy that is not for this collective.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy} is not for it; use 'optimal'")]
     NotFor {
-        /// Which.
+        /// The strategy.
         strategy: Strategy,
-        /// For what.
+        /// The collective.
         collective: Collective,
     },
     /// Trees from or to every rank that have more than [`EDGES_MAX`] edges together.
@@ -179,9 +160,9 @@ pub enum PackError {
         "{collective}: {trees} trees a root for {ranks} ranks have more than {EDGES_MAX} edges, which takes gigabytes; take fewer ranks or trees"
     )]
     TooManyEdges {
-        /// Of what.
+        /// The collective.
         collective: Collective,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
         /// How many a root has at least.
         trees: u32,
@@ -194,14 +175,14 @@ pub enum PackError {
     /// A strategy that finds nothing on this topology.
     #[cfg(feature = "compare")]
     #[error("{collective}: strategy {strategy}: {why}; use 'optimal'")]
-    NotHere {
-        /// Which.
+    Impossible {
+        /// The strategy.
         strategy: Strategy,
-        /// For what.
+        /// The collective.
         collective: Collective,
         /// Why.
         #[source]
-        why: NotHere,
+        why: StrategyError,
     },
 }
 
@@ -242,7 +223,7 @@ pub fn pack(
     }
 }
 
-/// That trees of every rank can be kept.
+/// Checks that trees of every rank can be kept.
 fn expect_memory(
     topology: &Topology,
     collective: Collective,
@@ -258,13 +239,13 @@ fn expect_memory(
     }
 }
 
-/// What another strategy packs, beside the bound of the optimal one.
+/// The packing of another strategy, with the bound of the optimal one.
 #[cfg(feature = "compare")]
 fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> Result<Packing, PackError> {
     let strategy = options.strategy;
     let not_here = |why| match why {
-        NotHere::NotFor { .. } => PackError::NotFor { strategy, collective },
-        why => PackError::NotHere { strategy, collective, why },
+        StrategyError::NotFor { .. } => PackError::NotFor { strategy, collective },
+        why => PackError::Impossible { strategy, collective, why },
     };
     compare::expect_in_reach(topology, strategy).map_err(not_here)?;
     if topology.ranks() == 1 {
@@ -283,7 +264,7 @@ fn other(topology: &Topology, collective: Collective, options: &PackOptions) -> 
         Strategy::Ring => compare::rings(topology, &best),
         Strategy::DoubleTree => compare::double_tree(topology, &best),
         // Of any other collective than the one that is packed above.
-        Strategy::ReduceScatterAllGather => Err(NotHere::NotFor { collective }),
+        Strategy::ReduceScatterAllGather => Err(StrategyError::NotFor { collective }),
     };
     packed.map_err(not_here)
 }
@@ -294,7 +275,7 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
         Collective::Broadcast { .. } | Collective::Reduce { .. } => {
             Ok(one_by_one(topology, collective, options))
         }
-        Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_flows(topology, collective)),
+        Collective::Gather { .. } | Collective::Scatter { .. } => Ok(pack_scatter(topology, collective)),
         Collective::AllReduce => pack_all_reduce(topology, options.trees_per_root).ok_or(PackError::OneWay),
         _ => Err(PackError::NothingToPack { collective }),
     }
@@ -304,8 +285,8 @@ fn optimal(topology: &Topology, collective: Collective, options: &PackOptions) -
 /// not reach the bound or not by shallow trees, or there is no such thing, ranks are looked at one
 /// by one, and the better is taken.
 fn pack_blocks(topology: &Topology, collective: Collective, options: &PackOptions) -> Packing {
-    let symmetric = pack_all(topology, collective, options.trees_per_root);
-    let depth = |packing: &Packing| longest_way(packing, topology);
+    let symmetric = pack_all_gather(topology, collective, options.trees_per_root);
+    let depth = |packing: &Packing| longest_path(packing, topology);
     let is_large = topology.ranks() > ONE_BY_ONE_RANKS_MAX;
     match symmetric {
         Some(packing) if packing.is_optimal() && (is_large || depth(&packing).1 <= SHALLOW_EDGES) => packing,
@@ -327,15 +308,15 @@ fn one_by_one(topology: &Topology, collective: Collective, options: &PackOptions
             let pack = |topology: &Topology, collective| {
                 greedy::pack_one_way(topology, collective, options.trees_per_root)
             };
-            match collective.root().and_then(|root| Renumbered::from_rank(topology, root)) {
-                Some(renumbered) => renumbered.pack(collective, pack),
+            match collective.root().and_then(|root| CanonicalTopology::from_rank(topology, root)) {
+                Some(canonical) => canonical.pack(collective, pack),
                 None => pack(topology, collective),
             }
         }
     }
 }
 
-/// That of one rank.
+/// Checks that of one rank.
 fn alone(collective: Collective) -> Packing {
     let zero = Rate::default();
     Packing { collective, rate: zero, bound: zero, certificate: Certificate::Alone, trees: Vec::new() }
@@ -355,7 +336,8 @@ mod tests {
         for &strategy in Strategy::ALL {
             assert_eq!(strategy.name().parse(), Ok(strategy));
         }
-        assert_eq!("best".parse::<Strategy>(), Err(UnknownStrategy { name: "best".to_owned() }));
+        let unknown = "best".parse::<Strategy>().unwrap_err().to_string();
+        assert!(unknown.starts_with("'best' is no strategy; there are optimal"), "{unknown}");
     }
 
     #[test]

@@ -1,35 +1,35 @@
-//! Grows trees on a graph of ranks until all that was asked for is there.
+//! Arborescence packing in a graph of ranks (Bérczi and Frank 2010, after Edmonds; ForestColl,
+//! section 5.3).
 //!
-//! A *class* is a number of equal partial trees. A class may take an edge x→y that leaves it, for
-//! as many of its trees as leave enough for all others: with p(X) the number of partial trees that
-//! do not touch a set X, `B⁻(X)` ≥ p(X) must go on to hold for every X (Bérczi and Frank 2010,
-//! after Edmonds). Only sets with y and without x that the class touches lose, so the number comes
-//! from one maximum flow; where it is less than the class has, the class becomes two. Some edge
-//! always can be taken while a class is not complete. Classes are completed one after the other, so
-//! few are partial at once. Slack only falls: a set that had none answers later questions without a
-//! flow.
+//! Equal partial trees form one [`PartialTrees`]. Some of these trees may take an edge x→y that
+//! leaves them, as many as leave enough for all others: with p(X) the number of partial trees that
+//! do not touch a set X, `B⁻(X)` ≥ p(X) must hold for every X. Only sets with y and without x that
+//! the partial trees touch lose capacity, so the number comes from one maximum flow. If it is less
+//! than the number of trees, these are split in two. Some edge can always be taken while a tree is
+//! not complete. Partial trees are completed one after the other, so few exist at the same time.
+//! Slack only falls: a set without slack answers later questions without a flow.
 //!
-//! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, counting what is left of each edge.
+//! **Invariant:** `B⁻(X)` ≥ p(X) for every set of ranks, with the remaining capacity of each edge.
 
 use pleach_vocabulary::Rank;
 
 use super::digraph::Digraph;
 use super::flow::{Amount, ArcId, Network};
 
-/// Equal trees.
+/// A number of equal trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Arborescence {
-    /// Where they begin.
+    /// The root.
     pub root: Rank,
-    /// How many they are.
+    /// The number of trees.
     pub amount: Amount,
-    /// From the root outwards.
+    /// The edges from the root outwards.
     pub edges: Vec<(Rank, Rank)>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others into a graph without switches,
-/// whose nodes are the ranks' numbers. None where that cannot be
-/// ([`Supply::is_enough`](super::digraph::Supply::is_enough)).
+/// Packs `demand[v]` unit trees from every rank v to all others in a graph without switches, whose
+/// nodes are the numbers of the ranks. `None` if the demand is infeasible
+/// ([`DemandNetwork::is_feasible`](super::digraph::DemandNetwork::is_feasible)).
 ///
 /// # Panics
 ///
@@ -38,47 +38,48 @@ pub(crate) struct Arborescence {
 pub(crate) fn pack(graph: &Digraph, demand: &[Amount]) -> Option<Vec<Arborescence>> {
     assert!(graph.ranks().iter().enumerate().all(|(rank, &node)| rank == node), "no switches");
     assert_eq!(graph.nodes(), graph.ranks().len(), "no switches");
-    if !super::digraph::Supply::new(graph, demand).is_enough() {
+    if !super::digraph::DemandNetwork::new(graph, demand).is_feasible() {
         return None;
     }
-    let mut grove = Grove::new(graph, demand);
+    let mut packer = ArborescencePacker::new(graph, demand);
     for (root, &amount) in demand.iter().enumerate() {
-        grove.begin(root, amount);
-        while let Some(class) = grove.partial.pop() {
-            grove.complete(class);
+        packer.begin(root, amount);
+        while let Some(class) = packer.partial.pop() {
+            packer.complete(class);
         }
     }
-    Some(grove.complete)
+    Some(packer.complete)
 }
 
 /// A set of ranks.
 type Set = Vec<bool>;
 
-/// Equal trees that are not complete.
-struct Class {
+/// A number of equal trees that do not span all ranks yet.
+struct PartialTrees {
     amount: Amount,
     /// In the order in which they were reached.
     reached: Vec<usize>,
     is_reached: Set,
     edges: Vec<(Rank, Rank)>,
-    /// The node that stands for it in the network.
+    /// Their node in the network.
     node: usize,
 }
 
-struct Grove {
+struct ArborescencePacker {
     ranks: usize,
     network: Network,
     source: usize,
-    /// Where edges lead to, by rank.
+    /// By rank: the heads of its edges, with their arcs.
     leaving: Vec<Vec<(usize, ArcId)>>,
-    /// The arc from the source to each rank, with the trees that are not begun.
+    /// The arc from the source to each rank; its capacity is the number of trees that are not
+    /// begun.
     roots: Vec<ArcId>,
-    /// Nodes that stand for no class, with the arc from the source.
+    /// Free nodes of the network.
     free: Vec<usize>,
-    /// The arc from the source to each node of a class, and those to ranks.
+    /// The arcs of each node of partial trees: from the source, and to the ranks.
     class_arcs: Vec<(ArcId, Vec<ArcId>)>,
-    partial: Vec<Class>,
-    /// How many trees are begun and stand in the network, or not begun.
+    partial: Vec<PartialTrees>,
+    /// The number of trees in the network, begun or not.
     waiting: Amount,
     /// Sets without slack.
     tight: Vec<Set>,
@@ -88,7 +89,7 @@ struct Grove {
 /// More than any flow.
 const UNLIMITED: Amount = Amount::MAX >> 8;
 
-impl Grove {
+impl ArborescencePacker {
     fn new(graph: &Digraph, demand: &[Amount]) -> Self {
         let ranks = graph.nodes();
         let mut network = Network::new(ranks + 1);
@@ -121,11 +122,11 @@ impl Grove {
         self.waiting -= amount;
         let mut is_reached = vec![false; self.ranks];
         is_reached[root] = true;
-        self.wait(Class { amount, reached: vec![root], is_reached, edges: Vec::new(), node: 0 });
+        self.suspend(PartialTrees { amount, reached: vec![root], is_reached, edges: Vec::new(), node: 0 });
     }
 
-    /// Puts a class into the network.
-    fn wait(&mut self, mut class: Class) {
+    /// Puts partial trees into the network.
+    fn suspend(&mut self, mut class: PartialTrees) {
         class.node = self.free.pop().unwrap_or_else(|| self.add_class_node());
         let (arc, arcs) = &self.class_arcs[class.node];
         self.network.set_capacity(*arc, class.amount);
@@ -144,8 +145,8 @@ impl Grove {
         self.class_arcs.len() - 1
     }
 
-    /// Takes a class out of the network.
-    fn resume(&mut self, class: &Class) {
+    /// Takes partial trees out of the network.
+    fn resume(&mut self, class: &PartialTrees) {
         let (arc, arcs) = &self.class_arcs[class.node];
         self.network.set_capacity(*arc, 0);
         for &rank in &class.reached {
@@ -155,11 +156,11 @@ impl Grove {
         self.waiting -= class.amount;
     }
 
-    /// Grows a class until it reaches all ranks. What cannot grow with it becomes a class of its
-    /// own.
-    fn complete(&mut self, mut class: Class) {
+    /// Grows partial trees until they span all ranks. Trees that cannot take an edge with the
+    /// others are split off.
+    fn complete(&mut self, mut class: PartialTrees) {
         self.resume(&class);
-        // Ranks that were reached first come first, so trees stay shallow.
+        // Ranks are used in the order in which they were reached, so trees stay shallow.
         let mut from_place = 0;
         while class.reached.len() < self.ranks {
             let from =
@@ -176,37 +177,36 @@ impl Grove {
             }
             from_place += 1;
         }
-        let Class { amount, reached, edges, .. } = class;
+        let PartialTrees { amount, reached, edges, .. } = class;
         self.complete.push(Arborescence { root: reached[0] as Rank, amount, edges });
     }
 
-    /// How many trees of a class can take an edge.
-    fn most(&mut self, class: &Class, from: usize, to: usize, arc: ArcId) -> Amount {
+    /// The number of the partial trees that can take an edge.
+    fn most(&mut self, class: &PartialTrees, from: usize, to: usize, arc: ArcId) -> Amount {
         let wanted = self.network.capacity(arc).min(class.amount);
         let loses = |set: &Set| set[to] && !set[from] && class.reached.iter().any(|&rank| set[rank]);
         if wanted == 0 || self.tight.iter().any(loses) {
             return 0;
         }
-        // All that waits comes from the source; and from where the edge begins, as much as it
-        // likes.
+        // The source supplies all trees in the network, and the tail of the edge without limit.
         let root = self.roots[from];
         let before = self.network.capacity(root);
         self.network.set_capacity(root, UNLIMITED);
-        let sum = self.network.max_amount(self.source, to, self.waiting + wanted);
+        let sum = self.network.max_flow_value(self.source, to, self.waiting + wanted);
         self.network.set_capacity(root, before);
         let amount = sum - self.waiting;
         if amount < wanted {
-            // Whether the edge is taken or not, this set has no slack afterwards.
+            // In either case this set has no slack afterwards.
             let set: Set = (0..self.ranks).map(|rank| !self.network.is_source_side(rank)).collect();
             self.tight.push(set);
         }
         amount
     }
 
-    /// Lets so many trees of a class take an edge.
-    fn take(&mut self, class: &mut Class, from: usize, to: usize, arc: ArcId, amount: Amount) {
+    /// Lets this number of the partial trees take an edge.
+    fn take(&mut self, class: &mut PartialTrees, from: usize, to: usize, arc: ArcId, amount: Amount) {
         if amount < class.amount {
-            self.wait(Class {
+            self.suspend(PartialTrees {
                 amount: class.amount - amount,
                 reached: class.reached.clone(),
                 is_reached: class.is_reached.clone(),
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn as_many_trees_as_cuts_allow_are_packed_and_not_one_more() {
-        let mut random = Random(31);
+        let mut random = Random::new(31);
         let (mut with_more, mut without_more) = (0, 0);
         for round in 0..500 {
             let graph = samples::graph(&mut random, 7, 0, [Links::Duplex, Links::Any][round % 2]);

@@ -1,49 +1,48 @@
-//! What a schedule costs: latency, bytes over links, bytes combined (α, β, γ), and how chunks
-//! overlap.
+//! The cost of a schedule: latency, bytes over links, bytes combined (α, β, γ), and the overlap of
+//! chunks.
 //!
-//! [`Work`] says what the busiest rank does for one chunk of every block, and how long the longest
-//! way through that chunk is. It is known twice: [`Work::of`] counts it in a schedule,
-//! [`Work::formula`] has it in closed form for everything that goes by puts, as the algorithms'
-//! modules state it. [`CostModel::time`] makes a time of it:
+//! [`Work`] counts what the busiest rank does for one chunk of every block, and the critical path
+//! through that chunk. [`Work::of`] counts it in a schedule. [`Work::formula`] has it in closed
+//! form for all algorithms that work by puts, as their modules state it. [`CostModel::time`] makes
+//! a time of it:
 //!
 //! ```text
-//! T = rounds·α + k·messages·o + (way + (k-1)·moved)·c·β + (way + (k-1)·passed)·c·γ/3
+//! T = rounds·α + k·messages·o + (path + (k-1)·moved)·c·β + (path + (k-1)·passed)·c·γ/3
 //! ```
 //!
-//! for `k` chunks of `c` bytes a block: the first chunk goes the longest way, the others follow at
-//! the pace of the busiest rank. A pass over memory costs for each place that it reads or writes a
-//! third of what combining two sources takes, so mapped schedules, in which nothing else moves, are
-//! priced by the same measure. Memory is counted as if it were registered: copies to and from
-//! shared windows are nothing, nor are copies of a rank's own input.
+//! for `k` chunks of `c` bytes in each block: the first chunk takes the critical path, and the
+//! others follow at the pace of the busiest rank. A pass over memory costs, for each place that it
+//! reads or writes, a third of the cost of combining two sources. So mapped schedules, in which
+//! nothing else moves, are priced by the same measure. Memory is counted as registered: copies to
+//! and from shared windows cost nothing, nor do copies of a rank's own input.
 //!
-//! Between hosts ([`Platform`]) there are other links, with an α, β and o of their own; what goes
-//! over them is counted apart ([`Across`]) and its time added. The ranks of a host share its wire,
-//! so bytes are those of the busiest host.
+//! Links between hosts ([`Platform`]) have an α, β and o of their own. Traffic over them is counted
+//! separately ([`InterHost`]), and its time is added. The ranks of a host share its wire, so bytes
+//! are those of the busiest host.
 
-mod count;
-mod counted;
-mod fit;
-mod formulae;
-mod links;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use std::sync::Arc;
-
-use pleach_vocabulary::{Collective, Fabric};
+use pleach_vocabulary::{Collective, Fabric, Rank};
 
 use crate::generate::{Access, Algorithm, GenerateError, generate};
 use crate::hosts::HostMap;
 use crate::wiring::Wiring;
-use crate::{BlockId, Schedule};
-use count::{Way, loads, longest_way};
-use counted::Counted;
-pub use fit::{Sample, fit};
+use crate::{BlockId, Op, Part, Place, Schedule};
+
 use links::BlockBytes;
+
+pub use fit::{Sample, fit};
+
+mod fit;
+mod formulae;
+mod links;
 
 /// What travels in a signal itself and moves no slower than one without data, in bytes: as much as
 /// the signal slots of `pleach-transport` carry.
 pub const INLINE_BYTES_MAX: usize = 48;
 
-/// What is done for one chunk of every block.
+/// The work for one chunk of every block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Work {
     /// How many blocks the whole of the data is cut into.
@@ -60,17 +59,17 @@ pub struct Work {
     /// Chunks read and written by one rank in passes over memory, at most.
     pub passed: u32,
     /// Chunks put one after the other on the longest way, if that is more than any rank moves.
-    pub moved_on_the_way: u32,
+    pub moved_on_path: u32,
     /// Chunks read and written one after the other on the longest way, if that is more than any
     /// rank does.
-    pub passed_on_the_way: u32,
+    pub passed_on_path: u32,
     /// What goes between hosts; rounds, messages and moved chunks above are those inside.
-    pub across: Across,
+    pub inter_host: InterHost,
 }
 
-/// What goes between hosts for one chunk of every block.
+/// The work between hosts for one chunk of every block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Across {
+pub struct InterHost {
     /// Signals one after the other on the longest way.
     pub rounds: u32,
     /// Signals that one rank sends, at most.
@@ -78,7 +77,7 @@ pub struct Across {
     /// Chunks put by or to the ranks of one host, at most.
     pub moved: u32,
     /// Chunks put one after the other on the longest way, if that is more than any host moves.
-    pub moved_on_the_way: u32,
+    pub moved_on_path: u32,
 }
 
 impl Work {
@@ -96,51 +95,51 @@ impl Work {
     #[must_use]
     pub fn between(schedule: &Schedule, hosts: &HostMap) -> Self {
         let loads = loads(schedule, hosts);
-        let most = |count: &dyn Fn(&count::Load) -> u32| loads.iter().map(count).max().unwrap_or(0);
+        let most = |count: &dyn Fn(&RankLoad) -> u32| loads.iter().map(count).max().unwrap_or(0);
         let mut wires = vec![(0, 0); hosts.hosts() as usize];
         for (rank, load) in (0..).zip(&loads) {
             let (sent, received) = &mut wires[hosts.host(rank) as usize];
-            *sent += load.sent_across;
-            *received += load.received_across;
+            *sent += load.inter_host_sent;
+            *received += load.inter_host_received;
         }
         let wire = wires.iter().map(|&(sent, received)| sent.max(received)).max().unwrap_or(0);
         let moved = most(&|load| load.sent.max(load.received));
         let passed = most(&|load| load.passed);
-        let way: Way = longest_way(schedule, hosts);
+        let path: CriticalPath = critical_path(schedule, hosts);
         Self {
             blocks: schedule.blocks.len() as u32,
-            rounds: way.rounds,
+            rounds: path.rounds,
             messages: most(&|load| load.messages),
             moved,
             reduced: most(&|load| load.reduced),
             passed,
-            moved_on_the_way: way.moved.max(moved),
-            passed_on_the_way: way.passed.max(passed),
-            across: Across {
-                rounds: way.rounds_across,
-                messages: most(&|load| load.messages_across),
+            moved_on_path: path.moved.max(moved),
+            passed_on_path: path.passed.max(passed),
+            inter_host: InterHost {
+                rounds: path.inter_host_rounds,
+                messages: most(&|load| load.inter_host_messages),
                 moved: wire,
-                moved_on_the_way: way.moved_across.max(wire),
+                moved_on_path: path.inter_host_moved.max(wire),
             },
         }
     }
 
     /// The same between ranks that are all on hosts of their own.
     #[must_use]
-    pub fn all_across(mut self) -> Self {
-        let Self { rounds, messages, moved, moved_on_the_way, .. } = self;
-        self.across = Across { rounds, messages, moved, moved_on_the_way };
-        (self.rounds, self.messages, self.moved, self.moved_on_the_way) = (0, 0, 0, 0);
+    pub fn all_inter_host(mut self) -> Self {
+        let Self { rounds, messages, moved, moved_on_path, .. } = self;
+        self.inter_host = InterHost { rounds, messages, moved, moved_on_path };
+        (self.rounds, self.messages, self.moved, self.moved_on_path) = (0, 0, 0, 0);
         self
     }
 }
 
-/// What links and processors can do.
+/// The speeds of links and processors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostModel {
     /// From sending a signal to its being seen, in seconds (α).
     pub latency_s: f64,
-    /// What a signal costs its sender, in seconds (o).
+    /// The sender's overhead of a signal, in seconds (o).
     pub message_s: f64,
     /// Bytes a rank puts in a second, and receives at the same time (1/β).
     pub bytes_per_s: f64,
@@ -174,9 +173,9 @@ impl CostModel {
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
         let chunks = Chunks::of(work, bytes, chunk_bytes);
-        let Work { rounds, messages, moved, moved_on_the_way, .. } = *work;
-        self.links(&chunks, rounds, messages, chunks.pipelined(moved_on_the_way, moved))
-            + chunks.pipelined(work.passed_on_the_way, work.passed) / 3.0 / self.reduce_bytes_per_s
+        let Work { rounds, messages, moved, moved_on_path, .. } = *work;
+        self.links(&chunks, rounds, messages, chunks.pipelined(moved_on_path, moved))
+            + chunks.pipelined(work.passed_on_path, work.passed) / 3.0 / self.reduce_bytes_per_s
     }
 
     /// What goes over links: rounds, messages of each chunk, bytes one after the other.
@@ -222,10 +221,10 @@ impl Chunks {
         Self { count, bytes: block / count }
     }
 
-    /// Bytes one after the other: the first chunk goes `way`, the others follow at the pace of
+    /// Bytes one after the other: the first chunk goes `path`, the others follow at the pace of
     /// `each`.
-    fn pipelined(&self, way: u32, each: u32) -> f64 {
-        (f64::from(way) + (self.count - 1.0) * f64::from(each)) * self.bytes
+    fn pipelined(&self, path: u32, each: u32) -> f64 {
+        (f64::from(path) + (self.count - 1.0) * f64::from(each)) * self.bytes
     }
 }
 
@@ -243,8 +242,8 @@ pub struct Platform {
     /// The links between ranks one by one, where they are known: then they alone decide what is
     /// quickest.
     pub wiring: Option<Arc<Wiring>>,
-    /// What was counted for it.
-    pub(crate) counted: Counted,
+    /// The work that has been counted for it.
+    pub(crate) counted: WorkCache,
 }
 
 impl Platform {
@@ -256,7 +255,7 @@ impl Platform {
             Access::Put => (CostModel::TCP, CostModel::TCP),
             Access::Mapped => (CostModel::SHARED_MEMORY, CostModel::TCP),
         };
-        Self { hosts, access, near, far, wiring: None, counted: Counted::default() }
+        Self { hosts, access, near, far, wiring: None, counted: WorkCache::default() }
     }
 
     /// Ranks of these hosts over a fabric, before anything has been measured.
@@ -302,7 +301,7 @@ impl Platform {
         }
         let part = bytes as f64 / weights.len().max(1) as f64;
         let packed = match algorithm {
-            Algorithm::Packed(Some(trees)) => Some(trees.pace().chunks(bytes)),
+            Algorithm::Packed(Some(trees)) => Some(trees.pacing().chunks(bytes)),
             _ => None,
         };
         let sizes = |block: BlockId| {
@@ -317,7 +316,7 @@ impl Platform {
         Some(links::seconds(routes, schedule, &sizes))
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.hosts.ranks()
@@ -344,10 +343,226 @@ impl Platform {
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
         let chunks = Chunks::of(work, bytes, chunk_bytes);
-        let Across { rounds, messages, moved, moved_on_the_way } = work.across;
-        let across = chunks.pipelined(moved_on_the_way, moved);
-        self.near.time(work, bytes, chunk_bytes) + self.far.links(&chunks, rounds, messages, across)
+        let InterHost { rounds, messages, moved, moved_on_path } = work.inter_host;
+        let inter_host = chunks.pipelined(moved_on_path, moved);
+        self.near.time(work, bytes, chunk_bytes) + self.far.links(&chunks, rounds, messages, inter_host)
     }
+}
+
+// A cache of counted work. Work is the same for any number of bytes, and counting it generates the
+// schedule.
+
+/// Most works that are kept; more are counted again each time. There are some tens a collective,
+/// and as many again for each root that a caller names.
+const CACHE_ENTRIES_MAX: usize = 4096;
+
+/// The key of cached work.
+type WorkKey = (Collective, Algorithm, Access, HostMap);
+
+/// What a platform and its clones have counted. Makes no difference but in time.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct WorkCache(Arc<Mutex<HashMap<WorkKey, Work>>>);
+
+impl PartialEq for WorkCache {
+    fn eq(&self, _other: &Self) -> bool {
+        true
+    }
+}
+
+impl Platform {
+    /// [`Work::between`] these hosts of what an algorithm makes.
+    ///
+    /// # Errors
+    ///
+    /// When it does not fit the collective or the ranks.
+    pub(crate) fn counted(
+        &self,
+        collective: Collective,
+        algorithm: &Algorithm,
+        access: Access,
+    ) -> Result<Work, GenerateError> {
+        // Nothing is left half done in it by who panics.
+        let kept = || self.counted.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = (collective, algorithm.clone(), access, self.hosts.clone());
+        if let Some(work) = kept().get(&made) {
+            return Ok(*work);
+        }
+        let work = Work::between(&generate(collective, algorithm, self.ranks(), access)?, &self.hosts);
+        let mut kept = kept();
+        if kept.len() < CACHE_ENTRIES_MAX {
+            kept.insert(made, work);
+        }
+        Ok(work)
+    }
+}
+
+// Counts the work of each rank for one chunk of every block, and the critical path through that
+// chunk.
+
+/// The work of one rank for a chunk of every block.
+#[derive(Clone, Copy, Debug, Default)]
+struct RankLoad {
+    messages: u32,
+    sent: u32,
+    received: u32,
+    inter_host_messages: u32,
+    inter_host_sent: u32,
+    inter_host_received: u32,
+    passed: u32,
+    reduced: u32,
+}
+
+/// By rank; messages and puts are those inside its host but for what says "across".
+fn loads(schedule: &Schedule, hosts: &HostMap) -> Vec<RankLoad> {
+    let mut loads = vec![RankLoad::default(); schedule.programs.len()];
+    for (rank, lanes) in schedule.programs.iter().enumerate() {
+        for step in lanes.iter().flat_map(|lane| &lane.steps) {
+            match &step.op {
+                Op::Wait { .. } => {}
+                Op::Signal { to, .. } if hosts.are_neighbours(rank as Rank, *to) => loads[rank].messages += 1,
+                Op::Signal { .. } => loads[rank].inter_host_messages += 1,
+                Op::Put { to, .. } if hosts.are_neighbours(rank as Rank, *to) => {
+                    loads[rank].messages += 1;
+                    loads[rank].sent += 1;
+                    loads[*to as usize].received += 1;
+                }
+                Op::Put { to, .. } => {
+                    loads[rank].inter_host_messages += 1;
+                    loads[rank].inter_host_sent += 1;
+                    loads[*to as usize].inter_host_received += 1;
+                }
+                Op::Reduce { from, into } => {
+                    loads[rank].passed += passed(from, into);
+                    loads[rank].reduced += from.len() as u32 - 1;
+                }
+            }
+        }
+    }
+    loads
+}
+
+/// Places that a pass reads and writes, as if all memory were registered.
+fn passed(from: &[Place], into: &[Place]) -> u32 {
+    let place = |place: &Place| Place {
+        rank: place.rank,
+        part: match place.part {
+            Part::SharedInput => Part::Input,
+            Part::SharedOutput => Part::Output,
+            own => own,
+        },
+    };
+    let mut written: Vec<Place> = into.iter().map(place).collect();
+    written.sort_unstable();
+    written.dedup();
+    if let [only] = from {
+        let only = place(only);
+        written.retain(|&place| {
+            place != only && (place.rank, place.part, only.part) != (only.rank, Part::Output, Part::Input)
+        });
+    }
+    if written.is_empty() { 0 } else { (from.len() + written.len()) as u32 }
+}
+
+/// How long the way to a moment is, in each measure for itself.
+#[derive(Clone, Copy, Debug, Default)]
+struct CriticalPath {
+    rounds: u32,
+    moved: u32,
+    inter_host_rounds: u32,
+    inter_host_moved: u32,
+    passed: u32,
+}
+
+impl CriticalPath {
+    /// After a signal to a peer, with bytes or without.
+    fn sent(mut self, is_near: bool, moved: u32) -> Self {
+        if is_near {
+            self.rounds += 1;
+            self.moved += moved;
+        } else {
+            self.inter_host_rounds += 1;
+            self.inter_host_moved += moved;
+        }
+        self
+    }
+
+    fn join(&mut self, other: Self) {
+        self.rounds = self.rounds.max(other.rounds);
+        self.moved = self.moved.max(other.moved);
+        self.inter_host_rounds = self.inter_host_rounds.max(other.inter_host_rounds);
+        self.inter_host_moved = self.inter_host_moved.max(other.inter_host_moved);
+        self.passed = self.passed.max(other.passed);
+    }
+}
+
+/// A signal: destination rank, source rank, block, signal slot.
+type SignalName = (Rank, Rank, u32, u16);
+
+/// How far a lane has come.
+struct Progress {
+    next: usize,
+    issued: CriticalPath,
+    complete: Vec<CriticalPath>,
+}
+
+/// The longest way through one chunk of every block.
+fn critical_path(schedule: &Schedule, hosts: &HostMap) -> CriticalPath {
+    let mut longest = CriticalPath::default();
+    let mut shown: BTreeMap<SignalName, CriticalPath> = BTreeMap::new();
+    let mut waiting: BTreeMap<SignalName, (usize, usize)> = BTreeMap::new();
+    let mut progress: Vec<Vec<Progress>> = schedule
+        .programs
+        .iter()
+        .map(|lanes| {
+            let start = |_| Progress { next: 0, issued: CriticalPath::default(), complete: Vec::new() };
+            lanes.iter().map(start).collect()
+        })
+        .collect();
+    let mut ready: VecDeque<(usize, usize)> = progress
+        .iter()
+        .enumerate()
+        .flat_map(|(rank, lanes)| (0..lanes.len()).map(move |lane| (rank, lane)))
+        .collect();
+    while let Some((rank, lane_index)) = ready.pop_front() {
+        let lane = &schedule.programs[rank][lane_index];
+        let state = &mut progress[rank][lane_index];
+        while let Some(step) = lane.steps.get(state.next) {
+            for &(earlier, chunks) in &step.after {
+                if chunks == 0 {
+                    state.issued.join(state.complete.get(earlier as usize).copied().unwrap_or_default());
+                }
+            }
+            let mut complete = state.issued;
+            let arrival = |to: Rank, moved| state.issued.sent(hosts.are_neighbours(rank as Rank, to), moved);
+            let signal = match &step.op {
+                Op::Wait { from, signal_slot } => {
+                    let name = (rank as Rank, *from, lane.block, signal_slot.0);
+                    let Some(arrival) = shown.remove(&name) else {
+                        waiting.insert(name, (rank, lane_index));
+                        break;
+                    };
+                    state.issued.join(arrival);
+                    complete = state.issued;
+                    None
+                }
+                Op::Signal { to, signal_slot } => Some((*to, signal_slot, arrival(*to, 0))),
+                Op::Put { to, signal_slot, .. } => Some((*to, signal_slot, arrival(*to, 1))),
+                Op::Reduce { from, into } => {
+                    complete.passed += passed(from, into);
+                    None
+                }
+            };
+            if let Some((to, signal_slot, arrival)) = signal {
+                let name = (to, rank as Rank, lane.block, signal_slot.0);
+                shown.insert(name, arrival);
+                ready.extend(waiting.remove(&name));
+            }
+            longest.join(complete);
+            state.complete.push(complete);
+            state.next += 1;
+        }
+    }
+    longest
 }
 
 #[cfg(test)]
@@ -444,5 +659,29 @@ mod tests {
                 assert!((predicted - counted).abs() <= 1e-12 * counted, "{algorithm}: {predicted} {counted}");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod counted_tests {
+    use super::*;
+
+    #[test]
+    fn work_is_counted_once_for_all_clones_and_again_for_other_hosts() {
+        let platform = Platform::new(HostMap::one(6), Access::Mapped);
+        let count = |platform: &Platform, access| {
+            platform.counted(Collective::AllReduce, &Algorithm::Direct, access).expect("it fits")
+        };
+        let kept = || platform.counted.0.lock().expect("nobody panicked").len();
+        let mapped = count(&platform, Access::Mapped);
+        assert_eq!((count(&platform.clone(), Access::Mapped), kept()), (mapped, 1));
+        assert_ne!(count(&platform, Access::Put), mapped);
+        assert_eq!(kept(), 2);
+        let mut apart = platform.clone();
+        apart.hosts = "2x3".parse().expect("two hosts");
+        let made = generate(Collective::AllReduce, &Algorithm::Direct, 6, Access::Put).expect("it fits");
+        assert_eq!(count(&apart, Access::Put), Work::between(&made, &apart.hosts));
+        assert_ne!(count(&apart, Access::Put), count(&platform, Access::Put));
+        assert_eq!(kept(), 3);
     }
 }

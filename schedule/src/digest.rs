@@ -1,4 +1,4 @@
-//! A hash that is the same on every rank and in every release: what ranks compare to see that they
+//! A hash that is the same on every rank and in every release, by which ranks check that they
 //! agree.
 
 use std::hash::Hasher;

@@ -1,8 +1,7 @@
-//! Which rank is on which host.
+//! The host of each rank.
 //!
-//! Ranks of one host reach each other at little cost, and where the fabric lets them through
-//! mappings. A [`HostMap`] is the same on all ranks, and what schedules over two kinds of links are
-//! made from.
+//! Ranks of one host reach each other at low cost and, if the fabric allows it, by mapped memory. A
+//! [`HostMap`] is the same on all ranks; schedules over two kinds of links are made from it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -50,13 +49,13 @@ impl HostMap {
         Self { of: (0..ranks).collect() }
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.of.len() as u32
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     #[must_use]
     pub fn hosts(&self) -> u32 {
         self.of.iter().max().map_or(0, |last| last + 1)

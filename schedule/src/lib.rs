@@ -1,15 +1,14 @@
 //! Collectives as data, proved before they run.
 //!
 //! A pipeline of values: [`generate`](generate::generate) makes a [`Schedule`], or [`text`] and
-//! MSCCL's XML are read as one; [`verify`](verify::verify) turns it into a
-//! [`Proof`](verify::Proof), and only a proof can be executed. [`cost`] says how long a schedule
-//! takes, [`select`](mod@select) and [`tuning`] which one is taken. [`wiring`] holds the links
-//! that a group was told of, with what `pleach-packing` packed for them. Start with [`Schedule`].
+//! MSCCL's XML are parsed into a schedule. [`verify`](verify::verify) turns the schedule into a
+//! [`Proof`](verify::Proof), and only a proof can be executed. [`cost`] predicts the time of a
+//! schedule; [`select`](mod@select) and [`tuning`] choose a schedule. [`wiring`] holds the links of
+//! a group, with the packings that `pleach-packing` made for them. Start with [`Schedule`].
 //!
-//! **Invariant:** there is no clock here, no device and no memory of others, and a file or variable
-//! is read only where a function is named for it ([`Tuning::read`], [`TuningSource::from_env`]).
-//! All else depends on arguments alone, so ranks that give the same arguments get the same
-//! schedules.
+//! **Invariant:** this crate uses no clock, no device and no memory of others. It reads a file or a
+//! variable only in functions that are named for it ([`Tuning::read`], [`TuningSource::from_env`]).
+//! Everything else depends on arguments alone, so ranks with equal arguments get equal schedules.
 
 #![forbid(unsafe_code)]
 

@@ -31,13 +31,13 @@
 //!
 //! # What reading proves
 //!
-//! Order in the file ([`order`]): every send has its receive, thread blocks do not wait for each
-//! other in a circle where each connection holds two steps that have not been received, and of two
-//! steps of a GPU that touch the same chunk, one writing, one is before the other. So all orders in
-//! which the GPUs may carry it out do the same, and one of them is made a schedule; its proof shows
-//! the result. An algorithm for calls in place alone is read with input and output as one memory,
-//! and one for calls out of place alone with its input set aside first, as a proof always covers
-//! both.
+//! Import checks the order of the steps in the file: every send has its receive, thread blocks do
+//! not wait for each other in a cycle if each connection holds two steps that have not been
+//! received, and of two steps of a GPU that touch the same chunk, one of them writing, one is
+//! before the other. So all orders in which the GPUs may run the algorithm have the same effect.
+//! One of these orders becomes a schedule, and its proof shows the result. An algorithm for calls
+//! in place alone is read with input and output as one memory. An algorithm for calls out of place
+//! alone is read with its input set aside first, because a proof always covers both.
 //!
 //! **Invariant:** reading takes time and memory in proportion to the text and the limits below, and
 //! never panics.
@@ -46,11 +46,9 @@ mod assign;
 mod error;
 mod export;
 mod import;
-mod order;
-mod rounding;
 mod xml;
 
-pub use error::{ExportError, ImportError, Problem};
+pub use error::{ExportError, ImportError, ImportProblem};
 pub use export::{Exported, export};
 pub use import::import;
 
@@ -120,7 +118,7 @@ enum Buffer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum InstructionKind {
     Send,
     Receive,
     ReceiveCopySend,
@@ -134,7 +132,7 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction {
-    kind: Kind,
+    kind: InstructionKind,
     source: (Buffer, u32),
     target: (Buffer, u32),
     count: u32,
@@ -144,7 +142,7 @@ struct Instruction {
     line: usize,
 }
 
-impl Kind {
+impl InstructionKind {
     const ALL: [(Self, &'static str); 9] = [
         (Self::Send, "s"),
         (Self::Receive, "r"),

@@ -9,7 +9,7 @@
 //!     row 1         3  4  5
 //! ```
 //!
-//! A *line* along a dimension is what one gets by varying that coordinate alone.
+//! A *line* along a dimension is the set of points in which only that coordinate varies.
 
 use pleach_vocabulary::Rank;
 
@@ -42,7 +42,7 @@ impl RankSpace {
         &self.extents
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     #[must_use]
     pub(crate) fn size(&self) -> u32 {
         self.extents.iter().product()

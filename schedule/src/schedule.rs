@@ -70,7 +70,7 @@ pub struct SignalSlot(pub u16);
 /// free of earlier runs. Mapped access is a [`Op::Reduce`] that names another rank's place.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// What it carries out.
+    /// The collective that it carries out.
     pub collective: Collective,
     /// How many chunks of a lane may be under way at once, at least 1.
     pub window: u32,
@@ -110,33 +110,33 @@ pub struct Block {
 pub struct Lane {
     /// Whose chunks.
     pub block: BlockId,
-    /// What is done for each chunk.
+    /// The steps for each chunk.
     pub steps: Vec<Step>,
 }
 
 /// An operation and what must be complete before it is issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// Steps of the same lane, each with how many chunks earlier (0: the same chunk, and then an
     /// earlier step).
     pub after: Vec<(StepId, u32)>,
 }
 
-/// What a step does.
+/// The operation of a step.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Op {
     /// Signals a peer's signal slot.
     Signal {
-        /// Whose signal slot.
+        /// The receiver.
         to: Rank,
-        /// Which.
+        /// The signal slot.
         signal_slot: SignalSlot,
     },
     /// Writes a place of this rank to a place of a peer, then signals the peer's signal slot.
     Put {
-        /// To whom.
+        /// The receiver.
         to: Rank,
         /// From this rank's place.
         src: Part,
@@ -147,7 +147,7 @@ pub enum Op {
     },
     /// Waits for one signal in one of this rank's signal slots.
     Wait {
-        /// From whom.
+        /// The sender.
         from: Rank,
         /// The signal slot of this rank.
         signal_slot: SignalSlot,
@@ -165,9 +165,9 @@ pub enum Op {
 /// A part of the memory of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place {
-    /// Whose.
+    /// The rank.
     pub rank: Rank,
-    /// Which.
+    /// The part.
     pub part: Part,
 }
 
@@ -178,9 +178,9 @@ pub enum Part {
     Input,
     /// The caller's output.
     Output,
-    /// What peers read of the input.
+    /// The input, as peers read it.
     SharedInput,
-    /// What peers write (or read) of the output.
+    /// The output, as peers write (or read) it.
     SharedOutput,
     /// A slot of scratch memory.
     Scratch(u16),

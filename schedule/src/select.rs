@@ -1,7 +1,7 @@
-//! Which algorithm to take: the one that the cost model finds quickest, or the one that was named.
+//! Selection of an algorithm: by the cost model, or by name.
 //!
-//! [`select`] prices every algorithm that carries out the collective and keeps the prices, so that
-//! the choice can be looked at: a [`Selection`] prints as its table.
+//! [`select`] prices every algorithm that carries out the collective, and keeps the prices: a
+//! [`Selection`] prints as its table.
 
 use std::fmt;
 
@@ -19,12 +19,12 @@ pub const CHUNK_BYTES: u64 = 256 << 10;
 /// Above this rank count schedules are not made only to be priced; what has no formula is left out.
 const COUNTED_RANKS_MAX: u32 = 256;
 
-/// What was chosen, among what.
+/// The choice and its candidates.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Selection {
-    /// For what.
+    /// The collective.
     pub collective: Collective,
-    /// How many ranks.
+    /// The number of ranks.
     pub ranks: u32,
     /// How many bytes (of the whole).
     pub bytes: u64,
@@ -39,7 +39,7 @@ pub struct Selection {
 /// A row of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Candidate {
-    /// Which algorithm.
+    /// The algorithm.
     pub algorithm: Algorithm,
     /// In which form.
     pub access: Access,
@@ -60,19 +60,19 @@ pub enum SelectError {
     /// Peers are to be mapped that cannot be.
     #[error("{algorithm} cannot map peers here, which are on other hosts or over sockets; use 'put'")]
     NotMapped {
-        /// By which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
     },
     /// No chunk can be under way, or more than there is scratch for.
     #[error("a window of {window} chunks; give 1 to {WINDOW_MAX}")]
     Window {
-        /// How many.
+        /// The window.
         window: u32,
     },
     /// Chunks that cost more than they carry, or more than there is scratch for.
     #[error("chunks of {bytes} bytes; give {CHUNK_BYTES_MIN} to {CHUNK_BYTES}")]
     Chunk {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
     },
     /// More bytes than the algorithm is for.
@@ -80,11 +80,11 @@ pub enum SelectError {
         "{algorithm} carries parts of at most {most} bytes between {ranks} ranks, not {bytes}; choose another algorithm"
     )]
     TooLong {
-        /// Which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
         /// Bytes of a part.
         bytes: u64,
-        /// How many it can do.
+        /// The limit.
         most: u64,
         /// Between how many ranks.
         ranks: u32,
@@ -97,7 +97,7 @@ pub enum SelectError {
         "{algorithm} is not possible here: it sends from '{from}' (rank {from_rank}) to '{to}' (rank {to_rank}), which no link joins; take packed"
     )]
     NotJoined {
-        /// Which algorithm.
+        /// The algorithm.
         algorithm: Algorithm,
         /// The name of who sends.
         from: String,
@@ -168,7 +168,7 @@ pub fn select_algorithm(
     let ranks = platform.ranks();
     if !algorithm.carries_out(collective) {
         let (algorithm, known) = (algorithm.clone(), Algorithm::names(collective));
-        return Err(GenerateError::NotForThis { algorithm, collective, known }.into());
+        return Err(GenerateError::WrongCollective { algorithm, collective, known }.into());
     }
     let named = match (algorithm, &platform.wiring) {
         (Algorithm::Hierarchical(None), _) => Algorithm::Hierarchical(Some(platform.hosts.clone())),
@@ -224,7 +224,7 @@ pub fn select_variant(
 /// throughput and the one that should be the quickest for so many bytes.
 fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
     let mut all = candidates(collective, platform.ranks());
-    // On one host, or with nobody near, others do the same.
+    // On one host, or without a peer on the own host, other algorithms do the same.
     let (hosts, ranks) = (platform.hosts.hosts(), platform.ranks());
     let hierarchical = Algorithm::Hierarchical(Some(platform.hosts.clone()));
     if (2..ranks).contains(&hosts) && hierarchical.carries_out(collective) {
@@ -253,7 +253,7 @@ fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<
     Ok(all.into_iter().map(|trees| Algorithm::Packed(Some(trees))).collect())
 }
 
-/// That the parts are no longer than the algorithm is for.
+/// Checks that the parts are no longer than the algorithm is for.
 fn expect_short(
     collective: Collective,
     algorithm: &Algorithm,
@@ -277,19 +277,19 @@ fn expect_joined(
 ) -> Result<(), SelectError> {
     let Some(wiring) = &platform.wiring else { return Ok(()) };
     let schedule = generate(collective, algorithm, platform.ranks(), Access::Put)?;
-    match not_joined(algorithm, &schedule, wiring) {
+    match unjoined_pair(algorithm, &schedule, wiring) {
         Some(error) => Err(error),
         None => Ok(()),
     }
 }
 
-fn not_joined(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
+fn unjoined_pair(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
     // What is packed goes over links of its own choice.
     if matches!(algorithm, Algorithm::Packed(_)) {
         return None;
     }
     let (from_rank, to_rank) = wiring.missing_link(schedule)?;
-    let [from, to] = wiring.not_joined(from_rank, to_rank)?.map(str::to_owned);
+    let [from, to] = wiring.unjoined_pair(from_rank, to_rank)?.map(str::to_owned);
     Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
 }
 
@@ -340,7 +340,7 @@ fn price(
         }
         if let Some(wiring) = &platform.wiring {
             let schedule = generate(collective, algorithm, ranks, Access::Put)?;
-            if let Some(error) = not_joined(algorithm, &schedule, wiring) {
+            if let Some(error) = unjoined_pair(algorithm, &schedule, wiring) {
                 refused = Some(error);
             } else if let Some(seconds) = platform.time_over_links(algorithm, &schedule, bytes, CHUNK_BYTES) {
                 table.push(Candidate { algorithm: algorithm.clone(), access: Access::Put, seconds });
@@ -386,7 +386,7 @@ fn work(
         return Some(platform.counted(collective, algorithm, access));
     }
     // As if all of it went between hosts.
-    formula().filter(|_| !is_uniform).map(|work| Ok(work.all_across()))
+    formula().filter(|_| !is_uniform).map(|work| Ok(work.all_inter_host()))
 }
 
 impl fmt::Display for Selection {
@@ -528,7 +528,7 @@ mod tests {
         let across = |collective, algorithm: &Algorithm, access| {
             let made = generate(collective, algorithm, 8, access).expect("it fits");
             let work = Work::between(&made, &hosts);
-            f64::from(work.across.moved) / f64::from(work.blocks)
+            f64::from(work.inter_host.moved) / f64::from(work.blocks)
         };
         for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
             let selection = select(collective, 64 << 20, &platform).expect("a choice");

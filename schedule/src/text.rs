@@ -29,15 +29,15 @@
 //! whether a rank, a block or a step that is named exists is for
 //! [`verify`](crate::verify::verify()) to say.
 
-mod lines;
-
 use std::fmt;
 use std::str::FromStr;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Block, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
-use lines::{Lines, digits, quote};
+use crate::{Block, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
+
+#[cfg(test)]
+mod tests;
 
 /// Longest text that is parsed, in bytes: a ring of 1,024 ranks written block by block has a third
 /// of it.
@@ -57,26 +57,26 @@ pub struct ParseError {
     pub line: usize,
     /// The character in the line, from 1.
     pub column: usize,
-    /// What is wrong there.
-    pub problem: Problem,
+    /// The problem there.
+    pub problem: ParseProblem,
 }
 
-/// What is wrong with a text.
+/// A problem in a text.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum ParseProblem {
     /// Something else stands there.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What should stand there.
+        /// The token that was expected.
         what: &'static str,
-        /// What does, shortened.
+        /// The text that was found, shortened.
         found: String,
     },
     /// Lines are numbered and this one has not its number.
     #[error("expected {what} {number}, found {found}")]
     OutOfOrder {
-        /// What is numbered.
+        /// The things that are numbered.
         what: &'static str,
         /// The number that comes next.
         number: u64,
@@ -86,7 +86,7 @@ pub enum Problem {
     /// Larger than this reader takes.
     #[error("{what}: at most {most} are possible")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// The limit.
         most: u64,
@@ -101,7 +101,7 @@ impl Schedule {
     /// [`ParseError`] says the line, the column and what was expected there.
     pub fn parse(text: &str) -> Result<Self, ParseError> {
         if text.len() > MAX_TEXT_BYTES {
-            let problem = Problem::TooMany { what: "bytes of text", most: MAX_TEXT_BYTES as u64 };
+            let problem = ParseProblem::TooMany { what: "bytes of text", most: MAX_TEXT_BYTES as u64 };
             return Err(ParseError { line: 1, column: 1, problem });
         }
         let mut lines = Lines::new(text);
@@ -201,9 +201,9 @@ fn begin_rank(lines: &mut Lines<'_>, next: Rank, ranks: u32) -> Result<Rank, Par
     let column = lines.column;
     let rank: u32 = lines.number("the number of a rank")?;
     let problem = if rank >= ranks {
-        Problem::TooMany { what: "ranks, as said above", most: u64::from(ranks) }
+        ParseProblem::TooMany { what: "ranks, as said above", most: u64::from(ranks) }
     } else if rank < next {
-        Problem::OutOfOrder { what: "rank", number: u64::from(next), found: u64::from(rank) }
+        ParseProblem::OutOfOrder { what: "rank", number: u64::from(next), found: u64::from(rank) }
     } else {
         return Ok(rank + 1);
     };
@@ -257,7 +257,7 @@ fn operation(lines: &mut Lines<'_>, own: Rank) -> Result<Op, ParseError> {
             if src.rank != own {
                 let what = "a place of this rank as source of a put";
                 let found = quote(&src.to_string());
-                return Err(lines.error_at(column, Problem::Expected { what, found }));
+                return Err(lines.error_at(column, ParseProblem::Expected { what, found }));
             }
             lines.symbol("->", "'->'")?;
             let dst = place(lines, own)?;
@@ -384,5 +384,152 @@ fn print_places(
     Ok(())
 }
 
-#[cfg(test)]
-mod tests;
+// Reads a text line by line and word by word, and knows the position of errors.
+
+/// Most characters of the text that an error repeats.
+const MAX_FOUND_CHARS: usize = 40;
+
+/// A number in its shortest form.
+fn digits<T: FromStr>(word: &str) -> Option<T> {
+    let shortest =
+        word.bytes().all(|byte| byte.is_ascii_digit()) && (word.len() == 1 || !word.starts_with('0'));
+    if shortest { word.parse().ok() } else { None }
+}
+
+/// The lines that say something, one after the other, and how far the present one is read.
+struct Lines<'a> {
+    remaining: std::str::Lines<'a>,
+    /// The present line without its comment; `None` at the end of the text.
+    line: Option<&'a str>,
+    number: usize,
+    /// How many bytes of the line are read, white space behind them included.
+    column: usize,
+}
+
+impl<'a> Lines<'a> {
+    fn new(text: &'a str) -> Self {
+        let mut lines = Self { remaining: text.lines(), line: None, number: 0, column: 0 };
+        lines.advance();
+        lines
+    }
+
+    fn advance(&mut self) {
+        self.column = 0;
+        for line in self.remaining.by_ref() {
+            self.number += 1;
+            let line = line.split('#').next().unwrap_or_default().trim_end();
+            if !line.is_empty() {
+                self.line = Some(line);
+                self.skip_bytes(0);
+                return;
+            }
+        }
+        self.line = None;
+        self.number += 1;
+    }
+
+    fn rest(&self) -> &'a str {
+        self.line.map_or("", |line| &line[self.column..])
+    }
+
+    fn skip_bytes(&mut self, count: usize) {
+        let rest = &self.rest()[count..];
+        self.column += count + (rest.len() - rest.trim_start().len());
+    }
+
+    /// The text from here up to white space or a symbol.
+    fn word(&self) -> &'a str {
+        let rest = self.rest();
+        let ends = |character: char| !(character.is_alphanumeric() || character == '-' || character == '_');
+        let word = &rest[..rest.find(ends).unwrap_or(rest.len())];
+        // "a->b" is a word, a symbol and a word.
+        word.strip_suffix('-').filter(|word| rest[word.len()..].starts_with("->")).unwrap_or(word)
+    }
+
+    fn skip_word(&mut self) {
+        self.skip_bytes(self.word().len());
+    }
+
+    fn starts_with(&self, word: &str) -> bool {
+        self.word() == word
+    }
+
+    fn at(&self, symbol: &str) -> bool {
+        self.rest().starts_with(symbol)
+    }
+
+    fn keyword(&mut self, word: &str, what: &'static str) -> Result<(), ParseError> {
+        if !self.starts_with(word) {
+            return Err(self.expected(what));
+        }
+        self.skip_word();
+        Ok(())
+    }
+
+    fn symbol(&mut self, symbol: &str, what: &'static str) -> Result<(), ParseError> {
+        if !self.at(symbol) {
+            return Err(self.expected(what));
+        }
+        self.skip_bytes(symbol.len());
+        Ok(())
+    }
+
+    fn number<T: FromStr>(&mut self, what: &'static str) -> Result<T, ParseError> {
+        let word = self.word();
+        let number = if word.is_empty() { None } else { digits(word) };
+        let number = number.ok_or_else(|| self.expected(what))?;
+        self.skip_word();
+        Ok(number)
+    }
+
+    fn number_up_to(&mut self, what: &'static str, of: &'static str, most: u32) -> Result<u32, ParseError> {
+        let column = self.column;
+        let number = self.number(what)?;
+        if number > most {
+            return Err(self.error_at(column, ParseProblem::TooMany { what: of, most: u64::from(most) }));
+        }
+        Ok(number)
+    }
+
+    fn in_order(&mut self, what: &'static str, number: u64) -> Result<(), ParseError> {
+        let column = self.column;
+        let found: u64 = self.number("a number")?;
+        if found != number {
+            return Err(self.error_at(column, ParseProblem::OutOfOrder { what, number, found }));
+        }
+        Ok(())
+    }
+
+    /// The line has been read to its end; on to the next.
+    fn end(&mut self) -> Result<(), ParseError> {
+        if !self.rest().is_empty() {
+            return Err(self.expected("the end of the line"));
+        }
+        self.advance();
+        Ok(())
+    }
+
+    fn expected(&self, what: &'static str) -> ParseError {
+        let found = match self.line {
+            None => "the end of the text".to_owned(),
+            Some(_) if self.rest().is_empty() => "the end of the line".to_owned(),
+            Some(_) if self.word().is_empty() => quote(self.rest()),
+            Some(_) => quote(self.word()),
+        };
+        self.error_at(self.column, ParseProblem::Expected { what, found })
+    }
+
+    fn too_many(&self, what: &'static str, most: u64) -> ParseError {
+        self.error_at(0, ParseProblem::TooMany { what, most })
+    }
+
+    fn error_at(&self, column: usize, problem: ParseProblem) -> ParseError {
+        let characters = self.line.map_or(0, |line| line[..column.min(line.len())].chars().count());
+        ParseError { line: self.number, column: characters + 1, problem }
+    }
+}
+
+fn quote(text: &str) -> String {
+    let shown: String = text.chars().take(MAX_FOUND_CHARS).flat_map(char::escape_debug).collect();
+    format!("'{shown}'")
+}

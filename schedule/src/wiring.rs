@@ -1,18 +1,18 @@
-//! The links between the ranks of a group, and what has been packed for them.
+//! The links between the ranks of a group, with the packings made for them.
 //!
-//! A [`Wiring`] is a [`Topology`] that a group is told of. It packs for each collective when that
-//! is asked for first, and keeps what came of it. **Invariant:** what it gives depends on the
-//! topology and the options alone, so ranks that were told of the same links choose the same
-//! schedules; [`Wiring::digest`] is what they compare.
+//! A [`Wiring`] is a [`Topology`] that a group was given. It packs for a collective at the first
+//! request and keeps the packing. **Invariant:** its results depend on the topology and the options
+//! alone, so ranks with the same links choose the same schedules. Ranks compare [`Wiring::digest`].
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::Hasher;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use pleach_packing::latency::{flatter, soonest_of};
-use pleach_packing::topology::{NodeKind, Topology};
-use pleach_packing::{PackError, PackOptions, Packing, pack};
+use pleach_packing::latency::{fastest_packing, shallower_packings};
+use pleach_packing::topology::{Link, NodeId, NodeKind, Topology};
+use pleach_packing::{PackError, PackOptions, Packing, Rate, pack};
 use pleach_vocabulary::{Collective, Rank};
 
 use crate::digest::Hasher64;
@@ -20,26 +20,25 @@ use crate::generate::Algorithm;
 use crate::generate::packed::{PackedError, PackedTrees};
 use crate::{Op, Schedule};
 
-mod routes;
-
-pub use routes::{Route, Routes};
+#[cfg(test)]
+mod tests;
 
 /// Links of a group. See the module.
 #[derive(Debug)]
 pub struct Wiring {
     topology: Topology,
     options: PackOptions,
-    /// What a message costs its sender besides its bytes, in nanoseconds.
+    /// The sender's overhead of a message, in nanoseconds.
     message_ns: u64,
     routes: Routes,
     digest: u64,
     packed: Mutex<BTreeMap<Collective, Result<Arc<Packed>, WiringError>>>,
-    flat: Mutex<BTreeMap<Collective, Flat>>,
+    shallow: Mutex<BTreeMap<Collective, ShallowPackings>>,
 }
 
 /// What there is besides the optimum for a collective, for messages that are short.
 #[derive(Debug)]
-struct Flat {
+struct ShallowPackings {
     /// The optimum first, then flatter ones.
     packings: Vec<Packing>,
     /// Those that were asked for, by their places.
@@ -64,7 +63,7 @@ pub enum WiringError {
     /// Nothing could be packed.
     #[error(transparent)]
     Pack(#[from] PackError),
-    /// What was packed is no packing of these ranks.
+    /// The packing is not valid for these ranks.
     #[error(transparent)]
     Packed(#[from] PackedError),
     /// Its paths are no paths.
@@ -97,7 +96,7 @@ impl Wiring {
             routes,
             digest,
             packed: Mutex::default(),
-            flat: Mutex::default(),
+            shallow: Mutex::default(),
         }
     }
 
@@ -107,7 +106,7 @@ impl Wiring {
         let mut hasher = Hasher64::default();
         hasher.write_u64(topology_digest(&self.topology));
         hasher.write(format!("{options:?}").as_bytes());
-        Self { options, digest: hasher.finish(), packed: Mutex::default(), flat: Mutex::default(), ..self }
+        Self { options, digest: hasher.finish(), packed: Mutex::default(), shallow: Mutex::default(), ..self }
     }
 
     /// The same where a message costs its sender so much besides its bytes: the more, the fewer
@@ -125,15 +124,15 @@ impl Wiring {
     pub fn with_packing(self, packing: Packing) -> Result<Self, WiringError> {
         let collective = packing.collective;
         let mut hasher = Hasher64::default();
-        let packed = self.prepared(packing)?;
+        let packed = self.prepare(packing)?;
         hasher.write_u64(self.digest);
         hasher.write_u64(packed.trees.digest());
         let digest = hasher.finish();
         let packed = Arc::new(packed);
         let packings = vec![packed.packing.clone()];
         // For all sizes, as it was asked for.
-        let only = Flat { packings, ready: BTreeMap::from([(0, packed.clone())]) };
-        locked(&self.flat).insert(collective, only);
+        let only = ShallowPackings { packings, ready: BTreeMap::from([(0, packed.clone())]) };
+        locked(&self.shallow).insert(collective, only);
         locked(&self.packed).insert(collective, Ok(packed));
         Ok(Self { digest, ..self })
     }
@@ -164,7 +163,7 @@ impl Wiring {
     /// See [`WiringError`].
     pub fn packed(&self, collective: Collective) -> Result<Arc<Packed>, WiringError> {
         let mut known = locked(&self.packed);
-        let make = || Ok(Arc::new(self.prepared(pack(&self.topology, collective, &self.options)?)?));
+        let make = || Ok(Arc::new(self.prepare(pack(&self.topology, collective, &self.options)?)?));
         known.entry(collective).or_insert_with(make).clone()
     }
 
@@ -177,22 +176,22 @@ impl Wiring {
     /// See [`WiringError`].
     pub fn packed_for(&self, collective: Collective, bytes: u64) -> Result<Arc<Packed>, WiringError> {
         let optimum = self.packed(collective)?;
-        if !self.options.may_be_flat() {
+        if !self.options.may_be_shallow() {
             return Ok(optimum);
         }
         let largest = bytes.checked_next_power_of_two().unwrap_or(u64::MAX);
-        let mut known = locked(&self.flat);
-        let flat = known.entry(collective).or_insert_with(|| {
-            let mut packings = flatter(&optimum.packing, &self.topology);
+        let mut known = locked(&self.shallow);
+        let shallow = known.entry(collective).or_insert_with(|| {
+            let mut packings = shallower_packings(&optimum.packing, &self.topology);
             packings.insert(0, optimum.packing.clone());
-            Flat { packings, ready: BTreeMap::from([(0, optimum)]) }
+            ShallowPackings { packings, ready: BTreeMap::from([(0, optimum)]) }
         });
-        let place = soonest_of(&flat.packings, &self.topology, largest);
-        if let Some(packed) = flat.ready.get(&place) {
+        let place = fastest_packing(&shallow.packings, &self.topology, largest);
+        if let Some(packed) = shallow.ready.get(&place) {
             return Ok(packed.clone());
         }
-        let packed = Arc::new(self.prepared(flat.packings[place].clone())?);
-        flat.ready.insert(place, packed.clone());
+        let packed = Arc::new(self.prepare(shallow.packings[place].clone())?);
+        shallow.ready.insert(place, packed.clone());
         Ok(packed)
     }
 
@@ -202,7 +201,7 @@ impl Wiring {
         let Algorithm::Packed(Some(trees)) = algorithm else { return None };
         let optimum = self.packed(collective).ok().filter(|packed| packed.trees == *trees);
         optimum.or_else(|| {
-            let known = locked(&self.flat);
+            let known = locked(&self.shallow);
             known.get(&collective)?.ready.values().find(|packed| packed.trees == *trees).cloned()
         })
     }
@@ -218,12 +217,12 @@ impl Wiring {
                 _ => None,
             })
         });
-        puts.into_iter().find(|&(from, to)| self.not_joined(from, to).is_some())
+        puts.into_iter().find(|&(from, to)| self.unjoined_pair(from, to).is_some())
     }
 
     /// The names of two ranks that no link or path through switches leads from and to.
     #[must_use]
-    pub fn not_joined(&self, from: Rank, to: Rank) -> Option<[&str; 2]> {
+    pub fn unjoined_pair(&self, from: Rank, to: Rank) -> Option<[&str; 2]> {
         let links = self.routes.between(from, to)[0].links.iter().skip(1);
         let mut between = links.map(|&link| self.routes.links()[link].from);
         let passes_rank = between.any(|node| self.topology.rank(node).is_some());
@@ -231,7 +230,7 @@ impl Wiring {
         passes_rank.then(|| [name(from), name(to)])
     }
 
-    fn prepared(&self, packing: Packing) -> Result<Packed, WiringError> {
+    fn prepare(&self, packing: Packing) -> Result<Packed, WiringError> {
         let trees = Arc::new(PackedTrees::new(&packing, &self.topology, self.message_ns)?);
         let routes = Routes::new(&self.topology, Some(&packing))?;
         Ok(Packed { packing, trees, routes })
@@ -263,5 +262,176 @@ pub fn topology_digest(topology: &Topology) -> u64 {
     hasher.finish()
 }
 
-#[cfg(test)]
-mod tests;
+// The routes between any two ranks over the links of a topology.
+
+/// One of the ways from a rank to another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// One after the other, by their places in [`Routes::links`].
+    pub links: Vec<usize>,
+    /// Its part of what is sent, beside the weights of the pair's other routes; at least 1.
+    pub weight: u64,
+}
+
+/// Routes between any two ranks of a topology: everything that a rank sends to another is split
+/// over the pair's routes by their weights.
+///
+/// A pair that the packing joins has the packing's paths with their weights, all trees together;
+/// any other one the path through switches with the fewest links, among these the least latency,
+/// among these the most bandwidth; and only pairs that switches do not join a path over other
+/// ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Routes {
+    ranks: u32,
+    links: Vec<Link>,
+    /// Row by row: the routes from rank `row` to rank `column`; one without links on the diagonal.
+    routes: Vec<Vec<Route>>,
+    /// In the same order: the time on the longest of them, in nanoseconds.
+    latencies_ns: Vec<u64>,
+}
+
+/// Routes are weighed in this many parts of the largest.
+const WEIGHT_MAX: f64 = (1u64 << 40) as f64;
+
+impl Routes {
+    /// The routes over these links.
+    ///
+    /// # Errors
+    ///
+    /// [`WiringError::NoRoute`]: the packing's paths are no paths of the topology.
+    pub fn new(topology: &Topology, packing: Option<&Packing>) -> Result<Self, WiringError> {
+        let ranks = topology.ranks();
+        let place = |pair: &[NodeId]| topology.link_place(pair[0], pair[1]);
+        let places = |hops: &[NodeId]| hops.windows(2).map(place).collect::<Option<Vec<_>>>();
+        let mut given = packing.map_or(BTreeMap::new(), paths);
+        let mut routes = Vec::with_capacity(ranks as usize * ranks as usize);
+        for from in 0..ranks {
+            let through_switches = shortest_paths(topology, from, false);
+            let over_ranks = (through_switches.len() + 1 < topology.nodes().len())
+                .then(|| shortest_paths(topology, from, true));
+            for to in 0..ranks {
+                let broken = || WiringError::NoRoute { from, to };
+                let ends = [topology.node(from), topology.node(to)];
+                let route = |hops: Vec<NodeId>, weight| {
+                    let leads = [hops.first(), hops.last()] == [Some(&ends[0]), Some(&ends[1])];
+                    let links = places(&hops).filter(|_| leads);
+                    links.map(|links| Route { links, weight }).ok_or_else(broken)
+                };
+                routes.push(match given.remove(&(from, to)) {
+                    _ if from == to => vec![Route { links: Vec::new(), weight: 1 }],
+                    Some(paths) => {
+                        weighed(paths).map(|(hops, weight)| route(hops, weight)).collect::<Result<_, _>>()?
+                    }
+                    None => {
+                        let hops = path_back(&through_switches, ends)
+                            .or_else(|| path_back(over_ranks.as_ref()?, ends));
+                        vec![route(hops.ok_or_else(broken)?, 1)?]
+                    }
+                });
+            }
+        }
+        let links = topology.links().to_vec();
+        let time = |route: &Route| route.links.iter().map(|&link| links[link].latency_ns).sum();
+        let longest = |routes: &Vec<Route>| routes.iter().map(time).max().unwrap_or_default();
+        let latencies_ns = routes.iter().map(longest).collect();
+        Ok(Self { ranks, links, routes, latencies_ns })
+    }
+
+    /// The links of the topology, in its order.
+    #[must_use]
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// All routes of a pair, at least one; one without links from a rank to itself.
+    ///
+    /// # Panics
+    ///
+    /// When one of them is no rank of the topology.
+    #[must_use]
+    pub fn between(&self, from: Rank, to: Rank) -> &[Route] {
+        &self.routes[self.pair(from, to)]
+    }
+
+    /// The latency of a byte from `from` to `to`, on the longest of the pair's routes, in
+    /// nanoseconds.
+    ///
+    /// # Panics
+    ///
+    /// When one of them is no rank of the topology.
+    #[must_use]
+    pub fn latency_ns(&self, from: Rank, to: Rank) -> u64 {
+        self.latencies_ns[self.pair(from, to)]
+    }
+
+    fn pair(&self, from: Rank, to: Rank) -> usize {
+        assert!(from < self.ranks && to < self.ranks, "ranks {from} and {to} of {}", self.ranks);
+        from as usize * self.ranks as usize + to as usize
+    }
+}
+
+/// The paths of a pair of ranks, with what all trees together send over each.
+type Paths = BTreeMap<Vec<NodeId>, Rate>;
+
+/// The paths of a packing.
+fn paths(packing: &Packing) -> BTreeMap<(Rank, Rank), Paths> {
+    let mut paths: BTreeMap<(Rank, Rank), Paths> = BTreeMap::new();
+    for edge in packing.trees.iter().flat_map(|tree| &tree.edges) {
+        for path in &edge.paths {
+            let mut add = |from, to, hops: Vec<NodeId>| {
+                let paths = paths.entry((from, to)).or_default();
+                *paths.entry(hops).or_insert(Rate::from_integer(0)) += path.weight;
+            };
+            add(edge.from, edge.to, path.hops.clone());
+            if packing.collective == Collective::AllReduce {
+                add(edge.to, edge.from, path.hops.iter().rev().copied().collect());
+            }
+        }
+    }
+    paths
+}
+
+/// Paths with whole weights.
+fn weighed(paths: Paths) -> impl Iterator<Item = (Vec<NodeId>, u64)> {
+    let value = |weight: &Rate| *weight.numer() as f64 / *weight.denom() as f64;
+    let largest = paths.values().map(value).fold(f64::MIN_POSITIVE, f64::max);
+    paths
+        .into_iter()
+        .map(move |(hops, weight)| (hops, ((value(&weight) / largest * WEIGHT_MAX) as u64).max(1)))
+}
+
+/// How good a path is: links, nanoseconds, and less for more bandwidth.
+type PathCost = (u32, u64, Reverse<u64>);
+
+/// By node that is reached from a rank: its cost, and the node before it on the best path. Paths
+/// lead through switches alone, or over other ranks as well.
+fn shortest_paths(topology: &Topology, from: Rank, over_ranks: bool) -> BTreeMap<NodeId, (PathCost, NodeId)> {
+    let start = topology.node(from);
+    let mut best: BTreeMap<NodeId, (PathCost, NodeId)> = BTreeMap::new();
+    let mut open = BTreeSet::from([((0, 0, Reverse(u64::MAX)), start)]);
+    // Dijkstra over costs that only grow: one more link each.
+    while let Some((cost, node)) = open.pop_first() {
+        let ends_here = !over_ranks && topology.rank(node).is_some();
+        if node != start && (ends_here || best.get(&node).is_some_and(|known| known.0 < cost)) {
+            continue;
+        }
+        for link in topology.leaving(node).iter().filter(|link| link.to != start) {
+            let Reverse(width) = cost.2;
+            let there = (cost.0 + 1, cost.1 + link.latency_ns, Reverse(width.min(link.bytes_per_s)));
+            if best.get(&link.to).is_none_or(|known| there < known.0) {
+                best.insert(link.to, (there, node));
+                open.insert((there, link.to));
+            }
+        }
+    }
+    best
+}
+
+fn path_back(best: &BTreeMap<NodeId, (PathCost, NodeId)>, [from, to]: [NodeId; 2]) -> Option<Vec<NodeId>> {
+    let mut hops = vec![to];
+    while *hops.last()? != from {
+        hops.push(best.get(hops.last()?)?.1);
+    }
+    hops.reverse();
+    Some(hops)
+}

@@ -1,4 +1,4 @@
-//! `pleach devices`: what tensors can be moved by here.
+//! `pleach devices`: lists the devices of this machine that can move tensors.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -13,9 +13,9 @@ use super::output::{print, print_json};
 /// Arguments of `pleach devices`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  pleach devices\n  pleach devices --json | jq .rdma\n\n\
-    'pleach doctor' says what is wrong with them.")]
+    'pleach doctor' checks these devices.")]
 pub(crate) struct Arguments {
-    /// Print all as one JSON object
+    /// Print the list as one JSON object
     #[arg(long)]
     json: bool,
 }
@@ -41,7 +41,7 @@ struct Gpu {
 }
 
 /// All that can be used.
-struct Found {
+struct Devices {
     memory: Option<String>,
     interfaces: Vec<Interface>,
     rdma: Vec<RdmaPort>,
@@ -52,11 +52,11 @@ struct Found {
 
 /// Runs `pleach devices`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let found = Found::of(&Machine::here());
+    let found = Devices::of(&Machine::here());
     if arguments.json { print_json("devices", &found.json()) } else { print("devices", &found.text()) }
 }
 
-impl Found {
+impl Devices {
     fn of(machine: &Machine) -> Self {
         let rdma = machine.rdma();
         Self {

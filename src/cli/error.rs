@@ -16,10 +16,10 @@ use rustix::time::Timespec;
 /// first that fails.
 const FIRST_WORD: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// What a subcommand ends with when it does not succeed.
+/// The error of a subcommand.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum CommandError {
-    /// What the person typed or wrote (arguments, files, variables) does not do: exit status 2.
+    /// The user's arguments, files or variables are wrong: exit status 2.
     Usage(String),
     /// The same, for what is wrong on every rank alike (arguments): under a launcher rank 0 alone
     /// says it.

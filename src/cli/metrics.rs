@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use pleach::collectives::observe::{METRICS_FORM, metrics_address};
 
-/// What `pleach top` looks at where nothing is said.
+/// The default port of the metrics that `pleach top` reads.
 pub(crate) const DEFAULT_PORT: u16 = 9400;
 
 /// An address of metrics: `PORT` on loopback, or `IP:PORT`.

@@ -1,9 +1,8 @@
-//! The command line: parsing, dispatch and the one form of errors.
+//! The command line: parsing, dispatch, errors.
 //!
-//! A subcommand is a file with `Arguments` (what clap fills) and
-//! `run(Arguments) -> Result<(), CommandError>`; it is named in [`Command`] and in `dispatch`.
-//! Results go to standard output by `writeln!`, never by `println!` (which panics when nobody
-//! reads).
+//! A subcommand is a file with `Arguments`, which clap fills, and
+//! `run(Arguments) -> Result<(), CommandError>`. [`Command`] and `dispatch` name it. Results go to
+//! standard output by `writeln!`, because `println!` panics if the pipe is closed.
 
 use std::process::ExitCode;
 
@@ -31,7 +30,7 @@ mod verify;
 
 pub(crate) use error::CommandError;
 
-/// Tensors that move, collectives that are proved.
+/// Tensor transport, and collectives that are proved before they run.
 #[derive(Debug, Parser)]
 #[command(name = "pleach", version, about, disable_help_subcommand = true, after_help = EXAMPLE)]
 struct CommandLine {
@@ -40,15 +39,15 @@ struct CommandLine {
 }
 
 const EXAMPLE: &str = "Example:\n  pleach run -n 4 -- ./my-training-program\n\n\
-    PLEACH_LOG=info (or debug, or module=level) prints what was chosen and why on standard error.\n\
-    PLEACH_TUNING=FILE pins the algorithms that 'pleach tune' wrote.\n\
-    PLEACH_JOIN_TIMEOUT=SECONDS ends ranks that wait longer for others to come (60 where not set).";
+    PLEACH_LOG=info (or debug, or module=level) prints each choice with its reason on standard error.\n\
+    PLEACH_TUNING=FILE takes the algorithms of a table that 'pleach tune' wrote.\n\
+    PLEACH_JOIN_TIMEOUT=SECONDS limits how long a rank waits for the others to join (default 60).";
 
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure collectives, and check every result
     Bench(bench::Arguments),
-    /// Measure which algorithm is best for each size here, and write the table that pins it
+    /// Measure the best algorithm for each size on this machine, and write a table
     Tune(tune::Arguments),
     /// Start N local ranks of a command, and end them all when one fails
     Run(run::Arguments),
@@ -56,21 +55,21 @@ enum Command {
     Train(train::Arguments),
     /// Measure the links between ranks, and save them as a topology
     Probe(probe::Arguments),
-    /// Check this machine, or a pair of machines, and say what mends what is wrong
+    /// Check this machine, or a pair of machines, and show the commands that repair it
     Doctor(doctor::Arguments),
-    /// List what can be used here: shared memory, interfaces, RDMA ports, GPUs
+    /// List the devices of this machine: shared memory, interfaces, RDMA ports, GPUs
     Devices(devices::Arguments),
-    /// Watch a live job: rates, who is late, who waits for whom
+    /// Watch a live job: rates, late ranks, and which rank waits for which
     Top(top::Arguments),
-    /// Write a file with a fresh secret that all ranks of a job share
+    /// Write a new secret for all ranks of a job to a file
     Secret(secret::Arguments),
-    /// Find the best that links allow for a collective, and show why nothing does better
+    /// Compute the optimal trees for a collective on given links, and show the bound
     Plan(plan::Arguments),
-    /// Print the schedule by which an algorithm carries out a collective
+    /// Print the schedule of an algorithm for a collective
     Schedule(schedule::Arguments),
-    /// Prove that a schedule does its collective, or refute it
+    /// Prove or refute that a schedule carries out its collective
     Verify(verify::Arguments),
-    /// Simulate whole groups with faults drawn from seeds, and check everything they do
+    /// Simulate groups with random faults, and check all results
     Sim(sim::Arguments),
     /// Become a rank's command, tied to the launcher
     #[command(hide = true)]
@@ -88,7 +87,7 @@ pub(crate) fn main() -> ExitCode {
             Err(error) => error.report(),
         },
         Err(error) if !error.use_stderr() => {
-            // Help or version was asked for; who closes the pipe early has seen enough.
+            // Help or version. A closed pipe is no error.
             let _ = error.print();
             ExitCode::SUCCESS
         }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::CommandError;
 
-/// Prints a result; who closes the pipe early has seen enough.
+/// Prints a result; a closed pipe is no error.
 pub(super) fn print(what: &str, text: &str) -> Result<(), CommandError> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -22,14 +22,14 @@ const TIMEOUT: Duration = Duration::from_secs(300);
     after_help = "Examples:\n  pleach probe --ranks 4 -o topology.toml\n  \
     mpirun -n 8 pleach probe --fabric tcp -o topology.toml\n  \
     pleach bench all-reduce --fabric sim --topology topology.toml\n\n\
-    Every two ranks are measured, in rounds of pairs that have no rank in common. Bandwidths and latencies are rounded\n\
-    to two digits. Rank 0 writes the file."
+    Every pair of ranks is measured, in rounds of pairs without a common rank. Bandwidths and latencies are rounded to two\n\
+    digits. Rank 0 writes the file."
 )]
 pub(crate) struct Arguments {
-    /// How bytes move: shm, tcp, shm+tcp (by host), verbs, shm+verbs or auto
+    /// The fabric: shm, tcp, shm+tcp (by host), verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value = "auto")]
     fabric: FabricChoice,
-    /// Where to save the topology
+    /// File of the topology
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
     /// How many ranks to start here [default: 2]

@@ -13,14 +13,14 @@ const COLUMNS: u16 = 79;
 /// Draws a second: each is a line for the launcher.
 const DRAWS_PER_S: u8 = 10;
 
-/// A bar of so many steps, hidden where nobody looks; only `is_first` (rank 0) shows one.
+/// A bar of so many steps, hidden without a terminal; only `is_first` (rank 0) shows one.
 pub(crate) fn bar(what: &'static str, steps: u64, is_first: bool) -> ProgressBar {
     let target = if !is_first {
         ProgressDrawTarget::hidden()
     } else if io::stderr().is_terminal() {
         ProgressDrawTarget::stderr_with_hz(DRAWS_PER_S)
     } else if std::env::var_os(TERMINAL_VARIABLE).is_some() {
-        ProgressDrawTarget::term_like_with_hz(Box::new(OneLine), DRAWS_PER_S)
+        ProgressDrawTarget::term_like_with_hz(Box::new(PipedTerminal), DRAWS_PER_S)
     } else {
         ProgressDrawTarget::hidden()
     };
@@ -34,15 +34,15 @@ pub(crate) fn bar(what: &'static str, steps: u64, is_first: bool) -> ProgressBar
 /// One line of a terminal that is reached through a pipe which passes on what a carriage return
 /// ends.
 #[derive(Debug)]
-struct OneLine;
+struct PipedTerminal;
 
-impl OneLine {
+impl PipedTerminal {
     fn write(text: &str) -> io::Result<()> {
         io::stderr().write_all(text.as_bytes())
     }
 }
 
-impl TermLike for OneLine {
+impl TermLike for PipedTerminal {
     fn width(&self) -> u16 {
         COLUMNS
     }

@@ -17,25 +17,24 @@ use super::launch::{Bind, Launch, Output, is_executable};
     pleach secret job.secret\n  \
     PLEACH_SECRET_FILE=job.secret pleach run -n 4 --world-size 8 --first-rank 0 --rendezvous tcp://node-0:4000 -- ./my-training-program   # on node-0\n  \
     PLEACH_SECRET_FILE=job.secret pleach run -n 4 --world-size 8 --first-rank 4 --rendezvous tcp://node-0:4000 -- ./my-training-program   # on the other\n\n\
-    Ranks of several hosts listen on the address by which they reach the rendezvous; PLEACH_INTERFACE chooses another one.\n\
-    'pleach doctor --listen' on one host and 'pleach doctor --peer HOST' on another find out whether they join."
+    Ranks on several hosts listen on the address by which they reach the rendezvous; PLEACH_INTERFACE chooses another\n\
+    address. 'pleach doctor --listen' on one host and 'pleach doctor --peer HOST' on another test whether they can join."
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here
     #[arg(short = 'n', long = "ranks", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(WORLD_SIZE_MAX)))]
     ranks: u32,
-    /// How many ranks there are on all hosts [default: N]
+    /// The number of ranks on all hosts [default: N]
     #[arg(long, value_name = "W", requires = "rendezvous")]
     world_size: Option<u32>,
     /// Number of the first rank here
     #[arg(long, value_name = "F", default_value_t = 0)]
     first_rank: u32,
-    /// Where the ranks of all hosts meet: tcp://HOST:PORT or file:///DIR [default: a free port of
-    /// this host]
+    /// Rendezvous of the ranks of all hosts: tcp://HOST:PORT or file:///DIR [default: a free port
+    /// of this host]
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
-    /// Which processors each rank is kept on [default: share, where there are as many as ranks
-    /// here]
+    /// Processors that each rank is bound to [default: share, if there are enough processors]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
     /// The command and its arguments

@@ -70,7 +70,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         .map_err(|error| CommandError::usage(format!("no schedule: {collective}; {error}")))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     match write!(out, "{schedule}").and_then(|()| out.flush()) {
-        // Who closes the pipe early has seen enough.
+        // A closed pipe is no error.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::failed(format!(
             "schedule not printed: standard output ({error}); write it elsewhere"
         ))),

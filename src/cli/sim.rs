@@ -16,7 +16,7 @@ use super::CommandError;
     allow_negative_numbers = true,
     after_help = "Examples:\n  pleach sim --seeds 1000\n  \
     pleach sim --seed 42 --ranks 5 --faults delay,rank-death --trace run.trace\n\n\
-    A run is a function of the program and the seed: the same seed fails again, in the same way."
+    A run depends on the program and the seed alone: a seed that fails will fail again in the same way."
 )]
 pub(crate) struct Arguments {
     /// The first seed
@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     /// How many ranks [default: drawn from the seed, mostly few, at most 64]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     ranks: Option<u32>,
-    /// Kinds of faults that a seed may draw, with commas between them: delay, reorder, tear,
+    /// Kinds of faults that a seed may draw, separated by commas: delay, reorder, tear,
     /// queue-full, freeze, link-down, rank-death, one-sided-loss; or all, or none
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = faults)]
     faults: FaultKinds,
@@ -47,7 +47,7 @@ const PROGRESS_SEEDS: u64 = 50;
 
 /// Sums of many runs.
 #[derive(Default)]
-struct Sums {
+struct Totals {
     seeds: u64,
     succeeded: u64,
     failed: u64,
@@ -56,7 +56,7 @@ struct Sums {
     hash: u64,
 }
 
-impl Sums {
+impl Totals {
     fn add(&mut self, report: &Report) {
         self.seeds += 1;
         self.succeeded += report.succeeded;
@@ -71,7 +71,7 @@ impl Sums {
 /// Runs `pleach sim`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let limits = Limits { ranks: arguments.ranks, faults: arguments.faults.clone() };
-    let mut sums = Sums::default();
+    let mut totals = Totals::default();
     for number in 0..arguments.seeds {
         let seed = arguments.seed.wrapping_add(number);
         let scenario = Scenario::draw(seed, &limits);
@@ -84,24 +84,24 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 path.display()
             )));
         }
-        sums.add(&report);
+        totals.add(&report);
         if arguments.seeds == 1 {
-            return print(&format!("{scenario}: {}", told(&sums, &report.hash.to_string())));
+            return print(&format!("{scenario}: {}", summary(&totals, &report.hash.to_string())));
         }
-        if sums.seeds.is_multiple_of(PROGRESS_SEEDS) && std::io::stderr().is_terminal() {
+        if totals.seeds.is_multiple_of(PROGRESS_SEEDS) && std::io::stderr().is_terminal() {
             // Only for who watches; nothing is lost if it cannot be written.
-            let _ = write!(std::io::stderr(), "\r{} of {} seeds", sums.seeds, arguments.seeds);
+            let _ = write!(std::io::stderr(), "\r{} of {} seeds", totals.seeds, arguments.seeds);
         }
     }
     if std::io::stderr().is_terminal() {
         let _ = writeln!(std::io::stderr());
     }
-    let hash = format!("{:016x}", sums.hash);
-    print(&format!("{} seeds from {}: {}", sums.seeds, arguments.seed, told(&sums, &hash)))
+    let hash = format!("{:016x}", totals.hash);
+    print(&format!("{} seeds from {}: {}", totals.seeds, arguments.seed, summary(&totals, &hash)))
 }
 
-fn told(sums: &Sums, hash: &str) -> String {
-    let Sums { succeeded, failed, events, virtual_ns, .. } = sums;
+fn summary(totals: &Totals, hash: &str) -> String {
+    let Totals { succeeded, failed, events, virtual_ns, .. } = totals;
     let virtual_s = *virtual_ns as f64 / 1e9;
     format!(
         "{succeeded} calls succeeded, {failed} ended with the error that they had to end with; {events} events, \
@@ -111,7 +111,7 @@ fn told(sums: &Sums, hash: &str) -> String {
 
 fn print(line: &str) -> Result<(), CommandError> {
     match writeln!(std::io::stdout(), "{line}") {
-        // Who closes the pipe early has seen enough.
+        // A closed pipe is no error.
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(CommandError::failed(format!(
             "summary not printed: standard output ({error}); write it elsewhere"
         ))),
@@ -119,7 +119,7 @@ fn print(line: &str) -> Result<(), CommandError> {
     }
 }
 
-/// What first went wrong with a trace, told when its writer is gone.
+/// The first error of a trace, reported when its writer is dropped.
 #[derive(Clone, Default)]
 struct FirstError(Arc<Mutex<Option<io::Error>>>);
 

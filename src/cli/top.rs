@@ -1,43 +1,44 @@
-//! `pleach top`: a live job on a screen: what it does, how fast, who is late, who waits for whom.
+//! `pleach top`: shows a live job: its calls, their rates, late ranks, and which rank waits for
+//! which.
 //!
-//! It asks every rank's metrics ([`scrape`]) and puts them together ([`view`]): each rank knows how
-//! late the others are, none how late it is itself. Where standard output is no terminal it prints
-//! one snapshot.
+//! It reads the metrics of every rank ([`Snapshot`]) and combines them ([`View`]): each rank knows
+//! how late the other ranks are, and not how late it is itself.
 
-use std::io::IsTerminal;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{IsTerminal, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
-use pleach::transport::clock;
+use pleach::Rank;
+use pleach::collectives::observe::METRICS_VARIABLE;
+use pleach::transport::{Nanos, clock};
 use rustix::event::poll;
 use rustix::time::Timespec;
+use serde_json::{Value, json};
 
-use super::CommandError;
-use super::metrics::MetricsAddress;
-use super::output::{print, print_json};
-
-mod scrape;
-mod view;
-
-use scrape::Snapshot;
-use view::View;
+use crate::cli::CommandError;
+use crate::cli::metrics::MetricsAddress;
+use crate::cli::output::{print, print_json, rounded};
 
 /// Arguments of `pleach top`.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Examples:\n  pleach train --ranks 4 --epochs 1000 --metrics 9400 &\n  pleach top\n  \
     pleach top --once --json 10.0.0.1:9400 10.0.0.2:9400\n\n\
-    Rates of the first screen are since the group was made, later ones since the screen before. 'last' counts calls in\n\
-    which a rank came last by 10 us or more, as seen by the rank that saw most of them; 'late by' is the mean of those\n\
-    who waited. Without a terminal one snapshot is printed."
+    The first screen shows rates since the group was made, each later screen rates since the screen before. 'last' counts\n\
+    the calls in which a rank came last by 10 us or more, as counted by the rank with the highest count. 'late by' is the\n\
+    mean over the ranks that waited. Without a terminal the command prints one snapshot."
 )]
 pub(crate) struct Arguments {
-    /// Where rank 0 of each host serves its metrics; the other ranks' ports follow
+    /// Address of the metrics of rank 0 of each host; the ports of its other ranks follow
     /// [default: 127.0.0.1:9400]
     #[arg(value_name = "ADDR")]
     addresses: Vec<MetricsAddress>,
     /// Print one snapshot and end
     #[arg(long)]
     once: bool,
-    /// Print it as JSON, on one line
+    /// Print the snapshot as JSON, on one line
     #[arg(long, requires = "once")]
     json: bool,
     /// Time between two screens
@@ -107,11 +108,400 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
 }
 
+// Reads the metrics of the ranks of a job.
+//
+// Any process may answer, so answers are limited in time and length, and unknown lines are
+// ignored.
+
+/// Longest time for one rank's answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Longest answer, in bytes.
+const ANSWER_BYTES_MAX: u64 = 16 << 20;
+/// Most ports that are tried from an address on.
+const PORTS_MAX: u32 = 1024;
+
+/// Collective, algorithm, and the largest size in bytes.
+type ShapeKey = (String, String, u64);
+
+/// Counters of calls of a shape.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Calls {
+    calls: f64,
+    bytes: f64,
+    seconds: f64,
+}
+
+/// The metrics of a rank about a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct ArrivalSkew {
+    last: f64,
+    heard: f64,
+    sum_s: f64,
+    longest_s: f64,
+}
+
+/// The metrics of one rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct RankState {
+    world_size: u32,
+    age_s: f64,
+    has_failed: bool,
+    under_way: f64,
+    waits_for: Option<Rank>,
+    shapes: BTreeMap<ShapeKey, Calls>,
+    peers: BTreeMap<Rank, ArrivalSkew>,
+}
+
+/// The metrics of all ranks that answered.
+#[derive(Clone, Debug, Default)]
+struct Snapshot {
+    at: Nanos,
+    ranks: BTreeMap<Rank, RankState>,
+}
+
+impl Snapshot {
+    /// Asks the ranks from each address on, as many as the first says there are.
+    fn take(addresses: &[MetricsAddress], now: Nanos) -> Result<Self, String> {
+        let mut snapshot = Self { at: now, ranks: BTreeMap::new() };
+        let mut failure = None;
+        for MetricsAddress(first) in addresses {
+            let mut ports = 1;
+            let mut offset = 0;
+            while offset < ports {
+                let Some(port) = u16::try_from(u32::from(first.port()) + offset).ok() else { break };
+                let address = SocketAddr::new(first.ip(), port);
+                let answer = ask(address).map(|text| read(&text));
+                match answer {
+                    Ok(Some((rank, state))) => {
+                        ports = ports.max(state.world_size.min(PORTS_MAX));
+                        snapshot.ranks.insert(rank, state);
+                    }
+                    Ok(None) => {
+                        failure.get_or_insert_with(|| {
+                            format!("no job: {address} (it serves other things); see {METRICS_VARIABLE}")
+                        });
+                    }
+                    Err(error) => {
+                        failure.get_or_insert_with(|| {
+                            format!(
+                                "no job: {address} ({error}); start it with {METRICS_VARIABLE}={port}, or a subcommand with \
+                                 '--metrics {port}'",
+                                port = first.port()
+                            )
+                        });
+                        // Ranks of other hosts listen there.
+                        if offset == 0 {
+                            break;
+                        }
+                    }
+                }
+                offset += 1;
+            }
+        }
+        match failure {
+            Some(failure) if snapshot.ranks.is_empty() => Err(failure),
+            _ => Ok(snapshot),
+        }
+    }
+}
+
+/// The metrics served at an address.
+fn ask(address: SocketAddr) -> std::io::Result<String> {
+    let until = clock::now() + PATIENCE;
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.write_all(
+        format!("GET /metrics HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
+    )?;
+    let mut answer = Vec::new();
+    let mut piece = vec![0; 64 << 10];
+    loop {
+        let left = until.since(clock::now());
+        if left.is_zero() || answer.len() as u64 > ANSWER_BYTES_MAX {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let read = stream.read(&mut piece)?;
+        if read == 0 {
+            break;
+        }
+        answer.extend_from_slice(&piece[..read]);
+    }
+    let text = String::from_utf8_lossy(&answer);
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    Ok(body.to_owned())
+}
+
+/// Whose metrics they are, and what they say; `None` if they are something else's.
+fn read(text: &str) -> Option<(Rank, RankState)> {
+    let mut found = None;
+    let mut state = RankState::default();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let Some((name, labels, value)) = sample(line) else { continue };
+        let label = |key: &str| labels.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+        let rank = label("rank").and_then(|rank| rank.parse::<Rank>().ok());
+        found = found.or(rank);
+        if rank != found || !value.is_finite() {
+            continue;
+        }
+        let peer = label("peer").and_then(|peer| peer.parse::<Rank>().ok());
+        match (name, peer) {
+            ("world_size", _) => state.world_size = value as u32,
+            ("age_seconds", _) => state.age_s = value,
+            ("failed", _) => state.has_failed = value > 0.0,
+            ("under_way", _) => state.under_way = value,
+            ("waits_for", Some(peer)) => state.waits_for = Some(peer),
+            ("last_total", Some(peer)) => state.peers.entry(peer).or_default().last = value,
+            ("arrival_skew_seconds_sum", Some(peer)) => state.peers.entry(peer).or_default().sum_s = value,
+            ("arrival_skew_seconds_count", Some(peer)) => state.peers.entry(peer).or_default().heard = value,
+            ("longest_arrival_skew_seconds", Some(peer)) => {
+                state.peers.entry(peer).or_default().longest_s = value
+            }
+            ("calls_total" | "bytes_total" | "call_seconds_total", _) => {
+                let text = |key| label(key).unwrap_or_default().to_owned();
+                let bytes_max = label("bytes_max").and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+                let calls =
+                    state.shapes.entry((text("collective"), text("algorithm"), bytes_max)).or_default();
+                match name {
+                    "calls_total" => calls.calls = value,
+                    "bytes_total" => calls.bytes = value,
+                    _ => calls.seconds = value,
+                }
+            }
+            _ => {}
+        }
+    }
+    found.filter(|_| state.world_size > 0).map(|rank| (rank, state))
+}
+
+/// Name, labels, value.
+type Sample<'a> = (&'a str, Vec<(&'a str, &'a str)>, f64);
+
+/// Name without `pleach_`, labels and value of a line. Values of our labels hold neither commas nor
+/// quotes.
+fn sample(line: &str) -> Option<Sample<'_>> {
+    let (series, value) = line.strip_prefix("pleach_")?.rsplit_once(' ')?;
+    let (name, labels) = series.split_once('{')?;
+    let labels = labels.strip_suffix('}')?.split(',').filter_map(|label| {
+        let (key, value) = label.split_once('=')?;
+        Some((key, value.trim_matches('"')))
+    });
+    Some((name, labels.collect(), value.parse().ok()?))
+}
+
+// Combines the snapshots of all ranks to a screen or to JSON.
+
+/// A shape over all ranks.
+#[derive(Debug, PartialEq)]
+struct ShapeRow {
+    shape: ShapeKey,
+    /// Of a rank on average, since the snapshot before.
+    calls_per_s: f64,
+    call_us: f64,
+    gb_per_s: f64,
+}
+
+/// A rank as the others see it.
+#[derive(Debug, PartialEq)]
+struct RankRow {
+    rank: Rank,
+    waits_for: Option<Rank>,
+    under_way: u64,
+    has_failed: bool,
+    calls_per_s: f64,
+    /// Share of its time in calls.
+    in_calls: f64,
+    /// Calls in which it was the last, as seen by the rank that saw most.
+    last: u64,
+    arrival_skew_us: f64,
+    longest_us: f64,
+}
+
+#[derive(Debug, PartialEq)]
+struct View {
+    world_size: u32,
+    answered: usize,
+    age_s: f64,
+    shapes: Vec<ShapeRow>,
+    ranks: Vec<RankRow>,
+}
+
+/// The difference of two snapshots, or the counts since the group was made.
+fn counted<'a>(
+    state: &'a RankState,
+    before: Option<&'a RankState>,
+) -> impl Iterator<Item = (&'a ShapeKey, Calls)> {
+    state.shapes.iter().map(move |(key, now)| {
+        let then = before.and_then(|before| before.shapes.get(key)).copied().unwrap_or_default();
+        // A job that was started anew counts from zero.
+        let since = |now: f64, then: f64| if now >= then { now - then } else { now };
+        let calls = Calls {
+            calls: since(now.calls, then.calls),
+            bytes: since(now.bytes, then.bytes),
+            seconds: since(now.seconds, then.seconds),
+        };
+        (key, calls)
+    })
+}
+
+fn ratio(above: f64, below: f64) -> f64 {
+    if below > 0.0 { above / below } else { 0.0 }
+}
+
+impl View {
+    /// With rates since the snapshot before, or since the group was made.
+    fn new(now: &Snapshot, before: Option<&Snapshot>) -> Self {
+        let of_before = |rank: &Rank| before.and_then(|before| before.ranks.get(rank));
+        let age_s = now.ranks.values().map(|state| state.age_s).fold(0.0, f64::max);
+        let time_s = |rank: &Rank, state: &RankState| match (before, of_before(rank)) {
+            (Some(before), Some(_)) => now.at.since(before.at).as_secs_f64(),
+            _ => state.age_s,
+        };
+        let mut shapes: BTreeMap<&ShapeKey, (Calls, f64)> = BTreeMap::new();
+        let mut ranks = Vec::new();
+        for (rank, state) in &now.ranks {
+            let time_s = time_s(rank, state);
+            let mut own = Calls::default();
+            for (key, calls) in counted(state, of_before(rank)) {
+                let (all, per_s) = shapes.entry(key).or_default();
+                for sum in [&mut own, all] {
+                    sum.calls += calls.calls;
+                    sum.bytes += calls.bytes;
+                    sum.seconds += calls.seconds;
+                }
+                *per_s += ratio(calls.calls, time_s);
+            }
+            let seen = now.ranks.values().filter_map(|other| other.peers.get(rank));
+            let (mut last, mut longest_s, mut sum_s, mut heard) = (0.0f64, 0.0f64, 0.0, 0.0);
+            for skew in seen {
+                last = last.max(skew.last);
+                longest_s = longest_s.max(skew.longest_s);
+                sum_s += skew.sum_s;
+                heard += skew.heard;
+            }
+            ranks.push(RankRow {
+                rank: *rank,
+                waits_for: state.waits_for,
+                under_way: state.under_way as u64,
+                has_failed: state.has_failed,
+                calls_per_s: ratio(own.calls, time_s),
+                in_calls: ratio(own.seconds, time_s).min(1.0),
+                last: last as u64,
+                arrival_skew_us: ratio(sum_s, heard) * 1e6,
+                longest_us: longest_s * 1e6,
+            });
+        }
+        let shapes =
+            shapes.into_iter().filter(|(_, (all, _))| all.calls > 0.0).map(|(key, (all, per_s))| ShapeRow {
+                shape: key.clone(),
+                calls_per_s: per_s / now.ranks.len() as f64,
+                call_us: ratio(all.seconds, all.calls) * 1e6,
+                gb_per_s: ratio(all.bytes, all.seconds) / 1e9,
+            });
+        Self {
+            world_size: now.ranks.values().map(|state| state.world_size).max().unwrap_or(0),
+            answered: now.ranks.len(),
+            age_s,
+            shapes: shapes.collect(),
+            ranks,
+        }
+    }
+
+    fn to_json(&self) -> Value {
+        let Self { world_size, answered, age_s, shapes, ranks } = self;
+        let call = |row: &ShapeRow| {
+            let (collective, algorithm, bytes_max) = &row.shape;
+            json!({
+                "collective": plain(collective),
+                "algorithm": plain(algorithm),
+                "bytes_max": bytes_max,
+                "calls_per_s": rounded(row.calls_per_s, 3),
+                "call_us": rounded(row.call_us, 3),
+                "gb_per_s": rounded(row.gb_per_s, 6)
+            })
+        };
+        let rank = |row: &RankRow| {
+            json!({
+                "rank": row.rank,
+                "waits_for": row.waits_for,
+                "under_way": row.under_way,
+                "failed": row.has_failed,
+                "calls_per_s": rounded(row.calls_per_s, 3),
+                "in_calls": rounded(row.in_calls, 4),
+                "last": row.last,
+                "arrival_skew_us": rounded(row.arrival_skew_us, 3),
+                "longest_us": rounded(row.longest_us, 3)
+            })
+        };
+        json!({
+            "world_size": world_size,
+            "answered": answered,
+            "age_s": rounded(*age_s, 3),
+            "calls": shapes.iter().map(call).collect::<Value>(),
+            "ranks": ranks.iter().map(rank).collect::<Value>()
+        })
+    }
+}
+
+/// Without what could leave a string or the line of a screen: names come over the network.
+fn plain(name: &str) -> String {
+    name.chars().filter(|letter| !letter.is_control() && !matches!(letter, '"' | '\\')).take(40).collect()
+}
+
+/// The screen: calls, then ranks.
+impl fmt::Display for View {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { world_size, answered, age_s, .. } = self;
+        writeln!(formatter, "{answered} of {world_size} ranks answer, {age_s:.0} s old")?;
+        writeln!(
+            formatter,
+            "\n{:<15} {:<20} {:>12} {:>10} {:>12} {:>9}",
+            "collective", "algorithm", "bytes up to", "calls/s", "us/call", "GB/s"
+        )?;
+        for row in &self.shapes {
+            let (collective, algorithm, bytes_max) = &row.shape;
+            writeln!(
+                formatter,
+                "{:<15} {:<20} {bytes_max:>12} {:>10.1} {:>12.1} {:>9.3}",
+                plain(collective),
+                plain(algorithm),
+                row.calls_per_s,
+                row.call_us,
+                row.gb_per_s
+            )?;
+        }
+        writeln!(
+            formatter,
+            "\n{:<6} {:>10} {:>9} {:>8} {:>12} {:>12}  does",
+            "rank", "calls/s", "in calls", "last", "skew us", "longest us"
+        )?;
+        for row in &self.ranks {
+            let does = match (row.has_failed, row.waits_for, row.under_way) {
+                (true, ..) => "has failed".to_owned(),
+                (_, Some(peer), _) => format!("waits for rank {peer}"),
+                (_, None, 0) => "its own work".to_owned(),
+                (_, None, _) => "a call".to_owned(),
+            };
+            writeln!(
+                formatter,
+                "{:<6} {:>10.1} {:>8.1}% {:>8} {:>12.1} {:>12.1}  {does}",
+                row.rank,
+                row.calls_per_s,
+                row.in_calls * 100.0,
+                row.last,
+                row.arrival_skew_us,
+                row.longest_us
+            )?;
+        }
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// What a terminal of so many rows and columns shows.
+    /// The part of the frames that fits a terminal of so many rows and columns.
     fn shown(frames: &[String], rows: usize, columns: usize) -> Vec<String> {
         let mut screen = vec![String::new(); rows];
         for frame in frames {
@@ -142,5 +532,27 @@ mod tests {
         let frame = Screen::default().show(&text);
         let screen = shown(&[frame], 10, 6);
         assert_eq!(screen[..3], ["line 0", "line 1", "line 2"]);
+    }
+}
+
+#[cfg(test)]
+mod scrape_tests {
+    use super::*;
+
+    #[test]
+    fn what_a_rank_serves_is_understood_and_nonsense_left_out() {
+        let text = "# TYPE pleach_world_size gauge\npleach_world_size{rank=\"1\"} 4\nnonsense\npleach_x{ 3\n\
+            pleach_waits_for{rank=\"1\",peer=\"3\"} 1\npleach_waits_for{rank=\"2\",peer=\"0\"} 1\n\
+            pleach_calls_total{rank=\"1\",collective=\"all-reduce\",algorithm=\"ring\",bytes_max=\"64\"} 7\n\
+            pleach_bytes_total{rank=\"1\",collective=\"all-reduce\",algorithm=\"ring\",bytes_max=\"64\"} NaN\n\
+            pleach_arrival_skew_seconds_sum{rank=\"1\",peer=\"3\"} 0.5\n";
+        let (rank, state) = read(text).unwrap();
+        assert_eq!((rank, state.world_size, state.waits_for), (1, 4, Some(3)));
+        let calls = state.shapes[&("all-reduce".to_owned(), "ring".to_owned(), 64)];
+        assert_eq!((calls.calls, calls.bytes), (7.0, 0.0));
+        assert_eq!(state.peers[&3].sum_s, 0.5);
+        for foreign in ["", "go_goroutines 3\n", "<html>", "pleach_failed{rank=\"0\"} 0\n"] {
+            assert_eq!(read(foreign), None, "{foreign}");
+        }
     }
 }

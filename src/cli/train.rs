@@ -1,31 +1,35 @@
 //! `pleach train`: ranks that learn to read handwritten digits together.
 //!
-//! Every rank computes the gradients of its share of each batch and `all_reduce` averages them, so
-//! all ranks take the same step and stay one network. At the end that is checked: the parameters
-//! must have the same bits on all ranks, and be those of one rank that learnt from the same
-//! batches, up to rounding.
+//! Every rank computes the gradients of its shard of each batch, and `all_reduce` averages them. So
+//! all ranks take the same step. The end checks two things: all ranks have the same bits in their
+//! parameters, and these are the parameters of one rank that trained on the same batches, up to
+//! rounding.
 
 use std::convert::Infallible;
-use std::io::Write;
+use std::fs::File;
+use std::hash::Hasher as _;
+use std::io::{Read, Write};
 use std::ops::DerefMut;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+use std::{fs, io};
 
+use flate2::read::GzDecoder;
+use pleach::packing::random::Random;
+use pleach::schedule::digest::Hasher64;
 use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
 use pleach::{CollectiveError, Group, Options, ReduceOp};
 use serde_json::json;
 
-use super::launch::{Bind, WorldArguments, rank_or_launch};
-use super::metrics::MetricsAddress;
-use super::output::rounded;
-use super::{CommandError, progress};
+use crate::cli::launch::{Bind, WorldArguments, rank_or_launch};
+use crate::cli::metrics::MetricsAddress;
+use crate::cli::output::rounded;
 
-mod data;
+use crate::cli::{CommandError, progress};
+use network::Network;
+
 mod network;
-
-use data::{DataSet, Digits};
-use network::{Network, Random};
 
 /// Ranks that are started where nothing says how many.
 const DEFAULT_RANKS: u32 = 4;
@@ -53,21 +57,21 @@ pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// How bytes move: shm, tcp, shm+tcp, verbs, shm+verbs or auto
+    /// The fabric: shm, tcp, shm+tcp, verbs, shm+verbs or auto
     #[arg(long, value_name = "FABRIC", default_value_t)]
     fabric: FabricChoice,
     /// A folder with the files of MNIST, instead of the built-in digits
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
-    /// How often every image is seen
+    /// How many times the training passes over all images
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
-    /// Which processors each rank that is started here is kept on [default: core, where there are
-    /// as many as ranks]
+    /// Processors that each rank started here is bound to [default: core, if there are enough
+    /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is
-    /// on loopback]
+    /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT
+    /// alone is on loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object a line
@@ -97,8 +101,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let mut gradients =
         group.buffer(Network::parameters_for(data.train.image_pixels)).map_err(CommandError::failed)?;
     let average = |gradients: &mut _| group.all_reduce(gradients, ReduceOp::Avg);
-    let share = Share { rank, ranks };
-    let trained = train(&data.train, arguments.epochs, share, &mut gradients, average, || bar.inc(1))
+    let shard = Shard { rank, ranks };
+    let trained = train(&data.train, arguments.epochs, shard, &mut gradients, average, || bar.inc(1))
         .map_err(CommandError::failed);
     bar.finish_and_clear();
     let trained = trained?;
@@ -108,7 +112,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         return Ok(());
     }
 
-    let alone = Share { rank: 0, ranks: 1 };
+    let alone = Shard { rank: 0, ranks: 1 };
     let mut gradients = vec![0.0; trained.network.parameters().len()];
     let nobody = |_: &mut _| Ok::<_, Infallible>(());
     let Ok(one_rank) = train(&data.train, arguments.epochs, alone, &mut gradients, nobody, || ());
@@ -127,12 +131,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 
 /// Which part of each batch is whose: every `ranks`-th image from `rank` on.
 #[derive(Clone, Copy, Debug)]
-struct Share {
+struct Shard {
     rank: usize,
     ranks: usize,
 }
 
-/// What training ends with on a rank.
+/// The result of training on a rank.
 #[derive(Debug)]
 struct Trained {
     network: Network,
@@ -149,7 +153,7 @@ fn steps(digits: &Digits, epochs: u32) -> u64 {
 fn train<G: DerefMut<Target = [f32]>, E>(
     digits: &Digits,
     epochs: u32,
-    share: Share,
+    shard: Shard,
     gradients: &mut G,
     mut average: impl FnMut(&mut G) -> Result<(), E>,
     mut stepped: impl FnMut(),
@@ -160,7 +164,7 @@ fn train<G: DerefMut<Target = [f32]>, E>(
     average(gradients)?;
     let begin = clock::now();
     let mut communicating = Duration::ZERO;
-    let mut random = Random(SEED);
+    let mut random = Random::new(SEED);
     let mut order: Vec<usize> = (0..digits.len()).collect();
     for _ in 0..epochs {
         random.shuffle(&mut order);
@@ -168,8 +172,8 @@ fn train<G: DerefMut<Target = [f32]>, E>(
             // Shares differ by an image where the batch cannot be divided, so each sums over its
             // own and divides by the average share: the average of these sums is the average over
             // the batch.
-            let scale = share.ranks as f32 / batch.len() as f32;
-            let mine = batch.iter().copied().skip(share.rank).step_by(share.ranks);
+            let scale = shard.ranks as f32 / batch.len() as f32;
+            let mine = batch.iter().copied().skip(shard.rank).step_by(shard.ranks);
             network.gradients(digits, mine, scale, gradients);
             let computed = clock::now();
             average(gradients)?;
@@ -191,7 +195,7 @@ fn difference(left: &[f32], right: &[f32]) -> f32 {
     worst / largest.max(f32::MIN_POSITIVE)
 }
 
-/// What all ranks together can say.
+/// The combined result of all ranks.
 #[derive(Debug)]
 struct Summary {
     /// Steps a second and the share of time in communication, of each rank.
@@ -219,13 +223,13 @@ impl Summary {
         if !as_json {
             writeln!(out, "rank    steps/s  communicating")?;
         }
-        for (rank, [steps_per_s, share]) in self.ranks.iter().enumerate() {
+        for (rank, [steps_per_s, shard]) in self.ranks.iter().enumerate() {
             if as_json {
-                let (steps_per_s, share) = (rounded(*steps_per_s, 1), rounded(*share, 4));
-                let row = json!({ "rank": rank, "steps_per_s": steps_per_s, "communication_share": share });
+                let (steps_per_s, shard) = (rounded(*steps_per_s, 1), rounded(*shard, 4));
+                let row = json!({ "rank": rank, "steps_per_s": steps_per_s, "communication_share": shard });
                 writeln!(out, "{row}")?;
             } else {
-                writeln!(out, "{rank:>4} {steps_per_s:>10.1} {:>12.1} %", share * 100.0)?;
+                writeln!(out, "{rank:>4} {steps_per_s:>10.1} {:>12.1} %", shard * 100.0)?;
             }
         }
         let Verdict { accuracy, examined, parameters_equal, difference } = verdict;
@@ -248,13 +252,11 @@ impl Summary {
     }
 }
 
-/// FNV-1a over the bits.
+/// A hash over the bits.
 fn hash(parameters: &[f32]) -> i64 {
-    let bytes = parameters.iter().flat_map(|value| value.to_bits().to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    hash.cast_signed()
+    let mut hasher = Hasher64::default();
+    parameters.iter().for_each(|value| hasher.write(&value.to_bits().to_le_bytes()));
+    hasher.finish().cast_signed()
 }
 
 /// Whether it went well.
@@ -288,10 +290,207 @@ impl Verdict {
     }
 }
 
+// Handwritten digits: the built-in ones, or a folder with the files of MNIST.
+//
+// Both have the IDX form, gzipped or not: a magic number, the dimensions, then one byte for each
+// value. The reader does not trust the sizes in a file: it reads up to a limit and counts.
+
+/// The number of different digits.
+const CLASSES: usize = 10;
+
+/// Most bytes that a file may hold when unpacked; MNIST's largest has 47 million.
+const FILE_BYTES_MAX: u64 = 256 << 20;
+
+/// Images and the digits they show.
+#[derive(Debug)]
+struct Digits {
+    /// From 0 (paper) to 1 (ink), image after image.
+    pixels: Vec<f32>,
+    labels: Vec<u8>,
+    /// Pixels of one image.
+    image_pixels: usize,
+}
+
+impl Digits {
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn image(&self, index: usize) -> &[f32] {
+        &self.pixels[index * self.image_pixels..][..self.image_pixels]
+    }
+
+    fn label(&self, index: usize) -> usize {
+        self.labels[index].into()
+    }
+
+    fn pick(&self, which: impl Iterator<Item = usize>) -> Self {
+        let (mut pixels, mut labels) = (Vec::new(), Vec::new());
+        for index in which {
+            pixels.extend_from_slice(self.image(index));
+            labels.push(self.labels[index]);
+        }
+        Self { pixels, labels, image_pixels: self.image_pixels }
+    }
+}
+
+/// The training set and the test set.
+#[derive(Debug)]
+struct DataSet {
+    train: Digits,
+    test: Digits,
+}
+
+/// Why there are no data.
+#[derive(Debug, thiserror::Error)]
+enum DataError {
+    #[error("data not found: {} (or .gz of it); put the files of MNIST there, or leave --data away", .0.display())]
+    Missing(PathBuf),
+    #[error("data not readable: {} ({error}); fetch the file again, or check its permissions", .path.display())]
+    Unreadable { path: PathBuf, error: io::Error },
+    #[error("not the IDX data expected: {} ({defect}); fetch the file again", .path.display())]
+    Broken { path: PathBuf, defect: Defect },
+    #[error("files do not belong together: {} ({left}, but {right}); fetch them again", .path.display())]
+    Unequal { path: PathBuf, left: String, right: String },
+}
+
+/// An error in a file.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+enum Defect {
+    #[error("it begins with {0:#010x}, not {1:#010x}")]
+    Magic(u32, u32),
+    #[error("it promises {0} bytes, more than {FILE_BYTES_MAX}")]
+    Large(u64),
+    #[error("it promises {promised} bytes of values and has {present}")]
+    Length { promised: u64, present: u64 },
+    #[error("label {0} is no digit")]
+    Label(u8),
+    #[error("it holds nothing")]
+    Empty,
+}
+
+impl DataSet {
+    /// The 1,797 optical digits of UCI; every fifth is held out.
+    fn built_in() -> Result<Self, DataError> {
+        let images: &[u8] = include_bytes!("train/digits/images-idx3-ubyte.gz");
+        let labels: &[u8] = include_bytes!("train/digits/labels-idx1-ubyte.gz");
+        let (images_path, labels_path) = (Path::new("built-in images"), Path::new("built-in labels"));
+        let images = idx(images_path, GzDecoder::new(images))?;
+        let labels = idx(labels_path, GzDecoder::new(labels))?;
+        let all = digits(images_path, images, labels_path, labels)?;
+        let (test, train): (Vec<_>, Vec<_>) = (0..all.len()).partition(|index| index % 5 == 4);
+        Ok(Self { train: all.pick(train.into_iter()), test: all.pick(test.into_iter()) })
+    }
+
+    /// MNIST from a folder. With the test files only, their last fifth is held out and the rest
+    /// learnt from.
+    fn from_folder(folder: &Path) -> Result<Self, DataError> {
+        let missing = || DataError::Missing(folder.join("t10k-images-idx3-ubyte"));
+        let held_out = read_digits(folder, "t10k")?.ok_or_else(missing)?;
+        let Some(train) = read_digits(folder, "train")? else {
+            let cut = held_out.len() - held_out.len() / 5;
+            return Ok(Self { train: held_out.pick(0..cut), test: held_out.pick(cut..held_out.len()) });
+        };
+        let [left, right] =
+            [&train, &held_out].map(|digits| format!("images of {} pixels", digits.image_pixels));
+        if left != right {
+            return Err(DataError::Unequal { path: folder.to_owned(), left, right });
+        }
+        Ok(Self { train, test: held_out })
+    }
+}
+
+/// A pair of files; `None` where neither is there.
+fn read_digits(folder: &Path, part: &str) -> Result<Option<Digits>, DataError> {
+    let names = ["images-idx3", "labels-idx1"].map(|kind| folder.join(format!("{part}-{kind}-ubyte")));
+    let [images, labels] = names.each_ref().map(|path| {
+        let packed = PathBuf::from(format!("{}.gz", path.display()));
+        [path, &packed].into_iter().find(|path| path.exists()).cloned()
+    });
+    match (images, labels) {
+        (Some(images), Some(labels)) => {
+            Ok(Some(digits(&images, read_idx(&images)?, &labels, read_idx(&labels)?)?))
+        }
+        (None, None) => Ok(None),
+        (None, Some(_)) => Err(DataError::Missing(names[0].clone())),
+        (Some(_), None) => Err(DataError::Missing(names[1].clone())),
+    }
+}
+
+fn read_idx<const DIMENSIONS: usize>(path: &Path) -> Result<Idx<DIMENSIONS>, DataError> {
+    let unreadable = |error| DataError::Unreadable { path: path.to_owned(), error };
+    // Opening a pipe would wait for its other end.
+    if !fs::metadata(path).map_err(unreadable)?.is_file() {
+        return Err(unreadable(io::Error::other("it is not a regular file")));
+    }
+    let file = io::BufReader::new(File::open(path).map_err(unreadable)?);
+    if path.extension().is_some_and(|extension| extension == "gz") {
+        idx(path, GzDecoder::new(file))
+    } else {
+        idx(path, file)
+    }
+}
+
+/// The size of each dimension, and the values.
+type Idx<const DIMENSIONS: usize> = ([usize; DIMENSIONS], Vec<u8>);
+
+fn idx<const DIMENSIONS: usize>(path: &Path, mut reader: impl Read) -> Result<Idx<DIMENSIONS>, DataError> {
+    let unreadable = |error| DataError::Unreadable { path: path.to_owned(), error };
+    let broken = |defect| DataError::Broken { path: path.to_owned(), defect };
+    let mut number = || -> Result<u32, DataError> {
+        let mut bytes = [0; 4];
+        reader.read_exact(&mut bytes).map_err(unreadable)?;
+        Ok(u32::from_be_bytes(bytes))
+    };
+    // Two zero bytes, 8 for "unsigned bytes", the number of dimensions.
+    let (magic, expected) = (number()?, 0x0800 | DIMENSIONS as u32);
+    if magic != expected {
+        return Err(broken(Defect::Magic(magic, expected)));
+    }
+    let mut shape = [0; DIMENSIONS];
+    for length in &mut shape {
+        *length = number()? as usize;
+    }
+    let promised = shape.iter().fold(1, |product: u64, &length| product.saturating_mul(length as u64));
+    if promised == 0 {
+        return Err(broken(Defect::Empty));
+    }
+    if promised > FILE_BYTES_MAX {
+        return Err(broken(Defect::Large(promised)));
+    }
+    // Memory grows with what is really there, and by no more than one byte too many.
+    let mut values = Vec::new();
+    reader.take(promised + 1).read_to_end(&mut values).map_err(unreadable)?;
+    let present = values.len() as u64;
+    if present != promised {
+        return Err(broken(Defect::Length { promised, present }));
+    }
+    Ok((shape, values))
+}
+
+fn digits(
+    images_path: &Path,
+    ([count, rows, columns], pixels): Idx<3>,
+    labels_path: &Path,
+    (_, labels): Idx<1>,
+) -> Result<Digits, DataError> {
+    if let Some(&label) = labels.iter().find(|&&label| usize::from(label) >= CLASSES) {
+        return Err(DataError::Broken { path: labels_path.to_owned(), defect: Defect::Label(label) });
+    }
+    if count != labels.len() {
+        let (left, right) = (format!("{count} images"), format!("{} labels", labels.len()));
+        return Err(DataError::Unequal { path: images_path.to_owned(), left, right });
+    }
+    // 16 or 255, whatever the blackest is.
+    let ink = f32::from(pixels.iter().copied().max().unwrap_or(0).max(1));
+    let pixels = pixels.iter().map(|&value| f32::from(value) / ink).collect();
+    Ok(Digits { pixels, labels, image_pixels: rows * columns })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::data::{DataError, Defect};
     use super::*;
+    use super::{DataError, Defect};
 
     #[test]
     fn the_built_in_digits_are_all_there_and_a_fifth_is_held_out() {
@@ -310,7 +509,7 @@ mod tests {
     /// share may be lost.
     fn train_in_turn(digits: &Digits, epochs: u32, ranks: usize, lost_in_step: Option<u64>) -> Network {
         let mut network = Network::new(digits.image_pixels, SEED);
-        let (mut random, mut order) = (Random(SEED), (0..digits.len()).collect::<Vec<_>>());
+        let (mut random, mut order) = (Random::new(SEED), (0..digits.len()).collect::<Vec<_>>());
         let mut gradients = vec![0.0; network.parameters().len()];
         let mut step = 0;
         for _ in 0..epochs {
@@ -332,7 +531,7 @@ mod tests {
 
     fn train_alone(digits: &Digits, epochs: u32) -> Network {
         let mut gradients = vec![0.0; Network::parameters_for(digits.image_pixels)];
-        let alone = Share { rank: 0, ranks: 1 };
+        let alone = Shard { rank: 0, ranks: 1 };
         let Ok(trained) = train(digits, epochs, alone, &mut gradients, |_| Ok::<_, Infallible>(()), || ());
         assert_eq!(trained.steps, steps(digits, epochs));
         trained.network

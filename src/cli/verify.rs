@@ -21,10 +21,9 @@ use super::schedule::collective;
     pleach schedule all-reduce --algorithm ring --ranks 4 | pleach verify -"
 )]
 pub(crate) struct Arguments {
-    /// The schedule, in the form that 'pleach schedule' prints, or an MSCCL algorithm in XML; - for
-    /// standard input
+    /// A schedule as 'pleach schedule' prints it, or an MSCCL algorithm in XML; - is standard input
     file: PathBuf,
-    /// What it has to be for, where that matters: all-reduce, reduce, broadcast, all-gather,
+    /// The collective that the schedule must carry out: all-reduce, reduce, broadcast, all-gather,
     /// reduce-scatter, gather, scatter, all-to-all, barrier or send-recv
     #[arg(long, value_name = "COLLECTIVE", value_parser = collective)]
     collective: Option<Collective>,

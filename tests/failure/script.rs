@@ -341,8 +341,8 @@ impl Player {
         tell(begun, result.map(|data| expect(&data, |index| u64::from(sender) + 1 + ripple(index))));
     }
 
-    /// Joins and closes groups in a row; says how many descriptors and threads there are after the
-    /// first few and at the end.
+    /// Joins and closes groups in a row; returns how many descriptors and threads there are after
+    /// the first few and at the end.
     fn rejoin(&mut self, times: u32) {
         let count = |folder: &str| std::fs::read_dir(folder).expect("is readable").count();
         let mut counts = Vec::new();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use pleach::VARIABLES;
+use pleach::variables::VARIABLES;
 
 use super::{Written, read, root, say, written};
 

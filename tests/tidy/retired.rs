@@ -25,6 +25,19 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("landings", "collectives/src/engine", "buffer addresses"),
     ("glance", "collectives/src/engine", "poll signals"),
     ("circle", "collectives/src/engine", "cycle"),
+    ("peel", "packing", "extract"),
+    ("peeled", "packing", "extracted"),
+    ("peeler", "packing", "extractor"),
+    ("sprout", "packing", "partial tree"),
+    ("grove", "packing", "arborescence packing"),
+    ("joint", "packing", "link pair"),
+    ("joints", "packing", "link pairs"),
+    ("hung", "packing", "child of"),
+    ("speaker", "schedule", "leader (of a host), proxy (of a rank)"),
+    ("speakers", "schedule", "leaders (of hosts), proxies (of ranks)"),
+    ("strand", "schedule", "channel group"),
+    ("strands", "schedule", "channel groups"),
+    ("pace", "schedule/src/generate/packed", "pacing"),
 ];
 
 /// Documents that tell of earlier versions.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::name::{UnknownName, named};
 use crate::{Parts, Rank};
 
 /// A collective operation, with its root where it has one.
@@ -18,12 +19,12 @@ pub enum Collective {
     AllReduce,
     /// The root ends with the reduction of all inputs.
     Reduce {
-        /// Who gets the result.
+        /// The root.
         root: Rank,
     },
     /// Every rank ends with the root's input.
     Broadcast {
-        /// Who gives.
+        /// The root.
         root: Rank,
     },
     /// Every rank ends with all inputs, in rank order.
@@ -32,12 +33,12 @@ pub enum Collective {
     ReduceScatter,
     /// The root ends with all inputs, in rank order.
     Gather {
-        /// Who gets them.
+        /// The root.
         root: Rank,
     },
     /// Rank `r` ends with part `r` of the root's input.
     Scatter {
-        /// Who gives.
+        /// The root.
         root: Rank,
     },
     /// Rank `r` ends with part `r` of every rank's input, in rank order.
@@ -46,9 +47,9 @@ pub enum Collective {
     Barrier,
     /// `to` ends with `from`'s input; the other ranks have no part in it.
     SendRecv {
-        /// Who gives.
+        /// The sender.
         from: Rank,
-        /// Who gets.
+        /// The receiver.
         to: Rank,
     },
 }
@@ -353,7 +354,7 @@ pub enum ReduceOp {
     PremulSum(Factor),
 }
 
-/// What a rank's input is multiplied by: a float for floats, an integer for integers.
+/// The factor of a rank's input: a float for floats, an integer for integers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Factor {
     is_float: bool,
@@ -419,7 +420,7 @@ impl ReduceOp {
         matches!(self, Self::PremulSum(_))
     }
 
-    /// What ranks agree about, and the factor that this rank's input is multiplied by.
+    /// The part that ranks agree about, and the factor of this rank's input.
     #[inline]
     pub const fn parted(self) -> (Self, Option<Factor>) {
         if let Self::PremulSum(factor) = self { (Self::Sum, Some(factor)) } else { (self, None) }
@@ -492,31 +493,6 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// A name that is none of the known ones.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("'{name}' is no {what}; there are {known}")]
-pub struct UnknownName {
-    /// What kind of name.
-    pub what: &'static str,
-    /// What was given.
-    pub name: String,
-    /// The known ones, separated by spaces.
-    pub known: String,
-}
-
-fn by_name<T: Copy>(
-    what: &'static str,
-    all: &[T],
-    name_of: fn(T) -> &'static str,
-    name: &str,
-) -> Result<T, UnknownName> {
-    all.iter().copied().find(|&item| name_of(item) == name).ok_or_else(|| UnknownName {
-        what,
-        name: name.to_owned(),
-        known: all.iter().map(|&item| name_of(item)).collect::<Vec<_>>().join(" "),
-    })
-}
-
 /// How other libraries name element types.
 const DATA_TYPE_ALIASES: [(&str, DataType); 23] = [
     ("float32", DataType::F32),
@@ -552,7 +528,7 @@ impl FromStr for DataType {
         if let Some((_, data_type)) = DATA_TYPE_ALIASES.iter().find(|(alias, _)| *alias == name) {
             return Ok(*data_type);
         }
-        by_name("element type", &Self::ALL, Self::name, name)
+        named("element type", &Self::ALL, Self::name, name)
     }
 }
 
@@ -560,6 +536,6 @@ impl FromStr for ReduceOp {
     type Err = UnknownName;
 
     fn from_str(name: &str) -> Result<Self, UnknownName> {
-        by_name("reduction", &Self::ALL, Self::name, name)
+        named("reduction", &Self::ALL, Self::name, name)
     }
 }

@@ -1,75 +1,98 @@
-//! Kinds of devices, by name.
+//! Fabrics, by name.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A kind of device.
+use crate::name::{UnknownName, named};
+
+/// The transport that moves bytes between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fabric {
     /// Shared memory of one host.
     Shm,
-    /// Sockets.
+    /// TCP sockets.
     Tcp,
-    /// Shared memory between ranks of one host, sockets across.
+    /// Shared memory between ranks of one host, TCP sockets between hosts.
     Hybrid,
-    /// RDMA.
+    /// RDMA, by libibverbs.
     Verbs,
-    /// Shared memory between ranks of one host, RDMA across.
+    /// Shared memory between ranks of one host, RDMA between hosts.
     HybridVerbs,
 }
 
-impl fmt::Display for Fabric {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
+impl Fabric {
+    /// Every fabric.
+    pub const ALL: [Self; 5] = [Self::Shm, Self::Tcp, Self::Hybrid, Self::Verbs, Self::HybridVerbs];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Shm => "shm",
             Self::Tcp => "tcp",
             Self::Hybrid => "shm+tcp",
             Self::Verbs => "verbs",
             Self::HybridVerbs => "shm+verbs",
-        })
+        }
     }
 }
 
-/// Which kind of device to take.
+impl fmt::Display for Fabric {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+impl FromStr for Fabric {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        named("fabric", &Self::ALL, Self::name, name)
+    }
+}
+
+/// Which fabric a group takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum FabricChoice {
-    /// Shared memory between ranks that can share it; between all others RDMA where each rank has a
-    /// device whose ports reach each other, else sockets.
+    /// Shared memory between ranks that can share it. Between all other ranks RDMA, if each rank
+    /// has a device and the ports of these devices reach each other; otherwise TCP sockets.
     #[default]
     Auto,
-    /// This one or none: where it cannot be had that is an error, never another fabric.
+    /// This fabric. If it is not available the group is not made: no other fabric is taken.
     Only(Fabric),
 }
 
-/// A text that names no fabric.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown fabric: '{text}'; choose shm, tcp, shm+tcp, verbs, shm+verbs or auto")]
-pub struct UnknownFabric {
-    /// The text.
-    pub text: String,
+impl FabricChoice {
+    /// Every choice.
+    pub const ALL: [Self; 6] = [
+        Self::Only(Fabric::Shm),
+        Self::Only(Fabric::Tcp),
+        Self::Only(Fabric::Hybrid),
+        Self::Only(Fabric::Verbs),
+        Self::Only(Fabric::HybridVerbs),
+        Self::Auto,
+    ];
+
+    /// Its name on the command line.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Only(fabric) => fabric.name(),
+        }
+    }
 }
 
 impl FromStr for FabricChoice {
-    type Err = UnknownFabric;
+    type Err = UnknownName;
 
-    fn from_str(text: &str) -> Result<Self, UnknownFabric> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "shm" => Ok(Self::Only(Fabric::Shm)),
-            "tcp" => Ok(Self::Only(Fabric::Tcp)),
-            "shm+tcp" => Ok(Self::Only(Fabric::Hybrid)),
-            "verbs" => Ok(Self::Only(Fabric::Verbs)),
-            "shm+verbs" => Ok(Self::Only(Fabric::HybridVerbs)),
-            _ => Err(UnknownFabric { text: text.to_owned() }),
-        }
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        named("fabric", &Self::ALL, Self::name, name)
     }
 }
 
 impl fmt::Display for FabricChoice {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Auto => formatter.write_str("auto"),
-            Self::Only(fabric) => fabric.fmt(formatter),
-        }
+        formatter.write_str(self.name())
     }
 }

@@ -14,10 +14,12 @@
 
 mod collective;
 mod fabric;
+mod name;
 mod parts;
 
-pub use collective::{Collective, DataType, Factor, ReduceOp, UnknownName};
-pub use fabric::{Fabric, FabricChoice, UnknownFabric};
+pub use collective::{Collective, DataType, Factor, ReduceOp};
+pub use fabric::{Fabric, FabricChoice};
+pub use name::{UnknownName, named};
 pub use parts::Parts;
 
 /// A rank: the number of a process in its world, `0 .. world_size`.

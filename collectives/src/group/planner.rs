@@ -400,7 +400,7 @@ impl Planner {
         let algorithm = &key.0.1;
         let name = algorithm.to_string();
         let mut program = match algorithm {
-            Algorithm::Packed(Some(trees)) => Program::paced(&proof, self.rank, &name, *trees.pace()),
+            Algorithm::Packed(Some(trees)) => Program::paced(&proof, self.rank, &name, *trees.pacing()),
             _ => Program::new(&proof, self.rank, &name),
         };
         if self.untouched_by_host && key.0.2 == Access::Mapped {

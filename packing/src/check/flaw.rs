@@ -1,4 +1,4 @@
-//! What can be wrong with a packing.
+//! The defects of a packing.
 
 use pleach_vocabulary::{Collective, Rank};
 
@@ -12,58 +12,58 @@ pub enum Flaw {
     /// This collective has no packing.
     #[error("{collective:?} is not packed into trees")]
     NotPacked {
-        /// Which.
+        /// The collective.
         collective: Collective,
     },
     /// The collective has a root that is no rank of the topology.
     #[error("the root is rank {root}, and there are {ranks} ranks, numbered from 0")]
     NoSuchRoot {
-        /// Which.
+        /// The root.
         root: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A weight whose denominator is not positive.
     #[error("a weight has a denominator that is not positive")]
-    NoNumber,
+    Denominator,
     /// Weights whose sums cannot be computed exactly in 127 bits.
     #[error("the weights have no common denominator that can be worked with")]
-    TooFine,
+    Overflow,
     /// A single rank has trees or a rate.
     #[error("there is one rank and nothing to move, but there are trees or a rate")]
-    NotAtRest,
+    SingleRankHasTrees,
     /// A tree whose root is no rank or not that of the collective.
     #[error("tree {tree} has rank {root} as its root")]
     Root {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Its root.
+        /// The root.
         root: Rank,
     },
     /// A tree that carries nothing or less.
     #[error("tree {tree} has a weight that is not positive")]
     TreeWeight {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
     },
     /// An edge names a rank that is not there.
     #[error("edge {edge} of tree {tree} names rank {rank}, which is not there")]
     NoSuchRank {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Which edge.
+        /// The index of the edge.
         edge: usize,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
     /// An edge that is not joined to the root by those that the order puts between: a piece apart,
     /// the wrong direction, or the wrong order. Of a path: an edge that does not go on where the
     /// other one ended.
-    #[error("edge {edge} of tree {tree} hangs on rank {rank}, which is not joined to the root yet")]
+    #[error("edge {edge} of tree {tree} is attached to rank {rank}, which is not connected to the root yet")]
     Detached {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Which edge.
+        /// The index of the edge.
         edge: usize,
         /// Its end that is nearer to the root.
         rank: Rank,
@@ -71,9 +71,9 @@ pub enum Flaw {
     /// Two edges lead to a rank from the root: a circle, or two ways.
     #[error("edge {edge} of tree {tree} leads to rank {rank}, which is in the tree already")]
     ReachedTwice {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Which edge.
+        /// The index of the edge.
         edge: usize,
         /// Its end that is farther from the root.
         rank: Rank,
@@ -81,38 +81,38 @@ pub enum Flaw {
     /// A tree without some rank.
     #[error("tree {tree} does not reach rank {rank}")]
     NotSpanning {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
     /// A path that is none.
     #[error("path {path} of edge {edge} of tree {tree}: {flaw}")]
     Path {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Which edge.
+        /// The index of the edge.
         edge: usize,
-        /// Which path.
+        /// The index of the path.
         path: usize,
-        /// What is wrong with it.
+        /// The reason.
         flaw: PathFlaw,
     },
-    /// The paths of an edge do not carry what the tree does.
+    /// The paths of an edge do not sum to the weight of the tree.
     #[error("the paths of edge {edge} of tree {tree} carry {sum} bytes a second and the tree {weight}")]
     PathSum {
-        /// Which tree.
+        /// The index of the tree.
         tree: usize,
-        /// Which edge.
+        /// The index of the edge.
         edge: usize,
-        /// What the paths carry.
+        /// The sum of the paths' weights.
         sum: Rate,
-        /// What the tree carries.
+        /// The weight of the tree.
         weight: Rate,
     },
     /// Two trees that are one.
     #[error("trees {first} and {second} are the same")]
-    Twins {
+    Duplicate {
         /// Which.
         first: usize,
         /// And which.
@@ -121,13 +121,13 @@ pub enum Flaw {
     /// A link carries more than it can.
     #[error("the link from {from} to {to} carries {load} bytes a second and can {capacity}")]
     Overload {
-        /// Where it begins.
+        /// The node where the link begins.
         from: NodeId,
-        /// Where it ends.
+        /// The node where the link ends.
         to: NodeId,
-        /// What it has to carry.
+        /// Its load.
         load: Rate,
-        /// What it can.
+        /// Its capacity.
         capacity: u64,
     },
     /// The trees do not carry the rate.
@@ -141,7 +141,7 @@ pub enum Flaw {
     /// A rank's block goes slower or faster than those of others.
     #[error("the block of rank {rank} goes at {sum} bytes a second; the share of each is {share}")]
     Share {
-        /// Whose.
+        /// The rank.
         rank: Rank,
         /// At what.
         sum: Rate,
@@ -174,7 +174,7 @@ pub enum PathFlaw {
     /// A hop that is not in the topology.
     #[error("{node} is not there")]
     UnknownNode {
-        /// Which.
+        /// The node.
         node: NodeId,
     },
     /// It does not begin and end where its edge does.
@@ -182,27 +182,27 @@ pub enum PathFlaw {
     Ends {
         /// Where the edge begins.
         from: NodeId,
-        /// Where it ends.
+        /// The node where the link ends.
         to: NodeId,
     },
     /// Ranks do not forward.
     #[error("it goes through rank {rank}, and only switches forward")]
     ThroughRank {
-        /// Which.
+        /// The rank.
         rank: Rank,
     },
     /// It comes to a switch again.
     #[error("it goes through {node} twice")]
     NodeTwice {
-        /// Which.
+        /// The node.
         node: NodeId,
     },
     /// Two hops that no link joins in this direction (for all-reduce in both).
     #[error("there is no link from {from} to {to}")]
     NoLink {
-        /// From where.
+        /// The node where the link begins.
         from: NodeId,
-        /// To where.
+        /// The node where the link ends.
         to: NodeId,
     },
     /// It carries nothing or less.
@@ -220,13 +220,13 @@ pub enum CertificateFlaw {
     /// A node that is not in the topology.
     #[error("names {node}, which is not there")]
     UnknownNode {
-        /// Which.
+        /// The node.
         node: NodeId,
     },
     /// A node in two parts, or twice in one.
     #[error("names {node} twice")]
     NodeTwice {
-        /// Which.
+        /// The node.
         node: NodeId,
     },
     /// All ranks are on one side.
@@ -235,19 +235,19 @@ pub enum CertificateFlaw {
     /// A cut around the wrong side.
     #[error("does not hold the root, rank {root}")]
     RootOutside {
-        /// Which.
+        /// The root.
         root: Rank,
     },
     /// A part without a rank needs nothing from others.
     #[error("has part {part} without a rank")]
     PartWithoutRank {
-        /// Which.
+        /// The part.
         part: usize,
     },
     /// Parts that do not hold all ranks.
     #[error("has rank {rank} in no part")]
     RankInNoPart {
-        /// Which.
+        /// The rank.
         rank: Rank,
     },
     /// It shows another bound.

@@ -1,8 +1,8 @@
 use super::*;
-use crate::compare::NotHere;
+use crate::compare::StrategyError;
 use crate::samples;
+use crate::samples::random_topology;
 use crate::samples::{Links, Random};
-use crate::strength::tests::random_topology;
 use crate::topology::{LATENCY_NS, preset};
 use crate::{PackError, PackOptions, Strategy, all_reduce, check, directed, pack};
 
@@ -17,7 +17,7 @@ fn one_way(root: Rank) -> [Collective; 4] {
 
 /// Ranks in a chain and so many links besides, of bandwidths without anything in common.
 fn irregular(ranks: u32, links: u64, seed: u64) -> Topology {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut builder = Topology::builder();
     let nodes: Vec<NodeId> = (0..ranks).map(|rank| builder.rank(format!("r{rank}"))).collect();
     let mut join = |random: &mut Random, one: usize, other: usize| {
@@ -42,7 +42,7 @@ fn share(packing: &Packing) -> f64 {
 
 #[test]
 fn small_graphs_are_packed_rightly_beside_the_exact_bound() {
-    let mut random = Random(71);
+    let mut random = Random::new(71);
     let (mut shares, mut count) = (0.0, 0);
     for round in 0..150 {
         let links = [Links::Duplex, Links::Balanced, Links::Any][round % 3];
@@ -64,7 +64,7 @@ fn small_graphs_are_packed_rightly_beside_the_exact_bound() {
 
 #[test]
 fn trees_used_both_ways_are_right_and_there_are_none_over_links_that_lead_one_way() {
-    let mut random = Random(72);
+    let mut random = Random::new(72);
     let (mut packed, mut none) = (0, 0);
     for round in 0..200 {
         let (ranks, switches) = (2 + random.below(6) as usize, random.below(3) as usize);
@@ -126,8 +126,8 @@ fn a_hundred_thousand_links_are_packed_with_a_bound_of_single_ranks() {
     let collective = Collective::AllReduce;
     for strategy in Strategy::ALL.iter().copied().filter(|&strategy| strategy != Strategy::Optimal) {
         let (ranks, links) = (topology.ranks(), topology.links().len());
-        let why = NotHere::TooLarge { ranks, links };
-        assert_eq!(refused(collective, strategy), PackError::NotHere { strategy, collective, why });
+        let why = StrategyError::TooLarge { ranks, links };
+        assert_eq!(refused(collective, strategy), PackError::Impossible { strategy, collective, why });
     }
 }
 

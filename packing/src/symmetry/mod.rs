@@ -1,14 +1,14 @@
-//! What looks the same in a topology: automorphisms, found in its graph.
+//! Symmetry of a topology: automorphisms of its graph.
 //!
-//! An automorphism carries nodes to nodes of the same kind so that every link is carried to one of
-//! the same bandwidth. Names, numbers and latencies play no part, so a topology and its shuffled
-//! copy have the same symmetry, found with about the same work. A [`Symmetry`] is a set of
-//! automorphisms by whose products all others are made (*generators*) and what these carry into
-//! each other (*orbits*); a [`Semiregular`] is a group of automorphisms that carries one rank's
-//! trees to many ranks so that links of an orbit share the load evenly.
+//! An automorphism maps nodes to nodes of the same kind and links to links of the same bandwidth.
+//! Names, numbers and latencies do not count, so a topology and its shuffled copy have the same
+//! symmetry, found with about the same work. A [`Symmetry`] is a set of *generators*, of which all
+//! other automorphisms are products, with the *orbits* of nodes. A [`Semiregular`] is a group of
+//! automorphisms that maps the trees of one rank to many ranks so that links of an orbit share the
+//! load evenly.
 //!
-//! **Invariant:** every generator has been looked at link by link. The search is bounded: beyond
-//! its limits there are fewer generators and smaller orbits, never a permutation that is no
+//! **Invariant:** every generator was verified link by link. The search is bounded: beyond its
+//! limits there are fewer generators and smaller orbits, and never a permutation that is no
 //! automorphism.
 //!
 //! After B. D. McKay and A. Piperno, Practical graph isomorphism II (2014), and H. Katebi, K. A.
@@ -17,20 +17,15 @@
 use pleach_vocabulary::Rank;
 
 use crate::topology::{NodeId, NodeKind, Topology};
-use permutation::Classes;
-pub(crate) use permutation::Permutation;
-use refine::Graph;
-use search::{Limits, automorphisms, end_of_first_path};
+use automorphisms::{Graph, Limits, automorphisms, end_of_first_path};
 pub(crate) use semiregular::Semiregular;
 
-mod permutation;
-mod refine;
-mod search;
+mod automorphisms;
 mod semiregular;
 #[cfg(test)]
 mod tests;
 
-/// Of one search: about two seconds of work, and how many nodes are singled out in vain on the way
+/// Of one search: about two seconds of work, and how many nodes are singled out in vain on the path
 /// to one automorphism, and one after the other.
 const LIMITS: Limits = Limits { work: 400_000_000, failures: 2_000, depth: 4_096 };
 
@@ -40,7 +35,7 @@ const ORDER_WORK_MAX: u64 = 50_000_000;
 /// Most nodes of a topology that is searched.
 pub(crate) const SYMMETRY_NODES_MAX: usize = 8_192;
 
-/// What looks the same. See the module.
+/// The symmetry of a topology, see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Symmetry {
     generators: Vec<Permutation>,
@@ -49,23 +44,23 @@ pub(crate) struct Symmetry {
 }
 
 impl Symmetry {
-    /// That of a topology.
+    /// Checks that of a topology.
     #[must_use]
     pub(crate) fn of(topology: &Topology) -> Self {
         Self::fixing(topology, &[])
     }
 
-    /// Only what leaves each of these nodes in its place.
+    /// The subgroup that fixes each of these nodes.
     #[must_use]
     pub(crate) fn fixing(topology: &Topology, fixed: &[NodeId]) -> Self {
         if topology.nodes().len() > SYMMETRY_NODES_MAX {
-            return Self::made_of(topology, Vec::new());
+            return Self::from_generators(topology, Vec::new());
         }
-        Self::made_of(topology, automorphisms(&graph_fixing(topology, fixed), LIMITS).generators)
+        Self::from_generators(topology, automorphisms(&graph(topology, fixed, Vec::new()), LIMITS).generators)
     }
 
-    fn made_of(topology: &Topology, generators: Vec<Permutation>) -> Self {
-        let mut nodes = Classes::new(topology.nodes().len());
+    fn from_generators(topology: &Topology, generators: Vec<Permutation>) -> Self {
+        let mut nodes = UnionFind::new(topology.nodes().len());
         generators.iter().for_each(|generator| nodes.merge_along(generator));
         let (node_orbits, node_orbit_count) = nodes.numbered();
         Self { generators, node_orbits, node_orbit_count }
@@ -89,7 +84,7 @@ impl Symmetry {
         self.node_orbits[node.0 as usize] as usize
     }
 
-    /// How many orbits of nodes there are.
+    /// The number of orbits of nodes.
     #[must_use]
     pub(crate) fn node_orbit_count(&self) -> usize {
         self.node_orbit_count
@@ -107,32 +102,26 @@ impl Symmetry {
 
 /// All nodes, this one first, in an order that depends on how they are linked: where nodes that
 /// colours do not tell apart look the same, a topology and its shuffled copy get orders that an
-/// automorphism carries into each other. None where that takes long.
+/// automorphism carries into each other. `None` if that takes long.
 #[must_use]
 pub(super) fn order_from(topology: &Topology, first: NodeId) -> Option<Vec<NodeId>> {
     if topology.nodes().len() > SYMMETRY_NODES_MAX {
         return None;
     }
     let limits = Limits { work: ORDER_WORK_MAX, failures: 0, depth: SYMMETRY_NODES_MAX };
-    let order = end_of_first_path(&graph_fixing(topology, &[first]), limits)?;
+    let order = end_of_first_path(&graph(topology, &[first], Vec::new()), limits)?;
     let others = order.into_iter().map(NodeId).filter(|node| *node != first);
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// The graph of a topology, in which none of these nodes is taken for any other.
-fn graph_fixing(topology: &Topology, fixed: &[NodeId]) -> Graph {
-    let mut graph = graph(topology, Vec::new());
+/// The graph of a topology with further arcs, in which each of these nodes has a colour of its own.
+fn graph(topology: &Topology, fixed: &[NodeId], mut arcs: Vec<(u32, u32, u64)>) -> Graph {
+    let colour = |kind| u64::from(kind == NodeKind::Switch);
+    let mut colours: Vec<u64> = topology.nodes().iter().map(|node| colour(node.kind)).collect();
     for (index, node) in fixed.iter().enumerate() {
         // Ranks have 0 and switches 1.
-        graph.colours[node.0 as usize] = index as u64 + 2;
+        colours[node.0 as usize] = index as u64 + 2;
     }
-    graph
-}
-
-/// The graph of a topology, with further arcs.
-fn graph(topology: &Topology, mut arcs: Vec<(u32, u32, u64)>) -> Graph {
-    let colour = |kind| u64::from(kind == NodeKind::Switch);
-    let colours = topology.nodes().iter().map(|node| colour(node.kind)).collect();
     arcs.extend(topology.links().iter().map(|link| (link.from.0, link.to.0, link.bytes_per_s)));
     Graph::new(colours, arcs)
 }
@@ -145,7 +134,7 @@ fn link_orbits(topology: &Topology, generators: &[Permutation]) -> (Vec<u32>, us
         ends[link.from.0 as usize].push(index);
         ends[link.to.0 as usize].push(index);
     }
-    let mut classes = Classes::new(links.len());
+    let mut classes = UnionFind::new(links.len());
     for generator in generators {
         let moved = (0..ends.len() as u32).filter(|&node| generator.of(node) != node);
         for &index in moved.flat_map(|node| &ends[node as usize]) {
@@ -162,4 +151,131 @@ fn carried_link(topology: &Topology, link: usize, automorphism: &Permutation) ->
     let link = &topology.links()[link];
     let (from, to) = (NodeId(automorphism.of(link.from.0)), NodeId(automorphism.of(link.to.0)));
     topology.link_place(from, to).expect("an automorphism carries links to links")
+}
+
+// Permutations of nodes, and sets that are united step by step.
+
+/// Where every node goes. Numbers are those of nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Permutation(Vec<u32>);
+
+impl Permutation {
+    /// Leaves everything where it is.
+    #[must_use]
+    pub(crate) fn identity(nodes: usize) -> Self {
+        Self((0..nodes as u32).collect())
+    }
+
+    /// Node i goes to `images[i]`.
+    ///
+    /// # Panics
+    ///
+    /// When two go to the same, or one to where nothing is.
+    #[must_use]
+    pub(crate) fn new(images: Vec<u32>) -> Self {
+        let mut taken = vec![false; images.len()];
+        for &image in &images {
+            assert!(!std::mem::replace(&mut taken[image as usize], true), "two nodes go to {image}");
+        }
+        Self(images)
+    }
+
+    /// Where a node goes.
+    #[must_use]
+    pub(crate) fn of(&self, node: u32) -> u32 {
+        self.0[node as usize]
+    }
+
+    /// Where all go.
+    #[must_use]
+    pub(crate) fn images(&self) -> &[u32] {
+        &self.0
+    }
+
+    /// This one first, the other one after it.
+    #[must_use]
+    pub(crate) fn then(&self, after: &Self) -> Self {
+        Self(self.0.iter().map(|&image| after.of(image)).collect())
+    }
+
+    /// The inverse permutation.
+    #[must_use]
+    pub(crate) fn inverse(&self) -> Self {
+        let mut images = vec![0; self.0.len()];
+        for (node, &image) in self.0.iter().enumerate() {
+            images[image as usize] = node as u32;
+        }
+        Self(images)
+    }
+
+    /// Which nodes go round in which circles, those of one node as well; each begins with its
+    /// smallest.
+    #[must_use]
+    pub(crate) fn cycles(&self) -> Vec<Vec<u32>> {
+        let mut seen = vec![false; self.0.len()];
+        let mut cycles = Vec::new();
+        for start in 0..self.0.len() as u32 {
+            let mut cycle = Vec::new();
+            let mut node = start;
+            while !std::mem::replace(&mut seen[node as usize], true) {
+                cycle.push(node);
+                node = self.of(node);
+            }
+            if !cycle.is_empty() {
+                cycles.push(cycle);
+            }
+        }
+        cycles
+    }
+}
+
+/// Sets of nodes that are merged bit by bit.
+#[derive(Clone, Debug)]
+struct UnionFind(Vec<u32>);
+
+impl UnionFind {
+    /// Everything by itself.
+    fn new(members: usize) -> Self {
+        Self((0..members as u32).collect())
+    }
+
+    /// The smallest member of the set.
+    fn first(&mut self, member: u32) -> u32 {
+        let mut member = member;
+        while self.0[member as usize] != member {
+            self.0[member as usize] = self.0[self.0[member as usize] as usize];
+            member = self.0[member as usize];
+        }
+        member
+    }
+
+    /// Makes one set of two; returns whether they were two.
+    fn merge(&mut self, one: u32, other: u32) -> bool {
+        let (one, other) = (self.first(one), self.first(other));
+        self.0[one.max(other) as usize] = one.min(other);
+        one != other
+    }
+
+    /// Merges the orbits that a permutation maps to each other.
+    fn merge_along(&mut self, permutation: &Permutation) {
+        for (node, &image) in permutation.images().iter().enumerate() {
+            self.merge(node as u32, image);
+        }
+    }
+
+    /// The number of every member's set; sets are numbered by their smallest members.
+    fn numbered(mut self) -> (Vec<u32>, usize) {
+        let mut numbers = vec![0; self.0.len()];
+        let mut count = 0;
+        for member in 0..self.0.len() as u32 {
+            let first = self.first(member);
+            if first == member {
+                numbers[member as usize] = count;
+                count += 1;
+            } else {
+                numbers[member as usize] = numbers[first as usize];
+            }
+        }
+        (numbers, count as usize)
+    }
 }

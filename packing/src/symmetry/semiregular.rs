@@ -1,19 +1,17 @@
-//! Groups of automorphisms that carry one rank's trees to others so that all links of an orbit
-//! share the load evenly.
+//! Semiregular groups of automorphisms, which share the load of an orbit evenly among its links.
 //!
-//! Trees of one rank, carried along by a set of automorphisms, are trees of other ranks. If the set
-//! is a *group*, it uses every link of an orbit equally often: a link as often as the group has
-//! elements, times the uses of that orbit by the first trees, divided by the links of the orbit.
-//! Only the orbit counts, not the link. If, besides, nothing but the identity leaves any rank in
-//! its place, every rank gets the trees just once. Such groups are called semiregular, and regular
-//! when they carry one rank to all.
+//! A set of automorphisms maps the trees of one rank to trees of other ranks. If the set is a
+//! *group*, it uses every link of an orbit equally often: the number of elements, times the uses of
+//! the orbit by the first trees, divided by the number of links of the orbit. If, in addition, only
+//! the identity fixes a rank, every rank gets the trees once. Such a group is called semiregular,
+//! and regular if it has one orbit of ranks.
 //!
-//! **Invariant:** the elements are automorphisms, closed under products, and only the first, the
-//! identity, leaves a rank in its place.
+//! **Invariant:** the elements are automorphisms, closed under products, and only the first
+//! element, the identity, fixes a rank.
 //!
-//! Groups are grown by one generator at a time, taken of random products of automorphisms, first of
-//! those that commute with the group so far. That is a search of luck and bounds: where it finds
-//! less than there is, there are more orbits.
+//! A group grows by one generator at a time. The generators are random products of automorphisms,
+//! first of those that commute with the group so far. The search is random and bounded: if it finds
+//! a smaller group, there are more orbits.
 
 use std::collections::BTreeSet;
 
@@ -22,6 +20,7 @@ use pleach_vocabulary::Rank;
 use super::{Limits, Permutation, Symmetry, automorphisms, graph, link_orbits};
 use crate::digraph::greatest_divisor;
 use crate::flow::Amount;
+use crate::random::Random;
 use crate::topology::{NodeId, Topology};
 
 /// Times that a group is grown from nothing.
@@ -37,7 +36,7 @@ const ROUNDS_MAX: u32 = 6;
 /// Candidates of a round that are tried, those of the longest cycles first.
 const CANDIDATES_MAX: usize = 64;
 
-/// Work of the search for what commutes with a group.
+/// The work limit of the search for permutations that commute with a group.
 const COMMUTING_WORK_MAX: u64 = 50_000_000;
 
 /// A group of automorphisms. See the module.
@@ -56,10 +55,10 @@ impl Semiregular {
     /// The largest that was found.
     #[must_use]
     pub(crate) fn of(topology: &Topology, symmetry: &Symmetry) -> Self {
-        Self::made_of(topology, grown(topology, symmetry))
+        Self::from_generators(topology, grown(topology, symmetry))
     }
 
-    fn made_of(topology: &Topology, group: Group) -> Self {
+    fn from_generators(topology: &Topology, group: Group) -> Self {
         let Group { generators, elements } = group;
         let mut representatives = Vec::new();
         let mut carriers = vec![None; topology.ranks() as usize];
@@ -170,14 +169,14 @@ fn grown(topology: &Topology, symmetry: &Symmetry) -> Group {
         if best.elements.len() >= largest {
             break;
         }
-        let mut random = Random(attempt);
+        let mut random = Random::new(attempt);
         let mut group = Group::trivial(topology);
         while group.elements.len() < largest {
             let commuting = commuting(topology, symmetry, &group);
-            let larger = larger(topology, &group, &commuting, &mut random)
-                .or_else(|| larger(topology, &group, symmetry.generators(), &mut random));
-            let Some(larger) = larger else { break };
-            group = larger;
+            let extended_group = extended_group(topology, &group, &commuting, &mut random)
+                .or_else(|| extended_group(topology, &group, symmetry.generators(), &mut random));
+            let Some(extended_group) = extended_group else { break };
+            group = extended_group;
         }
         if group.elements.len() > best.elements.len() {
             best = group;
@@ -206,11 +205,16 @@ fn commuting(topology: &Topology, symmetry: &Symmetry, group: &Group) -> Vec<Per
         arcs.extend(generator.images().iter().enumerate().map(|(node, &image)| (node as u32, image, label)));
     }
     let limits = Limits { work: COMMUTING_WORK_MAX, ..super::LIMITS };
-    automorphisms(&graph(topology, arcs), limits).generators
+    automorphisms(&graph(topology, &[], arcs), limits).generators
 }
 
 /// The group with one more generator, made of these automorphisms.
-fn larger(topology: &Topology, group: &Group, of: &[Permutation], random: &mut Random) -> Option<Group> {
+fn extended_group(
+    topology: &Topology,
+    group: &Group,
+    of: &[Permutation],
+    random: &mut Random,
+) -> Option<Group> {
     let with = |automorphism: &Permutation| {
         let (order, candidate) = even_power(topology, automorphism)?;
         largest_with(topology, group, order, candidate)
@@ -221,14 +225,15 @@ fn larger(topology: &Topology, group: &Group, of: &[Permutation], random: &mut R
     if let found @ Some(_) = with(&all) {
         return found;
     }
-    let mut products = Products::new(of, random);
+    let mut products = ProductReplacement::new(of, random);
     for round in 0..ROUNDS_MAX {
         let sampled: Vec<_> =
             (0..SAMPLES << round).filter_map(|_| even_power(topology, products.next(random))).collect();
         let candidates: BTreeSet<_> = sampled.into_iter().collect();
         let longest_first = candidates.into_iter().rev().take(CANDIDATES_MAX);
-        let mut larger = longest_first.filter_map(|(order, one)| largest_with(topology, group, order, one));
-        if let found @ Some(_) = larger.next() {
+        let mut extended_group =
+            longest_first.filter_map(|(order, one)| largest_with(topology, group, order, one));
+        if let found @ Some(_) = extended_group.next() {
             return found;
         }
     }
@@ -239,10 +244,10 @@ fn larger(topology: &Topology, group: &Group, of: &[Permutation], random: &mut R
 fn largest_with(topology: &Topology, group: &Group, order: usize, candidate: Permutation) -> Option<Group> {
     let mut left = vec![(order, candidate)];
     while let Some((order, candidate)) = left.pop() {
-        if let Some(larger) = group.with(topology, &candidate)
-            && larger.elements.len() > group.elements.len()
+        if let Some(extended_group) = group.with(topology, &candidate)
+            && extended_group.elements.len() > group.elements.len()
         {
-            return Some(larger);
+            return Some(extended_group);
         }
         let parts = primes(order).into_iter().filter(|&prime| prime < order);
         left.extend(parts.map(|prime| (order / prime, power(&candidate, &[(prime, 1)]))));
@@ -316,12 +321,12 @@ fn primes(number: usize) -> Vec<usize> {
 }
 
 /// Random products of generators (product replacement, F. Celler and others, 1995).
-struct Products {
+struct ProductReplacement {
     slots: Vec<Permutation>,
     product: Permutation,
 }
 
-impl Products {
+impl ProductReplacement {
     /// Fewest slots, so that they mix.
     const SLOTS_MIN: usize = 10;
 
@@ -335,8 +340,8 @@ impl Products {
     }
 
     fn next(&mut self, random: &mut Random) -> &Permutation {
-        let slot = random.below(self.slots.len());
-        let other = (slot + 1 + random.below(self.slots.len() - 1)) % self.slots.len();
+        let slot = random.below(self.slots.len() as u64) as usize;
+        let other = (slot + 1 + random.below(self.slots.len() as u64 - 1) as usize) % self.slots.len();
         let changed = match random.below(4) {
             0 => self.slots[slot].then(&self.slots[other]),
             1 => self.slots[slot].then(&self.slots[other].inverse()),
@@ -346,18 +351,5 @@ impl Products {
         self.slots[slot] = changed;
         self.product = self.product.then(&self.slots[slot]);
         &self.product
-    }
-}
-
-/// Pseudo-random numbers (splitmix64), the same in every run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((mixed ^ (mixed >> 31)) % end as u64) as usize
     }
 }

@@ -1,4 +1,4 @@
-use super::search::Found;
+use super::automorphisms::Automorphisms;
 use super::*;
 use crate::topology::Builder;
 
@@ -88,14 +88,14 @@ fn shuffled(topology: &Topology, seed: u64) -> (Topology, Vec<u32>) {
     (builder.build().unwrap(), places)
 }
 
-/// How many automorphisms there are: how many nodes the group carries each to, one after the other.
-fn order(found: &Found) -> u128 {
+/// The number of automorphisms: how many nodes the group carries each to, one after the other.
+fn order(found: &Automorphisms) -> u128 {
     found.basic_orbits.iter().map(|&factor| u128::from(factor)).product()
 }
 
 /// What the search finds behind [`Symmetry::fixing`].
-fn searched(topology: &Topology, fixed: &[NodeId]) -> Found {
-    automorphisms(&graph_fixing(topology, fixed), LIMITS)
+fn searched(topology: &Topology, fixed: &[NodeId]) -> Automorphisms {
+    automorphisms(&graph(topology, fixed, Vec::new()), LIMITS)
 }
 
 /// For every node of this one's orbit an automorphism that carries this one to it; none for
@@ -187,7 +187,7 @@ fn orbits_and_order_are_those_of_all_permutations_tried_one_by_one() {
         let found = searched(&topology, &[]);
         assert!(found.complete);
         assert_eq!(order(&found), all.len() as u128);
-        let everything = Symmetry::made_of(&topology, all.clone());
+        let everything = Symmetry::from_generators(&topology, all.clone());
         assert_eq!(symmetry.node_orbits, everything.node_orbits);
         assert_eq!(link_orbits(&topology, symmetry.generators()), link_orbits(&topology, &all));
         compared += 1;
@@ -216,7 +216,7 @@ fn known_groups_have_their_orders_and_carry_every_rank_to_every_rank() {
         for rank in 0..topology.ranks() {
             let carries = carried[topology.node(rank).0 as usize].as_ref().unwrap();
             assert_eq!(carries.of(topology.node(0).0), topology.node(rank).0);
-            assert!(graph(&topology, Vec::new()).is_carried_into_itself_by(carries.images()));
+            assert!(graph(&topology, &[], Vec::new()).is_carried_into_itself_by(carries.images()));
         }
     }
 }
@@ -278,22 +278,22 @@ fn a_shuffled_copy_has_the_same_orbits_with_about_the_same_work() {
 #[test]
 fn a_search_without_room_finds_fewer_automorphisms_and_no_wrong_one() {
     let topology = torus(&[8, 8]);
-    let graph = graph(&topology, Vec::new());
+    let graph = graph(&topology, &[], Vec::new());
     for work in [0, 100, 1_000, 2_000] {
         let found = automorphisms(&graph, Limits { work, failures: 1, depth: 2 });
         assert!(found.generators.iter().all(|one| graph.is_carried_into_itself_by(one.images())));
         assert!(!found.complete, "{work}");
     }
     assert!(searched(&topology, &[]).work > 2_000);
-    let shallow = automorphisms(&graph, Limits { work: 1 << 40, failures: 100, depth: 1 });
-    assert!(!shallow.complete);
-    assert!(shallow.generators.iter().all(|one| graph.is_carried_into_itself_by(one.images())));
+    let depth = automorphisms(&graph, Limits { work: 1 << 40, failures: 100, depth: 1 });
+    assert!(!depth.complete);
+    assert!(depth.generators.iter().all(|one| graph.is_carried_into_itself_by(one.images())));
 }
 
 /// What [`Semiregular`] promises, by counting: the images of any use of a link are spread evenly
 /// over its orbit.
 fn assert_semiregular(topology: &Topology, group: &Semiregular) {
-    let graph = graph(topology, Vec::new());
+    let graph = graph(topology, &[], Vec::new());
     for (index, element) in group.elements().iter().enumerate() {
         assert!(graph.is_carried_into_itself_by(element.images()));
         let stays =

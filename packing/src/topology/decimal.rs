@@ -87,7 +87,7 @@ pub(super) fn scaled(text: &str, decimals: u32) -> Result<u64, NumberFault> {
     if negative && digits.iter().any(|&digit| digit != 0) { Err(NumberFault::Negative) } else { Ok(value) }
 }
 
-/// The same for what has to be more than nothing.
+/// The same for a number that must be positive.
 fn scaled_positive(text: &str, decimals: u32) -> Result<u64, NumberFault> {
     match scaled(text, decimals)? {
         0 => Err(NumberFault::Zero),

@@ -131,7 +131,7 @@ pub fn parse(text: &str) -> Result<Topology, TextError> {
     Reader { text: Texts(text), nodes: HashMap::new(), starts: Vec::new(), sum: 0, links: 0 }.read(&document)
 }
 
-/// What was read so far.
+/// The topology as read so far.
 struct Reader<'text> {
     text: Texts<'text>,
     nodes: HashMap<&'text str, NodeId>,

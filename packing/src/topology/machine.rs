@@ -42,19 +42,19 @@ pub enum MachineError {
     /// A directory or file of the kernel that cannot be read.
     #[error("{}: {error}; this machine's PCI devices are looked for there", path.display())]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
-    /// What the kernel says of a device is not understood.
+    /// An attribute of a device that cannot be parsed.
     #[error("{}: '{value}' is not {expected}", path.display())]
     Attribute {
         /// Where it says so.
         path: PathBuf,
-        /// What it says.
+        /// The text of the attribute.
         value: String,
-        /// What it should be.
+        /// The format that was expected.
         expected: &'static str,
     },
     /// No GPU.
@@ -65,7 +65,7 @@ pub enum MachineError {
     NoGpus {
         /// Where they were looked for.
         path: PathBuf,
-        /// How many devices there are.
+        /// The number of devices.
         devices: usize,
     },
     /// The driver is there and does not answer.
@@ -73,7 +73,7 @@ pub enum MachineError {
         "the NVIDIA driver does not tell its NVLinks: {error}; is it the same version as its library (nvidia-smi says so)?"
     )]
     Nvml {
-        /// What its library says.
+        /// The message of its library.
         error: Box<dyn std::error::Error + Send + Sync>,
     },
     /// GPUs that make no topology.
@@ -85,7 +85,7 @@ fn makers() -> String {
     MAKERS.iter().map(|(name, vendor, _)| format!("{name} ({vendor})")).collect::<Vec<_>>().join(", ")
 }
 
-/// A device and what it hangs on.
+/// A PCI device and the switches above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
     /// As in `0000:c6:00.0`.
@@ -97,12 +97,12 @@ pub struct PciDevice {
     pub hops: Vec<PciHop>,
 }
 
-/// One link of the way from the CPU to a device.
+/// One link of the path from the CPU to a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciHop {
     /// The address of its lower end.
     pub address: String,
-    /// What it carries in each direction.
+    /// Its bandwidth in each direction.
     pub bytes_per_s: u64,
 }
 
@@ -122,7 +122,7 @@ pub struct NvLinks {
     pub gpu: usize,
     /// Where they lead.
     pub to: NvLinkEnd,
-    /// What they carry together in each direction.
+    /// Their bandwidth together in each direction.
     pub bytes_per_s: u64,
 }
 
@@ -144,9 +144,9 @@ pub struct Machine {
     pub gpus: Vec<PciDevice>,
     /// In the order of their names.
     pub nics: Vec<Nic>,
-    /// What joins two NUMA nodes, in each direction.
+    /// The bandwidth between two NUMA nodes, in each direction.
     pub between_cpus_bytes_per_s: u64,
-    /// How many PCI devices there are.
+    /// The number of PCI devices.
     pub devices: usize,
 }
 
@@ -164,7 +164,7 @@ pub fn read(root: &Path) -> Result<Topology, MachineError> {
     Ok(machine.topology(&links)?)
 }
 
-/// What the driver tells of NVLinks, where there is one.
+/// The NVLinks that the driver reports, if there is a driver.
 #[cfg(feature = "nvml")]
 fn nvlinks(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, MachineError> {
     // The library speaks of the machine that runs this, whatever the root; and it is loaded only
@@ -175,7 +175,7 @@ fn nvlinks(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, MachineError>
     nvml::links(machine, root)
 }
 
-/// Without NVML there is nobody to ask.
+/// NVML is not available.
 #[cfg(not(feature = "nvml"))]
 fn nvlinks(_: &Machine, _: &Path) -> Result<Vec<NvLinks>, MachineError> {
     Ok(Vec::new())
@@ -345,7 +345,7 @@ fn between_cpus(root: &Path) -> u64 {
     rates::between_cpus(architecture, &vendor, number("cpu family"), number("model"))
 }
 
-/// What a directory holds, in order.
+/// The entries of a directory, sorted.
 fn names(folder: &Path) -> Result<Vec<String>, MachineError> {
     let unreadable = |error| MachineError::Read { path: folder.to_owned(), error };
     let mut names = Vec::new();

@@ -1,14 +1,13 @@
-//! The links that a job really has: ranks, switches, and what joins them.
+//! The links of a job: ranks, switches and links.
 //!
 //! A [`Topology`] is a directed graph with capacities. Its nodes are ranks, which send, receive and
-//! combine, and switches, which forward and neither copy nor combine. Bandwidths are exact
-//! integers, so everything that is computed of them (the [packing](crate) and its bound)
-//! is exact.
+//! combine data, and switches, which forward data and neither copy nor combine. Bandwidths are
+//! integers, so all results (the [packing](crate) and its bound) are exact.
 //!
-//! **Invariant:** every rank reaches every other one; of two nodes there is at most one link in
-//! each direction; names are unique; the bandwidths of all links together fit in 63 bits.
-//! [`Builder::build`] is the only way to make one and refuses the rest, so nothing that works on a
-//! topology has to look for it.
+//! **Invariant:** every rank reaches every other rank. There is at most one link between two nodes
+//! in each direction. Names are unique. The bandwidths of all links together fit in 63 bits.
+//! [`Builder::build`] is the only constructor and refuses everything else, so code that uses a
+//! topology need not check it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -25,8 +24,6 @@ pub use source::{
 #[cfg(feature = "files")]
 pub use text::{TextError, TextFault};
 
-#[cfg(feature = "files")]
-mod dead_ends;
 mod decimal;
 #[cfg(feature = "files")]
 pub mod file;
@@ -39,17 +36,16 @@ mod presets;
 pub mod smi;
 #[cfg(feature = "files")]
 mod source;
-#[cfg(feature = "files")]
-mod text;
-
 #[cfg(test)]
 mod tests;
+#[cfg(feature = "files")]
+mod text;
 
 /// A node's number in [`Topology::nodes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// What a node does.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum NodeKind {
     /// Sends, receives and combines.
@@ -63,7 +59,7 @@ pub enum NodeKind {
 pub struct Node {
     /// Unique in its topology.
     pub name: String,
-    /// What it does.
+    /// Its kind.
     pub kind: NodeKind,
 }
 
@@ -74,15 +70,15 @@ pub struct Link {
     pub from: NodeId,
     /// Where they come out.
     pub to: NodeId,
-    /// What they carry together, in bytes a second; at least 1.
+    /// Their bandwidth together, in bytes a second; at least 1.
     pub bytes_per_s: u64,
-    /// How long a byte is under way, in nanoseconds; of parallel links the longest time.
+    /// The latency of a byte, in nanoseconds; of parallel links the longest time.
     pub latency_ns: u64,
     /// How many parallel links were added up to this one.
     pub count: u32,
 }
 
-/// How long a byte is under way where nothing else is said, in nanoseconds.
+/// The default latency of a byte, in nanoseconds.
 pub const LATENCY_NS: u64 = 1_000;
 
 /// Most nodes of a topology.
@@ -91,7 +87,7 @@ pub const NODES_MAX: usize = 1 << 16;
 /// Most links that may be added to a topology.
 pub const LINKS_MAX: usize = 1 << 20;
 
-/// What all links of a topology may carry together, in bytes a second.
+/// The largest sum of the bandwidths of a topology's links, in bytes a second.
 pub const BANDWIDTH_SUM_MAX: u64 = 1 << 63;
 
 /// Ranks, switches and links. See the module.
@@ -106,7 +102,7 @@ pub struct Topology {
     ranks: Vec<NodeId>,
     /// The rank of every node.
     numbers: Vec<Option<Rank>>,
-    /// What a ring over the hosts' PCIe carries, beside the links.
+    /// The bandwidth of a ring over the hosts' PCIe, beside the links.
     pcie_ring_bytes_per_s: Option<u64>,
 }
 
@@ -126,33 +122,33 @@ pub enum TopologyError {
     /// A name that two nodes have.
     #[error("there are two nodes '{name}'; give each a name of its own")]
     DuplicateName {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// A name that cannot be printed in a line.
     #[error("{name:?} is no name of a node; use one or more characters, without control characters")]
     BadName {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// A link names a node that is not there.
     #[error("a link names node '{name}', which is not there")]
     UnknownNode {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// A link that carries nothing.
     #[error("the link from '{from}' to '{to}' carries nothing; give it a positive bandwidth")]
     NoBandwidth {
-        /// Where it begins.
+        /// The node where the link begins.
         from: String,
-        /// Where it ends.
+        /// The node where the link ends.
         to: String,
     },
     /// A link from a node to itself.
     #[error("a link joins '{name}' to itself")]
     Loop {
-        /// Which.
+        /// The name.
         name: String,
     },
     /// More than [`BANDWIDTH_SUM_MAX`] in all.
@@ -161,7 +157,7 @@ pub enum TopologyError {
     /// More than can be worked with.
     #[error("more than {limit} {what}")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// How many there may be.
         limit: usize,
@@ -169,15 +165,15 @@ pub enum TopologyError {
     /// A rank was asked for that is not there.
     #[error("there is no rank {rank}: there are {ranks}, numbered from 0")]
     NoSuchRank {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A rank was asked for twice.
     #[error("rank {rank} is listed twice")]
     RankTwice {
-        /// Which.
+        /// The rank.
         rank: Rank,
     },
 }
@@ -222,7 +218,7 @@ impl Topology {
         &self.links[self.first[node.0 as usize]..self.first[node.0 as usize + 1]]
     }
 
-    /// What joins two nodes in this direction.
+    /// The link from one node to another.
     #[must_use]
     pub fn link(&self, from: NodeId, to: NodeId) -> Option<&Link> {
         self.link_place(from, to).map(|place| &self.links[place])
@@ -235,7 +231,7 @@ impl Topology {
         Some(self.first[from.0 as usize] + place)
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks.len() as u32
@@ -265,7 +261,7 @@ impl Topology {
         self.pcie_ring_bytes_per_s
     }
 
-    /// What a node is called.
+    /// The name of a node.
     #[must_use]
     pub fn name(&self, node: NodeId) -> &str {
         &self.nodes[node.0 as usize].name
@@ -516,5 +512,61 @@ fn reach(nodes: usize, start: NodeId, next: impl Fn(NodeId) -> Vec<NodeId>) -> V
 impl fmt::Display for NodeId {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "node {}", self.0)
+    }
+}
+
+#[cfg(feature = "files")]
+impl Builder {
+    /// Leaves out switches that have only one neighbour, again and again: nothing between ranks
+    /// goes through them.
+    fn without_dead_ends(self) -> Self {
+        let mut neighbours = vec![std::collections::BTreeSet::new(); self.nodes.len()];
+        for link in &self.links {
+            neighbours[link.from.0 as usize].insert(link.to);
+            neighbours[link.to.0 as usize].insert(link.from);
+        }
+        let is_switch = |node: usize| self.nodes[node].kind == NodeKind::Switch;
+        let mut is_left_out = vec![false; self.nodes.len()];
+        let mut suspects: Vec<usize> = (0..self.nodes.len()).filter(|&node| is_switch(node)).collect();
+        while let Some(node) = suspects.pop() {
+            if neighbours[node].len() < 2 && !std::mem::replace(&mut is_left_out[node], true) {
+                for neighbour in std::mem::take(&mut neighbours[node]) {
+                    let neighbour = neighbour.0 as usize;
+                    neighbours[neighbour].remove(&NodeId(node as u32));
+                    if is_switch(neighbour) {
+                        suspects.push(neighbour);
+                    }
+                }
+            }
+        }
+        let mut kept = Self { pcie_ring_bytes_per_s: self.pcie_ring_bytes_per_s, ..Self::default() };
+        let mut numbers = vec![None; self.nodes.len()];
+        for (number, node) in self.nodes.into_iter().enumerate().filter(|(number, _)| !is_left_out[*number]) {
+            numbers[number] = Some(kept.node(node.name, node.kind));
+        }
+        for link in self.links {
+            if let (Some(from), Some(to)) = (numbers[link.from.0 as usize], numbers[link.to.0 as usize]) {
+                kept.add(Link { from, to, ..link });
+            }
+        }
+        kept
+    }
+}
+
+#[cfg(test)]
+mod dead_ends_tests {
+    use crate::topology::{LATENCY_NS, Topology};
+
+    #[test]
+    fn chains_of_switches_that_lead_nowhere_are_left_out() {
+        let mut builder = Topology::builder();
+        let [root, bridge, nic] = ["root", "bridge", "nic"].map(|name| builder.switch(name));
+        let (a, b) = (builder.rank("a"), builder.rank("b"));
+        for (one, other) in [(root, bridge), (bridge, nic), (root, a), (root, b)] {
+            builder.duplex(one, other, 1, LATENCY_NS);
+        }
+        let topology = builder.without_dead_ends().build().unwrap();
+        let names: Vec<&str> = topology.nodes().iter().map(|node| node.name.as_str()).collect();
+        assert_eq!((names, topology.links().len()), (vec!["root", "a", "b"], 4));
     }
 }

@@ -41,13 +41,13 @@ pub enum SmiFault {
     /// A GPU that has a column but no row, or none after the one before it.
     #[error("there is no row of {gpu}, which has a column")]
     NoRow {
-        /// Which.
+        /// The GPU.
         gpu: String,
     },
     /// A row that ends before its columns do.
     #[error("the row of {gpu} ends before the column of {column}")]
     ShortRow {
-        /// Whose.
+        /// The GPU.
         gpu: String,
         /// What is missing.
         column: String,
@@ -55,7 +55,7 @@ pub enum SmiFault {
     /// A cell that says nothing known.
     #[error("'{cell}' is none of X, NV and a number, PIX, PXB, PHB, NODE, SYS")]
     Cell {
-        /// What was written.
+        /// The cell that was found.
         cell: String,
     },
     /// Two cells that should say the same of two GPUs.
@@ -65,9 +65,9 @@ pub enum SmiFault {
         one: String,
         /// The other.
         other: String,
-        /// What the row of the one says.
+        /// The cell in the row of the one.
         forth: String,
-        /// What the row of the other says.
+        /// The cell in the row of the other.
         back: String,
     },
     /// GPUs that have more links than GPUs have, and are not joined each to each.
@@ -75,9 +75,9 @@ pub enum SmiFault {
         "{gpu} has {links} NVLinks, more than {NVLINKS_MAX}, and not the same GPUs as those it is joined to"
     )]
     TooManyLinks {
-        /// Whose.
+        /// The GPU.
         gpu: String,
-        /// How many.
+        /// The number of links.
         links: u64,
     },
     /// PCIe only.
@@ -87,7 +87,7 @@ pub enum SmiFault {
     NoNvlink,
 }
 
-/// The GPUs and what joins them.
+/// The GPUs and their links.
 struct Matrix<'text> {
     text: Texts<'text>,
     gpus: Vec<&'text str>,

@@ -31,12 +31,12 @@ pub enum Origin {
     NcclXml,
     /// The text of `nvidia-smi topo -m`, which does not say what one NVLink carries.
     SmiMatrix {
-        /// What it was taken to carry in each direction, in bytes a second.
+        /// The bandwidth that was assumed in each direction, in bytes a second.
         nvlink_bytes_per_s: u64,
     },
 }
 
-/// What a source does not say itself.
+/// Values that a source does not contain.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceOptions {
     /// What one NVLink of an `nvidia-smi topo -m` carries in each direction, in bytes a second.
@@ -62,29 +62,29 @@ pub enum TopologySourceError {
         presets::forms()
     )]
     Neither {
-        /// What was asked for.
+        /// The name.
         name: String,
     },
     /// A file that cannot be read.
     #[error("{}: {error}", path.display())]
     Read {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The error.
         error: io::Error,
     },
     /// More than [`FILE_BYTES_MAX`].
     #[error("{}: longer than {FILE_BYTES_MAX} bytes, which no topology is", path.display())]
     TooLong {
-        /// Which.
+        /// The path.
         path: PathBuf,
     },
-    /// A file that is not what it should be.
+    /// A file with an error in it.
     #[error("{}:{error}", path.display())]
     Text {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The error and its position.
         error: Box<TextError>,
     },
     /// A machine without GPUs, or one that does not show them.

@@ -1,4 +1,4 @@
-//! What is wrong with a text that should be a topology, and where in it.
+//! Errors in the text of a topology, with their positions.
 
 use crate::topology::TopologyError;
 use crate::topology::decimal::NumberFault;
@@ -13,7 +13,7 @@ pub struct TextError {
     pub line: usize,
     /// Which character of the line, from 1.
     pub column: usize,
-    /// What is wrong there.
+    /// The error there.
     pub fault: TextFault,
 }
 
@@ -26,7 +26,7 @@ fn one_line(fault: &TextFault) -> String {
     line
 }
 
-/// What can be wrong with a text.
+/// An error in a text.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TextFault {
@@ -44,14 +44,14 @@ pub enum TextFault {
         /// As the TOML reader says it, in one line.
         message: String,
     },
-    /// A number that cannot be what its key says.
+    /// A number that its key does not allow.
     #[error("{key} {text} {fault}")]
     Number {
-        /// Of what.
+        /// The key.
         key: &'static str,
-        /// What was written.
+        /// The text that was found.
         text: String,
-        /// What is wrong with it.
+        /// The reason.
         fault: NumberFault,
     },
     /// A text in the right form of a topology that is none.

@@ -16,7 +16,7 @@ fn packed(topology: &Topology, collective: Collective) -> Result<Packing, TestCa
     Ok(packing)
 }
 
-/// That the optimum is met, and is what enumeration says.
+/// Checks that the optimum is met, and is what enumeration says.
 fn is_optimal(topology: &Topology, collective: Collective) -> Result<(), TestCaseError> {
     let packing = packed(topology, collective)?;
     prop_assert_eq!(packing.bound, oracle::bound(topology, collective), "{}", collective);

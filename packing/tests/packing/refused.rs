@@ -146,9 +146,9 @@ fn weights_that_are_none_or_do_not_sum_are_refused() {
     let triangle = &triangle();
     let broadcast = |spoil: fn(&mut Packing)| flaw(triangle, broadcast_on_triangle(), spoil);
     assert_eq!(broadcast(|packing| packing.trees[1].weight = whole(0)), Flaw::TreeWeight { tree: 1 });
-    assert_eq!(broadcast(|packing| packing.trees[1].weight = Rate::new_raw(1, 0)), Flaw::NoNumber);
-    assert_eq!(broadcast(|packing| packing.trees[1].weight = Rate::new_raw(-1, -1)), Flaw::NoNumber);
-    assert_eq!(broadcast(|packing| packing.trees[1].weight = Rate::new(1, i128::MAX)), Flaw::TooFine);
+    assert_eq!(broadcast(|packing| packing.trees[1].weight = Rate::new_raw(1, 0)), Flaw::Denominator);
+    assert_eq!(broadcast(|packing| packing.trees[1].weight = Rate::new_raw(-1, -1)), Flaw::Denominator);
+    assert_eq!(broadcast(|packing| packing.trees[1].weight = Rate::new(1, i128::MAX)), Flaw::Overflow);
     let less = broadcast(|packing| packing.trees[1].edges[1].paths[0].weight = whole(9));
     assert_eq!(less, Flaw::PathSum { tree: 1, edge: 1, sum: whole(9), weight: whole(10) });
     let rate = broadcast(|packing| packing.rate = whole(19));
@@ -186,7 +186,7 @@ fn the_same_tree_twice_is_refused_in_any_order_of_its_edges() {
         second.edges.reverse();
         packing.trees.push(second);
     });
-    assert_eq!(twins, Flaw::Twins { first: 0, second: 3 });
+    assert_eq!(twins, Flaw::Duplicate { first: 0, second: 3 });
 }
 
 #[test]
@@ -258,5 +258,5 @@ fn collectives_without_packings_and_roots_that_are_no_ranks_are_refused() {
     assert_eq!(refused(Collective::AllToAll), Flaw::NotPacked { collective: Collective::AllToAll });
     assert_eq!(refused(Collective::Broadcast { root: 3 }), Flaw::NoSuchRoot { root: 3, ranks: 3 });
     let busy = optimal(Collective::AllReduce, 0, Certificate::Alone, Vec::new());
-    assert_eq!(flaw(&star(1, 10), busy, |packing| packing.bound = whole(1)), Flaw::NotAtRest);
+    assert_eq!(flaw(&star(1, 10), busy, |packing| packing.bound = whole(1)), Flaw::SingleRankHasTrees);
 }

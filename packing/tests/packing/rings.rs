@@ -1,7 +1,7 @@
 //! The most rings, and what collectives reach on them.
 
+use pleach_packing::compare::ring::{one_way_rate, rings};
 use pleach_packing::compare::rings as packed_rings;
-use pleach_packing::ring::{one_way_rate, rings};
 use pleach_packing::topology::{LATENCY_NS, NodeId, Topology, preset};
 use pleach_packing::{Rate, check};
 use pleach_vocabulary::Collective;
@@ -53,7 +53,7 @@ fn rings_reach_what_is_known_of_them_and_fill_a_link() {
 #[test]
 fn an_allocation_without_a_ring_has_none() {
     let rings = rings(&dgx_1v().only(&[0, 1, 4]).unwrap());
-    assert!(rings.cycles.is_empty() && rings.is_most && rings.trees(3, Collective::AllReduce).is_empty());
+    assert!(rings.cycles.is_empty() && rings.is_maximum && rings.trees(3, Collective::AllReduce).is_empty());
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn parallel_links_are_parallel_rings() {
 fn servers_of_pascal_and_volta_have_two_and_three_rings() {
     for (name, most) in [("dgx-1p", 2), ("dgx-1v", 3)] {
         let rings = rings(&preset(name).unwrap());
-        assert_eq!((rings.cycles.len(), rings.is_most), (most, true), "{name}");
+        assert_eq!((rings.cycles.len(), rings.is_maximum), (most, true), "{name}");
     }
 }
 

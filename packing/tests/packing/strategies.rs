@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use pleach_packing::allocations::allocations;
-use pleach_packing::blink::{BlinkOptions, trees};
-use pleach_packing::compare::{NotHere, double_tree, hybrid, rings, two_phases};
+use pleach_packing::compare::blink::{BlinkOptions, trees};
+use pleach_packing::compare::{StrategyError, double_tree, hybrid, rings, two_phases};
 use pleach_packing::topology::{NodeId, Topology, preset};
 use pleach_packing::{Certificate, Packing, Rate, Tree, check};
 use pleach_vocabulary::Collective;
@@ -137,7 +137,9 @@ fn rings_and_double_trees_are_right_where_they_are_possible() {
                         check(topology, &packing)
                             .unwrap_or_else(|flaw| panic!("{:?} {collective}: {flaw}", allocation.ranks));
                     }
-                    Err(NotHere::NoRing | NotHere::Unjoined { .. } | NotHere::NotFor { .. }) => {}
+                    Err(
+                        StrategyError::NoRing | StrategyError::Unjoined { .. } | StrategyError::NotFor { .. },
+                    ) => {}
                     Err(other) => panic!("{:?} {collective}: {other}", allocation.ranks),
                 }
             }

@@ -1,16 +1,16 @@
-//! A model from measurements.
+//! Fits a model to measurements.
 //!
-//! The time that a [`CostModel`] predicts is linear in α, o, β and γ, so those that come nearest to
-//! measured times are found by least squares, of relative differences (a microsecond counts as much
-//! as a millisecond) and without negative parameters: each in turn is given its best value while
-//! the others stay, until none moves. The sum of squares is convex, so that ends at the least.
+//! The time that a [`CostModel`] predicts is linear in α, o, β and γ. So the parameters are found
+//! by least squares of relative differences (a microsecond counts as much as a millisecond),
+//! without negative parameters. Coordinate descent gives each parameter in turn its best value
+//! until none changes. The sum of squares is convex, so this ends at the minimum.
 
 use super::{Chunks, CostModel, INLINE_BYTES_MAX, Platform, Work};
 
-/// What one measurement says.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// What was done for each chunk.
+    /// The work for each chunk.
     pub work: Work,
     /// Bytes of the whole.
     pub bytes: u64,
@@ -70,8 +70,7 @@ fn parameters(platform: &Platform) -> [f64; PARAMETERS] {
 
 /// How often each parameter is in the time, as [`Platform::time`] has it.
 fn shares(sample: &Sample) -> [f64; PARAMETERS] {
-    let Work { rounds, messages, moved, moved_on_the_way, passed, passed_on_the_way, across, .. } =
-        sample.work;
+    let Work { rounds, messages, moved, moved_on_path, passed, passed_on_path, inter_host, .. } = sample.work;
     let chunks = Chunks::of(&sample.work, sample.bytes, sample.chunk_bytes);
     let moving = |variant, each| {
         if chunks.bytes <= INLINE_BYTES_MAX as f64 { 0.0 } else { chunks.pipelined(variant, each) }
@@ -79,11 +78,11 @@ fn shares(sample: &Sample) -> [f64; PARAMETERS] {
     [
         f64::from(rounds),
         chunks.count * f64::from(messages),
-        moving(moved_on_the_way, moved),
-        chunks.pipelined(passed_on_the_way, passed) / 3.0,
-        f64::from(across.rounds),
-        chunks.count * f64::from(across.messages),
-        moving(across.moved_on_the_way, across.moved),
+        moving(moved_on_path, moved),
+        chunks.pipelined(passed_on_path, passed) / 3.0,
+        f64::from(inter_host.rounds),
+        chunks.count * f64::from(inter_host.messages),
+        moving(inter_host.moved_on_path, inter_host.moved),
     ]
 }
 
@@ -147,9 +146,9 @@ mod tests {
             moved: 1,
             reduced: 0,
             passed: 0,
-            moved_on_the_way: 1,
-            passed_on_the_way: 0,
-            across: super::super::Across::default(),
+            moved_on_path: 1,
+            passed_on_path: 0,
+            inter_host: super::super::InterHost::default(),
         };
         let sample = |bytes, seconds| Sample { work, bytes, chunk_bytes: 1 << 30, seconds };
         let (near, _, _) = fit(&[sample(1000, 3e-6), sample(1 << 20, 1e-6)], &platform);

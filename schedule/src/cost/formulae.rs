@@ -1,8 +1,8 @@
-//! Work in closed form, for each algorithm that has one.
+//! Work in closed form, for each algorithm that has a formula.
 
 use pleach_vocabulary::Collective;
 
-use super::{Across, Work};
+use super::{InterHost, Work};
 use crate::generate::{Access, Algorithm};
 
 impl Work {
@@ -109,11 +109,11 @@ impl Work {
         if others == 0 {
             return Self::puts(1, exchanges, exchanges, exchanges).reducing(exchanges, exchanges);
         }
-        // One who speaks for two is in all exchanges; only from one such rank to another is the way
+        // A proxy is in all exchanges; only from one proxy to another is the path
         // two longer.
-        let way = exchanges + 1 + u32::from(2 * others > participants);
-        let work = Self::puts(1, way, exchanges + 1, exchanges + 1).reducing(exchanges + 1, exchanges + 1);
-        work.along(way, 0)
+        let path = exchanges + 1 + u32::from(2 * others > participants);
+        let work = Self::puts(1, path, exchanges + 1, exchanges + 1).reducing(exchanges + 1, exchanges + 1);
+        work.along(path, 0)
     }
 
     fn halving_doubling(collective: Collective, ranks: u32) -> Option<Self> {
@@ -188,9 +188,9 @@ impl Work {
             moved,
             reduced: 0,
             passed: 0,
-            moved_on_the_way: moved,
-            passed_on_the_way: 0,
-            across: Across::default(),
+            moved_on_path: moved,
+            passed_on_path: 0,
+            inter_host: InterHost::default(),
         }
     }
 
@@ -199,18 +199,18 @@ impl Work {
         self.reduced = reduced;
         // The first source and the one result are not among them.
         self.passed = reduced + 2 * passes;
-        self.passed_on_the_way = self.passed;
+        self.passed_on_path = self.passed;
         self
     }
 
     /// With so many passes that copy a chunk.
     fn copying(self, copies: u32) -> Self {
-        Self { passed: 2 * copies, passed_on_the_way: 2 * copies, ..self }
+        Self { passed: 2 * copies, passed_on_path: 2 * copies, ..self }
     }
 
     fn along(mut self, moved: u32, passed: u32) -> Self {
-        self.moved_on_the_way = self.moved.max(moved);
-        self.passed_on_the_way = self.passed.max(passed);
+        self.moved_on_path = self.moved.max(moved);
+        self.passed_on_path = self.passed.max(passed);
         self
     }
 }

@@ -1,16 +1,16 @@
-//! How long a schedule takes over given links.
+//! The time of a schedule over given links.
 //!
-//! Each link carries the chunks that are put over its routes, one after the other. It cannot begin
-//! before the first of them comes to it, so a schedule takes at least
+//! Each link carries the chunks on its routes one after the other, and cannot begin before the
+//! first chunk arrives. So a schedule takes at least
 //!
 //! ```text
-//! T = max( way, max over links (first + load / bandwidth + latency) )
+//! T = max( path, max over links (first + load / bandwidth + latency) )
 //! ```
 //!
-//! where `way` is the longest way through one chunk of every block, each transfer alone on its
-//! links, and `first` the moment on it at which the link is first put to use. What is computed
-//! takes no time: links alone are compared. This is what the simulator measures where chunks do not
-//! wait for each other, and what it comes close to where they do.
+//! where `path` is the critical path through one chunk of every block, each transfer alone on its
+//! links, and `first` is the time at which the link is first used on it. Computation takes no time:
+//! only links are compared. This is the time that the simulator measures if chunks do not wait for
+//! each other, and it is close to that time if they do.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -30,14 +30,15 @@ pub(crate) struct BlockBytes {
 /// Time of a schedule for blocks of these sizes, in seconds.
 pub(crate) fn seconds(routes: &Routes, schedule: &Schedule, sizes: &dyn Fn(BlockId) -> BlockBytes) -> f64 {
     let sizes: Vec<BlockBytes> = (0..schedule.blocks.len() as BlockId).map(sizes).collect();
-    let mut clock = Clock { routes, sizes: &sizes, links: vec![Use::default(); routes.links().len()] };
-    let way = clock.way(schedule);
+    let mut clock =
+        LinkClock { routes, sizes: &sizes, links: vec![LinkUse::default(); routes.links().len()] };
+    let path = clock.path(schedule);
     let used = routes.links().iter().zip(&clock.links).filter(|(_, used)| used.bytes > 0.0);
     used.map(|(link, used)| used.first_s + used.bytes / link.bytes_per_s as f64 + latency_s(link))
-        .fold(way, f64::max)
+        .fold(path, f64::max)
 }
 
-/// How long a byte is under way.
+/// The latency of a byte.
 fn latency_s(link: &Link) -> f64 {
     seconds_of(link.latency_ns)
 }
@@ -46,20 +47,20 @@ fn seconds_of(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// What goes over a link.
+/// The traffic of a link.
 #[derive(Clone, Copy)]
-struct Use {
+struct LinkUse {
     bytes: f64,
     first_s: f64,
 }
 
-impl Default for Use {
+impl Default for LinkUse {
     fn default() -> Self {
         Self { bytes: 0.0, first_s: f64::INFINITY }
     }
 }
 
-/// A signal: to whom, from whom, for which block, in which signal slot.
+/// A signal: destination rank, source rank, block, signal slot.
 type SignalName = (Rank, Rank, BlockId, u16);
 
 /// How far a lane has come, and when.
@@ -69,13 +70,13 @@ struct Progress {
     complete_s: Vec<f64>,
 }
 
-struct Clock<'a> {
+struct LinkClock<'a> {
     routes: &'a Routes,
     sizes: &'a [BlockBytes],
-    links: Vec<Use>,
+    links: Vec<LinkUse>,
 }
 
-impl Clock<'_> {
+impl LinkClock<'_> {
     /// Notes a put and returns how long its sender is at it and how long until it is there.
     fn put(&mut self, from: Rank, to: Rank, block: BlockId, issued_s: f64) -> (f64, f64) {
         let BlockBytes { block, chunk } = self.sizes[block as usize];
@@ -103,7 +104,7 @@ impl Clock<'_> {
     }
 
     /// The longest way through one chunk of every block.
-    fn way(&mut self, schedule: &Schedule) -> f64 {
+    fn path(&mut self, schedule: &Schedule) -> f64 {
         let mut longest_s: f64 = 0.0;
         let mut shown: BTreeMap<SignalName, f64> = BTreeMap::new();
         let mut waiting: BTreeMap<SignalName, (usize, usize)> = BTreeMap::new();

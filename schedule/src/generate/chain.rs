@@ -1,14 +1,14 @@
-//! Along a chain that begins at the root: broadcast down, reduce up.
+//! A chain that begins at the root: broadcast downwards, reduce upwards.
 //!
-//! Every rank but the last sends everything once (a reduce: every rank but the root), so the
-//! bandwidth is the best there is once the pipeline is full.
+//! Every rank but the last (for reduce: but the root) sends everything once, so the bandwidth is
+//! optimal once the pipeline is full.
 //!
-//! Cost for `p` ranks, `n` bytes and `k` chunks: p-2+k rounds, for every rank at most k messages, n
-//! bytes sent, and (reduce) n bytes reduced.
+//! Cost for `p` ranks, `n` bytes and `k` chunks: p-2+k rounds, and for every rank at most k
+//! messages, n bytes sent, and (reduce) n bytes reduced.
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, one_block};
 use crate::Schedule;
 
@@ -16,14 +16,14 @@ const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
     let root = collective.root().unwrap_or(0);
-    Forest {
+    TreeSchedule {
         collective,
         ranks,
         links: access.into(),
         window: WINDOW,
         blocks: one_block(),
-        shape: &|_| Shape::both(Tree::chain_after(ranks, root)),
-        turn: &|_, _| 0,
+        shape: &|_| TreePair::both(Tree::chain_after(ranks, root)),
+        lane_order: &|_, _| 0,
     }
     .schedule()
 }

@@ -23,7 +23,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, block_for_each_rank, one_block, pairwise};
 use crate::Schedule;
 
@@ -31,23 +31,24 @@ const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
     let whole = |tree: &dyn Fn() -> Tree| {
-        let shape = |_| Shape::both(tree());
+        let shape = |_| TreePair::both(tree());
         let (window, blocks) = (WINDOW, one_block());
         let links = access.into();
-        Forest { collective, ranks, links, window, blocks, shape: &shape, turn: &|_, _| 0 }.schedule()
+        TreeSchedule { collective, ranks, links, window, blocks, shape: &shape, lane_order: &|_, _| 0 }
+            .schedule()
     };
     match collective {
         Collective::Reduce { root } | Collective::Broadcast { root } => whole(&|| Tree::star(ranks, root)),
         _ if collective.ends(0, ranks).is_some() => pairwise::schedule(collective, ranks, access),
-        _ => Forest {
+        _ => TreeSchedule {
             collective,
             ranks,
             links: access.into(),
             window: WINDOW,
             blocks: block_for_each_rank(collective, ranks),
-            shape: &|block| Shape::both(Tree::star(ranks, block)),
+            shape: &|block| TreePair::both(Tree::star(ranks, block)),
             // Others wait for what this rank gives them, so its own block comes last.
-            turn: &|rank, block| (block + ranks - rank - 1) % ranks,
+            lane_order: &|rank, block| (block + ranks - rank - 1) % ranks,
         }
         .schedule(),
     }

@@ -19,7 +19,7 @@ use pleach_packing::double_tree_edges;
 use pleach_vocabulary::Collective;
 
 use super::Access;
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use crate::{Block, BlockId, Schedule};
 
 /// Chunks under way where nothing but the way up and down again limits them. More would only cost
@@ -29,20 +29,20 @@ const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
     let trees = double_tree_edges(ranks, collective.root());
-    let shape = |block: BlockId| Shape::both(Tree::new(ranks, trees[block as usize].iter().copied()));
+    let shape = |block: BlockId| TreePair::both(Tree::new(ranks, trees[block as usize].iter().copied()));
     let window = match collective {
         Collective::AllReduce => shape(0).round_trip().clamp(WINDOW, WINDOW_MAX),
         _ => WINDOW,
     };
     let blocks = vec![Block { part: 0, weight: 1 }; 2];
-    Forest {
+    TreeSchedule {
         collective,
         ranks,
         links: access.into(),
         window,
         blocks,
         shape: &shape,
-        turn: &|rank, block| (rank + block) % 2,
+        lane_order: &|rank, block| (rank + block) % 2,
     }
     .schedule()
 }
@@ -56,7 +56,7 @@ mod tests {
         for count in 1..200u32 {
             for second in [false, true] {
                 let edges = double_tree_edges(count, None)[usize::from(second)].clone();
-                let depth = Shape::both(Tree::new(count, edges)).round_trip() / 2;
+                let depth = TreePair::both(Tree::new(count, edges)).round_trip() / 2;
                 assert!(depth <= count.ilog2(), "{count} ranks: {depth}");
             }
         }

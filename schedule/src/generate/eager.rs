@@ -26,9 +26,9 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
 use super::tree::Tree;
-use super::{Access, block_for_each_part, block_for_each_rank, in_turn, one_block};
+use super::{Access, block_for_each_part, block_for_each_rank, one_block, ordered_lanes};
+use super::{Program, Target};
 use crate::{Block, BlockId, Lane, Part, Schedule, SignalSlot};
 
 /// All scratch slots of a rank together, in bytes, at most.
@@ -48,19 +48,19 @@ pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {
 }
 
 /// The tree of what has a root.
-pub(super) enum Form {
+pub(super) enum EagerTree {
     Star,
     Binomial,
 }
 
-pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form: &Form) -> Schedule {
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form: &EagerTree) -> Schedule {
     let (blocks, tree): (Vec<Block>, Box<dyn Fn(BlockId) -> Tree>) = match (collective.root(), form) {
         _ if collective.ends(0, ranks).is_some() => {
             let tree = move |part| Tree::new(ranks, pair(collective, part, ranks));
             (block_for_each_part(collective, ranks), Box::new(tree))
         }
-        (Some(root), Form::Star) => (one_block(), Box::new(move |_| Tree::star(ranks, root))),
-        (Some(root), Form::Binomial) => (one_block(), Box::new(move |_| Tree::binomial(ranks, root))),
+        (Some(root), EagerTree::Star) => (one_block(), Box::new(move |_| Tree::star(ranks, root))),
+        (Some(root), EagerTree::Binomial) => (one_block(), Box::new(move |_| Tree::binomial(ranks, root))),
         (None, _) => {
             (block_for_each_rank(collective, ranks), Box::new(move |block| Tree::star(ranks, block)))
         }
@@ -84,7 +84,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form:
             lanes.extend(lane.finish().map(|lane| ((takes, distance), lane)));
         }
     }
-    Schedule { collective, window: 1, single_chunk: true, blocks, programs: in_turn(programs) }
+    Schedule { collective, window: 1, single_chunk: true, blocks, programs: ordered_lanes(programs) }
 }
 
 /// The edge from the rank that gets a part to the one that gives it, if these are two.

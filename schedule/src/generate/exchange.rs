@@ -15,8 +15,8 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
 use super::{Access, one_block};
+use super::{Program, Target};
 use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.
@@ -35,7 +35,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
 
 fn lane(ranks: u32, access: Access, rank: Rank) -> Option<Lane> {
     let mut lane = Program::new(access, rank, 0);
-    // Every rank begins with another peer, so that nobody is addressed by all at once.
+    // Every rank begins with another peer, so that no rank is the target of all at once.
     let peers = || (1..ranks).map(|distance| (rank + distance) % ranks);
     // Where data of a rank waits at its peers: they number each other without themselves.
     let slot = |of: Rank, at: Rank| (of - Rank::from(of > at)) as u16;

@@ -17,7 +17,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, block_for_each_rank};
 use crate::Schedule;
 use crate::rank_space::RankSpace;
@@ -26,14 +26,14 @@ const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, space: &RankSpace, access: Access) -> Schedule {
     let ranks = space.size();
-    Forest {
+    TreeSchedule {
         collective,
         ranks,
         links: access.into(),
         window: WINDOW,
         blocks: block_for_each_rank(collective, ranks),
-        shape: &|block| Shape::both(tree(space, block)),
-        turn: &|rank, block| (block + ranks - rank - 1) % ranks,
+        shape: &|block| TreePair::both(tree(space, block)),
+        lane_order: &|rank, block| (block + ranks - rank - 1) % ranks,
     }
     .schedule()
 }
@@ -45,8 +45,8 @@ fn tree(space: &RankSpace, root: u32) -> Tree {
     // Those that have only one coordinate to correct wait for those that have more, which therefore
     // come first.
     let mut edges: Vec<(usize, u32, u32)> = Vec::with_capacity(ranks as usize - 1);
-    for turn in 1..ranks {
-        let rank = (root + turn) % ranks;
+    for lane_order in 1..ranks {
+        let rank = (root + lane_order) % ranks;
         let differs =
             |&dimension: &usize| space.coordinate(rank, dimension) != space.coordinate(root, dimension);
         if let Some(dimension) = (0..dimensions).rev().find(differs) {

@@ -18,8 +18,8 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
 use super::{Access, block_for_each_rank};
+use super::{Program, Target};
 use crate::rank_space::RankSpace;
 use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
 

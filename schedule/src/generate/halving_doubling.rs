@@ -8,7 +8,7 @@
 //! `d`, and takes the others.
 //!
 //! Cost for `q` participants and `n` bytes of the whole (in `q` blocks for an all-reduce), for
-//! every participant that speaks for nobody else; blocks move one by one, so a step at distance `d`
+//! every participant that is no proxy; blocks move one by one, so a step at distance `d`
 //! is `d` messages:
 //!
 //! | collective | rounds | messages with data | bytes sent | bytes reduced |
@@ -18,44 +18,44 @@
 //! | all-gather | log2 q | q-1 | (q-1)/q·n | 0 |
 //!
 //! When `p` is no power of two there is one more round each way: in an all-reduce the others send
-//! `n` bytes, and those who speak for them send `n` bytes more and reduce `n` bytes more.
+//! `n` bytes, and their proxies send `n` bytes more and reduce `n` bytes more.
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::tree::{Forest, Shape, Tree};
+use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, block_for_each_rank};
 use crate::{Block, Schedule};
 
 const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
-    let fold = Fold::new(ranks);
+    let group = PowerOfTwoGroup::new(ranks);
     let (blocks, all_reduce) = match collective {
-        Collective::AllReduce => (vec![Block { part: 0, weight: 1 }; fold.participants as usize], true),
+        Collective::AllReduce => (vec![Block { part: 0, weight: 1 }; group.participants as usize], true),
         _ => (block_for_each_rank(collective, ranks), false),
     };
     let count = blocks.len() as u32;
-    let owner = |block: u32| if all_reduce { fold.rank(block) } else { block };
-    let position = |rank: Rank| if all_reduce { fold.number(fold.speaker(rank)) } else { rank };
-    Forest {
+    let owner = |block: u32| if all_reduce { group.rank(block) } else { block };
+    let position = |rank: Rank| if all_reduce { group.number(group.proxy(rank)) } else { rank };
+    TreeSchedule {
         collective,
         ranks,
         links: access.into(),
         window: WINDOW,
         blocks,
-        shape: &|block| Shape::both(fold.tree(owner(block))),
-        turn: &|rank, block| (block + count - position(rank) % count + count - 1) % count,
+        shape: &|block| TreePair::both(group.tree(owner(block))),
+        lane_order: &|rank, block| (block + count - position(rank) % count + count - 1) % count,
     }
     .schedule()
 }
 
-/// Which ranks take part in exchanges among a power of two, and who speaks for the others.
-pub(super) struct Fold {
+/// The ranks that take part in exchanges among a power of two, and the proxies of the others.
+pub(super) struct PowerOfTwoGroup {
     ranks: u32,
     pub(super) participants: u32,
 }
 
-impl Fold {
+impl PowerOfTwoGroup {
     pub(super) fn new(ranks: u32) -> Self {
         Self { ranks, participants: 1 << ranks.ilog2() }
     }
@@ -64,8 +64,8 @@ impl Fold {
         self.ranks - self.participants
     }
 
-    /// Who speaks for a rank: itself, or its successor.
-    pub(super) fn speaker(&self, rank: Rank) -> Rank {
+    /// The proxy of a rank: itself, or its successor.
+    pub(super) fn proxy(&self, rank: Rank) -> Rank {
         if rank < 2 * self.others() { rank | 1 } else { rank }
     }
 
@@ -79,17 +79,17 @@ impl Fold {
         if number < self.others() { 2 * number + 1 } else { number + self.others() }
     }
 
-    /// The rank that a participant speaks for besides itself.
-    pub(super) fn spoken_for(&self, participant: Rank) -> Option<Rank> {
+    /// The rank of which a participant is the proxy.
+    pub(super) fn represented(&self, participant: Rank) -> Option<Rank> {
         (participant < 2 * self.others()).then(|| participant - 1)
     }
 
     /// The way of a block to its owner: the participants' binomial tree, with the others hanging on
     /// it.
     fn tree(&self, owner: Rank) -> Tree {
-        let speaker = self.speaker(owner);
-        let root = self.number(speaker);
-        let above = (owner != speaker).then_some((speaker, owner));
+        let proxy = self.proxy(owner);
+        let root = self.number(proxy);
+        let above = (owner != proxy).then_some((proxy, owner));
         let others = (0..self.others()).map(|number| (2 * number, 2 * number + 1));
         let others = others.filter(move |&(other, _)| other != owner);
         // Those that are farther away have fewer below them, and contribute first.

@@ -1,38 +1,40 @@
-//! Inside every host, and across hosts by one rank of each for a share of the data.
+//! Hierarchical algorithms: inside every host, and between hosts by one rank of each host for a
+//! share of the data.
 //!
-//! Every block has a tree: its owner on top, below it the ranks of the owner's host and
-//! one *speaker* of each other host, below each speaker the ranks of its host. Speakers
-//! take turns: block after block it is the rank with the same number in its host as the
-//! owner has (or, of a smaller host, that number modulo its size). So every rank speaks
-//! for its share, the wires between hosts carry each byte once, and inside a host what
-//! maps is read and written in place: a reduce-scatter inside, an all-reduce across by
-//! ranks of equal number, an all-gather inside.
+//! Every block has a tree. Its root is the owner of the block; below the owner are the other ranks
+//! of its host and one *leader* of each other host; below each leader are the ranks of its host.
+//! Leaders take turns: for each block the leader of a host is the rank with the same number in its
+//! host as the owner (in a smaller host, that number modulo its size). So every rank leads for its
+//! share, the wires between hosts carry each byte once, and mapped memory inside a host is read and
+//! written in place: a reduce-scatter inside hosts, an all-reduce between ranks of equal number, an
+//! all-gather inside hosts.
 //!
-//! Up to [`STAR_HOSTS_MAX`] hosts speakers talk to the owner directly, else along a chain that
-//! begins at its host, one way up and the other way down, as around a ring; with a root always
-//! along a chain, which sends everything once. A barrier gathers at the first rank of each host,
-//! and these tell each other in doubling distances.
+//! Up to [`STAR_HOSTS_MAX`] hosts, leaders talk to the owner directly. For more hosts they form a
+//! chain that begins at the host of the owner, in one direction up and in the other down, as around
+//! a ring. Collectives with a root always take the chain, which sends everything once. A barrier
+//! gathers at the first rank of each host, and these ranks signal each other at doubling distances.
 //!
-//! Cost across for `h` hosts and `n` bytes of the whole, for every host (all its ranks together):
+//! Cost between hosts for `h` hosts and `n` bytes of the whole, for every host (all its ranks
+//! together):
 //!
 //! | collective | rounds, star | rounds, chain | bytes sent |
-//! |--|--|--|--|
+//! | --- | --- | --- | --- |
 //! | all-reduce | 2 | 2(h-1) | 2(h-1)/h·n |
 //! | reduce-scatter, all-gather | 1 | h-1 | (h-1)/h·n |
 //! | reduce, broadcast | | h-1 | n |
 //! | barrier | ceil(log2 h) | | 0 |
 //!
-//! Inside it is what [`direct`](super::direct) costs among the ranks of a host.
+//! The cost inside a host is that of [`direct`](super::direct) among its ranks.
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::Program;
-use super::tree::{Forest, Shape, Tree};
-use super::{Access, Links, block_for_each_rank, one_block};
+use super::Program;
+use super::tree::{Tree, TreePair, TreeSchedule};
+use super::{Access, PeerAccess, block_for_each_rank, one_block};
 use crate::hosts::HostMap;
 use crate::{Block, BlockId, Lane, Schedule, SignalSlot};
 
-/// Most hosts whose speakers all talk to the owner of a block.
+/// Most hosts whose leaders all talk to the owner of a block.
 const STAR_HOSTS_MAX: u32 = 8;
 
 const WINDOW: u32 = 2;
@@ -55,51 +57,51 @@ pub(super) fn schedule(collective: Collective, hosts: &HostMap, access: Access) 
         None => block_for_each_rank(collective, ranks),
     };
     let count = blocks.len() as u32;
-    Forest {
+    TreeSchedule {
         collective,
         ranks,
-        links: Links::Inside(access, hosts),
+        links: PeerAccess::Inside(access, hosts),
         window: WINDOW,
         blocks,
         shape: &|block| shape(collective, hosts, &members, block),
         // Others wait for what this rank gives them, so its own block comes last.
-        turn: &|rank, block| (block + count - rank % count + count - 1) % count,
+        lane_order: &|rank, block| (block + count - rank % count + count - 1) % count,
     }
     .schedule()
 }
 
-fn shape(collective: Collective, hosts: &HostMap, members: &[Vec<Rank>], block: BlockId) -> Shape {
+fn shape(collective: Collective, hosts: &HostMap, members: &[Vec<Rank>], block: BlockId) -> TreePair {
     let owner = collective.root().unwrap_or(block);
     let home = hosts.host(owner);
     let number = match collective.root() {
         Some(_) => block as usize,
         None => members[home as usize].iter().position(|&rank| rank == owner).unwrap_or(0),
     };
-    let speaker = |host: u32| {
+    let proxy = |host: u32| {
         let ranks = &members[host as usize];
         if host == home { owner } else { ranks[number % ranks.len()] }
     };
     let count = hosts.hosts();
     // Inside hosts first: who has others to wait for contributes later.
     let inside: Vec<(Rank, Rank)> = (0..count)
-        .map(|turn| (home + turn) % count)
+        .map(|lane_order| (home + lane_order) % count)
         .flat_map(|host| members[host as usize].iter().map(move |&rank| (rank, host)))
-        .filter(|&(rank, host)| rank != speaker(host))
-        .map(|(rank, host)| (rank, speaker(host)))
+        .filter(|&(rank, host)| rank != proxy(host))
+        .map(|(rank, host)| (rank, proxy(host)))
         .collect();
     let tree = |across: &dyn Fn(u32) -> (u32, u32)| {
-        let across = (1..count).map(across).map(|(child, parent)| (speaker(child), speaker(parent)));
+        let across = (1..count).map(across).map(|(child, parent)| (proxy(child), proxy(parent)));
         Tree::new(hosts.ranks(), inside.iter().copied().chain(across))
     };
     let after = |hop: u32| ((home + hop) % count, (home + hop - 1) % count);
     let before = |hop: u32| ((home + count - hop) % count, (home + count - hop + 1) % count);
     if collective.root().is_some() {
-        return Shape::both(tree(&after));
+        return TreePair::both(tree(&after));
     }
     if count <= STAR_HOSTS_MAX {
-        return Shape::both(tree(&|turn| ((home + turn) % count, home)));
+        return TreePair::both(tree(&|lane_order| ((home + lane_order) % count, home)));
     }
-    Shape { up: tree(&before), down: Some(tree(&after)) }
+    TreePair { up: tree(&before), down: Some(tree(&after)) }
 }
 
 /// Signal slots of a barrier: here, all are here, and the rounds across from then on.
@@ -120,10 +122,10 @@ fn barrier(hosts: &HostMap, members: &[Vec<Rank>], rank: Rank) -> Option<Lane> {
         let begin = lane.next();
         for round in 0..count.next_power_of_two().ilog2() {
             let distance = 1 << round;
-            let speaker = |host: u32| members[host as usize][0];
+            let proxy = |host: u32| members[host as usize][0];
             let signal_slot = SignalSlot(FIRST_ROUND + round as u16);
-            lane.signal(speaker((host + distance) % count), signal_slot, &[]);
-            last = Some(lane.wait(speaker((host + count - distance) % count), signal_slot));
+            lane.signal(proxy((host + distance) % count), signal_slot, &[]);
+            last = Some(lane.wait(proxy((host + count - distance) % count), signal_slot));
         }
         if let Some(last) = last.filter(|&last| last >= begin) {
             lane.after_earlier(begin, last, 1);

@@ -1,10 +1,10 @@
-//! A tiny machine that carries out a schedule on abstract values, in a random order, and watches.
+//! A test interpreter that runs a schedule on abstract values, in random order, and detects errors.
 //!
-//! Values are reduction expressions. Memory is laid out in all the ways the schedule must bear:
-//! shared windows being the caller's memory or a window, output being input or not. Everything that
-//! takes time is two or three events (a put: issued, landing, shown, done) with others in between.
-//! A place that is being written is torn, a source that changes while it is read is a race, and so
-//! is a caller's buffer touched before its rank began or after it ended.
+//! Values are reduction expressions. Memory is laid out in all the ways that the schedule must
+//! support: shared windows are the caller's memory or scratch, output is input or not. Everything
+//! that takes time is two or three events (a put: issued, landing, shown, done) with other events
+//! in between. Reading a place that is being written is an error, and so is a source that changes
+//! while it is read, or a caller's buffer that is touched before its rank began or after it ended.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::{Op, Part, Place, Schedule};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Layout {
     /// Shared windows are the caller's slices.
-    pub(super) registered: bool,
+    registered: bool,
     /// Output and input are the same slice.
-    pub(super) in_place: bool,
+    in_place: bool,
 }
 
 pub(super) const LAYOUTS: [Layout; 4] = [
@@ -36,7 +36,7 @@ struct Value {
 }
 
 #[derive(Clone, Debug, Default)]
-struct SignalSlotAndChunk {
+struct PlaceState {
     value: Option<Value>,
     version: u64,
     torn: bool,
@@ -46,14 +46,14 @@ struct SignalSlotAndChunk {
 type Address = (u32, Part, u32, u32);
 
 /// Something that will happen.
-enum Pending {
+enum PendingEvent {
     Land { run: usize, step: usize, version: u64 },
     Show { run: usize, step: usize, version: u64 },
     Finish { run: usize, step: usize, versions: Vec<u64> },
 }
 
 /// A chunk of a lane.
-struct Run {
+struct LaneRun {
     rank: u32,
     lane: usize,
     chunk: u32,
@@ -66,12 +66,12 @@ struct Machine<'a> {
     layout: Layout,
     chunks: u32,
     random: u64,
-    memory: BTreeMap<Address, SignalSlotAndChunk>,
+    memory: BTreeMap<Address, PlaceState>,
     signals: BTreeMap<(u32, u32, u32, u16, u32), u32>,
-    runs: Vec<Run>,
+    runs: Vec<LaneRun>,
     /// Index of the run of a rank's lane and chunk.
     first_run: Vec<Vec<usize>>,
-    pending: Vec<Pending>,
+    pending: Vec<PendingEvent>,
     begun: Vec<bool>,
     left: Vec<usize>,
 }
@@ -105,7 +105,7 @@ impl<'a> Machine<'a> {
                 first.push(machine.runs.len());
                 for chunk in 0..chunks {
                     let complete = vec![false; program.steps.len()];
-                    machine.runs.push(Run { rank: rank as u32, lane, chunk, issued: 0, complete });
+                    machine.runs.push(LaneRun { rank: rank as u32, lane, chunk, issued: 0, complete });
                 }
             }
             machine.first_run.push(first);
@@ -162,7 +162,7 @@ impl<'a> Machine<'a> {
         while left > 0 || !self.pending.is_empty() {
             // Mostly one thing at a time, from a random place.
             if !self.pending.is_empty() && self.below(3) == 0 {
-                left -= self.pend()?;
+                left -= self.complete_pending()?;
                 continue;
             }
             let mut moved = false;
@@ -184,7 +184,7 @@ impl<'a> Machine<'a> {
                 if self.pending.is_empty() {
                     return Err(self.deadlock());
                 }
-                left -= self.pend()?;
+                left -= self.complete_pending()?;
             }
         }
         match self.signals.iter().find(|(_, count)| **count != 0) {
@@ -203,19 +203,19 @@ impl<'a> Machine<'a> {
     }
 
     fn op(&self, run: usize, step: usize) -> (&'a Op, u32) {
-        let Run { rank, lane, .. } = self.runs[run];
+        let LaneRun { rank, lane, .. } = self.runs[run];
         let lane = &self.schedule.programs[rank as usize][lane];
         (&lane.steps[step].op, lane.block)
     }
 
-    /// Issues the run's next step if it may be; says how many runs that ended.
+    /// Issues the run's next step if it may be; returns how many runs that ended.
     fn issue(&mut self, index: usize) -> Result<Option<usize>, String> {
-        let Run { rank, lane: lane_index, chunk, issued, .. } = self.runs[index];
+        let LaneRun { rank, lane: lane_index, chunk, issued, .. } = self.runs[index];
         let lane = &self.schedule.programs[rank as usize][lane_index];
         let Some(step) = lane.steps.get(issued) else { return Ok(None) };
         let first = self.first_run[rank as usize][lane_index];
         let window = self.schedule.window;
-        let all_done = |run: &Run| run.complete.iter().all(|&complete| complete);
+        let all_done = |run: &LaneRun| run.complete.iter().all(|&complete| complete);
         if chunk >= window && !all_done(&self.runs[first + (chunk - window) as usize]) {
             return Ok(None);
         }
@@ -245,7 +245,7 @@ impl<'a> Machine<'a> {
             }
             Op::Put { src, .. } => {
                 let version = self.read(rank, Place { rank, part: *src }, lane.block, chunk)?;
-                self.pending.push(Pending::Land { run: index, step: issued, version });
+                self.pending.push(PendingEvent::Land { run: index, step: issued, version });
             }
             Op::Reduce { from, into } => {
                 let mut versions = Vec::new();
@@ -254,10 +254,10 @@ impl<'a> Machine<'a> {
                 }
                 for &place in into {
                     if !self.is_source(place, from, lane.block, chunk) {
-                        self.tear(rank, place, lane.block, chunk)?;
+                        self.begin_write(rank, place, lane.block, chunk)?;
                     }
                 }
-                self.pending.push(Pending::Finish { run: index, step: issued, versions });
+                self.pending.push(PendingEvent::Finish { run: index, step: issued, versions });
             }
         }
         Ok(Some(0))
@@ -269,30 +269,30 @@ impl<'a> Machine<'a> {
     }
 
     /// Lets something pending happen.
-    fn pend(&mut self) -> Result<usize, String> {
+    fn complete_pending(&mut self) -> Result<usize, String> {
         let chosen = self.below(self.pending.len());
         match self.pending.swap_remove(chosen) {
-            Pending::Land { run, step, version } => {
+            PendingEvent::Land { run, step, version } => {
                 let (op, block) = self.op(run, step);
                 let Op::Put { to, dst, .. } = op else { unreachable!() };
-                let Run { rank, chunk, .. } = self.runs[run];
-                self.tear(rank, Place { rank: *to, part: *dst }, block, chunk)?;
-                self.pending.push(Pending::Show { run, step, version });
+                let LaneRun { rank, chunk, .. } = self.runs[run];
+                self.begin_write(rank, Place { rank: *to, part: *dst }, block, chunk)?;
+                self.pending.push(PendingEvent::Show { run, step, version });
                 Ok(0)
             }
-            Pending::Show { run, step, version } => {
+            PendingEvent::Show { run, step, version } => {
                 let (op, block) = self.op(run, step);
                 let Op::Put { to, src, dst, signal_slot } = op else { unreachable!() };
-                let Run { rank, chunk, .. } = self.runs[run];
+                let LaneRun { rank, chunk, .. } = self.runs[run];
                 let source = self.address(Place { rank, part: *src }, block, chunk);
                 self.unchanged(source, version)?;
                 let value = self.memory[&source].value.clone();
                 self.write(self.address(Place { rank: *to, part: *dst }, block, chunk), value);
                 self.show((*to, rank, block, signal_slot.0, chunk % self.schedule.window))?;
-                self.pending.push(Pending::Finish { run, step, versions: Vec::new() });
+                self.pending.push(PendingEvent::Finish { run, step, versions: Vec::new() });
                 Ok(0)
             }
-            Pending::Finish { run, step, versions } => {
+            PendingEvent::Finish { run, step, versions } => {
                 let (op, block) = self.op(run, step);
                 let chunk = self.runs[run].chunk;
                 if let Op::Reduce { from, into } = op {
@@ -352,14 +352,14 @@ impl<'a> Machine<'a> {
         self.allowed(by, place)?;
         let address = self.address(place, block, chunk);
         match self.memory.get(&address) {
-            Some(SignalSlotAndChunk { value: Some(_), torn: false, version }) => Ok(*version),
+            Some(PlaceState { value: Some(_), torn: false, version }) => Ok(*version),
             _ => {
                 Err(format!("rank {by} reads {place} of block {block} chunk {chunk}, which is torn or empty"))
             }
         }
     }
 
-    fn tear(&mut self, by: u32, place: Place, block: u32, chunk: u32) -> Result<(), String> {
+    fn begin_write(&mut self, by: u32, place: Place, block: u32, chunk: u32) -> Result<(), String> {
         self.allowed(by, place)?;
         let entry = self.memory.entry(self.address(place, block, chunk)).or_default();
         entry.torn = true;

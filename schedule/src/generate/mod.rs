@@ -1,24 +1,24 @@
 //! Generators: algorithms that make a [`Schedule`].
 //!
-//! Each algorithm is one file and says in its module what it costs. None of them is trusted: what
-//! they make is proved by [`verify`](crate::verify::verify), which shares no code with them.
-//! [`generate`] is the way in; [`Algorithm`] names them, and [`Access`] says how a rank reaches its
-//! peers.
+//! Each algorithm is one file, and its module states its cost. No generator is trusted:
+//! [`verify`](crate::verify::verify) proves the schedules and shares no code with the generators.
+//! [`generate`] is the entry; [`Algorithm`] names the algorithms, and [`Access`] says how a rank
+//! reaches its peers.
 //!
-//! **What all of them keep:** a private input or output is touched by its own rank alone. A peer's
-//! shared output is written only after that peer has been heard of in the same chunk, so that what
-//! its caller had there has been read (output may be input) and what the chunk before last left
-//! there has been taken away. A block is reduced in one order only, so all ranks end with the same
-//! bits. No signal is sent that data flow already implies.
+//! **Rules of all generators:** a private input or output is touched by its own rank alone. The
+//! shared output of a peer is written only after a signal of that peer in the same chunk, so that
+//! the caller's old data have been read (output may be input) and the result of the chunk a window
+//! before has been taken away. A block is reduced in one order only, so all ranks end with the same
+//! bits. No signal is sent that the flow of data already implies.
 //!
-//! A *put* is taken to have read its source when its signal has arrived. Puts read `Input` and
-//! `Output` straight where nothing else would have to be written; who carries them out stages what
-//! is not registered.
+//! A *put* has read its source when its signal has arrived. Puts read `Input` and `Output` directly
+//! if nothing else would have to be written; the executor stages memory that is not registered.
 
 mod chain;
 mod direct;
 mod double_tree;
 pub mod eager;
+mod error;
 mod exchange;
 mod grid;
 mod grid_staged;
@@ -28,12 +28,12 @@ mod hierarchical;
 mod interpreter;
 pub mod packed;
 mod pairwise;
-mod program;
 mod recursive_doubling;
 mod ring;
 mod tree;
 mod variant;
 
+pub use error::GenerateError;
 pub use variant::Variant;
 
 use std::fmt;
@@ -44,9 +44,8 @@ use pleach_vocabulary::{Collective, Rank, UnknownName};
 
 use crate::hosts::HostMap;
 use crate::rank_space::RankSpace;
-use crate::{Block, Lane, Schedule};
-use packed::{PackedError, PackedTrees};
-use program::Program;
+use crate::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
+use packed::PackedTrees;
 
 /// How a rank reaches its peers' memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -68,20 +67,20 @@ impl fmt::Display for Access {
 
 /// How each rank reaches each other.
 #[derive(Clone, Copy)]
-enum Links<'a> {
+enum PeerAccess<'a> {
     /// All in the same way.
     All(Access),
     /// Neighbours in this way, ranks of different hosts by puts.
     Inside(Access, &'a HostMap),
 }
 
-impl From<Access> for Links<'_> {
+impl From<Access> for PeerAccess<'_> {
     fn from(access: Access) -> Self {
         Self::All(access)
     }
 }
 
-impl Links<'_> {
+impl PeerAccess<'_> {
     fn between(self, rank: Rank, peer: Rank) -> Access {
         match self {
             Self::All(access) => access,
@@ -275,90 +274,6 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Why no schedule can be made.
-#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GenerateError {
-    /// A group has at least one rank.
-    #[error("a schedule needs at least 1 rank; give a rank count from 1 to {RANKS_MAX}")]
-    NoRanks,
-    /// More ranks than slots and signal slots can be numbered for.
-    #[error("{algorithm} makes schedules for at most {limit} ranks, not {ranks}; choose another algorithm")]
-    TooManyRanks {
-        /// Which algorithm.
-        algorithm: Algorithm,
-        /// How many were asked for.
-        ranks: u32,
-        /// How many it can do.
-        limit: u32,
-    },
-    /// The algorithm does something else.
-    #[error("{algorithm} is no algorithm for {}; there are {}", collective.name(), known.join(" "))]
-    NotForThis {
-        /// What was asked for.
-        algorithm: Algorithm,
-        /// For what.
-        collective: Collective,
-        /// What could be asked for.
-        known: &'static [&'static str],
-    },
-    /// The grid has not as many places as there are ranks.
-    #[error("{algorithm} has {places} places for {ranks} ranks; give extents whose product is {ranks}")]
-    GridDoesNotFit {
-        /// The grid.
-        algorithm: Algorithm,
-        /// The product of its extents.
-        places: u64,
-        /// How many ranks there are.
-        ranks: u32,
-    },
-    /// The hosts have not as many ranks as there are.
-    #[error("{algorithm} is for {places} ranks, not {ranks}; say which are on one host, as hierarchical:2x{}", ranks.div_ceil(2))]
-    HostsDoNotFit {
-        /// The algorithm with its hosts.
-        algorithm: Algorithm,
-        /// How many ranks these have.
-        places: u32,
-        /// How many ranks there are.
-        ranks: u32,
-    },
-    /// There is no packing.
-    #[error("packed needs the links that join the {ranks} ranks; give a topology")]
-    NoTopology {
-        /// How many ranks there are.
-        ranks: u32,
-    },
-    /// The packing is for something else.
-    #[error(
-        "{algorithm} is for {packed} of {packed_ranks} ranks, not for {collective} of {ranks}; pack for that"
-    )]
-    PackedForOther {
-        /// The packing.
-        algorithm: Algorithm,
-        /// For what it is.
-        packed: Collective,
-        /// For how many ranks.
-        packed_ranks: u32,
-        /// What was asked for.
-        collective: Collective,
-        /// Of how many ranks.
-        ranks: u32,
-    },
-    /// What was packed is no packing of these ranks.
-    #[error(transparent)]
-    Packed(#[from] PackedError),
-    /// The collective names a rank that is not there.
-    #[error("rank {rank} of {collective} does not exist; there are ranks 0 to {}", ranks - 1)]
-    NoSuchRank {
-        /// Which.
-        rank: u32,
-        /// Where.
-        collective: Collective,
-        /// How many ranks there are.
-        ranks: u32,
-    },
-}
-
 /// Most ranks of a schedule.
 pub const RANKS_MAX: u32 = 4096;
 /// Most ranks of an algorithm in which every rank talks to every other.
@@ -382,7 +297,7 @@ pub fn generate(
 ) -> Result<Schedule, GenerateError> {
     let hosts = check(collective, algorithm, ranks)?;
     if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
-        return Ok(alone(collective, ranks, access));
+        return Ok(single_rank(collective, ranks, access));
     }
     let space = |extents: &[u32]| {
         RankSpace::row_major(0, extents).filter(|space| space.size() == ranks).ok_or_else(|| {
@@ -393,8 +308,8 @@ pub fn generate(
     };
     Ok(match algorithm {
         Algorithm::Direct => direct::schedule(collective, ranks, access),
-        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::Form::Star),
-        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::Form::Binomial),
+        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::EagerTree::Star),
+        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::EagerTree::Binomial),
         Algorithm::Exchange => exchange::schedule(collective, ranks, access),
         Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
         Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
@@ -421,7 +336,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
     }
     if !algorithm.carries_out(collective) {
         let known = Algorithm::names(collective);
-        return Err(GenerateError::NotForThis { algorithm: algorithm.clone(), collective, known });
+        return Err(GenerateError::WrongCollective { algorithm: algorithm.clone(), collective, known });
     }
     let limit = match collective {
         Collective::AllToAll => ALL_TO_ALL_RANKS_MAX,
@@ -445,7 +360,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
     match algorithm {
         Algorithm::Packed(None) if ranks > 1 => return Err(GenerateError::NoTopology { ranks }),
         Algorithm::Packed(Some(trees)) if (trees.collective(), trees.ranks()) != (collective, ranks) => {
-            return Err(GenerateError::PackedForOther {
+            return Err(GenerateError::WrongPacking {
                 algorithm: algorithm.clone(),
                 packed: trees.collective(),
                 packed_ranks: trees.ranks(),
@@ -474,7 +389,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
 }
 
 /// Nobody to talk to: who has input and output copies.
-fn alone(collective: Collective, ranks: u32, access: Access) -> Schedule {
+fn single_rank(collective: Collective, ranks: u32, access: Access) -> Schedule {
     use crate::Part::{Input, Output};
     let lanes = |rank| -> Vec<Lane> {
         let mut lane = Program::new(access, rank, 0);
@@ -504,7 +419,7 @@ fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
 
 /// The lanes of every rank, sorted by when it turns to them; of those at once the first comes
 /// first.
-fn in_turn<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
+fn ordered_lanes<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
     let sorted = |mut lanes: Vec<(T, Lane)>| {
         lanes.sort_by(|(one, _), (other, _)| one.cmp(other));
         lanes.into_iter().map(|(_, lane)| lane).collect()
@@ -520,3 +435,202 @@ fn block_for_each_rank(collective: Collective, ranks: u32) -> Vec<Block> {
 
 #[cfg(test)]
 mod tests;
+
+// The steps of one lane, with the dependencies between them.
+//
+// A [`Program`] collects the steps of a rank for one block. It knows which earlier steps still
+// read or write a part of this rank's memory, and makes a step depend on the steps that it
+// conflicts with. Input, output and their shared windows may all be the same memory, and are
+// treated as such.
+
+/// Where something is delivered: a part of a peer, and the signal slot that tells it.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    rank: Rank,
+    part: Part,
+    signal_slot: SignalSlot,
+}
+
+/// A lane under construction.
+struct Program<'a> {
+    links: PeerAccess<'a>,
+    rank: Rank,
+    block: BlockId,
+    steps: Vec<Step>,
+    reads: Vec<(Part, StepId)>,
+    writes: Vec<(Part, StepId)>,
+}
+
+impl<'a> Program<'a> {
+    fn new(links: impl Into<PeerAccess<'a>>, rank: Rank, block: BlockId) -> Self {
+        Self { links: links.into(), rank, block, steps: Vec::new(), reads: Vec::new(), writes: Vec::new() }
+    }
+
+    /// The lane; `None` if there is nothing to do.
+    fn finish(mut self) -> Option<Lane> {
+        self.steps.shrink_to_fit();
+        (!self.steps.is_empty()).then_some(Lane { block: self.block, steps: self.steps })
+    }
+
+    /// A part of this rank's memory.
+    fn own(&self, part: Part) -> Place {
+        Place { rank: self.rank, part }
+    }
+
+    /// Tells a peer, once the given steps are complete.
+    fn signal(&mut self, to: Rank, signal_slot: SignalSlot, after: &[StepId]) -> StepId {
+        self.push(Op::Signal { to, signal_slot }, after.iter().map(|&step| (step, 0)).collect())
+    }
+
+    /// Waits for a peer.
+    fn wait(&mut self, from: Rank, signal_slot: SignalSlot) -> StepId {
+        self.push(Op::Wait { from, signal_slot }, Vec::new())
+    }
+
+    /// Copies within this rank's memory.
+    fn copy(&mut self, src: Part, dst: Part) -> StepId {
+        self.reduce(vec![self.own(src)], vec![self.own(dst)])
+    }
+
+    /// Combines places into places.
+    fn reduce(&mut self, from: Vec<Place>, into: Vec<Place>) -> StepId {
+        let own = |places: &[Place]| -> Vec<Part> {
+            places.iter().filter(|place| place.rank == self.rank).map(|place| place.part).collect()
+        };
+        let (reads, writes) = (own(&from), own(&into));
+        // A copy between a part and its shared window changes nothing where the two are the same
+        // memory.
+        let window_copy = matches!(
+            (from.as_slice(), into.as_slice()),
+            ([src], [dst]) if src.rank == dst.rank && matches!(
+                (src.part, dst.part),
+                (Part::Input, Part::SharedInput) | (Part::SharedOutput, Part::Output)
+            )
+        );
+        let after = self.conflicts(&reads, &writes, window_copy);
+        let step = self.push(Op::Reduce { from, into }, after);
+        self.reads.extend(reads.into_iter().map(|part| (part, step)));
+        self.writes.extend(writes.into_iter().map(|part| (part, step)));
+        step
+    }
+
+    /// Puts a part of this rank's memory.
+    fn put(&mut self, src: Part, target: Target) -> StepId {
+        let after = self.conflicts(&[src], &[], false);
+        let Target { rank: to, part: dst, signal_slot } = target;
+        let step = self.push(Op::Put { to, src, dst, signal_slot }, after);
+        self.reads.push((src, step));
+        step
+    }
+
+    /// Combines parts of this rank's memory, keeps the result in some of them and delivers it to
+    /// peers.
+    fn deliver(&mut self, from: &[Part], keep: &[Part], staging: Part, targets: &[Target]) -> StepId {
+        let from = from.iter().map(|&part| self.own(part)).collect();
+        self.deliver_places(from, keep, staging, targets)
+    }
+
+    /// How a peer is reached.
+    fn access(&self, peer: Rank) -> Access {
+        self.links.between(self.rank, peer)
+    }
+
+    /// Combines places, keeps the result in parts of this rank's memory and delivers it to peers:
+    /// in one pass to those that are mapped, by puts from `staging` (or from the only source, which
+    /// needs no pass at all) to the others. Returns the step that reads the sources, or the first
+    /// of them.
+    fn deliver_places(
+        &mut self,
+        from: Vec<Place>,
+        keep: &[Part],
+        staging: Part,
+        targets: &[Target],
+    ) -> StepId {
+        let first = self.next();
+        let mut into: Vec<Place> = keep.iter().map(|&part| self.own(part)).collect();
+        let (mapped, put): (Vec<Target>, Vec<Target>) =
+            targets.iter().partition(|target| self.access(target.rank) == Access::Mapped);
+        into.extend(mapped.iter().map(|target| Place { rank: target.rank, part: target.part }));
+        let only = match from.as_slice() {
+            [only] if only.rank == self.rank => Some(only.part),
+            _ => None,
+        };
+        if let Some(part) = only {
+            for &target in &put {
+                self.put(part, target);
+            }
+        } else if !keep.contains(&staging) && !put.is_empty() {
+            into.push(self.own(staging));
+        }
+        if !into.is_empty() {
+            let pass = self.reduce(from, into);
+            for target in &mapped {
+                self.signal(target.rank, target.signal_slot, &[pass]);
+            }
+        }
+        if only.is_none() {
+            for &target in &put {
+                self.put(staging, target);
+            }
+        }
+        first
+    }
+
+    /// Makes a step wait for another one of some chunks earlier.
+    fn after_earlier(&mut self, step: StepId, earlier: StepId, chunks: u32) {
+        self.steps[step as usize].after.push((earlier, chunks));
+    }
+
+    /// The step of this lane that last wrote a part of this rank's memory, if any did.
+    fn last_write(&self, part: Part) -> Option<StepId> {
+        self.writes.iter().rev().find(|&&(written, _)| written == part).map(|&(_, step)| step)
+    }
+
+    /// The steps of this lane that read a part of this rank's memory.
+    fn readers(&self, part: Part) -> Vec<StepId> {
+        self.reads.iter().filter(|&&(read, _)| read == part).map(|&(_, step)| step).collect()
+    }
+
+    /// The number of the next step.
+    fn next(&self) -> StepId {
+        self.steps.len() as StepId
+    }
+
+    fn push(&mut self, op: Op, after: Vec<(StepId, u32)>) -> StepId {
+        let step = self.next();
+        self.steps.push(Step { op, after });
+        step
+    }
+
+    /// The steps that must be complete before one that reads and writes these; forgets what it
+    /// overwrites.
+    fn conflicts(&mut self, reads: &[Part], writes: &[Part], window_copy: bool) -> Vec<(StepId, u32)> {
+        let mut after: Vec<StepId> = Vec::new();
+        after.extend(self.writes.iter().filter(|(part, _)| reads.contains(part)).map(|&(_, step)| step));
+        for &written in writes {
+            let clashes = |part: Part| {
+                part == written
+                    || if window_copy { window_copy_clash(written, part) } else { may_alias(written, part) }
+            };
+            for list in [&mut self.reads, &mut self.writes] {
+                after.extend(list.iter().filter(|&&(part, _)| clashes(part)).map(|&(_, step)| step));
+                list.retain(|&(part, _)| !clashes(part));
+            }
+        }
+        after.sort_unstable();
+        after.dedup();
+        after.into_iter().map(|step| (step, 0)).collect()
+    }
+}
+
+/// Whether two different parts may be the same memory.
+fn may_alias(one: Part, other: Part) -> bool {
+    let callers = |part| !matches!(part, Part::Scratch(_));
+    callers(one) && callers(other)
+}
+
+/// The same for what a copy out of or into a shared window writes, which is then not the same
+/// memory as that window.
+fn window_copy_clash(written: Part, other: Part) -> bool {
+    written == Part::Output && other == Part::Input
+}

@@ -21,8 +21,8 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
-use super::{Access, block_for_each_part, in_turn};
+use super::{Access, block_for_each_part, ordered_lanes};
+use super::{Program, Target};
 use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
 
 /// The part has come, or may be read.
@@ -54,7 +54,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         window: WINDOW,
         single_chunk: false,
         blocks: block_for_each_part(collective, ranks),
-        programs: in_turn(programs),
+        programs: ordered_lanes(programs),
     }
 }
 

@@ -11,8 +11,8 @@
 //! | collective | rounds | messages | bytes sent | bytes reduced |
 //! |--|--|--|--|--|
 //! | all-reduce, p a power of two | log2 p | log2 p | log2 p·n | log2 p·n |
-//! | all-reduce, other p: who speaks for two | log2 q + 2 | log2 q + 1 | (log2 q + 1)·n | (log2 q + 1)·n |
-//! | all-reduce, other p: who is spoken for | log2 q + 2 | 1 | n | 0 |
+//! | all-reduce, other p: a proxy | log2 q + 2 | log2 q + 1 | (log2 q + 1)·n | (log2 q + 1)·n |
+//! | all-reduce, other p: a represented rank | log2 q + 2 | 1 | n | 0 |
 //! | barrier | ceil(log2 p) | ceil(log2 p) | 0 | 0 |
 //!
 //! No signal says that a slot is free. A chunk begins when the one before it is done here, and
@@ -21,21 +21,21 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::halving_doubling::Fold;
-use super::program::{Program, Target};
+use super::halving_doubling::PowerOfTwoGroup;
 use super::{Access, one_block};
+use super::{Program, Target};
 use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.
 const WINDOW: u32 = 2;
 
 pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
-    let fold = Fold::new(ranks);
+    let group = PowerOfTwoGroup::new(ranks);
     let program = |rank| -> Vec<Lane> {
         let lane = match collective {
             Collective::Barrier => barrier(ranks, access, rank),
-            _ if fold.speaker(rank) == rank => all_reduce(&fold, access, rank),
-            _ => is_spoken_for(access, rank),
+            _ if group.proxy(rank) == rank => all_reduce(&group, access, rank),
+            _ => represented_rank(access, rank),
         };
         lane.into_iter().collect()
     };
@@ -49,23 +49,23 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
 }
 
 /// The slot and the signal slot of the exchange at distance 2^(round - 1); round 0 is for those who
-/// are spoken for.
+/// have a proxy.
 fn target(rank: Rank, round: u32) -> Target {
     Target { rank, part: Part::Scratch(round as u16), signal_slot: SignalSlot(round as u16) }
 }
 
-fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
+fn all_reduce(group: &PowerOfTwoGroup, access: Access, rank: Rank) -> Option<Lane> {
     let mut lane = Program::new(access, rank, 0);
     let mut sum = vec![Part::Input];
-    let spoken_for = fold.spoken_for(rank);
-    if let Some(other) = spoken_for {
+    let represented = group.represented(rank);
+    if let Some(other) = represented {
         lane.wait(other, SignalSlot(0));
         sum.push(Part::Scratch(0));
     }
-    let number = fold.number(rank);
+    let number = group.number(rank);
     let mut first_sent = None;
-    for round in 1..=fold.participants.ilog2() {
-        let peer = fold.rank(number ^ (1 << (round - 1)));
+    for round in 1..=group.participants.ilog2() {
+        let peer = group.rank(number ^ (1 << (round - 1)));
         let combines = sum.len() > 1;
         let keep: &[Part] = if combines { &[Part::Output] } else { &[] };
         let step = lane.deliver(&sum, keep, Part::Output, &[target(peer, round)]);
@@ -75,7 +75,8 @@ fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
         sum =
             vec![if combines || round > 1 { Part::Output } else { Part::Input }, Part::Scratch(round as u16)];
     }
-    let result = spoken_for.map(|rank| Target { rank, part: Part::SharedOutput, signal_slot: SignalSlot(0) });
+    let result =
+        represented.map(|rank| Target { rank, part: Part::SharedOutput, signal_slot: SignalSlot(0) });
     let last = lane.deliver(&sum, &[Part::Output], Part::Output, result.as_slice());
     if let Some(first) = first_sent {
         lane.after_earlier(first, last, 1);
@@ -83,7 +84,7 @@ fn all_reduce(fold: &Fold, access: Access, rank: Rank) -> Option<Lane> {
     lane.finish()
 }
 
-fn is_spoken_for(access: Access, rank: Rank) -> Option<Lane> {
+fn represented_rank(access: Access, rank: Rank) -> Option<Lane> {
     let mut lane = Program::new(access, rank, 0);
     lane.deliver(&[Part::Input], &[], Part::Input, &[target(rank + 1, 0)]);
     lane.wait(rank + 1, SignalSlot(0));

@@ -21,8 +21,8 @@ use std::collections::VecDeque;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::program::{Program, Target};
-use super::{Access, Links};
+use super::{Access, PeerAccess};
+use super::{Program, Target};
 use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot, StepId};
 
 /// A contribution has come, or may be read.
@@ -31,7 +31,7 @@ const PARTIAL: SignalSlot = SignalSlot(0);
 const RESULT: SignalSlot = SignalSlot(1);
 /// Something may come, or has been read.
 const READY: SignalSlot = SignalSlot(2);
-/// What a rank has combined for its parent.
+/// The partial result of a rank for its parent.
 const SUM: Part = Part::Scratch(0);
 
 /// A rooted tree over all ranks.
@@ -63,7 +63,7 @@ impl Tree {
 
     /// Everybody below the root, which begins with the rank after it.
     pub(super) fn star(ranks: u32, root: Rank) -> Self {
-        Self::new(ranks, (1..ranks).map(|turn| ((root + turn) % ranks, root)))
+        Self::new(ranks, (1..ranks).map(|lane_order| ((root + lane_order) % ranks, root)))
     }
 
     /// Below the root, which is number 0 from there on, each rank with the number that is its own
@@ -114,7 +114,7 @@ impl Tree {
 
 /// Which ways data go, and along what.
 #[derive(Clone, Copy)]
-enum Ways<'a> {
+enum Flow<'a> {
     /// Contributions to the root of the first tree, the result down the second one, which has the
     /// same root.
     UpAndDown(&'a Tree, &'a Tree),
@@ -125,13 +125,13 @@ enum Ways<'a> {
 }
 
 /// Which ways the blocks of a collective go.
-pub(super) struct Shape {
+pub(super) struct TreePair {
     pub(super) up: Tree,
     /// When it is not the same.
     pub(super) down: Option<Tree>,
 }
 
-impl Shape {
+impl TreePair {
     /// The same tree both ways.
     pub(super) fn both(tree: Tree) -> Self {
         Self { up: tree, down: None }
@@ -143,37 +143,37 @@ impl Shape {
     }
 }
 
-/// What a schedule along trees consists of.
-pub(super) struct Forest<'a> {
+/// The parts of a schedule along trees.
+pub(super) struct TreeSchedule<'a> {
     pub(super) collective: Collective,
     pub(super) ranks: u32,
-    pub(super) links: Links<'a>,
+    pub(super) links: PeerAccess<'a>,
     pub(super) window: u32,
     pub(super) blocks: Vec<Block>,
     /// The trees of a block.
-    pub(super) shape: &'a dyn Fn(BlockId) -> Shape,
+    pub(super) shape: &'a dyn Fn(BlockId) -> TreePair,
     /// When a rank turns to a block: its lanes are sorted by this.
-    pub(super) turn: &'a dyn Fn(Rank, BlockId) -> u32,
+    pub(super) lane_order: &'a dyn Fn(Rank, BlockId) -> u32,
 }
 
-impl Forest<'_> {
+impl TreeSchedule<'_> {
     pub(super) fn schedule(self) -> Schedule {
         let blocks = self.blocks.len();
         let mut programs: Vec<Vec<Lane>> = (0..self.ranks).map(|_| Vec::with_capacity(blocks)).collect();
         for block in 0..blocks as BlockId {
             let shape = (self.shape)(block);
             let (up, down) = (&shape.up, shape.down.as_ref().unwrap_or(&shape.up));
-            let ways = match self.collective {
-                Collective::AllReduce => Ways::UpAndDown(up, down),
-                collective if collective.reduces() => Ways::Up(up),
-                _ => Ways::Down(down),
+            let flow = match self.collective {
+                Collective::AllReduce => Flow::UpAndDown(up, down),
+                collective if collective.reduces() => Flow::Up(up),
+                _ => Flow::Down(down),
             };
             for (rank, lanes) in programs.iter_mut().enumerate() {
-                lanes.extend(lane(ways, self.links, rank as Rank, block));
+                lanes.extend(lane(flow, self.links, rank as Rank, block));
             }
         }
         for (rank, lanes) in programs.iter_mut().enumerate() {
-            lanes.sort_by_key(|lane| (self.turn)(rank as Rank, lane.block));
+            lanes.sort_by_key(|lane| (self.lane_order)(rank as Rank, lane.block));
             lanes.shrink_to_fit();
         }
         let Self { collective, window, blocks, .. } = self;
@@ -182,18 +182,18 @@ impl Forest<'_> {
 }
 
 /// A rank's lane for a block.
-fn lane(ways: Ways<'_>, links: Links<'_>, rank: Rank, block: BlockId) -> Option<Lane> {
+fn lane(flow: Flow<'_>, links: PeerAccess<'_>, rank: Rank, block: BlockId) -> Option<Lane> {
     let mut lane = Program::new(links, rank, block);
-    match ways {
-        Ways::UpAndDown(above, below) => all_reduce(&mut lane, above, below, rank),
-        Ways::Up(tree) => up(&mut lane, tree, rank),
-        Ways::Down(tree) => down(&mut lane, tree, rank),
+    match flow {
+        Flow::UpAndDown(above, below) => all_reduce(&mut lane, above, below, rank),
+        Flow::Up(tree) => up(&mut lane, tree, rank),
+        Flow::Down(tree) => down(&mut lane, tree, rank),
     }
     lane.finish()
 }
 
 /// The children that are reached in this way.
-fn reached<'a>(
+fn children_reached_by<'a>(
     lane: &Program<'_>,
     tree: &'a Tree,
     rank: Rank,
@@ -280,7 +280,7 @@ fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> 
 }
 
 fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
-    for child in reached(lane, tree, rank, Access::Put) {
+    for child in children_reached_by(lane, tree, rank, Access::Put) {
         lane.signal(child, READY, &[]);
     }
     for &child in tree.children(rank) {
@@ -296,7 +296,7 @@ fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
         }
         None => lane.reduce(contributions(lane, tree, rank), vec![lane.own(Part::Output)]),
     };
-    for child in reached(lane, tree, rank, Access::Mapped) {
+    for child in children_reached_by(lane, tree, rank, Access::Mapped) {
         lane.signal(child, READY, &[step]);
     }
     if let Some((parent, Access::Mapped)) = parent {
@@ -306,7 +306,7 @@ fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
 
 fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
     let children = tree.children(rank);
-    let is_read = reached(lane, tree, rank, Access::Mapped).next().is_some();
+    let is_read = children_reached_by(lane, tree, rank, Access::Mapped).next().is_some();
     let parent = tree.parent(rank).map(|parent| (parent, lane.access(parent)));
     let (source, readable) = match parent {
         Some((parent, Access::Put)) => {
@@ -325,13 +325,13 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
         }
         None => (Part::Input, is_read.then(|| lane.copy(Part::Input, Part::SharedInput))),
     };
-    for child in reached(lane, tree, rank, Access::Mapped).rev() {
+    for child in children_reached_by(lane, tree, rank, Access::Mapped).rev() {
         lane.signal(child, RESULT, readable.as_slice());
     }
     if let Some((parent, Access::Mapped)) = parent {
         lane.signal(parent, READY, readable.as_slice());
     }
-    for child in reached(lane, tree, rank, Access::Put).rev() {
+    for child in children_reached_by(lane, tree, rank, Access::Put).rev() {
         lane.wait(child, READY);
         lane.put(source, Target { rank: child, part: Part::SharedOutput, signal_slot: RESULT });
     }
@@ -344,7 +344,7 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
         }
         Some((_, Access::Mapped)) => {}
     }
-    for child in reached(lane, tree, rank, Access::Mapped) {
+    for child in children_reached_by(lane, tree, rank, Access::Mapped) {
         lane.wait(child, READY);
     }
 }

@@ -1,13 +1,13 @@
-//! Which algorithm with which parameters: [`Variant`].
+//! [`Variant`]: an algorithm with its parameters.
 
 use std::fmt;
 
 use super::{Access, Algorithm};
 
-/// How a collective is carried out, as far as it is said; what is not said is chosen.
+/// How a collective is carried out. What is not set here is chosen from the cost model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
-    /// By which algorithm.
+    /// The algorithm.
     pub algorithm: Algorithm,
     /// How peers are reached.
     pub access: Option<Access>,

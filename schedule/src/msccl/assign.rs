@@ -1,24 +1,24 @@
-//! Which thread block and channel carries out which step.
+//! Assigns steps to thread blocks and channels.
 //!
-//! A connection (two GPUs, one direction, one channel) is used by one thread block at each
-//! end. A step that receives and sends on ties the two transfers to one channel, so steps come
-//! in *strands*; each strand takes the lowest channel on which the ends that it needs are free
-//! or belong to thread blocks with the same peers. If sharing lets thread blocks wait for each
-//! other in a circle, every block of the data gets channels of its own.
+//! One thread block at each end uses a connection (two GPUs, one direction, one channel). A step
+//! that receives and sends ties the two transfers to one channel, so steps form *channel groups*.
+//! Each group takes the lowest channel on which the ends that it needs are free or belong to thread
+//! blocks with the same peers. If sharing makes thread blocks wait for each other in a cycle, every
+//! block of the data gets channels of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pleach_vocabulary::Rank;
 
 use super::error::ExportError;
-use super::export::{Draft, Memory, Places};
-use super::order::Order;
+use super::export::{Memory, Places, UnplacedStep};
+use super::import::Order;
 use super::{
-    Algorithm, Buffer, Gpu, Instruction, Kind, MAX_CHANNEL_PEERS, MAX_CHANNELS, MAX_STEPS, MAX_THREAD_BLOCKS,
-    ThreadBlock,
+    Algorithm, Buffer, Gpu, Instruction, InstructionKind, MAX_CHANNEL_PEERS, MAX_CHANNELS, MAX_STEPS,
+    MAX_THREAD_BLOCKS, ThreadBlock,
 };
 
-/// Which strands may share the ends of connections.
+/// Which channel groups may share the ends of connections.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Sharing {
     /// All that fit.
@@ -32,16 +32,16 @@ enum Sharing {
 /// The GPUs with their thread blocks, and how many channels these use.
 pub(super) fn thread_blocks(
     ranks: u32,
-    drafts: &[Draft],
+    unplaced_steps: &[UnplacedStep],
     places: &Places,
 ) -> Result<(Vec<Gpu>, u32), ExportError> {
     for sharing in [Sharing::All, Sharing::OfBlock] {
-        let (gpus, channels, is_in_order) = assigned(ranks, drafts, places, sharing)?;
+        let (gpus, channels, is_in_order) = assigned(ranks, unplaced_steps, places, sharing)?;
         if is_in_order && !is_circular(&gpus) {
             return Ok((gpus, channels));
         }
     }
-    let (gpus, channels, _) = assigned(ranks, drafts, places, Sharing::Nothing)?;
+    let (gpus, channels, _) = assigned(ranks, unplaced_steps, places, Sharing::Nothing)?;
     Ok((gpus, channels))
 }
 
@@ -62,24 +62,27 @@ fn is_circular(gpus: &[Gpu]) -> bool {
 /// Says also whether what is sent on each connection is received in that order.
 fn assigned(
     ranks: u32,
-    drafts: &[Draft],
+    unplaced_steps: &[UnplacedStep],
     places: &Places,
     sharing: Sharing,
 ) -> Result<(Vec<Gpu>, u32, bool), ExportError> {
-    let mut ends = Ends::default();
-    let of_draft = ends.channels(drafts, sharing)?;
+    let mut ends = ConnectionOwners::default();
+    let of_draft = ends.channels(unplaced_steps, sharing)?;
     let mut gpus = Vec::with_capacity(ranks as usize);
     let mut drafts_of: Vec<Vec<usize>> = vec![Vec::new(); ranks as usize];
-    (0..drafts.len()).for_each(|draft| drafts_of[drafts[draft].rank as usize].push(draft));
+    (0..unplaced_steps.len())
+        .for_each(|unplaced_step| drafts_of[unplaced_steps[unplaced_step].rank as usize].push(unplaced_step));
     // By connection: what is sent, and what is received.
     let mut order: BTreeMap<(u32, Rank, Rank), [Vec<usize>; 2]> = BTreeMap::new();
     for (rank, mut own) in drafts_of.into_iter().enumerate() {
-        own.sort_by_key(|&draft| (drafts[draft].level, drafts[draft].block, draft));
+        own.sort_by_key(|&unplaced_step| {
+            (unplaced_steps[unplaced_step].level, unplaced_steps[unplaced_step].block, unplaced_step)
+        });
         let rank = rank as Rank;
         let blocks = ends.blocks.remove(&rank).unwrap_or_default();
-        for &draft in &own {
-            let Draft { send, receive, .. } = &drafts[draft];
-            let Some(channel) = of_draft[draft].map(|block| blocks[block].channel) else { continue };
+        for &unplaced_step in &own {
+            let UnplacedStep { send, receive, .. } = &unplaced_steps[unplaced_step];
+            let Some(channel) = of_draft[unplaced_step].map(|block| blocks[block].channel) else { continue };
             if let Some((transfer, peer)) = *send {
                 order.entry((channel, rank, peer)).or_default()[0].push(transfer);
             }
@@ -87,7 +90,7 @@ fn assigned(
                 order.entry((channel, peer, rank)).or_default()[1].push(transfer);
             }
         }
-        gpus.push(Layout { drafts, places, of_draft: &of_draft }.gpu(blocks, &own));
+        gpus.push(Layout { unplaced_steps, places, of_draft: &of_draft }.gpu(blocks, &own));
     }
     let channels = gpus.iter().flat_map(|gpu| &gpu.blocks).map(|block| block.channel + 1).max().unwrap_or(1);
     check(&gpus)?;
@@ -115,18 +118,22 @@ fn check(gpus: &[Gpu]) -> Result<(), ExportError> {
 
 /// Whose thread block has which end of a connection.
 #[derive(Default)]
-struct Ends {
+struct ConnectionOwners {
     blocks: BTreeMap<Rank, Vec<ThreadBlock>>,
-    /// The first strand of a channel, by the block of the data that it is for.
+    /// The first group of a channel, by the block of the data that it is for.
     owners: BTreeMap<u32, u32>,
 }
 
-impl Ends {
+impl ConnectionOwners {
     /// The thread block of every draft that sends or receives.
-    fn channels(&mut self, drafts: &[Draft], sharing: Sharing) -> Result<Vec<Option<usize>>, ExportError> {
-        let mut of_draft = vec![None; drafts.len()];
-        for strand in strands(drafts) {
-            let block = drafts[strand[0]].block;
+    fn channels(
+        &mut self,
+        unplaced_steps: &[UnplacedStep],
+        sharing: Sharing,
+    ) -> Result<Vec<Option<usize>>, ExportError> {
+        let mut of_draft = vec![None; unplaced_steps.len()];
+        for group in channel_groups(unplaced_steps) {
+            let block = unplaced_steps[group[0]].block;
             let is_free = |channel: &u32| match (self.owners.get(channel), sharing) {
                 (None, _) | (_, Sharing::All) => true,
                 (Some(&owner), Sharing::OfBlock) => owner == block,
@@ -134,7 +141,7 @@ impl Ends {
             };
             let fitting = (0..MAX_CHANNELS)
                 .filter(is_free)
-                .find_map(|channel| Some((channel, self.placed(drafts, &strand, channel)?)));
+                .find_map(|channel| Some((channel, self.placed(unplaced_steps, &group, channel)?)));
             let Some((channel, placed)) = fitting else {
                 let (needed, most) = (u64::from(MAX_CHANNELS) + 1, u64::from(MAX_CHANNELS));
                 return Err(ExportError::TooMany { what: "or more channels", needed, most });
@@ -143,18 +150,18 @@ impl Ends {
             for (rank, blocks) in placed.blocks {
                 self.blocks.insert(rank, blocks);
             }
-            for (draft, block) in placed.of_draft {
-                of_draft[draft] = Some(block);
+            for (unplaced_step, block) in placed.of_draft {
+                of_draft[unplaced_step] = Some(block);
             }
         }
         Ok(of_draft)
     }
 
-    /// The thread blocks with a strand on this channel; none where an end is taken.
-    fn placed(&self, drafts: &[Draft], strand: &[usize], channel: u32) -> Option<Placed> {
-        let mut placed = Placed { blocks: BTreeMap::new(), of_draft: Vec::with_capacity(strand.len()) };
-        for &index in strand {
-            let Draft { rank, send, receive, .. } = &drafts[index];
+    /// The thread blocks with a group on this channel; `None` if an end is taken.
+    fn placed(&self, unplaced_steps: &[UnplacedStep], group: &[usize], channel: u32) -> Option<Placed> {
+        let mut placed = Placed { blocks: BTreeMap::new(), of_draft: Vec::with_capacity(group.len()) };
+        for &index in group {
+            let UnplacedStep { rank, send, receive, .. } = &unplaced_steps[index];
             let (send, receive) = (send.map(|(_, peer)| peer), receive.map(|(_, peer)| peer));
             let known = || self.blocks.get(rank).cloned().unwrap_or_default();
             let blocks = placed.blocks.entry(*rank).or_insert_with(known);
@@ -197,33 +204,41 @@ struct Placed {
 }
 
 /// Drafts that must be on one channel, those that are needed first at the front.
-fn strands(drafts: &[Draft]) -> Vec<Vec<usize>> {
-    let mut order: Vec<usize> = (0..drafts.len())
-        .filter(|&draft| drafts[draft].send.is_some() || drafts[draft].receive.is_some())
+fn channel_groups(unplaced_steps: &[UnplacedStep]) -> Vec<Vec<usize>> {
+    let mut order: Vec<usize> = (0..unplaced_steps.len())
+        .filter(|&unplaced_step| {
+            unplaced_steps[unplaced_step].send.is_some() || unplaced_steps[unplaced_step].receive.is_some()
+        })
         .collect();
-    order.sort_by_key(|&draft| (drafts[draft].block, drafts[draft].level, draft));
+    order.sort_by_key(|&unplaced_step| {
+        (unplaced_steps[unplaced_step].block, unplaced_steps[unplaced_step].level, unplaced_step)
+    });
     let transfers = order
         .iter()
-        .filter_map(|&draft| drafts[draft].send.map(|(transfer, _)| transfer + 1))
+        .filter_map(|&unplaced_step| unplaced_steps[unplaced_step].send.map(|(transfer, _)| transfer + 1))
         .max()
         .unwrap_or(0);
     let mut users: Vec<Vec<usize>> = vec![Vec::new(); transfers];
-    for &draft in &order {
-        for &(transfer, _) in drafts[draft].send.iter().chain(&drafts[draft].receive) {
-            users[transfer].push(draft);
+    for &unplaced_step in &order {
+        for &(transfer, _) in
+            unplaced_steps[unplaced_step].send.iter().chain(&unplaced_steps[unplaced_step].receive)
+        {
+            users[transfer].push(unplaced_step);
         }
     }
-    let mut is_taken = vec![false; drafts.len()];
-    let mut strands = Vec::new();
+    let mut is_taken = vec![false; unplaced_steps.len()];
+    let mut channel_groups = Vec::new();
     for &start in &order {
         if is_taken[start] {
             continue;
         }
         is_taken[start] = true;
-        let (mut strand, mut left) = (Vec::new(), vec![start]);
-        while let Some(draft) = left.pop() {
-            strand.push(draft);
-            for (transfer, _) in drafts[draft].send.iter().chain(&drafts[draft].receive) {
+        let (mut group, mut left) = (Vec::new(), vec![start]);
+        while let Some(unplaced_step) = left.pop() {
+            group.push(unplaced_step);
+            for (transfer, _) in
+                unplaced_steps[unplaced_step].send.iter().chain(&unplaced_steps[unplaced_step].receive)
+            {
                 for &user in &users[*transfer] {
                     if !std::mem::replace(&mut is_taken[user], true) {
                         left.push(user);
@@ -231,14 +246,14 @@ fn strands(drafts: &[Draft]) -> Vec<Vec<usize>> {
                 }
             }
         }
-        strands.push(strand);
+        channel_groups.push(group);
     }
-    strands
+    channel_groups
 }
 
 /// The steps of a GPU in its thread blocks.
 struct Layout<'a> {
-    drafts: &'a [Draft],
+    unplaced_steps: &'a [UnplacedStep],
     places: &'a Places,
     of_draft: &'a [Option<usize>],
 }
@@ -248,7 +263,7 @@ type Location = (u32, Memory);
 
 /// Who has touched it.
 #[derive(Default)]
-struct Touched {
+struct PlaceAccesses {
     write: Option<usize>,
     reads: Vec<usize>,
 }
@@ -257,15 +272,15 @@ impl Layout<'_> {
     fn gpu(&self, mut blocks: Vec<ThreadBlock>, own: &[usize]) -> Gpu {
         let mut gpu = self.places.gpu();
         let mut scratch: BTreeMap<Location, u32> = BTreeMap::new();
-        let mut touched: BTreeMap<Location, Touched> = BTreeMap::new();
+        let mut accesses: BTreeMap<Location, PlaceAccesses> = BTreeMap::new();
         let mut block_of: BTreeMap<usize, usize> = BTreeMap::new();
         let mut local = None;
         // By thread block: its drafts, each with the drafts of other blocks that it comes after.
         let mut lists: Vec<Vec<(usize, Vec<usize>)>> = vec![Vec::new(); blocks.len()];
-        for &draft in own {
-            let earlier = self.conflicts(draft, &mut touched);
-            let block =
-                self.of_draft[draft].or_else(|| earlier.iter().next_back().map(|earlier| block_of[earlier]));
+        for &unplaced_step in own {
+            let earlier = self.conflicts(unplaced_step, &mut accesses);
+            let block = self.of_draft[unplaced_step]
+                .or_else(|| earlier.iter().next_back().map(|earlier| block_of[earlier]));
             let block = block.unwrap_or_else(|| {
                 *local.get_or_insert_with(|| {
                     blocks.push(ThreadBlock {
@@ -279,21 +294,23 @@ impl Layout<'_> {
                     blocks.len() - 1
                 })
             });
-            block_of.insert(draft, block);
+            block_of.insert(unplaced_step, block);
             let elsewhere = earlier.into_iter().filter(|earlier| block_of[earlier] != block).collect();
-            lists[block].push((draft, elsewhere));
+            lists[block].push((unplaced_step, elsewhere));
         }
         let position: BTreeMap<usize, (usize, usize)> = lists
             .iter()
             .enumerate()
             .flat_map(|(block, list)| {
-                list.iter().enumerate().map(move |(index, &(draft, _))| (draft, (block, index)))
+                list.iter()
+                    .enumerate()
+                    .map(move |(index, &(unplaced_step, _))| (unplaced_step, (block, index)))
             })
             .collect();
         let (needed, numbers) = numbered(&lists, &position);
         let is_waited_for: BTreeSet<usize> = needed.iter().flatten().flatten().copied().collect();
         for (block, list) in lists.iter().enumerate() {
-            for (index, &(draft, _)) in list.iter().enumerate() {
+            for (index, &(unplaced_step, _)) in list.iter().enumerate() {
                 let after = |earlier: &usize| {
                     let (other, index) = position[earlier];
                     (other as u32, numbers[other][index])
@@ -301,9 +318,9 @@ impl Layout<'_> {
                 let mut waits: Vec<(u32, u32)> = needed[block][index].iter().map(after).collect();
                 let last = waits.pop();
                 blocks[block].steps.extend(waits.into_iter().map(nothing));
-                let mut step = self.instruction(draft, &mut scratch, &mut gpu.scratch_chunks);
+                let mut step = self.instruction(unplaced_step, &mut scratch, &mut gpu.scratch_chunks);
                 step.after = last;
-                step.is_waited_for = is_waited_for.contains(&draft);
+                step.is_waited_for = is_waited_for.contains(&unplaced_step);
                 blocks[block].steps.push(step);
             }
         }
@@ -312,32 +329,37 @@ impl Layout<'_> {
     }
 
     /// The earlier drafts of this GPU that must be over before one begins.
-    fn conflicts(&self, draft: usize, touched: &mut BTreeMap<Location, Touched>) -> BTreeSet<usize> {
-        let Draft { block, kind, source, target, .. } = self.drafts[draft];
+    fn conflicts(
+        &self,
+        unplaced_step: usize,
+        accesses: &mut BTreeMap<Location, PlaceAccesses>,
+    ) -> BTreeSet<usize> {
+        let UnplacedStep { block, kind, source, target, .. } = self.unplaced_steps[unplaced_step];
         let at = |memory| (block, if memory == Memory::Input { Memory::Output } else { memory });
         let mut earlier = BTreeSet::new();
-        let reads = [kind.reads_source().then_some(source), (kind == Kind::Reduce).then_some(target)];
+        let reads =
+            [kind.reads_source().then_some(source), (kind == InstructionKind::Reduce).then_some(target)];
         for place in reads.into_iter().flatten() {
-            let touched = touched.entry(at(place)).or_default();
-            earlier.extend(touched.write);
-            touched.reads.push(draft);
+            let accesses = accesses.entry(at(place)).or_default();
+            earlier.extend(accesses.write);
+            accesses.reads.push(unplaced_step);
         }
         if kind.writes_target() {
-            let touched = touched.entry(at(target)).or_default();
-            earlier.extend(touched.write.replace(draft));
-            earlier.extend(touched.reads.drain(..));
+            let accesses = accesses.entry(at(target)).or_default();
+            earlier.extend(accesses.write.replace(unplaced_step));
+            earlier.extend(accesses.reads.drain(..));
         }
-        earlier.remove(&draft);
+        earlier.remove(&unplaced_step);
         earlier
     }
 
     fn instruction(
         &self,
-        draft: usize,
+        unplaced_step: usize,
         scratch: &mut BTreeMap<Location, u32>,
         chunks: &mut u32,
     ) -> Instruction {
-        let Draft { block, kind, source, target, .. } = self.drafts[draft];
+        let UnplacedStep { block, kind, source, target, .. } = self.unplaced_steps[unplaced_step];
         let count = self.places.count(block);
         let mut place = |memory, is_used: bool| match memory {
             Memory::Scratch(_) if is_used => {
@@ -384,14 +406,14 @@ fn numbered(
         let (mut of_list, mut next, mut of_drafts) = (Vec::new(), 0, Vec::new());
         for (_, earlier) in list {
             let mut latest: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
-            for &draft in earlier {
-                let (block, index) = position[&draft];
+            for &unplaced_step in earlier {
+                let (block, index) = position[&unplaced_step];
                 if known.get(&block).is_none_or(|&known| known < index) {
                     known.insert(block, index);
-                    latest.insert(block, (index, draft));
+                    latest.insert(block, (index, unplaced_step));
                 }
             }
-            let waits: Vec<usize> = latest.values().map(|&(_, draft)| draft).collect();
+            let waits: Vec<usize> = latest.values().map(|&(_, unplaced_step)| unplaced_step).collect();
             next += waits.len().saturating_sub(1) as u32;
             of_drafts.push(next);
             next += 1;
@@ -406,7 +428,7 @@ fn numbered(
 /// Carries one more dependency of the step after it.
 fn nothing(after: (u32, u32)) -> Instruction {
     Instruction {
-        kind: Kind::Nothing,
+        kind: InstructionKind::Nothing,
         source: (Buffer::Input, 0),
         target: (Buffer::Output, 0),
         count: 0,

@@ -1,4 +1,4 @@
-//! Why an algorithm was not read or not written.
+//! Errors of reading and writing algorithms.
 
 use pleach_vocabulary::{Collective, Rank};
 
@@ -8,44 +8,44 @@ use pleach_vocabulary::{Collective, Rank};
 pub struct ImportError {
     /// The line, from 1.
     pub line: usize,
-    /// What is wrong there.
-    pub problem: Problem,
+    /// The problem there.
+    pub problem: ImportProblem,
 }
 
-/// What is wrong with an XML.
+/// A problem in an XML.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Problem {
+pub enum ImportProblem {
     /// Something else stands there.
     #[error("expected {what}, found {found}")]
     Expected {
-        /// What should stand there.
+        /// The element that was expected.
         what: &'static str,
-        /// What does, shortened.
+        /// The text that was found, shortened.
         found: String,
     },
     /// An attribute that must be there.
     #[error("'{element}' has no attribute '{attribute}'")]
     NoAttribute {
-        /// Of what.
+        /// The element.
         element: &'static str,
-        /// Which.
+        /// The attribute.
         attribute: &'static str,
     },
     /// A value that the attribute cannot have.
     #[error("{attribute}=\"{value}\": expected {what}")]
     Value {
-        /// Of which attribute.
+        /// The attribute.
         attribute: &'static str,
-        /// What it has, shortened.
+        /// Its value, shortened.
         value: String,
-        /// What it may have.
+        /// The values that are allowed.
         what: &'static str,
     },
     /// Larger than this reader takes.
     #[error("more than {most} {what}")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// The limit.
         most: u64,
@@ -53,7 +53,7 @@ pub enum Problem {
     /// GPUs or thread blocks are not numbered from 0 on.
     #[error("{what} {number} is there twice, or one before it is missing")]
     Numbering {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// Which number.
         number: u32,
@@ -61,7 +61,7 @@ pub enum Problem {
     /// A collective that no schedule is for.
     #[error("'{name}' is no collective that is read; there are {known}")]
     Collective {
-        /// Its name.
+        /// The name.
         name: String,
         /// Those that are.
         known: &'static str,
@@ -80,9 +80,9 @@ pub enum Problem {
     /// A place outside its buffer.
     #[error("chunk {chunk} of a buffer that has {chunks}")]
     OutOfBuffer {
-        /// Which.
+        /// The chunk.
         chunk: u32,
-        /// How many there are.
+        /// The number of chunks.
         chunks: u32,
     },
     /// A step that sends in a block without a peer to send to, or the same for receiving.
@@ -94,21 +94,21 @@ pub enum Problem {
     /// Two thread blocks use one end of a connection.
     #[error("another thread block of GPU {gpu} uses the connection with GPU {peer} on channel {channel}")]
     SharedConnection {
-        /// Whose.
+        /// The GPU.
         gpu: Rank,
-        /// With whom.
+        /// The peer.
         peer: Rank,
-        /// On which channel.
+        /// The channel.
         channel: u32,
     },
     /// Sends and receives of a connection do not match.
     #[error("from GPU {from} to GPU {to} on channel {channel} this step has no partner of {count} chunks")]
     Unmatched {
-        /// Who sends.
+        /// The sender.
         from: Rank,
-        /// Who receives.
+        /// The receiver.
         to: Rank,
-        /// On which channel.
+        /// The channel.
         channel: u32,
         /// How many chunks are sent or received.
         count: u32,
@@ -126,13 +126,13 @@ pub enum Problem {
     /// Steps wait for each other.
     #[error("GPU {gpu} waits here in a circle, where a connection holds two steps that were not received")]
     Circle {
-        /// Where.
+        /// The GPU.
         gpu: Rank,
     },
     /// Two steps of a GPU touch a chunk in no order.
     #[error("GPU {gpu} touches this chunk in no order with the step of line {other}, and one of them writes")]
     Race {
-        /// Where.
+        /// The GPU.
         gpu: Rank,
         /// The other step's line.
         other: usize,
@@ -140,21 +140,21 @@ pub enum Problem {
     /// Nothing has been written there.
     #[error("GPU {gpu} reads a chunk that holds nothing yet")]
     Empty {
-        /// Where.
+        /// The GPU.
         gpu: Rank,
     },
     /// Data of one chunk where those of another belong, or combined with them.
     #[error("chunk {found} of the data comes where chunk {place} belongs")]
-    Misplaced {
-        /// What comes.
+    MisplacedChunk {
+        /// The chunk that was found.
         found: u32,
-        /// What belongs there.
+        /// The chunk that was expected.
         place: u32,
     },
     /// The input of an algorithm for calls out of place is written.
     #[error("GPU {gpu} writes its input, which is the caller's where calls are out of place")]
     WritesInput {
-        /// Where.
+        /// The GPU.
         gpu: Rank,
     },
 }
@@ -166,7 +166,7 @@ pub enum ExportError {
     /// The runtimes know no size of chunks for it.
     #[error("MSCCL has all-reduce, all-gather, reduce-scatter, broadcast and reduce, not {}", .collective.name())]
     Collective {
-        /// What it is for.
+        /// Its collective.
         collective: Collective,
     },
     /// Other ranks' memory is read or written in place.
@@ -178,13 +178,13 @@ pub enum ExportError {
     /// A signal without its wait: no proved schedule has that.
     #[error("rank {rank} waits for or sends a signal that has no other half; is the schedule proved?")]
     Unmatched {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
     },
     /// More than the runtimes have.
     #[error("{needed} {what}, and an algorithm has at most {most}")]
     TooMany {
-        /// Of what.
+        /// The kind of thing.
         what: &'static str,
         /// How many it takes.
         needed: u64,

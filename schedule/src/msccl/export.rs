@@ -1,18 +1,17 @@
-//! A schedule as an algorithm.
+//! Writes a schedule as an algorithm.
 //!
-//! A put and the wait for it are a send and a receive. Other signals are left out: by puts they
-//! protect memory that a peer is about to write, and here nobody writes a GPU's memory but itself.
-//! What a rank does for a block is put together into as few steps as possible: what is received and
-//! combined is combined while it comes, what is then sent goes on at once. [`super::assign`] gives
-//! each step its thread block and channel.
+//! A put and its wait are a send and a receive. Other signals are left out: in a schedule of puts
+//! they protect memory that a peer is about to write, and in MSCCL only a GPU writes its own
+//! memory. The work of a rank for a block is fused into as few steps as possible: received data are
+//! combined while they arrive, and are sent on at once. [`super::assign`] gives each step its
+//! thread block and channel.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::error::ExportError;
-use super::rounding::{Rounded, rounded};
-use super::{Algorithm, Buffer, Gpu, Kind, assign, xml};
+use crate::msccl::error::ExportError;
+use crate::msccl::{Algorithm, Buffer, Gpu, InstructionKind, assign, xml};
 use crate::{BlockId, Op, Part, Schedule, SignalSlot};
 
 /// An algorithm in its file's form, and what it took.
@@ -52,8 +51,8 @@ pub fn export(schedule: &Schedule) -> Result<Exported, ExportError> {
         collective => return Err(ExportError::Collective { collective }),
     };
     let places = Places::of(schedule)?;
-    let drafts = drafts(schedule)?;
-    let (gpus, channels) = assign::thread_blocks(schedule.ranks(), &drafts, &places)?;
+    let unplaced_steps = unplaced_steps(schedule)?;
+    let (gpus, channels) = assign::thread_blocks(schedule.ranks(), &unplaced_steps, &places)?;
     let algorithm = Algorithm {
         name: format!("pleach {}", schedule.collective),
         collective: name.to_owned(),
@@ -156,62 +155,62 @@ fn memory(part: Part) -> Memory {
 
 /// A step before it has a thread block.
 #[derive(Clone, Debug)]
-pub(super) struct Draft {
+pub(super) struct UnplacedStep {
     pub(super) rank: Rank,
     pub(super) block: BlockId,
     /// How far from the beginning: whatever it needs has less.
     pub(super) level: u32,
-    pub(super) kind: Kind,
+    pub(super) kind: InstructionKind,
     pub(super) source: Memory,
     pub(super) target: Memory,
-    /// What is received: its number, and who sends it.
+    /// The number of the received chunk, and its sender.
     pub(super) receive: Option<(usize, Rank)>,
-    /// What is sent: its number, and who receives it.
+    /// The number of the sent chunk, and its receiver.
     pub(super) send: Option<(usize, Rank)>,
 }
 
-/// What a rank does for a block, without what only keeps others away from its memory.
-enum Act {
+/// An action of a rank for a block. Signals that only protect memory are left out.
+enum Action {
     Send { transfer: usize, to: Rank, from: Memory },
     Receive { transfer: usize, from: Rank, into: Memory },
     Combine { from: Vec<Memory>, into: Vec<Memory> },
 }
 
 /// The steps of all ranks for all blocks.
-fn drafts(schedule: &Schedule) -> Result<Vec<Draft>, ExportError> {
+fn unplaced_steps(schedule: &Schedule) -> Result<Vec<UnplacedStep>, ExportError> {
     let mut of_block: Vec<Vec<(Rank, usize)>> = vec![Vec::new(); schedule.blocks.len()];
     for (rank, lanes) in schedule.programs.iter().enumerate() {
         for (index, lane) in lanes.iter().enumerate() {
             of_block[lane.block as usize].push((rank as Rank, index));
         }
     }
-    let mut drafts = Vec::new();
+    let mut unplaced_steps = Vec::new();
     let mut transfers = 0;
     for (block, lanes) in of_block.iter().enumerate() {
-        let acts = acts(schedule, lanes, &mut transfers)?;
-        for (rank, acts) in acts {
-            let mut fuse = Fuse::new(rank, block as BlockId, &acts);
-            for (index, (level, act)) in acts.iter().enumerate() {
-                fuse.act(index, *level, act);
+        let actions = actions(schedule, lanes, &mut transfers)?;
+        for (rank, actions) in actions {
+            let mut fuse = StepFusion::new(rank, block as BlockId, &actions);
+            for (index, (level, action)) in actions.iter().enumerate() {
+                fuse.action(index, *level, action);
             }
-            drafts.append(&mut fuse.drafts);
+            unplaced_steps.append(&mut fuse.unplaced_steps);
         }
     }
-    Ok(drafts)
+    Ok(unplaced_steps)
 }
 
-/// What each rank does for a block, in an order in which it can.
-fn acts(
+/// The actions of each rank for a block, in a possible order.
+fn actions(
     schedule: &Schedule,
     lanes: &[(Rank, usize)],
     transfers: &mut usize,
-) -> Result<BTreeMap<Rank, Vec<(u32, Act)>>, ExportError> {
+) -> Result<BTreeMap<Rank, Vec<(u32, Action)>>, ExportError> {
     let steps = |lane: usize| {
         let (rank, index) = lanes[lane];
         &schedule.programs[rank as usize][index].steps
     };
-    let noticed = noticed(schedule, lanes)?;
-    let mut acts: BTreeMap<Rank, Vec<(u32, Act)>> = BTreeMap::new();
+    let signals_of_waits = signals_of_waits(schedule, lanes)?;
+    let mut actions: BTreeMap<Rank, Vec<(u32, Action)>> = BTreeMap::new();
     let mut levels: BTreeMap<(usize, usize), u32> = BTreeMap::new();
     let mut numbers: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     let mut next = vec![0; lanes.len()];
@@ -224,20 +223,20 @@ fn acts(
                     at.1.checked_sub(1)
                         .and_then(|before| levels.get(&(lane, before)))
                         .map_or(0, |level| level + 1);
-                if let Some(signal) = noticed.get(&at) {
+                if let Some(signal) = signals_of_waits.get(&at) {
                     let Some(earlier) = levels.get(signal) else { break };
                     level = level.max(earlier + 1);
                 }
-                let act = match &step.op {
+                let action = match &step.op {
                     Op::Put { to, src, .. } => {
                         numbers.insert(at, *transfers);
                         *transfers += 1;
-                        Some(Act::Send { transfer: *transfers - 1, to: *to, from: memory(*src) })
+                        Some(Action::Send { transfer: *transfers - 1, to: *to, from: memory(*src) })
                     }
-                    Op::Wait { from, .. } => noticed.get(&at).and_then(|&(lane, number)| {
+                    Op::Wait { from, .. } => signals_of_waits.get(&at).and_then(|&(lane, number)| {
                         let Op::Put { dst, .. } = steps(lane)[number].op else { return None };
                         let transfer = numbers[&(lane, number)];
-                        Some(Act::Receive { transfer, from: *from, into: memory(dst) })
+                        Some(Action::Receive { transfer, from: *from, into: memory(dst) })
                     }),
                     Op::Reduce { from, into } => {
                         if from.iter().chain(into).any(|place| place.rank != rank) {
@@ -248,12 +247,12 @@ fn acts(
                                 places.iter().map(|place| memory(place.part)).collect();
                             different.into_iter().collect()
                         };
-                        Some(Act::Combine { from: places(from), into: places(into) })
+                        Some(Action::Combine { from: places(from), into: places(into) })
                     }
                     Op::Signal { .. } => None,
                 };
-                if let Some(act) = act {
-                    acts.entry(rank).or_default().push((level, act));
+                if let Some(action) = action {
+                    actions.entry(rank).or_default().push((level, action));
                 }
                 levels.insert(at, level);
                 next[lane] += 1;
@@ -269,17 +268,17 @@ fn acts(
         Some(lane) => Err(ExportError::Unmatched { rank: lanes[lane].0 }),
         None => {
             // Several lanes of a rank are carried out side by side.
-            acts.values_mut().for_each(|acts| acts.sort_by_key(|&(level, _)| level));
-            Ok(acts)
+            actions.values_mut().for_each(|actions| actions.sort_by_key(|&(level, _)| level));
+            Ok(actions)
         }
     }
 }
 
 /// The lane and step of a block that gives the signal which a wait consumes, by the wait's.
-type Noticed = BTreeMap<(usize, usize), (usize, usize)>;
+type SignalOfWait = BTreeMap<(usize, usize), (usize, usize)>;
 
 /// Signals of a signal slot are consumed in the order in which they are given.
-fn noticed(schedule: &Schedule, lanes: &[(Rank, usize)]) -> Result<Noticed, ExportError> {
+fn signals_of_waits(schedule: &Schedule, lanes: &[(Rank, usize)]) -> Result<SignalOfWait, ExportError> {
     let mut given: BTreeMap<(Rank, Rank, SignalSlot), VecDeque<(usize, usize)>> = BTreeMap::new();
     let mut awaited = given.clone();
     for (lane, &(rank, index)) in lanes.iter().enumerate() {
@@ -295,59 +294,60 @@ fn noticed(schedule: &Schedule, lanes: &[(Rank, usize)]) -> Result<Noticed, Expo
             }
         }
     }
-    let mut noticed = Noticed::new();
+    let mut signals_of_waits = SignalOfWait::new();
     for (key, waits) in awaited {
         for wait in waits {
             let signal = given.get_mut(&key).and_then(VecDeque::pop_front);
-            noticed.insert(wait, signal.ok_or(ExportError::Unmatched { rank: key.1 })?);
+            signals_of_waits.insert(wait, signal.ok_or(ExportError::Unmatched { rank: key.1 })?);
         }
     }
-    Ok(noticed)
+    Ok(signals_of_waits)
 }
 
 /// Puts acts together to steps.
-struct Fuse<'a> {
+struct StepFusion<'a> {
     rank: Rank,
     block: BlockId,
-    acts: &'a [(u32, Act)],
-    drafts: Vec<Draft>,
-    /// What has been received and waits to be combined.
+    actions: &'a [(u32, Action)],
+    unplaced_steps: Vec<UnplacedStep>,
+    /// Chunks that were received and are not combined yet.
     pending: BTreeMap<Memory, (usize, Rank)>,
 }
 
-impl<'a> Fuse<'a> {
-    fn new(rank: Rank, block: BlockId, acts: &'a [(u32, Act)]) -> Self {
-        Self { rank, block, acts, drafts: Vec::new(), pending: BTreeMap::new() }
+impl<'a> StepFusion<'a> {
+    fn new(rank: Rank, block: BlockId, actions: &'a [(u32, Action)]) -> Self {
+        Self { rank, block, actions, unplaced_steps: Vec::new(), pending: BTreeMap::new() }
     }
 
-    fn act(&mut self, index: usize, level: u32, act: &Act) {
-        match act {
-            Act::Receive { transfer, from, into } => {
+    fn action(&mut self, index: usize, level: u32, action: &Action) {
+        match action {
+            Action::Receive { transfer, from, into } => {
                 if self.is_only_combined(index, *into) {
                     self.pending.insert(*into, (*transfer, *from));
                 } else {
-                    self.push(level, Kind::Receive, *into, *into).receive = Some((*transfer, *from));
+                    self.push(level, InstructionKind::Receive, *into, *into).receive =
+                        Some((*transfer, *from));
                 }
             }
-            Act::Combine { from, into } => self.combine(level, from, into),
-            Act::Send { transfer, to, from } => self.send(index, level, *transfer, *to, *from),
+            Action::Combine { from, into } => self.combine(level, from, into),
+            Action::Send { transfer, to, from } => self.send(index, level, *transfer, *to, *from),
         }
     }
 
     /// Whether what an act writes to scratch is read once, to be combined.
     fn is_only_combined(&self, written: usize, place: Memory) -> bool {
         let readers = self.readers(written, place);
-        matches!((place, readers.as_slice()), (Memory::Scratch(_), [only]) if matches!(self.acts[*only].1, Act::Combine { .. }))
+        matches!((place, readers.as_slice()), (Memory::Scratch(_), [only]) if matches!(self.actions[*only].1, Action::Combine { .. }))
     }
 
     /// The acts that read what an act has written.
     fn readers(&self, written: usize, place: Memory) -> Vec<usize> {
         let mut readers = Vec::new();
-        for (index, (_, act)) in self.acts.iter().enumerate().skip(written + 1) {
-            let (reads, writes) = match act {
-                Act::Send { from, .. } => (*from == place, false),
-                Act::Receive { into, .. } => (false, *into == place),
-                Act::Combine { from, into } => (from.contains(&place), into.contains(&place)),
+        for (index, (_, action)) in self.actions.iter().enumerate().skip(written + 1) {
+            let (reads, writes) = match action {
+                Action::Send { from, .. } => (*from == place, false),
+                Action::Receive { into, .. } => (false, *into == place),
+                Action::Combine { from, into } => (from.contains(&place), into.contains(&place)),
             };
             if reads {
                 readers.push(index);
@@ -359,11 +359,26 @@ impl<'a> Fuse<'a> {
         readers
     }
 
-    fn push(&mut self, level: u32, kind: Kind, source: Memory, target: Memory) -> &mut Draft {
+    fn push(
+        &mut self,
+        level: u32,
+        kind: InstructionKind,
+        source: Memory,
+        target: Memory,
+    ) -> &mut UnplacedStep {
         let Self { rank, block, .. } = *self;
-        self.drafts.push(Draft { rank, block, level, kind, source, target, receive: None, send: None });
-        let last = self.drafts.len() - 1;
-        &mut self.drafts[last]
+        self.unplaced_steps.push(UnplacedStep {
+            rank,
+            block,
+            level,
+            kind,
+            source,
+            target,
+            receive: None,
+            send: None,
+        });
+        let last = self.unplaced_steps.len() - 1;
+        &mut self.unplaced_steps[last]
     }
 
     fn combine(&mut self, level: u32, from: &[Memory], into: &[Memory]) {
@@ -381,19 +396,20 @@ impl<'a> Fuse<'a> {
         let first = here.iter().position(|place| *place == target).unwrap_or(0);
         let mut sum = (!here.is_empty()).then(|| here.remove(first));
         while let Some(transfer) = coming.pop_front() {
-            let kind = if sum.is_some() { Kind::ReceiveReduceCopy } else { Kind::Receive };
+            let kind =
+                if sum.is_some() { InstructionKind::ReceiveReduceCopy } else { InstructionKind::Receive };
             self.push(level, kind, sum.unwrap_or(target), target).receive = Some(transfer);
             sum = Some(target);
         }
         if let Some(only) = sum.filter(|sum| *sum != target) {
-            self.push(level, Kind::Copy, only, target);
+            self.push(level, InstructionKind::Copy, only, target);
         }
         for place in here {
-            self.push(level, Kind::Reduce, place, target);
+            self.push(level, InstructionKind::Reduce, place, target);
         }
         for &other in into.iter().filter(|place| **place != target) {
             if from != [other] {
-                self.push(level, Kind::Copy, target, other);
+                self.push(level, InstructionKind::Copy, target, other);
             }
         }
     }
@@ -401,32 +417,130 @@ impl<'a> Fuse<'a> {
     /// Sends on what has just come, or by itself.
     fn send(&mut self, index: usize, level: u32, transfer: usize, to: Rank, from: Memory) {
         let is_read_again = {
-            let writer = (0..index).rev().find(|&act| match &self.acts[act].1 {
-                Act::Send { .. } => false,
-                Act::Receive { into, .. } => *into == from,
-                Act::Combine { into, .. } => into.contains(&from),
+            let writer = (0..index).rev().find(|&action| match &self.actions[action].1 {
+                Action::Send { .. } => false,
+                Action::Receive { into, .. } => *into == from,
+                Action::Combine { into, .. } => into.contains(&from),
             });
             writer.is_none_or(|writer| self.readers(writer, from).len() > 1)
         };
-        let writer =
-            self.drafts.iter_mut().rev().find(|draft| draft.kind.writes_target() && draft.target == from);
-        let fused = writer.and_then(|draft| {
-            let kind = match draft.kind {
-                Kind::Receive => Kind::ReceiveCopySend,
-                Kind::ReceiveReduceCopy if matches!(from, Memory::Scratch(_)) && !is_read_again => {
-                    Kind::ReceiveReduceSend
+        let writer = self
+            .unplaced_steps
+            .iter_mut()
+            .rev()
+            .find(|unplaced_step| unplaced_step.kind.writes_target() && unplaced_step.target == from);
+        let fused = writer.and_then(|unplaced_step| {
+            let kind = match unplaced_step.kind {
+                InstructionKind::Receive => InstructionKind::ReceiveCopySend,
+                InstructionKind::ReceiveReduceCopy
+                    if matches!(from, Memory::Scratch(_)) && !is_read_again =>
+                {
+                    InstructionKind::ReceiveReduceSend
                 }
-                Kind::ReceiveReduceCopy => Kind::ReceiveReduceCopySend,
+                InstructionKind::ReceiveReduceCopy => InstructionKind::ReceiveReduceCopySend,
                 _ => return None,
             };
-            Some((draft, kind))
+            Some((unplaced_step, kind))
         });
         match fused {
-            Some((draft, kind)) => {
-                draft.kind = kind;
-                draft.send = Some((transfer, to));
+            Some((unplaced_step, kind)) => {
+                unplaced_step.kind = kind;
+                unplaced_step.send = Some((transfer, to));
             }
-            None => self.push(level, Kind::Send, from, from).send = Some((transfer, to)),
+            None => self.push(level, InstructionKind::Send, from, from).send = Some((transfer, to)),
         }
+    }
+}
+
+// Shares of the data, rounded to equal chunks.
+
+/// Most chunks that a part is cut into: calls whose length does not divide by them go another way
+/// in the runtimes.
+const CHUNKS_MAX: u32 = 64;
+
+/// How many chunks each block gets, for every part, and what that loses.
+#[derive(Debug)]
+struct Rounded {
+    /// Chunks of a part.
+    each: u32,
+    /// By part, of its blocks in their order.
+    counts: Vec<Vec<u32>>,
+    /// How much slower the block is that got too much, at most: 0 where all shares are exact.
+    loss: f64,
+}
+
+/// Cuts every part into the same number of chunks. `weights` are those of its blocks.
+fn rounded(weights: &[Vec<u32>]) -> Result<Rounded, ExportError> {
+    let different: BTreeSet<&Vec<u32>> = weights.iter().collect();
+    let blocks = weights.iter().map(Vec::len).max().unwrap_or(0) as u64;
+    if blocks > u64::from(CHUNKS_MAX) {
+        let what = "trees share one part of the data";
+        return Err(ExportError::TooMany { what, needed: blocks, most: u64::from(CHUNKS_MAX) });
+    }
+    let worst = |each: u32| {
+        let excess = |weights: &&Vec<u32>| excess(weights, &apportioned(weights, each));
+        different.iter().map(excess).fold(1.0, f64::max)
+    };
+    let mut best = (f64::INFINITY, 0);
+    for each in blocks.max(1) as u32..=CHUNKS_MAX {
+        let excess = worst(each);
+        if excess < best.0 {
+            best = (excess, each);
+        }
+    }
+    let (excess, each) = best;
+    let counts = weights.iter().map(|weights| apportioned(weights, each)).collect();
+    Ok(Rounded { each, counts, loss: 1.0 - 1.0 / excess })
+}
+
+/// At least one each; what is left goes where it makes the largest excess smallest.
+fn apportioned(weights: &[u32], each: u32) -> Vec<u32> {
+    let mut counts = vec![1; weights.len()];
+    for _ in weights.len()..each as usize {
+        let after = |index: usize| (u64::from(counts[index]) + 1, u64::from(weights[index]));
+        let by_excess = |&one: &usize, &other: &usize| {
+            let ((count, weight), (other_count, other_weight)) = (after(one), after(other));
+            (count * other_weight).cmp(&(other_count * weight))
+        };
+        let least = (0..weights.len()).min_by(by_excess);
+        let Some(least) = least else { break };
+        counts[least] += 1;
+    }
+    counts
+}
+
+/// The largest share by chunks over the share by weight.
+fn excess(weights: &[u32], counts: &[u32]) -> f64 {
+    let (weight, count): (u64, u64) = (sum(weights), sum(counts));
+    let ratios = weights.iter().zip(counts).map(|(&of_weight, &of_count)| {
+        (f64::from(of_count) * weight as f64) / (f64::from(of_weight) * count as f64)
+    });
+    ratios.fold(1.0, f64::max)
+}
+
+fn sum(numbers: &[u32]) -> u64 {
+    numbers.iter().map(|&number| u64::from(number)).sum()
+}
+
+#[cfg(test)]
+mod rounding_tests {
+    use super::*;
+
+    #[test]
+    fn shares_that_come_out_even_lose_nothing_and_take_the_fewest_chunks() {
+        let Rounded { each, counts, loss } = rounded(&[vec![6, 3, 3], vec![1, 1]]).unwrap();
+        assert_eq!((each, counts, loss), (4, vec![vec![2, 1, 1], vec![2, 2]], 0.0));
+    }
+
+    #[test]
+    fn shares_that_do_not_are_rounded_and_the_loss_is_that_of_the_largest_excess() {
+        let Rounded { each, counts, loss } = rounded(&[vec![100, 1]]).unwrap();
+        assert_eq!((each, counts), (64, vec![vec![63, 1]]));
+        assert!((loss - (1.0 - 64.0 / 101.0)).abs() < 1e-12, "{loss}");
+    }
+
+    #[test]
+    fn more_blocks_than_chunks_are_refused() {
+        assert!(rounded(&[vec![1; 65]]).is_err() && rounded(&[vec![1; 64]]).is_ok());
     }
 }

@@ -1,11 +1,12 @@
-//! The text of an algorithm: elements and attributes to values and back.
+//! The text of an algorithm: parses and prints elements and attributes.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use super::error::{ImportError, Problem};
+use super::error::{ImportError, ImportProblem};
 use super::{
-    Algorithm, Buffer, Gpu, Instruction, Kind, MAX_CHUNK_STEPS, MAX_GPUS, MAX_XML_BYTES, ThreadBlock,
+    Algorithm, Buffer, Gpu, Instruction, InstructionKind, MAX_CHUNK_STEPS, MAX_GPUS, MAX_XML_BYTES,
+    ThreadBlock,
 };
 
 /// Most characters of the text that an error repeats.
@@ -63,14 +64,14 @@ pub(super) fn parse(text: &str) -> Result<Algorithm> {
         let number = tag.number("gpu", "id", MAX_GPUS)?;
         let gpu = gpu(&mut reader, &tag, &mut chunk_steps)?;
         if number >= gpus || read.insert(number, gpu).is_some() {
-            return Err(tag.wrong(Problem::Numbering { what: "GPU", number }));
+            return Err(tag.wrong(ImportProblem::Numbering { what: "GPU", number }));
         }
     }
     if let Some(number) = (0..gpus).find(|number| !read.contains_key(number)) {
-        return Err(tag.wrong(Problem::Numbering { what: "GPU", number }));
+        return Err(tag.wrong(ImportProblem::Numbering { what: "GPU", number }));
     }
     if gpus == 0 {
-        return Err(tag.wrong(Problem::Value {
+        return Err(tag.wrong(ImportProblem::Value {
             attribute: "ngpus",
             value: "0".to_owned(),
             what: "at least 1",
@@ -97,7 +98,7 @@ fn gpu(reader: &mut Reader<'_>, tag: &Tag<'_>, chunk_steps: &mut u64) -> Result<
         let number = tag.number("tb", "id", MAX_BLOCKS_READ as u32)?;
         let block = thread_block(reader, &tag, chunk_steps)?;
         if read.insert(number, block).is_some() {
-            return Err(tag.wrong(Problem::Numbering { what: "thread block", number }));
+            return Err(tag.wrong(ImportProblem::Numbering { what: "thread block", number }));
         }
     }
     if let Some((&number, block)) =
@@ -105,7 +106,7 @@ fn gpu(reader: &mut Reader<'_>, tag: &Tag<'_>, chunk_steps: &mut u64) -> Result<
     {
         return Err(ImportError {
             line: block.line,
-            problem: Problem::Numbering { what: "thread block", number },
+            problem: ImportProblem::Numbering { what: "thread block", number },
         });
     }
     gpu.blocks = read.into_values().collect();
@@ -123,7 +124,7 @@ fn thread_block(reader: &mut Reader<'_>, tag: &Tag<'_>, chunk_steps: &mut u64) -
     while let Some(tag) = reader.inside(tag, "step", "'<step' or '</tb>'")? {
         let number = tag.number("step", "s", u32::from(u16::MAX))?;
         if number as usize != block.steps.len() {
-            return Err(tag.wrong(Problem::Numbering { what: "step", number }));
+            return Err(tag.wrong(ImportProblem::Numbering { what: "step", number }));
         }
         let step = step(&tag)?;
         *chunk_steps += u64::from(step.count.max(1));
@@ -141,11 +142,11 @@ fn thread_block(reader: &mut Reader<'_>, tag: &Tag<'_>, chunk_steps: &mut u64) -
 fn step(tag: &Tag<'_>) -> Result<Instruction> {
     const TYPES: &str = "s, r, rcs, rrc, rrs, rrcs, cpy, re or nop";
     let name = tag.text("step", "type")?;
-    let kind = Kind::ALL.into_iter().find(|&(_, known)| known == name).map(|(kind, _)| kind);
+    let kind = InstructionKind::ALL.into_iter().find(|&(_, known)| known == name).map(|(kind, _)| kind);
     let kind = kind.ok_or_else(|| {
-        tag.wrong(Problem::Value { attribute: "type", value: shortened(name), what: TYPES })
+        tag.wrong(ImportProblem::Value { attribute: "type", value: shortened(name), what: TYPES })
     })?;
-    let is_nothing = kind == Kind::Nothing;
+    let is_nothing = kind == InstructionKind::Nothing;
     let place = |buffer: &'static str, offset: &'static str, is_used: bool| -> Result<(Buffer, u32)> {
         let name = tag.text("step", buffer)?;
         let known = match name {
@@ -153,7 +154,7 @@ fn step(tag: &Tag<'_>) -> Result<Instruction> {
             "o" => Buffer::Output,
             "s" => Buffer::Scratch,
             _ => {
-                return Err(tag.wrong(Problem::Value {
+                return Err(tag.wrong(ImportProblem::Value {
                     attribute: buffer,
                     value: shortened(name),
                     what: "i, o or s",
@@ -171,7 +172,7 @@ fn step(tag: &Tag<'_>) -> Result<Instruction> {
     let step = tag.number_or_none("step", "deps", u32::from(u16::MAX))?;
     let count = tag.number("step", "cnt", MAX_BUFFER_CHUNKS)?;
     if count == 0 && !is_nothing {
-        return Err(tag.wrong(Problem::Value {
+        return Err(tag.wrong(ImportProblem::Value {
             attribute: "cnt",
             value: "0".to_owned(),
             what: "at least 1",
@@ -189,13 +190,13 @@ fn step(tag: &Tag<'_>) -> Result<Instruction> {
 }
 
 impl<'a> Tag<'a> {
-    fn wrong(&self, problem: Problem) -> ImportError {
+    fn wrong(&self, problem: ImportProblem) -> ImportError {
         ImportError { line: self.line, problem }
     }
 
     fn text(&self, element: &'static str, attribute: &'static str) -> Result<&'a str> {
         let value = self.attributes.get(attribute).copied();
-        value.ok_or_else(|| self.wrong(Problem::NoAttribute { element, attribute }))
+        value.ok_or_else(|| self.wrong(ImportProblem::NoAttribute { element, attribute }))
     }
 
     fn number(&self, element: &'static str, attribute: &'static str, most: u32) -> Result<u32> {
@@ -206,7 +207,7 @@ impl<'a> Tag<'a> {
     fn parsed(&self, attribute: &'static str, value: &str, most: u32) -> Result<u32> {
         value.parse().ok().filter(|&number| number <= most).ok_or_else(|| {
             let what = "a number, not too large";
-            self.wrong(Problem::Value { attribute, value: shortened(value), what })
+            self.wrong(ImportProblem::Value { attribute, value: shortened(value), what })
         })
     }
 
@@ -233,7 +234,7 @@ impl<'a> Tag<'a> {
 }
 
 impl<'a> Reader<'a> {
-    fn wrong(&self, problem: Problem) -> ImportError {
+    fn wrong(&self, problem: ImportProblem) -> ImportError {
         ImportError { line: self.line, problem }
     }
 
@@ -244,11 +245,11 @@ impl<'a> Reader<'a> {
         } else {
             format!("'{}'", shortened(found))
         };
-        self.wrong(Problem::Expected { what, found })
+        self.wrong(ImportProblem::Expected { what, found })
     }
 
     fn too_many(&self, what: &'static str, most: u64) -> ImportError {
-        self.wrong(Problem::TooMany { what, most })
+        self.wrong(ImportProblem::TooMany { what, most })
     }
 
     fn advance(&mut self, bytes: usize) -> &'a str {
@@ -354,7 +355,7 @@ impl<'a> Reader<'a> {
         if tag.is_closing && tag.name == name {
             Ok(())
         } else {
-            Err(tag.wrong(Problem::Expected { what: "a closing tag", found: shortened(tag.name) }))
+            Err(tag.wrong(ImportProblem::Expected { what: "a closing tag", found: shortened(tag.name) }))
         }
     }
 }
@@ -408,7 +409,8 @@ pub(super) fn print(algorithm: &Algorithm) -> String {
 }
 
 fn print_step(out: &mut String, number: usize, step: &Instruction) {
-    let kind = Kind::ALL.into_iter().find(|&(kind, _)| kind == step.kind).map_or("nop", |(_, name)| name);
+    let kind =
+        InstructionKind::ALL.into_iter().find(|&(kind, _)| kind == step.kind).map_or("nop", |(_, name)| name);
     let buffer = |buffer| match buffer {
         Buffer::Input => "i",
         Buffer::Output => "o",

@@ -1,14 +1,14 @@
-//! How large chunks should be, found while they are used.
+//! A search for the best chunk size while chunks are in use.
 //!
-//! Small chunks fill a deep tree sooner, large ones have fewer fixed costs; where the best lies
-//! depends on what nobody knows beforehand. Blink (MLSys 2020, section 4.2.1) starts small, doubles
-//! the chunk at each iteration as long as the throughput rises, and then goes down by a fixed step
-//! as long as that helps: multiplicative increase, additive decrease. The size of a step is not
-//! given there; here it is an eighth of the chunk at which the decrease begins.
+//! Small chunks fill a deep tree sooner, large chunks have lower fixed costs, and the best size
+//! depends on the machine. Blink (MLSys 2020, section 4.2.1) starts small, doubles the chunk in
+//! each iteration while the throughput rises, and then decreases it by a fixed step while that
+//! helps: multiplicative increase, additive decrease. The paper does not give the size of the step;
+//! here it is an eighth of the chunk at which the decrease begins.
 //!
-//! **Invariant:** [`ChunkSearch`] is a pure state machine: throughput in, the next chunk to try
-//! out. It settles after at most log2(most/least) + 9 measurements, on the best chunk that it has
-//! tried.
+//! **Invariant:** [`ChunkSearch`] is a pure state machine: its input is the throughput, its output
+//! the next chunk size. It settles after at most log2(most/least) + 9 measurements, on the best
+//! size that it has tried.
 
 /// By what a chunk grows while growth helps.
 const GROWTH: u64 = 2;

@@ -1,31 +1,33 @@
-//! Measured tables: which variant a collective takes from how many bytes on, in a world,
-//! to be looked at, kept in a file and pinned.
+//! Measured tables: the variant of a collective for each range of sizes, in a world.
 //!
 //! A [`TuningTable`] is for one world: a fabric and the ranks on their hosts. Its [`TuningRow`]s
-//! say from how many bytes on a collective goes which [`Variant`]; the [`CostModel`]s fitted to the
-//! same measurements serve for what has no row. [`Tuning`] are the tables of a file, whose form is
-//! [`Tuning`]' own text (see `text`). [`tune`] makes rows of measurements; `pleach tune` measures.
+//! give the [`Variant`] of a collective from a number of bytes on. The [`CostModel`]s fitted to the
+//! same measurements serve for sizes and collectives without a row. A [`Tuning`] is the set of
+//! tables of a file; `text` describes the format. [`tune`] makes rows of measurements; `pleach
+//! tune` measures.
 //!
-//! **Invariants:** every row of a table can be carried out in the table's world; rows of a
-//! collective come by size and begin at 0; and two ranks whose tuning has the same digest choose
-//! alike.
+//! **Invariants:** every row of a table can be carried out in the world of the table. The rows of a
+//! collective have rising sizes and begin at 0. Two ranks whose tunings have the same digest choose
+//! the same variants.
 
 pub mod chunks;
 mod error;
 mod text;
 pub mod tune;
 
+use std::hash::Hasher as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use pleach_vocabulary::Fabric;
 
-pub use error::{LineError, Misplaced, TuningError};
+pub use error::{TuningError, TuningFault, TuningParseError};
 
 use pleach_vocabulary::Collective;
 
 use crate::cost::{CostModel, Platform};
+use crate::digest::Hasher64;
 use crate::generate::Variant;
 use crate::hosts::HostMap;
 use crate::select::{SelectError, select_variant};
@@ -45,22 +47,22 @@ pub struct TuningRow {
     pub from_bytes: u64,
     /// The variant.
     pub variant: Variant,
-    /// What was measured; only for people.
+    /// The measured times, for readers only.
     pub note: Option<TuningNote>,
 }
 
-/// What was measured at the first size of a row.
+/// The measurements at the first size of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningNote {
     /// The size.
     pub bytes: u64,
     /// How long the row's variant took, in seconds.
     pub seconds: f64,
-    /// What came next, and how long that took.
+    /// The second fastest variant and its time.
     pub next: Option<(Variant, f64)>,
 }
 
-/// What was measured in one world; see the module.
+/// The measurements for one world; see the module.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningTable {
     fabric: Fabric,
@@ -181,14 +183,13 @@ impl Tuning {
         &self.tables
     }
 
-    /// What ranks compare: equal for equal tables, whatever was noted beside them.
+    /// The digest that ranks compare: equal for equal tables, whatever their notes.
     #[must_use]
     pub fn digest(&self) -> u64 {
         let text = text::without_notes(self);
-        // FNV-1a: ranks are compared to find mistakes, not to keep anybody out.
-        text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest, byte| {
-            (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        })
+        let mut hasher = Hasher64::default();
+        hasher.write(text.as_bytes());
+        hasher.finish()
     }
 }
 
@@ -237,7 +238,7 @@ impl TuningSource {
         }
     }
 
-    /// What ranks compare when they meet.
+    /// The digest that ranks compare at the rendezvous.
     #[must_use]
     pub fn knob(&self) -> String {
         match self {

@@ -18,9 +18,9 @@
 use std::fmt::{self, Write};
 use std::str::FromStr;
 
-use pleach_vocabulary::{Collective, FabricChoice, UnknownFabric, UnknownName};
+use pleach_vocabulary::{Collective, UnknownName};
 
-use super::error::{LineError, Misplaced};
+use super::error::{TuningFault, TuningParseError};
 use super::{Tuning, TuningNote, TuningRow, TuningTable, Variant};
 use crate::cost::CostModel;
 use crate::generate::{Access, Algorithm};
@@ -124,21 +124,21 @@ impl fmt::Display for TuningNote {
 }
 
 impl FromStr for Tuning {
-    type Err = Misplaced;
+    type Err = TuningParseError;
 
-    fn from_str(text: &str) -> Result<Self, Misplaced> {
+    fn from_str(text: &str) -> Result<Self, TuningParseError> {
         let mut tuning = Self::default();
         let mut is_begun = false;
         let mut rows = 0;
         for (number, whole) in (1..).zip(text.lines()) {
             let line = whole.split('#').next().unwrap_or_default().trim();
-            let at = |error| Misplaced { line: number, error: Box::new(error) };
+            let at = |error| TuningParseError { line: number, error: Box::new(error) };
             if line.is_empty() {
                 continue;
             }
             if !is_begun {
                 if line != HEADER {
-                    return Err(at(LineError::Header { found: shortened(line) }));
+                    return Err(at(TuningFault::Header { found: shortened(line) }));
                 }
                 is_begun = true;
                 continue;
@@ -146,32 +146,32 @@ impl FromStr for Tuning {
             tuning.read_line(&line.split_whitespace().collect::<Vec<_>>()).map_err(at)?;
             rows += 1;
             if rows > ROWS_MAX {
-                return Err(at(LineError::TooMany));
+                return Err(at(TuningFault::TooMany));
             }
         }
         if is_begun {
             Ok(tuning)
         } else {
-            Err(Misplaced { line: 1, error: Box::new(LineError::Header { found: String::new() }) })
+            Err(TuningParseError { line: 1, error: Box::new(TuningFault::Header { found: String::new() }) })
         }
     }
 }
 
 impl Tuning {
-    fn read_line(&mut self, words: &[&str]) -> Result<(), LineError> {
+    fn read_line(&mut self, words: &[&str]) -> Result<(), TuningFault> {
         if words[0] == "world" {
             let table = world(words)?;
             if self.table(table.fabric, &table.hosts).is_some() {
-                return Err(LineError::Twice { fabric: table.fabric, hosts: table.hosts });
+                return Err(TuningFault::DuplicateWorld { fabric: table.fabric, hosts: table.hosts });
             }
             self.tables.push(table);
             return Ok(());
         }
         let collective = Collective::from_name(words[0]);
         if collective.is_none() && !["near", "far"].contains(&words[0]) {
-            return Err(LineError::Keyword { found: shortened(words[0]) });
+            return Err(TuningFault::Keyword { found: shortened(words[0]) });
         }
-        let table = self.tables.last_mut().ok_or(LineError::NoWorld)?;
+        let table = self.tables.last_mut().ok_or(TuningFault::NoWorld)?;
         let Some(collective) = collective else {
             let model = model(words)?;
             // Until it is said otherwise, or where all links are alike, those between hosts are the
@@ -186,14 +186,14 @@ impl Tuning {
         let last = table.rows.iter().rev().find(|other| other.collective == collective);
         let is_next = last.map_or(row.from_bytes == 0, |last| last.from_bytes < row.from_bytes);
         if !is_next {
-            return Err(LineError::Order {
+            return Err(TuningFault::Order {
                 collective: collective.name(),
                 found: Size(row.from_bytes).to_string(),
                 last: last.map_or_else(|| "none".to_owned(), |last| Size(last.from_bytes).to_string()),
             });
         }
         let variant = row.variant.to_string();
-        table.push(row).map_err(|error| LineError::Unfit {
+        table.push(row).map_err(|error| TuningFault::Unfit {
             collective: collective.name(),
             variant,
             error: Box::new(error),
@@ -201,19 +201,17 @@ impl Tuning {
     }
 }
 
-fn world(words: &[&str]) -> Result<TuningTable, LineError> {
+fn world(words: &[&str]) -> Result<TuningTable, TuningFault> {
     let &[_, fabric, hosts] = words else {
-        return Err(LineError::Words { found: words.len(), form: "world FABRIC HOSTSxRANKS" });
+        return Err(TuningFault::Words { found: words.len(), form: "world FABRIC HOSTSxRANKS" });
     };
-    let FabricChoice::Only(fabric) = fabric.parse()? else {
-        return Err(UnknownFabric { text: fabric.to_owned() }.into());
-    };
-    Ok(TuningTable::new(fabric, hosts.parse().map_err(LineError::Name)?))
+    let fabric = fabric.parse().map_err(TuningFault::Name)?;
+    Ok(TuningTable::new(fabric, hosts.parse().map_err(TuningFault::Name)?))
 }
 
-fn model(words: &[&str]) -> Result<CostModel, LineError> {
+fn model(words: &[&str]) -> Result<CostModel, TuningFault> {
     if words.len() != 1 + 2 * MODEL.len() {
-        return Err(LineError::Words {
+        return Err(TuningFault::Words {
             found: words.len(),
             form: "near latency_ns N message_ns N put_bytes_per_s N combine_bytes_per_s N",
         });
@@ -221,13 +219,13 @@ fn model(words: &[&str]) -> Result<CostModel, LineError> {
     let mut numbers = [0.0; MODEL.len()];
     for ((number, pair), name) in numbers.iter_mut().zip(words[1..].chunks_exact(2)).zip(MODEL) {
         if pair[0] != name {
-            return Err(LineError::Model { found: shortened(pair[0]), expected: name });
+            return Err(TuningFault::Model { found: shortened(pair[0]), expected: name });
         }
         // Latencies may be nothing, rates may not.
         let is_valid =
             |value: &f64| value.is_finite() && (*value > 0.0 || (name.ends_with("ns") && *value == 0.0));
         let value = pair[1].parse().ok().filter(is_valid);
-        *number = value.ok_or_else(|| LineError::Number { name, found: shortened(pair[1]) })?;
+        *number = value.ok_or_else(|| TuningFault::Number { name, found: shortened(pair[1]) })?;
     }
     let [latency_ns, message_ns, bytes_per_s, reduce_bytes_per_s] = numbers;
     let model = CostModel {
@@ -239,33 +237,33 @@ fn model(words: &[&str]) -> Result<CostModel, LineError> {
     Ok(as_written(&model))
 }
 
-fn row(collective: Collective, words: &[&str]) -> Result<TuningRow, LineError> {
+fn row(collective: Collective, words: &[&str]) -> Result<TuningRow, TuningFault> {
     let (words, chunk) = match words {
         [words @ .., chunk] if words.len() == 5 => (words, Some(*chunk)),
         words => (words, None),
     };
     let &[_, from, algorithm, access, window] = words else {
         let form = "COLLECTIVE FROM ALGORITHM ACCESS WINDOW [CHUNK]";
-        return Err(LineError::Words { found: words.len(), form });
+        return Err(TuningFault::Words { found: words.len(), form });
     };
-    let size = |text: &str| text.parse::<Size>().map_err(|()| LineError::Size { found: shortened(text) });
+    let size = |text: &str| text.parse::<Size>().map_err(|()| TuningFault::Size { found: shortened(text) });
     let from_bytes = size(from)?.0;
     let chunk_bytes = chunk.map(size).transpose()?.map(|size| size.0);
-    let algorithm = Algorithm::named(algorithm, collective).map_err(LineError::Name)?;
+    let algorithm = Algorithm::named(algorithm, collective).map_err(TuningFault::Name)?;
     let access = match access {
         "put" => Some(Access::Put),
         "mapped" => Some(Access::Mapped),
         "-" => None,
         other => {
             let (what, name, known) = ("access", shortened(other), "put mapped -".to_owned());
-            return Err(LineError::Name(UnknownName { what, name, known }));
+            return Err(TuningFault::Name(UnknownName { what, name, known }));
         }
     };
     let window = match window {
         "-" => None,
-        number => {
-            Some(number.parse().map_err(|_| LineError::Number { name: "window", found: shortened(number) })?)
-        }
+        number => Some(
+            number.parse().map_err(|_| TuningFault::Number { name: "window", found: shortened(number) })?,
+        ),
     };
     Ok(TuningRow {
         collective,
@@ -275,7 +273,7 @@ fn row(collective: Collective, words: &[&str]) -> Result<TuningRow, LineError> {
     })
 }
 
-/// What a stranger wrote, as far as a line of ours has room for it.
+/// Foreign text, shortened to fit an error message.
 fn shortened(text: &str) -> String {
     text.chars().take(40).collect()
 }
@@ -351,7 +349,7 @@ mod tests {
     }
 
     fn line_of(text: &str) -> (usize, String) {
-        let Misplaced { line, error } = text.parse::<Tuning>().expect_err(text);
+        let TuningParseError { line, error } = text.parse::<Tuning>().expect_err(text);
         (line, error.to_string())
     }
 
@@ -374,8 +372,8 @@ mod tests {
             ("all-reduce 0 ring put 0", "window"),
             ("all-sum 0 ring put -", "'all-sum' begins no line; there are world, near"),
             ("world shm 1x4", "world shm 1x4 has been"),
-            ("world rdma 1x4", "unknown fabric: 'rdma'"),
-            ("world auto 1x4", "unknown fabric: 'auto'"),
+            ("world rdma 1x4", "'rdma' is no fabric"),
+            ("world auto 1x4", "'auto' is no fabric"),
             ("world shm four", "'four'"),
             ("world shm", "2 words"),
             ("near latency_ns 1", "3 words"),

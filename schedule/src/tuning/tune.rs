@@ -1,5 +1,6 @@
-//! From measurements to a table: what to measure, and what follows from it. Pure; whoever measures
-//! carries the variants out in a live group, all ranks the same ones, and brings the times.
+//! From measurements to a table: the variants to measure, and the rows that follow from the times.
+//! This module is pure: the caller runs the variants in a live group, all ranks the same ones, and
+//! supplies the times.
 
 use pleach_vocabulary::Collective;
 
@@ -11,7 +12,7 @@ use crate::select::{CHUNK_BYTES, SelectError, select};
 
 /// A variant is left out that a model finds so many times slower than the best: models are wrong,
 /// but not by as much.
-const HOPELESS: f64 = 12.0;
+const PRUNE_FACTOR: f64 = 12.0;
 
 /// From so many bytes on, wide windows are looked at besides.
 const WINDOW_BYTES: u64 = 1 << 20;
@@ -24,29 +25,29 @@ const WINDOW: u32 = 16;
 
 /// The variant of the size before stays if it takes at most so many times as long as the quickest:
 /// less is chance.
-const STAYS: f64 = 1.03;
+const KEEP_FACTOR: f64 = 1.03;
 
 /// Above this rank count schedules are not made to fit a model.
 const COUNTED_RANKS_MAX: u32 = 256;
 
 /// How long a variant took.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Timed {
-    /// Which.
+pub struct VariantTime {
+    /// The variant.
     pub variant: Variant,
     /// For one call, in seconds.
     pub seconds: f64,
 }
 
-/// What was measured of one size.
+/// The measurements of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Of which collective.
     pub collective: Collective,
     /// The size, as [`whole_bytes`](super::whole_bytes) counts.
     pub bytes: u64,
-    /// What was tried, the quickest first.
-    pub timed: Vec<Timed>,
+    /// The variants that were measured, the fastest first.
+    pub timed: Vec<VariantTime>,
 }
 
 /// What to measure for a size, what the model prefers first. The same on all ranks of the platform.
@@ -62,7 +63,7 @@ pub fn variants(
     let table = select(collective, priced_bytes(collective, bytes, platform.ranks()), platform)?.table;
     let best = table.first().map_or(0.0, |row| row.seconds);
     let mut variants = Vec::new();
-    for row in table.into_iter().filter(|row| row.seconds <= best * HOPELESS) {
+    for row in table.into_iter().filter(|row| row.seconds <= best * PRUNE_FACTOR) {
         let variant = Variant { access: Some(row.access), ..row.algorithm.into() };
         let wide = Variant { window: Some(WINDOW), ..variant.clone() };
         variants.push(variant);
@@ -80,7 +81,7 @@ pub fn variants(
 /// When there is no schedule for that many ranks.
 pub fn predicted(collective: Collective, bytes: u64, platform: &Platform) -> Result<Measured, SelectError> {
     let selection = select(collective, priced_bytes(collective, bytes, platform.ranks()), platform)?;
-    let timed = selection.table.into_iter().map(|row| Timed {
+    let timed = selection.table.into_iter().map(|row| VariantTime {
         variant: Variant { access: Some(row.access), ..row.algorithm.into() },
         seconds: row.seconds,
     });
@@ -98,7 +99,7 @@ pub fn rows(measured: &[Measured]) -> Vec<TuningRow> {
         before = *bytes;
         let Some(best) = timed.first() else { continue };
         let stays = rows.last().and_then(|row| timed.iter().find(|timed| timed.variant == row.variant));
-        if stays.is_some_and(|timed| timed.seconds <= best.seconds * STAYS) {
+        if stays.is_some_and(|timed| timed.seconds <= best.seconds * KEEP_FACTOR) {
             continue;
         }
         let next = timed.get(1).map(|next| (next.variant.clone(), next.seconds));
@@ -126,7 +127,7 @@ fn between(smaller: u64, larger: u64) -> u64 {
 pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostModel, f64) {
     let mut samples = Vec::new();
     for Measured { collective, bytes, timed } in measured {
-        for Timed { variant, seconds } in timed.iter().filter(|timed| is_plain(&timed.variant)) {
+        for VariantTime { variant, seconds } in timed.iter().filter(|timed| is_plain(&timed.variant)) {
             if let Some(work) = work(*collective, variant, platform) {
                 let bytes = priced_bytes(*collective, *bytes, platform.ranks());
                 samples.push(Sample { work, bytes, chunk_bytes: CHUNK_BYTES, seconds: *seconds });
@@ -142,7 +143,7 @@ fn is_plain(variant: &Variant) -> bool {
 }
 
 /// A search for the best chunks of a variant, where calls of so many bytes are long enough to be
-/// cut in more than a few; none where links say how many there are.
+/// cut in more than a few; `None` if links say how many there are.
 #[must_use]
 pub fn chunk_search(variant: &Variant, bytes: u64) -> Option<ChunkSearch> {
     let is_cut = bytes >= WINDOW_BYTES && !matches!(variant.algorithm, Algorithm::Packed(_));
@@ -168,14 +169,14 @@ mod tests {
     use super::*;
     use crate::hosts::HostMap;
 
-    fn timed(algorithm: Algorithm, seconds: f64) -> Timed {
-        Timed { variant: Variant { access: Some(Access::Put), ..algorithm.into() }, seconds }
+    fn timed(algorithm: Algorithm, seconds: f64) -> VariantTime {
+        VariantTime { variant: Variant { access: Some(Access::Put), ..algorithm.into() }, seconds }
     }
 
     #[test]
     fn a_way_begins_where_it_overtakes_and_chance_does_not_end_it() {
         use Algorithm::{Direct, Exchange, Ring};
-        let size = |bytes, timed: &[Timed]| Measured {
+        let size = |bytes, timed: &[VariantTime]| Measured {
             collective: Collective::AllReduce,
             bytes,
             timed: timed.to_vec(),
@@ -256,7 +257,7 @@ mod tests {
                     let variants = variants(collective, bytes, &plain).expect("some").into_iter();
                     let timed = variants.filter(is_plain).map(|variant| {
                         let work = work(collective, &variant, &plain).expect("it can be counted");
-                        Timed { variant, seconds: real.time(&work, bytes, CHUNK_BYTES) }
+                        VariantTime { variant, seconds: real.time(&work, bytes, CHUNK_BYTES) }
                     });
                     measured.push(Measured { collective, bytes, timed: timed.collect() });
                 }

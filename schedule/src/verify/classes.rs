@@ -1,24 +1,25 @@
-//! Blocks that are the same but for the names of the ranks.
+//! Blocks that are equal up to the names of the ranks.
 //!
-//! In a ring of 1,024 ranks written block by block every block is the first one turned round. What
-//! is proved of a block is equally true of another if some renaming of the ranks, one to one, turns
-//! the lanes of the one into the lanes of the other, step by step, and keeps who has the block in
-//! its input, who in its output, and who contributes: every check speaks of ranks by these alone.
+//! In a ring of 1,024 ranks that is written block by block, every block is the first block rotated.
+//! The proof of a block holds for another block if some bijective renaming of the ranks maps the
+//! lanes of the one to the lanes of the other, step by step, and keeps which ranks have the block
+//! in their input, which have it in their output, and which contribute to it. Every check depends
+//! on these properties alone.
 //!
-//! A reduce may list its sources in another order: the order matters for nothing but the expression
-//! that the sources are combined to, and for two of them not even for that. And expressions matter
-//! only where two steps are to combine the same one. Where three or more sources are reordered and
-//! that is so, values are looked at again ([`Classes::reordered`]).
+//! A reduce may list its sources in another order. The order matters only for the expression of the
+//! result, and not for two sources. Expressions matter only if two steps must combine the same
+//! expression. If three or more sources are reordered and this is so, values are evaluated again
+//! ([`Classes::reordered`]).
 //!
-//! The renaming is guessed, by following the names from one rank on, and then nothing about it is
-//! taken for granted: all lanes of all ranks are compared under it.
+//! The renaming is guessed by following the names from one rank on, and then verified: all lanes of
+//! all ranks are compared under it.
 
 use std::collections::HashMap;
 
 use pleach_vocabulary::Rank;
 
 use super::form::{has_input, has_output};
-use super::graph::{LaneRef, LanesByBlock};
+use super::{LaneRef, LanesByBlock, lanes_of_rank};
 use crate::{BlockId, Op, Part, Place, Schedule, Step};
 
 /// To how many proved blocks of the same signature a block is compared.
@@ -125,7 +126,7 @@ impl<'a> Classes<'a> {
         self.shapes.clear();
         self.signature = 0;
         for lane in self.lanes.of(block) {
-            let mut shape = Shape(u64::from(self.role(lane.rank, block)));
+            let mut shape = LaneHash(u64::from(self.role(lane.rank, block)));
             for step in &self.schedule.programs[lane.rank as usize][lane.lane as usize].steps {
                 shape.add_step(step, lane.rank);
             }
@@ -156,7 +157,7 @@ impl<'a> Classes<'a> {
             return false;
         }
         // Whom the steps do not lead to keeps its place among those: nothing but the comparison
-        // speaks for it.
+        // supports it.
         let mut free = 0;
         for rank in 0..self.renamed.len() {
             if self.renamed[rank] == UNNAMED {
@@ -190,7 +191,8 @@ impl<'a> Classes<'a> {
         let (schedule, lanes) = (self.schedule, self.lanes);
         while let Some(rank) = self.open.pop() {
             let renamed = self.renamed[rank as usize];
-            let (of_one, of_other) = (of_rank(lanes.of(one), rank), of_rank(lanes.of(other), renamed));
+            let (of_one, of_other) =
+                (lanes_of_rank(lanes.of(one), rank), lanes_of_rank(lanes.of(other), renamed));
             if of_one.len() != of_other.len() {
                 return false;
             }
@@ -267,17 +269,10 @@ impl<'a> Classes<'a> {
     }
 }
 
-/// The lanes of a rank among those of a block.
-pub(super) fn of_rank(lanes: &[LaneRef], rank: Rank) -> &[LaneRef] {
-    let from = lanes.partition_point(|lane| lane.rank < rank);
-    let count = lanes[from..].iter().take_while(|lane| lane.rank == rank).count();
-    &lanes[from..from + count]
-}
-
 /// A hash of a lane that no renaming changes.
-struct Shape(u64);
+struct LaneHash(u64);
 
-impl Shape {
+impl LaneHash {
     fn add(&mut self, value: u64) {
         self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
@@ -309,7 +304,7 @@ impl Shape {
             Op::Reduce { from, into } => {
                 self.add((from.len() as u64) << 32 | (into.len() as u64) << 2 | 3);
                 let sources = from.iter().map(|&place| {
-                    let mut source = Shape(1);
+                    let mut source = LaneHash(1);
                     source.add_place(place, own);
                     source.finish()
                 });

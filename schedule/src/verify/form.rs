@@ -1,5 +1,5 @@
-//! Whether a schedule is well formed: everything it names exists, and every place is used as it may
-//! be.
+//! Checks that a schedule is well formed: everything that it names exists, and every place is used
+//! as permitted.
 
 use pleach_vocabulary::{Collective, Rank};
 
@@ -160,7 +160,7 @@ fn operation(schedule: &Schedule, site: Site, block: Block, op: &Op) -> Result<(
     }
 }
 
-/// That the rank of the place has such a slice for the block.
+/// Checks that the rank of the place has such a slice for the block.
 fn exists(schedule: &Schedule, site: Site, block: Block, place: Place) -> Result<(), Violation> {
     let there = match place.part {
         Part::Input | Part::SharedInput => has_input(schedule, place.rank, block.part),
@@ -170,7 +170,7 @@ fn exists(schedule: &Schedule, site: Site, block: Block, place: Place) -> Result
     if there { Ok(()) } else { Err(Violation::NoSlice { site, place, part: block.part }) }
 }
 
-/// That no place is in the list twice.
+/// Checks that no place is in the list twice.
 fn distinct(site: Site, places: &[Place]) -> Result<(), Violation> {
     /// Up to so many, comparing all is quicker than sorting.
     const FEW: usize = 8;

@@ -16,31 +16,33 @@
 //!
 //! Input and output have their own bytes for every chunk; scratch, and shared places that are
 //! apart, have an instance for each chunk under way. So the former conflict within a chunk only,
-//! the latter also with the chunk a window later ([`super::order`] says why no others need a look).
+//! the latter also with the chunk a window later ([`super::order`] explains why).
+
+use std::collections::HashMap;
 
 use pleach_vocabulary::Rank;
 
-use super::form::has_input;
-use super::graph::{Event, Graph, NONE, complete, issued};
 use super::order::{Chunk, Order};
-use super::violation::{Access, Placement, Violation, data_index};
+use super::{Event, Graph, NONE, complete, issued};
+use crate::verify::form::{has_input, has_output};
+use crate::verify::violation::{Access, Placement, Violation, data_index};
 use crate::{Op, Part, Place};
 
 /// Most pairs of accesses that are compared in a block.
 const MAX_PAIRS: u64 = 1 << 30;
 
-/// How many placements there are. Bit 0 of a placement's number: shared input is input; bit 1:
+/// The number of placements. Bit 0 of a placement's number: shared input is input; bit 1:
 /// shared output is output; bit 2: output is input. Number 0: input and output apart, and one
 /// window for both shared places.
-pub(super) const PLACEMENTS: usize = 8;
+const PLACEMENTS: usize = 8;
 /// A mask with all of them.
 const EVERY: u8 = 0xff;
-/// [`Touch::place`] of scratch.
+/// [`MemoryAccess::place`] of scratch.
 const SCRATCH: usize = 4;
 
 /// Which memory a place (see [`data_index`]) is in a placement: the number of the first place that
 /// is the same.
-pub(super) const fn memory_of(placement: usize, place: usize) -> usize {
+const fn memory_of(placement: usize, place: usize) -> usize {
     let (input, output) = (0, if placement & 4 != 0 { 0 } else { 1 });
     match place {
         2 if placement & 1 != 0 => input,
@@ -71,7 +73,7 @@ const SAME: [[u8; 5]; 5] = {
 /// In which placements a place has an instance for each chunk under way, not bytes for every chunk.
 const WINDOWED: [u8; 5] = [0, 0, !SAME[0][2], !SAME[1][3], EVERY];
 
-pub(super) fn placement(number: usize) -> Placement {
+fn placement(number: usize) -> Placement {
     Placement {
         shared_input_is_input: number & 1 != 0,
         shared_output_is_output: number & 2 != 0,
@@ -81,22 +83,22 @@ pub(super) fn placement(number: usize) -> Placement {
 
 /// A place that a step reads or writes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Touch {
-    pub(super) step: u32,
+struct MemoryAccess {
+    step: u32,
     /// Index in [`Memory::groups`].
-    pub(super) group: u32,
+    group: u32,
     /// [`data_index`], or [`SCRATCH`].
-    pub(super) place: u8,
-    pub(super) writes: bool,
+    place: u8,
+    writes: bool,
     /// In which placements it happens at all.
-    pub(super) real: u8,
+    real: u8,
 }
 
 /// Memory that has nothing in common with any other: a rank's data of the block, or one scratch
 /// slot of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Group {
-    pub(super) owner: Rank,
+struct MemoryGroup {
+    owner: Rank,
     /// `None`: the data.
     pub(super) slot: Option<u16>,
 }
@@ -105,9 +107,9 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Memory {
     /// By step: sources, then destinations, as listed.
-    touches: Vec<Touch>,
+    accesses: Vec<MemoryAccess>,
     starts: Vec<u32>,
-    pub(super) groups: Vec<Group>,
+    groups: Vec<MemoryGroup>,
     /// Touches ordered by group.
     by_group: Vec<u32>,
     group_starts: Vec<u32>,
@@ -115,16 +117,16 @@ pub(super) struct Memory {
 
 impl Memory {
     pub(super) fn new(graph: &Graph<'_>) -> Self {
-        let mut touches = Vec::new();
+        let mut accesses = Vec::new();
         let mut starts = vec![0];
         let mut keys: Vec<(Rank, Option<u16>, u32)> = Vec::new();
         for (number, step) in graph.steps.iter().enumerate() {
             let number = number as u32;
             let mut add = |place: Place, writes, real| {
                 let slot = if let Part::Scratch(slot) = place.part { Some(slot) } else { None };
-                keys.push((place.rank, slot, touches.len() as u32));
+                keys.push((place.rank, slot, accesses.len() as u32));
                 let place = data_index(place.part).unwrap_or(SCRATCH) as u8;
-                touches.push(Touch { step: number, group: NONE, place, writes, real });
+                accesses.push(MemoryAccess { step: number, group: NONE, place, writes, real });
             };
             let own = graph.rank(number);
             match &step.op {
@@ -145,34 +147,34 @@ impl Memory {
                 }
                 Op::Signal { .. } | Op::Wait { .. } => {}
             }
-            starts.push(touches.len() as u32);
+            starts.push(accesses.len() as u32);
         }
         keys.sort_unstable();
-        let mut groups: Vec<Group> = Vec::new();
+        let mut groups: Vec<MemoryGroup> = Vec::new();
         let mut group_starts = Vec::new();
         let mut by_group = Vec::with_capacity(keys.len());
-        for &(owner, slot, touch) in &keys {
+        for &(owner, slot, access) in &keys {
             if groups.last().is_none_or(|group| (group.owner, group.slot) != (owner, slot)) {
-                groups.push(Group { owner, slot });
+                groups.push(MemoryGroup { owner, slot });
                 group_starts.push(by_group.len() as u32);
             }
-            touches[touch as usize].group = groups.len() as u32 - 1;
-            by_group.push(touch);
+            accesses[access as usize].group = groups.len() as u32 - 1;
+            by_group.push(access);
         }
         group_starts.push(by_group.len() as u32);
-        Self { touches, starts, groups, by_group, group_starts }
+        Self { accesses, starts, groups, by_group, group_starts }
     }
 
-    /// What a step touches: sources, then destinations.
-    pub(super) fn of_step(&self, step: u32) -> &[Touch] {
+    /// The memory accesses of a step: sources, then destinations.
+    fn of_step(&self, step: u32) -> &[MemoryAccess] {
         let step = step as usize;
-        &self.touches[self.starts[step] as usize..self.starts[step + 1] as usize]
+        &self.accesses[self.starts[step] as usize..self.starts[step + 1] as usize]
     }
 
     /// The place of the group's owner.
-    pub(super) fn place(&self, touch: &Touch) -> Place {
-        let group = self.groups[touch.group as usize];
-        let part = match touch.place {
+    fn place(&self, access: &MemoryAccess) -> Place {
+        let group = self.groups[access.group as usize];
+        let part = match access.place {
             0 => Part::Input,
             1 => Part::Output,
             2 => Part::SharedInput,
@@ -182,23 +184,23 @@ impl Memory {
         Place { rank: group.owner, part }
     }
 
-    fn access(&self, graph: &Graph<'_>, touch: &Touch, chunk: u32) -> Box<Access> {
-        let (site, place) = (graph.site(touch.step), self.place(touch));
-        Box::new(Access { site, chunk, writes: touch.writes, place })
+    fn access(&self, graph: &Graph<'_>, access: &MemoryAccess, chunk: u32) -> Box<Access> {
+        let (site, place) = (graph.site(access.step), self.place(access));
+        Box::new(Access { site, chunk, writes: access.writes, place })
     }
 
-    /// That all conflicting accesses are ordered.
+    /// Checks that all conflicting accesses are ordered.
     pub(super) fn check_races(&self, graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
         let mut pairs = 0;
         for bounds in self.group_starts.windows(2) {
             let group = &self.by_group[bounds[0] as usize..bounds[1] as usize];
             for (index, &write) in group.iter().enumerate() {
-                let write = &self.touches[write as usize];
+                let write = &self.accesses[write as usize];
                 if !write.writes {
                     continue;
                 }
                 for (other_index, &other) in group.iter().enumerate() {
-                    let other = &self.touches[other as usize];
+                    let other = &self.accesses[other as usize];
                     if other.writes && other_index < index {
                         continue; // seen from the other side
                     }
@@ -217,17 +219,17 @@ impl Memory {
         &self,
         graph: &Graph<'_>,
         order: &mut Order<'_, '_>,
-        one: &Touch,
-        other: &Touch,
+        one: &MemoryAccess,
+        other: &MemoryAccess,
     ) -> Result<(), Violation> {
         let conflict = one.real & other.real & SAME[one.place as usize][other.place as usize];
         if conflict == 0 {
             return Ok(());
         }
         if one.step != other.step {
-            let issue = |touch: &Touch| graph.position[issued(touch.step) as usize];
+            let issue = |access: &MemoryAccess| graph.position[issued(access.step) as usize];
             let (first, second) = if issue(one) < issue(other) { (one, other) } else { (other, one) };
-            if !order.ended_before(ends(graph, first).as_slice(), Chunk::First, second.step)? {
+            if !order.ended_before(end_events(graph, first).as_slice(), Chunk::First, second.step)? {
                 let (first, second) = (self.access(graph, first, 0), self.access(graph, second, 0));
                 return Err(Violation::Race { first, second });
             }
@@ -236,7 +238,7 @@ impl Memory {
             return Ok(());
         }
         for (first, second) in [(one, other), (other, one)] {
-            if !order.ended_before(ends(graph, first).as_slice(), Chunk::Window, second.step)? {
+            if !order.ended_before(end_events(graph, first).as_slice(), Chunk::Window, second.step)? {
                 let first = self.access(graph, first, 0);
                 let second = self.access(graph, second, graph.schedule.window);
                 return Err(Violation::Race { first, second });
@@ -245,9 +247,9 @@ impl Memory {
         Ok(())
     }
 
-    /// That the memory of other ranks is touched only while they are known to be in this run: their
-    /// slices after a signal of theirs to the rank that touches them, which says where the slices
-    /// are.
+    /// Checks that the memory of other ranks is touched only while they are known to be in this
+    /// run: their slices after a signal of theirs to the rank that touches them, which says where
+    /// the slices are.
     pub(super) fn check_presence(
         &self,
         graph: &Graph<'_>,
@@ -257,21 +259,23 @@ impl Memory {
         for step in 0..graph.steps.len() as u32 {
             let own = graph.rank(step);
             let put = matches!(graph.steps[step as usize].op, Op::Put { .. });
-            let foreign = |touch: &&Touch| self.groups[touch.group as usize].owner != own;
+            let foreign = |access: &&MemoryAccess| self.groups[access.group as usize].owner != own;
             // Writing into scratch needs no earlier word: the runtime's credits guard the bank. A
             // put ends at its wait.
-            let early = |touch: &&Touch| foreign(touch) && !(touch.writes && touch.place as usize == SCRATCH);
-            let late = |touch: &&Touch| foreign(touch) && !put;
-            let touches = self.of_step(step);
-            if let Some(touch) = self
-                .absent(touches.iter().filter(early), &mut wanted, |found| order.heard_before(step, found))?
-            {
-                return Err(Violation::TouchedEarly { access: self.access(graph, touch, 0) });
+            let early = |access: &&MemoryAccess| {
+                foreign(access) && !(access.writes && access.place as usize == SCRATCH)
+            };
+            let late = |access: &&MemoryAccess| foreign(access) && !put;
+            let accesses = self.of_step(step);
+            if let Some(access) = self.absent(accesses.iter().filter(early), &mut wanted, |found| {
+                order.signalled_before(step, found)
+            })? {
+                return Err(Violation::TouchedEarly { access: self.access(graph, access, 0) });
             }
-            if let Some(touch) =
-                self.absent(touches.iter().filter(late), &mut wanted, |found| order.ranks_after(step, found))?
+            if let Some(access) = self
+                .absent(accesses.iter().filter(late), &mut wanted, |found| order.ranks_after(step, found))?
             {
-                return Err(Violation::TouchedLate { access: self.access(graph, touch, 0) });
+                return Err(Violation::TouchedLate { access: self.access(graph, access, 0) });
             }
         }
         Ok(())
@@ -281,14 +285,14 @@ impl Memory {
     /// after.
     fn absent<'t>(
         &self,
-        touches: impl Iterator<Item = &'t Touch> + Clone,
+        accesses: impl Iterator<Item = &'t MemoryAccess> + Clone,
         wanted: &mut [bool],
         search: impl FnOnce(&mut dyn FnMut(Rank) -> bool) -> Result<bool, Violation>,
-    ) -> Result<Option<&'t Touch>, Violation> {
-        let owner = |touch: &Touch| self.groups[touch.group as usize].owner as usize;
+    ) -> Result<Option<&'t MemoryAccess>, Violation> {
+        let owner = |access: &MemoryAccess| self.groups[access.group as usize].owner as usize;
         let mut missing = 0;
-        for touch in touches.clone() {
-            missing += usize::from(!std::mem::replace(&mut wanted[owner(touch)], true));
+        for access in accesses.clone() {
+            missing += usize::from(!std::mem::replace(&mut wanted[owner(access)], true));
         }
         if missing == 0 {
             return Ok(None);
@@ -300,22 +304,22 @@ impl Memory {
         if all {
             return Ok(None);
         }
-        Ok(touches.into_iter().find(|touch| wanted[owner(touch)]))
+        Ok(accesses.into_iter().find(|access| wanted[owner(access)]))
     }
 
     /// The index of each rank's data among the groups, or [`NONE`].
-    pub(super) fn data_groups(&self, graph: &Graph<'_>) -> Vec<u32> {
-        let mut of_rank = vec![NONE; graph.schedule.programs.len()];
+    fn data_groups(&self, graph: &Graph<'_>) -> Vec<u32> {
+        let mut lanes_of_rank = vec![NONE; graph.schedule.programs.len()];
         for (number, group) in self.groups.iter().enumerate() {
             if group.slot.is_none() {
-                of_rank[group.owner as usize] = number as u32;
+                lanes_of_rank[group.owner as usize] = number as u32;
             }
         }
-        of_rank
+        lanes_of_rank
     }
 
     /// Whether the owner of the group has the block in its input.
-    pub(super) fn owner_has_input(&self, graph: &Graph<'_>, group: u32) -> bool {
+    fn owner_has_input(&self, graph: &Graph<'_>, group: u32) -> bool {
         let part = graph.schedule.blocks[graph.block as usize].part;
         has_input(graph.schedule, self.groups[group as usize].owner, part)
     }
@@ -331,25 +335,330 @@ fn vanishing(from: Part, into: Part) -> u8 {
 
 /// The events of which any one says that the access is over: a put's source is free when the put is
 /// complete, and also when it has landed; a put's destination is written when it has landed.
-struct Ends {
+struct EndEvents {
     events: [Event; 2],
     count: usize,
 }
 
-impl Ends {
+impl EndEvents {
     fn as_slice(&self) -> &[Event] {
         &self.events[..self.count]
     }
 }
 
-fn ends(graph: &Graph<'_>, touch: &Touch) -> Ends {
-    let own = complete(touch.step);
-    match graph.steps[touch.step as usize].op {
+fn end_events(graph: &Graph<'_>, access: &MemoryAccess) -> EndEvents {
+    let own = complete(access.step);
+    match graph.steps[access.step as usize].op {
         Op::Put { .. } => {
-            let landed = complete(graph.matched[touch.step as usize]);
-            Ends { events: [landed, own], count: if touch.writes { 1 } else { 2 } }
+            let landed = complete(graph.matched[access.step as usize]);
+            EndEvents { events: [landed, own], count: if access.writes { 1 } else { 2 } }
         }
-        _ => Ends { events: [own; 2], count: 1 },
+        _ => EndEvents { events: [own; 2], count: 1 },
+    }
+}
+
+// The values of the places of a block: expressions over the contributions of the ranks.
+//
+// Steps are evaluated one after the other in an order that follows the edges. All conflicting
+// accesses are ordered (this was checked before), so every order gives the same values, and a step
+// may be evaluated when it is issued. One chunk is enough: edges lead only to the same or later
+// chunks, so no step of another chunk comes between a write of this chunk and its reader.
+//
+// A value is the number of an expression. Equal expressions have equal numbers, so equal numbers
+// mean equal bits. Two sources may be exchanged (the operations are commutative). More than two
+// sources are folded from the left in one pass, which may round differently than step by step, so
+// `a + b + c` is another expression than `(a + b)` then `+ c`.
+//
+// Every step must read the same value in all placements of the memory that it reads. By induction
+// along the order, this also holds if every rank has another placement: the value of a source
+// depends only on the placement of its own rank and on the values that were written, which are the
+// same in all placements.
+
+/// Nothing was written.
+const UNDEFINED: u32 = u32::MAX;
+/// Most words of sets of contributors in a block: 2 GiB.
+const MAX_SET_WORDS: u64 = 1 << 28;
+
+/// The number of an expression; below the number of ranks: that rank's contribution.
+type Value = u32;
+
+/// What the places of a rank's data hold, by placement and memory.
+type Data = [[Value; 4]; PLACEMENTS];
+
+/// The result of executing a block.
+#[derive(Debug)]
+pub(super) struct BlockResult {
+    /// By step: whether it combines several sources into the complete result.
+    pub(super) completes: Vec<bool>,
+    /// Whether no two steps combined the same expression. Then places that hold the same value hold
+    /// copies of one result, and would also do so if sources were listed in another order.
+    pub(super) by_copies_alone: bool,
+    /// Whether the result is the fold of all ranks' contributions in the order of the ranks, in one
+    /// pass.
+    pub(super) in_rank_order: bool,
+}
+
+/// Carries the block out and checks the end.
+pub(super) fn check_values(graph: &Graph<'_>, memory: &Memory) -> Result<BlockResult, Violation> {
+    let schedule = graph.schedule;
+    let part = schedule.blocks[graph.block as usize].part;
+    let mut required = Set::empty(schedule.ranks());
+    for rank in 0..schedule.ranks() {
+        if schedule.collective.contributes(rank, part, schedule.ranks()) {
+            required.insert(rank);
+        }
+    }
+    let mut run = Evaluation {
+        graph,
+        memory,
+        data: (0..memory.groups.len() as u32).map(|group| initial(graph, memory, group)).collect(),
+        expressions: Expressions::new(schedule.ranks()),
+    };
+    let mut completes = vec![false; graph.steps.len()];
+    let mut sources = Vec::new();
+    for &step in &graph.order {
+        let Some(value) = run.read(step, &mut sources)? else { continue };
+        completes[step as usize] = sources.len() > 1 && run.expressions.is(value, &required);
+        for access in memory.of_step(step).iter().filter(|access| access.writes) {
+            run.write(access, value);
+        }
+    }
+    let result = run.check_outputs(&required, part)?;
+    let by_copies_alone = !run.expressions.combined_twice;
+    let all: Vec<Value> = (0..schedule.ranks()).collect();
+    let in_rank_order = match (result, all.len()) {
+        (_, 1) | (None, _) => true,
+        // Only the fold of all has this number: if no step made it, it is a new one.
+        (Some(result), _) => run.expressions.combine(&all).is_ok_and(|fold| fold == result),
+    };
+    Ok(BlockResult { completes, by_copies_alone, in_rank_order })
+}
+
+fn initial(graph: &Graph<'_>, memory: &Memory, group: u32) -> Data {
+    let mut data = [[UNDEFINED; 4]; PLACEMENTS];
+    let holds = memory.groups[group as usize];
+    if holds.slot.is_none() && memory.owner_has_input(graph, group) {
+        data.iter_mut().for_each(|places| places[0] = holds.owner);
+    }
+    data
+}
+
+struct Evaluation<'r, 'a> {
+    graph: &'r Graph<'a>,
+    memory: &'r Memory,
+    /// By group; scratch uses one place of it.
+    data: Vec<Data>,
+    expressions: Expressions,
+}
+
+/// Where in [`Data`] a touch is; scratch lies in the first place of every placement.
+fn index(placement: usize, access: &MemoryAccess) -> usize {
+    if access.place < 4 { memory_of(placement, access.place as usize) } else { 0 }
+}
+
+impl Evaluation<'_, '_> {
+    /// The value that the step makes of its sources, if it has any.
+    fn read(&mut self, step: u32, sources: &mut Vec<Value>) -> Result<Option<Value>, Violation> {
+        if !matches!(self.graph.steps[step as usize].op, Op::Put { .. } | Op::Reduce { .. }) {
+            return Ok(None);
+        }
+        sources.clear();
+        let accesses = self.memory.of_step(step);
+        for access in accesses.iter().filter(|access| !access.writes) {
+            let data = &self.data[access.group as usize];
+            let value = data[0][index(0, access)];
+            let (site, place) = (self.graph.site(step), self.memory.place(access));
+            if value == UNDEFINED {
+                return Err(Violation::Undefined { site, place });
+            }
+            let differs = (0..PLACEMENTS).find(|&number| {
+                access.real & (1 << number) != 0 && data[number][index(number, access)] != value
+            });
+            if let Some(number) = differs {
+                return Err(Violation::PlacementMatters { site, place, placement: placement(number) });
+            }
+            sources.push(value);
+        }
+        if let [copied] = sources[..] {
+            return Ok(Some(copied));
+        }
+        let limit = MAX_SET_WORDS;
+        if self.expressions.words() > limit {
+            return Err(Violation::TooHard { block: self.graph.block, most: limit });
+        }
+        match self.expressions.combine(sources) {
+            Ok(value) => Ok(Some(value)),
+            Err(DuplicateContribution { contributor, source }) => {
+                let place = self.memory.place(&accesses[source]);
+                Err(Violation::CountedTwice { site: self.graph.site(step), contributor, place })
+            }
+        }
+    }
+
+    fn write(&mut self, access: &MemoryAccess, value: Value) {
+        let data = &mut self.data[access.group as usize];
+        for (number, places) in data.iter_mut().enumerate() {
+            if access.real & (1 << number) != 0 {
+                places[index(number, access)] = value;
+            }
+        }
+    }
+
+    /// The value that all outputs have, if there are any.
+    fn check_outputs(&self, required: &Set, part: u32) -> Result<Option<Value>, Violation> {
+        let (schedule, block) = (self.graph.schedule, self.graph.block);
+        let groups = self.memory.data_groups(self.graph);
+        let mut first: Option<(Rank, Value)> = None;
+        for rank in (0..schedule.ranks()).filter(|&rank| has_output(schedule, rank, part)) {
+            let group = groups[rank as usize];
+            let data = if group == NONE { None } else { Some(&self.data[group as usize]) };
+            let value = data.map_or(UNDEFINED, |data| data[0][1]);
+            let Some(data) = data.filter(|_| value != UNDEFINED) else {
+                return Err(Violation::OutputMissing { rank, block });
+            };
+            match first {
+                Some((_, agreed)) if agreed == value => {}
+                _ => {
+                    let set = self.expressions.set(value);
+                    if let Some(contributor) = set.first_not_in(required) {
+                        return Err(Violation::ContributionForeign { rank, block, contributor });
+                    }
+                    if let Some(contributor) = required.first_not_in(&set) {
+                        return Err(Violation::ContributionMissing { rank, block, contributor });
+                    }
+                    if let Some((one, _)) = first {
+                        return Err(Violation::DifferentBits { block, one, other: rank });
+                    }
+                    first = Some((rank, value));
+                }
+            }
+            let differs = (0..PLACEMENTS).find(|&number| data[number][memory_of(number, 1)] != value);
+            if let Some(number) = differs {
+                return Err(Violation::OutputDepends { rank, block, placement: placement(number) });
+            }
+        }
+        Ok(first.map(|(_, value)| value))
+    }
+}
+
+/// A set of ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Set(Box<[u64]>);
+
+impl Set {
+    fn empty(ranks: u32) -> Self {
+        Self(vec![0; ranks.div_ceil(u64::BITS) as usize].into())
+    }
+
+    fn insert(&mut self, rank: Rank) {
+        self.0[rank as usize / 64] |= 1 << (rank % 64);
+    }
+
+    fn contains(&self, rank: Rank) -> bool {
+        self.0[rank as usize / 64] & (1 << (rank % 64)) != 0
+    }
+
+    fn first_not_in(&self, other: &Self) -> Option<Rank> {
+        first_bit(self.0.iter().zip(&other.0).map(|(own, other)| own & !other))
+    }
+
+    fn first_in_both(&self, other: &Self) -> Option<Rank> {
+        first_bit(self.0.iter().zip(&other.0).map(|(own, other)| own & other))
+    }
+}
+
+fn first_bit(words: impl Iterator<Item = u64>) -> Option<Rank> {
+    words.enumerate().find(|(_, word)| *word != 0).map(|(at, word)| at as Rank * 64 + word.trailing_zeros())
+}
+
+/// A contributor that is in a source and in one before it.
+#[derive(Debug)]
+struct DuplicateContribution {
+    contributor: Rank,
+    source: usize,
+}
+
+/// Expressions and their contributors, each expression once.
+#[derive(Debug)]
+struct Expressions {
+    ranks: u32,
+    /// The fold of two, or of a fold and one more, each with its number.
+    folds: HashMap<(bool, u32, u32), u32>,
+    /// By fold: the value of it, if it is one.
+    closed: Vec<Value>,
+    /// By value from `ranks` on.
+    sets: Vec<Set>,
+    /// Whether an expression was combined a second time.
+    combined_twice: bool,
+}
+
+impl Expressions {
+    fn new(ranks: u32) -> Self {
+        Self { ranks, folds: HashMap::new(), closed: Vec::new(), sets: Vec::new(), combined_twice: false }
+    }
+
+    /// The size of all sets.
+    fn words(&self) -> u64 {
+        self.sets.len() as u64 * u64::from(self.ranks.div_ceil(u64::BITS))
+    }
+
+    fn fold(&mut self, begins: bool, one: u32, other: u32) -> u32 {
+        let next = self.closed.len() as u32;
+        let fold = *self.folds.entry((begins, one, other)).or_insert(next);
+        if fold == next {
+            self.closed.push(UNDEFINED);
+        }
+        fold
+    }
+
+    fn combine(&mut self, sources: &[Value]) -> Result<Value, DuplicateContribution> {
+        let mut fold = self.fold(true, sources[0].min(sources[1]), sources[0].max(sources[1]));
+        for &source in &sources[2..] {
+            fold = self.fold(false, fold, source);
+        }
+        if self.closed[fold as usize] != UNDEFINED {
+            self.combined_twice = true;
+            return Ok(self.closed[fold as usize]);
+        }
+        let mut union = Set::empty(self.ranks);
+        for (number, &source) in sources.iter().enumerate() {
+            if let Err(contributor) = self.join(&mut union, source) {
+                return Err(DuplicateContribution { contributor, source: number });
+            }
+        }
+        let value = self.ranks + self.sets.len() as u32;
+        self.sets.push(union);
+        self.closed[fold as usize] = value;
+        Ok(value)
+    }
+
+    fn join(&self, union: &mut Set, value: Value) -> Result<(), Rank> {
+        if value < self.ranks {
+            if union.contains(value) {
+                return Err(value);
+            }
+            union.insert(value);
+            return Ok(());
+        }
+        let set = &self.sets[(value - self.ranks) as usize];
+        if let Some(twice) = set.first_in_both(union) {
+            return Err(twice);
+        }
+        union.0.iter_mut().zip(&set.0).for_each(|(own, other)| *own |= other);
+        Ok(())
+    }
+
+    fn set(&self, value: Value) -> Set {
+        if value >= self.ranks {
+            return self.sets[(value - self.ranks) as usize].clone();
+        }
+        let mut single = Set::empty(self.ranks);
+        single.insert(value);
+        single
+    }
+
+    fn is(&self, value: Value, set: &Set) -> bool {
+        value >= self.ranks && self.sets[(value - self.ranks) as usize] == *set
     }
 }
 
@@ -368,5 +677,32 @@ mod tests {
         );
         assert_eq!(SAME[4], [0, 0, 0, 0, EVERY], "scratch is apart");
         assert_eq!(WINDOWED, [0, 0, 0b0101_0101, 0b0011_0011, EVERY]);
+    }
+}
+
+#[cfg(test)]
+mod value_tests {
+    use super::*;
+
+    #[test]
+    fn two_sources_commute_and_a_fold_of_three_is_not_a_fold_of_folds() {
+        let mut expressions = Expressions::new(100);
+        let mut combine = |sources: &[Value]| expressions.combine(sources).expect("disjoint");
+        let pair = combine(&[3, 99]);
+        assert_eq!(pair, combine(&[99, 3]));
+        let nested = combine(&[pair, 7]);
+        assert_ne!(nested, combine(&[3, 99, 7]));
+        assert_eq!(combine(&[3, 99, 7]), combine(&[99, 3, 7]));
+        assert_ne!(combine(&[3, 99, 7]), combine(&[3, 7, 99]));
+        assert!(expressions.combined_twice);
+        assert_eq!(expressions.set(nested).first_not_in(&expressions.set(pair)), Some(7));
+    }
+
+    #[test]
+    fn a_contribution_in_two_sources_is_found_also_in_the_second_word() {
+        let mut expressions = Expressions::new(100);
+        let pair = expressions.combine(&[3, 99]).expect("disjoint");
+        let twice = expressions.combine(&[1, 2, 99, pair]).expect_err("99 twice");
+        assert_eq!((twice.contributor, twice.source), (99, 3));
     }
 }

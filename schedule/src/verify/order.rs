@@ -1,16 +1,16 @@
 //! Whether one event is always before another: searches along the edges of a [`Graph`], nearest
 //! events first.
 //!
-//! A pair of places in different chunks conflicts only `window` chunks apart, or a multiple of
-//! that; and what holds between chunks 0 and `window` holds between all such pairs: every chunk has
-//! the same edges (the first ones have fewer that come in from outside), and all of chunk `c` of a
-//! lane is before its chunk `c + window`. So searches go from chunk `window` back to chunk 0, or
-//! stay in chunk 0.
+//! Two places in different chunks conflict only if the chunks are `window` chunks apart, or a
+//! multiple of that. What holds between chunks 0 and `window` holds between all such pairs, because
+//! every chunk has the same edges (the first chunks have fewer incoming edges), and all of chunk
+//! `c` of a lane is before its chunk `c + window`. So searches go from chunk `window` back to chunk
+//! 0, or stay in chunk 0.
 
 use pleach_vocabulary::Rank;
 
-use super::graph::{Event, Graph, complete, issued};
 use super::violation::Violation;
+use super::{Event, Graph, complete, issued};
 use crate::Op;
 
 /// Most events that the searches in a block look at, all together: some ten seconds of work.
@@ -47,7 +47,7 @@ pub(super) struct Order<'g, 'a> {
 }
 
 /// Nobody is close.
-const NOBODY: [Rank; 2] = [Rank::MAX; 2];
+const NO_RANKS: [Rank; 2] = [Rank::MAX; 2];
 
 impl<'g, 'a> Order<'g, 'a> {
     pub(super) fn new(graph: &'g Graph<'a>) -> Result<Self, Violation> {
@@ -68,32 +68,33 @@ impl<'g, 'a> Order<'g, 'a> {
             search: 0,
             queue: Vec::new(),
             near: Vec::new(),
-            close: NOBODY,
+            close: NO_RANKS,
             head: 0,
             visits: 0,
         })
     }
 
-    /// Whether step `later` in chunk `chunk` is issued only after one of the `ends` of chunk 0.
+    /// Whether step `later` in chunk `chunk` is issued only after one of the `end_events` of
+    /// chunk 0.
     pub(super) fn ended_before(
         &mut self,
-        ends: &[Event],
+        end_events: &[Event],
         chunk: Chunk,
         later: u32,
     ) -> Result<bool, Violation> {
         let graph = self.graph;
         if chunk == Chunk::Window
-            && ends.iter().any(|end| end == &complete(end / 2) && graph.same_lane(end / 2, later))
+            && end_events.iter().any(|end| end == &complete(end / 2) && graph.same_lane(end / 2, later))
         {
             return Ok(true); // the window of the lane
         }
         // In chunk 0 nothing that is placed before all of the ends can be after one of them.
-        let earliest = ends.iter().map(|&end| graph.position[end as usize]).min().unwrap_or(0);
+        let earliest = end_events.iter().map(|&end| graph.position[end as usize]).min().unwrap_or(0);
         let level = if chunk == Chunk::Window { self.top } else { 0 };
-        self.close = [graph.rank(later), ends.first().map_or(Rank::MAX, |end| graph.rank(end / 2))];
+        self.close = [graph.rank(later), end_events.first().map_or(Rank::MAX, |end| graph.rank(end / 2))];
         self.begin(issued(later), level);
         while let Some((event, level)) = self.next()? {
-            if level == 0 && ends.contains(&event) {
+            if level == 0 && end_events.contains(&event) {
                 return Ok(true);
             }
             self.push_predecessors(event, level, earliest);
@@ -102,8 +103,8 @@ impl<'g, 'a> Order<'g, 'a> {
     }
 
     /// Calls `found` for every rank whose signal the rank of `later` has waited for before `later`,
-    /// in chunk 0, nearest first, until it returns true; says whether it did.
-    pub(super) fn heard_before(
+    /// in chunk 0, nearest first, until it returns true; returns whether it did.
+    pub(super) fn signalled_before(
         &mut self,
         later: u32,
         mut found: impl FnMut(Rank) -> bool,
@@ -127,13 +128,13 @@ impl<'g, 'a> Order<'g, 'a> {
     }
 
     /// Calls `found` for the rank of every event that is after the completion of `earlier` in chunk
-    /// 0, nearest first, until it returns true; says whether it did.
+    /// 0, nearest first, until it returns true; returns whether it did.
     pub(super) fn ranks_after(
         &mut self,
         earlier: u32,
         mut found: impl FnMut(Rank) -> bool,
     ) -> Result<bool, Violation> {
-        self.close = NOBODY;
+        self.close = NO_RANKS;
         self.begin(complete(earlier), 0);
         while let Some((event, _)) = self.next()? {
             if found(self.graph.rank(event / 2)) {
@@ -161,7 +162,7 @@ impl<'g, 'a> Order<'g, 'a> {
         let seen = &mut self.seen[level as usize * self.graph.events() + event as usize];
         if *seen != self.search {
             *seen = self.search;
-            let near = self.close != NOBODY && self.close.contains(&self.graph.rank(event / 2));
+            let near = self.close != NO_RANKS && self.close.contains(&self.graph.rank(event / 2));
             if near { &mut self.near } else { &mut self.queue }.push((event, level));
         }
     }

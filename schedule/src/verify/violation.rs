@@ -1,4 +1,4 @@
-//! Why a schedule is refused, in words that name the place.
+//! The reasons for which a schedule is refused, with their places.
 
 use std::fmt;
 
@@ -11,11 +11,11 @@ use crate::{BlockId, Part, Place, SignalSlot, StepId};
 pub struct Site {
     /// Whose program.
     pub rank: Rank,
-    /// Which lane of it.
+    /// The lane.
     pub lane: u32,
     /// The block of that lane.
     pub block: BlockId,
-    /// Which step of the lane.
+    /// The step.
     pub step: StepId,
 }
 
@@ -30,11 +30,11 @@ impl fmt::Display for Site {
 pub struct Access {
     /// The step.
     pub site: Site,
-    /// In which chunk.
+    /// The chunk.
     pub chunk: u32,
     /// Whether it writes.
     pub writes: bool,
-    /// What.
+    /// The place.
     pub place: Place,
 }
 
@@ -73,13 +73,13 @@ impl fmt::Display for Placement {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
-    /// There is nobody.
+    /// There are no ranks.
     #[error("the schedule has no ranks")]
     NoRanks,
     /// Larger than this verifier takes.
     #[error("the schedule has {found} {what}; at most {most} can be verified")]
     TooLarge {
-        /// What is too large.
+        /// The number that is too large.
         what: &'static str,
         /// How large it is.
         found: u64,
@@ -89,7 +89,7 @@ pub enum Violation {
     /// The search for an order ran into its limit. Nothing is known to be wrong.
     #[error("block {block} was not verified: the search for an order exceeded {most} visits")]
     TooHard {
-        /// Where.
+        /// The block.
         block: BlockId,
         /// The limit.
         most: u64,
@@ -104,7 +104,7 @@ pub enum Violation {
         collective: Collective,
         /// Whom it names.
         rank: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A part of the data lies in no block.
@@ -120,7 +120,7 @@ pub enum Violation {
         block: BlockId,
         /// What it names.
         part: u32,
-        /// How many parts there are.
+        /// The number of parts.
         parts: u32,
     },
     /// A block has no share.
@@ -132,13 +132,13 @@ pub enum Violation {
     /// A lane names a block that does not exist.
     #[error("rank {rank} lane {lane} is of block {block}, but there are {blocks} blocks")]
     UnknownBlock {
-        /// Whose lane.
+        /// The rank.
         rank: Rank,
-        /// Which lane.
+        /// The lane.
         lane: u32,
         /// What it names.
         block: BlockId,
-        /// How many blocks there are.
+        /// The number of blocks.
         blocks: u32,
     },
     /// A step names a rank that does not exist.
@@ -148,7 +148,7 @@ pub enum Violation {
         site: Site,
         /// Whom it names.
         named: Rank,
-        /// How many there are.
+        /// The number of ranks.
         ranks: u32,
     },
     /// A signal to or from oneself.
@@ -225,24 +225,24 @@ pub enum Violation {
         /// The collective.
         collective: Collective,
     },
-    /// A signal that nobody waits for.
+    /// A signal without a wait.
     #[error("{site} signals {signal_slot} of rank {to}, where no wait consumes it")]
     Unconsumed {
         /// The signal or put.
         site: Site,
-        /// Whose signal slot.
+        /// The receiver.
         to: Rank,
-        /// Which.
+        /// The signal slot.
         signal_slot: SignalSlotName,
     },
-    /// A wait that nobody signals.
+    /// A wait without a signal.
     #[error("{site} waits for {signal_slot} from rank {from}, which never signals it")]
     NeverSignalled {
         /// The wait.
         site: Site,
-        /// From whom.
+        /// The sender.
         from: Rank,
-        /// Which signal slot.
+        /// The signal slot.
         signal_slot: SignalSlotName,
     },
     /// Two steps signal the same signal slot in a chunk.
@@ -252,7 +252,7 @@ pub enum Violation {
         first: Site,
         /// The second.
         second: Site,
-        /// Which signal slot.
+        /// The signal slot.
         signal_slot: SignalSlotName,
     },
     /// Two steps wait for the same signal slot in a chunk.
@@ -262,7 +262,7 @@ pub enum Violation {
         first: Site,
         /// The second.
         second: Site,
-        /// Which signal slot.
+        /// The signal slot.
         signal_slot: SignalSlotName,
     },
     /// A signal slot may be signalled for a later chunk before the earlier signal was consumed.
@@ -274,9 +274,9 @@ pub enum Violation {
         signal: Site,
         /// The wait.
         wait: Site,
-        /// Which signal slot.
+        /// The signal slot.
         signal_slot: SignalSlotName,
-        /// In which chunk.
+        /// The chunk.
         chunk: u32,
     },
     /// Steps wait for each other.
@@ -384,12 +384,12 @@ pub enum Violation {
         other: Rank,
     },
     /// A rank may leave a barrier too early.
-    #[error("rank {rank} may leave the barrier before rank {unheard} has entered it")]
+    #[error("rank {rank} may leave the barrier before rank {missing} has entered it")]
     LeavesEarly {
-        /// Who.
+        /// The rank.
         rank: Rank,
-        /// Of whom it has not heard.
-        unheard: Rank,
+        /// A rank that has not arrived as far as this rank knows.
+        missing: Rank,
     },
 }
 

@@ -35,8 +35,8 @@ fn the_widest_of_equal_paths_is_taken() {
     assert_eq!(ends(routes, route), [(a, fast), (fast, b)]);
     assert_eq!(routes.latency_ns(0, 1), 2_000);
     assert_eq!(routes.between(0, 0), [Route { links: Vec::new(), weight: 1 }]);
-    assert_eq!((wiring.not_joined(0, 1), wiring.not_joined(1, 2)), (None, None));
-    assert_eq!(wiring.not_joined(2, 0), Some(["c", "a"]), "only over b");
+    assert_eq!((wiring.unjoined_pair(0, 1), wiring.unjoined_pair(1, 2)), (None, None));
+    assert_eq!(wiring.unjoined_pair(2, 0), Some(["c", "a"]), "only over b");
 }
 
 #[test]

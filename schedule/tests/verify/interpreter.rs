@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 
+use pleach_packing::random::{Random, mixed};
 use pleach_schedule::{Op, Part, Place, Schedule};
 use pleach_vocabulary::{Collective, Rank};
 
@@ -24,25 +25,6 @@ pub(crate) enum Wrong {
     InputChanged(Rank),
     Bits { block: usize, chunk: usize },
     LeftBarrierEarly(Rank),
-}
-
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.next() % end as u64) as usize
-    }
-}
-
-fn mix(mut value: u64) -> u64 {
-    value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
 }
 
 /// Which of a rank's places are one memory, at random.
@@ -98,8 +80,8 @@ enum Action {
 
 pub(crate) fn run(schedule: &Schedule, chunks: usize, seed: u64) -> Result<(), Wrong> {
     let ranks = schedule.programs.len();
-    let mut random = Random(seed);
-    let mut coin = || random.next() & 1 == 0;
+    let mut random = Random::new(seed);
+    let mut coin = || random.bits() & 1 == 0;
     let placed = (0..ranks)
         .map(|_| Placed { input_shared: coin(), output_shared: coin(), in_place: coin() })
         .collect();
@@ -110,7 +92,7 @@ pub(crate) fn run(schedule: &Schedule, chunks: usize, seed: u64) -> Result<(), W
             program.iter().map(|lane| vec![(None, vec![false; lane.steps.len()]); chunks]).collect()
         })
         .collect();
-    let slow = random.next();
+    let slow = random.bits();
     let mut run = Run {
         schedule,
         random,
@@ -129,15 +111,15 @@ pub(crate) fn run(schedule: &Schedule, chunks: usize, seed: u64) -> Result<(), W
 
 /// What a rank contributes.
 fn contribution(rank: Rank, block: usize, chunk: usize, piece: usize) -> Value {
-    let seed = mix(u64::from(rank) << 48 | (block as u64) << 32 | (chunk as u64) << 8 | piece as u64);
-    [seed, mix(seed ^ 1)]
+    let seed = mixed(u64::from(rank) << 48 | (block as u64) << 32 | (chunk as u64) << 8 | piece as u64);
+    [seed, mixed(seed ^ 1)]
 }
 
 fn combine(values: &[Value]) -> Value {
     let tag = match values {
-        [one, other] => mix(one[1].wrapping_add(other[1])),
+        [one, other] => mixed(one[1].wrapping_add(other[1])),
         _ => values[2..].iter().fold(values[0][1].wrapping_add(values[1][1]), |tag, value| {
-            mix(tag ^ 7).wrapping_mul(3).wrapping_add(value[1])
+            mixed(tag ^ 7).wrapping_mul(3).wrapping_add(value[1])
         }),
     };
     [values.iter().fold(0, |sum, value| sum.wrapping_add(value[0])), tag]
@@ -150,7 +132,7 @@ impl Run<'_> {
             let Some(&first) = actions.first() else { break };
             let mut chosen = first;
             for _ in 0..20 {
-                chosen = actions[self.random.below(actions.len())];
+                chosen = actions[self.random.index(actions.len())];
                 if !self.is_slow(chosen) || self.random.below(30) == 0 {
                     break;
                 }
@@ -178,7 +160,7 @@ impl Run<'_> {
                 (flight.lane.0 << 16 | flight.lane.1 << 12 | flight.step << 4 | 3) as u64
             }
         };
-        mix(self.slow ^ kind).is_multiple_of(3)
+        mixed(self.slow ^ kind).is_multiple_of(3)
     }
 
     fn actions(&self) -> Vec<Action> {
@@ -275,7 +257,7 @@ impl Run<'_> {
                 for piece in 0..PIECES {
                     if self.has(rank, block, false) {
                         let address = self.address(Place { rank, part: Part::Output }, block, chunk);
-                        let garbage = [self.random.next(), self.random.next()];
+                        let garbage = [self.random.bits(), self.random.bits()];
                         self.memory.insert((address, piece), garbage);
                     }
                     if self.has(rank, block, true) {
@@ -405,7 +387,7 @@ impl Run<'_> {
         }
         let mut values = Vec::new();
         for from in from {
-            let garbage = [self.random.next(), self.random.next()];
+            let garbage = [self.random.bits(), self.random.bits()];
             values.push(*self.memory.get(&(from, piece)).unwrap_or(&garbage));
         }
         let value = if values.len() == 1 { values[0] } else { combine(&values) };

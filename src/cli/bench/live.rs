@@ -3,17 +3,20 @@
 //! All decisions (iterations of a sample, whether to measure again) come from numbers that all
 //! ranks share, so that all make the same calls.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
+use pleach::collectives::{GpuBuffer, SplitError};
 use pleach::transport::clock;
+use pleach::transport::cuda::{CudaError, Gpu, gpus};
 use pleach::{
-    Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, ReduceOp, Reproducible,
-    Stream, bf16, f16,
+    Buffer, Collective, CollectiveError, DataMut, DataType, Element, F8E4M3, F8E5M2, Group, Rank, ReduceOp,
+    Reproducible, Stream, bf16, f16, transport,
 };
 
-use super::memory::Space;
-use super::pattern::{Pattern, times_max};
-use super::{Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task, lengths};
+use crate::cli::bench::pattern::{Pattern, repetitions_max};
+use crate::cli::bench::{Measurement, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task, lengths};
 
 /// Up to this many bytes of the whole a size gets all iterations; larger ones get fewer.
 const SMALL_BYTES: u64 = 32 << 10;
@@ -45,8 +48,8 @@ const SAMPLES_MAX: u64 = 1000;
 
 /// How many times the given time a size may take with filling and checking, and after how many
 /// samples that is looked at.
-const PATIENCE: u32 = 20;
-const PATIENCE_SAMPLES: u64 = 16;
+const SIZE_TIME_FACTOR: u32 = 20;
+const SIZE_TIME_SAMPLES: u64 = 16;
 
 /// Whether one clock ticks for all ranks: whether they run under one boot of one kernel.
 pub(super) fn share_a_clock(group: &Group) -> Result<bool, CollectiveError> {
@@ -67,33 +70,33 @@ pub(super) fn measure(
     task: &Task,
     bytes: u64,
     one_clock: bool,
-) -> Result<Measured, CollectiveError> {
+) -> Result<Measurement, CollectiveError> {
     match task.data_type {
-        DataType::F32 => Bench::<f32>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::F64 => Bench::<f64>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::F16 => Bench::<f16>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::Bf16 => Bench::<bf16>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::I32 => Bench::<i32>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::I64 => Bench::<i64>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::U32 => Bench::<u32>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::U64 => Bench::<u64>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::I16 => Bench::<i16>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::U16 => Bench::<u16>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::I8 => Bench::<i8>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::F8E4M3 => Bench::<F8E4M3>::new((group, measured), task, bytes, one_clock)?.measure(),
-        DataType::F8E5M2 => Bench::<F8E5M2>::new((group, measured), task, bytes, one_clock)?.measure(),
-        _ => Bench::<u8>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F32 => LiveBench::<f32>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F64 => LiveBench::<f64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F16 => LiveBench::<f16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::Bf16 => LiveBench::<bf16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I32 => LiveBench::<i32>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I64 => LiveBench::<i64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::U32 => LiveBench::<u32>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::U64 => LiveBench::<u64>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I16 => LiveBench::<i16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::U16 => LiveBench::<u16>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::I8 => LiveBench::<i8>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F8E4M3 => LiveBench::<F8E4M3>::new((group, measured), task, bytes, one_clock)?.measure(),
+        DataType::F8E5M2 => LiveBench::<F8E5M2>::new((group, measured), task, bytes, one_clock)?.measure(),
+        _ => LiveBench::<u8>::new((group, measured), task, bytes, one_clock)?.measure(),
     }
 }
 
 /// Memory of one iteration, or of several in a row.
-struct Slot<T: Element> {
+struct IterationMemory<T: Element> {
     /// The input; also the output, where that has as many elements.
-    data: Space<T>,
-    output: Option<Space<T>>,
+    data: ElementBuffer<T>,
+    output: Option<ElementBuffer<T>>,
 }
 
-struct Bench<'a, T: Element> {
+struct LiveBench<'a, T: Element> {
     /// For what is not measured.
     group: &'a Group,
     /// With the algorithm that was asked for.
@@ -103,18 +106,18 @@ struct Bench<'a, T: Element> {
     task: &'a Task,
     pattern: Pattern,
     count: usize,
-    slots: Vec<Slot<T>>,
+    slots: Vec<IterationMemory<T>>,
     /// Iterations on each slot.
     times: usize,
     /// When each iteration of the sample began and the last ended; for barriers.
     stamps: Vec<i64>,
     one_clock: bool,
-    /// Iterations so far.
+    /// Iterations that have been run.
     iteration: usize,
     errors: u64,
 }
 
-impl<'a, T: Element> Bench<'a, T> {
+impl<'a, T: Element> LiveBench<'a, T> {
     fn new(
         (group, measured): (&'a Group, &Group),
         task: &'a Task,
@@ -142,7 +145,7 @@ impl<'a, T: Element> Bench<'a, T> {
         })
     }
 
-    fn measure(mut self) -> Result<Measured, CollectiveError> {
+    fn measure(mut self) -> Result<Measurement, CollectiveError> {
         let bytes = self.task.whole_bytes(self.count);
         let scaled = |most: u64, least: u64| (most * SMALL_BYTES / bytes.max(SMALL_BYTES)).max(least);
         let warmup = self.task.warmup.map_or_else(|| scaled(WARMUP, WARMUP_MIN), u64::from);
@@ -179,7 +182,7 @@ impl<'a, T: Element> Bench<'a, T> {
         self.group.all_reduce(&mut errors, ReduceOp::Sum)?;
         let in_sample = (self.slots.len() * self.times) as u32;
         let part_bytes = self.count * self.task.data_type.bytes();
-        Ok(Measured {
+        Ok(Measurement {
             algorithm: match self.task.is_exact() {
                 true => Reproducible::Exact.to_string(),
                 false => self.measured.algorithm_for(self.task.collective, part_bytes)?,
@@ -205,7 +208,7 @@ impl<'a, T: Element> Bench<'a, T> {
             true => wanted.max((REUSE_BYTES / bytes.max(1)).clamp(REUSE_MIN, REUSE_MAX)).min(most),
             false => wanted.min(most),
         } as usize;
-        let times = if self.task.reuse { times_max(self.task) } else { 1 };
+        let times = if self.task.reuse { repetitions_max(self.task) } else { 1 };
         let slots = wanted.div_ceil(times);
         self.times = wanted.div_ceil(slots);
         self.grow(slots)?;
@@ -220,12 +223,12 @@ impl<'a, T: Element> Bench<'a, T> {
         let began = clock::now();
         let mut own = Vec::new();
         while (own.len() as u64) < count {
-            let batch = PATIENCE_SAMPLES.min(count - own.len() as u64);
+            let batch = SIZE_TIME_SAMPLES.min(count - own.len() as u64);
             for _ in 0..batch {
                 own.push(self.sample()?);
             }
             // All ranks come to the same end.
-            if self.slowest(&[clock::now() - began])?[0] > time * PATIENCE {
+            if self.slowest(&[clock::now() - began])?[0] > time * SIZE_TIME_FACTOR {
                 break;
             }
         }
@@ -236,8 +239,8 @@ impl<'a, T: Element> Bench<'a, T> {
     fn grow(&mut self, iterations: usize) -> Result<(), CollectiveError> {
         let (data, output) = lengths(self.task, self.group.rank(), self.count);
         while self.slots.len() < iterations {
-            let space = |len| Space::new(&self.measured, self.task.memory, len);
-            self.slots.push(Slot { data: space(data)?, output: output.map(space).transpose()? });
+            let space = |len| ElementBuffer::new(&self.measured, self.task.memory, len);
+            self.slots.push(IterationMemory { data: space(data)?, output: output.map(space).transpose()? });
         }
         Ok(())
     }
@@ -248,7 +251,7 @@ impl<'a, T: Element> Bench<'a, T> {
         let (rank, first) = (self.group.rank(), self.iteration);
         for (slot, iteration) in self.slots.iter_mut().zip(first..) {
             self.pattern.fill(rank, iteration, bytemuck::cast_slice_mut(slot.data.elements_mut()));
-            slot.data.send_in()?;
+            slot.data.upload()?;
         }
         self.stamps.clear();
         self.group.barrier()?;
@@ -272,9 +275,13 @@ impl<'a, T: Element> Bench<'a, T> {
         self.stamps.push(end.0 as i64);
         for (slot, iteration) in self.slots.iter_mut().zip(first..) {
             let output = slot.output.as_mut().unwrap_or(&mut slot.data);
-            output.bring_back()?;
-            self.errors +=
-                self.pattern.wrong(rank, iteration, self.times, bytemuck::cast_slice(output.elements()));
+            output.download()?;
+            self.errors += self.pattern.count_errors(
+                rank,
+                iteration,
+                self.times,
+                bytemuck::cast_slice(output.elements()),
+            );
         }
         self.iteration += self.slots.len();
         if matches!(self.task.collective, Collective::Barrier) && self.one_clock {
@@ -299,15 +306,21 @@ fn in_time(wanted: u64, usual: Duration) -> u64 {
     wanted.min(u64::try_from(possible).unwrap_or(u64::MAX)).max(ITERATIONS_MIN)
 }
 
-fn run<T: Element>(group: &Group, task: &Task, slot: &mut Slot<T>) -> Result<(), CollectiveError> {
-    let Slot { data, output } = slot;
+fn run<T: Element>(group: &Group, task: &Task, slot: &mut IterationMemory<T>) -> Result<(), CollectiveError> {
+    let IterationMemory { data, output } = slot;
     match (data, output) {
-        (Space::Gpu(data, _), None) => run_on(group, task, data, None),
-        (Space::Gpu(data, _), Some(Space::Gpu(output, _))) => run_on(group, task, data, Some(output)),
-        (Space::Registered(data), None) => run_on(group, task, data, None),
-        (Space::Registered(data), Some(Space::Registered(output))) => run_on(group, task, data, Some(output)),
-        (Space::Slice(data), None) => run_on(group, task, data, None),
-        (Space::Slice(data), Some(Space::Slice(output))) => run_on(group, task, data, Some(output)),
+        (ElementBuffer::Gpu(data, _), None) => run_on(group, task, data, None),
+        (ElementBuffer::Gpu(data, _), Some(ElementBuffer::Gpu(output, _))) => {
+            run_on(group, task, data, Some(output))
+        }
+        (ElementBuffer::Registered(data), None) => run_on(group, task, data, None),
+        (ElementBuffer::Registered(data), Some(ElementBuffer::Registered(output))) => {
+            run_on(group, task, data, Some(output))
+        }
+        (ElementBuffer::Slice(data), None) => run_on(group, task, data, None),
+        (ElementBuffer::Slice(data), Some(ElementBuffer::Slice(output))) => {
+            run_on(group, task, data, Some(output))
+        }
         _ => unreachable!("all memory of a task is of its kind"),
     }
 }
@@ -337,6 +350,130 @@ fn run_on<T: Element>(
     }
 }
 
+// The memory of a measurement: registered memory, any memory of the process, or memory of a GPU.
+
+/// Where the data of a collective is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum MemoryKind {
+    /// Registered with the group: peers reach it.
+    Registered,
+    /// Any memory of the process.
+    Slice,
+    /// A GPU's: of this number on every rank, or of the one that is a rank's turn on its host.
+    Cuda(Option<u32>),
+}
+
+const KNOWN: &str = "there are registered (or host) slice cuda cuda:N";
+
+impl FromStr for MemoryKind {
+    type Err = &'static str;
+
+    fn from_str(name: &str) -> Result<Self, Self::Err> {
+        match name {
+            "registered" | "host" => Ok(Self::Registered),
+            "slice" => Ok(Self::Slice),
+            "cuda" => Ok(Self::Cuda(None)),
+            _ => match name.strip_prefix("cuda:").map(str::parse) {
+                Some(Ok(ordinal)) => Ok(Self::Cuda(Some(ordinal))),
+                _ => Err(KNOWN),
+            },
+        }
+    }
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Registered => formatter.write_str("registered"),
+            Self::Slice => formatter.write_str("slice"),
+            Self::Cuda(None) => formatter.write_str("cuda"),
+            Self::Cuda(Some(ordinal)) => write!(formatter, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// Why there is no group for a GPU's memory.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum NoGpuGroup {
+    #[error("no GPU memory: {0}")]
+    Driver(#[from] CudaError),
+    #[error("no GPU memory: {0}")]
+    Split(#[from] SplitError),
+}
+
+impl MemoryKind {
+    /// Whether this process has such memory at all.
+    pub(super) fn expect_there(self) -> Result<(), NoGpuGroup> {
+        if let Self::Cuda(ordinal) = self {
+            Gpu::open(ordinal.unwrap_or(0))?;
+        }
+        Ok(())
+    }
+
+    /// The group that works on this memory: the same one for the host's. Of several GPUs each rank
+    /// of a host has its turn.
+    pub(super) fn group(self, group: &Group, local_rank: Option<Rank>) -> Result<Group, NoGpuGroup> {
+        let Self::Cuda(ordinal) = self else { return Ok(group.clone()) };
+        let ordinal = match ordinal {
+            Some(ordinal) => ordinal,
+            // Where there is none, the one that is asked for is told to be missing.
+            None => local_rank.unwrap_or(group.rank()) % gpus()?.max(1),
+        };
+        Ok(group.in_memory(transport::Space::Gpu { ordinal })?)
+    }
+}
+
+/// Elements in memory of either kind.
+enum ElementBuffer<T: Element> {
+    Registered(Buffer<T>),
+    Slice(Vec<T>),
+    /// On a GPU, with the host's copy, which is filled and looked at.
+    Gpu(GpuBuffer<T>, Vec<T>),
+}
+
+impl<T: Element> ElementBuffer<T> {
+    /// So many elements, all zero.
+    fn new(group: &Group, kind: MemoryKind, len: usize) -> Result<Self, CollectiveError> {
+        Ok(match kind {
+            MemoryKind::Registered => Self::Registered(group.buffer(len)?),
+            MemoryKind::Slice => Self::Slice(vec![T::zeroed(); len]),
+            MemoryKind::Cuda(_) => Self::Gpu(group.gpu_buffer(len)?, vec![T::zeroed(); len]),
+        })
+    }
+
+    /// Brings what was filled in to where the collective works on it.
+    fn upload(&mut self) -> Result<(), CollectiveError> {
+        match self {
+            Self::Gpu(buffer, elements) => buffer.store(elements),
+            _ => Ok(()),
+        }
+    }
+
+    /// Brings what the collective left to where it is looked at.
+    fn download(&mut self) -> Result<(), CollectiveError> {
+        match self {
+            Self::Gpu(buffer, elements) => buffer.load(elements),
+            _ => Ok(()),
+        }
+    }
+
+    /// The elements, or the host's copy of them.
+    fn elements(&self) -> &[T] {
+        match self {
+            Self::Registered(buffer) => buffer,
+            Self::Slice(elements) | Self::Gpu(_, elements) => elements,
+        }
+    }
+
+    /// The same elements, mutable.
+    fn elements_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::Registered(buffer) => buffer,
+            Self::Slice(elements) | Self::Gpu(_, elements) => elements,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -347,5 +484,23 @@ mod tests {
         assert_eq!(in_time(2000, Duration::ZERO), 2000);
         assert_eq!(in_time(2000, Duration::from_millis(20)), 50);
         assert_eq!(in_time(2000, Duration::from_secs(3)), ITERATIONS_MIN);
+    }
+}
+
+#[cfg(test)]
+mod memory_tests {
+    use super::*;
+
+    #[test]
+    fn kinds_of_memory_are_read_as_they_are_written() {
+        for kind in
+            [MemoryKind::Registered, MemoryKind::Slice, MemoryKind::Cuda(None), MemoryKind::Cuda(Some(3))]
+        {
+            assert_eq!(kind.to_string().parse(), Ok(kind));
+        }
+        assert_eq!("host".parse(), Ok(MemoryKind::Registered));
+        for broken in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "cuda:99999999999"] {
+            assert_eq!(broken.parse::<MemoryKind>(), Err(KNOWN), "{broken}");
+        }
     }
 }

@@ -1,12 +1,12 @@
 //! `pleach bench`: how long collectives take, size by size, with every result checked.
 //!
-//! A [`Task`] says what is measured and in what memory, [`sizes`] what sizes; `live` measures real
-//! ranks, `simulated` ranks in virtual time; both fill and check memory by the same `pattern` and
-//! give [`Measured`], which `report` prints. `wired` measures ranks joined by the links of a
-//! topology. **Invariant:** nothing but the collective is timed, and every iteration has a part in
-//! what is checked: its output is not overwritten before it was checked, or (`--reuse`) is what the
-//! next one works on.
+//! A [`Task`] describes the collective and its memory, [`sizes`] the sizes. `live` measures real
+//! ranks, `simulated` measures ranks in virtual time. Both fill and check memory by the same
+//! `pattern` and return a [`Measurement`], which [`Report`] prints. **Invariant:** only the
+//! collective is timed, and every iteration is checked: its output is checked before it is
+//! overwritten, or (`--reuse`) it is the input of the next iteration.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,26 +16,25 @@ use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
 use pleach::schedule::{Access, CostModel, Variant, select_named};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, World};
-use pleach::{Algorithm, Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
+use pleach::tuning::Algorithm;
+use pleach::{Collective, DataType, Group, Options, Rank, ReduceOp, Reproducible};
+use serde_json::json;
 
-use super::CommandError;
-use super::launch::{Bind, WorldArguments, is_one_of_several, rank_count, rank_or_launch};
-use super::metrics::MetricsAddress;
-use super::schedule::collective;
+use crate::cli::CommandError;
 
-mod live;
-mod memory;
-mod pattern;
-mod report;
-mod room;
-mod simulated;
-mod sizes;
-mod wired;
+use crate::cli::launch::{Bind, WorldArguments, is_one_of_several, rank_count, rank_or_launch};
+use crate::cli::metrics::MetricsAddress;
+use crate::cli::output::rounded;
+use crate::cli::schedule::collective;
+use live::MemoryKind;
 
-use memory::MemoryKind;
-use report::Report;
 pub(super) use sizes::Size;
 use sizes::Sweep;
+
+mod live;
+mod pattern;
+mod simulated;
+mod sizes;
 
 /// Ranks that are started where nothing says how many: they have a processor each on any machine.
 const DEFAULT_RANKS: u32 = 2;
@@ -57,22 +56,23 @@ const TIME_MAX_MS: i64 = 3_600_000;
     pleach bench all-gather --fabric shm --ranks 4 --min 1K --max 16M --factor 2 --dtype bf16\n  \
     mpirun -n 4 pleach bench all-reduce --algorithm ring --json\n  \
     pleach bench all-gather --fabric sim --topology dgx-a100:2 --sizes 256M\n\n\
-    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. bytes is one rank's vector, for all-gather,\n\
-    reduce-scatter, gather, scatter and all-to-all the blocks of all ranks. A sample is as many iterations as last 10 us\n\
-    or more; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
-    all-reduce, (n-1)/n for what has blocks, 1 for the others. errors counts wrong elements of all iterations and ranks."
+    K, M and G are 2^10, 2^20 and 2^30; GB/s is 10^9 bytes a second. The size is the vector of one rank; for all-gather,\n\
+    reduce-scatter, gather, scatter and all-to-all it is the blocks of all ranks together. A sample has enough iterations\n\
+    to last 10 us; its time is that of the slowest rank, divided by the iterations. busbw is algbw times 2(n-1)/n for\n\
+    all-reduce, times (n-1)/n for collectives with blocks, and equal to algbw for the others. errors counts the wrong\n\
+    elements of all iterations and ranks."
 )]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all,
     /// barrier or send-recv
     #[arg(value_parser = collective, default_value = "all-reduce")]
     collective: Collective,
-    /// How bytes move: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
-    /// time) [default: auto, and tcp beside shm]
+    /// The fabric: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
+    /// time) [default: auto; on one host also tcp]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
     fabric: Option<BenchFabric>,
     /// The links between the ranks: a preset (dgx-a100:2, torus:4x4, ...) or a file; with --fabric
-    /// sim there are as many ranks as it has, joined by just these links
+    /// sim the ranks and links are those of the topology
     #[arg(long, value_name = "PRESET|FILE", conflicts_with = "ranks")]
     topology: Option<String>,
     /// The root of a reduce, broadcast, gather or scatter
@@ -87,21 +87,21 @@ pub(crate) struct Arguments {
     /// Largest size
     #[arg(short = 'e', long, value_name = "BYTES", default_value = "64M")]
     max: Size,
-    /// From one size to the next
+    /// Ratio of one size to the size before
     #[arg(short, long, value_name = "FACTOR", default_value_t = 4, value_parser = clap::value_parser!(u64).range(2..))]
     factor: u64,
-    /// Exactly these sizes, with commas between
+    /// Exactly these sizes, separated by commas
     #[arg(long, value_name = "BYTES,...", value_delimiter = ',', conflicts_with_all = ["min", "max", "factor"])]
     sizes: Vec<Size>,
     /// Type of an element: f32, f64, f16, bf16, f8e4m3, f8e5m2, i32, i64, i16, i8, u32, u64, u16 or
-    /// u8; also as other libraries name them (float, fp16, bfloat16, int32)
+    /// u8; names of other libraries too (float, fp16, bfloat16, int32)
     #[arg(long, value_name = "TYPE", default_value = "f32")]
     dtype: DataType,
-    /// How inputs are combined: sum, prod, min, max, avg; integers also by and, or, xor
+    /// The reduction: sum, prod, min, max, avg; for integers also and, or, xor
     #[arg(long, value_name = "OP", default_value = "sum")]
     op: ReduceOp,
     /// direct, exchange, recursive-doubling, halving-doubling, ring, double-tree, chain, grid:AxB,
-    /// grid-staged:AxB, hierarchical (of the hosts there are), hierarchical:HxR, packed (for a
+    /// grid-staged:AxB, hierarchical (with the hosts of the group), hierarchical:HxR, packed (for a
     /// topology) or auto
     #[arg(long, value_name = "NAME", default_value = "auto")]
     algorithm: String,
@@ -112,37 +112,36 @@ pub(crate) struct Arguments {
     /// sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     iterations: Option<u32>,
-    /// Measure each size for about so long, instead of a number of iterations
+    /// Measure each size for about this time, instead of a number of iterations
     #[arg(long, value_name = "MS", conflicts_with = "iterations", value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: Option<u32>,
-    /// Where the data is: registered or host (peers reach it), slice (any memory of the process),
-    /// cuda:N (GPU N of every process) or cuda (of a host's GPUs each rank has its turn)
+    /// Memory of the data: registered or host (registered with the group), slice (any memory of the
+    /// process), cuda:N (GPU N of every process) or cuda (ranks of a host take its GPUs in turn)
     #[arg(long, value_name = "KIND", default_value = "registered")]
     memory: MemoryKind,
-    /// What sums of floats are the same bits again for: no (the same call), per-world-size (as many
-    /// ranks) or exact (any order and number of ranks)
+    /// When float sums have the same bits again: no (in the same call), per-world-size (with the
+    /// same number of ranks) or exact (with any order and number of ranks)
     #[arg(long, value_name = "LEVEL", default_value_t = Reproducible::No)]
     reproducible: Reproducible,
-    /// Run the iterations of a sample on the same memory, as other benchmarks do, not each on its
-    /// own
+    /// Run all iterations of a sample on the same memory, as other benchmarks do
     #[arg(long)]
     reuse: bool,
-    /// Which processors each rank that is started here is kept on [default: core, where there are
-    /// as many as ranks]
+    /// Processors that each rank started here is bound to [default: core, if there are enough
+    /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top': rank r of a host at this port plus r [PORT is
-    /// on loopback]
+    /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT
+    /// alone is on loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
-    /// Print results as JSON, one object a line
+    /// Print results as JSON, one object for each line
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     world: WorldArguments,
 }
 
-/// What the bytes move over.
+/// The transport of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BenchFabric {
     Real(Fabric),
@@ -173,7 +172,7 @@ fn fabric(name: &str) -> Result<BenchFabric, String> {
     }
 }
 
-/// What is measured.
+/// The measurement to run.
 #[derive(Clone, Debug)]
 struct Task {
     collective: Collective,
@@ -233,32 +232,32 @@ fn lengths(task: &Task, rank: Rank, count: usize) -> (usize, Option<usize>) {
     }
 }
 
-/// What was found out about one size.
+/// The results for one size.
 #[derive(Clone, Debug)]
-struct Measured {
+struct Measurement {
     algorithm: String,
     /// Elements of a part.
     count: usize,
-    /// Time of an iteration, by sample.
+    /// The time of an iteration, by sample.
     samples: Vec<Duration>,
     /// Wrong elements of all iterations and ranks.
     errors: u64,
-    /// What the links allow, where they are known.
+    /// The limits of the links, if they are known.
     over_links: Option<OverLinks>,
 }
 
-/// What links allow.
+/// The limits of the links.
 #[derive(Clone, Copy, Debug)]
 struct OverLinks {
-    /// What nothing can exceed, in bytes a second; not known for what has no packing.
+    /// The upper bound, in bytes a second; unknown without a packing.
     bound_bytes_per_s: Option<f64>,
-    /// What the cost model says, in seconds.
+    /// The prediction of the cost model, in seconds.
     predicted_s: f64,
 }
 
 /// Runs `pleach bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let wiring = wired::wiring(arguments)?;
+    let wiring = simulated::wiring(arguments)?;
     let joined = wiring.as_ref().map(|wiring| wiring.topology().ranks());
     let ranks = match joined {
         Some(ranks) if arguments.fabric == Some(BenchFabric::Simulated) => ranks,
@@ -275,9 +274,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     };
     if let Some(wiring) = wiring.as_ref().filter(|_| arguments.fabric == Some(BenchFabric::Simulated)) {
         expect_simulated(arguments)?;
-        return wired::measure(arguments, &task, &sweep, wiring);
+        return simulated::measure_links(arguments, &task, &sweep, wiring);
     }
-    room::check(&task, &sweep, arguments)?;
+    expect_memory(&task, &sweep, arguments)?;
     if arguments.fabric == Some(BenchFabric::Simulated) {
         return simulate(arguments, &task, &sweep);
     }
@@ -302,7 +301,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     if world.rank == 0 { verdict(errors) } else { Ok(()) }
 }
 
-/// What was asked for, checked.
+/// The validated arguments.
 fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Result<Task, CommandError> {
     let Arguments { dtype: data_type, op, .. } = *arguments;
     let collective = rooted(arguments, ranks)?;
@@ -445,4 +444,242 @@ fn verdict(errors: u64) -> Result<(), CommandError> {
     Err(CommandError::failed(format!(
         "wrong results: {errors} elements; look at the rows with errors, and report them with this command line"
     )))
+}
+
+// Prints rows for people (the columns of nccl-tests) and as JSON.
+
+/// Prints rows of one fabric as they come.
+struct Report<'a> {
+    task: &'a Task,
+    fabric: &'a str,
+    as_json: bool,
+    note: String,
+    topology: Option<&'a str>,
+}
+
+impl<'a> Report<'a> {
+    fn new(task: &'a Task, fabric: &'a str, as_json: bool) -> Self {
+        Self { task, fabric, as_json, note: String::new(), topology: None }
+    }
+
+    /// With more said about the fabric.
+    fn noting(self, note: impl Into<String>) -> Self {
+        Self { note: note.into(), ..self }
+    }
+
+    /// Over the links of this topology: rows say how near they come to the bound.
+    fn over(self, topology: &'a str) -> Self {
+        Self { topology: Some(topology), ..self }
+    }
+
+    /// What all rows have in common, and the names of the columns.
+    fn head(&mut self) -> Result<(), CommandError> {
+        if self.as_json {
+            return Ok(());
+        }
+        let (collective, fabric, ranks) = (self.task.collective, self.fabric, self.task.ranks);
+        let host = rustix::system::uname();
+        let host = host.nodename().to_string_lossy();
+        let note = &self.note;
+        let more = if self.topology.is_some() { ["of bound", "predicted", "(%)", "(us)"] } else { [""; 4] };
+        let more = |measure_size: usize| match more[measure_size] {
+            "" => String::new(),
+            _ => format!(" {:>9} {:>12}", more[measure_size], more[measure_size + 1]),
+        };
+        let (names, units) = (more(0), more(2));
+        print(&format!(
+            "# pleach bench {collective}: fabric {fabric}{note}, {ranks} ranks, host {host}\n\
+             #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}{names}\n\
+             #{:>11} {:>11} {:>5} {:>4} {:>20} {:>12} {:>12} {:>9} {:>9} {:>7}{units}\n",
+            "bytes",
+            "count",
+            "dtype",
+            "op",
+            "algorithm",
+            "time p50",
+            "time p99",
+            "algbw",
+            "busbw",
+            "errors",
+            "(B)",
+            "(elements)",
+            "",
+            "",
+            "",
+            "(us)",
+            "(us)",
+            "(GB/s)",
+            "(GB/s)",
+            "",
+        ))
+    }
+
+    fn row(&mut self, measured: &Measurement) -> Result<(), CommandError> {
+        let Task { collective, data_type, op, ranks, .. } = self.task;
+        let Measurement { algorithm, count, samples, errors, over_links } = measured;
+        let op = if collective.reduces() { op.name() } else { "none" };
+        let bytes = self.task.whole_bytes(*count);
+        let mut sorted = samples.clone();
+        sorted.sort_unstable();
+        let (median, late) = (percentile(&sorted, 50), percentile(&sorted, 99));
+        let algorithm_bandwidth = if bytes == 0 { 0.0 } else { bytes as f64 / median.as_secs_f64() / 1e9 };
+        let bus_bandwidth = algorithm_bandwidth * bus_factor(*collective, *ranks);
+        let (median, late) = (micros(median), micros(late));
+        let bound = over_links.and_then(|over| over.bound_bytes_per_s).filter(|_| bytes > 0);
+        let of_bound = bound.map(|bound| algorithm_bandwidth * 1e9 / bound);
+        if self.as_json {
+            let collective = collective.name();
+            let mut row = json!({
+                "collective": collective,
+                "fabric": self.fabric,
+                "algorithm": algorithm,
+                "dtype": data_type.name(),
+                "op": op,
+                "ranks": ranks,
+                "bytes": bytes,
+                "time_us_p50": rounded(median, 3),
+                "time_us_p99": rounded(late, 3),
+                "algbw_gb_s": rounded(algorithm_bandwidth, 6),
+                "busbw_gb_s": rounded(bus_bandwidth, 6),
+                "errors": errors
+            });
+            if let (Some(topology), Some(over)) = (self.topology, over_links) {
+                row["topology"] = topology.into();
+                row["bound_gb_s"] = bound.map(|bound| rounded(bound / 1e9, 6)).into();
+                row["of_bound"] = of_bound.map(|part| rounded(part, 6)).into();
+                row["predicted_us"] = rounded(over.predicted_s * 1e6, 3).into();
+            }
+            return print(&format!("{row}\n"));
+        }
+        let more = over_links.map_or(String::new(), |over| {
+            let part = of_bound.map_or("-".to_owned(), |part| format!("{:.2}", part * 100.0));
+            format!(" {part:>9} {:>12.2}", over.predicted_s * 1e6)
+        });
+        print(&format!(
+            " {bytes:>11} {count:>11} {:>5} {op:>4} {algorithm:>20} {median:>12.2} {late:>12.2} \
+             {algorithm_bandwidth:>9.3} {bus_bandwidth:>9.3} {errors:>7}{more}\n",
+            data_type.name()
+        ))
+    }
+}
+
+/// Bytes over the busiest link for each byte of the size, as nccl-tests has it.
+fn bus_factor(collective: Collective, ranks: u32) -> f64 {
+    let ranks = f64::from(ranks);
+    match collective {
+        Collective::AllReduce => 2.0 * (ranks - 1.0) / ranks,
+        Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Gather { .. }
+        | Collective::Scatter { .. }
+        | Collective::AllToAll => (ranks - 1.0) / ranks,
+        _ => 1.0,
+    }
+}
+
+/// The smallest sample that so many per cent are not above.
+fn percentile(sorted: &[Duration], percent: usize) -> Duration {
+    let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
+    sorted.get(place).copied().unwrap_or_default()
+}
+
+fn micros(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e6
+}
+
+fn print(text: &str) -> Result<(), CommandError> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| {
+        CommandError::failed(format!("results not printed: standard output ({error}); give it a reader"))
+    })
+}
+
+// Checks that the largest size fits into the memory of this host, before anything is started.
+//
+// The kernel overcommits memory. Without this check a size that is much too large ends with the
+// death of some process.
+
+/// Refuses what cannot fit.
+fn expect_memory(task: &Task, sweep: &Sweep, arguments: &Arguments) -> Result<(), CommandError> {
+    let largest = Size(sweep.sizes().max().unwrap_or_default());
+    let is_simulated = arguments.fabric == Some(BenchFabric::Simulated);
+    // A launcher's other ranks answer for themselves, here or on their hosts.
+    let ranks = if !is_simulated && is_one_of_several(&arguments.world)? { 1 } else { task.ranks };
+    let needed = needed(task, largest, ranks);
+    match std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text)) {
+        Some(available) if needed > available => Err(CommandError::usage(format!(
+            "not enough memory: {largest} needs {} for {ranks} ranks, and this host has {} left; give a smaller --max",
+            whole_units(needed),
+            whole_units(available),
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that the buffers of one iteration take on the first so many ranks.
+fn needed(task: &Task, largest: Size, ranks: u32) -> u64 {
+    let count = task.count(largest.0);
+    let elements = |rank| {
+        let (data, output) = lengths(task, rank, count);
+        data as u64 + output.unwrap_or_default() as u64
+    };
+    (0..ranks).map(elements).sum::<u64>() * task.data_type.bytes() as u64
+}
+
+/// `MemAvailable` of `/proc/meminfo`: memory without swapping.
+fn available(table: &str) -> Option<u64> {
+    let line = table.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kibibytes.checked_mul(1024)
+}
+
+/// To whole units, upwards.
+fn whole_units(bytes: u64) -> Size {
+    let unit = if bytes >= 1 << 30 { 1 << 30 } else { 1 << 20 };
+    Size(bytes.div_ceil(unit) * unit)
+}
+
+#[cfg(test)]
+mod report_tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples_and_one_sample_is_all_of_them() {
+        let sorted: Vec<_> = (1..=200).map(Duration::from_micros).collect();
+        assert_eq!(percentile(&sorted, 50), Duration::from_micros(100));
+        assert_eq!(percentile(&sorted, 99), Duration::from_micros(198));
+        assert_eq!(percentile(&sorted[..1], 50), percentile(&sorted[..1], 99));
+    }
+
+    #[test]
+    fn bus_bandwidth_has_the_factors_of_nccl_tests() {
+        assert_eq!(bus_factor(Collective::AllReduce, 4), 1.5);
+        assert_eq!(bus_factor(Collective::AllGather, 4), 0.75);
+        assert_eq!(bus_factor(Collective::ReduceScatter, 2), 0.5);
+        assert_eq!(bus_factor(Collective::Gather { root: 0 }, 4), 0.75);
+        assert_eq!(bus_factor(Collective::Scatter { root: 0 }, 4), 0.75);
+        assert_eq!(bus_factor(Collective::AllToAll, 4), 0.75);
+        assert_eq!(bus_factor(Collective::Broadcast { root: 0 }, 4), 1.0);
+        assert_eq!(bus_factor(Collective::AllReduce, 1), 0.0);
+    }
+}
+
+#[cfg(test)]
+mod room_tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_table_is_read() {
+        let table = "MemTotal:       24689764 kB\nMemFree:          310 kB\nMemAvailable:   22020096 kB\n";
+        assert_eq!(available(table), Some(21 << 30));
+        for broken in ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 99999999999999999999 kB"] {
+            assert_eq!(available(broken), None, "{broken}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_told_in_units_that_can_be_read() {
+        assert_eq!(whole_units((3 << 30) + 1).to_string(), "4G");
+        assert_eq!(whole_units(5 << 20).to_string(), "5M");
+    }
 }

@@ -13,7 +13,7 @@ use pleach::{Collective, DataType, F8E4M3, F8E5M2, Rank, ReduceOp};
 
 use super::{SAMPLE_ITERATIONS_MAX, Task};
 
-/// Elements after which inputs repeat.
+/// The period of the inputs, in elements.
 const PERIOD: usize = 1009;
 
 /// How far the next iteration begins in the table.
@@ -54,7 +54,7 @@ const SUM_BITS: u32 = 8;
 
 /// How often a collective may be done on the same memory, each iteration on what the last one left,
 /// with a result that is exact: sums in place grow.
-pub(super) fn times_max(task: &Task) -> usize {
+pub(super) fn repetitions_max(task: &Task) -> usize {
     let Task { collective, op, data_type, ranks, .. } = *task;
     match (collective, op) {
         (Collective::AllReduce | Collective::Reduce { .. }, ReduceOp::Min | ReduceOp::Max) => {
@@ -98,7 +98,7 @@ pub(super) struct Pattern {
     element: usize,
     /// By rank.
     inputs: Vec<Vec<u8>>,
-    /// What the root of a reduction gives, as numbers.
+    /// The contributions of the root of a reduction, as numbers.
     root: Vec<u8>,
     /// The result, as numbers.
     numbers: Vec<u8>,
@@ -124,9 +124,9 @@ impl Pattern {
                 ReduceOp::Min => all.min().unwrap_or_default(),
                 ReduceOp::Max => all.max().unwrap_or_default(),
                 ReduceOp::Avg => all.sum::<u32>() / ranks,
-                ReduceOp::And => all.fold(u32::MAX, |one, other| one & other),
-                ReduceOp::Or => all.fold(0, |one, other| one | other),
-                ReduceOp::Xor => all.fold(0, |one, other| one ^ other),
+                ReduceOp::And => all.fold(u32::MAX, |measure_size, other| measure_size & other),
+                ReduceOp::Or => all.fold(0, |measure_size, other| measure_size | other),
+                ReduceOp::Xor => all.fold(0, |measure_size, other| measure_size ^ other),
                 _ => all.sum::<u32>(),
             }
         };
@@ -163,9 +163,9 @@ impl Pattern {
     }
 
     /// How many elements are not what `rank` must have after an iteration was done so many times,
-    /// at most [`times_max`], on the same memory; `output` is its output, or its input where it has
-    /// none, which must be as it was.
-    pub(super) fn wrong(&self, rank: Rank, iteration: usize, times: usize, output: &[u8]) -> u64 {
+    /// at most [`repetitions_max`], on the same memory; `output` is its output, or its input where
+    /// it has none, which must be as it was.
+    pub(super) fn count_errors(&self, rank: Rank, iteration: usize, times: usize, output: &[u8]) -> u64 {
         let begin = iteration * ITERATION_STRIDE;
         let own = &self.inputs[rank as usize];
         match self.collective {
@@ -291,7 +291,7 @@ fn encode(data_type: DataType, number: f64) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::bench::memory::MemoryKind;
+    use crate::cli::bench::MemoryKind;
 
     fn task(collective: Collective, op: ReduceOp, data_type: DataType, ranks: u32) -> Task {
         Task {
@@ -339,24 +339,25 @@ mod tests {
             let len = part.len();
             right[part].copy_from_slice(&pattern.reduced[place..place + len]);
         }
-        assert_eq!(pattern.wrong(0, 1, 1, &right), 0);
-        assert!(pattern.wrong(0, 2, 1, &right) > 500);
+        assert_eq!(pattern.count_errors(0, 1, 1, &right), 0);
+        assert!(pattern.count_errors(0, 2, 1, &right) > 500);
         let mut own = vec![0; 4000];
         pattern.fill(0, 1, &mut own);
-        assert!(pattern.wrong(0, 1, 1, &own) > 500);
+        assert!(pattern.count_errors(0, 1, 1, &own) > 500);
         right.rotate_left(256);
-        assert!(pattern.wrong(0, 1, 1, &right) > 500);
+        assert!(pattern.count_errors(0, 1, 1, &right) > 500);
         right.rotate_right(256);
         right[8] ^= 1;
-        assert_eq!(pattern.wrong(1, 1, 1, &right), 1);
+        assert_eq!(pattern.count_errors(1, 1, 1, &right), 1);
     }
 
-    /// Does it to one element of each rank, in f64 rounded to the type, as often as [`times_max`]
-    /// allows.
+    /// Does it to one element of each rank, in f64 rounded to the type, as often as
+    /// [`repetitions_max`] allows.
     #[test]
     fn what_is_done_again_on_the_same_memory_is_exact_and_each_time_counts() {
         let collectives = [Collective::AllReduce, Collective::Reduce { root: 1 }];
-        for (collective, ranks) in collectives.iter().flat_map(|one| [2, 3, 4, 6].map(|ranks| (*one, ranks)))
+        for (collective, ranks) in
+            collectives.iter().flat_map(|measure_size| [2, 3, 4, 6].map(|ranks| (*measure_size, ranks)))
         {
             for data_type in [
                 DataType::F32,
@@ -368,7 +369,7 @@ mod tests {
                 DataType::U8,
             ] {
                 let task = task(collective, ReduceOp::Sum, data_type, ranks);
-                let (pattern, times) = (Pattern::new(&task), times_max(&task));
+                let (pattern, times) = (Pattern::new(&task), repetitions_max(&task));
                 let decode =
                     |bytes: &[u8]| (0..PERIOD).find(|place| bytes == &encode(data_type, *place as f64)[..]);
                 let mut values: Vec<f64> = (pattern.inputs.iter())

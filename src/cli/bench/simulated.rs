@@ -1,16 +1,25 @@
 //! Measures simulated ranks: all of them in this process, in virtual time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach::collectives::call::{Counts, Descriptor};
 use pleach::collectives::engine::{Bytes, RunId};
+use pleach::collectives::simulate::wired::{TimeError, choose, cluster, time};
 use pleach::collectives::simulate::{Cluster, Member};
+use pleach::packing::{Rate, topology};
+use pleach::schedule::wiring::Wiring;
 use pleach::transport::sim::{Network, Options};
 use pleach::transport::{Nanos, SharedMemory, Slice};
 use pleach::{Collective, Rank};
 
-use super::pattern::Pattern;
-use super::{CommandError, Measured, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task, lengths};
+use super::Report;
+use crate::cli::bench::pattern::Pattern;
+use crate::cli::bench::sizes::Sweep;
+use crate::cli::bench::{
+    Arguments, BenchFabric, CommandError, Measurement, OverLinks, SAMPLE_ITERATIONS_MAX, SAMPLE_MIN, Task,
+    lengths, verdict,
+};
 
 /// The network, in words.
 pub(super) const NOTE: &str = " (full mesh, 12.5 GB/s and 1.5 us a link, virtual time)";
@@ -40,15 +49,15 @@ pub(super) struct Simulation<'a> {
 }
 
 /// Memory of one iteration of one rank.
-struct Slot {
+struct IterationMemory {
     /// The input; also the output, where that has as many elements.
     data: Slice,
     output: Option<Slice>,
 }
 
 /// A rank's share of a sample.
-struct Share {
-    slots: Vec<Slot>,
+struct RankSample {
+    slots: Vec<IterationMemory>,
     run: Option<RunId>,
     done: usize,
     /// When each iteration began, and the last ended.
@@ -73,13 +82,13 @@ impl<'a> Simulation<'a> {
     }
 
     /// Measures one size.
-    pub(super) fn measure(&mut self, bytes: u64) -> Result<Measured, CommandError> {
+    pub(super) fn measure(&mut self, bytes: u64) -> Result<Measurement, CommandError> {
         let task = self.task;
         let count = task.count(bytes);
         let scaled = (ITERATIONS * SMALL_BYTES / bytes.max(SMALL_BYTES)).max(ITERATIONS_MIN);
         let iterations = task.iterations.map_or(scaled, u64::from);
-        let mut shares: Vec<Share> = (0..task.ranks)
-            .map(|_| Share { slots: Vec::new(), run: None, done: 0, stamps: Vec::new() })
+        let mut shares: Vec<RankSample> = (0..task.ranks)
+            .map(|_| RankSample { slots: Vec::new(), run: None, done: 0, stamps: Vec::new() })
             .collect();
         self.grow(&mut shares, count, 1)?;
         let mut errors = 0;
@@ -98,7 +107,7 @@ impl<'a> Simulation<'a> {
         let program = planner
             .program(task.collective, part_bytes, task.variant.as_ref())
             .map_err(CommandError::failed)?;
-        Ok(Measured {
+        Ok(Measurement {
             algorithm: program.algorithm().to_owned(),
             count,
             samples: samples?,
@@ -107,7 +116,12 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    fn grow(&mut self, shares: &mut [Share], count: usize, iterations: usize) -> Result<(), CommandError> {
+    fn grow(
+        &mut self,
+        shares: &mut [RankSample],
+        count: usize,
+        iterations: usize,
+    ) -> Result<(), CommandError> {
         let element = self.task.data_type.bytes();
         for ((share, member), rank) in shares.iter_mut().zip(&mut self.cluster.members).zip(0..) {
             let Some(member) = member else { continue };
@@ -121,9 +135,10 @@ impl<'a> Simulation<'a> {
                 region.whole().slice(0..bytes).map_err(CommandError::failed)
             };
             while share.slots.len() < iterations {
-                share
-                    .slots
-                    .push(Slot { data: register(data)?, output: output.map(&mut register).transpose()? });
+                share.slots.push(IterationMemory {
+                    data: register(data)?,
+                    output: output.map(&mut register).transpose()?,
+                });
             }
         }
         Ok(())
@@ -132,7 +147,7 @@ impl<'a> Simulation<'a> {
     /// Runs an iteration in each slot and checks; how long that took until the last rank had ended.
     fn sample(
         &mut self,
-        shares: &mut [Share],
+        shares: &mut [RankSample],
         count: usize,
         errors: &mut u64,
     ) -> Result<Duration, CommandError> {
@@ -160,19 +175,21 @@ impl<'a> Simulation<'a> {
         if let Some(error) = failed {
             return Err(error);
         }
-        run.map_err(|stuck| CommandError::failed(format!("simulation stuck: {stuck}; report it")))?;
-        *errors += self.wrong(shares);
+        run.map_err(|simulation_failed| {
+            CommandError::failed(format!("simulation stuck: {simulation_failed}; report it"))
+        })?;
+        *errors += self.count_errors(shares);
         self.iteration += shares[0].slots.len();
         let ends = shares.iter().filter_map(|share| share.stamps.last());
         Ok(ends.max().map_or(Duration::ZERO, |end| end.since(begin)))
     }
 
-    fn wrong(&self, shares: &[Share]) -> u64 {
+    fn count_errors(&self, shares: &[RankSample]) -> u64 {
         let mut count = 0;
         for (share, rank) in shares.iter().zip(0..) {
             for (slot, iteration) in share.slots.iter().zip(self.iteration..) {
                 let output = slot.output.as_ref().unwrap_or(&slot.data).to_vec();
-                count += self.pattern.wrong(rank, iteration, 1, &output);
+                count += self.pattern.count_errors(rank, iteration, 1, &output);
             }
             if matches!(self.task.collective, Collective::Barrier) {
                 // Nobody may have gone on before the last had come.
@@ -185,7 +202,7 @@ impl<'a> Simulation<'a> {
     }
 }
 
-impl Share {
+impl RankSample {
     /// Starts the next iteration, if there is one and this rank has a part in it.
     fn next(
         &mut self,
@@ -254,4 +271,98 @@ impl Share {
 fn member(cluster: &mut Cluster, rank: Rank) -> Result<&mut Member, CommandError> {
     let member = cluster.members.get_mut(rank as usize).and_then(Option::as_mut);
     member.ok_or_else(|| CommandError::failed(format!("rank died: rank {rank} of the simulation; report it")))
+}
+
+// Measures simulated ranks over the links of a topology, in virtual time.
+//
+// The bytes of small messages move, and their results are checked. For large messages, whose
+// memory would not fit, only the time is simulated, exactly as if the bytes moved. The same
+// schedule is checked with a smaller message whose bytes move.
+
+/// Most bytes of all ranks' inputs and outputs that are moved.
+const MOVED_BYTES_MAX: u64 = 64 << 20;
+
+/// The largest number of ranks whose links are simulated.
+const LINKED_RANKS_MAX: u32 = 256;
+
+/// The links that were asked for.
+pub(super) fn wiring(arguments: &Arguments) -> Result<Option<Arc<Wiring>>, CommandError> {
+    let Some(source) = &arguments.topology else { return Ok(None) };
+    let topology = topology::source(source).map_err(CommandError::usage)?;
+    if arguments.fabric == Some(BenchFabric::Simulated) && topology.ranks() > LINKED_RANKS_MAX {
+        return Err(CommandError::usage(format!(
+            "too many ranks: {source} has {}; give a topology of at most {LINKED_RANKS_MAX}, more are not simulated",
+            topology.ranks()
+        )));
+    }
+    Ok(Some(Arc::new(Wiring::new(topology))))
+}
+
+/// Measures all sizes.
+pub(super) fn measure_links(
+    arguments: &Arguments,
+    task: &Task,
+    sweep: &Sweep,
+    wiring: &Arc<Wiring>,
+) -> Result<(), CommandError> {
+    let source = arguments.topology.as_deref().unwrap_or_default();
+    let note = format!(" (the links of {source}, one transfer after the other on each, virtual time)");
+    let mut report = Report::new(task, "sim", arguments.json).noting(note).over(source);
+    report.head()?;
+    let mut errors = 0;
+    for bytes in sweep.sizes() {
+        let measured = measure_size(task, bytes, wiring)?;
+        errors += measured.errors;
+        report.row(&measured)?;
+    }
+    verdict(errors)
+}
+
+fn measure_size(task: &Task, bytes: u64, wiring: &Arc<Wiring>) -> Result<Measurement, CommandError> {
+    let count = task.count(bytes);
+    let part_bytes = count * task.data_type.bytes();
+    let selection =
+        choose(wiring, task.collective, part_bytes, task.variant.as_ref().map(|variant| &variant.algorithm))
+            .map_err(|error| CommandError::usage(format!("no schedule: {error}")))?;
+    let task =
+        Task { variant: Some(selection.algorithm.clone().into()), iterations: Some(1), ..task.clone() };
+    let moved = |bytes: u64| -> Result<Measurement, CommandError> {
+        let cluster = cluster(wiring, &selection, true).map_err(simulation_failed)?;
+        Simulation::of(&task, cluster).measure(bytes)
+    };
+    let mut measured = if bytes.saturating_mul(2 * u64::from(task.ranks)) <= MOVED_BYTES_MAX {
+        moved(bytes)?
+    } else {
+        let timed = time(
+            wiring,
+            task.collective,
+            part_bytes,
+            task.variant.as_ref().map(|variant| &variant.algorithm),
+        )
+        .map_err(timing_failed)?;
+        let element = task.data_type.bytes() as u64;
+        let checked = moved((MOVED_BYTES_MAX / 2 / u64::from(task.ranks)).next_multiple_of(element))?;
+        Measurement { count, samples: vec![timed.time], ..checked }
+    };
+    let row = selection.table.iter().find(|row| row.algorithm == selection.algorithm);
+    measured.over_links = Some(OverLinks {
+        bound_bytes_per_s: bound(task.collective, wiring),
+        predicted_s: row.map_or(0.0, |row| row.seconds),
+    });
+    Ok(measured)
+}
+
+/// The upper bound of the bandwidth.
+fn bound(collective: Collective, wiring: &Wiring) -> Option<f64> {
+    let value = |rate: Rate| *rate.numer() as f64 / *rate.denom() as f64;
+    let packed = wiring.packed(collective).ok()?;
+    Some(value(packed.packing.bound)).filter(|bound| *bound > 0.0)
+}
+
+fn simulation_failed(error: impl std::fmt::Display) -> CommandError {
+    CommandError::failed(format!("simulation stuck: {error}; report it"))
+}
+
+fn timing_failed(error: TimeError) -> CommandError {
+    CommandError::failed(format!("not timed: {error}"))
 }

@@ -5,11 +5,11 @@ use std::net::IpAddr;
 
 use pleach::transport::rendezvous::Distance;
 
-use super::finding::{Finding, Section};
-use super::machine::Machine;
+use super::Machine;
 use super::network;
 use super::peer::{from_lines, to_lines};
 use super::rdma;
+use super::{Finding, Section};
 
 /// Clocks may differ by so much, in nanoseconds, before logs of two hosts are hard to read
 /// together.
@@ -21,7 +21,7 @@ const CLOCKS_APART_NS: u64 = 1_000_000_000;
 pub(super) struct Statement(BTreeMap<String, String>);
 
 impl Statement {
-    /// What is true of this machine, which is reached at this address.
+    /// The statement about this machine, which is reached at this address.
     pub(super) fn of(machine: &Machine, local: IpAddr) -> Self {
         let mut statement = Self::default();
         statement.set("version", env!("CARGO_PKG_VERSION"));
@@ -86,9 +86,9 @@ impl Statement {
     }
 }
 
-/// What came of trying.
+/// The result of a trial.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Reached {
+pub(super) struct PairResults {
     /// Whether this machine reaches a port of the other that the kernel chose.
     pub(super) reaches: Result<(), String>,
     /// Whether the other reaches one here.
@@ -101,7 +101,7 @@ pub(super) struct Reached {
     pub(super) clock_ahead: Option<(i64, u64)>,
 }
 
-impl Default for Reached {
+impl Default for PairResults {
     fn default() -> Self {
         let untried = || Err("not tried".to_owned());
         let joined = Err("not tried".to_owned());
@@ -118,7 +118,7 @@ const DISTANCES: [(Distance, &str); 6] = [
     (Distance::NotMapped, "not-mapped"),
 ];
 
-impl Reached {
+impl PairResults {
     pub(super) fn to_text(&self) -> String {
         let mut values = BTreeMap::new();
         let reaches = self.reaches.clone().err().unwrap_or_else(|| "yes".to_owned());
@@ -143,8 +143,8 @@ impl Reached {
     }
 }
 
-/// What is wrong between two machines.
-pub(super) fn check(own: &Statement, theirs: &Statement, reached: &Reached) -> Vec<Finding> {
+/// The findings about a pair of machines.
+pub(super) fn check(own: &Statement, theirs: &Statement, reached: &PairResults) -> Vec<Finding> {
     let mut section = Section::new("pair");
     versions(own, theirs, &mut section);
     let ways = [
@@ -220,7 +220,7 @@ fn versions(own: &Statement, theirs: &Statement, section: &mut Section) {
 }
 
 /// Whether the two are one host in the eyes of ranks.
-fn shared(own: &Statement, theirs: &Statement, reached: &Reached, section: &mut Section) {
+fn shared(own: &Statement, theirs: &Statement, reached: &PairResults, section: &mut Section) {
     let is_one_machine = own.value("boot").is_some() && own.value("boot") == theirs.value("boot");
     let is_named_apart = own.value("named-host") != theirs.value("named-host");
     let distance = if is_named_apart { Some(Distance::Named) } else { reached.distance };
@@ -250,7 +250,7 @@ fn shared(own: &Statement, theirs: &Statement, reached: &Reached, section: &mut 
     }
 }
 
-fn clocks(reached: &Reached, section: &mut Section) {
+fn clocks(reached: &PairResults, section: &mut Section) {
     match reached.clock_ahead {
         None => section.unknown("clocks", "were not compared", "date"),
         Some((ahead, half)) => {

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use pleach::transport::verbs::port::Port;
 
-use super::finding::{Finding, Section};
-use super::machine::Machine;
+use super::Machine;
 use super::rdma::{is_software, name_of};
+use super::{Finding, Section};
 
 /// Counters of broken symbols and packets: a cable, a connector, a transceiver.
 const BROKEN: [&str; 6] = [

@@ -1,7 +1,7 @@
 //! GPUs: driver, library, device files, and whether NICs can reach their memory.
 
-use super::finding::{Finding, Section, counted};
-use super::machine::Machine;
+use super::Machine;
+use super::{Finding, Section, counted};
 
 /// The first kernel that lends GPU memory to RDMA devices by dma-buf.
 const DMA_BUF_SINCE: (u32, u32) = (5, 12);

@@ -1,7 +1,7 @@
 //! What this process may have: locked memory, files, processes, ports, and memory.
 
-use super::finding::{Finding, Section};
-use super::machine::{Machine, size};
+use super::{Finding, Section};
+use super::{Machine, size};
 
 /// Locked memory that RDMA can work with, in bytes.
 const LOCKED_BYTES_MIN: u64 = 1 << 30;
@@ -20,7 +20,7 @@ const PROCESSES_MIN: u64 = 4096;
 /// Ports that connections from this host can have.
 const PORTS_MIN: u64 = 8192;
 
-/// A `/dev/shm` of at most this is what containers get when nobody says more, in bytes.
+/// The default size of a container's `/dev/shm`, in bytes.
 const SHM_BYTES_SMALL: u64 = 64 << 20;
 
 /// `CAP_IPC_LOCK`.
@@ -29,7 +29,7 @@ const MAY_LOCK: u32 = 14;
 /// A soft and a hard limit; `None` is none.
 type Limit = (Option<u64>, Option<u64>);
 
-/// What this process may have.
+/// The findings about the limits of this process.
 pub(super) fn check(machine: &Machine) -> Vec<Finding> {
     let mut section = Section::new("limits");
     let limits = machine.text("proc/self/limits");
@@ -191,7 +191,7 @@ fn memory_of_group(machine: &Machine, section: &mut Section) {
     }
 }
 
-/// What a container was not given, where it shows.
+/// The capabilities that a container lacks.
 fn capabilities(machine: &Machine, section: &mut Section) {
     let Some(container) = machine.container() else { return };
     match machine.has_capability(MAY_LOCK) {

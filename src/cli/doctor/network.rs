@@ -1,12 +1,12 @@
 //! Interfaces and sockets: what ranks of different hosts use where there is no RDMA.
 
-use super::finding::{Finding, Section};
-use super::machine::{Machine, size};
+use super::{Finding, Section};
+use super::{Machine, size};
 
 /// Most that a connection may have under way for a fast link with some delay, in bytes.
 const BUFFER_BYTES_MIN: u64 = 4 << 20;
 
-/// Broken packets among so many that nobody has to care about.
+/// Errors are ignored if they are fewer than one in so many packets.
 const PACKETS_AN_ERROR: u64 = 1_000_000;
 
 /// An interface as the kernel shows it.
@@ -65,7 +65,7 @@ pub(super) fn interface_of(machine: &Machine, address: std::net::IpAddr) -> Opti
 }
 
 impl Interface {
-    /// What its link carries, for people.
+    /// The speed of its link, as text.
     pub(crate) fn speed(&self) -> String {
         match self.megabits_per_s {
             Some(speed) if speed % 1000 == 0 => format!("{} Gb/s", speed / 1000),

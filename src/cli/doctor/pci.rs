@@ -1,8 +1,8 @@
 //! How NICs and GPUs hang on PCI: width and speed, and what keeps them from talking to each other
 //! directly.
 
-use super::finding::{Finding, Section};
-use super::machine::Machine;
+use super::Machine;
+use super::{Finding, Section};
 
 const DEVICES: &str = "sys/bus/pci/devices";
 
@@ -19,7 +19,7 @@ const ACS_CONTROL: usize = 6;
 const ACS_REDIRECTS: u16 = 0x04 | 0x08 | 0x10;
 
 /// What is looked at: a name for people, and its path under the root.
-struct Part {
+struct PciDevice {
     name: String,
     address: String,
     is_gpu: bool,
@@ -42,23 +42,23 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
 }
 
 /// RDMA devices and GPUs on PCI, each device once.
-fn parts(machine: &Machine) -> Vec<Part> {
-    let mut parts: Vec<Part> = Vec::new();
+fn parts(machine: &Machine) -> Vec<PciDevice> {
+    let mut parts: Vec<PciDevice> = Vec::new();
     for name in machine.rdma_devices() {
         let real = machine.real(&format!("sys/class/infiniband/{name}/device"));
         let address = real.as_deref().and_then(|real| real.rsplit('/').next()).map(str::to_owned);
         if let Some(address) = address.filter(|address| machine.exists(&format!("{DEVICES}/{address}")))
             && !parts.iter().any(|part| part.address == address)
         {
-            parts.push(Part { name, address, is_gpu: false });
+            parts.push(PciDevice { name, address, is_gpu: false });
         }
     }
     let gpus = machine.gpus().into_iter();
-    parts.extend(gpus.map(|address| Part { name: format!("GPU {address}"), address, is_gpu: true }));
+    parts.extend(gpus.map(|address| PciDevice { name: format!("GPU {address}"), address, is_gpu: true }));
     parts
 }
 
-fn width(machine: &Machine, part: &Part, section: &mut Section) {
+fn width(machine: &Machine, part: &PciDevice, section: &mut Section) {
     let folder = format!("{DEVICES}/{}", part.address);
     let lanes = |folder: &str, name: &str| {
         machine.number(&format!("{folder}/{name}")).filter(|lanes| (1..=32).contains(lanes))
@@ -104,7 +104,7 @@ fn width(machine: &Machine, part: &Part, section: &mut Section) {
 }
 
 /// Whether addresses of devices are translated.
-fn translation(machine: &Machine, parts: &[Part], section: &mut Section) {
+fn translation(machine: &Machine, parts: &[PciDevice], section: &mut Section) {
     if !machine.exists("sys/class/iommu") {
         return section.unknown("IOMMU", "/sys/class/iommu cannot be read", "dmesg | grep -i iommu");
     }
@@ -153,7 +153,7 @@ fn acs(configuration: &[u8]) -> Option<u16> {
 }
 
 /// Bridges above GPUs and NICs that send everything up to the CPU.
-fn redirects(machine: &Machine, parts: &[Part], section: &mut Section) {
+fn redirects(machine: &Machine, parts: &[PciDevice], section: &mut Section) {
     let mut bridges: Vec<String> = Vec::new();
     for part in parts {
         let real = machine.real(&format!("{DEVICES}/{}", part.address)).unwrap_or_default();

@@ -25,11 +25,11 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use super::compare::{Reached, Statement};
+use super::compare::{PairResults, Statement};
 use crate::cli::CommandError;
 
-/// Where `--listen` listens and `--peer` dials where no port is said.
-pub(super) const DEFAULT_PORT: u16 = 9401;
+/// The default port of `--listen` and `--peer`.
+const DEFAULT_PORT: u16 = 9401;
 
 /// How long one word of the other may take to come.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -43,7 +43,7 @@ const REACH_LIMIT: Duration = Duration::from_secs(3);
 /// How long the two may take to join as ranks.
 const JOIN_LIMIT: Duration = Duration::from_secs(15);
 
-/// What both ends must be of: the first words on a connection.
+/// The protocol and version: the first bytes on a connection.
 const GREETING: &[u8; 16] = b"pleach doctor 2\n";
 
 /// `IP:PORT`, `:PORT` or `IP`.
@@ -68,20 +68,20 @@ impl FromStr for ListenAddress {
 }
 
 /// Both statements, and what came of dialling and knocking.
-pub(super) struct Met {
+pub(super) struct PeerReport {
     pub(super) own: Statement,
     pub(super) theirs: Statement,
-    pub(super) reached: Reached,
+    pub(super) reached: PairResults,
     pub(super) address: SocketAddr,
 }
 
-/// Waits for the other one.
+/// Waits for the other host.
 pub(super) fn listen(
     address: SocketAddr,
     secret: Option<&Secret>,
     wait: Duration,
     statement: &dyn Fn(IpAddr) -> Statement,
-) -> Result<Met, CommandError> {
+) -> Result<PeerReport, CommandError> {
     expect_secret(address, secret)?;
     let listener = TcpListener::bind(address).map_err(|error| {
         CommandError::failed(format!(
@@ -105,7 +105,7 @@ pub(super) fn listen(
             )));
         };
         match meet(stream, Side::Listener, secret, statement) {
-            Ok(met) => return Ok(Met { address: peer, ..met }),
+            Ok(met) => return Ok(PeerReport { address: peer, ..met }),
             // Strangers, scanners: the one that is waited for may still come.
             Err(error) => refused = Some(error),
         }
@@ -118,7 +118,7 @@ pub(super) fn dial(
     from: Option<IpAddr>,
     secret: Option<&Secret>,
     statement: &dyn Fn(IpAddr) -> Statement,
-) -> Result<Met, CommandError> {
+) -> Result<PeerReport, CommandError> {
     let has_port =
         target.parse::<SocketAddr>().is_ok() || (target.matches(':').count() == 1 && !target.ends_with(':'));
     let named = if has_port { target.to_owned() } else { format!("{}:{DEFAULT_PORT}", bracketed(target)) };
@@ -134,7 +134,7 @@ pub(super) fn dial(
         let dialled =
             connect(address, from, PATIENCE).and_then(|stream| meet(stream, Side::Dialer, secret, statement));
         match dialled {
-            Ok(met) => return Ok(Met { address, ..met }),
+            Ok(met) => return Ok(PeerReport { address, ..met }),
             Err(error) => failure = error,
         }
     }
@@ -201,29 +201,29 @@ fn connect(address: SocketAddr, from: Option<IpAddr>, limit: Duration) -> io::Re
 }
 
 /// A stream on which every word must come in time.
-struct Words {
+struct PeerStream {
     stream: TcpStream,
     until: Nanos,
 }
 
-impl Words {
+impl PeerStream {
     fn left(&self) -> io::Result<Duration> {
         let left = self.until.since(clock::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 
-    fn tell(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.set_write_timeout(Some(self.left()?))?;
         self.stream.write_all(bytes)
     }
 
-    fn hear<const BYTES: usize>(&mut self) -> io::Result<[u8; BYTES]> {
+    fn receive<const BYTES: usize>(&mut self) -> io::Result<[u8; BYTES]> {
         let mut bytes = [0; BYTES];
-        self.hear_all(&mut bytes)?;
+        self.receive_into(&mut bytes)?;
         Ok(bytes)
     }
 
-    fn hear_all(&mut self, mut place: &mut [u8]) -> io::Result<()> {
+    fn receive_into(&mut self, mut place: &mut [u8]) -> io::Result<()> {
         while !place.is_empty() {
             self.stream.set_read_timeout(Some(self.left()?))?;
             let heard = self.stream.read(place)?;
@@ -238,20 +238,20 @@ impl Words {
         Ok(())
     }
 
-    /// A text with its length before it.
-    fn tell_text(&mut self, text: &str) -> io::Result<()> {
+    /// A text, preceded by its length.
+    fn send_text(&mut self, text: &str) -> io::Result<()> {
         let mut bytes = (text.len() as u64).to_le_bytes().to_vec();
         bytes.extend_from_slice(text.as_bytes());
-        self.tell(&bytes)
+        self.send(&bytes)
     }
 
-    fn hear_text(&mut self) -> io::Result<String> {
-        let length = u64::from_le_bytes(self.hear()?);
+    fn receive_text(&mut self) -> io::Result<String> {
+        let length = u64::from_le_bytes(self.receive()?);
         if length > STATEMENT_BYTES_MAX {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "it says more than a doctor does"));
         }
         let mut text = vec![0; length as usize];
-        self.hear_all(&mut text)?;
+        self.receive_into(&mut text)?;
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 }
@@ -262,12 +262,12 @@ fn meet(
     side: Side,
     secret: Option<&Secret>,
     statement: &dyn Fn(IpAddr) -> Statement,
-) -> io::Result<Met> {
+) -> io::Result<PeerReport> {
     let address = stream.peer_addr()?;
     let local = stream.local_addr()?.ip();
-    let mut words = Words { stream, until: clock::now() + PATIENCE };
-    prove(&mut words, side, secret)?;
-    let clock_ahead = compare_clocks(&mut words, side)?;
+    let mut stream = PeerStream { stream, until: clock::now() + PATIENCE };
+    prove(&mut stream, side, secret)?;
+    let clock_ahead = compare_clocks(&mut stream, side)?;
     // Ranks listen at ports of the kernel's choice: what reaches this one reaches those.
     let listener = TcpListener::bind((local, 0))?;
     let door = Door::open()?;
@@ -277,26 +277,26 @@ fn meet(
     own.set("rendezvous", &place.local_addr()?.to_string());
     own.set("port", &listener.local_addr()?.to_string());
     own.set("door", door.address());
-    words.tell_text(&own.to_text())?;
-    let theirs = Statement::from_text(&words.hear_text()?);
+    stream.send_text(&own.to_text())?;
+    let theirs = Statement::from_text(&stream.receive_text()?);
     // A door to knock at on one side only: the other one learns what came of it.
-    words.until = clock::now() + PATIENCE;
+    stream.until = clock::now() + PATIENCE;
     let reached = match side {
         Side::Dialer => {
-            let reached = Reached {
+            let reached = PairResults {
                 distance: Some(knock_at(&theirs)),
                 reaches: reaches(&theirs, local),
-                ..Reached::default()
+                ..PairResults::default()
             };
-            words.tell_text(&reached.to_text())?;
-            let heard = Reached::from_text(&words.hear_text()?);
-            Reached { is_reached: heard.reaches, ..reached }
+            stream.send_text(&reached.to_text())?;
+            let heard = PairResults::from_text(&stream.receive_text()?);
+            PairResults { is_reached: heard.reaches, ..reached }
         }
         Side::Listener => {
-            let heard = Reached::from_text(&words.hear_text()?);
-            let reached = Reached { reaches: reaches(&theirs, local), ..Reached::default() };
-            words.tell_text(&reached.to_text())?;
-            Reached { is_reached: heard.reaches, distance: heard.distance, ..reached }
+            let heard = PairResults::from_text(&stream.receive_text()?);
+            let reached = PairResults { reaches: reaches(&theirs, local), ..PairResults::default() };
+            stream.send_text(&reached.to_text())?;
+            PairResults { is_reached: heard.reaches, distance: heard.distance, ..reached }
         }
     };
     drop(place);
@@ -304,11 +304,16 @@ fn meet(
         Side::Listener => join_as(0, own.value("rendezvous"), secret),
         Side::Dialer => join_as(1, theirs.value("rendezvous"), secret),
     };
-    words.until = clock::now() + PATIENCE;
+    stream.until = clock::now() + PATIENCE;
     // Both have dialled by now: neither closes its port before.
-    words.tell(b"\n")?;
-    words.hear::<1>()?;
-    Ok(Met { own, theirs, reached: Reached { clock_ahead: Some(clock_ahead), joined, ..reached }, address })
+    stream.send(b"\n")?;
+    stream.receive::<1>()?;
+    Ok(PeerReport {
+        own,
+        theirs,
+        reached: PairResults { clock_ahead: Some(clock_ahead), joined, ..reached },
+        address,
+    })
 }
 
 /// Joins a job of the two, which meets at this address of rank 0, with what ranks here would be
@@ -330,15 +335,15 @@ fn join_as(rank: Rank, place: Option<&str>, secret: Option<&Secret>) -> Result<S
     };
     let options =
         JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), signal_slots: 1, timeout: JOIN_LIMIT };
-    let mut joined = join(&world, &options, Arc::new(Deaf)).map_err(|error| error.to_string())?;
+    let mut joined = join(&world, &options, Arc::new(SilentResponder)).map_err(|error| error.to_string())?;
     joined.device.leave();
     Ok(joined.fabric.to_string())
 }
 
 /// Ranks that only join say nothing to each other.
-struct Deaf;
+struct SilentResponder;
 
-impl Responder for Deaf {
+impl Responder for SilentResponder {
     fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
         None
     }
@@ -348,55 +353,55 @@ impl Responder for Deaf {
 
 /// Each proves to the other that it knows the secret; the one that listens does so last, so that a
 /// stranger who dials gets no proof to work on.
-fn prove(words: &mut Words, side: Side, secret: Option<&Secret>) -> io::Result<()> {
+fn prove(stream: &mut PeerStream, side: Side, secret: Option<&Secret>) -> io::Result<()> {
     let own = challenge();
-    words.tell(GREETING)?;
-    words.tell(&own)?;
-    if &words.hear::<16>()? != GREETING {
+    stream.send(GREETING)?;
+    stream.send(&own)?;
+    if &stream.receive::<16>()? != GREETING {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no pleach doctor of this version"));
     }
-    let challenges = Challenges::new(side, own, words.hear()?);
+    let challenges = Challenges::new(side, own, stream.receive()?);
     let answer = challenges.answer(secret, GREETING);
     if side == Side::Dialer {
-        words.tell(&answer)?;
+        stream.send(&answer)?;
     }
-    if !challenges.verify(secret, GREETING, &words.hear()?) {
+    if !challenges.verify(secret, GREETING, &stream.receive()?) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it has another secret"));
     }
     if side == Side::Listener {
-        words.tell(&answer)?;
+        stream.send(&answer)?;
     }
     Ok(())
 }
 
 /// How far the other's time of day is ahead, in nanoseconds, and half of what the question took.
-fn compare_clocks(words: &mut Words, side: Side) -> io::Result<(i64, u64)> {
+fn compare_clocks(stream: &mut PeerStream, side: Side) -> io::Result<(i64, u64)> {
     // Only compared and shown: nothing depends on the time of day.
     let now = || {
         let time = clock_gettime(ClockId::Realtime);
         time.tv_sec.wrapping_mul(1_000_000_000).wrapping_add(time.tv_nsec)
     };
-    let ask = |words: &mut Words| -> io::Result<(i64, u64)> {
+    let ask = |stream: &mut PeerStream| -> io::Result<(i64, u64)> {
         let asked = now();
-        words.tell(b"?")?;
-        let theirs = i64::from_le_bytes(words.hear()?);
+        stream.send(b"?")?;
+        let theirs = i64::from_le_bytes(stream.receive()?);
         let heard = now();
         let half = heard.wrapping_sub(asked) / 2;
         Ok((theirs.wrapping_sub(asked.wrapping_add(half)), half.unsigned_abs()))
     };
-    let answer = |words: &mut Words| -> io::Result<()> {
-        words.hear::<1>()?;
-        words.tell(&now().to_le_bytes())
+    let answer = |stream: &mut PeerStream| -> io::Result<()> {
+        stream.receive::<1>()?;
+        stream.send(&now().to_le_bytes())
     };
     match side {
         Side::Dialer => {
-            let ahead = ask(words)?;
-            answer(words)?;
+            let ahead = ask(stream)?;
+            answer(stream)?;
             Ok(ahead)
         }
         Side::Listener => {
-            answer(words)?;
-            ask(words)
+            answer(stream)?;
+            ask(stream)
         }
     }
 }
@@ -430,7 +435,7 @@ pub(super) fn from_lines(text: &str) -> BTreeMap<String, String> {
 mod tests {
     use super::*;
 
-    fn pair(secrets: [Option<Secret>; 2]) -> [io::Result<Met>; 2] {
+    fn pair(secrets: [Option<Secret>; 2]) -> [io::Result<PeerReport>; 2] {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
         let address = listener.local_addr().expect("is bound");
         let [first, second] = secrets;
@@ -448,7 +453,7 @@ mod tests {
     fn two_that_meet_know_the_same_of_each_other() {
         let secret = || Some(Secret::new(&[7; 32]));
         for met in pair([secret(), secret()]) {
-            let Met { reached, theirs, .. } = met.expect("they meet");
+            let PeerReport { reached, theirs, .. } = met.expect("they meet");
             assert_eq!((reached.reaches, reached.is_reached), (Ok(()), Ok(())));
             assert_eq!(reached.distance, Some(Distance::Neighbours), "one process is its own neighbour");
             assert_eq!(reached.joined, Ok("shm".to_owned()));
@@ -467,11 +472,11 @@ mod tests {
 
     #[test]
     fn a_stranger_who_says_too_much_or_nothing_is_left_in_bounded_time() {
-        for words in [&b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n and more and more and more"[..], b""] {
+        for stream in [&b"GET / HTTP/1.1\r\nHost: nobody\r\n\r\n and more and more and more"[..], b""] {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port is free");
             let mut stranger =
                 connect(listener.local_addr().expect("is bound"), None, PATIENCE).expect("it listens");
-            stranger.write_all(words).expect("there is room");
+            stranger.write_all(stream).expect("there is room");
             stranger.shutdown(std::net::Shutdown::Write).expect("is connected");
             let (stream, _) = listener.accept().expect("somebody comes");
             assert!(meet(stream, Side::Listener, None, &|_| Statement::default()).is_err());

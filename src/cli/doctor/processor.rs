@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::finding::{Finding, Section};
-use super::machine::Machine;
+use super::Machine;
+use super::{Finding, Section};
 
 /// Processors and memory.
 pub(super) fn check(machine: &Machine) -> Vec<Finding> {
@@ -17,7 +17,7 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
 }
 
 /// The numbers of a list as the kernel writes them: `0-3,8,10-11`.
-pub(super) fn numbers(list: &str) -> Vec<u32> {
+fn numbers(list: &str) -> Vec<u32> {
     let mut found = Vec::new();
     for part in list.split(',').filter(|part| !part.is_empty()) {
         let (first, last) = part.split_once('-').unwrap_or((part, part));

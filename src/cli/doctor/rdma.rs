@@ -6,8 +6,8 @@ use pleach::transport::verbs::port::{self, Chosen, Kind, Port};
 use pleach::transport::verbs::survey::{DeviceSeen, Opened, REGISTERED_BYTES};
 use pleach::transport::verbs::{Connect, Wish};
 
-use super::finding::{Finding, Level, Section};
-use super::machine::{Machine, size};
+use super::{Finding, Level, Section};
+use super::{Machine, size};
 
 const FOLDER: &str = "sys/class/infiniband";
 
@@ -330,7 +330,7 @@ fn address(machine: &Machine, ports: &[Port], chosen: Result<Vec<Chosen>, String
     }
 }
 
-/// What mends a wish that is not kept.
+/// The fix for a setting that cannot be honoured.
 fn other_choice(machine: &Machine, ports: &[Port]) -> String {
     let wish = match &machine.wish {
         Ok(wish) => wish,

@@ -11,8 +11,8 @@ use pleach::transport::rendezvous::Distance;
 use pleach::transport::verbs::Wish;
 use pleach::transport::verbs::survey::{DeviceSeen, Opened, PortSeen};
 
-use super::compare::Reached;
-use super::machine::Space;
+use super::FileSystemSpace;
+use super::compare::PairResults;
 use super::*;
 
 mod wishes;
@@ -206,7 +206,7 @@ impl Root {
 
     fn machine(&self) -> Machine {
         let mut machine = Machine::of_files(&self.0);
-        machine.shm = Some(Space { total: 64 << 30, free: 63 << 30 });
+        machine.shm = Some(FileSystemSpace { total: 64 << 30, free: 63 << 30 });
         let port = PortSeen {
             number: 1,
             path_mtu_bytes: 4096,
@@ -308,7 +308,7 @@ fn few_files_ports_and_little_shared_memory_are_told_with_numbers() {
     root.file("proc/self/limits", &LIMITS.replace("65536 ", "1024  "));
     root.file("proc/sys/net/ipv4/ip_local_port_range", "50000\t51000\n");
     let mut machine = root.machine();
-    machine.shm = Some(Space { total: 64 << 20, free: 64 << 20 });
+    machine.shm = Some(FileSystemSpace { total: 64 << 20, free: 64 << 20 });
     let found = troubles(&machine);
     let of = |subject: &str| {
         found.iter().find(|(_, it, ..)| it == subject).unwrap_or_else(|| panic!("{found:#?}"))
@@ -568,7 +568,7 @@ fn statement(values: &[(&str, &str)]) -> Statement {
     statement
 }
 
-fn between(theirs: &[(&str, &str)], reached: &Reached) -> Vec<(Level, String, String)> {
+fn between(theirs: &[(&str, &str)], reached: &PairResults) -> Vec<(Level, String, String)> {
     let theirs = [&[("host", "b"), ("boot", "2")][..], theirs].concat();
     let theirs = Statement::from_text(&statement(&theirs).to_text());
     let findings = compare::check(&statement(&[]), &theirs, reached);
@@ -578,7 +578,7 @@ fn between(theirs: &[(&str, &str)], reached: &Reached) -> Vec<(Level, String, St
 
 #[test]
 fn two_machines_are_compared_with_both_numbers() {
-    let fine = Reached {
+    let fine = PairResults {
         reaches: Ok(()),
         is_reached: Ok(()),
         distance: Some(Distance::NotFound),
@@ -596,18 +596,18 @@ fn two_machines_are_compared_with_both_numbers() {
     assert_eq!(between(&[("version", "2")], &fine)[0].1, "pleach");
     assert!(between(&[("rdma-kind", "RoCE v1")], &fine)[0].2.contains("different kinds"));
     assert!(between(&[("rdma-layer", "InfiniBand")], &fine)[0].2.contains("do not meet"));
-    let late = Reached { clock_ahead: Some((-5_000_000_000, 1_000_000)), ..fine.clone() };
+    let late = PairResults { clock_ahead: Some((-5_000_000_000, 1_000_000)), ..fine.clone() };
     assert_eq!(between(&[], &late)[0].1, "clocks");
-    let walled = Reached { is_reached: Err("10.0.0.1:4: no answer".to_owned()), ..fine.clone() };
+    let walled = PairResults { is_reached: Err("10.0.0.1:4: no answer".to_owned()), ..fine.clone() };
     assert_eq!(between(&[], &walled)[0].1, "ports from there");
-    let apart = Reached { joined: Err("no address: rank 1 on b".to_owned()), ..fine.clone() };
+    let apart = PairResults { joined: Err("no address: rank 1 on b".to_owned()), ..fine.clone() };
     let found = between(&[], &apart);
     assert_eq!((found[0].0, found[0].1.as_str()), (Level::Problem, "join"));
     assert!(found[0].2.contains("no address: rank 1 on b"), "{found:#?}");
     // One machine whose containers do not share memory.
     let apart = between(&[("boot", "1")], &fine);
     assert!(apart[0].2.contains("different network namespaces"), "{apart:#?}");
-    let heard = Reached::from_text(&Reached { reaches: Err("x y".to_owned()), ..fine }.to_text());
+    let heard = PairResults::from_text(&PairResults { reaches: Err("x y".to_owned()), ..fine }.to_text());
     assert_eq!((heard.reaches, heard.distance), (Err("x y".to_owned()), Some(Distance::NotFound)));
 }
 
@@ -624,7 +624,7 @@ fn further_devices_are_compared_in_their_order() {
         ];
         statement(&values)
     };
-    let reached = Reached::default();
+    let reached = PairResults::default();
     let about_second = |theirs: &Statement| {
         let mut found = compare::check(&second("9000", "4096"), theirs, &reached);
         found.retain(|finding| finding.subject.ends_with(", device 2"));

@@ -1,17 +1,16 @@
-//! Which processors each rank that is started here is kept on.
+//! The processors that each rank started here is bound to.
 //!
-//! [`Cores`] are those that the launcher may use itself (what Slurm, mpirun, `taskset` or a control
-//! group left it), with what the kernel says of them under `/sys`: which share a core, and which
-//! are near the same memory. [`Cores::divide`] gives each rank its part, and `pleach rank-shim`
-//! keeps the rank there before the command begins, so that all its threads are. Memory needs no
-//! more: the kernel takes a page from the node of who touches it first, and what ranks share is
-//! asked of its owner's node.
+//! [`Cores`] are the cores that the launcher may use itself (Slurm, mpirun, `taskset` or a control
+//! group may have limited them), with their siblings and NUMA nodes from `/sys`. [`Cores::divide`]
+//! gives each rank its share. `pleach rank-shim` binds the rank before the command begins, so the
+//! binding covers all threads of the command. Memory needs no binding: the kernel takes a page from
+//! the node of the thread that touches it first, and shared memory asks for the node of its owner.
 //!
-//! **Two jobs on a host are not kept on the same processors.** A launcher holds the abstract socket
-//! named after each core that its ranks are kept on ([`Claims`]); a core whose name is taken is
-//! left to who has it, and a job that finds too few is kept nowhere. The kernel gives the names
-//! back with the process. Who takes names without need costs others their placement and nothing
-//! else; who is in another network namespace does not see them.
+//! **Two jobs on a host are not bound to the same processors.** A launcher holds an abstract socket
+//! that is named after each core of its ranks ([`CoreClaims`]). Another launcher leaves out a core
+//! whose name is taken, and a job that finds too few cores is not bound. The kernel releases the
+//! names when the process ends. A process that takes names without need costs other jobs their
+//! binding and nothing else. Other network namespaces have other names.
 
 use std::collections::BTreeMap;
 use std::os::linux::net::SocketAddrExt;
@@ -23,11 +22,11 @@ use pleach::transport::processors::Processors;
 /// What each rank gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Bind {
-    /// An equal part of all cores, near the same memory where that is possible
+    /// An equal share of all cores, near the same memory if possible
     Share,
-    /// One core, the next rank the next one
+    /// One core for each rank
     Core,
-    /// The processors near one memory, with the other ranks there
+    /// All processors of one NUMA node, shared with the other ranks there
     Numa,
     /// All processors
     None,
@@ -76,16 +75,16 @@ impl Cores {
 
     /// Each processor as a core of its own: those of a core together, or the first ones of all
     /// cores before the second ones.
-    fn apart(&self, spread: bool) -> Self {
+    fn by_processor(&self, spread: bool) -> Self {
         let of = |core: &Core| {
             let one = |processor| Core { processors: Processors::new([processor]), ..core.clone() };
             core.processors.iter().map(one).enumerate().collect::<Vec<_>>()
         };
-        let mut apart: Vec<_> = self.0.iter().flat_map(of).collect();
+        let mut by_processor: Vec<_> = self.0.iter().flat_map(of).collect();
         if spread {
-            apart.sort_by_key(|(place, _)| *place);
+            by_processor.sort_by_key(|(place, _)| *place);
         }
-        Self(apart.into_iter().map(|(_, core)| core).collect())
+        Self(by_processor.into_iter().map(|(_, core)| core).collect())
     }
 
     /// The processors of each rank; `None` where there are not enough for all.
@@ -94,8 +93,8 @@ impl Cores {
             return None;
         }
         if ranks > self.0.len() {
-            let apart = self.apart(bind == Bind::Core);
-            return if ranks > apart.0.len() { None } else { apart.divide(bind, ranks) };
+            let by_processor = self.by_processor(bind == Bind::Core);
+            return if ranks > by_processor.0.len() { None } else { by_processor.divide(bind, ranks) };
         }
         let merged = |cores: &[Core]| Processors::new(cores.iter().flat_map(|core| core.processors.iter()));
         if bind == Bind::Core {
@@ -134,9 +133,9 @@ fn ranks_of_nodes(nodes: &[&[Core]], ranks: usize) -> Vec<usize> {
 }
 
 /// Cores that no other job on this host has, as long as this lives.
-pub(super) struct Claims(Vec<(Core, UnixDatagram)>);
+struct CoreClaims(Vec<(Core, UnixDatagram)>);
 
-impl Claims {
+impl CoreClaims {
     /// Takes those of `cores` that are free.
     fn take(cores: &Cores) -> Self {
         let claim = |core: &Core| {
@@ -155,12 +154,12 @@ impl Claims {
     }
 }
 
-/// What the ranks of a job are kept on.
+/// The processors that the ranks of a job are bound to.
 pub(super) struct Placement {
-    /// By rank of this host; none where they are kept nowhere.
+    /// By rank of this host; `None` if they are kept nowhere.
     processors: Vec<Processors>,
     /// Held until the job ends.
-    _claims: Option<Claims>,
+    _claims: Option<CoreClaims>,
 }
 
 impl Placement {
@@ -185,7 +184,7 @@ impl Placement {
             told(format!("{ranks} ranks and {} processors", parallelism.min(allowed.len())));
             return nowhere;
         }
-        let mut claims = Claims::take(&cores);
+        let mut claims = CoreClaims::take(&cores);
         let free = Cores(claims.0.iter().map(|(core, _)| core.clone()).collect());
         let Some(processors) = free.divide(bind, ranks as usize) else {
             told(format!("other jobs have {} of {} cores", cores.0.len() - free.0.len(), cores.0.len()));
@@ -316,13 +315,13 @@ mod tests {
         let core = |number| Core { node: 0, number, processors: Processors::new([number]) };
         let number = 900 + std::process::id() % 100;
         let cores = Cores(vec![core(number), core(number + 1)]);
-        let mut first = Claims::take(&cores);
+        let mut first = CoreClaims::take(&cores);
         assert_eq!(first.0.len(), 2);
-        assert_eq!(Claims::take(&cores).0.len(), 0);
+        assert_eq!(CoreClaims::take(&cores).0.len(), 0);
         first.keep(&[Processors::new([number + 1])]);
-        let second = Claims::take(&cores);
+        let second = CoreClaims::take(&cores);
         assert_eq!(second.0.iter().map(|(core, _)| core.clone()).collect::<Vec<_>>(), [core(number)]);
         drop((first, second));
-        assert_eq!(Claims::take(&cores).0.len(), 2);
+        assert_eq!(CoreClaims::take(&cores).0.len(), 2);
     }
 }

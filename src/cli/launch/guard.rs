@@ -14,7 +14,7 @@ use std::process::{Child, Command, Stdio};
 use pleach::transport::processors::Processors;
 use rustix::process::{Pid, Signal, getppid, kill_process_group, set_parent_process_death_signal};
 
-use super::job_secret;
+use super::remove_secret;
 use crate::cli::CommandError;
 
 /// This very program, also when its file was replaced meanwhile.
@@ -94,7 +94,7 @@ pub(crate) fn watch(arguments: &GuardArguments) -> Result<(), CommandError> {
         let _ = kill_process_group(group, Signal::KILL);
     }
     if let Some(folder) = &arguments.secret {
-        job_secret::remove(folder);
+        remove_secret(folder);
     }
     Ok(())
 }

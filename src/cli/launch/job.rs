@@ -5,29 +5,29 @@
 //! rank was reaped after its group was killed, so that a number is never used once it may name
 //! others.
 
-use std::io::{self, Read, Write};
+use std::io;
+use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use pleach::transport::{Nanos, clock::now};
+use pleach::transport::Nanos;
+use pleach::transport::clock::now;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
-use super::cause::{Failure, signal_name};
-use super::guard::Guard;
-use super::output::{Lines, Output};
+use crate::cli::launch::guard::Guard;
 
 /// How long the other ranks may still run after one has failed, before they get SIGTERM: they find
 /// out by themselves, and say what they saw.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const LAST_OUTPUT: Duration = Duration::from_secs(1);
 
 /// How long ranks may take to end after SIGTERM (or the person's own signal) before they are
 /// killed.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
+const GRACE: Duration = Duration::from_secs(5);
 
 /// How long output is read after the last rank has ended: something it started may hold the pipe.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -47,7 +47,7 @@ const FORWARDED: [i32; 3] =
 
 /// How a job ended that did not end well.
 #[derive(Debug)]
-pub(super) enum Ended {
+pub(super) enum JobEnd {
     /// A rank failed first.
     Failed(Failure),
     /// The person ended it.
@@ -104,7 +104,7 @@ pub(super) struct Job {
     ranks: Vec<RankProcess>,
     guard: Guard,
     signals: Vec<(i32, UnixStream)>,
-    ended: Option<Ended>,
+    end_cause: Option<JobEnd>,
     any_failed: bool,
     /// When the ranks that still run get SIGTERM.
     end_at: Option<Nanos>,
@@ -117,21 +117,21 @@ pub(super) struct Job {
 impl Job {
     /// With nothing running yet; from now on signals are passed on. `secret`: the folder of the
     /// job's secret, if it has one.
-    pub(super) fn new(echoes: bool, secret: Option<&Path>) -> Result<Self, Ended> {
+    pub(super) fn new(echoes: bool, secret: Option<&Path>) -> Result<Self, JobEnd> {
         let mut signals = Vec::new();
         for signal in FORWARDED {
-            let system = |error| Ended::System("signals not handled", error);
+            let system = |error| JobEnd::System("signals not handled", error);
             let (ours, hook) = UnixStream::pair().map_err(system)?;
             ours.set_nonblocking(true).map_err(system)?;
             signal_hook::low_level::pipe::register(signal, hook).map_err(system)?;
             signals.push((signal, ours));
         }
-        let guard = Guard::start(secret).map_err(|error| Ended::System("guard not started", error))?;
+        let guard = Guard::start(secret).map_err(|error| JobEnd::System("guard not started", error))?;
         Ok(Self {
             ranks: Vec::new(),
             guard,
             signals,
-            ended: None,
+            end_cause: None,
             any_failed: false,
             end_at: None,
             kill_at: None,
@@ -141,7 +141,7 @@ impl Job {
 
     /// Starts a rank.
     pub(super) fn start(&mut self, rank: u32, mut command: Command, output: Output) {
-        if self.ended.is_some() {
+        if self.end_cause.is_some() {
             return;
         }
         command.stdin(Stdio::null()).stderr(Stdio::piped()).process_group(0);
@@ -151,7 +151,7 @@ impl Job {
         });
         let mut child = match command.spawn() {
             Ok(child) => child,
-            Err(error) => return self.end(Ended::System("rank not started", error)),
+            Err(error) => return self.end(JobEnd::System("rank not started", error)),
         };
         let group = Pid::from_child(&child);
         self.guard.add(group);
@@ -172,13 +172,13 @@ impl Job {
                 let _ = kill_process_group(group, Signal::KILL);
                 self.guard.remove(group);
                 let _ = child.wait();
-                self.end(Ended::System("rank not started", error));
+                self.end(JobEnd::System("rank not started", error));
             }
         }
     }
 
     /// Serves the ranks until all have ended.
-    pub(super) fn run(mut self) -> Result<(), Ended> {
+    pub(super) fn run(mut self) -> Result<(), JobEnd> {
         while self.ranks.iter().any(|rank| rank.alive.is_some()) {
             self.sleep(self.next_deadline());
             self.take_signals();
@@ -200,11 +200,11 @@ impl Job {
             self.pass_on(false);
         }
         self.pass_on(true);
-        match self.ended {
+        match self.end_cause {
             None => Ok(()),
             // They took it as a request to end, and did.
-            Some(Ended::Signal(_)) if !self.any_failed => Ok(()),
-            Some(ended) => Err(ended),
+            Some(JobEnd::Signal(_)) if !self.any_failed => Ok(()),
+            Some(end_cause) => Err(end_cause),
         }
     }
 
@@ -245,7 +245,7 @@ impl Job {
             }
         }
         for signal in came {
-            if matches!(self.ended, Some(Ended::Signal(_))) {
+            if matches!(self.end_cause, Some(JobEnd::Signal(_))) {
                 // Asked twice.
                 self.kill_at = Some(now());
                 continue;
@@ -255,19 +255,19 @@ impl Job {
             }
             let name = signal_name(signal);
             (self.end_at, self.kill_at) = (None, Some(now() + GRACE));
-            self.ended.get_or_insert(Ended::Signal(name));
+            self.end_cause.get_or_insert(JobEnd::Signal(name));
         }
     }
 
     /// Reads what the ranks wrote and passes it on; in the end also what was kept back.
     fn pass_on(&mut self, last: bool) {
         let mut closed = None;
-        let quiet = self.ended.is_some() && !self.echoes;
+        let quiet = self.end_cause.is_some() && !self.echoes;
         for rank in &mut self.ranks {
             let hold = match rank.alive {
-                None => Hold::Never,
-                Some(_) if quiet => Hold::UntilReaped,
-                Some(_) => Hold::Shortly,
+                None => ErrorHold::Never,
+                Some(_) if quiet => ErrorHold::UntilReaped,
+                Some(_) => ErrorHold::Shortly,
             };
             for stream in &mut rank.streams {
                 if let Err(error) = stream.pass_on(hold, last) {
@@ -276,7 +276,7 @@ impl Job {
             }
         }
         if let Some(error) = closed {
-            self.end(Ended::OutputClosed(error));
+            self.end(JobEnd::OutputClosed(error));
         }
     }
 
@@ -295,7 +295,7 @@ impl Job {
             let status = match rank.child.wait() {
                 Ok(status) => status,
                 Err(error) => {
-                    closed.get_or_insert(Ended::System("rank not reaped", error));
+                    closed.get_or_insert(JobEnd::System("rank not reaped", error));
                     rank.alive = None;
                     continue;
                 }
@@ -304,8 +304,8 @@ impl Job {
             let mut error = None;
             for stream in &mut rank.streams {
                 // All that it wrote before its end is there now.
-                if let Err(error) = stream.pass_on(Hold::UntilReaped, false) {
-                    closed.get_or_insert(Ended::OutputClosed(error));
+                if let Err(error) = stream.pass_on(ErrorHold::UntilReaped, false) {
+                    closed.get_or_insert(JobEnd::OutputClosed(error));
                 }
                 if !status.success() && !self.echoes {
                     error = stream.lines.take_error().or(error);
@@ -318,24 +318,24 @@ impl Job {
         }
         self.any_failed |= !failures.is_empty();
         if let Some(failure) = Failure::root(&failures) {
-            self.end(Ended::Failed(failure.clone()));
+            self.end(JobEnd::Failed(failure.clone()));
         }
-        if let Some(ended) = closed {
-            self.end(ended);
+        if let Some(end_cause) = closed {
+            self.end(end_cause);
         }
     }
 
     /// Ends the job, unless it is ending already. Where a rank has failed, the others have time for
     /// their last words.
-    fn end(&mut self, ended: Ended) {
-        if self.ended.is_some() {
+    fn end(&mut self, end_cause: JobEnd) {
+        if self.end_cause.is_some() {
             return;
         }
-        match ended {
-            Ended::Failed(_) => self.end_at = Some(now() + LAST_WORDS),
+        match end_cause {
+            JobEnd::Failed(_) => self.end_at = Some(now() + LAST_OUTPUT),
             _ => self.end_ranks(),
         }
-        self.ended = Some(ended);
+        self.end_cause = Some(end_cause);
     }
 
     /// Asks the ranks that still run to end, for a limited time.
@@ -354,27 +354,27 @@ impl Job {
 
 /// How long an error that is the last line is kept back.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Hold {
+enum ErrorHold {
     Never,
     Shortly,
     UntilReaped,
 }
 
 impl Stream {
-    fn pass_on(&mut self, hold: Hold, last: bool) -> io::Result<()> {
+    fn pass_on(&mut self, hold: ErrorHold, last: bool) -> io::Result<()> {
         let mut out = Vec::new();
-        let ended = self.read(&mut out);
-        if ended || last {
+        let end_cause = self.read(&mut out);
+        if end_cause || last {
             self.pipe = None;
             self.lines.finish(&mut out);
         }
         if self.lines.keeps() {
             let until = *self.held_until.get_or_insert_with(|| now() + ERROR_HOLD);
-            if hold == Hold::Never || (hold == Hold::Shortly && until <= now()) {
+            if hold == ErrorHold::Never || (hold == ErrorHold::Shortly && until <= now()) {
                 self.lines.release(&mut out);
             }
         }
-        if !self.lines.keeps() || hold == Hold::UntilReaped {
+        if !self.lines.keeps() || hold == ErrorHold::UntilReaped {
             self.held_until = None;
         }
         match (out.is_empty(), self.is_error) {
@@ -409,4 +409,264 @@ impl Stream {
 fn is_readable(file: &OwnedFd) -> bool {
     let mut files = [PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN)];
     matches!(poll(&mut files, Some(&rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 })), Ok(1..))
+}
+
+// The rank that failed first, and its error.
+
+/// A rank that did not end well.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failure {
+    rank: u32,
+    process: u32,
+    status: ExitStatus,
+    /// The error it printed last, in the form of this command.
+    error: Option<String>,
+}
+
+impl Failure {
+    /// Of failures that were seen at the same time, the one that the others follow from: rather one
+    /// that was killed than one that gave up, rather one that does not name another of them.
+    fn root(failures: &[Self]) -> Option<&Self> {
+        failures.iter().min_by_key(|failure| {
+            let echoes = failures.iter().any(|other| other.rank != failure.rank && failure.names(other.rank));
+            (failure.status.signal().is_none(), echoes, failure.rank)
+        })
+    }
+
+    fn names(&self, rank: u32) -> bool {
+        let Some(error) = &self.error else { return false };
+        let mut words = error.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+        let mut last = "";
+        words.any(|word| {
+            let named = (last == "rank" || last == "ranks") && word.parse() == Ok(rank);
+            last = word;
+            named
+        })
+    }
+
+    /// Whether it was a matter of what was typed.
+    pub(super) fn is_usage(&self) -> bool {
+        self.status.code() == Some(2) && self.error.is_some()
+    }
+
+    /// The message for the user.
+    pub(super) fn text(&self) -> String {
+        let Self { rank, process, status, error } = self;
+        if let Some(number) = status.signal() {
+            let (name, core) =
+                (signal_name(number), if status.core_dumped() { " (core dumped)" } else { "" });
+            let advice = match number {
+                9 => "if nobody did that, look for 'out of memory' in dmesg",
+                _ => "look at its output above",
+            };
+            return format!(
+                "rank died: rank {rank} (process {process}) was killed by {name}{core}; {advice}"
+            );
+        }
+        match error {
+            Some(error) => format!("rank {rank} failed: {error}"),
+            None => {
+                let code = status.code().unwrap_or_default();
+                format!(
+                    "rank failed: rank {rank} (process {process}) exited with status {code}; look at its output above"
+                )
+            }
+        }
+    }
+}
+
+/// A signal's name.
+fn signal_name(number: i32) -> String {
+    let names = [
+        "HUP", "INT", "QUIT", "ILL", "TRAP", "ABRT", "BUS", "FPE", "KILL", "USR1", "SEGV", "USR2", "PIPE",
+        "ALRM", "TERM",
+    ];
+    match usize::try_from(number - 1).ok().and_then(|place| names.get(place)) {
+        Some(name) => format!("SIG{name}"),
+        None => format!("signal {number}"),
+    }
+}
+
+// Passes on the output of ranks line by line, each line in one write.
+
+/// Longest line that is kept together, in bytes.
+const LINE_BYTES_MAX: usize = 64 * 1024;
+
+/// The prefix of this command's errors.
+const ERROR: &[u8] = b"error: ";
+
+/// How lines are passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Output {
+    /// With the rank in front: `[3] line`.
+    Prefixed,
+    /// As they are; a carriage return (a progress bar) ends a line too.
+    Plain,
+}
+
+/// One rank's output stream, split into lines.
+#[derive(Debug)]
+struct Lines {
+    prefix: Vec<u8>,
+    output: Output,
+    /// Whether a line in the form of an error is kept back while it is the last one.
+    keeps_errors: bool,
+    partial: Vec<u8>,
+    kept: Option<Vec<u8>>,
+}
+
+impl Lines {
+    fn new(rank: u32, output: Output, keeps_errors: bool) -> Self {
+        let prefix = match output {
+            Output::Prefixed => format!("[{rank}] ").into_bytes(),
+            Output::Plain => Vec::new(),
+        };
+        Self { prefix, output, keeps_errors, partial: Vec::new(), kept: None }
+    }
+
+    /// Takes what the rank wrote; appends the lines that are whole now to `out`.
+    fn push(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) {
+        while !bytes.is_empty() {
+            let room = LINE_BYTES_MAX - self.partial.len();
+            let piece = &bytes[..bytes.len().min(room)];
+            let end = piece.iter().position(|&byte| self.ends_line(byte));
+            let taken = end.map_or(piece.len(), |end| end + 1);
+            self.partial.extend_from_slice(&piece[..taken]);
+            bytes = &bytes[taken..];
+            if end.is_some() || self.partial.len() == LINE_BYTES_MAX {
+                self.emit(out);
+            }
+        }
+    }
+
+    /// The stream has ended: what is left is a line too.
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if !self.partial.is_empty() {
+            self.emit(out);
+        }
+    }
+
+    /// Passes on the error that was kept back.
+    fn release(&mut self, out: &mut Vec<u8>) {
+        if let Some(line) = self.kept.take() {
+            out.extend_from_slice(&self.prefix);
+            out.extend_from_slice(&line);
+        }
+    }
+
+    /// Whether an error is kept back.
+    fn keeps(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Takes the error that was kept back, without what precedes it.
+    fn take_error(&mut self) -> Option<String> {
+        let line = self.kept.take()?;
+        Some(String::from_utf8_lossy(line[ERROR.len()..].trim_ascii()).into_owned())
+    }
+
+    fn ends_line(&self, byte: u8) -> bool {
+        byte == b'\n' || (byte == b'\r' && self.output == Output::Plain)
+    }
+
+    fn emit(&mut self, out: &mut Vec<u8>) {
+        let mut line = std::mem::take(&mut self.partial);
+        if !line.last().is_some_and(|&byte| self.ends_line(byte)) {
+            line.push(b'\n');
+        }
+        self.release(out);
+        if self.keeps_errors && line.starts_with(ERROR) {
+            self.kept = Some(line);
+        } else {
+            out.extend_from_slice(&self.prefix);
+            out.append(&mut line);
+        }
+    }
+}
+
+#[cfg(test)]
+mod cause_tests {
+    use super::*;
+
+    fn failure(rank: u32, raw: i32, error: Option<&str>) -> Failure {
+        Failure {
+            rank,
+            process: 70 + rank,
+            status: ExitStatus::from_raw(raw),
+            error: error.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_killed_rank_is_the_cause_before_those_that_gave_up() {
+        let failures =
+            [failure(0, 1 << 8, Some("rank 2 is lost")), failure(2, 9, None), failure(3, 1 << 8, None)];
+        assert_eq!(Failure::root(&failures).expect("there is one").rank, 2);
+        let text = failures[1].text();
+        assert!(text.starts_with("rank died: rank 2 (process 72) was killed by SIGKILL;"), "{text}");
+    }
+
+    #[test]
+    fn a_rank_that_names_another_failed_one_is_its_echo() {
+        let failures = [failure(0, 1 << 8, Some("peer lost: rank 1; x")), failure(1, 3 << 8, None)];
+        let root = Failure::root(&failures).expect("there is one");
+        assert_eq!(root.rank, 1);
+        assert!(root.text().contains("rank 1 (process 71) exited with status 3"), "{}", root.text());
+        let failures = [failure(0, 1 << 8, Some("rank 11 is lost")), failure(1, 3 << 8, None)];
+        assert_eq!(Failure::root(&failures).expect("there is one").rank, 0, "11 is not 1");
+    }
+
+    #[test]
+    fn signals_have_names() {
+        assert_eq!((signal_name(15).as_str(), signal_name(11).as_str()), ("SIGTERM", "SIGSEGV"));
+        assert_eq!((signal_name(0).as_str(), signal_name(34).as_str()), ("signal 0", "signal 34"));
+    }
+}
+
+#[cfg(test)]
+mod output_tests {
+    use super::*;
+
+    fn shown(lines: &mut Lines, pieces: &[&str]) -> String {
+        let mut out = Vec::new();
+        for piece in pieces {
+            lines.push(piece.as_bytes(), &mut out);
+        }
+        String::from_utf8(out).expect("is text")
+    }
+
+    #[test]
+    fn pieces_become_whole_lines_with_the_rank_in_front() {
+        let mut lines = Lines::new(3, Output::Prefixed, false);
+        assert_eq!(shown(&mut lines, &["a", "b\nc\n\nd"]), "[3] ab\n[3] c\n[3] \n");
+        let mut out = Vec::new();
+        lines.finish(&mut out);
+        lines.finish(&mut out);
+        assert_eq!(out, b"[3] d\n");
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_at_the_limit() {
+        let mut lines = Lines::new(0, Output::Prefixed, false);
+        let text = shown(&mut lines, &["x".repeat(LINE_BYTES_MAX + 5).as_str(), "\n"]);
+        let lengths: Vec<_> = text.lines().map(str::len).collect();
+        assert_eq!(lengths, [LINE_BYTES_MAX + 4, 9]);
+    }
+
+    #[test]
+    fn an_error_is_kept_back_only_while_it_is_the_last_line() {
+        let mut lines = Lines::new(1, Output::Prefixed, true);
+        assert_eq!(shown(&mut lines, &["hello\nerror: no luck: here; try again\n"]), "[1] hello\n");
+        assert_eq!(shown(&mut lines, &["more\n"]), "[1] error: no luck: here; try again\n[1] more\n");
+        assert_eq!(shown(&mut lines, &["error: the last\n"]), "");
+        assert!(lines.keeps());
+        assert_eq!(lines.take_error().as_deref(), Some("the last"));
+        assert!(!lines.keeps());
+    }
+
+    #[test]
+    fn plain_lines_are_as_they_were_and_a_progress_bar_moves() {
+        let mut lines = Lines::new(1, Output::Plain, false);
+        assert_eq!(shown(&mut lines, &["10%\r20", "%\rdone\n"]), "10%\r20%\rdone\n");
+    }
 }

@@ -5,28 +5,29 @@
 //! starts this same command as N ranks.
 
 use std::ffi::OsString;
+use std::fs;
+use std::fs::DirBuilder;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
 
+use pleach::transport::auth::challenge;
 use pleach::transport::rendezvous::{Explicit, Rendezvous, WORLD_SIZE_MAX, World};
+use rustix::fs::{Access, access};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
-use super::CommandError;
-use super::log::LOG_VARIABLE;
+use crate::cli::launch::bind::Placement;
+use crate::cli::launch::job::{Job, JobEnd};
+use crate::cli::log::LOG_VARIABLE;
+use crate::cli::{CommandError, secret};
+
+pub(crate) use crate::cli::launch::bind::Bind;
+pub(crate) use job::Output;
 
 mod bind;
-mod cause;
 pub(crate) mod guard;
 mod job;
-mod job_secret;
-mod output;
-
-pub(crate) use bind::Bind;
-use bind::Placement;
-use job::{Ended, Job};
-use job_secret::{JobSecret, SECRET_VARIABLE};
-pub(crate) use output::Output;
 
 /// Set to 1 for ranks whose plain output goes to a terminal, so that they may draw there.
 pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";
@@ -34,7 +35,7 @@ pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";
 /// Ranks to start here.
 #[derive(Clone, Debug)]
 pub(crate) struct Launch {
-    /// How many.
+    /// The number of ranks.
     pub(crate) ranks: u32,
     /// The first one's number.
     pub(crate) first_rank: u32,
@@ -66,8 +67,8 @@ impl Launch {
         };
         let secret = self.needs_secret().then(JobSecret::new);
         let echoes = std::env::var_os(LOG_VARIABLE).is_some();
-        let mut job =
-            Job::new(echoes, secret.as_ref().map(JobSecret::folder)).map_err(|ended| self.error(ended))?;
+        let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder))
+            .map_err(|end_cause| self.error(end_cause))?;
         if let Some(secret) = &secret {
             secret.write()?;
         }
@@ -92,7 +93,7 @@ impl Launch {
             }
             job.start(rank, command, self.output);
         }
-        let result = job.run().map_err(|ended| self.error(ended));
+        let result = job.run().map_err(|end_cause| self.error(end_cause));
         drop((reserved, placement));
         result
     }
@@ -103,18 +104,18 @@ impl Launch {
         self.world_size == self.ranks && std::env::var_os(SECRET_VARIABLE).is_none_or(|file| file.is_empty())
     }
 
-    fn error(&self, ended: Ended) -> CommandError {
-        match ended {
-            Ended::Failed(failure) if failure.is_usage() => CommandError::usage(failure.text()),
-            Ended::Failed(failure) => CommandError::failed(failure.text()),
-            Ended::Signal(name) => CommandError::failed(format!(
+    fn error(&self, end_cause: JobEnd) -> CommandError {
+        match end_cause {
+            JobEnd::Failed(failure) if failure.is_usage() => CommandError::usage(failure.text()),
+            JobEnd::Failed(failure) => CommandError::failed(failure.text()),
+            JobEnd::Signal(name) => CommandError::failed(format!(
                 "job ended: {name} came, {} ranks were ended; start it again",
                 self.ranks
             )),
-            Ended::OutputClosed(error) => CommandError::failed(format!(
+            JobEnd::OutputClosed(error) => CommandError::failed(format!(
                 "output closed: nobody reads standard output or error ({error}); the ranks were ended"
             )),
-            Ended::System(what, error) => CommandError::failed(format!(
+            JobEnd::System(what, error) => CommandError::failed(format!(
                 "{what}: {error}; look at the limits of this host ('ulimit -a')"
             )),
         }
@@ -124,13 +125,13 @@ impl Launch {
 /// Values with which a rank can be told by hand who it is.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct WorldArguments {
-    /// This process's rank, where no launcher says it
+    /// The rank of this process, if no launcher sets it
     #[arg(long, value_name = "R", requires = "world_size")]
     rank: Option<u32>,
-    /// How many ranks there are on all hosts
+    /// Number of ranks on all hosts
     #[arg(long, value_name = "W", requires = "rank")]
     world_size: Option<u32>,
-    /// Where ranks meet: tcp://HOST:PORT or file:///DIR
+    /// Rendezvous: tcp://HOST:PORT or file:///DIR
     #[arg(long, value_name = "ADDRESS")]
     rendezvous: Option<Rendezvous>,
 }
@@ -207,7 +208,7 @@ pub(crate) fn is_executable(program: &OsString) -> bool {
     std::env::split_paths(&path).any(|folder| can(&folder.join(program)))
 }
 
-/// A port of this host that nobody else gets while the socket lives; rank 0 can listen on it.
+/// A port of this host, reserved as long as the socket lives; rank 0 can listen on it.
 ///
 /// The socket is bound and does not listen, and both ends set SO_REUSEADDR: such sockets may share
 /// a port as long as only one listens, but the kernel gives it to nobody who asks for any port.
@@ -217,6 +218,69 @@ fn reserve_port() -> std::io::Result<(u16, OwnedFd)> {
     bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
     let address = SocketAddr::try_from(getsockname(&socket)?)?;
     Ok((address.port(), socket))
+}
+
+// The secret of one job: a file that only this user can read, in a folder that exists as long as
+// the job.
+//
+// Ranks get the path of the file (`PLEACH_SECRET_FILE`). The secret itself is in no argument and
+// no variable, which other users could see.
+
+/// Where ranks look for the secret.
+const SECRET_VARIABLE: &str = "PLEACH_SECRET_FILE";
+
+/// The file's name in its folder.
+const FILE: &str = "secret";
+
+/// A folder with a secret, removed when dropped.
+struct JobSecret {
+    folder: PathBuf,
+}
+
+impl JobSecret {
+    /// Where it will be: in the folder for such files of this user, or else in the one for
+    /// temporary files.
+    fn new() -> Self {
+        let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let own =
+            own.filter(|path| path.is_absolute() && access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok());
+        let random: String = challenge()[..12].iter().map(|byte| format!("{byte:02x}")).collect();
+        let place = own.unwrap_or_else(std::env::temp_dir);
+        Self { folder: place.join(format!("pleach-job-{random}")) }
+    }
+
+    /// Makes the folder and writes a fresh secret. To be called when signals do not end this
+    /// process any more.
+    fn write(&self) -> Result<(), CommandError> {
+        // An error where anything is there already, also a link.
+        DirBuilder::new().mode(0o700).create(&self.folder).map_err(|error| {
+            let folder = self.folder.display();
+            CommandError::failed(format!(
+                "no secret for the job: {folder} ({error}); set TMPDIR to a folder that you can write"
+            ))
+        })?;
+        secret::write(&self.file())
+    }
+
+    fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder.join(FILE)
+    }
+}
+
+impl Drop for JobSecret {
+    fn drop(&mut self) {
+        remove_secret(&self.folder);
+    }
+}
+
+/// Removes a job's secret; it may be gone already.
+fn remove_secret(folder: &Path) {
+    let _ = fs::remove_file(folder.join(FILE));
+    let _ = fs::remove_dir(folder);
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use pleach::packing::topology::{NodeId, NodeKind};
 
-use super::outcome::{Plan, number};
-use super::{strands::strands, words};
+use super::svg::link_colours;
+use super::{Plan, number, rate_in_words, reason_in_words, verdict_in_words};
 
 /// Widest line, in points.
 const WIDEST: f64 = 6.0;
@@ -15,13 +15,13 @@ pub(super) fn graph(plan: &Plan) -> String {
     let topology = &plan.topology;
     let name = |node: NodeId| quoted(topology.name(node));
     let mut out = String::from("digraph plan {\n");
-    let reason = words::reason(topology, &plan.packing);
+    let reason = reason_in_words(topology, &plan.packing);
     let title = format!(
         "{} over {}: {}, {}\n{}",
         plan.packing.collective,
         plan.source,
-        words::rate(number(plan.packing.rate)),
-        words::verdict(&plan.packing),
+        rate_in_words(number(plan.packing.rate)),
+        verdict_in_words(&plan.packing),
         reason.sentence
     );
     // Writing into a String takes all. Curves, as straight links there and back would hide each
@@ -35,11 +35,12 @@ pub(super) fn graph(plan: &Plan) -> String {
         let _ = writeln!(out, "  {} [shape={shape}];", name(NodeId(index as u32)));
     }
     let widest = topology.links().iter().map(|link| link.bytes_per_s).max().unwrap_or(1) as f64;
-    let strands = strands(plan);
+    let link_colours = link_colours(plan);
     for (index, link) in topology.links().iter().enumerate() {
         let width = (link.bytes_per_s as f64 / widest * WIDEST).max(0.5);
         // One colour, that of the tree with the largest share: graphviz dies of many on one curve.
-        let widest_strand = strands.of(link.from, link.to).max_by(|one, other| one.1.total_cmp(&other.1));
+        let widest_strand =
+            link_colours.of(link.from, link.to).max_by(|one, other| one.1.total_cmp(&other.1));
         let colour = widest_strand.map_or("gray", |(colour, _)| colour);
         let narrow = if plan.is_narrow(link) { ", style=dashed" } else { "" };
         let _ = writeln!(
@@ -47,7 +48,7 @@ pub(super) fn graph(plan: &Plan) -> String {
             "  {} -> {} [penwidth={width:.1}, color=\"{colour}\", tooltip=\"{}\", label=\"{:.0} %\"{narrow}];",
             name(link.from),
             name(link.to),
-            words::rate(link.bytes_per_s as f64),
+            rate_in_words(link.bytes_per_s as f64),
             plan.utilisation(index) * 100.0
         );
     }

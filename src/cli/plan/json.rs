@@ -5,8 +5,7 @@ use pleach::packing::topology::{NodeId, Topology};
 use pleach::packing::{Certificate, Edge, Path, Rate, Tree};
 use serde_json::{Value, json};
 
-use super::outcome::{Plan, gb_s};
-use super::words;
+use super::{Plan, gb_s, reason_in_words};
 
 /// The plan.
 pub(super) fn object(plan: &Plan) -> Value {
@@ -60,7 +59,7 @@ fn certificate(plan: &Plan) -> Value {
         Certificate::Alone => ("partition", vec![every().collect()]),
     };
     let parts: Value = parts.iter().map(|part| names(topology, part)).collect();
-    json!({ "kind": kind, "parts": parts, "text": words::reason(topology, packing).sentence })
+    json!({ "kind": kind, "parts": parts, "text": reason_in_words(topology, packing).sentence })
 }
 
 fn names(topology: &Topology, nodes: &[NodeId]) -> Value {

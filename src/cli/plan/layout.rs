@@ -24,7 +24,7 @@ const CIRCLE_MAX: usize = 12;
 const DISTANCES_MAX: usize = 400;
 /// Rounds of moving nodes to their distances.
 const ROUNDS: usize = 150;
-/// Ranks beside each other in a box.
+/// Ranks in a row of a box.
 const BOX_COLUMNS: usize = 4;
 
 /// A point in pixels.
@@ -34,7 +34,7 @@ pub(super) type Point = (f64, f64);
 pub(super) struct Layout {
     /// Of every node.
     pub(super) places: Vec<Point>,
-    /// Upper left and lower right of boxes.
+    /// Upper left and lower right corners of boxes.
     pub(super) boxes: Vec<(Point, Point)>,
     pub(super) width: f64,
     pub(super) height: f64,
@@ -74,7 +74,7 @@ fn framed(mut places: Vec<Point>, mut boxes: Vec<(Point, Point)>) -> Layout {
     Layout { places, boxes, width: right - left, height: bottom - top }
 }
 
-/// Who is joined with whom, whatever the direction.
+/// The nodes of a plan and their neighbours, in either direction.
 struct Graph {
     nodes: usize,
     ranks: Vec<usize>,
@@ -107,7 +107,7 @@ impl Graph {
         self.ranks.iter().any(|&rank| self.joined[rank].keys().any(|&other| self.is_rank(other)))
     }
 
-    /// The switch that joins a rank best.
+    /// The switch with the widest link to a rank.
     fn hub(&self, rank: usize) -> Option<usize> {
         let switches = self.joined[rank].iter().filter(|(other, _)| !self.is_rank(**other));
         let best = switches.fold(None, |best: Option<(usize, f64)>, (&switch, &width)| match best {
@@ -308,9 +308,10 @@ fn rows(graph: &Graph) -> (Vec<Point>, Vec<(Point, Point)>) {
     let hubs = graph.hubs();
     let distances = graph.distances(graph.ranks.iter().copied());
     let is_hub = |switch: usize| hubs.iter().any(|&(hub, _)| hub == switch);
-    let others: Vec<usize> = graph.switches.iter().copied().filter(|&switch| !is_hub(switch)).collect();
+    let other_strategies: Vec<usize> =
+        graph.switches.iter().copied().filter(|&switch| !is_hub(switch)).collect();
     // Boxes that switches join at their ranks have their own switch below.
-    let is_below = others.iter().any(|&switch| distances[switch] == 1);
+    let is_below = other_strategies.iter().any(|&switch| distances[switch] == 1);
     let (mut places, mut boxes) = (vec![(0.0, 0.0); graph.nodes], Vec::new());
     let mut left = 0.0;
     for (hub, ranks) in &hubs {
@@ -332,10 +333,10 @@ fn rows(graph: &Graph) -> (Vec<Point>, Vec<(Point, Point)>) {
     }
     let width = left;
     let from = if is_below { 1 } else { 2 };
-    let highest = others.iter().map(|&switch| distances[switch]).max().unwrap_or(0);
+    let highest = other_strategies.iter().map(|&switch| distances[switch]).max().unwrap_or(0);
     for distance in 1..=highest {
         let mut row: Vec<usize> =
-            others.iter().copied().filter(|&switch| distances[switch] == distance).collect();
+            other_strategies.iter().copied().filter(|&switch| distances[switch] == distance).collect();
         // Each below those it is joined with.
         let middle = |switch: &usize| {
             let below: Vec<f64> = graph.joined[*switch]

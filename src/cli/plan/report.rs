@@ -5,21 +5,20 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use pleach::packing::compare::{Hybrid, Outcome, Row, StrategyError, compare, hybrid};
 use pleach::packing::latency::predicted_ns;
 use pleach::packing::topology::{NodeKind, Topology};
-use pleach::packing::{Rate, Tree};
+use pleach::packing::{PackOptions, Packing, Rate, Strategy, Tree, pack};
 use pleach::{Collective, Rank};
 
-use super::compare::Compared;
-use super::outcome::{Plan, number};
-use super::words::{self, counted};
+use super::{Plan, counted, digits, number, rate_in_words, reason_in_words, verdict_in_words};
 use crate::cli::bench::Size;
 
-/// Columns of the text.
+/// The width of the text, in columns.
 const WIDTH: usize = 80;
 /// Where the text beside the headings begins.
 const MARGIN: usize = 10;
-/// Columns of a bar that is full.
+/// The width of a full bar, in columns.
 const BAR: usize = 20;
 /// Longest word that is left out where a line ends, in columns.
 const CUT_OFF_MAX: usize = 14;
@@ -27,16 +26,16 @@ const CUT_OFF_MAX: usize = 14;
 const LINES_MAX: usize = 8;
 
 /// The whole text.
-pub(super) fn text(plan: &Plan, compared: &[Compared]) -> String {
+pub(super) fn text(plan: &Plan, results: &[StrategyResult]) -> String {
     let mut page = Page::default();
     headline(&mut page, plan);
-    let reason = words::reason(&plan.topology, &plan.packing);
+    let reason = reason_in_words(&plan.topology, &plan.packing);
     let why =
         if reason.sum.is_empty() { reason.sentence } else { format!("{}: {}", reason.sentence, reason.sum) };
     page.paragraph("Why", &why);
     trees(&mut page, plan);
     links(&mut page, plan);
-    comparison(&mut page, plan, compared);
+    comparison(&mut page, plan, results);
     page.paragraph("Made in", &duration(plan.generation.as_secs_f64()));
     page.text
 }
@@ -52,8 +51,8 @@ fn headline(page: &mut Page, plan: &Plan) {
     let _ = write!(of, ", {}", counted(links, "one-way link"));
     page.line(&format!("{} over {}: {of}", packing.collective, plan.source));
     page.line("");
-    let rate = words::rate(number(packing.rate));
-    page.paragraph("", &format!("{rate}   {}", words::verdict(packing)));
+    let rate = rate_in_words(number(packing.rate));
+    page.paragraph("", &format!("{rate}   {}", verdict_in_words(packing)));
     if let Some(bytes) = plan.bytes {
         let took_s = predicted_ns(packing, topology, bytes) as f64 / 1e9;
         page.paragraph("", &format!("{} bytes take about {}", Size(bytes), duration(took_s)));
@@ -81,7 +80,7 @@ fn trees(page: &mut Page, plan: &Plan) {
     for &index in order.iter().take(LINES_MAX) {
         let tree = &packing.trees[index];
         let depth = plan.checked.depths[index].edges;
-        let rate = words::rate(number(tree.weight));
+        let rate = rate_in_words(number(tree.weight));
         page.entry(&format!("{rate:>11}, {depth} deep:  {}", shape(&plan.topology, tree)));
     }
     more(page, packing.trees.len());
@@ -93,7 +92,7 @@ fn more(page: &mut Page, all: usize) {
     }
 }
 
-/// A tree with what hangs below each rank in parentheses.
+/// A tree with what is a child of each rank in parentheses.
 fn shape(topology: &Topology, tree: &Tree) -> String {
     let mut below: BTreeMap<Rank, Vec<Rank>> = BTreeMap::new();
     for edge in &tree.edges {
@@ -129,14 +128,14 @@ fn shape(topology: &Topology, tree: &Tree) -> String {
 
 /// Links that are alike: as wide and as busy.
 #[derive(Default)]
-struct Alike {
+struct LinkClass {
     links: usize,
     names: Vec<String>,
 }
 
 fn links(page: &mut Page, plan: &Plan) {
     let topology = &plan.topology;
-    let mut kinds: BTreeMap<(Reverse<Rate>, Reverse<u64>), Alike> = BTreeMap::new();
+    let mut kinds: BTreeMap<(Reverse<Rate>, Reverse<u64>), LinkClass> = BTreeMap::new();
     let loads = &plan.checked.loads;
     for (index, link) in topology.links().iter().enumerate() {
         let back = topology.links().binary_search_by_key(&(link.to, link.from), |link| (link.from, link.to));
@@ -160,31 +159,31 @@ fn links(page: &mut Page, plan: &Plan) {
             "{:>4.0} % {} of {}, {}: {}",
             share * 100.0,
             bar(share),
-            words::rate(*bandwidth as f64),
+            rate_in_words(*bandwidth as f64),
             alike.links,
             alike.names.join(" ")
         );
-        page.cut(heading, &line);
+        page.cut_reason(heading, &line);
     }
     more(page, kinds.len());
 }
 
-fn comparison(page: &mut Page, plan: &Plan, compared: &[Compared]) {
-    let fastest = compared.iter().filter_map(|other| other.rate.as_ref().ok()).copied().max();
+fn comparison(page: &mut Page, plan: &Plan, results: &[StrategyResult]) {
+    let fastest = results.iter().filter_map(|other| other.rate.as_ref().ok()).copied().max();
     let own = plan.packing.rate;
     let fastest = number(fastest.map_or(own, |other| other.max(own)));
     let name = |name: &str| format!("{name:<28}");
     let line = |who: &str, rate: Rate, note: &str| {
         let share = if fastest > 0.0 { number(rate) / fastest } else { 0.0 };
-        format!("{}{:>11}  {} {note}", name(who), words::rate(number(rate)), bar(share))
+        format!("{}{:>11}  {} {note}", name(who), rate_in_words(number(rate)), bar(share))
     };
-    page.cut("Compare", &line(plan.strategy.name(), own, ""));
-    for other in compared {
+    page.cut_reason("Compare", &line(plan.strategy.name(), own, ""));
+    for other in results {
         match &other.rate {
-            Ok(rate) => page.cut("", &line(other.name, *rate, &other.note)),
+            Ok(rate) => page.cut_reason("", &line(other.name, *rate, &other.note)),
             // Which ranks a tree lacks a link between is more than a line has room for.
             Err(why) => {
-                page.cut("", &format!("{}{}", name(other.name), why.split(':').next().unwrap_or(why)))
+                page.cut_reason("", &format!("{}{}", name(other.name), why.split(':').next().unwrap_or(why)))
             }
         }
     }
@@ -201,7 +200,7 @@ fn bar(share: f64) -> String {
 
 fn duration(seconds: f64) -> String {
     match seconds {
-        long if long >= 1.0 => format!("{} s", words::digits(long)),
+        long if long >= 1.0 => format!("{} s", digits(long)),
         short if short >= 1e-3 => format!("{short:.1} ms", short = short * 1e3),
         tiny => format!("{tiny:.0} µs", tiny = tiny * 1e6),
     }
@@ -240,11 +239,11 @@ impl Page {
 
     /// A line below what a heading is about.
     fn entry(&mut self, words: &str) {
-        self.cut("", words);
+        self.cut_reason("", words);
     }
 
     /// A heading and one line, shortened where it is too long.
-    fn cut(&mut self, heading: &str, words: &str) {
+    fn cut_reason(&mut self, heading: &str, words: &str) {
         let line = format!("{heading:<MARGIN$}{words}");
         let line = line.trim_end();
         if line.chars().count() <= WIDTH {
@@ -258,4 +257,62 @@ impl Page {
         };
         self.line(&format!("{kept} …"));
     }
+}
+
+// The rates of other strategies on the same links.
+
+/// Most ranks of a topology on which others are tried: their search for rings and trees is not made
+/// for more.
+const RANKS_MAX: u32 = 64;
+
+/// Another way, and what it reaches.
+pub(super) struct StrategyResult {
+    name: &'static str,
+    /// Or why it is not possible here.
+    rate: Result<Rate, String>,
+    /// Remarks.
+    note: String,
+}
+
+/// All ways that the plan did not take, and that there are for its collective.
+pub(super) fn other_strategies(plan: &Plan) -> Vec<StrategyResult> {
+    let Plan { topology, packing, strategy, .. } = plan;
+    if !(2..=RANKS_MAX).contains(&topology.ranks()) {
+        return Vec::new();
+    }
+    let best: Option<Packing> = match strategy {
+        Strategy::Optimal => Some(packing.clone()),
+        _ => pack(topology, packing.collective, &PackOptions::default()).ok(),
+    };
+    let Some(best) = best else { return Vec::new() };
+    let rows = compare(topology, &best).rows;
+    let mixed = rows.iter().find_map(|row| blink_with_pcie(plan, row));
+    let other_strategies = rows.into_iter().filter(|row| row.strategy != strategy.name()).filter_map(results);
+    other_strategies.chain(mixed).collect()
+}
+
+/// Blink's trees with PCIe beside them, where it was said what that costs and what the call
+/// carries.
+fn blink_with_pcie(plan: &Plan, row: &Row) -> Option<StrategyResult> {
+    let Outcome::Packed(blink) = &row.outcome else { return None };
+    if row.strategy != Strategy::Blink.name() {
+        return None;
+    }
+    let (bytes, setup_ns) = (plan.bytes?, plan.pcie_setup_ns?);
+    let Hybrid { split, rate } = hybrid(&plan.topology, blink, bytes, setup_ns)?;
+    let part = split.slow_bytes as f64 * 100.0 / bytes as f64;
+    Some(StrategyResult { name: "blink and PCIe", rate: Ok(rate), note: format!("{part:.1} % over PCIe") })
+}
+
+fn results(row: Row) -> Option<StrategyResult> {
+    let Row { strategy: name, outcome } = row;
+    Some(match outcome {
+        Outcome::Packed(packing) => StrategyResult { name, rate: Ok(packing.rate), note: String::new() },
+        Outcome::AtLeast(packing) => {
+            StrategyResult { name, rate: Ok(packing.rate), note: "at least".to_owned() }
+        }
+        Outcome::OverPcie(rate) => StrategyResult { name, rate: Ok(rate), note: "over PCIe".to_owned() },
+        Outcome::Impossible(StrategyError::NotFor { .. }) => return None,
+        Outcome::Impossible(why) => StrategyResult { name, rate: Err(why.to_string()), note: String::new() },
+    })
 }

@@ -2,22 +2,19 @@
 //! them as far as they are used; the narrow place that the certificate names; and a small picture
 //! of each tree. Readable on white and on black.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use pleach::Collective;
 use pleach::packing::topology::{Link, NodeId, NodeKind};
 use pleach::packing::{Certificate, Tree};
 
-use super::captions::{escaped, labels, sentence, title, wrapped};
 use super::layout::{Layout, Point, layout};
-use super::outcome::{Plan, number};
-use super::strands::{Strands, strands};
-use super::way::{Way, arrow};
-use super::words::{self, counted};
+use super::{Plan, counted, number, rate_in_words, reason_in_words, verdict_in_words};
 
 /// Radius of a rank.
 const RADIUS: f64 = 18.0;
-/// Most small pictures.
+/// The largest number of small pictures.
 const PICTURES_MAX: usize = 12;
 /// Most rows of them.
 const ROWS_MAX: usize = 3;
@@ -25,7 +22,7 @@ const ROWS_MAX: usize = 3;
 const LABELLED_MAX: usize = 160;
 /// Narrowest picture, for the words below it.
 const WIDTH_MIN: f64 = 640.0;
-/// Height of a line of words.
+/// The height of a line of text.
 const LINE: f64 = 20.0;
 
 const STYLE: &str = "\
@@ -51,7 +48,7 @@ macro_rules! put {
 /// The whole picture.
 pub(super) fn picture(plan: &Plan) -> String {
     let layout = layout(&plan.topology);
-    let sheet = Sheet { plan, strands: strands(plan), labels: labels(plan), layout };
+    let sheet = Sheet { plan, link_colours: link_colours(plan), labels: labels(plan), layout };
     let width = sheet.layout.width.max(WIDTH_MIN);
     let left = (width - sheet.layout.width) / 2.0;
     let mut body = String::new();
@@ -79,7 +76,7 @@ pub(super) fn picture(plan: &Plan) -> String {
 
 struct Sheet<'a> {
     plan: &'a Plan,
-    strands: Strands,
+    link_colours: LinkColours,
     labels: Vec<String>,
     layout: Layout,
 }
@@ -89,7 +86,7 @@ impl Sheet<'_> {
         self.layout.places[node.0 as usize]
     }
 
-    fn way(&self, from: NodeId, to: NodeId) -> Way {
+    fn curve(&self, from: NodeId, to: NodeId) -> Curve {
         let (start, end) = (self.place(from), self.place(to));
         let (x, y) = (end.0 - start.0, end.1 - start.1);
         let length = x.hypot(y).max(1e-9);
@@ -99,8 +96,8 @@ impl Sheet<'_> {
                 continue;
             }
             let along = ((at.0 - start.0) * x + (at.1 - start.1) * y) / (length * length);
-            let beside = ((at.1 - start.1) * x - (at.0 - start.0) * y) / length;
-            if (0.02..0.98).contains(&along) && beside.abs() < RADIUS + 6.0 {
+            let shifted = ((at.1 - start.1) * x - (at.0 - start.0) * y) / length;
+            if (0.02..0.98).contains(&along) && shifted.abs() < RADIUS + 6.0 {
                 // Both directions of a link bend to the same side.
                 let side = if from < to { 1.0 } else { -1.0 };
                 bend = side * (0.22 * length).max(3.2 * RADIUS);
@@ -108,7 +105,7 @@ impl Sheet<'_> {
         }
         let middle = ((start.0 + end.0) / 2.0, (start.1 + end.1) / 2.0);
         let bend = (middle.0 - y / length * bend, middle.1 + x / length * bend);
-        Way { from: start, bend, to: end }
+        Curve { from: start, bend, to: end }
     }
 
     /// Widest link in pixels: the more links, the thinner.
@@ -135,7 +132,7 @@ impl Sheet<'_> {
                 out,
                 "<path class=\"narrow\" stroke-width=\"{:.1}\" d=\"{}\"/>",
                 ribbon.width + 5.0,
-                ribbon.way.path()
+                ribbon.curve.path()
             );
         }
         for ribbon in &ribbons {
@@ -143,13 +140,13 @@ impl Sheet<'_> {
                 out,
                 "<path class=\"link\" stroke-width=\"{:.1}\" d=\"{}\"/>",
                 ribbon.width,
-                ribbon.way.path()
+                ribbon.curve.path()
             );
         }
         for ribbon in &ribbons {
             let mut used = -0.5;
-            for (colour, share) in self.strands.of(ribbon.from, ribbon.to) {
-                let strand = ribbon.way.beside((used + share / 2.0) * ribbon.width);
+            for (colour, share) in self.link_colours.of(ribbon.from, ribbon.to) {
+                let strand = ribbon.curve.shifted((used + share / 2.0) * ribbon.width);
                 let width = (share * ribbon.width).max(0.4);
                 put!(
                     out,
@@ -191,15 +188,15 @@ impl Sheet<'_> {
                 continue;
             }
             let mut width = (link.bytes_per_s as f64 / most * self.widest()).max(1.5);
-            let mut way = self.way(link.from, link.to);
+            let mut curve = self.curve(link.from, link.to);
             if !is_same && back.is_some() {
                 width = (width * 0.7).max(1.2);
-                way = way.beside(width / 2.0 + 1.2);
+                curve = curve.shifted(width / 2.0 + 1.2);
             }
             let is_narrow = self.plan.is_narrow(link)
                 || (is_same && back.is_some_and(|back| self.plan.is_narrow(&links[back])));
             let share = self.plan.utilisation(index);
-            ribbons.push(Ribbon { from: link.from, to: link.to, way, width, share, is_narrow });
+            ribbons.push(Ribbon { from: link.from, to: link.to, curve, width, share, is_narrow });
         }
         ribbons
     }
@@ -295,7 +292,7 @@ impl Sheet<'_> {
             if is_one_label && ribbon.from > ribbon.to {
                 continue;
             }
-            let way = if is_one_label { self.way(ribbon.from, ribbon.to) } else { ribbon.way };
+            let curve = if is_one_label { self.curve(ribbon.from, ribbon.to) } else { ribbon.curve };
             let is_free = |at: &Point| {
                 let clear =
                     |other: &Point, x: f64, y: f64| (at.0 - other.0).abs() > x || (at.1 - other.1).abs() > y;
@@ -303,7 +300,7 @@ impl Sheet<'_> {
                     && self.layout.places.iter().all(|other| clear(other, RADIUS + 16.0, RADIUS + 7.0))
             };
             let spots = [0.5, 0.42, 0.58, 0.35, 0.65, 0.3, 0.7, 0.25, 0.75];
-            let Some(at) = spots.iter().map(|&along| way.at(along)).find(is_free) else { continue };
+            let Some(at) = spots.iter().map(|&along| curve.at(along)).find(is_free) else { continue };
             taken.push(at);
             let (x, y) = at;
             put!(
@@ -321,13 +318,14 @@ impl Sheet<'_> {
         }
     }
 
-    /// What colours and lines mean. Gives where it ends.
+    /// The legend of colours and lines. Returns its lower end.
     fn legend(&self, out: &mut String, mut y: f64, width: f64) -> f64 {
         let widest = self.plan.topology.links().iter().map(|link| link.bytes_per_s).max();
         let Some(widest) = widest.map(|widest| widest as f64) else { return y };
         let mut x = 24.0;
         put!(out, "<path class=\"link\" stroke-width=\"{:.1}\" d=\"M{x} {y}h34\"/>", self.widest());
-        let text = format!("{} a direction; colour: how far it is used, by which tree", words::rate(widest));
+        let text =
+            format!("{} a direction; colour: how far it is used, by which tree", rate_in_words(widest));
         put!(
             out,
             "<text class=\"soft\" x=\"{:.0}\" y=\"{:.0}\">{}</text>",
@@ -362,7 +360,7 @@ impl Sheet<'_> {
                     out,
                     "<rect x=\"{x:.0}\" y=\"{:.0}\" width=\"14\" height=\"12\" rx=\"3\" fill=\"{}\"/>",
                     y - 6.0,
-                    self.strands.colour(index)
+                    self.link_colours.colour(index)
                 );
                 put!(
                     out,
@@ -374,7 +372,7 @@ impl Sheet<'_> {
                 x += needs;
             }
         } else {
-            let how = if self.strands.is_by_root { ", coloured by their roots" } else { "" };
+            let how = if self.link_colours.is_by_root { ", coloured by their roots" } else { "" };
             let text = format!("{}{how}", counted(trees.len(), "tree"));
             put!(out, "<text class=\"ink\" x=\"{x:.0}\" y=\"{:.0}\">{text}</text>", y + 4.0);
         }
@@ -386,7 +384,7 @@ impl Sheet<'_> {
         let root = self.plan.topology.name(self.plan.topology.node(tree.root));
         format!(
             "{}, root {root}, {} deep",
-            words::rate(number(tree.weight)),
+            rate_in_words(number(tree.weight)),
             self.plan.checked.depths[index].edges
         )
     }
@@ -414,7 +412,7 @@ impl Sheet<'_> {
                 escaped(&self.tree_in_words(index))
             );
             put!(out, "<g transform=\"translate({x:.1} {:.1}) scale({scale:.3})\">", y + 16.0);
-            self.tree(out, tree, self.strands.colour(index));
+            self.tree(out, tree, self.link_colours.colour(index));
             out.push_str("</g>\n");
         }
         let rows = shown.div_ceil(columns as usize) as f64;
@@ -436,18 +434,18 @@ impl Sheet<'_> {
             put!(
                 out,
                 "<path class=\"link\" stroke-width=\"2.5\" d=\"{}\"/>",
-                self.way(link.from, link.to).path()
+                self.curve(link.from, link.to).path()
             );
         }
         for path in tree.edges.iter().flat_map(|edge| &edge.paths) {
             for pair in path.hops.windows(2) {
-                let way = self.way(pair[0], pair[1]);
+                let curve = self.curve(pair[0], pair[1]);
                 put!(
                     out,
                     "<path fill=\"none\" stroke=\"{colour}\" stroke-width=\"6\" d=\"{}\"/>",
-                    way.path()
+                    curve.path()
                 );
-                put!(out, "<path fill=\"{colour}\" d=\"{}\"/>", arrow(&way));
+                put!(out, "<path fill=\"{colour}\" d=\"{}\"/>", arrow(&curve));
             }
         }
         let (x, y) = self.place(self.plan.topology.node(tree.root));
@@ -460,9 +458,181 @@ impl Sheet<'_> {
 struct Ribbon {
     from: NodeId,
     to: NodeId,
-    way: Way,
+    curve: Curve,
     width: f64,
     /// How much of it is used, from 0 to 1.
     share: f64,
     is_narrow: bool,
+}
+
+// The colours of trees, and the trees that use each link.
+
+/// Colours that differ for most eyes, on white and on black.
+const COLOURS: [&str; 12] = [
+    "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#b8a800", "#8a63d2", "#e15759",
+    "#4aa564", "#9c755f", "#7b8794",
+];
+
+/// The colours of all links.
+pub(super) struct LinkColours {
+    /// By tree.
+    colours: Vec<usize>,
+    /// Whether trees have the colours of their roots.
+    is_by_root: bool,
+    /// By link: which colours go over it, and what share of the link each takes.
+    of_links: BTreeMap<(NodeId, NodeId), BTreeMap<usize, f64>>,
+}
+
+/// Trees in colours: each its own; where there are more than colours, those of a root share one if
+/// there are several roots.
+pub(super) fn link_colours(plan: &Plan) -> LinkColours {
+    let trees = &plan.packing.trees;
+    let is_by_root = trees.len() > COLOURS.len() && trees.iter().any(|tree| tree.root != trees[0].root);
+    let colour = |index: usize, tree: &Tree| {
+        let number = if is_by_root { tree.root as usize } else { index };
+        number % COLOURS.len()
+    };
+    let colours: Vec<usize> = trees.iter().enumerate().map(|(index, tree)| colour(index, tree)).collect();
+    let mut of_links: BTreeMap<(NodeId, NodeId), BTreeMap<usize, f64>> = BTreeMap::new();
+    let is_both_ways = plan.packing.collective == Collective::AllReduce;
+    for (tree, &colour) in trees.iter().zip(&colours) {
+        for path in tree.edges.iter().flat_map(|edge| &edge.paths) {
+            for pair in path.hops.windows(2) {
+                let (from, to) = (pair[0], pair[1]);
+                let mut add = |from, to| {
+                    let width =
+                        plan.topology.link(from, to).map_or(f64::INFINITY, |link| link.bytes_per_s as f64);
+                    let link_colours = of_links.entry((from, to)).or_default();
+                    *link_colours.entry(colour).or_insert(0.0) += number(path.weight) / width;
+                };
+                add(from, to);
+                if is_both_ways {
+                    add(to, from);
+                }
+            }
+        }
+    }
+    LinkColours { colours, is_by_root, of_links }
+}
+
+impl LinkColours {
+    /// The colours on a link, each with its share of the link from 0 to 1.
+    pub(super) fn of(&self, from: NodeId, to: NodeId) -> impl Iterator<Item = (&'static str, f64)> {
+        let of_link = self.of_links.get(&(from, to)).into_iter().flatten();
+        of_link.map(|(&colour, &share)| (COLOURS[colour], share))
+    }
+
+    /// The colour of a tree.
+    fn colour(&self, tree: usize) -> &'static str {
+        COLOURS[self.colours[tree]]
+    }
+}
+
+// Lines between nodes of a picture.
+
+/// A way from a node to another: straight, or bent around what stands between.
+#[derive(Clone, Copy)]
+struct Curve {
+    from: Point,
+    bend: Point,
+    to: Point,
+}
+
+impl Curve {
+    /// A point of it, from 0 at its beginning to 1 at its end.
+    fn at(&self, along: f64) -> Point {
+        let mix = |from: f64, bend: f64, to: f64| {
+            (1.0 - along).powi(2) * from + 2.0 * along * (1.0 - along) * bend + along * along * to
+        };
+        (mix(self.from.0, self.bend.0, self.to.0), mix(self.from.1, self.bend.1, self.to.1))
+    }
+
+    /// Beside it, to the right of who goes along.
+    fn shifted(&self, by: f64) -> Self {
+        let (x, y) = (self.to.0 - self.from.0, self.to.1 - self.from.1);
+        let length = x.hypot(y).max(1e-9);
+        let (x, y) = (-y / length * by, x / length * by);
+        let moved = |at: Point| (at.0 + x, at.1 + y);
+        Self { from: moved(self.from), bend: moved(self.bend), to: moved(self.to) }
+    }
+
+    /// As SVG has it.
+    fn path(&self) -> String {
+        let Self { from, bend, to } = self;
+        format!("M{:.1} {:.1}Q{:.1} {:.1} {:.1} {:.1}", from.0, from.1, bend.0, bend.1, to.0, to.1)
+    }
+}
+
+/// A head on a way, a bit past its middle.
+fn arrow(curve: &Curve) -> String {
+    let (tip, tail) = (curve.at(0.66), curve.at(0.60));
+    let (x, y) = (tip.0 - tail.0, tip.1 - tail.1);
+    let length = x.hypot(y).max(1e-9);
+    let (x, y) = (x / length, y / length);
+    let corner =
+        |along: f64, shifted: f64| (tip.0 + along * x - shifted * y, tip.1 + along * y + shifted * x);
+    let ((ax, ay), (bx, by), (cx, cy)) = (corner(6.0, 0.0), corner(-11.0, 11.0), corner(-11.0, -11.0));
+    format!("M{ax:.1} {ay:.1}L{bx:.1} {by:.1}L{cx:.1} {cy:.1}Z")
+}
+
+// The text of a picture.
+
+/// The title of the picture.
+fn title(plan: &Plan) -> String {
+    let rate = rate_in_words(number(plan.packing.rate));
+    let how = if plan.packing.is_optimal() { "optimal" } else { plan.strategy.name() };
+    format!("{} over {}: {rate}, {how}", plan.packing.collective, plan.source)
+}
+
+/// Why nothing is faster.
+fn sentence(plan: &Plan) -> String {
+    let reason = reason_in_words(&plan.topology, &plan.packing);
+    let sum = if reason.sum.is_empty() { String::new() } else { format!(": {}", reason.sum) };
+    let verdict = verdict_in_words(&plan.packing);
+    let verdict =
+        if plan.packing.is_optimal() { "No forwarding schedule can be faster" } else { verdict.as_str() };
+    format!("{verdict}: {}{sum}.", reason.sentence)
+}
+
+/// What nodes are called in the picture: without what all names begin with, where that leaves
+/// something.
+fn labels(plan: &Plan) -> Vec<String> {
+    let nodes = plan.topology.nodes();
+    let longest = nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or(0);
+    let short = |name: &str| match name.rsplit_once(['.', '/', ':']) {
+        Some((_, last)) if longest > 6 && !last.is_empty() => last.to_owned(),
+        _ => name.to_owned(),
+    };
+    let cut_reason = |name: String| {
+        if name.chars().count() <= 14 {
+            name
+        } else {
+            format!("{}…", name.chars().take(13).collect::<String>())
+        }
+    };
+    nodes.iter().map(|node| cut_reason(short(&node.name))).collect()
+}
+
+/// Words in lines of at most so many pixels.
+fn wrapped(text: &str, width: f64) -> Vec<String> {
+    let letters = (width / 6.4) as usize;
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let last = lines.len() - 1;
+        if !lines[last].is_empty() && lines[last].chars().count() + 1 + word.chars().count() > letters {
+            lines.push(word.to_owned());
+        } else {
+            let gap = if lines[last].is_empty() { "" } else { " " };
+            lines[last].push_str(gap);
+            lines[last].push_str(word);
+        }
+    }
+    lines
+}
+
+/// As text of XML.
+fn escaped(text: &str) -> String {
+    let visible = |character: char| if character.is_control() { ' ' } else { character };
+    let text: String = text.chars().map(visible).collect();
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -6,8 +6,7 @@ use pleach::Collective;
 use pleach::packing::topology::{LATENCY_NS, NodeId, Topology};
 use pleach::packing::{Certificate, Edge, Packing, Path, Rate, Strategy, Tree, check};
 
-use super::outcome::Plan;
-use super::{dot, json, report, svg, words};
+use super::{Plan, dot, json, rate_in_words, report, svg};
 
 const GB_PER_S: u64 = 1_000_000_000;
 
@@ -111,6 +110,6 @@ fn rates_are_written_in_the_unit_that_fits() {
         (0.0, "0 GB/s"),
         (999_999e9, "999999 GB/s"),
     ] {
-        assert_eq!(words::rate(bytes_per_s), text);
+        assert_eq!(rate_in_words(bytes_per_s), text);
     }
 }

@@ -4,36 +4,18 @@
 //! them. The layout is: weights of the hidden layer (a row an input), its biases, weights of the
 //! output (a row a hidden unit), its biases.
 
-use super::data::{CLASSES, Digits};
+use pleach::packing::random::Random;
+
+use super::{CLASSES, Digits};
 
 /// Units of the hidden layer.
 const HIDDEN: usize = 64;
 const LEARNING_RATE: f32 = 0.1;
 const MOMENTUM: f32 = 0.9;
 
-/// Pseudo-random numbers (splitmix64), the same on all ranks.
-pub(super) struct Random(pub(super) u64);
-
-impl Random {
-    pub(super) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// From -1 to 1.
-    fn uniform(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    }
-
-    /// Puts the items in random order.
-    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, (self.next() % (last as u64 + 1)) as usize);
-        }
-    }
+/// A number from -1 to 1.
+fn uniform(random: &mut Random) -> f32 {
+    (random.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
 }
 
 /// The network and the velocity of its parameters.
@@ -55,14 +37,14 @@ struct Layers<'a> {
 impl Network {
     /// With random weights; the same seed gives the same network everywhere.
     pub(super) fn new(inputs: usize, seed: u64) -> Self {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut parameters = vec![0.0; Self::parameters_for(inputs)];
         let (hidden, rest) = parameters.split_at_mut(inputs * HIDDEN);
         let output = &mut rest[HIDDEN..][..HIDDEN * CLASSES];
         for (weights, fan_in) in [(hidden, inputs), (output, HIDDEN)] {
             // So the layer keeps the size of what goes through it.
             let bound = (3.0 / fan_in as f32).sqrt();
-            weights.iter_mut().for_each(|weight| *weight = bound * random.uniform());
+            weights.iter_mut().for_each(|weight| *weight = bound * uniform(&mut random));
         }
         let velocity = vec![0.0; parameters.len()];
         Self { inputs, parameters, velocity }
@@ -171,7 +153,7 @@ fn add_scaled(into: &mut [f32], factor: f32, from: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::data::DataSet;
+    use super::super::DataSet;
     use super::*;
 
     #[test]

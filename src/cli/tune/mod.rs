@@ -1,32 +1,30 @@
-//! `pleach tune`: which way each collective should go here, measured, and the table that pins it.
+//! `pleach tune`: measures the best variant of each collective, and writes a tuning table.
 //!
-//! Every rank carries out the same ways in the same order; rank 0 makes the table of the times and
-//! writes it. What is measured and what follows from the times is decided by
-//! [`pleach::schedule::tuning::tune`]; `measure` carries it out.
+//! Every rank runs the same variants in the same order. Rank 0 makes the table from the times and
+//! writes the file. [`pleach::schedule::tuning::tune`] decides what is measured and what follows
+//! from the times.
 
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pleach::schedule::cost::Platform;
+use pleach::schedule::tuning::tune::{Measured, VariantTime};
 use pleach::schedule::tuning::{Tuning, TuningError, TuningRow, TuningSource, TuningTable, tune};
-use pleach::schedule::{Access, HostMap};
+use pleach::schedule::{Access, HostMap, Variant};
+use pleach::transport::clock;
 use pleach::transport::rendezvous::{Fabric, FabricChoice};
-use pleach::{Collective, Group, Options};
+use pleach::{Buffer, Collective, CollectiveError, Group, Options, ReduceOp};
 
-use super::CommandError;
-use super::bench::{Size, fabric_choice};
-use super::launch::{Bind, WorldArguments, is_one_of_several, rank_count, rank_or_launch};
-use super::schedule::collective;
-
-mod measure;
-
-use measure::Measuring;
+use crate::cli::CommandError;
+use crate::cli::bench::{Size, fabric_choice};
+use crate::cli::launch::{Bind, WorldArguments, is_one_of_several, rank_count, rank_or_launch};
+use crate::cli::schedule::collective;
 
 /// Ranks that are started where nothing says how many: they have a processor each on any machine.
 const DEFAULT_RANKS: u32 = 2;
 
-/// From one size to the next.
+/// The ratio of one size to the one before.
 const FACTOR: u64 = 4;
 
 /// Longest time for a size that can be asked for, in ms.
@@ -37,20 +35,20 @@ const TIME_MAX_MS: i64 = 600_000;
 #[command(after_help = "Examples:\n  pleach tune -o tuning\n  \
     mpirun -n 8 pleach tune --fabric tcp --collectives all-reduce,all-gather -o tuning\n  \
     PLEACH_TUNING=tuning pleach bench --fabric shm\n  pleach tune --show tuning\n\n\
-    The table is for this fabric and these ranks on their hosts; a file holds one for each, and -o replaces this one's.\n\
-    Sizes are those of 'pleach bench'. Times are of f32 sums in registered memory, each the median over rounds in which\n\
-    all ways take turns, on the slowest rank.")]
+    The table is for this fabric and these ranks on their hosts. A file holds one table for each such world, and -o\n\
+    replaces the table of this world. Sizes are those of 'pleach bench'. Times are of f32 sums in registered memory: the\n\
+    median on the slowest rank, over rounds in which all algorithms take turns.")]
 pub(crate) struct Arguments {
-    /// Where the table goes; standard output shows it in any case
+    /// File of the table, which standard output shows too
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// How bytes move: shm, tcp, shm+tcp (by host) or auto
+    /// The fabric: shm, tcp, shm+tcp (by host) or auto
     #[arg(long, value_name = "FABRIC", default_value = "auto", value_parser = fabric_choice)]
     fabric: FabricChoice,
     /// How many ranks to start here [default: 2]
     #[arg(long, value_name = "N")]
     ranks: Option<u32>,
-    /// Which collectives, with commas between [default: all that have a choice]
+    /// Collectives, separated by commas [default: all with more than one algorithm]
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', value_parser = collective)]
     collectives: Vec<Collective>,
     /// Smallest size
@@ -59,17 +57,17 @@ pub(crate) struct Arguments {
     /// Largest size
     #[arg(long, value_name = "BYTES", default_value = "16M")]
     max: Size,
-    /// About how long each size of a collective is measured
+    /// Approximate time for each size of a collective
     #[arg(long, value_name = "MS", default_value_t = 150, value_parser = clap::value_parser!(u32).range(1..=TIME_MAX_MS))]
     time: u32,
-    /// Which processors each rank that is started here is kept on [default: core, where there are
-    /// as many as ranks]
+    /// Processors that each rank started here is bound to [default: core, if there are enough
+    /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Show what a tuning file says, and measure nothing
+    /// Show the tables of a file, and measure nothing
     #[arg(long, value_name = "FILE", conflicts_with_all = ["output", "predicted"])]
     show: Option<PathBuf>,
-    /// Show what is chosen without measurements for these ranks on one host, and measure nothing
+    /// Show the choices of the cost model for these ranks on one host, and measure nothing
     #[arg(long, conflicts_with = "output")]
     predicted: bool,
     #[command(flatten)]
@@ -89,19 +87,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let output = arguments.output.as_deref();
     if !is_one_of_several(&arguments.world)? {
         // Before any rank is started: whether the file can take a table.
-        output.map(Kept::open).transpose()?;
+        output.map(TuningFile::open).transpose()?;
     }
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, arguments.bind)?
     else {
         return Ok(());
     };
-    let kept = output.filter(|_| world.rank == 0).map(Kept::open).transpose()?;
+    let file = output.filter(|_| world.rank == 0).map(TuningFile::open).transpose()?;
     let mut options = Options::from_env_in(world);
     options.fabric = arguments.fabric;
     // What is measured must not depend on what was measured before.
     options.tuning = TuningSource::Nothing;
     let group = Group::join(&options).map_err(CommandError::failed)?;
-    measure_all(&group, arguments, &sizes, kept)?;
+    measure_all(&group, arguments, &sizes, file)?;
     group.close().map_err(CommandError::failed)
 }
 
@@ -111,17 +109,17 @@ fn measure_all(
     group: &Group,
     arguments: &Arguments,
     sizes: &[u64],
-    mut kept: Option<Kept>,
+    mut file: Option<TuningFile>,
 ) -> Result<(), CommandError> {
     let fabric = group.info().fabric.unwrap_or(Fabric::Tcp);
     let plain = TuningTable::new(fabric, group.info().hosts);
     let platform = plain.platform();
-    let mut shown = Shown { is_first: group.rank() == 0 };
-    shown.line(&format!(
+    let mut printer = Printer { is_first: group.rank() == 0 };
+    printer.line(&format!(
         "measuring {fabric} {}, us a call; the best way, then the next",
         group.info().hosts
     ))?;
-    let mut measuring = Measuring::new(group, Duration::from_millis(arguments.time.into()));
+    let mut measuring = Measurer::new(group, Duration::from_millis(arguments.time.into()));
     let (mut all, mut rows) = (Vec::new(), Vec::new());
     let mut off = 1.0;
     let mut table = plain.clone();
@@ -131,7 +129,7 @@ fn measure_all(
             let variants = tune::variants(collective, bytes, &platform).map_err(CommandError::failed)?;
             let measured = measuring.measure(collective, bytes, variants).map_err(CommandError::failed)?;
             let measured = measuring.with_best_chunks(measured).map_err(CommandError::failed)?;
-            shown.measured(&measured)?;
+            printer.measured(&measured)?;
             of_it.push(measured);
         }
         rows.extend(tune::rows(&of_it));
@@ -140,11 +138,11 @@ fn measure_all(
         off = factor;
         table = plain.clone().with_models(&near, &far);
         push_all(&mut table, rows.clone())?;
-        if let Some(kept) = &mut kept {
-            kept.write(table.clone())?;
+        if let Some(file) = &mut file {
+            file.write(table.clone())?;
         }
     }
-    shown.line(&format!("the models are off by a factor of {off:.2} (median)\n\n{table}"))
+    printer.line(&format!("the models are off by a factor of {off:.2} (median)\n\n{table}"))
 }
 
 /// The table of the cost model, as it is where nothing is pinned.
@@ -188,7 +186,7 @@ fn wanted(arguments: &Arguments, platform: &Platform) -> Result<Vec<Collective>,
     Ok(Collective::ALL.into_iter().filter(has_selection).collect())
 }
 
-/// What has no data has one size.
+/// A collective without data has one size.
 fn sizes_of(collective: Collective, sizes: &[u64]) -> &[u64] {
     if collective == Collective::Barrier { &sizes[..1] } else { sizes }
 }
@@ -210,12 +208,12 @@ fn sizes(arguments: &Arguments) -> Result<Vec<u64>, CommandError> {
 }
 
 /// The file that is written, and the tables that it holds.
-struct Kept {
+struct TuningFile {
     path: PathBuf,
     tuning: Tuning,
 }
 
-impl Kept {
+impl TuningFile {
     /// Reads what the file holds already, and tries whether it can be written.
     fn open(path: &Path) -> Result<Self, CommandError> {
         let tuning = match Tuning::read(path) {
@@ -225,29 +223,30 @@ impl Kept {
             Ok(tuning) => tuning,
             Err(error) => return Err(CommandError::usage(format!("not overwritten: {error}"))),
         };
-        let kept = Self { path: path.to_owned(), tuning };
-        let beside = kept.beside();
-        let written = std::fs::write(&beside, "").and_then(|()| std::fs::remove_file(&beside));
-        written.map_err(|error| CommandError::usage(kept.unwritten(&error)))?;
-        Ok(kept)
+        let file = Self { path: path.to_owned(), tuning };
+        let temporary_path = file.temporary_path();
+        let written =
+            std::fs::write(&temporary_path, "").and_then(|()| std::fs::remove_file(&temporary_path));
+        written.map_err(|error| CommandError::usage(file.unwritten(&error)))?;
+        Ok(file)
     }
 
     /// Puts a table in the place of the one for the same world. No reader sees half of the file: a
     /// new one takes its place.
     fn write(&mut self, table: TuningTable) -> Result<(), CommandError> {
         self.tuning.insert(table);
-        let beside = self.beside();
-        let written = std::fs::write(&beside, self.tuning.to_string())
-            .and_then(|()| std::fs::rename(&beside, &self.path));
+        let temporary_path = self.temporary_path();
+        let written = std::fs::write(&temporary_path, self.tuning.to_string())
+            .and_then(|()| std::fs::rename(&temporary_path, &self.path));
         written.map_err(|error| {
             // It may be there or not.
-            let _ = std::fs::remove_file(&beside);
+            let _ = std::fs::remove_file(&temporary_path);
             CommandError::failed(self.unwritten(&error))
         })
     }
 
     /// A file of this process in the same folder.
-    fn beside(&self) -> PathBuf {
+    fn temporary_path(&self) -> PathBuf {
         self.path.with_extension(format!("{}.new", std::process::id()))
     }
 
@@ -256,12 +255,12 @@ impl Kept {
     }
 }
 
-/// What rank 0 shows.
-struct Shown {
+/// The output of rank 0.
+struct Printer {
     is_first: bool,
 }
 
-impl Shown {
+impl Printer {
     fn line(&mut self, text: &str) -> Result<(), CommandError> {
         if self.is_first { print(&format!("{text}\n")) } else { Ok(()) }
     }
@@ -269,7 +268,7 @@ impl Shown {
     fn measured(&mut self, measured: &tune::Measured) -> Result<(), CommandError> {
         let tune::Measured { collective, bytes, timed } = measured;
         let mut line = format!("{:<14} {:>5}", collective.name(), Size(*bytes).to_string());
-        for tune::Timed { variant, seconds } in timed.iter().take(2) {
+        for tune::VariantTime { variant, seconds } in timed.iter().take(2) {
             line += &format!("  {:>10.2} {:<32}", seconds * 1e6, variant.to_string());
         }
         self.line(line.trim_end())
@@ -280,4 +279,197 @@ fn print(text: &str) -> Result<(), CommandError> {
     let mut out = std::io::stdout().lock();
     let printed = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     printed.map_err(|error| CommandError::failed(format!("output closed: {error}; keep reading it")))
+}
+
+// Measures variants in turns. All decisions come from numbers that all ranks share, so all ranks
+// make the same calls.
+
+/// Shortest sample: what is shorter is mostly the clock's and the barrier's time.
+const SAMPLE_MIN: Duration = Duration::from_micros(200);
+
+/// The largest number of calls in a sample.
+const CALLS_MAX: usize = 200;
+
+/// Calls of a way before its first sample: plans are made, memory is touched.
+const WARMUP: usize = 2;
+
+/// A way whose first sample took so many times as long as the best one's is not looked at again.
+const DROP_FACTOR: f64 = 2.5;
+
+/// Least and most rounds in which all ways take turns.
+const ROUNDS_MIN: u128 = 5;
+const ROUNDS_MAX: u128 = 41;
+
+/// Measures collectives as the module describes.
+struct Measurer<'a> {
+    group: &'a Group,
+    /// The approximate time for each size.
+    time: Duration,
+}
+
+/// The memory of a call, and what is called.
+struct Call {
+    collective: Collective,
+    input: Buffer<f32>,
+    output: Option<Buffer<f32>>,
+}
+
+impl<'a> Measurer<'a> {
+    fn new(group: &'a Group, time: Duration) -> Self {
+        Self { group, time }
+    }
+
+    /// Times all ways for a size, in turns; the quickest comes first. Ways for which there is not
+    /// enough scratch are left out.
+    fn measure(
+        &mut self,
+        collective: Collective,
+        bytes: u64,
+        variants: Vec<Variant>,
+    ) -> Result<Measured, CollectiveError> {
+        let mut call = Call::new(self.group, collective, bytes)?;
+        let mut contestants = Vec::new();
+        let mut refused = Vec::new();
+        for variant in variants {
+            let group = self.group.with_variant(variant.clone());
+            // Before anything has begun.
+            refused.push(match call.repeat(&group, WARMUP) {
+                Ok(()) => 0,
+                Err(CollectiveError::TooLarge(_)) => 1,
+                Err(error) => return Err(error),
+            });
+            contestants.push((variant, group));
+        }
+        // Ranks that have no part in a message are refused nothing.
+        self.group.all_reduce(&mut refused[..], ReduceOp::Max)?;
+        let mut refused = refused.into_iter();
+        contestants.retain(|_| refused.next() == Some(0u32));
+        let first: Result<Vec<_>, _> =
+            contestants.iter().map(|(_, group)| self.sample(&mut call, group, 1)).collect();
+        let first = self.slowest(&first?)?;
+        let best = first.iter().min().copied().unwrap_or_default().as_secs_f64();
+        let is_hopeful = |time: &Duration| time.as_secs_f64() <= best * DROP_FACTOR;
+        let mut hopeful: Vec<_> =
+            contestants.into_iter().zip(first).filter(|(_, time)| is_hopeful(time)).collect();
+        let calls: Vec<usize> = hopeful
+            .iter()
+            .map(|(_, time)| (SAMPLE_MIN.as_nanos() / time.as_nanos().max(1)) as usize + 1)
+            .map(|calls| calls.min(CALLS_MAX))
+            .collect();
+        let round: u128 =
+            hopeful.iter().zip(&calls).map(|((_, time), calls)| time.as_nanos() * *calls as u128).sum();
+        let rounds = (self.time.as_nanos() / round.max(1)).clamp(ROUNDS_MIN, ROUNDS_MAX) as usize;
+        let mut own = Vec::with_capacity(rounds * hopeful.len());
+        for turn in 0..rounds {
+            for place in 0..hopeful.len() {
+                // Beginning with another one each time.
+                let place = (place + turn) % hopeful.len();
+                own.push((place, self.sample(&mut call, &hopeful[place].0.1, calls[place])?));
+            }
+        }
+        own.sort_by_key(|(place, _)| *place);
+        let own: Vec<Duration> = own.into_iter().map(|(_, time)| time).collect();
+        let all = self.slowest(&own)?;
+        let mut timed: Vec<VariantTime> = hopeful
+            .drain(..)
+            .zip(all.chunks_exact(rounds))
+            .map(|(((variant, _), _), samples)| VariantTime {
+                variant,
+                seconds: median(samples).as_secs_f64(),
+            })
+            .collect();
+        timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        Ok(Measured { collective, bytes, timed })
+    }
+
+    /// Looks for the chunks by which the best way takes least, and measures the two against each
+    /// other. Nothing changes where calls are not cut.
+    fn with_best_chunks(&mut self, measured: Measured) -> Result<Measured, CollectiveError> {
+        let Measured { collective, bytes, mut timed } = measured;
+        let best = timed.first().map(|timed| timed.variant.clone());
+        let Some((variant, mut search)) =
+            best.and_then(|variant| Some((variant.clone(), tune::chunk_search(&variant, bytes)?)))
+        else {
+            return Ok(Measured { collective, bytes, timed });
+        };
+        let with = |chunk_bytes: u64| Variant { chunk_bytes: Some(chunk_bytes), ..variant.clone() };
+        let mut call = Call::new(self.group, collective, bytes)?;
+        while !search.is_settled() {
+            let group = self.group.with_variant(with(search.chunk_bytes()));
+            call.repeat(&group, 1)?;
+            let own: Result<Vec<_>, _> = (0..ROUNDS_MIN).map(|_| self.sample(&mut call, &group, 1)).collect();
+            let taken = median(&self.slowest(&own?)?);
+            search.measured((u128::from(bytes) * 1_000_000_000 / taken.as_nanos().max(1)) as u64);
+        }
+        let variants = vec![variant.clone(), with(search.chunk_bytes())];
+        timed.retain(|timed| timed.variant != variant);
+        timed.extend(self.measure(collective, bytes, variants)?.timed);
+        timed.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        Ok(Measured { collective, bytes, timed })
+    }
+
+    /// How long a call took on this rank, of so many in a row.
+    fn sample(&self, call: &mut Call, variant: &Group, calls: usize) -> Result<Duration, CollectiveError> {
+        self.group.barrier()?;
+        let begin = clock::now();
+        call.repeat(variant, calls)?;
+        Ok((clock::now() - begin) / calls as u32)
+    }
+
+    /// Each sample's time on the rank that took longest.
+    fn slowest(&self, own: &[Duration]) -> Result<Vec<Duration>, CollectiveError> {
+        let mut times: Vec<u64> = own.iter().map(|time| time.as_nanos() as u64).collect();
+        self.group.all_reduce(&mut times, ReduceOp::Max)?;
+        Ok(times.into_iter().map(Duration::from_nanos).collect())
+    }
+}
+
+fn median(samples: &[Duration]) -> Duration {
+    let mut samples = samples.to_vec();
+    samples.sort_unstable();
+    samples[samples.len() / 2]
+}
+
+impl Call {
+    /// For a size as `pleach bench` counts it: of one rank's vector, or of the blocks of all ranks
+    /// together.
+    fn new(group: &Group, collective: Collective, bytes: u64) -> Result<Self, CollectiveError> {
+        let ranks = group.world_size() as usize;
+        let elements = (bytes as usize / size_of::<f32>()).max(1);
+        let block = (elements / ranks).max(1);
+        let (input, output) = match collective {
+            Collective::AllGather => (block, Some(block * ranks)),
+            Collective::ReduceScatter => (block * ranks, Some(block)),
+            Collective::Gather { .. } => (block, Some(block * ranks)),
+            Collective::Scatter { .. } => (block * ranks, Some(block)),
+            Collective::AllToAll => (block * ranks, Some(block * ranks)),
+            _ => (elements, None),
+        };
+        let output = output.map(|elements| group.buffer(elements)).transpose()?;
+        Ok(Self { collective, input: group.buffer(input)?, output })
+    }
+
+    /// So many calls in a row; of zeros, whose sums are zeros.
+    fn repeat(&mut self, group: &Group, calls: usize) -> Result<(), CollectiveError> {
+        (0..calls).try_for_each(|_| self.once(group))
+    }
+
+    fn once(&mut self, group: &Group) -> Result<(), CollectiveError> {
+        let Self { collective, input, output } = self;
+        match (*collective, output) {
+            (Collective::AllReduce, _) => group.all_reduce(input, ReduceOp::Sum),
+            (Collective::Reduce { root }, _) => group.reduce(input, ReduceOp::Sum, root),
+            (Collective::Broadcast { root }, _) => group.broadcast(input, root),
+            (Collective::AllGather, Some(output)) => group.all_gather(input, output),
+            (Collective::ReduceScatter, Some(output)) => group.reduce_scatter(input, output, ReduceOp::Sum),
+            (Collective::Gather { root }, Some(output)) => group.gather(input, output, root),
+            (Collective::Scatter { root }, Some(output)) => group.scatter(input, output, root),
+            (Collective::AllToAll, Some(output)) => group.all_to_all(input, output),
+            (Collective::SendRecv { from, to }, _) if group.rank() == from => group.send(input, to),
+            (Collective::SendRecv { from, to }, _) if group.rank() == to => group.recv(input, from),
+            (Collective::Barrier, _) => group.barrier(),
+            // The other ranks of a message have no part in it.
+            _ => Ok(()),
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! Which fabric ranks take, and who makes its devices.
 
-pub use pleach_vocabulary::{Fabric, FabricChoice, UnknownFabric};
+pub use pleach_vocabulary::{Fabric, FabricChoice};
 
 use crate::device::{Device, DeviceConfig};
 use crate::hybrid::{HybridDevice, Route};

@@ -31,7 +31,7 @@ mod world;
 
 pub use environment::{Explicit, Found, Surroundings, Variables, WORLD_SIZE_MAX, WorldError, parse};
 pub use error::JoinError;
-pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine, UnknownFabric};
+pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine};
 pub use file::FileStore;
 pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over};
 pub use listening::NoAddress;

@@ -1,7 +1,7 @@
 //! Where blocks and chunks are, for given numbers of elements, and how long chunks are.
 
 use pleach_schedule::Part;
-use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_vocabulary::{Parts, Rank};
 
 use super::super::bank::{Class, LARGE_SCRATCH_BYTES, TooLarge};
@@ -318,7 +318,7 @@ fn message_class(program: &Program) -> Class {
 }
 
 /// The chunk of the longest block, when all blocks are cut into as many as suits the links.
-fn paced_chunk(program: &Program, pace: &Pace, longest: usize, part_bytes: Option<usize>) -> usize {
+fn paced_chunk(program: &Program, pace: &PacingPolicy, longest: usize, part_bytes: Option<usize>) -> usize {
     let parts = u64::from(program.collective.parts(program.ranks));
     let whole = part_bytes.map_or(longest as u64, |bytes| bytes as u64).saturating_mul(parts);
     let chunks = usize::try_from(pace.chunks(whole)).unwrap_or(usize::MAX);

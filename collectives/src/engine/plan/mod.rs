@@ -13,7 +13,7 @@ mod program;
 
 use std::sync::Arc;
 
-use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_schedule::{BlockId, Part};
 use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
@@ -59,7 +59,7 @@ pub struct Program {
     largest_size: u32,
     /// Where the number of chunks follows from links: then all blocks have the same number of
     /// chunks, each of its own size.
-    pace: Option<Pace>,
+    pace: Option<PacingPolicy>,
     /// Largest chunk in bytes, where the caller asked for one.
     chunk_bytes: Option<usize>,
     /// Largest chunk in bytes, where it differs from that for the host's processors.
@@ -224,7 +224,7 @@ pub enum PlanError {
 
 /// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so
 /// long: as many as go there in a round trip at the pace of the links.
-fn in_round_trip(program: &Program, layout: &Layout, pace: &Pace, round_ns: u64) -> Vec<u64> {
+fn in_round_trip(program: &Program, layout: &Layout, pace: &PacingPolicy, round_ns: u64) -> Vec<u64> {
     let mut bytes = vec![0u64; program.ranks as usize];
     for lane in &program.lanes {
         for step in program.steps_of(lane) {
@@ -274,7 +274,7 @@ impl Plan {
             stream: Stream::of(collective),
             is_inline: !program.maps && chunk_bytes <= INLINE_DATA_BYTES,
             shape: Shape::new(collective, &program.algorithm, bytes),
-            skew_limit: program.pace.map_or(u32::MAX, |pace| pace.lead_of(whole_bytes, chunks)),
+            skew_limit: program.pace.map_or(u32::MAX, |pace| pace.skew_limit_of(whole_bytes, chunks)),
             fast: None,
             descriptor,
             counts,

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
 use pleach_schedule::digest::Hasher64;
-use pleach_schedule::generate::packed::Pace;
+use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_schedule::verify::Proof;
 use pleach_schedule::{BlockId, Op, Part, Place, Schedule, SignalSlot};
 use pleach_vocabulary::Rank;
@@ -82,7 +82,7 @@ impl Program {
 
     /// The same with as many chunks of each block as suits links of this pace.
     #[must_use]
-    pub fn paced(proof: &Proof, rank: Rank, algorithm: &str, pace: Pace) -> Self {
+    pub fn paced(proof: &Proof, rank: Rank, algorithm: &str, pace: PacingPolicy) -> Self {
         let mut extents = extents(proof.schedule());
         size_by_share(proof.schedule(), &mut extents);
         let mut program = Self::of(proof, rank, algorithm, extents);

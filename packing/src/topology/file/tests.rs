@@ -51,7 +51,7 @@ fn parallel_links_add_up_and_are_counted() {
     assert_eq!((link.bytes_per_s, link.count), (35_000_000_000, 3));
 }
 
-/// The example with one line changed, and what is said of it.
+/// The example with one line changed, and the error that it gives.
 fn fault(line: usize, text: &str) -> String {
     let lines = EXAMPLE.lines().enumerate().map(|(number, old)| if number + 1 == line { text } else { old });
     let error = parse(&lines.collect::<Vec<_>>().join("\n")).unwrap_err().to_string();

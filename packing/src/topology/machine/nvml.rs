@@ -17,7 +17,7 @@ pub(super) fn links(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, Mach
 
 fn read(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, NvmlError> {
     let library = match Nvml::init() {
-        // The driver without its library, as in a container that was not given it: nobody to ask.
+        // The driver without its library, as in a container without it: there is no NVML to query.
         Err(NvmlError::LibloadingError(_) | NvmlError::LibraryNotFound) => return Ok(Vec::new()),
         opened => opened?,
     };

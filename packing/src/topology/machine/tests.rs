@@ -56,7 +56,7 @@ const FAST: &str = "16.0 GT/s PCIe";
 const SLOW: &str = "8.0 GT/s PCIe";
 const GPU: (&str, &str) = ("0x030200", "0x10de");
 
-/// What 16 lanes of 16 and of 8 GT/s carry.
+/// The bandwidths of 16 lanes at 16 and at 8 GT/s.
 const FAST_BYTES_PER_S: u64 = 31_507_692_307;
 const SLOW_BYTES_PER_S: u64 = 15_753_846_153;
 

@@ -1,8 +1,8 @@
-//! What links carry in each direction, by what a topology file or the system says of them.
+//! Bandwidths of links in each direction, from the values in a topology file or in the system.
 //!
-//! Rates are nominal ones: an NVLink of the third generation counts 25 GB/s as in `dgx-a100`. NCCL
-//! itself reckons with what it expects to reach of them (its `topo.h` has 20 GB/s for that link),
-//! which would mix overheads into the bounds.
+//! Rates are nominal: an NVLink of the third generation counts 25 GB/s as in `dgx-a100`. NCCL
+//! itself uses the rates that it expects to reach (its `topo.h` has 20 GB/s for that link), which
+//! would mix overheads into the bounds.
 
 use crate::topology::decimal::scaled;
 

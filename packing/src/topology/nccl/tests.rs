@@ -135,7 +135,7 @@ fn what_is_no_topology_says_where() {
     assert_eq!(refused(&many), "1:2: no XML: more than 1024 attributes in one element");
 }
 
-/// The direct topology with one text changed, and what is said of it.
+/// The direct topology with one text replaced, and the error that it gives.
 fn changed(from: &str, to: &str) -> String {
     assert!(DIRECT.contains(from), "{from}");
     refused(&DIRECT.replacen(from, to, 1))

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use pleach_packing::random::Random;
 use pleach_packing::topology::{LATENCY_NS, NodeId};
 use pleach_packing::{Certificate, Edge, Path, Tree as PackedTree};
 
@@ -9,33 +10,6 @@ use super::super::{Algorithm, generate};
 use super::*;
 use crate::Op;
 use crate::verify::verify;
-
-/// Random numbers that are the same in every run (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.0;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^ (value >> 31)
-    }
-
-    fn below(&mut self, limit: u64) -> u64 {
-        self.bits() % limit
-    }
-
-    fn index(&mut self, len: usize) -> usize {
-        self.below(len as u64) as usize
-    }
-
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.index(last + 1));
-        }
-    }
-}
 
 /// Everything that has a packing.
 fn packed_collectives(ranks: u32) -> Vec<Collective> {
@@ -72,13 +46,13 @@ fn random_tree(
     weight: Rate,
 ) -> PackedTree {
     let ranks = topology.ranks();
-    let mut joined = vec![root];
+    let mut link_latency_ns = vec![root];
     let mut left: Vec<Rank> = (0..ranks).filter(|&rank| rank != root).collect();
     let mut edges = Vec::new();
     while !left.is_empty() {
         let child = left.swap_remove(random.index(left.len()));
-        let parent = joined[random.index(joined.len())];
-        joined.push(child);
+        let parent = link_latency_ns[random.index(link_latency_ns.len())];
+        link_latency_ns.push(child);
         let (from, to) = if upwards { (child, parent) } else { (parent, child) };
         edges.push(edge(topology, from, to, weight));
     }
@@ -171,7 +145,7 @@ const RANDOM_PACKINGS: usize = 7 * 2 * 2;
 
 #[test]
 fn schedules_of_random_packings_are_proved_and_do_their_collective_in_any_order_and_layout() {
-    let mut random = Random(11);
+    let mut random = Random::new(11);
     for ranks in 2..=5 {
         assert_eq!(prove_random_packings(ranks, &mut random), RANDOM_PACKINGS);
     }
@@ -180,14 +154,14 @@ fn schedules_of_random_packings_are_proved_and_do_their_collective_in_any_order_
 /// As the test before, which another thread runs: six ranks take as long as all fewer together.
 #[test]
 fn schedules_of_random_packings_of_six_ranks_are_proved_and_do_their_collective() {
-    assert_eq!(prove_random_packings(6, &mut Random(12)), RANDOM_PACKINGS);
+    assert_eq!(prove_random_packings(6, &mut Random::new(12)), RANDOM_PACKINGS);
 }
 
 /// What each link carries in a chunk of every block, weighted, is what the trees of the packing
 /// carry over it.
 #[test]
 fn every_edge_carries_the_share_of_its_trees_and_nothing_else() {
-    let mut random = Random(5);
+    let mut random = Random::new(5);
     for collective in packed_collectives(5) {
         let topology = complete(5);
         let packing = random_packing(&topology, collective, &mut random);
@@ -244,8 +218,9 @@ fn weights_that_do_not_fit_are_rounded_and_the_loss_is_told() {
         let trees = PackedTrees::new(&packing, &topology, 0).expect("a packing");
         (trees.trees.iter().map(|tree| tree.weight).collect::<Vec<_>>(), trees.loss())
     };
-    let exact = weights(vec![tree(50_000_000_000, 7), tree(25_000_000_000, 14), tree(25_000_000_000, 1)]);
-    assert_eq!(exact, ([8, 2, 28].iter().map(|weight| weight / 2).collect(), Rate::from_integer(0)));
+    let exact_weights =
+        weights(vec![tree(50_000_000_000, 7), tree(25_000_000_000, 14), tree(25_000_000_000, 1)]);
+    assert_eq!(exact_weights, ([8, 2, 28].iter().map(|weight| weight / 2).collect(), Rate::from_integer(0)));
     let (rounded, loss) = weights(vec![tree(1_000_000_007, 1_000_003), tree(998_244_353, 999_983)]);
     assert_eq!(rounded[0], u32::MAX);
     assert!(loss > Rate::from_integer(0) && loss < Rate::new(1, 1_000_000_000), "{loss}");
@@ -303,7 +278,7 @@ fn an_edge_without_a_link_names_both_ends() {
 #[test]
 fn a_packing_carries_out_its_own_collective_and_no_other() {
     let topology = complete(3);
-    let packing = random_packing(&topology, Collective::AllReduce, &mut Random(1));
+    let packing = random_packing(&topology, Collective::AllReduce, &mut Random::new(1));
     let algorithm =
         Algorithm::Packed(Some(Arc::new(PackedTrees::new(&packing, &topology, 0).expect("a packing"))));
     assert!(algorithm.to_string().starts_with("packed:"), "{algorithm}");
@@ -318,33 +293,33 @@ fn a_packing_carries_out_its_own_collective_and_no_other() {
 
 #[test]
 fn chunks_are_more_for_longer_ways_and_no_shorter_than_the_window_covers() {
-    let pace = Pace {
+    let pacing = PacingPolicy {
         bytes_per_s: 1_000_000_000,
         hops: 4,
         latency_ns: 4_000,
         round_trip_ns: 2_000,
-        held_ns: 2_000,
-        held_turns: 2,
+        occupancy_ns: 2_000,
+        occupancy_turns: 2,
         chunk_ns: 0,
-        chunks_a_hop: 64,
+        chunks_per_hop: 64,
         window: 8,
-        lead: 28,
+        skew_limit: 28,
     };
-    assert_eq!(pace.chunks(1 << 30), 4 * 64);
-    assert_eq!(Pace { hops: 8, ..pace }.chunks(1 << 30), 8 * 64);
+    assert_eq!(pacing.chunks(1 << 30), 4 * 64);
+    assert_eq!(PacingPolicy { hops: 8, ..pacing }.chunks(1 << 30), 8 * 64);
     // 10 µs of data, and a round trip of 2 µs that six chunks have to cover.
-    assert_eq!(pace.chunks(10_000), 10_000 / 333);
-    assert_eq!(pace.chunks(0), 1);
+    assert_eq!(pacing.chunks(10_000), 10_000 / 333);
+    assert_eq!(pacing.chunks(0), 1);
     // The square root of hops times time over the cost of a chunk: 4 · 1 s / 4 ms.
-    assert_eq!(Pace { chunk_ns: 4_000_000, ..pace }.chunks(1_000_000_000), 31);
+    assert_eq!(PacingPolicy { chunk_ns: 4_000_000, ..pacing }.chunks(1_000_000_000), 31);
     // An all-reduce holds its place until the result is there.
-    assert_eq!(Pace { held_ns: 4_000, ..pace }.chunks(10_000), 10_000 / 666);
+    assert_eq!(PacingPolicy { occupancy_ns: 4_000, ..pacing }.chunks(10_000), 10_000 / 666);
     assert_eq!(
-        Pace { held_turns: 5, ..pace }.chunks(10_000),
+        PacingPolicy { occupancy_turns: 5, ..pacing }.chunks(10_000),
         10_000 / 666,
         "three of eight chunks are under way"
     );
     // A chunk of 100 ns; 40 of them pass while one is under way.
-    assert_eq!(pace.lead_of(10_000, 100), 28 + 40);
-    assert_eq!(pace.lead_of(1 << 40, 100), 28);
+    assert_eq!(pacing.skew_limit_of(10_000, 100), 28 + 40);
+    assert_eq!(pacing.skew_limit_of(1 << 40, 100), 28);
 }

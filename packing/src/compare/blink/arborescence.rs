@@ -1,0 +1,150 @@
+//! The minimum arborescence of a root, by contraction of cycles (Chu and Liu 1965, Edmonds 1967).
+
+/// An arc of a network whose lengths stand elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Arc {
+    pub(super) from: usize,
+    pub(super) to: usize,
+}
+
+/// Which arcs are the shortest tree from `root` to all nodes; `None` if there is no tree. Of
+/// equally long arcs the first is taken.
+///
+/// O(nodes · arcs).
+pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64]) -> Option<Vec<usize>> {
+    let mut incoming: Vec<Option<usize>> = vec![None; nodes];
+    for (index, arc) in arcs.iter().enumerate().filter(|(_, arc)| arc.to != root && arc.from != arc.to) {
+        let best = &mut incoming[arc.to];
+        if best.is_none_or(|best| lengths[index] < lengths[best]) {
+            *best = Some(index);
+        }
+    }
+    if (0..nodes).any(|node| node != root && incoming[node].is_none()) {
+        return None;
+    }
+    let (circle_of, circles) = circles(nodes, root, arcs, &incoming);
+    if circles == 0 {
+        return Some(incoming.into_iter().flatten().collect());
+    }
+    // Circles become nodes; what enters one is as much longer as it saves less than the arc that it
+    // replaces.
+    let mut place = vec![0; nodes];
+    let mut count = circles;
+    for node in 0..nodes {
+        place[node] = circle_of[node].unwrap_or_else(|| {
+            count += 1;
+            count - 1
+        });
+    }
+    let mut kept = Vec::new();
+    let (mut contracted, mut longer) = (Vec::new(), Vec::new());
+    for (index, arc) in arcs.iter().enumerate() {
+        if place[arc.from] == place[arc.to] {
+            continue;
+        }
+        let saved = circle_of[arc.to].and(incoming[arc.to]).map_or(0.0, |replaced| lengths[replaced]);
+        kept.push(index);
+        contracted.push(Arc { from: place[arc.from], to: place[arc.to] });
+        longer.push(lengths[index] - saved);
+    }
+    let chosen = shortest(count, place[root], &contracted, &longer)?;
+    let chosen: Vec<usize> = chosen.into_iter().map(|index| kept[index]).collect();
+    let mut tree = incoming;
+    for (node, arc) in tree.iter_mut().enumerate() {
+        if circle_of[node].is_none() {
+            *arc = None;
+        }
+    }
+    for &index in &chosen {
+        tree[arcs[index].to] = Some(index);
+    }
+    Some(tree.into_iter().flatten().collect())
+}
+
+/// Which circle of chosen arcs each node is in, and how many circles there are.
+fn circles(
+    nodes: usize,
+    root: usize,
+    arcs: &[Arc],
+    incoming: &[Option<usize>],
+) -> (Vec<Option<usize>>, usize) {
+    let mut circle_of = vec![None; nodes];
+    let mut visited_from = vec![None; nodes];
+    let mut circles = 0;
+    for start in 0..nodes {
+        let mut node = start;
+        while node != root && visited_from[node].is_none() {
+            visited_from[node] = Some(start);
+            let Some(arc) = incoming[node] else { break };
+            node = arcs[arc].from;
+        }
+        if node == root || visited_from[node] != Some(start) || circle_of[node].is_some() {
+            continue;
+        }
+        while circle_of[node].is_none() {
+            circle_of[node] = Some(circles);
+            let Some(arc) = incoming[node] else { break };
+            node = arcs[arc].from;
+        }
+        circles += 1;
+    }
+    (circle_of, circles)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn length(chosen: &[usize], lengths: &[f64]) -> f64 {
+        chosen.iter().map(|&index| lengths[index]).sum()
+    }
+
+    /// Tries every choice of one incoming arc a node.
+    fn by_trying(nodes: usize, arcs: &[Arc], lengths: &[f64]) -> f64 {
+        fn reaches_root(nodes: usize, arcs: &[Arc], chosen: &[usize]) -> bool {
+            (1..nodes).all(|start| {
+                let mut node = start;
+                for _ in 0..nodes {
+                    node = if node == 0 { 0 } else { arcs[chosen[node - 1]].from };
+                }
+                node == 0
+            })
+        }
+        let mut least = f64::INFINITY;
+        let mut chosen = vec![0; nodes - 1];
+        'all: loop {
+            let fits = (1..nodes).all(|node| arcs[chosen[node - 1]].to == node);
+            if fits && reaches_root(nodes, arcs, &chosen) {
+                least = least.min(length(&chosen, lengths));
+            }
+            for place in &mut chosen {
+                *place += 1;
+                if *place < arcs.len() {
+                    continue 'all;
+                }
+                *place = 0;
+            }
+            return least;
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_tree_is_shorter(
+            arcs in proptest::collection::vec((0..4_usize, 1..4_usize, 1..20_u32), 3..12),
+        ) {
+            let lengths: Vec<f64> = arcs.iter().map(|arc| f64::from(arc.2)).collect();
+            let arcs: Vec<Arc> = arcs.iter().map(|&(from, to, _)| Arc { from, to }).collect();
+            let least = by_trying(4, &arcs, &lengths);
+            match shortest(4, 0, &arcs, &lengths) {
+                Some(chosen) => {
+                    let mut targets: Vec<usize> = chosen.iter().map(|&index| arcs[index].to).collect();
+                    targets.sort_unstable();
+                    proptest::prop_assert_eq!(targets, vec![1, 2, 3]);
+                    proptest::prop_assert_eq!(length(&chosen, &lengths), least);
+                }
+                None => proptest::prop_assert!(least.is_infinite()),
+            }
+        }
+    }
+}
