@@ -1,6 +1,6 @@
-//! What keeps a listener serving those who are in while many want in: limits a turn, room for those
-//! who have not proved themselves, and a rest where the system has no descriptor or memory for one
-//! more.
+//! Keeps a listener responsive under a flood of connections: a limit of accepts a turn, limited
+//! room for unauthenticated connections, and a pause when the system has no descriptor or memory
+//! for one more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -11,27 +11,27 @@ use rustix::event::epoll;
 
 use crate::Nanos;
 
-/// Connections accepted before those that are there get their turn.
+/// Connections accepted before existing connections get their turn.
 pub(crate) const ACCEPTS_AT_ONCE: usize = 32;
 
-/// How long no connection is accepted where the system has no room for one.
+/// How long no connection is accepted when the system has no room for one.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that have not proved themselves, by where they came from. Who holds them asks which
-/// one to drop.
+/// The unauthenticated connections of a listener, by their origin. The listener asks which one to
+/// drop.
 ///
-/// **Invariant:** an address that opens many pushes out its own, not those of others; and silence
-/// pushes out no connection that has said a whole hello.
+/// **Invariant:** an address that opens many connections displaces its own, not those of others. A
+/// connection that has sent nothing displaces none that has sent a whole hello.
 #[derive(Debug, Default)]
 pub(crate) struct Unproved {
-    /// By whether a hello came, then by source: the connections' numbers, the oldest first. No list
+    /// The connections' numbers, the oldest first, by whether a hello came and by source. No list
     /// is empty.
     sources: BTreeMap<(bool, Source), VecDeque<u64>>,
     count: usize,
 }
 
-/// Who can be told apart by addresses: a host, and in IPv6 a network of 64 bits, of which one host
-/// may have all addresses.
+/// A source of connections: a host, or in IPv6 a network of 64 bits, because one host may have all
+/// its addresses.
 type Source = u128;
 
 fn source(from: IpAddr) -> Source {
@@ -42,30 +42,30 @@ fn source(from: IpAddr) -> Source {
 }
 
 impl Unproved {
-    /// A new connection, which has said nothing.
+    /// Adds a connection that has sent nothing.
     pub(crate) fn add(&mut self, from: IpAddr, number: u64) {
         self.put(false, source(from), number);
     }
 
-    /// This connection has said hello.
+    /// Records that a connection has sent its hello.
     pub(crate) fn greeted(&mut self, from: IpAddr, number: u64) {
         if self.take(false, source(from), number) {
             self.put(true, source(from), number);
         }
     }
 
-    /// This connection has proved itself, or is gone. Nothing happens when it is not listed.
+    /// Removes a connection that is authenticated or closed. An unknown connection is ignored.
     pub(crate) fn remove(&mut self, from: IpAddr, number: u64) {
         let _ = self.take(false, source(from), number) || self.take(true, source(from), number);
     }
 
-    /// How many there are.
+    /// The number of connections.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// The one to drop first: the oldest of the address with the most, of those that said nothing
-    /// where there are any.
+    /// The connection to drop first: the oldest of the source with the most connections, first
+    /// among those that sent no hello.
     pub(crate) fn first_to_drop(&self) -> Option<u64> {
         let of = |greeted: bool| self.sources.iter().filter(move |((said, _), _)| *said == greeted);
         let most = |greeted| of(greeted).max_by_key(|(_, numbers)| numbers.len());
@@ -90,21 +90,22 @@ impl Unproved {
     }
 }
 
-/// Whether a listener in an epoll set rests, and until when: it would be ready for ever, and
-/// whoever waits for it would spin.
+/// A pause of a listener in an epoll set. Without it the listener would stay ready, and the epoll
+/// loop would spin.
 #[derive(Debug, Default)]
 pub(crate) struct Rest {
     until: Option<Nanos>,
 }
 
 impl Rest {
-    /// Takes the listener out of the set for a while.
+    /// Removes the listener from the set for [`ACCEPT_PAUSE`].
     pub(crate) fn begin(&mut self, epoll: impl AsFd, listener: impl AsFd, now: Nanos) {
         let _ = epoll::delete(epoll, listener);
         self.until = Some(now + ACCEPT_PAUSE);
     }
 
-    /// Puts it back as `token` when the while is over; returns when that will be.
+    /// Adds the listener again as `token` when the pause is over; returns the end of a pause that
+    /// is not over.
     pub(crate) fn end(
         &mut self,
         epoll: impl AsFd,

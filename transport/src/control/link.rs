@@ -1,5 +1,5 @@
-//! The control stream to one peer, as both threads write it: how far the peer is, and what waits to
-//! be sent.
+//! The control stream to one peer, as both threads write it: the state of the peer, and the frames
+//! to send.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,13 +12,13 @@ use super::outgoing::{Full, Kind, Outgoing};
 use crate::Rank;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, PostError};
 
-/// How far a peer is.
+/// The state of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     #[default]
     Unconnected,
     Open,
-    /// Its goodbye has come.
+    /// The peer sent a bye.
     Departed,
     Lost,
     Severed,
@@ -36,15 +36,14 @@ struct Inner {
     stream: Option<Arc<OwnedFd>>,
     outgoing: Outgoing,
     has_said_bye: bool,
-    /// Why the peer will be lost, once all that it said has been read.
+    /// Why the peer will be lost, after all that it sent has been read.
     suspected: Option<LossCause>,
-    /// Why one of the two makes no connection: tells more than what is seen of it.
+    /// Why one of the two ranks makes no connection; more precise than the loss that follows.
     refused: Option<LossCause>,
 }
 
 impl Link {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic elsewhere leaves nothing half done under this lock.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -52,29 +51,30 @@ impl Link {
         self.lock().state
     }
 
-    /// The device wants the peer; false when it did before, or the peer is beyond that.
+    /// Records that the device wants the peer; false when it did before, or the peer has a later
+    /// state.
     pub(super) fn want(&self) -> bool {
         let mut link = self.lock();
         link.state == State::Unconnected && !std::mem::replace(&mut link.is_wanted, true)
     }
 
-    /// The peer is lost for this cause, as was seen elsewhere; the first cause counts.
+    /// Records a cause that was seen elsewhere; the first cause counts.
     pub(super) fn suspect(&self, cause: LossCause) {
         self.lock().suspected.get_or_insert(cause);
     }
 
-    /// One of the two makes no connection for this cause; the first one counts.
+    /// Records why one of the two ranks makes no connection; the first reason counts.
     pub(super) fn refuse(&self, cause: LossCause) {
         self.lock().refused.get_or_insert(cause);
     }
 
-    /// Why a peer is lost of which this was seen.
+    /// The cause to report for a peer whose loss looks like `seen`.
     pub(super) fn cause(&self, seen: LossCause) -> LossCause {
         let link = self.lock();
         link.refused.clone().or_else(|| link.suspected.clone()).unwrap_or(seen)
     }
 
-    /// The pair is connected; false when it was severed meanwhile.
+    /// Marks the pair connected; false when it was severed meanwhile.
     pub(super) fn open(&self, stream: Arc<OwnedFd>) -> bool {
         let mut link = self.lock();
         if link.state != State::Unconnected {
@@ -85,7 +85,7 @@ impl Link {
         true
     }
 
-    /// The peer's goodbye has come.
+    /// Marks the peer departed.
     pub(super) fn depart(&self) {
         let mut link = self.lock();
         if link.state == State::Open {
@@ -93,13 +93,13 @@ impl Link {
         }
     }
 
-    /// Whether goodbye was said to a peer that is still there.
+    /// Whether a bye was sent to a peer that is still connected.
     pub(super) fn lingers(&self) -> bool {
         let link = self.lock();
         link.has_said_bye && link.stream.is_some()
     }
 
-    /// Ends the link: lost or severed. Returns whether this was the first end.
+    /// Ends the link as lost or severed. Returns whether this was the first end.
     pub(super) fn end(&self, state: State) -> bool {
         let mut link = self.lock();
         if matches!(link.state, State::Lost | State::Severed) {
@@ -110,20 +110,20 @@ impl Link {
         true
     }
 
-    /// The peer has closed after its goodbye.
+    /// Closes the stream.
     pub(super) fn close(&self) {
         self.lock().close();
     }
 
-    /// Nothing more will be sent, but the peer may still read what was.
+    /// Sends nothing more; the peer may still read what was sent.
     pub(super) fn shutdown_write(&self) {
         if let Some(stream) = &self.lock().stream {
             let _ = rustix::net::shutdown(stream, Shutdown::Write);
         }
     }
 
-    /// Sends a user's message, or queues what the socket does not take. Returns whether something
-    /// waits.
+    /// Sends a user's message, or queues what the socket does not take. Returns whether frames
+    /// wait.
     pub(super) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
@@ -138,7 +138,7 @@ impl Link {
         Ok(link.flush())
     }
 
-    /// Says something on the watcher's or the fabric's behalf; returns whether something waits.
+    /// Sends a frame of the watcher or the fabric; returns whether frames wait.
     pub(super) fn say(&self, frame: &Frame<'_>) -> Result<bool, NotSaid> {
         let mut link = self.lock();
         if link.stream.is_none() {
@@ -153,7 +153,7 @@ impl Link {
         Ok(link.flush())
     }
 
-    /// Sends what the socket takes; returns whether something still waits.
+    /// Sends what the socket takes; returns whether frames still wait.
     pub(super) fn flush(&self) -> bool {
         self.lock().flush()
     }
@@ -163,12 +163,12 @@ impl Link {
     }
 }
 
-/// Why something was not said.
+/// Why a frame was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotSaid {
-    /// There is no stream to say it on, not yet or not any more.
+    /// The peer has no stream, not yet or not any more.
     NotConnected,
-    /// The peer does not read what was said before.
+    /// The peer does not read what was sent before.
     NotRead,
 }
 
@@ -176,7 +176,7 @@ impl Inner {
     fn close(&mut self) {
         self.outgoing.clear();
         if let Some(stream) = self.stream.take() {
-            // The watcher wakes and forgets the stream; a forked child does not keep it open.
+            // The watcher wakes and removes the stream; a forked child does not keep it open.
             let _ = rustix::net::shutdown(&stream, Shutdown::Both);
         }
     }
@@ -188,7 +188,7 @@ impl Inner {
             Ok(()) => false,
             Err(Errno::AGAIN) => true,
             Err(_) => {
-                // The watcher reads the same stream and finds out why.
+                // The watcher reads the same stream and finds the cause.
                 self.outgoing.clear();
                 false
             }

@@ -1,5 +1,5 @@
-//! What waits to be sent to one peer, as its stream takes no more now: whole frames in their order,
-//! of each kind up to a number of bytes.
+//! The queue of frames to one peer whose stream takes no more now: whole frames in order, of each
+//! kind up to a number of bytes.
 
 use std::collections::VecDeque;
 
@@ -8,24 +8,24 @@ use rustix::io::Errno;
 /// Bytes of posted messages that wait at most.
 const POSTED_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of replies, and of what a fabric says by itself, that wait at most. What a full stream can
-/// hold of questions is less, so only a peer that never reads gets here.
+/// Bytes of replies and of the fabric's own messages that wait at most. A full stream holds fewer
+/// requests, so only a peer that never reads reaches the limit.
 const REPLIED_BYTES_MAX: usize = 4 << 20;
 
-/// Whose frame it is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A message of a user.
     Post,
-    /// A message of a user that always has room: it takes the place of one that still waits.
+    /// A message of a user that always has room: it replaces one that still waits.
     Urgent,
-    /// An answer to a message, or something of the fabric.
+    /// An answer to a message, or a message of the fabric.
     Reply,
-    /// Something that is said once, as a goodbye.
+    /// A frame that is sent once, as a bye.
     Once,
 }
 
-/// Too much of this kind waits.
+/// Too many bytes of this kind wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
@@ -44,7 +44,7 @@ impl Outgoing {
         self.frames.is_empty()
     }
 
-    /// Takes a frame, behind those that wait.
+    /// Appends a frame.
     pub(crate) fn push(&mut self, kind: Kind, frame: Vec<u8>) -> Result<(), Full> {
         match kind {
             Kind::Post if self.posted_bytes > POSTED_BYTES_MAX => return Err(Full),
@@ -52,7 +52,7 @@ impl Outgoing {
             Kind::Post => self.posted_bytes += frame.len(),
             Kind::Reply => self.replied_bytes += frame.len(),
             Kind::Urgent => {
-                // One that has begun to go out has to be finished.
+                // A frame that is partly sent must be completed.
                 let begun = usize::from(self.sent > 0);
                 let mut waiting = self.frames.iter_mut().skip(begun);
                 if let Some((_, waiting)) = waiting.find(|(kind, _)| *kind == Kind::Urgent) {
@@ -66,8 +66,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Sends until all is gone or `send` fails, which is given what to send and says how much of it
-    /// is sent.
+    /// Calls `send` with the remaining bytes until all are sent or `send` fails. `send` returns how
+    /// many bytes it sent.
     pub(crate) fn flush(&mut self, mut send: impl FnMut(&[u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
         while let Some((kind, frame)) = self.frames.front() {
             match send(&frame[self.sent..]) {
@@ -89,7 +89,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Forgets what waits.
+    /// Drops all frames.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -99,7 +99,7 @@ impl Outgoing {
 mod tests {
     use super::*;
 
-    /// A stream that takes so many bytes.
+    /// A stream that takes `room` bytes.
     fn stream(mut room: usize, sent: &mut Vec<u8>) -> impl FnMut(&[u8]) -> Result<usize, Errno> {
         move |bytes| {
             let count = bytes.len().min(room);

@@ -1,5 +1,5 @@
-//! Regions whose last handle is gone: told from any thread, forgotten by the device, which tells
-//! its peers where they count on them.
+//! Regions whose last handle is gone. Any thread adds them; the device forgets them and tells its
+//! peers where they count on it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, Weak};
@@ -12,7 +12,7 @@ use crate::region::{RegionKey, Registry};
 pub(crate) struct Releases {
     keys: Mutex<Vec<RegionKey>>,
     has_any: AtomicBool,
-    /// What wakes the device, while there is one.
+    /// Wakes the device, while it exists.
     wake_source: Weak<EventFlag>,
 }
 
@@ -21,7 +21,7 @@ impl Releases {
         Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), wake_source }
     }
 
-    /// Whether [`Releases::take`] would give something. One load: for polls.
+    /// Whether [`ReleasedRegions::take`] returns a key. One load: for polls.
     pub(crate) fn has_any(&self) -> bool {
         // Acquire: pairs with the release in `released`; the lock orders the keys themselves.
         self.has_any.load(Ordering::Acquire)

@@ -1,7 +1,7 @@
-//! What the polling thread and the watcher thread share: events and commands, what wakes each of
-//! the two, and a link for each peer.
+//! The state that the polling thread and the watcher thread share: events and commands, the flag
+//! that wakes each of the two, and a link for each peer.
 //!
-//! None of it is on the data path: a poll with no events reads two flags.
+//! None of it is on the data path: a poll without events reads two flags.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -17,7 +17,7 @@ use crate::device::{LossCause, Responder, Wake};
 
 /// From the watcher to the device.
 pub(crate) enum ControlEvent<M> {
-    /// The pair has its control stream and, where the fabric has some, its data connections.
+    /// The pair has its control stream and its data connections, if the fabric has some.
     Opened {
         peer: Rank,
         /// Signal slots that the peer keeps for this rank.
@@ -27,9 +27,9 @@ pub(crate) enum ControlEvent<M> {
     },
     /// A message of the fabric itself.
     Message { peer: Rank, message: M },
-    /// The peer has said goodbye: the end of its stream will be no loss.
+    /// The peer sent a bye: the end of its stream will be no loss.
     Departed { peer: Rank },
-    /// The peer is lost; comes once at most, and after all that the peer said.
+    /// The peer is lost; comes at most once, after all that the peer sent.
     Lost { peer: Rank, cause: LossCause },
 }
 
@@ -37,17 +37,17 @@ pub(crate) enum ControlEvent<M> {
 pub(super) enum Command {
     /// Dial the address, or wait for the peer when there is none.
     Connect { peer: Rank, dial: Option<SocketAddr>, deadline: Nanos },
-    /// Something waits to be sent on the control stream.
+    /// Frames wait to be sent on the control stream.
     Flush { peer: Rank },
-    /// Nothing more of this peer.
+    /// Ignore this peer from now on.
     Sever { peer: Rank },
-    /// The peer is lost, as was seen elsewhere than on its control stream.
+    /// The peer is lost, for a cause that was seen elsewhere than on its control stream.
     Lose { peer: Rank, cause: LossCause },
-    /// End; peers that were told goodbye may read it until this time.
+    /// End; peers that got a bye may read it until this time.
     Stop { linger_until: Nanos },
 }
 
-/// What a device asks of its watcher, which sleeps on the flag.
+/// The commands of a device to its watcher, which sleeps on the flag.
 pub(crate) struct Commands<C> {
     waiting: Mutex<Vec<C>>,
     wake: EventFlag,
@@ -63,12 +63,12 @@ impl<C> Commands<C> {
         self.wake.wake();
     }
 
-    /// All that came since the last call, in its order.
+    /// All commands since the last call, in order.
     pub(crate) fn take(&self) -> Vec<C> {
         std::mem::take(&mut *lock(&self.waiting))
     }
 
-    /// Set when there are commands; to be drained before they are taken.
+    /// Set when there are commands; drain it before taking them.
     pub(crate) fn wake(&self) -> &EventFlag {
         &self.wake
     }
@@ -76,7 +76,7 @@ impl<C> Commands<C> {
 
 pub(super) struct Shared<M> {
     pub(super) responder: Arc<dyn Responder>,
-    /// What wakes the device.
+    /// Wakes the device.
     pub(super) wake_source: Arc<EventFlag>,
     pub(super) commands: Commands<Command>,
     events: Mutex<Vec<ControlEvent<M>>>,
@@ -121,8 +121,8 @@ impl<M> Shared<M> {
         self.wake_source.wake();
     }
 
-    /// Says something on the fabric's behalf; false when there is nobody to hear it. A peer that
-    /// does not read is found out by other means.
+    /// Sends a frame on the fabric's behalf; false when the peer is not connected. A peer that does
+    /// not read is found out by other means.
     pub(super) fn say(&self, peer: Rank, frame: &Frame<'_>) -> bool {
         let waits = self.link(peer).say(frame);
         if waits == Ok(true) {
@@ -131,7 +131,7 @@ impl<M> Shared<M> {
         waits.is_ok()
     }
 
-    /// A peer is lost. Of several that find out, the first is heard; a severed peer is not lost.
+    /// Marks a peer lost. The first of several reports counts; a severed peer is not lost.
     pub(super) fn lose(&self, peer: Rank, cause: LossCause) {
         let cause = self.link(peer).cause(cause);
         if self.link(peer).end(State::Lost) {
@@ -141,7 +141,6 @@ impl<M> Shared<M> {
     }
 }
 
-/// Locks; a panic elsewhere leaves nothing half done under these locks.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,10 @@
-//! The watcher thread: accepts, dials and proves connections, reads control streams, and signals
-//! losses, whether or not anybody polls the device.
+//! The watcher thread: it accepts, dials and authenticates connections, reads control streams, and
+//! detects losses, whether or not anybody polls the device.
 //!
-//! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its
-//! proof a connection costs one slot, at most one fixed-size message of memory, and
-//! [`HANDSHAKE_LIMIT`] of time. However many come, those that have proved themselves get their turn
-//! after a few of them ([`accepting`](crate::accepting)).
+//! **Invariant:** bytes of an unauthenticated connection are not believed, answered at length or
+//! kept. Before authentication a connection costs one slot, at most one fixed-size message of
+//! memory, and [`HANDSHAKE_LIMIT`] of time. However many of them come, authenticated peers get
+//! their turn after a few of them ([`accepting`](crate::accepting)).
 
 mod connection;
 mod joining;
@@ -29,13 +29,13 @@ use crate::accepting::{Rest, Unproved};
 use crate::clock::{self, Nanos};
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Wake};
 
-/// How long a connection may take to prove itself.
+/// Time limit of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Warnings about those who are turned away, so that a flood of them does not fill a log.
+/// Warnings about rejected connections; the limit keeps a flood out of the log.
 const WARNINGS_MAX: u32 = 16;
 
-/// Unproved connections at once at least; with many ranks more.
+/// Unauthenticated connections at once; with many ranks the limit is higher.
 const HANDSHAKES_MIN: usize = 256;
 
 /// Pauses between attempts to dial.
@@ -52,7 +52,7 @@ pub(super) struct Watcher<M> {
     listener: OwnedFd,
     rest: Rest,
     connections: Slots<Connection>,
-    /// The slots of those that somebody dialed and that are not proved.
+    /// The slots of accepted connections that are not authenticated.
     unproved: Unproved,
     warnings_left: u32,
     peers: Vec<Peer>,
@@ -83,7 +83,7 @@ impl<M: FabricMessage> Watcher<M> {
         })
     }
 
-    /// The thread: until it is told to stop.
+    /// The thread's function: returns when it is told to stop.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(64);
         loop {
@@ -101,7 +101,7 @@ impl<M: FabricMessage> Watcher<M> {
                 }
             });
             events.clear();
-            // An error can only be an interruption: look again.
+            // The only possible error is an interruption: poll again.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
             let now = clock::now();
             for event in events.drain(..) {
@@ -145,13 +145,13 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Whether everybody who was told goodbye has had the time to read it.
+    /// Whether every peer that got a bye has had time to read it.
     fn has_lingered(&self, now: Nanos) -> bool {
         self.lingering_until
             .is_some_and(|until| now >= until || !self.shared.links.iter().any(|link| link.lingers()))
     }
 
-    /// Acts on what is due; returns when something will be.
+    /// Handles timers that have expired; returns when the next one expires.
     fn keep_time(&mut self, now: Nanos) -> Option<Nanos> {
         let mut next = self.lingering_until;
         let mut earliest = |time: Nanos| next = Some(next.map_or(time, |next: Nanos| next.min(time)));
@@ -215,12 +215,12 @@ impl<M: FabricMessage> Watcher<M> {
         Ok(slot)
     }
 
-    /// What epoll says of a connection.
+    /// The event data of a connection in epoll.
     fn data(&self, slot: usize) -> epoll::EventData {
         epoll::EventData::new_u64(self.connections.token(slot))
     }
 
-    /// What to wait for at a connection.
+    /// Sets the events that epoll reports of a connection.
     fn watch(&self, slot: usize, flags: epoll::EventFlags) -> rustix::io::Result<()> {
         let Some(connection) = self.connections.value(slot) else { return Ok(()) };
         epoll::modify(&self.epoll, connection.file(), self.data(slot), flags)
@@ -236,7 +236,7 @@ impl<M: FabricMessage> Watcher<M> {
         {
             self.unproved.remove(from, slot as u64);
         }
-        // Explicitly, as a forked child may keep the connection open.
+        // Explicitly, because a forked child may keep the connection open.
         let _ = epoll::delete(&self.epoll, connection.file());
         Some(connection)
     }
@@ -271,12 +271,12 @@ impl<M: FabricMessage> Watcher<M> {
         };
         self.remove(slot);
         match self.shared.link(peer).state() {
-            // Its goodbye came before.
+            // The bye came before.
             State::Departed => {
                 self.shared.link(peer).close();
                 self.forget(peer);
             }
-            // Before the pair was there: the listener may be about to take a newer attempt.
+            // The pair did not exist yet: the listener may be about to take a newer attempt.
             State::Unconnected if !matches!(cause, LossCause::Protocol(_)) => self.dial_again(peer, now),
             _ => {
                 self.forget(peer);
@@ -285,7 +285,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Reads what is there and acts on it.
+    /// Reads and handles all frames that have arrived.
     fn drain_control(&mut self, slot: usize, peer: Rank) -> Result<(), LossCause> {
         loop {
             let Some(Connection::Control { stream, reader, .. }) = self.connections.value_mut(slot) else {
@@ -345,7 +345,7 @@ impl<M: FabricMessage> Watcher<M> {
             }
             (State::Open | State::Departed, Frame::Fabric(message)) => {
                 let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;
-                // At once: the peer hangs up behind it, and whoever sees that asks for the cause.
+                // Before the event: the peer closes the stream after it, and then the cause is asked for.
                 if let Some(cause) = message.refusal() {
                     link.refuse(cause);
                 }
@@ -361,7 +361,7 @@ impl<M: FabricMessage> Watcher<M> {
         Ok(())
     }
 
-    /// Wakes when the peer's control stream takes more, as long as something waits for that.
+    /// Sends what the stream takes, and watches it for room as long as frames wait.
     fn watch_output(&mut self, peer: Rank) {
         let waits = self.shared.link(peer).flush();
         let Some(slot) = self.control_slot(peer) else { return };
@@ -381,14 +381,14 @@ impl<M: FabricMessage> Watcher<M> {
         self.lose(peer, LossCause::ProcessEnded, now);
     }
 
-    /// The peer is lost, as something else than its control stream tells. Contract line 4: what it
-    /// said before still counts.
+    /// Marks the peer lost for a cause that was seen elsewhere than on its control stream. Contract
+    /// line 4: what it sent before still counts.
     fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
         if let Some(control) = self.control_slot(peer) {
             self.serve_control(control, peer, now);
         }
         match self.shared.link(peer).state() {
-            // Before the pair was there: a newer process may be about to come.
+            // The pair did not exist yet: a newer process may be about to come.
             State::Unconnected if cause == LossCause::ProcessEnded => {}
             State::Unconnected | State::Open => {
                 self.forget(peer);

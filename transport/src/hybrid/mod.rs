@@ -1,27 +1,26 @@
-//! `hybrid`: shared memory where a peer is on this host, sockets or RDMA across.
+//! `hybrid`: shared memory to peers of this host, sockets or RDMA to peers of other hosts.
 //!
-//! One device over an [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** each
-//! pair of ranks is joined by exactly one of them, told when the device is made and the same at
-//! both ends; whatever is about a peer goes to that one alone. So a peer is lost once, by whoever
-//! watches it, and severed by whoever joins it; and what the contract says of a pair holds because
-//! it holds there.
+//! One device over a [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** exactly
+//! one of them connects each pair of ranks. The choice is made when the device is made and is the
+//! same at both ends; every call about a peer goes to that device alone. So a peer is lost once and
+//! severed once, and the contract holds for a pair because it holds for that device.
 //!
-//! What is not about one peer:
+//! Calls that are not about one peer:
 //!
-//! * **Keys.** A region has one key on both. Sockets list it under that which shared memory gives
-//!   it ([`TcpDevice::adopt`]); RDMA has to give its own, which holds the NIC's, and shared memory
-//!   lists it under that ([`ShmDevice::register_as`]). Nothing is translated on the way of data,
-//!   and a key is as dead on both as its generation is, since both hear of the last handle's end
-//!   ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a region of a device
-//!   is one that every peer reaches. Slices that a caller lends are therefore staged.
-//! * **The wake source** is shared memory's word. A thread sleeps on the file of the other one
-//!   while this device is armed, and wakes the word ([`bridge`]).
-//! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory;
-//!   peers across keep them over sockets. A NIC would go on with the pages that were replaced,
-//!   which nobody sees any more: over RDMA regions are taken away from peers across as well
+//! * **Keys.** A region has one key on both devices. Sockets use the key of shared memory
+//!   ([`TcpDevice::adopt`]). RDMA chooses the key, because the key contains the NIC's, and shared
+//!   memory uses that ([`ShmDevice::register_as`]). The data path translates nothing, and a key
+//!   ends on both, because both are told of the last handle's end ([`BothRegistries`]). Memory that
+//!   cannot be mapped is refused, as by shared memory: every peer must reach a region. So slices
+//!   that a caller lends are staged.
+//! * **The wake source** is the word of shared memory. While this device is armed a thread sleeps
+//!   on the file of the other device and wakes the word ([`wake_forwarder`]).
+//! * **Severing a peer of this host** unmaps local regions from all peers of this host, as on
+//!   shared memory. Peers of other hosts keep them over sockets. A NIC would go on with the
+//!   replaced pages, so over RDMA the regions are withdrawn from peers of other hosts as well
 //!   ([`VerbsDevice::withdraw`]).
-//! * **Polling** looks at both, in turn first at the one and first at the other, so that neither
-//!   keeps the other's events out of a vector that is always full.
+//! * **Polling** polls both devices and alternates the order, so that neither keeps the other's
+//!   events out of a full vector.
 
 mod bridge;
 
@@ -43,10 +42,10 @@ use crate::signals::{Signal, Signals};
 use crate::tcp::{self, TcpDevice};
 use crate::verbs::{self, Cache, VerbsDevice, Wish};
 
-/// What joins two ranks.
+/// The device that connects two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Route {
-    /// Memory that both map: they are on one host.
+    /// Shared memory: both ranks are on one host.
     Shm,
     /// Sockets or RDMA.
     Across,
@@ -56,12 +55,12 @@ pub enum Route {
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Not one route for each rank.
+    /// The number of entries is not the number of ranks.
     #[error("{routes} routes for a world of {world_size} ranks; name one for each")]
     Routes {
-        /// How many were given.
+        /// The number of entries.
         routes: usize,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
     /// No shared memory.
@@ -78,7 +77,7 @@ pub enum OpenError {
     WakeSource(#[source] io::Error),
 }
 
-/// What joins this rank to peers of other hosts.
+/// The device for peers of other hosts.
 enum Across {
     Tcp(Box<TcpDevice>),
     Verbs(Box<VerbsDevice>),
@@ -99,7 +98,7 @@ impl Across {
         }
     }
 
-    /// The file that `arm` returns, always the same one.
+    /// The descriptor that `arm` returns, always the same.
     fn wake_file(&self) -> &OwnedFd {
         match self {
             Self::Tcp(tcp) => tcp.wake_file(),
@@ -117,22 +116,22 @@ impl Across {
 
 /// One rank's end of both fabrics. See the module.
 pub struct HybridDevice {
-    // Before the devices, whose wake sources it joins.
+    // Dropped before the devices, whose wake sources it connects.
     bridge: Bridge,
     shm: ShmDevice,
     across: Across,
-    /// By rank; this rank's own says nothing.
+    /// By rank; the entry of this rank has no meaning.
     routes: Vec<Route>,
     info: DeviceInfo,
-    /// What both know already, over RDMA.
+    /// Regions that both devices know, over RDMA.
     cache: Cache,
-    /// Which of the two the next poll looks at first.
+    /// The device that the next poll polls first.
     next: Route,
 }
 
 impl HybridDevice {
-    /// A device that reaches each rank by the route at its number, sockets across; the peers'
-    /// devices must agree.
+    /// A device that uses shared memory or sockets to each rank as `peer_fabrics` says, which must
+    /// be the same on all ranks.
     ///
     /// # Errors
     ///
@@ -145,7 +144,7 @@ impl HybridDevice {
         })
     }
 
-    /// As [`HybridDevice::new`], with RDMA across, over what `wish` names.
+    /// As [`HybridDevice::new`], with RDMA in place of sockets, on the ports that `options` select.
     ///
     /// # Errors
     ///
@@ -177,8 +176,8 @@ impl HybridDevice {
         }
         let bridge = Bridge::new(rank, across.wake_file(), Arc::clone(&shm.info().waker))
             .map_err(OpenError::WakeSource)?;
-        // What a device says holds for all its peers. RDMA's devices may take less than neighbours
-        // could.
+        // The limits of a device hold for all its peers; RDMA devices may carry less than shared
+        // memory.
         shm.limit_transfers(across.device().info().transfer_bytes_max);
         let (here, there) = (shm.info(), across.device().info());
         let reach =
@@ -188,7 +187,7 @@ impl HybridDevice {
             });
         let info = DeviceInfo {
             rank,
-            // A peer takes the one of the route that joins it.
+            // A peer uses the part of its fabric.
             address: Address(format!("{} {}", here.address, there.address)),
             reach: reach.collect(),
             waker: Arc::clone(&here.waker),
@@ -200,8 +199,7 @@ impl HybridDevice {
         Ok(Self { bridge, shm, across, routes, info, cache: Cache::default(), next: Route::Shm })
     }
 
-    /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such
-    /// rank.
+    /// The device that connects `peer`; the network device, which refuses an invalid rank.
     fn to(&self, peer: Rank) -> &dyn Device {
         match self.routes.get(peer as usize) {
             Some(Route::Shm) => &self.shm,
@@ -226,7 +224,7 @@ unsafe impl Device for HybridDevice {
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         match &mut self.across {
-            // The way across would read it as the host's.
+            // The network device would read it as host memory.
             Across::Tcp(_) if memory.space() != Space::Host => {
                 Err(RegisterError::Space { fabric: self.info.fabric, space: memory.space() })
             }
@@ -311,8 +309,8 @@ unsafe impl Device for HybridDevice {
 
     fn arm(&mut self) -> Option<Armed> {
         let across = self.across.device_mut().arm()?;
-        // Before the word is armed: what the bridge wakes from now on keeps the word from being
-        // armed, or wakes it.
+        // Before the word is armed: a wake by the forwarder from now on prevents the arming, or
+        // wakes.
         self.bridge.arm(self.across.wake_file()).ok()?;
         let here = self.shm.arm()?;
         Some(Armed { wake_source: here.wake_source, until: here.until.into_iter().chain(across.until).min() })
@@ -333,7 +331,7 @@ unsafe impl Device for HybridDevice {
     }
 }
 
-/// Tells both devices that a region is gone.
+/// Tells both devices that a region is released.
 struct Both {
     shm: Arc<dyn Registry>,
     across: Arc<dyn Registry>,

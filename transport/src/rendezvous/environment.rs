@@ -1,10 +1,10 @@
-//! Reads who this process is from arguments and from the variables that launchers set.
+//! Reads the world of this process from arguments and from the variables that launchers set.
 //!
-//! [`parse`] is a pure function of the explicit values, a map of variables and a few facts about
-//! the process. Rank and world size come together from the first of: arguments, `PLEACH_*`,
-//! torchrun, Open MPI, Hydra, srun. Where to meet, the secret, the host's name and the interface
-//! come from arguments or `PLEACH_*` whoever said the rank, and only where those are silent from
-//! the launcher. `PLEACH_JOIN_TIMEOUT` says how many seconds ranks wait for each other.
+//! [`parse`] is a pure function of the explicit values, a map of variables and facts about the
+//! process. Rank and world size come together from the first of: arguments, `PLEACH_*`, torchrun,
+//! Open MPI, Hydra, srun. Rendezvous, secret, host name and interface come from arguments or
+//! `PLEACH_*` whatever the source of the rank, and only without those from the launcher.
+//! `PLEACH_JOIN_TIMEOUT` is the number of seconds that ranks wait for each other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,19 +18,19 @@ use crate::auth::{Secret, SecretError};
 /// Largest world.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
-/// First of the ports among which the one of an srun step is chosen.
+/// The first of the ports for srun steps.
 const SRUN_PORT_FIRST: u64 = 20_000;
 
-/// How many those are.
+/// The number of these ports.
 const SRUN_PORTS: u64 = 10_000;
 
-/// Longest that ranks may be told to wait for each other: a day, in seconds.
+/// Largest `PLEACH_JOIN_TIMEOUT`: a day, in seconds.
 const JOIN_TIMEOUT_MAX_S: u32 = 86_400;
 
-/// How many ancestors are looked at to find the launcher.
+/// How many ancestors are searched for the launcher.
 const ANCESTORS_MAX: usize = 16;
 
-/// Values that were given by hand.
+/// Values that were given explicitly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Explicit {
     /// `--rank`.
@@ -41,20 +41,20 @@ pub struct Explicit {
     pub rendezvous: Option<Rendezvous>,
 }
 
-/// Facts about this process besides its variables.
+/// Facts about this process apart from its variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// Where temporary files go.
+    /// The folder of temporary files.
     pub temporary: PathBuf,
     /// The user's number.
     pub user: u32,
-    /// Hydra's proxy among the ancestors: its number and when it was started. It is the same for
-    /// all local ranks.
+    /// Hydra's proxy among the ancestors: its process id and start time. The same for all local
+    /// ranks.
     pub hydra_proxy: Option<(u32, u64)>,
 }
 
 impl Surroundings {
-    /// Asks the operating system.
+    /// The facts of the current process.
     #[must_use]
     pub fn look() -> Self {
         Self {
@@ -65,16 +65,16 @@ impl Surroundings {
     }
 }
 
-/// Why it is not clear who this process is.
+/// Why the world of this process is unknown.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// A variable that is no number.
+    /// A variable that is not a number.
     #[error("bad value: {variable}='{value}'; set a number from {min} to {max}")]
     Number {
-        /// Which variable or argument.
+        /// The variable or argument.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
         /// Least value.
         min: u32,
@@ -96,28 +96,28 @@ pub enum WorldError {
         variable: &'static str,
         /// Its value.
         rank: u32,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
-    /// A place to meet that is none.
+    /// A malformed rendezvous address.
     #[error("{source} ({variable})")]
     Rendezvous {
-        /// Which variable.
+        /// The variable.
         variable: &'static str,
-        /// What is wrong.
+        /// The error.
         #[source]
         source: RendezvousError,
     },
-    /// Nobody says where to meet.
+    /// No rendezvous address.
     #[error(
         "no rendezvous: {launcher} gives {world_size} ranks no address to meet; set {variable}=tcp://HOST:PORT or file:///DIR for all of them"
     )]
     NoRendezvous {
-        /// Who said the rank.
+        /// The source of the rank.
         launcher: Launcher,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
-        /// What to set.
+        /// The variable to set.
         variable: &'static str,
     },
     /// The secret file is not usable.
@@ -128,9 +128,9 @@ pub enum WorldError {
 /// A world whose secret file has not been read yet.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// All but the secret.
+    /// The world without its secret.
     pub world: World,
-    /// Where the secret is.
+    /// The secret file.
     pub secret_file: Option<PathBuf>,
 }
 
@@ -145,7 +145,7 @@ impl Found {
 /// Variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// Who this process is; `None` where nobody says so.
+/// The world of this process; `None` without any source.
 ///
 /// # Errors
 ///
@@ -191,13 +191,13 @@ struct Identity {
     local_rank: Option<u32>,
 }
 
-/// Names of the variables in which a launcher says who a rank is.
+/// The variables of a launcher.
 struct Names {
     launcher: Launcher,
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
-    /// Without this the others are leftovers or accidents.
+    /// The launcher's other variables are ignored without this one.
     mark: Option<&'static str>,
 }
 
@@ -231,8 +231,8 @@ const LAUNCHERS: [Names; 5] = [
         mark: None,
     },
     Names {
-        // A batch script has SLURM_PROCID=0 without being a rank; only a step has a node list of
-        // its own.
+        // A batch script has SLURM_PROCID=0 without being a rank; only a step has its own node
+        // list.
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
@@ -273,7 +273,7 @@ fn identity(explicit: &Explicit, reader: &Reader<'_>) -> Result<Option<(Launcher
             }
             _ => continue,
         }
-        // Both were seen to be there.
+        // Both were seen to be set.
         let world_size = reader.number(names.world_size, 1, WORLD_SIZE_MAX)?.unwrap_or(1);
         let rank = reader.number(names.rank, 0, WORLD_SIZE_MAX - 1)?.unwrap_or(0);
         inside(names.rank, rank, world_size)?;
@@ -290,7 +290,7 @@ fn inside(variable: &'static str, rank: u32, world_size: u32) -> Result<(), Worl
     if rank < world_size { Ok(()) } else { Err(WorldError::RankOutside { variable, rank, world_size }) }
 }
 
-/// Where ranks meet that were told no place by hand.
+/// The rendezvous address of ranks without an explicit one.
 fn launcher_rendezvous(
     launcher: Launcher,
     world_size: u32,
@@ -313,8 +313,8 @@ fn launcher_rendezvous(
             return tcp(host, u64::from(port) + 1, "MASTER_ADDR");
         }
         Launcher::OpenMpi if all_local("OMPI_COMM_WORLD_LOCAL_SIZE")? => {
-            // The first is the job's number, the others hold random parts: together nothing else
-            // has them.
+            // The first is the job's number, the others have random parts: together they are
+            // unique.
             let parts = [
                 "PMIX_NAMESPACE",
                 "OMPI_MCA_orte_precondition_transports",
@@ -387,7 +387,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A variable that is set to something.
+    /// The value of a variable that is not empty.
     fn text(&self, name: &str) -> Option<&'a str> {
         self.variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
@@ -401,15 +401,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Hydra's proxy on this host: the ancestor of this name. Ranks may be started by scripts, so the
-/// parent is not enough.
+/// Hydra's proxy on this host: the ancestor of this name. Scripts may start ranks, so the parent is
+/// not enough.
 fn hydra_proxy() -> Option<(u32, u64)> {
     let mut process = std::process::id();
     for _ in 0..ANCESTORS_MAX {
         let status =
             std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
-        // `pid (name) state parent ... start`: the name may hold anything, so the fields count from
-        // its last bracket.
+        // `pid (name) state parent ... start`: the name may contain anything, so the fields count
+        // from its last bracket.
         let (head, fields) = status.rsplit_once(") ")?;
         let fields: Vec<_> = fields.split(' ').collect();
         if head.split_once('(').is_some_and(|(_, name)| name.starts_with("hydra_pmi_proxy")) {

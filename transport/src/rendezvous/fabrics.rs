@@ -1,4 +1,4 @@
-//! Which fabric ranks take, and who makes its devices.
+//! The fabrics, and the factory of their devices.
 
 pub use pleach_vocabulary::{Fabric, FabricChoice, UnknownFabric};
 
@@ -12,18 +12,19 @@ use crate::verbs::{self, VerbsDevice, Wish};
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[error("{source}")]
 pub struct FabricError {
-    /// As the fabric says it.
+    /// The fabric's error.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 /// Makes devices.
 pub trait Fabrics {
-    /// A device of this kind; `routes` says what joins it to each rank where the kind has a choice.
+    /// A device of this fabric; `peer_fabrics` says which device connects each rank, if the fabric
+    /// has a choice.
     ///
     /// # Errors
     ///
-    /// Where this machine, or this configuration, has none.
+    /// When this machine, or this configuration, has none.
     fn make(
         &mut self,
         fabric: Fabric,
@@ -32,7 +33,7 @@ pub trait Fabrics {
     ) -> Result<Box<dyn Device>, FabricError>;
 }
 
-/// Makes the devices that really move bytes.
+/// Makes the devices of this machine.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Machine;
 

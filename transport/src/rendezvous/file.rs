@@ -1,14 +1,13 @@
 //! A store in a folder that all ranks can write.
 //!
-//! Rank 0 makes a folder for this one job inside the given one, and puts its name into the file
-//! `current` by renaming; a key is a file there. **Invariant:** the job that `current` names is
-//! alive exactly as long as rank 0 holds a lock (`flock`) on that job's file `alive`, which the
-//! kernel releases when rank 0's process ends, so what an earlier job left behind is recognised,
-//! never used, and removed by the next rank 0.
+//! Rank 0 makes a folder for this job inside the given one, and writes its name to the file
+//! `current` by renaming; a key is a file there. **Invariant:** the job in `current` is alive
+//! exactly as long as rank 0 holds a lock (`flock`) on that job's file `alive`, which the kernel
+//! releases when rank 0's process ends. So files of an earlier job are recognised, never used, and
+//! removed by the next rank 0.
 //!
-//! The folder, and all that is in it, must belong to this user, and nobody else may write it; a
-//! job's own folder is closed to others altogether, as what its ranks tell each other there lets in
-//! whoever knows it ([`folder`]).
+//! The folder and its contents must belong to this user, and other users must not be able to write
+//! it. Other users cannot read a job's own folder, because its contents admit ranks ([`folder`]).
 
 mod folder;
 
@@ -26,31 +25,31 @@ use crate::auth::challenge;
 use crate::clock::now;
 use crate::{Nanos, Rank};
 
-/// Names the folder of the job that is meeting now.
+/// The name of the current job's folder.
 const CURRENT: &str = "current";
 
 /// Locked by a rank 0 as long as it uses the folder.
 const OWNER: &str = "owner";
 
-/// Locked by a job's rank 0 as long as the job's table is to be used.
+/// Locked by a job's rank 0 as long as the job's table may be used.
 const ALIVE: &str = "alive";
 
-/// Locked, together with others, by every rank but 0 while it uses the job's table.
+/// Locked, shared, by every rank but 0 while it uses the job's table.
 const PRESENT: &str = "present";
 
-/// Beginning of the names of jobs' folders.
+/// Prefix of the names of jobs' folders.
 const JOB: &str = "job-";
 
-/// Random bytes in the names of jobs' folders, written as digits.
+/// Random bytes in the names of jobs' folders, in hexadecimal.
 const UNIQUE_BYTES: usize = 12;
 
-/// What a rank that ends the meeting leaves there.
+/// The reason of a failure.
 const FAILED: &str = "failed";
 
-/// How long rank 0 waits for the rank 0 of the job before to let go of the folder.
+/// How long rank 0 waits for the rank 0 of the previous job to release the folder.
 const OWNER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long rank 0 keeps the table of a meeting that failed, so that the others read why.
+/// How long rank 0 keeps the table of a failed rendezvous, so that the others read the reason.
 const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A table in a shared folder.
@@ -60,13 +59,13 @@ pub struct FileStore {
     job: Folder,
     job_name: String,
     owner: Option<Owner>,
-    /// Of the last call.
+    /// The deadline of the last call.
     deadline: Nanos,
-    /// Holds the lock of a rank that is not 0.
+    /// The lock of a rank that is not 0.
     _present: Option<File>,
 }
 
-/// What rank 0 holds.
+/// The locks of rank 0.
 #[derive(Debug)]
 struct Owner {
     alive: File,
@@ -75,9 +74,9 @@ struct Owner {
 }
 
 impl FileStore {
-    /// Opens the table in `folder`: rank 0 makes it, the others wait for that until the deadline.
-    /// The folder is made if it does not exist; `private` says that it belongs to this job and user
-    /// alone, and goes away with the job.
+    /// Opens the table in `folder`: rank 0 makes it, the others wait for it until the deadline. The
+    /// folder is made if it does not exist. A `private` folder belongs to this job and user, and is
+    /// removed with the job.
     ///
     /// # Errors
     ///
@@ -120,7 +119,8 @@ impl FileStore {
         let holder = format!("process {} on {}", std::process::id(), super::record::host_name());
         owner.set_len(0).and_then(|()| owner.write_all(holder.as_bytes())).map_err(failed)?;
         folder.remove(CURRENT);
-        // Of jobs that ended without closing. What cannot be removed is still not used.
+        // Folders of jobs that ended without closing. A folder that cannot be removed is still not
+        // used.
         folder.names().iter().filter(|name| is_job(name)).for_each(|name| folder.remove_folder(name));
         let job_name = format!("{JOB}{}", unique());
         let job = folder.inner(Path::new(&job_name), Others::Nothing)?;
@@ -151,22 +151,22 @@ impl FileStore {
                 let folder = folder.path().to_owned();
                 return Err(OpenError::NoRankZero { folder, waited: attempts.waited() });
             }
-            // Rank 0 may have closed an earlier job of these ranks, and removed its folder; the
-            // next job is in a new one.
+            // Rank 0 may have closed an earlier job of these ranks and removed its folder; the next
+            // job is in a new one.
             if let Ok(reached) = reach() {
                 folder = reached;
             }
         }
     }
 
-    /// A file of the job's folder with these bytes, under a name that nobody looks at.
+    /// A file of the job's folder with these bytes, under a temporary name.
     fn draft(&self, value: &[u8]) -> io::Result<String> {
         let name = format!("draft.{}", unique());
         self.job.create(&name)?.write_all(value)?;
         Ok(name)
     }
 
-    /// Gives `key` this value if it has none.
+    /// Sets `key` if it is not set.
     fn put(&self, key: &str, value: &[u8]) -> Result<Claim, StoreError> {
         let name = file_name(key);
         let failed = |source| self.failed(&name, source);
@@ -245,7 +245,7 @@ impl Store for FileStore {
 
     fn fail(&mut self, reason: &str, deadline: Nanos) {
         self.deadline = deadline;
-        // The first one counts; if rank 0 is gone, the others find out themselves.
+        // The first reason counts; if rank 0 is gone, the others find out themselves.
         if let Ok(draft) = self.draft(cut(reason).as_bytes()) {
             let _ = self.job.link(&draft, FAILED);
             self.job.remove(&draft);
@@ -272,16 +272,16 @@ impl Drop for FileStore {
         self.folder.remove_folder(&self.job_name);
         if owner.remove_folder {
             self.folder.remove(OWNER);
-            // Not empty when a rank of the next job has written there; it stays then.
+            // Not empty when a rank of the next job has written there; then it stays.
             self.folder.remove_itself();
         }
-        // By hand, since a child that was forked meanwhile keeps the files open.
+        // Explicitly, because a child that was forked meanwhile keeps the files open.
         let _ = flock(&owner.alive, FlockOperation::Unlock);
         let _ = flock(&owner.owner, FlockOperation::Unlock);
     }
 }
 
-/// The folder of the job that `current` names, if its rank 0 is alive.
+/// The folder of the current job, if its rank 0 is alive.
 fn living_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
     let name = match folder.read(CURRENT) {
         Ok(name) => String::from_utf8_lossy(&name).into_owned(),
@@ -299,14 +299,14 @@ fn living_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
     }
 }
 
-/// Whether somebody holds the lock of a file.
+/// Whether a process holds the lock of a file.
 fn is_locked(folder: &Folder, name: &str) -> bool {
     let Ok(file) = folder.open_to_read(name) else { return false };
-    // Nobody else waits for this lock, so trying disturbs nobody; closing the file gives it back.
+    // No process waits for this lock, so trying it disturbs nothing; closing the file releases it.
     flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-/// Whether a folder of this name was made by a rank 0; others' folders may begin likewise.
+/// Whether a rank 0 made the folder of this name; other folders may have the same prefix.
 fn is_job(name: &str) -> bool {
     name.strip_prefix(JOB).is_some_and(|digits| {
         digits.len() == 2 * UNIQUE_BYTES && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -333,7 +333,7 @@ mod tests {
     use super::*;
     use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
 
-    /// A folder that goes away with the test.
+    /// A folder that is removed after the test.
     struct TestFolder(PathBuf);
 
     impl TestFolder {

@@ -1,12 +1,12 @@
-//! Between a device that is only being tried and the responder of the group: what peers say is kept
-//! until all ranks have agreed on the device, and forgotten if they take another one.
+//! A responder for devices that are being tried: it stores messages and losses until all ranks have
+//! agreed on the device, and drops them if the ranks take another one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::Rank;
 use crate::device::{LossCause, Responder};
 
-/// Most messages that are kept; a peer sends none before the agreement, and few at once after it.
+/// Stored calls at most; a peer sends none before the agreement, and few at once after it.
 const KEPT_MAX: usize = 4096;
 
 enum Kept {
@@ -19,7 +19,7 @@ enum State {
     Open(Arc<dyn Responder>),
 }
 
-/// A responder that keeps everything until it is opened.
+/// A responder that stores all calls until it is opened.
 pub(super) struct Gate(Mutex<State>);
 
 impl Default for Gate {
@@ -29,10 +29,10 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// Hands over what was kept, in order, and everything from now on. Gives the replies that are
-    /// to be posted.
+    /// Passes the stored calls, in order, and all later ones to `responder`. Returns the answers to
+    /// post.
     pub(super) fn open(&self, responder: &Arc<dyn Responder>) -> Vec<(Rank, Vec<u8>)> {
-        // Held meanwhile, so that nothing newer overtakes.
+        // Locked meanwhile, so that no later call overtakes.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = std::mem::replace(&mut *state, State::Open(Arc::clone(responder)));
         let State::Keeping(kept) = kept else { return Vec::new() };
@@ -48,7 +48,7 @@ impl Gate {
         replies
     }
 
-    /// The responder, or `kept` kept.
+    /// The responder, if open; otherwise stores the call.
     fn pass(&self, kept: impl FnOnce() -> Kept) -> Option<Arc<dyn Responder>> {
         match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Open(responder) => return Some(Arc::clone(responder)),

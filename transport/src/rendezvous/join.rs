@@ -1,12 +1,11 @@
-//! The meeting: ranks claim their numbers, compare what must be equal, agree on a fabric and
-//! connect.
+//! Joining: ranks claim their numbers, compare settings, agree on a fabric and connect.
 //!
-//! Everything is said through the store, in rounds: each rank writes its line, then reads
-//! everybody's. **Invariants:** all ranks take the same fabric and agree on who is on which host,
-//! because each decides from the same lines; and no rank returns before every rank is connected to
-//! all others, so what a caller sends at once reaches a peer that is ready for it. Devices always
-//! have a secret: the user's, or one that rank 0 makes and tells over the store, which lets in only
-//! who may join.
+//! The protocol runs through the store, in rounds: each rank writes its line, then reads the lines
+//! of all. **Invariants:** all ranks take the same fabric and agree on the ranks of each host,
+//! because each decides from the same lines. No rank returns before every rank is connected to all
+//! others, so the first message of a caller reaches a peer that is ready for it. Devices always
+//! have a secret: the user's, or one that rank 0 makes and puts into the store, which admits only
+//! ranks that may join.
 
 mod meeting;
 mod reach_error;
@@ -26,49 +25,48 @@ use crate::device::{Device, DeviceConfig, Event, Responder};
 use crate::hybrid::Route;
 use meeting::{Connected, Meeting, Met};
 
-/// How long ranks wait for each other, unless told otherwise.
+/// Default of [`JoinOptions::timeout`].
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How to join.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
-    /// Which kind of device to take.
+    /// The fabric to use.
     pub fabric: FabricChoice,
     /// Settings that must be equal on all ranks, by name; their values are compared as text.
     pub knobs: Vec<(String, String)>,
-    /// Signal slots to keep for each peer.
+    /// Signal slots for each peer.
     pub signal_slots: usize,
     /// How long ranks wait for each other.
     pub timeout: Duration,
 }
 
-/// A rank that has joined: connected to all its peers.
+/// A rank that has joined: it is connected to all its peers.
 pub struct Joined {
     /// This rank.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: u32,
-    /// This rank's number on its host, where known.
+    /// This rank's number on its host, if known.
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
     /// Whether these are more than the processors that they may run on: of those that have no
     /// others than this rank has.
     pub is_crowded: bool,
-    /// Which fabric was agreed on.
+    /// The fabric that the ranks agreed on.
     pub fabric: Fabric,
-    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory,
-    /// where the fabric does.
+    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, if
+    /// the fabric does.
     pub hosts: Vec<u32>,
-    /// Connected to all peers.
+    /// The device, connected to all peers.
     pub device: Box<dyn Device>,
-    /// Events that came after `Connected`, for who polls from now on.
+    /// Events that came after `Connected`, for the caller's first poll.
     pub events: Vec<Event>,
     /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job
     /// ends: it tells processes that come too often that all ranks are there.
     pub store: Option<Box<dyn Store>>,
-    /// When [`JoinOptions::timeout`] has passed: for what ranks go on to tell each other in the
-    /// store.
+    /// The end of [`JoinOptions::timeout`]: for later rounds of the ranks in the store.
     pub deadline: Nanos,
 }
 
@@ -78,7 +76,7 @@ impl fmt::Debug for Joined {
     }
 }
 
-/// Meets all ranks of `world` and connects to them, over the fabrics of this machine.
+/// Joins all ranks of `world`, over the fabrics of this machine.
 ///
 /// # Errors
 ///
@@ -91,7 +89,7 @@ pub fn join(
     join_over(world, options, responder, &mut super::Machine)
 }
 
-/// As [`join`], over devices made by `fabrics`.
+/// As [`join`], over devices made by `factory`.
 ///
 /// # Errors
 ///
@@ -111,7 +109,7 @@ pub fn join_over(
     meet(Meeting::new(world, options, began, store, responder, fabrics))
 }
 
-/// As [`join`], but meeting at this store, which nobody but the ranks of `world` uses.
+/// As [`join`], with this store, which only the ranks of `world` use.
 ///
 /// # Errors
 ///
@@ -150,7 +148,7 @@ fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
     })
 }
 
-/// A world of one: any device will do.
+/// A world of one: any device suffices.
 fn alone(
     world: &World,
     options: &JoinOptions,

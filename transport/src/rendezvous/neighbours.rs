@@ -1,13 +1,13 @@
-//! Who is on this host: whom this rank can hand memory to.
+//! The ranks of this host: those that can share memory with this rank.
 //!
 //! Two ranks are neighbours when a memfd that each passes to the other over an abstract Unix socket
-//! arrives there and maps, and their `PLEACH_HOST` agrees. Names of hosts and machines are not
-//! asked: containers share or hide them as they like, and shared memory needs what is tried here.
+//! arrives and can be mapped, and their `PLEACH_HOST` agrees. Names of hosts and machines do not
+//! count: containers share or hide them, and shared memory needs exactly what the probe tests.
 //!
-//! Of two ranks the higher one knocks at the other's [`Door`], which a thread answers until all
-//! ranks have told what they found. **Invariant:** a door is there before its address is told, so
-//! one that is not found is on another host, and nobody waits to learn that. All ranks make the
-//! same [`Hosts`] of the same answers.
+//! The rank with the higher number probes the other's [`ProbeListener`], which a thread serves
+//! until all ranks have written their results. **Invariant:** a listener exists before its address
+//! is published, so a listener that is not found is on another host, and no rank waits to learn
+//! that. All ranks compute the same [`Hosts`] from the same results.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -27,23 +27,23 @@ use crate::hybrid::Route;
 use crate::memory::{SharedMemory, shows};
 use crate::{Nanos, Rank};
 
-/// How long one who has knocked may take to say the next word, and who was knocked at to answer.
+/// Time limit of an answer, for both ends of a probe.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How two ranks stand to each other, as the higher one found out.
+/// The result of a probe between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Distance {
-    /// Memory passes both ways.
+    /// Memory can be passed in both directions.
     Neighbours,
     /// Their `PLEACH_HOST` differs.
     Named,
-    /// The socket of the other is not here.
+    /// The other's socket is not on this host.
     NotFound,
-    /// It belongs to another user.
+    /// The socket belongs to another user.
     OtherUser,
     /// No answer came, or one without a descriptor.
     NoDescriptor,
-    /// What came does not map.
+    /// The descriptor cannot be mapped.
     NotMapped,
 }
 
@@ -65,8 +65,7 @@ impl Distance {
         LETTERS.iter().find(|(_, other)| *other == letter).map(|(distance, _)| *distance)
     }
 
-    /// Why they are no neighbours, for people. `same_machine` makes the words clearer and decides
-    /// nothing.
+    /// The reason in words. `same_machine` only makes the words more precise.
     #[must_use]
     pub fn reason(self, same_machine: bool) -> &'static str {
         match self {
@@ -81,7 +80,7 @@ impl Distance {
     }
 }
 
-/// Where others knock to find out whether memory can be shared.
+/// A listener for probes of other ranks.
 #[derive(Debug)]
 pub struct Door {
     address: Address,
@@ -90,11 +89,11 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door that is answered until it is dropped.
+    /// A listener that is served until it is dropped.
     ///
     /// # Errors
     ///
-    /// What the kernel says: too many files or threads.
+    /// The kernel's error: too many files or threads.
     pub fn open() -> io::Result<Self> {
         let (listener, address) = packet::bind_anywhere()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
@@ -126,7 +125,7 @@ impl Drop for Door {
 fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
     loop {
         let mut files = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // Interrupted or not: look at both.
+        // Interrupted or not: check both.
         let _ = poll(&mut files, None);
         if files[1].revents().contains(PollFlags::IN) {
             return;
@@ -134,21 +133,19 @@ fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
         if let Ok(stream) = packet::accept(listener)
             && packet::is_same_user(&stream)
         {
-            // Who says nothing more is found out by itself, and by nobody else.
+            // A peer that sends nothing more only harms its own probe.
             let _ = answer(stream, stop);
         }
     }
 }
 
-/// Takes a descriptor, and gives one back if it maps. Ends when it is to stop, whatever who knocked
-/// still has to say.
+/// Receives a descriptor, and sends one back if it can be mapped. Ends when `stop` is readable.
 fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), Distance> {
     take(&stream, now() + ANSWER_LIMIT, Some(stop))?;
     give(&stream)
 }
 
-/// Finds out whether whose door this is, is a neighbour. Waits for an answer until `deadline`, and
-/// 10 s at most.
+/// Probes another rank's listener. Waits for an answer until `deadline`, and at most 10 s.
 #[must_use]
 pub fn knock(door: &str, deadline: Nanos) -> Distance {
     let until = deadline.min(now() + ANSWER_LIMIT);
@@ -164,7 +161,7 @@ pub fn knock(door: &str, deadline: Nanos) -> Distance {
     outcome().err().unwrap_or(Distance::Neighbours)
 }
 
-/// Passes a descriptor, and what it shows when it is mapped.
+/// Sends a descriptor, and the contents of its memory.
 fn give(stream: &OwnedFd) -> Result<(), Distance> {
     let token = challenge();
     let memory = SharedMemory::new(TAG_BYTES).map_err(|_| Distance::NoDescriptor)?;
@@ -174,9 +171,9 @@ fn give(stream: &OwnedFd) -> Result<(), Distance> {
     packet::send(stream, &token, &[memory.file()]).map_err(|_| Distance::NoDescriptor)
 }
 
-/// Takes a descriptor and looks whether it maps. Waits until then, or until `stop` can be read.
+/// Receives a descriptor and maps it. Waits until `until`, or until `stop` is readable.
 fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Distance> {
-    // One more than there should be, so that a longer word is seen.
+    // One byte more than expected, so that a longer message is detected.
     let mut token = [0; TAG_BYTES + 1];
     loop {
         match packet::receive(stream, &mut token) {
@@ -195,7 +192,7 @@ fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Di
                     .flatten()
                     .map(|file| PollFd::new(file, PollFlags::IN))
                     .collect();
-                // Interrupted or not: look again.
+                // Interrupted or not: try again.
                 let _ = poll(&mut files, Some(&limit));
                 let is_over = files.get(1).is_some_and(|stop| !stop.revents().is_empty());
                 if left.is_zero() || is_over {
@@ -212,20 +209,20 @@ fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Di
 pub(super) struct Hosts {
     /// By rank: the number of its host, counted from 0 in the order of their first ranks.
     pub(super) of: Vec<u32>,
-    /// A pair that is not on one host, and how it stands.
+    /// A pair that is not on one host, with its probe's result.
     pub(super) apart: Option<(Rank, Rank, Distance)>,
     /// A pair on one host whose users differ.
     pub(super) other_users: Option<(Rank, Rank)>,
 }
 
 impl Hosts {
-    /// From what each rank found out about those below it.
+    /// From each rank's probes of the ranks below it.
     pub(super) fn new(found: &[Vec<Distance>]) -> Self {
         let are_neighbours = |low: usize, high: usize| found[high].get(low) == Some(&Distance::Neighbours);
         let mut members: Vec<Vec<usize>> = Vec::new();
         let mut of = Vec::with_capacity(found.len());
         for rank in 0..found.len() {
-            // Neighbours of all: a rank that two hosts could claim belongs to the first.
+            // Neighbours of all: a rank that fits two hosts belongs to the first.
             let host = members.iter().position(|ranks| ranks.iter().all(|&low| are_neighbours(low, rank)));
             let host = host.unwrap_or_else(|| {
                 members.push(Vec::new());
@@ -245,17 +242,17 @@ impl Hosts {
         Self { of, apart, other_users }
     }
 
-    /// A host for each rank, as if nobody were near.
+    /// A host for each rank.
     pub(super) fn apart(world_size: u32) -> Self {
         Self { of: (0..world_size).collect(), apart: None, other_users: None }
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     pub(super) fn count(&self) -> u32 {
         self.of.iter().max().map_or(0, |last| last + 1)
     }
 
-    /// The fabric that uses what there is.
+    /// The best fabric.
     pub(super) fn fabric(&self) -> Fabric {
         match self.count() as usize {
             1 => Fabric::Shm,
@@ -264,7 +261,7 @@ impl Hosts {
         }
     }
 
-    /// What joins a rank to each other.
+    /// The device that connects each rank.
     pub(super) fn routes(&self, rank: Rank) -> Vec<Route> {
         let here = self.of[rank as usize];
         self.of.iter().map(|&host| if host == here { Route::Shm } else { Route::Across }).collect()
@@ -307,7 +304,7 @@ mod tests {
         let (listener, address) = packet::bind_anywhere().expect("the system gives a socket");
         assert_eq!(knock(&address.0, now() + Duration::from_millis(20)), Distance::NoDescriptor);
         let mute = thread::spawn(move || {
-            // The one before is still in the queue.
+            // The probe before is still in the queue.
             let _ = packet::accept(&listener);
             WakeSource::File(Arc::new(listener.try_clone().expect("a descriptor"))).wait(ANSWER_LIMIT);
             let stream = packet::accept(&listener).expect("somebody knocks");
@@ -323,8 +320,8 @@ mod tests {
         let door = Door::open().expect("the system gives a socket");
         let name = packet::parse_text(door.address()).expect("an address");
         let silent = packet::dial(name).expect("it is answered");
-        // Most likely the thread waits for its word by then; where it does not, the door closes all
-        // the sooner.
+        // Probably the thread waits for its message by then; otherwise the listener closes even
+        // sooner.
         let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
         let closing = now();
         drop(door);
@@ -361,7 +358,7 @@ mod tests {
         let two = found([&[], &[NotFound], &[Neighbours, NotFound], &[NotFound, Neighbours, NotFound]]);
         assert_eq!((two.of.as_slice(), two.fabric()), (&[0, 1, 0, 1][..], Fabric::Hybrid));
         assert_eq!(two.routes(1), [Route::Across, Route::Shm, Route::Across, Route::Shm]);
-        // 2 is a neighbour of 1 but not of 0, so it cannot join the two.
+        // 2 is a neighbour of 1 but not of 0, so it cannot be on the host of both.
         let chain = found([&[], &[Neighbours], &[NotFound, Neighbours], &[NotFound, NotFound, Neighbours]]);
         assert_eq!(chain.of, [0, 0, 1, 1]);
         assert_eq!(chain.apart, Some((0, 2, NotFound)));

@@ -1,6 +1,6 @@
-//! A part of another store, for ranks of it that meet once more among themselves.
+//! A store of the keys with a prefix, for ranks of a job that join a further group.
 //!
-//! **Invariant:** what happens in a part, its failure included, is seen in that part alone.
+//! **Invariant:** keys and failures of a prefix are visible under that prefix alone.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -9,22 +9,22 @@ use super::{Claim, Store, StoreError, StorePath, cut};
 use crate::Nanos;
 use crate::clock::now;
 
-/// Key of the reason why the part's meeting has ended.
+/// Key of the reason of a failure.
 const FAILED: &str = "failed";
 
-/// How long the whole store is waited in before it is looked whether the part's meeting has ended.
+/// Interval of the checks for a failure during a wait.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// The keys of a store that begin with a name: a store of its own, as long as the whole one is
-/// there.
+/// The keys of a store that begin with a prefix; a store of its own, as long as the whole store
+/// exists.
 pub struct PartOfStore {
     whole: Arc<Mutex<Box<dyn Store>>>,
     name: String,
 }
 
 impl PartOfStore {
-    /// The part of this name (lower-case letters, digits and `-`), which no other part of the store
-    /// has.
+    /// The store of this prefix (lower-case letters, digits and `-`), which no other user of the
+    /// store has.
     #[must_use]
     pub fn new(whole: Arc<Mutex<Box<dyn Store>>>, name: &str) -> Self {
         Self { whole, name: name.to_owned() }
@@ -38,7 +38,7 @@ impl PartOfStore {
         self.whole.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the part's meeting has ended, if it has.
+    /// The reason of the failure, if there is one.
     fn failure(&self, deadline: Nanos) -> Option<String> {
         let reason = self.whole().wait(&[self.key(FAILED)], now(), deadline).ok()?;
         Some(String::from_utf8_lossy(reason.first()?).into_owned())
@@ -81,7 +81,7 @@ impl Store for PartOfStore {
     }
 
     fn seal(&mut self, _deadline: Nanos) {
-        // Only those who are in the whole store's world can come here.
+        // Only ranks of the whole store's world can use it.
     }
 
     fn path(&self) -> Option<StorePath> {

@@ -1,5 +1,4 @@
-//! What a rank says about itself when it comes: lines of text, so that a person can read them in a
-//! file store.
+//! A rank's record in the store: lines of text, so that a person can read them in a file store.
 
 use std::fmt;
 
@@ -7,41 +6,41 @@ use super::StorePath;
 use crate::Rank;
 use crate::processors::Processors;
 
-/// Version of what ranks say to each other at the meeting and on the fabrics.
+/// Version of the join protocol and of the protocols of the fabrics.
 pub(super) const PROTOCOL_VERSION: u32 = 3;
 
 /// Most settings that are compared.
 const KNOBS_MAX: usize = 64;
 
-/// What a rank says about itself.
+/// A rank's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) world_size: u32,
     pub(super) process: u32,
-    /// Name of the host, for people.
+    /// Name of the host, for messages.
     pub(super) host_name: String,
-    /// Differs between machines, equal for all processes of one, whatever their containers. Only
-    /// for messages, and to count who shares processors.
+    /// Identifies the machine, across its containers. Only for messages, and to count ranks that
+    /// share processors.
     pub(super) machine: String,
-    /// Number of the network namespace: processes of one machine with equal ones have one loopback.
+    /// The network namespace: processes of one machine with the same one share loopback.
     pub(super) network: String,
-    /// The ends of its connection to the store, if it needs one.
+    /// The ends of its connection to the store, if it has one.
     pub(super) path: Option<StorePath>,
-    /// Where it may run, when it comes; empty where it does not know.
+    /// The processors that it may use; empty if unknown.
     pub(super) processors: Processors,
     /// `PLEACH_HOST`.
     pub(super) host: Option<String>,
-    /// Where neighbours knock, if it tries to find any.
+    /// The address of its [`ProbeListener`](super::ProbeListener), if it has one.
     pub(super) door: Option<String>,
     /// Settings that must be equal everywhere, by name.
     pub(super) knobs: Vec<(String, String)>,
 }
 
-/// Two ranks that disagree on what must be equal.
+/// Two ranks with different values of a setting that must be equal.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("ranks disagree: {what} is {} at rank {} and {} at rank {}; start all ranks alike", .first.1, .first.0, .second.1, .second.0)]
 pub struct Difference {
-    /// On what.
+    /// The setting.
     pub what: String,
     /// One rank and its value.
     pub first: (Rank, String),
@@ -49,12 +48,12 @@ pub struct Difference {
     pub second: (Rank, String),
 }
 
-/// A record that cannot be read.
+/// A record that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
 impl Record {
-    /// About this process.
+    /// The record of this process.
     pub(super) fn own(
         world_size: u32,
         host: Option<&str>,
@@ -104,7 +103,7 @@ impl Record {
         text.into_bytes()
     }
 
-    /// The record of a rank that speaks this version, or the version it speaks.
+    /// The record of a rank of this version, or the other version.
     pub(super) fn decode(bytes: &[u8]) -> Result<Result<Self, u32>, Unreadable> {
         let text = std::str::from_utf8(bytes).map_err(|_| Unreadable)?;
         let mut lines = text.lines();
@@ -146,7 +145,7 @@ impl Record {
         Ok(Ok(Self { world_size, process, host_name, machine, network, path, processors, host, door, knobs }))
     }
 
-    /// What differs that must not.
+    /// The first setting that differs.
     pub(super) fn compare(&self, own: Rank, other: &Self, theirs: Rank) -> Result<(), Difference> {
         let differs = |what: &str, first: String, second: String| {
             if first == second {
@@ -170,12 +169,12 @@ impl Record {
         found.map_or("not set", |(_, value)| value).to_owned()
     }
 
-    /// Whether both run on the processors of one machine.
+    /// Whether both run on one machine.
     pub(super) fn same_machine(&self, other: &Self) -> bool {
         self.machine == other.machine
     }
 
-    /// What people call the host.
+    /// The host's name for messages.
     pub(super) fn host_shown(&self) -> &str {
         self.host.as_deref().unwrap_or(&self.host_name)
     }
@@ -187,18 +186,18 @@ impl fmt::Display for Record {
     }
 }
 
-/// The host's name, for people.
+/// The host's name, for messages.
 pub(super) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Changes with every start of a machine, so two machines never have the same.
+/// Changes with every boot of a machine, so two machines never have the same.
 fn machine() -> String {
     let identity = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     identity.map_or_else(|_| host_name(), |text| text.trim().to_owned())
 }
 
-/// The number of this process's network namespace.
+/// The network namespace of this process.
 fn network() -> String {
     let link = std::fs::read_link("/proc/self/ns/net");
     link.map_or_else(|_| "unknown".to_owned(), |link| link.to_string_lossy().into_owned())

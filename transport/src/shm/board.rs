@@ -1,7 +1,8 @@
-//! What the watcher tells the poller: a board it writes on, and one flag that says so.
+//! The status of peers as the watcher sees it, for the polling thread: a table, and one flag that
+//! tells of changes.
 //!
-//! The board is as large as what there is to know (a link, an end and a region a slot for each
-//! peer), so a peer that talks much while nobody polls fills nothing.
+//! The table has a fixed size (a link, an end and a region a slot for each peer), so a peer that
+//! sends much while nobody polls fills nothing.
 
 use std::sync::Arc;
 
@@ -10,8 +11,8 @@ use crate::Rank;
 use crate::device::LossCause;
 use crate::region::RegionKey;
 
-/// Bytes of one peer's regions that are mapped here at most: an address space of 128 TiB holds 64
-/// such peers.
+/// Bytes of one peer's regions that are mapped at most: an address space of 128 TiB holds 64 such
+/// peers.
 const MAPPED_BYTES_MAX: u64 = 1 << 40;
 
 /// How a connection ended.
@@ -21,7 +22,7 @@ pub(crate) enum End {
     Left,
 }
 
-/// What is known of a slot of a peer's region table.
+/// The state of a slot of a peer's region table.
 #[derive(Clone)]
 pub(crate) enum Known {
     Nothing,
@@ -30,7 +31,7 @@ pub(crate) enum Known {
     Unmappable(RegionKey),
 }
 
-/// What changed about one peer since the poller looked.
+/// The changes of one peer since the last poll.
 #[derive(Default)]
 pub(crate) struct PeerNews {
     pub(crate) link: Option<Link>,
@@ -46,7 +47,7 @@ struct Slot {
     listed: bool,
 }
 
-/// One for a device, behind a mutex that is taken only when something changed.
+/// One for a device, behind a mutex that is taken only after a change.
 pub(crate) struct Board {
     peers: Vec<PeerNews>,
     changed: Vec<Rank>,
@@ -57,7 +58,7 @@ impl Board {
         Self { peers: (0..world_size).map(|_| PeerNews::default()).collect(), changed: Vec::new() }
     }
 
-    /// To write on.
+    /// A peer's status, to be changed.
     pub(crate) fn about(&mut self, peer: Rank) -> &mut PeerNews {
         let news = &mut self.peers[peer as usize];
         if !news.listed {
@@ -67,7 +68,7 @@ impl Board {
         news
     }
 
-    /// One peer with news, for reading.
+    /// The next changed peer.
     pub(crate) fn next(&mut self) -> Option<(Rank, &mut PeerNews)> {
         let peer = self.changed.pop()?;
         let news = &mut self.peers[peer as usize];
@@ -75,7 +76,7 @@ impl Board {
         Some((peer, news))
     }
 
-    /// Forgets all regions of a peer, so that nothing here keeps them mapped.
+    /// Removes all regions of a peer, so that the table does not keep them mapped.
     pub(crate) fn forget(&mut self, peer: Rank) -> Vec<Known> {
         let news = &mut self.peers[peer as usize];
         news.changed.clear();
@@ -85,12 +86,12 @@ impl Board {
 }
 
 impl PeerNews {
-    /// Whether another region of so many bytes may be mapped.
+    /// Whether another region of `len` bytes may be mapped.
     pub(crate) fn has_room(&self, len: u64) -> bool {
         self.mapped_bytes.checked_add(len).is_some_and(|bytes| bytes <= MAPPED_BYTES_MAX)
     }
 
-    /// Sets what is known of a slot (below `REGIONS_MAX`) and returns what was.
+    /// Sets the state of a slot (below `REGIONS_MAX`) and returns the previous one.
     pub(crate) fn set(&mut self, index: u16, known: Known) -> Known {
         let at = usize::from(index);
         while self.slots.len() <= at {
@@ -107,7 +108,7 @@ impl PeerNews {
         before
     }
 
-    /// One changed slot, for reading.
+    /// The next changed slot.
     pub(crate) fn next_slot(&mut self) -> Option<(u16, Known)> {
         let index = self.changed.pop()?;
         let slot = &mut self.slots[usize::from(index)];

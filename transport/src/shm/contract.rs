@@ -31,7 +31,7 @@ use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_
 use crate::signals::{Signal, Signals};
 
 impl ShmDevice {
-    /// Whether messages have gone out, and goodbyes where this rank leaves.
+    /// Whether messages were sent, and byes if this rank leaves.
     #[cold]
     fn has_told_all(&self) -> bool {
         let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_an_end());
@@ -49,8 +49,8 @@ impl ShmDevice {
         }
     }
 
-    /// Registers memory under the key that is given for its slot, whose low bits must be the slot's
-    /// number.
+    /// Registers memory under the key that `key` returns for its slot. The low bits of the key must
+    /// be the slot's number.
     pub(crate) fn register_as(
         &mut self,
         memory: Arc<dyn Memory>,
@@ -86,7 +86,7 @@ unsafe impl Device for ShmDevice {
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         self.register_as(memory, |slot| {
             let mut key = RegionKey::NONE;
-            // The slot replaces 16 of the 64 random bits; all others zero would be hardly random.
+            // The slot replaces 16 of the 64 random bits; the other bits must not all be zero.
             while key.0 >> 16 == 0 {
                 key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
             }
@@ -102,8 +102,7 @@ unsafe impl Device for ShmDevice {
             Some(State::Unconnected | State::Connecting) => return Err(unknown),
             _ => return Err(MapError::Disconnected { peer }),
         };
-        // Found by its first no bytes, so that a range that is too long is told from a key that is
-        // wrong.
+        // Looked up with no bytes, so that a range that is too long differs from a wrong key.
         let region = match connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
             Place::Here(_, region) => region,
             Place::OnGpu(region) => {
@@ -131,7 +130,7 @@ unsafe impl Device for ShmDevice {
         }
         let (len, is_on_gpu) = (slice.len as usize, region.is_on_gpu());
         if is_on_gpu {
-            // SAFETY: `address` lies in the region's import with `len` bytes behind it, which the
+            // SAFETY: `address` is in the region's import with `len` bytes behind it, which the
             // region keeps.
             return Ok(unsafe { Mapped::on_gpu(address, len, region) });
         }
@@ -309,8 +308,7 @@ unsafe impl Device for ShmDevice {
 
 impl Drop for ShmDevice {
     fn drop(&mut self) {
-        // A forked child has no watcher thread to wait for, and its parent's streams are not its to
-        // close.
+        // A forked child has no watcher thread to wait for, and the streams belong to its parent.
         if self.shared.is_forked() {
             return;
         }
@@ -324,12 +322,12 @@ impl Drop for ShmDevice {
     }
 }
 
-/// Whether peers can map the memory safely, and this rank can take it back from them.
+/// Whether peers can map the memory safely, and this rank can detach it from them.
 fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
     match memory.space() {
         Space::Host => {}
         Space::Gpu { .. } if was_detached(memory) => return Err(RegisterError::Detached { fabric: FABRIC }),
-        // It can be taken back when it is pleach's own.
+        // It can be detached if pleach allocated it.
         Space::Gpu { .. } => {
             let shared = CudaMemory::of(&**memory).and_then(CudaMemory::shared);
             return if shared.is_some() {

@@ -1,8 +1,7 @@
-//! Memory of this process whose pages are private, or are being made so, whichever of its devices
-//! wants that.
+//! Memory of this process whose pages are or become private, for any of its devices.
 //!
-//! **Invariant:** the pages of a memory are replaced once. To replace them again would lose their
-//! bytes, as the file behind them may be empty by then. So devices that want the same pages share
+//! **Invariant:** the pages of a memory are replaced once. A second time would lose their bytes,
+//! because the file behind them may be empty by then. So devices that detach the same pages share
 //! one [`Detachment`].
 
 use std::io;
@@ -19,13 +18,13 @@ pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// Pages that become private.
 struct Detachment {
-    /// Address of the first page, and all their bytes.
+    /// Address of the first page, and the length of all.
     pages: (u64, u64),
     /// Of those bytes, how many are private.
     private_bytes: Mutex<u64>,
 }
 
-/// A memory with pages that have to be private before it is out of all peers' reach.
+/// Pages of a memory that must be private before no peer can access the memory.
 pub(crate) struct Part {
     memory: Arc<dyn Memory>,
     detachment: Arc<Detachment>,
@@ -39,15 +38,15 @@ static DETACHED: Mutex<Vec<Detached>> = Mutex::new(Vec::new());
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Lets this device know which memory other devices detach.
+/// Registers this device to learn which memory other devices detach.
 pub(super) fn hear(device: &Arc<Shared>) {
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     devices.retain(|other| other.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
 
-/// Takes the memory's keys from the peers of all devices of this process, and says which pages are
-/// to be made private.
+/// Takes the memory's keys from the peers of all devices of this process, and returns the pages to
+/// make private.
 pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
     let parts = parts_of(memory);
     let devices: Vec<_> = {
@@ -86,7 +85,7 @@ fn parts_of(memory: &Arc<dyn Memory>) -> Vec<Part> {
 }
 
 impl Part {
-    /// Makes a piece of its pages private; whether all are.
+    /// Makes a part of its pages private; returns whether all are.
     pub(super) fn advance(&self) -> io::Result<bool> {
         let mut private_bytes = self.detachment.private_bytes.lock().unwrap_or_else(PoisonError::into_inner);
         let (first, bytes) = self.detachment.pages;
@@ -97,35 +96,35 @@ impl Part {
         }
         let at = first + *private_bytes;
         let start = self.memory.base().as_ptr() as u64;
-        // Registered memory lies at the same place in its pages as in the file's, see
+        // Registered memory has the same offset in its pages as in the file's, see
         // `ShmDevice::register`.
         let piece_offset = (offset + at).wrapping_sub(start);
-        // SAFETY: within the pages around the memory, of which the first begins before it and all
-        // are mapped.
+        // SAFETY: within the pages around the memory, all of which are mapped.
         let piece_base: NonNull<u8> = unsafe { self.memory.base().offset(at.wrapping_sub(start) as isize) };
-        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced;
-        // nobody has replaced them, as the lock is held and they lie beyond those that are private.
+        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced.
+        // They are not replaced yet, because the lock is held and they are beyond the private ones.
         unsafe {
             make_private(piece_base, piece as usize, file, piece_offset)?;
             touch(piece_base, piece as usize)?;
         }
         *private_bytes += piece;
         if self.memory.may_empty_file() {
-            // Where it cannot be emptied the bytes are kept twice, and fence holds all the same.
+            // If the file cannot be emptied the bytes are stored twice, and the fence holds all the
+            // same.
             let _ = empty(file, piece_offset, piece as usize);
         }
         Ok(*private_bytes == bytes)
     }
 }
 
-/// Whether the memory shares pages with any that was detached.
+/// Whether the memory shares pages with memory that was detached.
 pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
     let detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
     let pages = pages_of(memory);
     detached.iter().any(|(other, detachment)| other.strong_count() > 0 && overlap(detachment.pages, pages))
 }
 
-/// Whether two memories lie on the same pages in part.
+/// Whether two memories have pages in common.
 pub(super) fn share_pages(one: &Arc<dyn Memory>, other: &Arc<dyn Memory>) -> bool {
     overlap(pages_of(one), pages_of(other))
 }

@@ -44,10 +44,10 @@ const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 /// Polls after which those are woken who may have been about to sleep when they were signalled.
 const DUE_POLLS: u32 = 4;
 
-/// How long the announcement of a region that is alive may be on its way.
+/// How long the announcement of an existing region may be on its way.
 const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How it reaches any peer.
+/// The reach of every peer.
 pub(super) const REACH: Reach = Reach { fabric: FABRIC, maps: true, passive: true, queue_depth: QUEUE_DEPTH };
 
 /// Why the device was not made.
@@ -57,19 +57,19 @@ pub enum OpenError {
     /// A rank outside its world.
     #[error("rank {rank} is not in a world of {world_size}")]
     Rank {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
-    /// More signal slots than signals can name.
+    /// More signal slots than signals can address.
     #[error("{signal_slots} signal slots for each peer are more than 65536")]
     Signals {
-        /// How many.
+        /// The number.
         signal_slots: usize,
     },
-    /// The operating system refused what every rank needs: some shared memory, a socket, a
-    /// descriptor of its own process (Linux 5.3 or later), a thread.
+    /// The operating system refused a resource of every rank: shared memory, a socket, a descriptor
+    /// of its own process (Linux 5.3 or later), a thread.
     #[error(
         "the system refused shared memory, a socket, a process descriptor or a thread (Linux 5.3 or later?)"
     )]
@@ -83,13 +83,13 @@ pub struct ShmDevice {
     pub(super) wake_source: Arc<WakePage>,
     pub(super) info: DeviceInfo,
     pub(super) peers: Vec<Peer>,
-    /// Who is signalled but may have been about to sleep: looked at again after one fence.
+    /// Peers that were signalled and may have been going to sleep: checked again after one fence.
     pub(super) due: Vec<Rank>,
     /// Polls since then.
     polls_due: u32,
     pub(super) large: VecDeque<Large>,
     pub(super) waiting: VecDeque<Waiting>,
-    /// What GPUs copy.
+    /// Copies by GPUs.
     pub(super) copies: GpuCopies,
     pub(super) fence: Fence,
     pub(super) severing: Vec<Rank>,
@@ -101,13 +101,13 @@ pub struct ShmDevice {
 
 pub(super) struct Peer {
     pub(super) state: State,
-    /// Submitted, and not yet ended in the caller's hands.
+    /// Transfers that were submitted and whose end was not given to the caller.
     pub(super) under_way: usize,
-    /// Of those, too long or too early to be carried out at once.
+    /// Those of them that are too long or too early for submit to carry out.
     pub(super) pending: usize,
     is_due: bool,
     pub(super) said_bye: bool,
-    /// What was given out by `map`, each region once.
+    /// The regions that `map` gave out, each once.
     pub(super) mapped: Vec<Weak<PeerRegion>>,
 }
 
@@ -121,7 +121,7 @@ pub(super) enum State {
 }
 
 impl State {
-    /// Whether the peer may be there to see how this rank ends.
+    /// Whether the peer may still exist and see how this rank ends.
     pub(super) fn may_see_an_end(&self) -> bool {
         matches!(self, Self::Connected(_) | Self::Left)
     }
@@ -129,19 +129,19 @@ impl State {
 
 pub(super) struct Connected {
     pub(super) link: Link,
-    /// What the peer's signal slots count.
+    /// The counts of the peer's signal slots.
     counts: Vec<u64>,
     regions: Vec<Known>,
 }
 
-/// Where a remote slice is.
+/// The location of a remote slice.
 pub(super) enum Place<'a> {
     Here(NonNull<u8>, &'a Arc<PeerRegion>),
-    /// On a GPU: where, its import says.
+    /// On a GPU: its import has the address.
     OnGpu(&'a Arc<PeerRegion>),
-    /// Alive, but not announced yet.
+    /// The region exists, but is not announced yet.
     Later,
-    /// Alive, but this process could not map it.
+    /// The region exists, but this process could not map it.
     NoRoom,
     Refused,
 }
@@ -196,17 +196,17 @@ impl ShmDevice {
         })
     }
 
-    /// Takes no longer transfers from now on: the other fabric of a device of two does not.
+    /// Limits the length of transfers to that of the other device of a hybrid device.
     pub(crate) fn limit_transfers(&mut self, bytes_max: u64) {
         self.info.transfer_bytes_max = self.info.transfer_bytes_max.min(bytes_max);
     }
 
-    /// Who is told that regions are gone.
+    /// The registry of this device's regions.
     pub(crate) fn registry(&self) -> Arc<dyn Registry> {
         self.registry.clone()
     }
 
-    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
     }
@@ -215,8 +215,8 @@ impl ShmDevice {
         self.peers.get(rank as usize)
     }
 
-    /// Shows a signal and wakes its target if that has slept for long; [`Self::wake_due`] makes
-    /// sure.
+    /// Raises a signal and wakes its target if that has slept for long; [`Self::wake_due`] wakes
+    /// the others.
     #[inline]
     pub(super) fn show(&mut self, rank: Rank, signal: &Signal) {
         let peer = &mut self.peers[rank as usize];
@@ -232,8 +232,8 @@ impl ShmDevice {
         }
     }
 
-    /// As [`Self::wake_due`] after some polls: until then the signals' own lines are on their way
-    /// to their targets, and a fence would wait for them in vain when the answer comes first.
+    /// As [`Self::wake_due`] after some polls: until then the signals' cache lines are on their way
+    /// to their targets, and the fence would wait for them for nothing if the answer comes first.
     pub(super) fn wake_due_sometime(&mut self) {
         if self.due.is_empty() {
             return;
@@ -244,7 +244,7 @@ impl ShmDevice {
         }
     }
 
-    /// One fence for all signals since the last time, then no target of theirs sleeps over them.
+    /// One fence for all signals since the last call; then no target sleeps over its signal.
     #[inline]
     pub(super) fn wake_due(&mut self) {
         if self.due.is_empty() {
@@ -259,7 +259,8 @@ impl ShmDevice {
             if let State::Connected(connected) = &peer.state {
                 let word = connected.link.wake_source.as_ref();
                 if wake_word::glance(word) {
-                    // Whom it wakes may have gone to sleep because this rank seemed to be there.
+                    // The woken peer may have gone to sleep because this rank's processor seemed to
+                    // be elsewhere.
                     self.shared.own.wake_source.show_processor(processors::current());
                     wake_sleepers(word);
                 }
@@ -271,7 +272,7 @@ impl ShmDevice {
         self.events.push_back((peer, Event::Done { id, result }));
     }
 
-    /// Carries out a request whose remote slice was asked for, or puts it where poll finds it.
+    /// Carries out a request whose remote slice was checked, or queues it for poll.
     pub(super) fn start(
         &mut self,
         rank: Rank,
@@ -303,7 +304,7 @@ impl ShmDevice {
             }
         };
         if matches!(request, Request::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
-            // Only a region that begins at an odd place gets here, see `submit`.
+            // Only a region that begins at an odd address gets here, see `submit`.
             self.refuse(rank, request.remote().key, id);
             return Submitted::UnderWay;
         }
@@ -349,7 +350,7 @@ impl ShmDevice {
         Submitted::Ended(value)
     }
 
-    /// The same where either end is on a GPU, whose copy ends later.
+    /// As `start`, if either end is on a GPU; the copy ends later.
     fn start_on_gpu(
         &mut self,
         peer: Rank,
@@ -366,7 +367,7 @@ impl ShmDevice {
         Submitted::UnderWay
     }
 
-    /// Ends what GPUs have copied.
+    /// Ends the copies that GPUs have finished.
     pub(super) fn advance_copies(&mut self) {
         while let Some((copy, result)) = self.copies.next_ended() {
             let peer = copy.peer;
@@ -389,7 +390,7 @@ impl ShmDevice {
         self.done(peer, id, Err(TransferError::Refused { peer, key }));
     }
 
-    /// Copies pieces of large transfers, in turn.
+    /// Copies parts of large transfers, in turn.
     pub(super) fn advance_large(&mut self) {
         let mut budget = POLL_BYTES;
         while budget > 0
@@ -426,7 +427,7 @@ impl ShmDevice {
         }
     }
 
-    /// Starts those whose region has been announced meanwhile.
+    /// Starts transfers whose region has been announced meanwhile.
     pub(super) fn retry_waiting(&mut self, now: Nanos) {
         for _ in 0..self.waiting.len() {
             let Some(waiting) = self.waiting.pop_front() else { return };
@@ -444,9 +445,9 @@ impl ShmDevice {
         }
     }
 
-    /// Takes over what the watcher wrote on the board.
+    /// Takes over the changes that the watcher has published.
     pub(super) fn read_news(&mut self) {
-        // Acquire: pairs with the release in `publish`. Cleared first: what comes later sets it
+        // Acquire: pairs with the release in `publish`. Cleared first: a later change sets it
         // again.
         if !self.shared.news.load(Ordering::Relaxed) || !self.shared.news.swap(false, Ordering::Acquire) {
             return;
@@ -489,7 +490,7 @@ impl ShmDevice {
         }
         let counts = vec![0; link.signal_slots.len()];
         peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new() }));
-        // Room for all that can be under way, so that the data path allocates nothing.
+        // Room for all that can be under way, so that the data path does not allocate.
         let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
         let room = links * QUEUE_DEPTH;
         self.large.reserve(room.saturating_sub(self.large.len()));
@@ -513,7 +514,7 @@ impl ShmDevice {
         self.disconnect(rank, state, &error);
     }
 
-    /// Ends all that is under way with a peer.
+    /// Ends all transfers of a peer.
     pub(super) fn disconnect(&mut self, rank: Rank, state: State, error: &TransferError) {
         let before = std::mem::replace(&mut self.peers[rank as usize].state, state);
         let mut failed = Vec::new();
@@ -532,7 +533,7 @@ impl ShmDevice {
         for id in failed {
             self.done(rank, id, Err(error.clone()));
         }
-        // A GPU is not stopped: these end when it is through with their memory.
+        // A GPU cannot be stopped: these copies end when it has finished.
         self.copies.fail(rank, error);
         self.peers[rank as usize].pending = 0;
         let forgotten = self.shared.board().forget(rank);
@@ -557,9 +558,8 @@ impl ShmDevice {
         }
     }
 
-    /// Says goodbye to whom nothing is left to be said. Also to those who have said it themselves:
-    /// they may still have something to say to others, and would take this rank for lost when its
-    /// process ends.
+    /// Sends a bye to each peer without pending transfers. Also to departed peers: they may still
+    /// serve others, and would take this rank as lost when its process ends.
     pub(super) fn say_bye(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if !peer.said_bye && peer.pending == 0 && peer.state.may_see_an_end() {

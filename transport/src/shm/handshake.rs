@@ -1,4 +1,4 @@
-//! What the watcher does with packets: connecting, then what connected peers say.
+//! The watcher's packets: the handshake, and the frames of connected peers.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
 
 impl Watcher {
-    /// Dialed: says who this is.
+    /// Sends the hello on a dialed stream.
     pub(super) fn greet(&mut self, peer: Rank, stream: OwnedFd) {
         if !packet::is_same_user(&stream) {
             return self.lose(peer, LossCause::ConnectionBroke(std::io::ErrorKind::PermissionDenied));
@@ -33,7 +33,7 @@ impl Watcher {
         }
     }
 
-    /// One packet of one connection. An error costs the connection, and with it the peer.
+    /// Handles a packet of a connection. An error costs the connection, and with it the peer.
     pub(super) fn packet(&mut self, index: usize, bytes: &[u8], packet: Packet) -> Result<(), LossCause> {
         let frame = decode(bytes).inspect_err(|violation| {
             if *violation == ProtocolViolation::Version {
@@ -99,8 +99,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Sent `Hello` by a peer that this rank is connecting to: proves that this is the rank it
-    /// means.
+    /// Answers the hello of a peer that this rank is connecting to, with a proof of the secret.
     pub(super) fn welcome(&mut self, index: usize) {
         let Some(&Phase::Parked { peer, signal_slots, challenge: theirs }) = self.phase(index) else {
             return;
@@ -119,7 +118,7 @@ impl Watcher {
             && claim.world_size == self.shared.world_size
             && peer > self.shared.rank
             && peer < self.shared.world_size;
-        // Two that claim the same rank: the first has it.
+        // Of two connections that claim the same rank the first counts.
         let is_first = is_possible
             && matches!(self.wants[peer as usize], Want::Nothing | Want::Connection { .. })
             && self.connections.iter().all(|(_, other)| other.phase.peer() != Some(peer));
@@ -133,7 +132,7 @@ impl Watcher {
         }
     }
 
-    /// Got `Welcome`: if it proves the secret, proves it too and hands over the files.
+    /// Handles a welcome: if it proves the secret, sends its own proof and the files.
     fn welcomed(
         &mut self,
         index: usize,
@@ -157,7 +156,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Both ends have proved themselves and handed over their files.
+    /// Both ends are authenticated and have exchanged their files.
     fn open(&mut self, index: usize, peer: Rank, link: Link, process: OwnedFd) {
         let token = self.connections.token(index);
         let Some(connection) = self.connections.value_mut(index) else { return };
@@ -169,7 +168,7 @@ impl Watcher {
         connection.phase = Phase::Open { peer, said_bye: false };
         self.wants[peer as usize] = Want::Settled;
         let stream = connection.stream.clone();
-        // Before the device can see the link: what it then posts at once must find the stream.
+        // Before the device can see the link: its first posts must find the stream.
         if self.shared.directory().open(peer, stream, token) {
             self.shared.board().about(peer).link = Some(link);
             self.shared.publish();
@@ -209,8 +208,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// A region on a GPU: its file is for the driver, which looks at it when somebody wants the
-    /// region.
+    /// A region on a GPU: its file is for the driver, which checks it at the first use.
     fn announced_gpu(
         &mut self,
         peer: Rank,
@@ -273,7 +271,7 @@ impl Watcher {
         }
     }
 
-    /// What a peer with so many signal slots must claim.
+    /// The claim of a peer with so many signal slots.
     fn claim_of(&self, from: Rank, signal_slots: u32) -> Claim {
         Claim { from, to: self.shared.rank, signal_slots, ..self.claim(from) }
     }
@@ -292,8 +290,8 @@ impl Watcher {
         self.say(index, frame, &files);
     }
 
-    /// Sends one of the few packets of a handshake, for which a new stream has room. If it fails
-    /// all the same, the stream is broken, and the end of the stream or the deadline tells.
+    /// Sends a packet of a handshake, for which a new stream has room. If it fails all the same,
+    /// the stream is broken, and its end or the deadline is detected.
     fn say(&mut self, index: usize, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
         if let Some(connection) = self.connections.value(index)
             && let Err(errno) = send(&connection.stream, &frame.encode(), files)

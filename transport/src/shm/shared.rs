@@ -1,4 +1,4 @@
-//! What the device, its watcher and the handles of its regions share.
+//! The state that the device, its watcher and the handles of its regions share.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,18 +19,18 @@ use crate::fork::Process;
 use crate::primitive::AtomicU32;
 use crate::region::{RegionKey, Registry};
 
-/// What the device asks of the watcher.
+/// A command of the device to the watcher.
 pub(crate) enum Command {
-    /// Connect by dialing this name, or, without one, by waiting to be dialed.
+    /// Connect by dialing this name, or, without one, by waiting for the peer.
     Connect { peer: Rank, dial: Option<String> },
-    /// The peer was severed: close what belongs to it.
+    /// The peer was severed: close its connections.
     Cut { peer: Rank },
     /// End.
     Stop,
 }
 
 pub(crate) struct Shared {
-    /// Whose device this is; a forked child has a copy that is not its to use.
+    /// The process of the device; a forked child must not use its copy.
     process: Process,
     pub(crate) rank: Rank,
     pub(crate) world_size: u32,
@@ -38,9 +38,9 @@ pub(crate) struct Shared {
     pub(crate) signal_slots: SignalSlotTable,
     pub(crate) epoll: Arc<OwnedFd>,
     pub(crate) commands: Commands<Command>,
-    /// Something is on the board. Release by the watcher, acquire by the poller.
+    /// The watcher has published changes. Release by the watcher, acquire by the poller.
     pub(crate) news: AtomicBool,
-    /// The rank was woken while nobody slept: the next attempt to sleep fails.
+    /// The rank was woken while it did not sleep: its next attempt to sleep fails.
     woken: AtomicBool,
     board: Mutex<Board>,
     directory: Mutex<Directory>,
@@ -64,7 +64,7 @@ impl Shared {
         })
     }
 
-    /// Whether this is a forked child of the process whose device this is.
+    /// Whether this is a forked child of the device's process.
     pub(crate) fn is_forked(&self) -> bool {
         !self.process.is_current()
     }
@@ -77,17 +77,18 @@ impl Shared {
         lock(&self.directory)
     }
 
-    /// Tells the poller to look at the board, also if it sleeps.
+    /// Tells the poller to read the changes, also if it sleeps.
     pub(crate) fn publish(&self) {
         // Release: the poller that sees the flag takes the board's lock, which orders the rest.
         self.news.store(true, Ordering::Release);
         self.wake_owner();
     }
 
-    /// Whether the rank was woken since this was last asked, or something is on the board.
-    /// After [`wake_word::arm`].
+    /// Whether the rank was woken since the last call, or changes are published. After
+    /// [`wake_word::arm`].
     pub(crate) fn was_woken(&self) -> bool {
-        // Acquire: pairs with the release in `wake`, so what the waking thread did before is seen.
+        // Acquire: pairs with the release in `wake`, so all that the waking thread did before is
+        // visible.
         self.woken.swap(false, Ordering::Acquire) || self.news.load(Ordering::Acquire)
     }
 

@@ -1,9 +1,9 @@
 //! The watcher: one thread a device that sleeps on the listener, the control streams and the peers'
 //! processes.
 //!
-//! It connects, decodes what peers say (hostile until decoded), answers messages through the
-//! responder, and finds losses: at once by the process descriptor, which tells of a killed process
-//! also while its forked children hold its sockets open. It never blocks but in `epoll_wait`.
+//! It connects, decodes peers' frames (hostile until decoded), answers messages through the
+//! responder, and detects losses: at once by the process descriptor, which reports a killed process
+//! also while its forked children hold its sockets open. It blocks only in `epoll_wait`.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -30,47 +30,46 @@ use crate::device::{DeviceConfig, LossCause, Responder};
 /// Packets taken from one stream before the others get their turn.
 const PACKETS_AT_ONCE: usize = 16;
 
-/// Packets that an ended process has left in its stream at most; the stream's buffer holds fewer.
+/// Packets of an ended process in its stream at most; the stream's buffer holds fewer.
 const PACKETS_LEFT_MAX: usize = 4096;
 
-/// How long after its stream closed a process may take to end, so that the cause can be told right.
+/// How long after its stream closed a process may take to end, so that the cause is right.
 const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
 
-/// How long to wait before dialing again where too many wait to be accepted.
+/// The pause before dialing again when the listener's backlog is full.
 const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
-/// How long to wait before sending again where the system has no room for more, whatever the stream
-/// has.
+/// The pause before sending again when the system has no room for more descriptors.
 const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
 
-/// Connections that have not said yet who they are; further ones are turned away.
+/// Unauthenticated connections; further ones are rejected.
 const UNPROVED_MAX: usize = 1024;
 
 const EVENTS_AT_ONCE: usize = 32;
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// What this rank wants of a peer.
+/// What this rank's device has asked for of a peer.
 pub(super) enum Want {
     /// `connect` was not called yet.
     Nothing,
-    /// Nor was it called before this happened to a connection that came early.
+    /// Not yet asked for, and an early connection of the peer was lost.
     LostEarly(LossCause),
-    /// To dial, as soon as the other's queue has room.
+    /// Dial, as soon as the other's queue has room.
     Dial { name: String, again_at: Nanos, deadline: Nanos },
-    /// A connection, under way or yet to come.
+    /// A connection, under way or expected.
     Connection { deadline: Nanos },
     /// Connected once, or lost.
     Settled,
 }
 
-/// How far a connection is.
+/// The phase of a connection.
 pub(super) enum Phase {
-    /// Accepted: says `Hello` next.
+    /// Accepted: expects `Hello`.
     Unproved {
         deadline: Nanos,
     },
-    /// Said `Hello`, but `connect` was not called here yet.
+    /// `Hello` came, but `connect` was not called here yet.
     Parked {
         peer: Rank,
         signal_slots: u32,
@@ -96,7 +95,7 @@ pub(super) enum Phase {
         peer: Rank,
         said_bye: bool,
     },
-    /// Its stream has ended without goodbye; its process may be ending.
+    /// Its stream has ended without a bye; its process may be ending.
     Ending {
         peer: Rank,
         cause: LossCause,
@@ -134,7 +133,7 @@ pub(super) struct Watcher {
     pub(super) wants: Vec<Want>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
     resting: Vec<(Rank, Nanos)>,
-    /// Until when no connection is accepted, as this process may open no more files.
+    /// A pause of accepts, when this process may open no more files.
     rest: Rest,
     buffer: Vec<u8>,
 }
@@ -158,7 +157,7 @@ impl Watcher {
         })
     }
 
-    /// Until the device is dropped.
+    /// Runs until the device is dropped.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         loop {
@@ -179,7 +178,7 @@ impl Watcher {
             events.clear();
             let waited =
                 epoll::wait(&*self.shared.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref());
-            // Interrupted: look again.
+            // Interrupted: poll again.
             if waited.is_err() {
                 continue;
             }
@@ -224,7 +223,7 @@ impl Watcher {
         }
     }
 
-    /// Ends what has taken too long; returns how long until the next such moment.
+    /// Handles expired timers; returns the time until the next.
     fn expire(&mut self, now: Nanos) -> Option<Duration> {
         let accepting = self.rest.end(&*self.shared.epoll, &self.listener, LISTENER, now);
         for peer in 0..self.wants.len() as Rank {
@@ -249,8 +248,8 @@ impl Watcher {
         self.resting.retain(|&(peer, until)| {
             let is_over = until <= now;
             if is_over {
-                // If it fails again, the stream's room is asked for again, and with it comes the
-                // next rest.
+                // If it fails again, room in the stream is asked for again, and the next pause
+                // follows.
                 self.shared.directory().flush(peer);
             }
             !is_over
@@ -275,7 +274,7 @@ impl Watcher {
                 self.shared.commands.wake().drain();
             }
             _ => {
-                // The connection may have ended by an earlier event of the same batch.
+                // An earlier event of the same batch may have ended the connection.
                 let Some(index) = self.connections.find(token) else { return };
                 let is_process = token & SECOND != 0;
                 if is_process {
@@ -310,7 +309,7 @@ impl Watcher {
         }
     }
 
-    /// Peers whose connection this rank has no room for would wait for it until their time is up.
+    /// Gives up the peers whose connections have no room; they would wait until their deadline.
     fn cannot_accept(&mut self, error: &io::Error) {
         if files_allowed(error).is_none() {
             return;
@@ -336,7 +335,7 @@ impl Watcher {
         self.read(index, PACKETS_AT_ONCE);
     }
 
-    /// Takes up to so many packets from a stream.
+    /// Takes up to `packets_max` packets from a stream.
     fn read(&mut self, index: usize, packets_max: usize) {
         for _ in 0..packets_max {
             let Some(connection) = self.connections.value(index) else { return };
@@ -373,7 +372,7 @@ impl Watcher {
             let peer = *peer;
             return self.lose(peer, LossCause::ProcessEnded);
         }
-        // What it said before it ended may be a goodbye.
+        // The last packet before its end may be a bye.
         self.read(index, PACKETS_LEFT_MAX);
         if self.connections.value(index).is_some() {
             self.fail(index, LossCause::ProcessEnded);
@@ -391,7 +390,7 @@ impl Watcher {
         }
     }
 
-    /// A connection ended otherwise than by a goodbye, unless there was one.
+    /// A connection ended without a bye, unless a bye came before.
     pub(super) fn fail(&mut self, index: usize, cause: LossCause) {
         match self.phase(index) {
             None | Some(Phase::Unproved { .. }) => self.close(index),

@@ -22,8 +22,8 @@ use crate::sim::world::World;
 /// The name of this fabric.
 const FABRIC: &str = "sim";
 
-/// A rank's device, made by [`World::device`]. Dropping it is the end of the rank's process:
-/// without [`Device::leave`], or before [`Flush::All`], the others lose it.
+/// A rank's device, made by [`World::device`]. Dropping it ends the rank's process: without
+/// [`Device::leave`], or before [`Flush::All`], the others lose it.
 pub struct SimDevice {
     world: World,
     rank: Rank,
@@ -74,7 +74,7 @@ impl SimDevice {
         Self { world, rank, connect_timeout, info, table, registry, wake_source }
     }
 
-    /// The world that it is part of.
+    /// The device's world.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.world
@@ -87,7 +87,7 @@ impl SimDevice {
         state.may_submit(self.rank, peer)
     }
 
-    /// Whether one more transfer may be under way, and the peer has the signal slot of its signal.
+    /// Whether one more transfer may be under way, and the peer has the signal slot.
     fn expect_room(&self, state: &mut State, peer: Rank, signal: Option<&Signal>) -> Result<(), SubmitError> {
         let signal_slots = state.ranks[peer as usize].signal_slots;
         if let Some(signal) = signal.filter(|signal| usize::from(signal.signal_slot) >= signal_slots) {
@@ -122,7 +122,7 @@ impl SimDevice {
 }
 
 // SAFETY: the conformance suite tests each line of the contract, which only a
-// [`Canary`](super::Canary) breaks, in bytes that slices keep alive.
+// [`Mutant`](super::Mutant) breaks, in bytes that slices keep alive.
 #[allow(unsafe_code)]
 unsafe impl Device for SimDevice {
     fn info(&self) -> &DeviceInfo {
@@ -130,7 +130,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        // Like shared memory: what others shall map must be mappable.
+        // As on shared memory, memory must be mappable by the others.
         let is_shareable = matches!(memory.share(), Share::File { .. });
         let rank = self.rank;
         let key = self.world.with(|state| {
@@ -144,7 +144,7 @@ unsafe impl Device for SimDevice {
                 state.after(wait, Happening::Announce(rank));
                 state.hold_messages_back(rank, state.now + wait);
             }
-            // A dead rank's memory is nobody's any more.
+            // Nobody owns a dead rank's memory.
             if !state.ranks[rank as usize].dead {
                 self.table.insert(memory.clone(), key, state.now + wait);
             }
@@ -173,8 +173,8 @@ unsafe impl Device for SimDevice {
                 None => {
                     let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
                     if state.side(rank, peer).cut {
-                        // The owner is out of reach, only this rank does not know yet: what it maps
-                        // now reaches nobody.
+                        // The owner is out of reach, but this rank does not know yet: its new
+                        // mapping does not reach the owner.
                         alias.cut().expect("the host has memory for a copy of a mapping");
                     } else {
                         let owner_base = region.base().as_ptr() as usize;
@@ -235,8 +235,8 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| {
             self.expect_connected(state, peer)?;
             self.expect_room(state, peer, Some(signal))?;
-            // A signal alone holds nothing of the submitter's, so some end with submit, as on real
-            // fabrics.
+            // A signal without data holds nothing of the submitter, so some end in submit, as on
+            // real fabrics.
             let ends_now = state.choices.coin();
             if !ends_now {
                 state.side(self.rank, peer).under_way += 1;
@@ -255,15 +255,14 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| state.post(self.rank, peer, message.to_vec(), is_urgent))
     }
 
-    /// `now` is the world's own; what is passed has no influence.
+    /// `now` is the world's own; the argument has no effect.
     fn poll(&mut self, _now: Nanos, events: &mut Vec<Event>) {
         self.world.with(|state| self.poll_once(state, events));
     }
 
-    /// Without a time: what the world will do is known to [`World::advance`].
+    /// Without a deadline: [`World::advance`] knows the next event.
     fn arm(&mut self) -> Option<Armed> {
-        // The count is read first, so that whatever wakes after the look wakes the sleeper that
-        // is returned.
+        // The count is read first, so that a wake after the check wakes the sleeper.
         let seen = self.wake_source.arm();
         let idle = self.world.with(|state| {
             let rank = &state.ranks[self.rank as usize];
@@ -279,7 +278,7 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| state.leave(self.rank));
     }
 
-    /// The world carries everything out.
+    /// The world carries out all transfers.
     fn flush(&mut self, what: Flush) -> bool {
         what == Flush::Transfers || self.world.with(|state| state.is_flushed(self.rank))
     }
@@ -288,7 +287,7 @@ unsafe impl Device for SimDevice {
 impl Drop for SimDevice {
     fn drop(&mut self) {
         let rank = self.rank;
-        // The responder is dropped here, outside of the lock: it may hold anything.
+        // The responder is dropped here, outside of the lock, because it may hold anything.
         let _responder = self.world.with(|state| {
             state.die(rank, LossCause::ConnectionClosed);
             state.ranks[rank as usize].responder.take()

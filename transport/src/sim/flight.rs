@@ -1,7 +1,7 @@
 //! Transfers under way.
 //!
-//! A put: `Depart` (its bytes enter the wire) → the flow drains → `Arrive` (what is left lands,
-//! then its signal shows). `Complete` comes when the flow has drained or some time after the
+//! A put: `Depart` (its bytes enter the wire), the flow drains, `Arrive` (the remaining bytes land,
+//! then its signal is raised). `Complete` comes when the flow has drained, or some time after the
 //! arrival; bytes that have not landed by then are copied out of the source at this last moment.
 //! With tearing, pieces land before. A get: the request travels, `Depart` at the peer, the flow
 //! drains, `Arrive` and `Complete` here. An atomic is carried out at `Depart`.
@@ -19,12 +19,11 @@ use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
 use crate::sim::state::{Happening, State, Wires};
 use crate::sim::world::Canary;
 
-/// How much later the bytes come than their signal, and sources are read than `Done`, when a canary
-/// says so.
+/// How much later the bytes come than their signal, or sources are read than `Done`, with a mutant.
 const CANARY_LATENESS: Duration = Duration::from_micros(20);
 
 pub(super) enum Work {
-    /// A plain signal has neither source nor destination.
+    /// A signal without data has neither source nor destination.
     Put {
         source: Option<Source>,
         destination: Option<RemoteSlice>,
@@ -45,18 +44,18 @@ pub(super) struct Flight {
     pub(super) peer: Rank,
     pub(super) id: TransferId,
     pub(super) work: Work,
-    /// What has not landed yet.
+    /// The ranges that have not landed yet.
     pieces: Vec<Range<usize>>,
     landed_bytes: u64,
-    /// The whole source, taken at `Done`.
+    /// A copy of the source, taken at `Done`.
     snapshot: Option<Vec<u8>>,
     flow: Option<FlowId>,
     drained: bool,
     arrived: bool,
     outcome: Result<u64, TransferError>,
-    /// The canary: what is submitted at its `Done`.
+    /// For a mutant: the signal that is submitted at its `Done`.
     then: Option<Signal>,
-    /// Its `Done` is there to be polled, or not needed.
+    /// Its `Done` can be polled, or is not needed.
     reported: bool,
     /// Nothing of it will land any more.
     over: bool,
@@ -74,7 +73,7 @@ impl Flight {
         Self::of(submitter, peer, id, work, false)
     }
 
-    /// A signal alone. `reported`: its submitter knows already that it has ended.
+    /// A signal without data. `reported`: its submitter knows already that it has ended.
     pub(super) fn of_signal(
         submitter: Rank,
         peer: Rank,
@@ -113,7 +112,7 @@ impl Flight {
         }
     }
 
-    /// Who sends the bytes.
+    /// The rank that sends the bytes.
     pub(super) fn sender(&self) -> Rank {
         if matches!(self.work, Work::Put { .. }) { self.submitter } else { self.peer }
     }
@@ -123,8 +122,7 @@ impl Flight {
         if matches!(self.work, Work::Put { .. }) { self.peer } else { self.submitter }
     }
 
-    /// Whether anything of it, bytes, request or answer, goes from `from` to `to` to change memory
-    /// or to tell of it.
+    /// Whether bytes, a request or an answer of it go from `from` to `to`.
     pub(super) fn uses_way(&self, from: Rank, to: Rank) -> bool {
         let there = self.submitter == from && self.peer == to;
         let back = self.peer == from && self.submitter == to;
@@ -144,7 +142,7 @@ impl Flight {
         self.over && self.reported
     }
 
-    /// Everything of the source that may still be read is copied, so that the source may be reused.
+    /// Copies all bytes of the source that may still be read, so that the source may be reused.
     fn let_go_of_source(&mut self, moves_bytes: bool) {
         if let Work::Put { source, .. } = &mut self.work {
             if moves_bytes && !self.over && !self.pieces.is_empty() && self.snapshot.is_none() {
@@ -161,7 +159,7 @@ impl Flight {
 }
 
 impl State {
-    /// Takes a transfer that was checked.
+    /// Starts a transfer that was checked.
     pub(super) fn launch(&mut self, mut flight: Flight) {
         if self.canary == Some(Canary::SignalAfterDone)
             && let Work::Put { source: Some(_), signal, .. } = &mut flight.work
@@ -218,7 +216,7 @@ impl State {
         let flow = self.wires.start(self.now, sender, receiver, bytes);
         flight.flow = Some(flow);
         self.flow_of.insert(flow, number);
-        // In order, nothing is known of how far a transfer has come before all of it has.
+        // Links in order show no progress of a transfer before its end.
         let Wires::Fair(flows) = &self.wires else { return };
         let first = self.now + self.network.latency(sender, receiver);
         let last = flows.ends_at(flow).unwrap_or(self.now) + self.network.latency(sender, receiver);
@@ -244,7 +242,7 @@ impl State {
         pieces
     }
 
-    /// The last byte of a transfer has entered the wire.
+    /// Handles the entry of a transfer's last byte into the wire.
     pub(super) fn drained(&mut self, flow: FlowId) {
         let is_known = match &mut self.wires {
             Wires::Fair(flows) => {
@@ -266,15 +264,14 @@ impl State {
             let wait = self.network.latency(ends.0, ends.1) + self.lateness();
             self.after(wait, Happening::Arrive(number));
         }
-        // Without reordering a source is free when it has been sent; with it that may come after
-        // the arrival too.
+        // Without reordering a source is free when it has been sent; with it that may also be after
+        // the arrival.
         if is_put && (self.faults.reorder.is_zero() || self.choices.coin()) {
             self.after(Duration::ZERO, Happening::Complete(number));
         }
     }
 
-    /// The last byte of a transfer over links that are shared in order has come out of the last of
-    /// them.
+    /// Handles the exit of a transfer's last byte from the last of links that are shared in order.
     pub(super) fn came_through(&mut self, flow: FlowId) {
         self.wires.stop(self.now, flow);
         let Some(number) = self.flow_of.remove(&flow) else { return };
@@ -284,7 +281,7 @@ impl State {
         self.after(wait, Happening::Arrive(number));
     }
 
-    /// A piece lands early if its bytes can have come by now; otherwise it waits for the arrival of
+    /// Lands a piece early if its bytes can have come by now; otherwise it waits for the arrival of
     /// all.
     pub(super) fn land_piece(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.find(&number) else { return };
@@ -456,7 +453,7 @@ impl State {
         self.say_goodbye_if_quiet(submitter, peer);
     }
 
-    /// The submitter's `Done` becomes ready.
+    /// Makes the submitter's `Done` ready.
     pub(super) fn complete(&mut self, number: TransferNumber) {
         let canary = self.canary;
         let Some(flight) = self.flights.find_mut(&number) else { return };
@@ -473,7 +470,7 @@ impl State {
             }
             _ => Vec::new(),
         };
-        // The canary keeps the slice and goes on reading it.
+        // The mutant keeps the slice and goes on reading it.
         if canary != Some(Canary::SourceReadAfterDone) {
             flight.let_go_of_source(self.moves_bytes);
             for part in &read {
@@ -490,7 +487,7 @@ impl State {
         self.say_goodbye_if_quiet(rank, peer);
     }
 
-    /// Ends, with this error, all transfers of `rank` to `peer`; what is already on the wire may
+    /// Ends, with this error, all transfers of `rank` to `peer`; bytes already on the wire may
     /// still land.
     pub(super) fn fail_transfers(&mut self, rank: Rank, peer: Rank, error: &TransferError) {
         let cut = self.side(rank, peer).cut;
@@ -504,11 +501,11 @@ impl State {
             let is_decided = match (&flight.outcome, error) {
                 _ if !flight.over => false,
                 (Err(TransferError::Refused { .. }), _) => true,
-                // A goodbye comes behind the word that something has landed.
+                // A bye comes after the report that a transfer has landed.
                 (Ok(_), TransferError::Left { .. }) => true,
                 _ => false,
             };
-            // What was decided was only not told yet.
+            // The result was decided, but not reported yet.
             if !is_decided {
                 flight.outcome = Err(error.clone());
             }
@@ -521,7 +518,7 @@ impl State {
         }
     }
 
-    /// Nothing of the transfer lands any more.
+    /// Lets nothing more of the transfer land.
     pub(super) fn end(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.find_mut(&number) else { return };
         flight.over = true;
@@ -533,8 +530,7 @@ impl State {
         self.forget_if_ended(number);
     }
 
-    /// When the wire that it uses is cut, the transfer goes nowhere; its submitter learns it in
-    /// time.
+    /// Ends the transfer if a wire that it uses is cut; its submitter learns it in time.
     fn drop_if_cut(&mut self, number: TransferNumber) -> bool {
         let Some(flight) = self.flights.find(&number) else { return true };
         let (rank, peer) = (flight.submitter, flight.peer);
@@ -552,8 +548,8 @@ impl State {
         }
     }
 
-    /// What becomes of the transfers of a rank that dies, and of those to it. Nobody asks for their
-    /// `Done`; those of others to it are told when its death is noticed.
+    /// Handles the transfers of a rank that dies, and those to it. Nobody polls their `Done`;
+    /// submitters of transfers to it get theirs when they detect the death.
     pub(super) fn orphan_transfers(&mut self, dead: Rank) {
         let numbers: Vec<_> = (self.flights.iter())
             .filter(|(_, flight)| flight.submitter == dead || flight.peer == dead)
@@ -576,7 +572,7 @@ impl State {
         }
     }
 
-    /// The canary: this put shows another one's signal, which shows this one's.
+    /// For a mutant: exchanges the signals of this put and another one.
     fn swap_signal(&mut self, number: TransferNumber) {
         let Some(flight) = self.flights.find(&number) else { return };
         let Work::Put { signal: Some(mine), .. } = &flight.work else { return };

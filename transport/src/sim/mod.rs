@@ -1,25 +1,24 @@
 //! A whole fabric in one process: one thread, one seed, virtual time. The harshest backend.
 //!
 //! A [`World`] holds a clock, a [`Network`] and everything under way on it; [`World::device`] gives
-//! each rank its [`SimDevice`]. Bytes are real. Nothing happens by itself: who drives the ranks
-//! calls [`World::advance`], which goes to the next event, and polls them in between. [`Faults`]
-//! say what goes wrong; checkers listen as [`Observer`].
+//! each rank its [`SimDevice`]. Bytes are real. Time does not pass by itself: the driver of the
+//! ranks calls [`World::advance`], which goes to the next event, and polls the ranks in between.
+//! [`Faults`] are the plan of faults; checkers are [`Observer`]s.
 //!
-//! **Invariant:** a run is a function of the code and the seed. One [`Random`] is split by purpose,
-//! equal instants are ordered by it, whatever is iterated is ordered, and no address, clock or hash
-//! order has any influence. Every event is folded into a [`TraceHash`], so two runs of one seed can
-//! be compared by one number.
+//! **Invariant:** a run is a function of the code and the seed. One [`Random`] is split by purpose
+//! and orders equal instants; every iteration is ordered; no address, clock or hash order has any
+//! effect. Every event is folded into a [`TraceHash`], so two runs of one seed can be compared by
+//! one number.
 //!
-//! The device is nasty but never impossible: what the contract leaves open it uses up. The source
-//! of a put is read as late as `Done` allows. With the matching [`FaultKind`]s the bytes of a put
-//! become visible in random pieces at random times up to the instant of its signal, transfers and
-//! their signals and completions overtake each other, queues hold one transfer, ranks freeze and
-//! die, links fail, and the two ends of a pair learn it at different times. Without faults a put of
-//! `n` bytes is seen exactly `latency + n / bandwidth` after the submit if it shares no link.
+//! The device is nasty but never impossible: it uses all freedom of the contract. The source of a
+//! put is read as late as `Done` allows. With the matching [`FaultKind`]s the bytes of a put become
+//! visible in random pieces at random times up to the instant of its signal; transfers, signals and
+//! completions overtake each other; queues hold one transfer; ranks freeze and die; links fail; and
+//! the two ends of a pair detect it at different times. Without faults and shared links a put of
+//! `n` bytes is visible exactly `latency + n / bandwidth` after the submit.
 //!
-//! Where only times are asked for, [`Options::moves_bytes`] is off: everything happens as it would,
-//! but no byte of a transfer's payload is copied, so that memory of any size can take part that
-//! nobody ever touches.
+//! With [`Options::moves_bytes`] off only times are simulated: no byte of a transfer's payload is
+//! copied, so memory of any size can take part without being touched.
 //!
 //! Driving `n` ranks:
 //!

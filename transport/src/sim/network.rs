@@ -1,11 +1,11 @@
-//! The wires: nodes, one-way links with bandwidth and latency, and routes for each ordered pair of
-//! ranks.
+//! The network: nodes, one-way links with bandwidth and latency, and routes for each ordered pair
+//! of ranks.
 //!
-//! A pair has one route, or several with weights: then everything sent is split over them in
-//! proportion, and has arrived when the last of it has. How transfers share links is [`Sharing`].
+//! A pair has one route, or several with weights: then every transfer is split over them in
+//! proportion, and has arrived when its last part has. [`Sharing`] says how transfers share links.
 //!
-//! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data and
-//! knows no time; how routes share their links over time is [`super::flows`] and [`super::queues`].
+//! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data without
+//! time; [`super::flows`] and [`super::queues`] share links over time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,39 +16,39 @@ use crate::Rank;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// One direction of a wire.
+/// Names one direction of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
-/// One direction of a wire: what it joins and what it carries.
+/// One direction of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Where bytes enter.
+    /// The node where bytes enter.
     pub from: NodeId,
-    /// Where they come out.
+    /// The node where bytes come out.
     pub to: NodeId,
-    /// How many bytes a second enter it at most, at least 1.
+    /// Bandwidth in bytes a second, at least 1.
     pub bytes_per_s: u64,
-    /// How long a byte is under way.
+    /// The time of a byte from end to end.
     pub latency: Duration,
 }
 
-/// One of the ways from a rank to another.
+/// A route from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// One after the other.
+    /// Its links, in order.
     pub links: Vec<LinkId>,
-    /// Its part of what is sent, beside the weights of the pair's other routes; at least 1.
+    /// Its share of the bytes, relative to the pair's other routes; at least 1.
     pub weight: u64,
 }
 
-/// How transfers under way at the same time share a link.
+/// How concurrent transfers share a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
     /// All at once, each with a fair share: as packets of different connections.
     Fair,
-    /// One after the other, in the order in which they come to it: as messages on a queue pair.
-    /// What has no bytes waits for nobody.
+    /// One after the other, in the order of their arrival: as messages on a queue pair. A transfer
+    /// without bytes does not wait.
     InOrder,
 }
 

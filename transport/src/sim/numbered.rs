@@ -1,4 +1,4 @@
-//! A map for what is numbered in turn and mostly ends in turn: a queue with gaps.
+//! A map for values that are numbered in sequence and mostly end in sequence: a queue with gaps.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use crate::sim::flows::FlowId;
 use crate::sim::observer::TransferNumber;
 
-/// A name that is a number.
+/// A key that is a number.
 pub(super) trait Number: Copy {
     fn new(number: u64) -> Self;
     fn value(self) -> u64;
@@ -32,8 +32,8 @@ impl Number for TransferNumber {
     }
 }
 
-/// Values by their numbers, in the order of these. **Invariant:** the first place is taken, so
-/// there are as many places as numbers were given since that of the oldest value.
+/// Values by their numbers, in ascending order. **Invariant:** the first entry is occupied, so
+/// there are as many entries as numbers since that of the oldest value.
 #[derive(Debug)]
 pub(super) struct Numbered<K, V> {
     first: u64,
@@ -47,7 +47,7 @@ impl<K: Number, V> Numbered<K, V> {
         Self { first: 0, places: VecDeque::new(), values: 0, key: PhantomData }
     }
 
-    /// Takes a value, whose number is larger than those of all that were here before.
+    /// Inserts a value, whose number is larger than all earlier ones.
     pub(super) fn insert(&mut self, key: K, value: V) {
         if self.places.is_empty() {
             self.first = key.value();
@@ -83,7 +83,7 @@ impl<K: Number, V> Numbered<K, V> {
         Some(value)
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(super) fn len(&self) -> usize {
         self.values
     }
@@ -117,7 +117,7 @@ mod tests {
                 numbered.insert(FlowId(next), next * 7);
                 oracle.insert(next, next * 7);
             } else {
-                // One that is there, or any.
+                // An existing number, or any.
                 let place = random.index(oracle.len().max(1));
                 let known = oracle.keys().nth(place).copied().filter(|_| random.coin());
                 let number = known.unwrap_or_else(|| random.below(next + 2));

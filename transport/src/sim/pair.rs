@@ -1,4 +1,4 @@
-//! Pairs of ranks: connecting, control messages, goodbyes, losses, severing, deaths.
+//! Pairs of ranks: connecting, control messages, byes, losses, severing, deaths.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::sim::world::Canary;
 /// Control messages to one peer that are under way before `QueueFull`.
 pub(super) const POSTS_MAX: usize = 1024;
 
-/// How far a rank is with a peer.
+/// The state of a rank's pair with a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Bond {
     #[default]
@@ -28,7 +28,7 @@ pub(super) enum Bond {
     Lost(LossCause),
 }
 
-/// What a rank knows of a peer, and the way from the rank to the peer.
+/// A rank's state of a peer, and of the wire from the rank to the peer.
 #[derive(Default)]
 pub(super) struct Side {
     pub(super) bond: Bond,
@@ -38,13 +38,13 @@ pub(super) struct Side {
     pub(super) signal_slots: Option<Signals>,
     /// Transfers to the peer whose `Done` was not polled yet.
     pub(super) under_way: usize,
-    /// Nothing from the rank reaches the peer any more.
+    /// The wire to the peer is cut.
     pub(super) cut: bool,
-    /// When connecting is given up.
+    /// The event that gives up connecting.
     timeout: Option<QueueKey>,
     messages: VecDeque<Control>,
     last_message_at: Nanos,
-    /// The goodbye has arrived at the peer, but something that was sent before it has not.
+    /// The bye has arrived at the peer, but earlier transfers have not.
     goodbye_waits: bool,
 }
 
@@ -155,8 +155,7 @@ impl State {
         self.at(at, Happening::Message(rank, peer));
     }
 
-    /// What is posted from now on arrives no earlier: a key in a message is known to who reads the
-    /// message.
+    /// Delays later messages until then: a reader of a message knows a key in it.
     pub(super) fn hold_messages_back(&mut self, rank: Rank, until: Nanos) {
         for peer in 0..self.ranks.len() as Rank {
             let side = self.side(rank, peer);
@@ -172,7 +171,7 @@ impl State {
         }
         let reachable = self.is_reachable(to, from) && !self.ranks[to as usize].dead;
         let side = self.side(from, to);
-        // Losses empty the queue but leave their happenings.
+        // Losses empty the queue but leave the events.
         let Some(control) = side.messages.pop_front() else { return };
         if side.cut || !reachable {
             return;
@@ -204,7 +203,7 @@ impl State {
         }
     }
 
-    /// The peer hears a goodbye when all that was sent before it is there.
+    /// Delivers a bye when all that was sent before it has arrived.
     pub(super) fn say_goodbye_if_quiet(&mut self, from: Rank, to: Rank) {
         if !self.side(from, to).goodbye_waits || self.side(to, from).bond != Bond::Connected {
             return;
@@ -227,7 +226,7 @@ impl State {
         !flights && said
     }
 
-    /// `rank` finds out that `peer` is gone.
+    /// `rank` detects that `peer` is gone.
     pub(super) fn detect(&mut self, rank: Rank, peer: Rank, cause: LossCause) {
         if !self.is_reachable(rank, peer) || self.ranks[rank as usize].dead {
             return;
@@ -243,7 +242,7 @@ impl State {
         self.fail_transfers(rank, peer, &TransferError::Lost { peer, cause });
     }
 
-    /// No control message between the two arrives any more.
+    /// Drops all control messages between the two.
     fn hang_up(&mut self, rank: Rank, peer: Rank) {
         for (from, to) in [(rank, peer), (peer, rank)] {
             let side = self.side(from, to);
@@ -252,7 +251,7 @@ impl State {
         }
     }
 
-    /// Nothing from `rank` reaches `peer` any more.
+    /// Cuts the wire from `rank` to `peer`.
     pub(super) fn cut_wire(&mut self, rank: Rank, peer: Rank) {
         self.side(rank, peer).cut = true;
         self.side(rank, peer).messages.clear();
@@ -266,7 +265,7 @@ impl State {
         self.cut_views(rank, peer);
     }
 
-    /// What `rank` mapped of `peer` keeps its bytes and reaches nobody.
+    /// Cuts the mappings of `rank` off from `peer`; they keep their bytes.
     fn cut_views(&mut self, rank: Rank, peer: Rank) {
         let keys: Vec<_> = (self.views.range((rank, peer, RegionKey(0))..=(rank, peer, RegionKey(u64::MAX))))
             .map(|(&key, _)| key)
@@ -304,7 +303,7 @@ impl State {
         self.detect_later(peer, rank, LossCause::ConnectionClosed);
     }
 
-    /// Everything of a rank vanishes; the others find out one by one.
+    /// Removes everything of a rank; the others detect it one by one.
     pub(super) fn die(&mut self, rank: Rank, cause: LossCause) {
         if std::mem::replace(&mut self.ranks[rank as usize].dead, true) {
             return;

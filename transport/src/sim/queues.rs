@@ -1,10 +1,10 @@
-//! Links that carry one transfer after the other: each is a queue, served in the order in which
-//! transfers come to it.
+//! Links that serve one transfer after the other: each is a queue, in the order of the transfers'
+//! arrival.
 //!
-//! A transfer over several routes is cut into parts by weight. A part passes its links cut-through:
-//! it may enter the next link as soon as its first byte is there, occupies every link for as long
-//! as its bytes take at that link's bandwidth, and cannot leave one before it has come out of the
-//! one before. What has no bytes occupies nothing and waits for nobody.
+//! A transfer over several routes is split into parts by weight. A part passes its links
+//! cut-through: it may enter the next link when its first byte has arrived, occupies every link for
+//! the time of its bytes at that link's bandwidth, and cannot leave a link before the previous one.
+//! A transfer without bytes occupies no link and does not wait.
 //!
 //! **Invariant:** no two transfers occupy a link at the same time. Times are in whole picoseconds,
 //! rounded up, so that many short transfers do not each lose part of a nanosecond.
@@ -23,16 +23,16 @@ use crate::sim::numbered::Numbered;
 const PICOS_PER_NANO: u128 = 1_000;
 const PICOS_PER_S: u128 = 1_000_000_000_000;
 
-/// What can be known of a transfer.
+/// The progress of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Passage {
     /// Its last byte has left its sender.
     Left(FlowId),
-    /// Its last byte has come.
+    /// Its last byte has arrived.
     Arrived(FlowId),
 }
 
-/// What happens inside.
+/// An internal event.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// The first byte of a part is at a link; the part has come out of the link before at this

@@ -1,4 +1,4 @@
-//! The handle by which a world is made, driven and asked.
+//! The handle of a simulated world: making, driving, and reading it.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,61 +14,61 @@ use crate::sim::random::Random;
 use crate::sim::state::{Callback, State};
 use crate::sim::trace::TraceHash;
 
-/// A contract that is broken on purpose, to see whether checkers signal.
+/// A deliberate violation of the contract, which checkers must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Canary {
-    /// Signals are shown some time before the last bytes of their puts.
+    /// Signals are raised some time before the last bytes of their puts.
     SignalBeforeBytes,
     /// A severed peer's transfers under way still land.
     SeveredPeerWrites,
-    /// Two puts to one peer that are under way at once show each other's signals.
+    /// Two puts to one peer that are under way at once exchange their signals.
     SignalsSwapped,
     /// A put's source is still read after its `Done`.
     SourceReadAfterDone,
-    /// A put's signal is a transfer of its own that is submitted after the put's `Done`, as by
-    /// someone who thinks that `Done` means landed: it overtakes the put's bytes.
+    /// A put's signal is a separate transfer that is submitted after the put's `Done`, as if `Done`
+    /// meant landed: it overtakes the put's bytes.
     SignalAfterDone,
     /// Urgent messages are accepted and never sent.
     UrgentLost,
 }
 
-/// What a world is made from.
+/// The parameters of a world.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The wires; it says how many ranks there are.
+    /// The network, with the number of ranks.
     pub network: Network,
-    /// Everything random follows from it.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
-    /// Whether ranks of one host map each other's memory; then, as on shared memory, only memory
-    /// that others can map is registered.
+    /// Whether ranks of one host map each other's memory; then, as on shared memory, only mappable
+    /// memory is registered.
     pub maps: bool,
-    /// Whether transfers inside a host need nobody to be polled: bytes land and sources are read
-    /// while their ranks do nothing.
+    /// Whether transfers inside a host need no polls: bytes land and sources are read while their
+    /// ranks do nothing.
     pub passive: bool,
-    /// By rank: the number of its host. Empty: all are on one.
+    /// By rank: the number of its host. Empty: all ranks are on one host.
     pub hosts: Vec<u32>,
     /// Transfers under way to one peer, unless the faults allow fewer.
     pub queue_depth: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// Whether payload is copied. Without, transfers take the time that they take and signals come,
-    /// but the memory that they name is neither read nor written: for measuring times alone.
+    /// Whether payload is copied. Without, transfers take their time and signals come, but the
+    /// memory is neither read nor written: for measuring times alone.
     pub moves_bytes: bool,
-    /// Which contract is broken on purpose.
+    /// The deliberate violation, if any.
     pub canary: Option<Canary>,
 }
 
-/// Transfers under way to one peer, if the options say nothing else.
+/// Default of [`Options::queue_depth`].
 const QUEUE_DEPTH: usize = 64;
 
-/// Longest transfer, if the options say nothing else, in bytes.
+/// Default of [`Options::transfer_bytes_max`], in bytes.
 const TRANSFER_BYTES_MAX: u64 = 16 << 20;
 
 impl Options {
-    /// No faults, no mappings, one host, ranks have to be polled, bytes move.
+    /// No faults, no mappings, one host, ranks must be polled, bytes are copied.
     #[must_use]
     pub fn new(network: Network, seed: u64) -> Self {
         Self {
@@ -103,7 +103,7 @@ impl World {
     ///
     /// # Panics
     ///
-    /// When the queue depth is zero: nothing could ever be submitted.
+    /// When the queue depth is zero.
     #[must_use]
     pub fn new(options: Options) -> Self {
         let hosts = options.hosts.len();
@@ -116,31 +116,31 @@ impl World {
     ///
     /// # Panics
     ///
-    /// When the configuration names another number of ranks than the network has, a rank outside of
-    /// them, or a rank whose device was made before.
+    /// When the configuration has another number of ranks than the network, a rank outside of them,
+    /// or a rank whose device was made before.
     #[must_use]
     pub fn device(&self, config: DeviceConfig) -> SimDevice {
         SimDevice::new(self.clone(), config)
     }
 
-    /// What time it is.
+    /// The virtual time.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.with(|state| state.now)
     }
 
-    /// A stream of random numbers of this world's seed, for a purpose of the caller's.
+    /// A stream of random numbers of this world's seed, for a purpose of the caller.
     #[must_use]
     pub fn random(&self, purpose: &str) -> Random {
         self.with(|state| state.root.split("caller").split(purpose))
     }
 
-    /// Goes to the next event and lets it happen, or to `wakeup` if that is earlier: when the first
-    /// of the ranks wants to be polled. False when there is neither: nothing will ever happen any
-    /// more unless somebody submits.
+    /// Goes to the next event and carries it out, or to `wakeup` if that is earlier: the time at
+    /// which the first rank wants to be polled. False when there is neither: nothing will happen
+    /// any more unless a rank submits.
     ///
     /// One event at a time, so that ranks can be polled between any two. Answers of
-    /// [`crate::Responder`]s are asked for in here, outside of the world's lock.
+    /// [`crate::Responder`]s are requested in here, outside of the world's lock.
     pub fn advance(&self, wakeup: Option<Nanos>) -> bool {
         self.with(|state| state.advance(wakeup))
     }

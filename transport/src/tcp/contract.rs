@@ -86,7 +86,7 @@ unsafe impl Device for TcpDevice {
             self.flush_connections();
         }
         self.receive();
-        // Answers, and what could not go before the peer's word came.
+        // Answers, and frames that had to wait for a frame of the peer.
         if !self.sending.is_empty() {
             self.flush_connections();
         }
@@ -152,7 +152,7 @@ impl TcpDevice {
     /// Whether transfers to a peer are accepted.
     fn expect_open(&mut self, peer: Rank) -> Result<(), SubmitError> {
         if self.control.has_events() {
-            // A key may have been taken back.
+            // The owner of a key may have revoked it.
             self.take_events();
         }
         match self.peers.get(peer as usize) {
@@ -164,7 +164,7 @@ impl TcpDevice {
         }
     }
 
-    /// Queues something for an open peer, and lists the peer as one to be sent to.
+    /// Queues a frame for an open peer, and lists the peer among those to send to.
     fn queue(
         &mut self,
         peer: Rank,

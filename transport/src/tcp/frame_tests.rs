@@ -95,7 +95,7 @@ proptest! {
     }
 }
 
-/// What the fuzz target asserts, too.
+/// The assertions of the fuzz target.
 fn check(bytes: &[u8]) {
     match Frame::decode(bytes) {
         Ok(Some((frame, used))) => {

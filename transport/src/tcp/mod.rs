@@ -2,22 +2,23 @@
 //!
 //! Each pair has a control stream of the [control plane](crate::control), read also while nobody
 //! polls, and [`CONNECTIONS`] data connections in each direction, written and read by `poll`
-//! itself. Frames ([`frame`]) name region, offset and signal; data is sent straight out of
+//! Each pair has a control stream of the [control plane](crate::control), which is read also while
+//! nobody polls, and [`CONNECTIONS`] data connections in each direction, which `poll` itself writes
+//! and reads. Frames ([`frame`]) name region, offset and signal. Data are sent straight out of
 //! registered memory and received straight into it.
-//!
-//! * A connection carries data one way only. So closing after a goodbye never destroys what is
-//!   still to be read, and both directions run at once without sharing a connection.
+//! * A connection carries data in one direction only. So closing after a bye never destroys bytes
+//!   that the peer has not read, and the two directions do not share a connection.
 //! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all connections. Connection 0
-//!   announces what comes on the others, which are not looked at otherwise: a poll with nothing to
-//!   do costs one call a peer.
-//! * `Done` of a put means that the socket has taken it. The first put to a region is answered by
-//!   its owner, so that a bad key is an error of its transfer; later ones need no answer until the
-//!   owner takes the key back. A put that crosses with that is dropped by the target, which then
-//!   says so; it is logged here.
+//!   announces the pieces on the others, which are not read otherwise: an idle poll costs one call
+//!   a peer.
+//! * `Done` of a put means that the socket has taken it. The owner of a region answers the first
+//!   put to it, so that a bad key is an error of its transfer. Later puts need no answer until the
+//!   owner revokes the key. If a put crosses with the revocation, the target drops the put and
+//!   refuses it; this rank logs the refusal.
 //!
-//! **Invariant:** memory is written only by the polling thread, for a pair that is open, inside
-//! a region that the thread holds a handle of: so dropping a pair's connections is fence (contract
-//! line 9).
+//! **Invariant:** memory is written only by the polling thread, for an open pair, inside a region
+//! of which the thread holds a handle. So dropping a pair's connections is the fence (contract line
+//! 9).
 
 mod connection;
 mod contract;
@@ -47,11 +48,11 @@ use crate::device::{
 use crate::region::{Region, Registry};
 use crate::signals::Signals;
 
-/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+/// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
 /// # Panics
 ///
-/// When what was decoded does not survive being encoded and decoded again.
+/// When a decoded value does not survive encoding and decoding.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
     crate::control::check_decoders(bytes);
@@ -60,7 +61,7 @@ pub fn check_decoders(bytes: &[u8]) {
 /// Data connections of a pair in each direction.
 pub const CONNECTIONS: usize = 2;
 
-/// Transfers of so many bytes and more travel on all connections.
+/// Transfers of at least this many bytes travel on all connections.
 pub const SPLIT_BYTES_MIN: usize = 1 << 20;
 
 /// Transfers under way to one peer.
@@ -71,13 +72,12 @@ const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
 
 const FABRIC: &str = "tcp";
 
-/// Epoll data of the wake source itself; others are peers.
+/// Epoll data of the wake source; all other data are peers.
 const WAKE_SOURCE: u64 = u64::MAX;
 
 /// One rank's end of the tcp fabric.
 pub struct TcpDevice {
-    // The data connections close before the control streams do, so that peers read what was sent
-    // first.
+    // The data connections close before the control streams, so that peers read all that was sent.
     peers: Vec<Peer>,
     control: Control<Revoked>,
     info: DeviceInfo,
@@ -86,12 +86,12 @@ pub struct TcpDevice {
     regions: Regions,
     releases: Arc<Releases>,
     registry: Arc<dyn Registry>,
-    /// Peers whose connections are to be read.
+    /// Peers whose connections are read.
     open: Vec<Rank>,
-    /// Peers to whom something waits to be sent.
+    /// Peers with frames to send.
     sending: Vec<Rank>,
     outbox: Outbox,
-    /// The last poll left something behind that wakes nobody.
+    /// The last poll left work that wakes nobody.
     unfinished: bool,
     leaving: bool,
     now: Nanos,
@@ -107,19 +107,20 @@ enum Peer {
 
 struct Open {
     pair: Pair,
-    /// Its goodbye has come: it is not received from any more, but may still be told ours.
+    /// The peer's bye has come: nothing more is received from it, but it may still get this rank's
+    /// bye.
     departed: bool,
-    /// A connection with it broke; its goodbye may still come until this time.
+    /// A connection broke; the peer's bye may still come until this time.
     suspect: Option<(Nanos, LossCause)>,
-    /// Nothing can come any more: what broke is a connection from it. Who has left and closed takes
-    /// nothing, but what it sent before still comes.
+    /// Nothing more can come, because a connection from the peer broke. When a connection to the
+    /// peer broke, data that the peer sent before can still come.
     is_silent: bool,
 }
 
 impl TcpDevice {
-    /// Listens, on loopback or where the configuration says, and starts the watcher. It takes a
-    /// secret, also on loopback, where every user of the host can connect:
-    /// [`Secret::fresh`](crate::Secret::fresh) will do there.
+    /// Listens, on loopback or at the configured interface, and starts the watcher. A secret is
+    /// required also on loopback, because every user of the host can connect there;
+    /// [`Secret::fresh`](crate::Secret::fresh) suffices for it.
     ///
     /// # Errors
     ///
@@ -163,23 +164,23 @@ impl TcpDevice {
         })
     }
 
-    /// Who is told that regions are gone.
+    /// The registry of this device's regions.
     pub(crate) fn registry(&self) -> Arc<dyn Registry> {
         Arc::clone(&self.registry)
     }
 
-    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
     }
 
-    /// Makes a region of the shared registry reachable by its own key.
+    /// Makes a region of the shared registry reachable by its key.
     pub(crate) fn adopt(&mut self, region: &Region) {
         debug_assert!(region.belongs_to(&self.registry), "released regions are told to the shared registry");
         self.regions.insert(region);
     }
 
-    /// The file that `arm` returns, always the same one.
+    /// The descriptor that `arm` returns, always the same.
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
     }
@@ -190,7 +191,7 @@ impl TcpDevice {
             Some(Peer::Open(open)) if !open.departed => {}
             _ => return Err(PostError::NotConnected { peer }),
         }
-        // Who has this message knows what was released before.
+        // A peer that has this message must know all earlier releases.
         if self.releases.has_any() {
             self.release_regions();
         }
@@ -202,7 +203,7 @@ impl TcpDevice {
         self.expect_room(peer)
     }
 
-    /// Whether events of one more transfer would find room.
+    /// Whether the event queue has room for the events of one more transfer.
     fn expect_room(&self, peer: Rank) -> Result<(), SubmitError> {
         if self.outbox.len() >= OUTBOX_MAX {
             return Err(SubmitError::QueueFull { peer });
@@ -232,7 +233,7 @@ impl TcpDevice {
                         open.pair.core.revoked(key);
                     }
                 }
-                // Data may still be on its way, and the last frame there says so too.
+                // Data may still be on their way; the last data frame is a bye too.
                 ControlEvent::Departed { .. } => {}
                 ControlEvent::Lost { peer, cause } => {
                     let error = TransferError::Lost { peer, cause: cause.clone() };
@@ -267,7 +268,7 @@ impl TcpDevice {
         self.outbox.push_back(Event::Connected { peer });
     }
 
-    /// Closes all of a pair's connections and ends its transfers with `error`.
+    /// Closes all connections of a pair and ends its transfers with `error`.
     fn close(&mut self, peer: Rank, then: Peer, error: &TransferError) {
         self.open.retain(|open| *open != peer);
         self.sending.retain(|sending| *sending != peer);
@@ -284,7 +285,7 @@ impl TcpDevice {
 
     fn close_incoming(&self, pair: &mut Pair) {
         for connection in pair.incoming.drain(..) {
-            // Explicitly, as a forked child may keep the connection open.
+            // Explicitly, because a forked child may keep the connection open.
             if connection.watched {
                 let _ = epoll::delete(&self.epoll, &connection.socket);
             }
@@ -308,11 +309,11 @@ impl TcpDevice {
         self.outbox.push_back(Event::Left { peer });
     }
 
-    /// Forgets released regions and tells who counts on them.
+    /// Removes released regions and tells the peers that rely on them.
     fn release_regions(&mut self) {
         for key in self.releases.take() {
             for peer in self.regions.remove(key) {
-                // A peer that reads nothing is found out by other means.
+                // A peer that does not read is found out by other means.
                 self.control.say(peer, &Revoked(key).encode());
             }
         }

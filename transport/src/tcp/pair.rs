@@ -1,9 +1,8 @@
-//! This rank's end of a connected pair: its connections, and what is under way on them; [`frames`]
-//! says what the peer's frames mean, [`submit`] what this rank's are.
+//! This rank's end of a connected pair: its connections, and the operations under way on them.
 //!
-//! **Invariants:** every accepted transfer is named exactly once, by a queued frame, a [`Parts`] or
-//! a [`Pending`], and whoever takes that name reports it. A signal is shown when every byte of its
-//! put has been received, by this thread.
+//! **Invariants:** every accepted transfer has exactly one owner: a queued frame, a
+//! [`SplitTransfer`] or a [`Pending`]. The code that removes the owner reports the transfer. A
+//! signal is raised when this thread has received every byte of its put.
 
 mod frames;
 mod submit;
@@ -24,14 +23,14 @@ use crate::signals::{Signal, Signals};
 /// Events that wait to be polled.
 pub(super) type Outbox = std::collections::VecDeque<Event>;
 
-/// How a transfer's end is reported.
+/// How the end of an operation is reported.
 #[derive(Clone, Copy)]
 enum Report {
     Transfer(TransferId),
     Part(u64),
 }
 
-/// A transfer that ends with several parts.
+/// A transfer in several parts.
 struct Parts {
     id: TransferId,
     remaining: u8,
@@ -52,7 +51,7 @@ struct Split {
     end: PutEnd,
 }
 
-/// What to do when a put is there.
+/// The completion of a put that arrives.
 #[derive(Clone, Copy)]
 struct PutEnd {
     signal: Option<Signal>,
@@ -62,18 +61,18 @@ struct PutEnd {
     token: Token,
 }
 
-/// What to do when data is there.
+/// The action when data have arrived.
 enum Then {
     Put(PutEnd),
     Piece { token: Token, connection: usize },
     Get { token: Token, connection: usize },
 }
 
-/// How far this rank's goodbye has come.
+/// The state of this rank's bye.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Bye {
     No,
-    /// Asked for; waits for answers to what was asked before.
+    /// Asked for; waits for answers to earlier requests.
     Wanted,
     Queued,
     Sent,
@@ -85,10 +84,9 @@ pub(super) struct Pair {
     pub(super) core: Core,
 }
 
-/// What a receiving connection keeps with the data that is arriving.
 pub(super) struct Arrival(Then);
 
-/// All of a pair but its receiving connections.
+/// The state of a pair without its receiving connections.
 pub(super) struct Core {
     pub(super) peer: Rank,
     signal_slots: Signals,
@@ -98,30 +96,29 @@ pub(super) struct Core {
     parts: Slab<Parts>,
     splits: Vec<Split>,
     next_split: u64,
-    /// How long the peer's regions are that it has accepted a put to: such puts need no answer.
+    /// Lengths of the peer's regions that have accepted a put: puts inside them need no answer.
     proved: KeyMap<u64>,
-    /// Regions that were taken back before they were proved.
+    /// Regions that were revoked before they were accepted.
     revoked: Vec<RegionKey>,
-    /// Data on connection `n` that connection 0 or a request has announced: connection 0's says
-    /// nothing.
+    /// Pieces that connection 0 or a request has announced on connection `n`. Entry 0 is unused.
     announced: [u32; CONNECTIONS],
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
     pub(super) bye: Bye,
     has_peer_bye: bool,
-    /// Whether the device's list of pairs with something to send has it.
+    /// Whether the device lists this pair among those to send to.
     pub(super) listed: bool,
     written: Vec<Written>,
 }
 
-/// How receiving went.
+/// The result of receiving.
 pub(super) enum Outcome {
-    /// All that is there has been received.
+    /// All available bytes have been received.
     Idle,
     /// There is more.
     More,
-    /// The peer has said goodbye, and all it sent before is here.
+    /// The peer has sent its bye, and all earlier data have arrived.
     Left,
 }
 
@@ -157,8 +154,8 @@ impl Pair {
         }
     }
 
-    /// Whether connection `connection` is to be received from: connection 0 always, others when
-    /// something is announced on them.
+    /// Whether to receive from `connection`: always from connection 0, from others when a piece is
+    /// announced.
     pub(super) fn expects(&self, connection: usize) -> bool {
         if connection == 0 {
             !self.core.has_peer_bye
@@ -167,12 +164,12 @@ impl Pair {
         }
     }
 
-    /// Whether data is announced on connections that say nothing by themselves.
+    /// Whether pieces are announced on connections other than 0.
     pub(super) fn expects_more(&self) -> bool {
         self.core.announced[1..].iter().any(|announced| *announced > 0)
     }
 
-    /// Receives what is there, up to the connections' share of a poll.
+    /// Receives available bytes, up to the limit of a poll.
     pub(super) fn receive(
         &mut self,
         regions: &mut Regions,
@@ -214,7 +211,7 @@ impl Pair {
         }
     }
 
-    /// Takes what is buffered as far as it goes.
+    /// Handles the buffered frames.
     fn decode(
         &mut self,
         connection: usize,
@@ -239,7 +236,7 @@ impl Pair {
             if let Frame::Piece { token, .. } = &frame
                 && !core.splits.iter().any(|split| split.token == *token)
             {
-                // It overtook its announcement on connection 0.
+                // The piece overtook its announcement on connection 0.
                 stream.held = true;
                 return Ok(());
             }
@@ -248,7 +245,7 @@ impl Pair {
         }
     }
 
-    /// Whether nothing waits to be sent or answered.
+    /// Whether no frame waits to be sent or answered.
     pub(super) fn is_flushed(&self) -> bool {
         let core = &self.core;
         core.out.iter().all(OutConnection::is_empty)
@@ -262,7 +259,7 @@ impl Core {
         self.out[connection].push(OutFrame { head: frame.encode(), body, written });
     }
 
-    /// The peer says that a region is gone.
+    /// Handles a revocation by the peer.
     pub(super) fn revoked(&mut self, key: RegionKey) {
         if self.proved.remove(&key).is_none() && self.pending.len() > 0 {
             // Its acceptance may still be under way, on another connection.
@@ -325,7 +322,7 @@ impl Core {
         }
     }
 
-    /// Queues the goodbye when it is wanted and nothing is awaited any more.
+    /// Queues the bye when it is wanted and no answer is awaited.
     pub(super) fn say_bye(&mut self) {
         if self.bye == Bye::Wanted && self.pending.len() == 0 {
             self.bye = Bye::Queued;
@@ -333,13 +330,13 @@ impl Core {
         }
     }
 
-    /// Whether something waits to be sent.
+    /// Whether frames wait to be sent.
     pub(super) fn has_output(&self) -> bool {
         self.out.iter().any(|connection| !connection.is_empty())
     }
 
-    /// Ends every transfer with this error. With `finish`, a frame that has begun to go out is
-    /// still finished (the peer has left, but reads on).
+    /// Ends every transfer with this error. With `finish`, a frame that is partly sent is still
+    /// sent to its end (the peer departed, but reads on).
     pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, outbox: &mut Outbox) {
         let mut abandoned = std::mem::take(&mut self.written);
         for connection in &mut self.out {

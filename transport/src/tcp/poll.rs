@@ -1,5 +1,5 @@
-//! What a poll does with the sockets: sends what they take, receives what is there, and gives up
-//! peers that stay silent after their connection broke.
+//! A poll's work on sockets: sending, receiving, and giving up peers that stay silent after their
+//! connection broke.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,16 +14,15 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{LossCause, TransferError};
 
-/// With at most so many open peers a poll reads their sockets at once; with more it asks which are
-/// ready first.
+/// Up to this number of open peers a poll reads all their sockets; with more peers epoll first
+/// tells which sockets are ready.
 const DIRECT_PEERS_MAX: usize = 4;
 
-/// Peers that one poll serves at most when it asks which are ready; the kernel lets the others come
-/// next.
+/// Peers that one poll serves at most when epoll tells which are ready; the next poll serves the
+/// others.
 const READY_MAX: usize = 64;
 
-/// A peer with which a connection broke may still have a goodbye under way: so long it is waited
-/// for after what came last.
+/// How long a poll waits for the bye of a peer whose connection broke, from the last bytes on.
 const GOODBYE_GRACE: Duration = Duration::from_millis(500);
 
 impl TcpDevice {
@@ -52,7 +51,7 @@ impl TcpDevice {
             open.pair.core.listed = open.pair.core.has_output();
             open.pair.core.listed
         });
-        // Nobody else adds to the list meanwhile.
+        // The list had no other additions meanwhile.
         self.sending = sending;
     }
 
@@ -81,8 +80,8 @@ impl TcpDevice {
                 self.list_sending(peer);
             }
             Err(cause @ LossCause::Protocol(_)) => self.control.lose_at_once(peer, cause),
-            // What it said last stands on the control stream, which the watcher reads; a
-            // connection's end may be seen first.
+            // The peer's last message is on the control stream, which the watcher reads; a
+            // connection may end before that.
             Err(cause) => {
                 open.is_silent = true;
                 open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
@@ -92,8 +91,8 @@ impl TcpDevice {
 
     pub(super) fn receive(&mut self) {
         if self.open.len() <= DIRECT_PEERS_MAX {
-            // By index, as a departing peer leaves the list; one that is skipped by that gets its
-            // turn next time.
+            // By index, because a departing peer leaves the list. A peer that is skipped by that is
+            // served by the next poll.
             let mut at = 0;
             while let Some(peer) = self.open.get(at).copied() {
                 self.receive_from(peer);
@@ -101,7 +100,7 @@ impl TcpDevice {
             }
             return;
         }
-        // Announced data is under way already: no need to ask.
+        // Announced data are under way already: no need to ask.
         let mut at = 0;
         while let Some(peer) = self.open.get(at).copied() {
             if let Peer::Open(open) = &self.peers[peer as usize]
@@ -113,7 +112,7 @@ impl TcpDevice {
         }
         let mut space = [const { MaybeUninit::uninit() }; READY_MAX];
         let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
-        // An interruption: nothing is known to be ready, and the next poll asks again.
+        // After an interruption no peer is known to be ready, and the next poll asks again.
         let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else { return };
         self.unfinished |= ready.len() == READY_MAX;
         for event in ready {
@@ -131,14 +130,14 @@ impl TcpDevice {
                 && let Some((until, cause)) = &mut open.suspect
                 && self.now >= *until
             {
-                // This rank may have been stopped all that time, and its watcher too.
+                // This process may have been stopped all that time, and its watcher too.
                 *until = Nanos::MAX;
                 self.control.lose(peer, cause.clone());
             }
         }
     }
 
-    /// Makes the epoll descriptor readable exactly when a connection of this peer can go on.
+    /// Makes the epoll descriptor readable exactly when a connection of this peer can proceed.
     pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
         for connection in 0..open.pair.incoming.len() {
             let expects = !open.is_silent && open.pair.expects(connection);
@@ -156,7 +155,7 @@ impl TcpDevice {
     }
 }
 
-/// Asks for the socket's readiness, or no more, where that changes.
+/// Adds the socket to epoll or removes it, if that changes.
 fn watch_socket(
     epoll: &OwnedFd,
     peer: Rank,

@@ -1,11 +1,11 @@
-//! The regions of this rank, as peers name them: which exist, and which peers count on which.
+//! The regions of this rank by key, and the peers that rely on each.
 
 use crate::Rank;
 use crate::control::FabricMessage;
 use crate::region::{KeyMap, Region, RegionKey, RemoteSlice, Slice, WeakRegion};
 
-/// What a rank says to those that it told that a key is good: its region is gone. Comes before any
-/// message that was posted after the region went.
+/// Tells the peers that rely on a key that its region is gone. Comes before any message that was
+/// posted after the release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Revoked(pub(super) RegionKey);
 
@@ -21,7 +21,7 @@ impl FabricMessage for Revoked {
     }
 }
 
-/// This rank's regions, owned by the polling thread: finding one takes no lock.
+/// This rank's regions, owned by the polling thread: a lookup takes no lock.
 #[derive(Default)]
 pub(super) struct Regions {
     by_key: KeyMap<Known>,
@@ -29,7 +29,7 @@ pub(super) struct Regions {
 
 struct Known {
     region: WeakRegion,
-    /// Peers that were told that the key is good, and have to be told when it no longer is.
+    /// Peers that know that the key is valid, and must be told when it is not.
     trusting: Vec<Rank>,
 }
 
@@ -38,7 +38,7 @@ impl Regions {
         self.by_key.insert(region.key(), Known { region: region.downgrade(), trusting: Vec::new() });
     }
 
-    /// The memory that a peer names, held while the slice is.
+    /// The slice that a peer names; it keeps the memory alive.
     pub(super) fn find(&self, named: &RemoteSlice) -> Option<Slice> {
         let region = self.by_key.get(&named.key)?.region.upgrade()?;
         let start = usize::try_from(named.offset).ok()?;
@@ -46,7 +46,7 @@ impl Regions {
         region.slice(start..end).ok()
     }
 
-    /// Notes that `peer` is told that the key is good; returns the region's length.
+    /// Records that `peer` knows the key as valid; returns the region's length.
     pub(super) fn entrust(&mut self, key: RegionKey, peer: Rank) -> Option<u64> {
         let known = self.by_key.get_mut(&key)?;
         let len = known.region.upgrade()?.len();
@@ -56,7 +56,7 @@ impl Regions {
         Some(len as u64)
     }
 
-    /// Forgets a region; returns who is to be told.
+    /// Removes a region; returns the peers to tell.
     pub(super) fn remove(&mut self, key: RegionKey) -> Vec<Rank> {
         self.by_key.remove(&key).map(|known| known.trusting).unwrap_or_default()
     }

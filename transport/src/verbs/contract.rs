@@ -65,7 +65,7 @@ unsafe impl Device for VerbsDevice {
         }
         let keys = match &transfer {
             Transfer::Put { src: Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
-                // One that was withdrawn is not of this device any more.
+                // A withdrawn region no longer belongs to this device.
                 let registered = self.regions.get(&slice.region().key());
                 registered.map(|registered| registered.local_keys).ok_or(SubmitError::ForeignRegion)?
             }
@@ -142,12 +142,12 @@ unsafe impl Device for VerbsDevice {
             nic.completions.ack_events();
             nic.completions.arm().ok()?;
         }
-        // What completed before it was armed rings nothing.
+        // A completion before the arming causes no event.
         self.unfinished = self.take_completions();
         if is_woken || self.unfinished || !self.outbox.is_empty() {
             return None;
         }
-        // What was taken may have made room, or credits to give back.
+        // Completions may have made room, or have made credits due.
         self.post_all();
         let joining = self.peers.iter().filter_map(|peer| match peer {
             Peer::Joining(joining) => Some(joining.deadline),
@@ -162,7 +162,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn flush(&mut self, what: Flush) -> bool {
-        // The NIC sends what it was given by itself.
+        // The NIC sends posted requests by itself.
         self.post_all();
         if what == Flush::Transfers || !self.due.is_empty() {
             return self.due.is_empty();
@@ -178,7 +178,7 @@ unsafe impl Device for VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Takes what has rung since it was armed.
+    /// Takes the events since the arming.
     #[cold]
     fn disarm(&mut self) {
         self.is_armed = false;
@@ -186,7 +186,7 @@ impl VerbsDevice {
         self.nics.iter_mut().for_each(|nic| nic.completions.ack_events());
     }
 
-    /// Why nothing is submitted to a peer that is not open.
+    /// The error of a submit to a peer that is not open.
     #[cold]
     fn not_open(&self, peer: Rank) -> SubmitError {
         match self.peers.get(peer as usize) {
@@ -198,8 +198,7 @@ impl VerbsDevice {
     }
 }
 
-/// Whether what was submitted to a pair is to be posted at once. Mostly it waits for more: then the
-/// pair is listed, while it is at hand.
+/// Whether to post at once. Mostly the pair is listed, so that later requests share the doorbell.
 #[inline]
 fn is_due(pair: &mut Pair, due: &mut Vec<Rank>) -> bool {
     let is_due = pair.is_due();

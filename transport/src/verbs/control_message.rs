@@ -1,4 +1,4 @@
-//! What ends of this backend say to each other over the control stream, beside what users post.
+//! The messages of this backend on the control stream, apart from those of users.
 
 use super::cm::Entrance;
 use super::refusal::Refusal;
@@ -12,18 +12,18 @@ const ANNOUNCEMENT: u8 = 3;
 const REFUSAL: u8 = 4;
 const ENTRANCE: u8 = 5;
 
-/// A message of a rank to the same backend at another.
+/// A message of a rank to the same backend of another rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ControlMessage {
-    /// Where its queue pairs are.
+    /// The sender's queue pairs.
     Hello(Hello),
-    /// Where it waits to be called.
+    /// The sender's listener of the connection manager.
     Entrance(Entrance),
-    /// Its queue pairs receive and send.
+    /// The sender's queue pairs receive and send.
     Ready,
-    /// How long a region is, and by what its other NICs know it; or that it is gone.
+    /// A region's length and its keys on further NICs; or that the region is gone.
     Announcement(Announcement),
-    /// It makes no connection.
+    /// The sender refuses the connection.
     Refusal(Refusal),
 }
 

@@ -1,12 +1,12 @@
-//! How a pair comes about: the control stream opens, each end says where its queue pairs are, each
-//! end says that it is ready, and each sees a write of no bytes acknowledged on each queue pair:
-//! one that is connected may still lead nowhere, which is better known now than in the first
-//! operation.
+//! The connecting of a pair without the connection manager. The control stream opens; each end
+//! sends its queue pairs in a hello; each end sends "ready"; each end waits until a write of no
+//! bytes is acknowledged on each queue pair. A queue pair that is connected may still have no path,
+//! and this is found now rather than in the first operation.
 //!
-//! That is so unless the connection manager joins them, see [`cm`](super::cm).
+//! [`cm`](super::cm) has the way with the connection manager.
 //!
-//! An end that makes no connection says why ([`Refusal`]) and waits until the other one has heard,
-//! so that both name the cause.
+//! An end that refuses the connection sends the reason ([`Refusal`]) and waits until the other end
+//! has read it, so that both report the cause.
 
 use std::io;
 use std::time::Duration;
@@ -26,14 +26,13 @@ use crate::device::{Device, Event, LossCause, ProtocolViolation, TransferError};
 
 use crate::region::{RegionKey, random_key};
 
-/// Regions of a peer that are kept in mind; transfers to further ones go whole, over the first NIC.
+/// Announced regions of a peer that are stored; transfers to further regions are not striped.
 const KNOWN_REGIONS_MAX: usize = 1 << 16;
 
-/// How long a peer that is refused has time to hear why and hang up.
+/// How long a refused peer has time to read the reason and close the stream.
 pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
-/// A pair on its way: the control stream, then each end's hello, then each end's word that it is
-/// ready.
+/// The state of a pair that is connecting.
 pub(super) struct Joining {
     pub(super) deadline: Nanos,
     pub(super) pair: Option<Pair>,
@@ -42,9 +41,9 @@ pub(super) struct Joining {
     pub(super) peer_is_ready: bool,
     /// Writes of no bytes are under way, or were acknowledged.
     pub(super) is_tried: bool,
-    /// There will be no connection; the peer has been told.
+    /// The connection is refused; the peer has been told.
     pub(super) is_refused: bool,
-    /// Where the peer waits to be called, until it is.
+    /// The peer's listener, until this rank connects to it.
     pub(super) entrance: Option<Entrance>,
     pub(super) meeting: Meeting,
 }
@@ -77,12 +76,12 @@ impl Joining {
 }
 
 impl VerbsDevice {
-    /// Says something to a peer; false when the peer does not hear it.
+    /// Sends a message to a peer; false when the peer does not read it.
     pub(super) fn say(&self, peer: Rank, message: &ControlMessage) -> bool {
         self.control.say(peer, &message.encode())
     }
 
-    /// The control stream to a peer is open: makes queue pairs and tells the peer of them.
+    /// The control stream to a peer is open: makes queue pairs and sends the hello.
     pub(super) fn greet(&mut self, peer: Rank) {
         // Severed, or given up, since the stream opened.
         if !matches!(self.peers[peer as usize], Peer::Joining(_)) {
@@ -111,7 +110,7 @@ impl VerbsDevice {
         let hello = ControlMessage::Hello(pair.hello(&self.nics));
         joining.pair = Some(pair);
         let said = self.open_entrance(peer).map_or(hello, ControlMessage::Entrance);
-        // Not heard only when the peer is gone, which comes as an event.
+        // It fails only when the peer is gone, which comes as an event.
         self.say(peer, &said);
         if self.announces() {
             let keys: Vec<_> = self.regions.keys().copied().collect();
@@ -120,20 +119,20 @@ impl VerbsDevice {
         self.advance(peer);
     }
 
-    /// Whether peers may be joined by several queue pairs.
+    /// Whether peers may have several queue pairs.
     fn announces(&self) -> bool {
         self.nics.len() > 1 || self.sizes.queue_pairs > 1
     }
 
-    /// Tells a peer of a region, or that it is gone. It does without where it is not told: then its
-    /// transfers go whole, over the first NIC.
+    /// Announces a region to a peer, or that it is gone. Without the announcement transfers are not
+    /// striped.
     fn announce_to(&mut self, peer: Rank, region: RegionKey) {
         let known = self.regions.get(&region).map(Registered::known);
         let announcement = Announcement { region, known };
         self.say(peer, &ControlMessage::Announcement(announcement));
     }
 
-    /// Tells all peers that hear of it.
+    /// Announces a region to all connected peers.
     pub(super) fn announce(&mut self, region: RegionKey) {
         if self.announces() {
             let hears = |peer: &Rank| self.peers[*peer as usize].pair().is_some();
@@ -142,7 +141,7 @@ impl VerbsDevice {
         }
     }
 
-    /// A peer has said something.
+    /// Handles a message of a peer.
     pub(super) fn told(&mut self, peer: Rank, message: ControlMessage) {
         match (message, &mut self.peers[peer as usize]) {
             (ControlMessage::Announcement(announcement), _) => return self.learn(peer, announcement),
@@ -162,7 +161,7 @@ impl VerbsDevice {
         self.advance(peer);
     }
 
-    /// Keeps in mind what a peer says of one of its regions.
+    /// Stores a peer's announcement of a region.
     fn learn(&mut self, peer: Rank, Announcement { region, known }: Announcement) {
         let regions = &mut self.known_regions[peer as usize];
         match known {
@@ -171,12 +170,12 @@ impl VerbsDevice {
         }
     }
 
-    /// This rank's queue pairs to a peer receive and send.
+    /// Tells a peer that this rank's queue pairs receive and send.
     pub(super) fn say_ready(&mut self, peer: Rank) {
         self.say(peer, &ControlMessage::Ready);
     }
 
-    /// Whether the peer wants to be joined in the other way than this rank.
+    /// Whether the peer uses the other connect method.
     fn is_other_way(&self, joining: &Joining) -> bool {
         match self.switchboard {
             Some(_) => joining.hello.is_some(),
@@ -184,7 +183,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Goes on with a pair on its way as far as it can.
+    /// Advances a connecting pair as far as possible.
     pub(super) fn advance(&mut self, peer: Rank) {
         if let Peer::Joining(joining) = &self.peers[peer as usize]
             && joining.pair.is_some()
@@ -218,7 +217,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Joins the queue pairs to the peer's, where it has said which those are and nobody else does
+    /// Connects the queue pairs when the peer's hello is there, unless the connection manager does
     /// it.
     fn connect_as_told(&mut self, peer: Rank, joining: &mut Joining) -> Result<(), LossCause> {
         let (Some(pair), Some(hello), false) = (&mut joining.pair, &joining.hello, joining.is_connected)
@@ -235,7 +234,7 @@ impl VerbsDevice {
         Ok(())
     }
 
-    /// Makes no connection to a peer: tells it why, and waits a while for it to hang up.
+    /// Refuses the connection: sends the reason, and waits for the peer to close the stream.
     pub(super) fn refuse(&mut self, peer: Rank, cause: LossCause) {
         let is_told = Refusal::of(&cause).is_some_and(|refusal| {
             self.control.refuse(peer, cause.clone());
@@ -254,7 +253,7 @@ impl VerbsDevice {
     }
 }
 
-/// Why a queue pair does not go together with its peer's.
+/// The cause of a loss when a queue pair could not be connected.
 pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
     tracing::debug!("verbs: the queue pair to rank {peer} does not connect ({error})");
     match error.raw_os_error() {
@@ -263,7 +262,7 @@ pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
     }
 }
 
-/// Addresses of ports of the two that do not meet.
+/// Whether GID types of the two ends do not fit.
 fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
     facing(nics, hello).map(|(nic, queue)| (nic.chosen.gid.kind, queue.kind)).find_map(|(own, peer)| {
         let error = PairError::AddressKinds { own, peer };
@@ -271,7 +270,7 @@ fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
     })
 }
 
-/// Packets that ports of the two do not have in common.
+/// Whether path MTUs of the two ends differ.
 pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
     facing(nics, hello).map(|(nic, queue)| (nic.port.active_mtu, u32::from(queue.mtu))).find_map(
         |(own, other)| {
@@ -281,12 +280,12 @@ pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> 
     )
 }
 
-/// This rank's NICs, each with what the peer said of a queue pair that it is joined to.
+/// This rank's NICs, each with the peer's end of its queue pair.
 fn facing<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a QueuePairHello)> {
     nics.iter().cycle().zip(&hello.queues)
 }
 
-/// Bytes of the longest packet that the verbs number so.
+/// Bytes of a path MTU in the code of the verbs.
 fn packet_bytes(mtu: u32) -> u32 {
     128 << mtu
 }

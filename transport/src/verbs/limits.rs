@@ -1,9 +1,9 @@
-//! What a NIC says that it has at most, kept to before the NIC is asked: it would answer a number
-//! that says neither what there is too little of nor what to do.
+//! The limits of a NIC, checked before a request: an error number of the NIC names neither the
+//! scarce resource nor a remedy.
 //!
-//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly what exceeds a limit that
-//! the device told; a driver that tells zero has told none. What this process has made is counted,
-//! by all its devices on that NIC; what others hold of it shows as an error of the system.
+//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly the requests that exceed a
+//! limit of the device; zero means no limit. The objects of this process are counted for each NIC
+//! over all devices; objects of other processes show as an error of the system.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::sys;
 
-/// Of what a NIC has only so much.
+/// A limited resource of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Kind {
     /// Registered memory regions (`max_mr`).
     Regions,
-    /// Bytes of one of them (`max_mr_size`).
+    /// Bytes of one memory region (`max_mr_size`).
     RegionBytes,
-    /// Memory windows, of which each lease is one (`max_mw`).
+    /// Memory windows, one for each lease (`max_mw`).
     Windows,
     /// Queue pairs (`max_qp`).
     QueuePairs,
@@ -42,7 +42,7 @@ impl fmt::Display for Kind {
 }
 
 impl Kind {
-    /// What to do where a limit is met.
+    /// The remedy when the limit is reached.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Regions => "drop some, or register fewer that are larger",
@@ -56,33 +56,33 @@ impl Kind {
     }
 }
 
-/// A limit of a NIC is met.
+/// A limit of a NIC is reached.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("RDMA device {device} has no more than {most} {kind}, and {wanted} are asked for; {}", .kind.remedy())]
 pub struct Limit {
-    /// Which device.
+    /// The device.
     pub device: String,
-    /// Of what.
+    /// The resource.
     pub kind: Kind,
-    /// How many there may be.
+    /// The limit.
     pub most: u64,
-    /// How many there would be.
+    /// The number that was requested.
     pub wanted: u64,
 }
 
-/// Why the NIC gave no object.
+/// Why an object was not created.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NotMade {
-    /// It was not asked.
+    /// It would exceed a limit.
     #[error(transparent)]
     Limit(#[from] Limit),
-    /// It, or the kernel, refused.
+    /// The NIC or the kernel refused.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
 impl NotMade {
-    /// As errors of the system are told apart.
+    /// The error as a kind of system error.
     pub(super) fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Limit(_) => io::ErrorKind::QuotaExceeded,
@@ -91,24 +91,24 @@ impl NotMade {
     }
 }
 
-/// What a device told, and what this process has of it.
+/// The limits of a device, and the objects of this process.
 #[derive(Clone)]
 pub(super) struct Limits {
     device: String,
-    /// By [`Kind`]; zero: none was told.
+    /// By [`LimitKind`]; zero: no limit.
     most: [u64; KINDS],
     used: Arc<Used>,
 }
 
-/// How many kinds there are.
+/// The number of kinds.
 const KINDS: usize = 5;
 
-/// What all objects of this process use of one device, by [`Kind`]. Relaxed, all of it: counts that
+/// The objects of this process on one device, by [`LimitKind`]. Relaxed everywhere: these counts
 /// publish nothing.
 #[derive(Default)]
 struct Used([AtomicU64; KINDS]);
 
-/// One of a kind that is used; not any more when this is dropped.
+/// The count of one object; it ends when this is dropped.
 pub(super) struct Taken {
     used: Arc<Used>,
     kind: Kind,
@@ -121,7 +121,7 @@ impl Drop for Taken {
     }
 }
 
-/// What is used of the device of this name, by all that this process has opened of it.
+/// The counts of the device of this name in this process.
 fn used_of(device: &str) -> Arc<Used> {
     static DEVICES: Mutex<BTreeMap<String, Arc<Used>>> = Mutex::new(BTreeMap::new());
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +140,7 @@ impl Limits {
         Self { device: device.to_owned(), most, used: used_of(device) }
     }
 
-    /// Whether there may be so many more; of bytes in a region, whether there may be so many.
+    /// Whether `more` objects are allowed; for bytes of a region, whether that length is.
     pub(super) fn allow(&self, kind: Kind, more: u64) -> Result<(), Limit> {
         let most = self.most[kind as usize];
         // Relaxed: see `Used`.
@@ -151,10 +151,10 @@ impl Limits {
         Ok(())
     }
 
-    /// Counts one more, to be kept with it.
+    /// Counts one more object; the result is kept with the object.
     pub(super) fn take(&self, kind: Kind) -> Result<Taken, Limit> {
-        // Relaxed: see `Used`. Counted before it is looked at, so that of two who take the last one
-        // neither gets it too much.
+        // Relaxed: see `Used`. Counted before the check, so that two threads never share the last
+        // object.
         self.used.0[kind as usize].fetch_add(1, Ordering::Relaxed);
         let taken = Taken { used: Arc::clone(&self.used), kind };
         self.allow(kind, 0)?;
@@ -166,7 +166,7 @@ impl Limits {
 mod tests {
     use super::*;
 
-    /// Of a device of this name with so many of everything.
+    /// The limits of a device of this name with `most` of each resource.
     fn limits(device: &str, most: i32) -> Limits {
         // SAFETY: plain numbers, of which zero is one.
         let mut told: sys::ibv_device_attr = unsafe { std::mem::zeroed() };

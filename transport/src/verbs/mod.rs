@@ -1,31 +1,32 @@
-//! `verbs`: the device contract over RDMA, by libibverbs found at run time.
+//! `verbs`: the device contract over RDMA, by libibverbs, which is loaded at run time.
 //!
-//! Each pair of ranks has a reliable connection ([`pair`]), or several, perhaps over several NICs
-//! ([`nic`]), over which long transfers go in parts ([`stripes`]): a put is an RDMA write, its
-//! signal an immediate on the same queue pair. All completions of a NIC come to one queue, whose
-//! entries `poll` turns into counted signal slots, ends of transfers and losses; signals use up
-//! receives of one shared queue, covered by credits. Beside it each pair has one socket, the stream
-//! of the [control plane](crate::control): over it ranks prove that they know the secret, tell each
-//! other their queue pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post
-//! messages and say goodbye, and its watcher finds out who has died.
+//! Each pair of ranks has one or several reliable connections ([`pair`]), perhaps over several NICs
+//! ([`nic`]); long transfers are striped over all of them ([`stripes`]). A put is an RDMA write,
+//! its signal an immediate on the same queue pair. All completions of a NIC come to one completion
+//! queue. `poll` turns them into signals, ends of transfers and losses. Signals consume receives of
+//! one shared receive queue, which credits cover. Each pair also has the stream of the [control
+//! plane](crate::control): over it ranks authenticate each other, exchange their queue pairs
+//! ([`wire`]) or the addresses of their connection managers ([`cm`]), and post messages. Its
+//! watcher detects dead peers.
 //!
-//! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced;
-//!   its length, and by what further NICs know a region, are where pairs have several queue pairs,
-//!   and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged
-//!   costs the pair, which is lost with that cause.
-//! * **Registered twice** is registered once: memory that has a region gets another handle of it
-//!   ([`cache`]), and the NIC keeps it until the last one is gone. What a NIC has only so much of
-//!   is counted before it is asked ([`limits`]).
-//! * **Fence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC
-//!   takes nothing of it.
-//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and signals are counted
-//!   after a flush ([`direct`]).
-//! * **Progress**: the NIC works by itself, but signal slots are counted by `poll`.
+//! * **Keys** contain everything that a peer's NIC needs ([`wire::KeyParts`]), so no region is
+//!   announced. Only where pairs have several queue pairs, ranks announce a region's length and its
+//!   keys on further NICs; a transfer to a region whose announcement has not come uses one queue
+//!   pair. The NIC checks keys; a stale or forged key costs the pair, which is lost with that
+//!   cause.
+//! * **Registrations are shared**: registering memory again returns another handle of its region
+//!   ([`cache`]), and the NIC keeps it until the last handle is gone. Limited resources of a NIC
+//!   are counted before they are requested ([`limits`]).
+//! * **Fence**: a queue pair is destroyed when its peer is severed or lost; then the NIC accepts
+//!   nothing from the peer.
+//! * **GPUs**: their memory is registered where the kernel gives NICs access, and signals are
+//!   counted after a flush ([`direct`]).
+//! * **Progress**: the NIC transfers without a poll, but `poll` counts signals.
 //! * **Sleeping** is on the completion channel and the control streams at once.
 //!
-//! Costs a put with signal: one doorbell, shared by what is submitted between two polls
-//! ([`send_queue`]); one request where the signal has no payload, else two; one completion here,
-//! shared likewise (none for what is copied by submit, but every 32nd), and one there.
+//! Costs of a put with a signal: one doorbell, shared by all submits between two polls
+//! ([`send_queue`]); one work request if the signal has no payload, else two; one completion here,
+//! shared likewise (none for bytes that submit copies, except every 32nd), and one at the target.
 //! [`VerbsDevice::counts`] counts them.
 
 mod cache;
@@ -114,11 +115,11 @@ use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
 
-/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+/// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
 /// # Panics
 ///
-/// When what was decoded does not survive being encoded and decoded again.
+/// When a decoded value does not survive encoding and decoding.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
     survives(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
@@ -138,15 +139,16 @@ fn survives<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&
     }
 }
 
-/// Longest transfer, in bytes, where the NIC carries more.
+/// Longest transfer, in bytes, if the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
 
 /// Events that wait to be polled before submits are refused.
 const OUTBOX_MAX: usize = 4096;
 
-/// Time limits and the connection manager are looked at so often.
+/// Interval of the polls of the control plane, the connection manager and time limits.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(200);
-/// And at every so many polls, as the time that polls are told may stand still.
+/// They are also polled after this many polls of the device, because the caller's clock may stand
+/// still.
 const CONTROL_POLLS: u32 = 512;
 
 const FABRIC: &str = "verbs";
@@ -162,9 +164,9 @@ enum Peer {
 
 /// One rank's end of the verbs fabric. See the module.
 pub struct VerbsDevice {
-    // Queue pairs go before all that they stand on, which is dropped in this order.
+    // Queue pairs are dropped before the objects that they use; fields are dropped in this order.
     peers: Vec<Peer>,
-    /// Where the connection manager joins pairs.
+    /// Set when the connection manager connects pairs.
     switchboard: Option<Switchboard>,
     regions: KeyMap<Registered>,
     cache: Cache,
@@ -178,11 +180,11 @@ pub struct VerbsDevice {
     reason: String,
     sizes: Sizes,
     stripe_bytes: usize,
-    /// By rank.
+    /// The peers' regions, by rank.
     known_regions: Vec<KnownRegions>,
-    /// Peers for whom something waits to be posted.
+    /// Peers with work requests to post.
     due: Vec<Rank>,
-    /// What was asked of the NICs for peers that are gone.
+    /// Counts of peers that are gone.
     past: Counts,
     signal_slots: Vec<OnceLock<Signals>>,
     connect_timeout: Duration,
@@ -190,17 +192,17 @@ pub struct VerbsDevice {
     control_due_at: Nanos,
     control_polls: u32,
     is_armed: bool,
-    /// It was armed since the connection manager was last asked.
+    /// The device was armed since the last poll of the connection manager.
     has_slept: bool,
     unfinished: bool,
-    /// This rank leaves, but what it sent is still under way.
+    /// This rank leaves, but its transfers are still under way.
     is_leaving: bool,
     has_left: bool,
 }
 
 impl VerbsDevice {
-    /// Takes the port that `wish` names, or the first that is usable, and listens as the
-    /// configuration says.
+    /// Opens the port that `wish` names, or the first usable one, and listens at the configured
+    /// interface.
     ///
     /// # Errors
     ///
@@ -281,13 +283,13 @@ impl VerbsDevice {
         })
     }
 
-    /// Which devices, ports and addresses it uses, and why.
+    /// Which devices, ports and addresses the device uses, and why.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// What it has asked of its NICs so far.
+    /// The requests to its NICs so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let mut counts = self.past;
@@ -296,36 +298,36 @@ impl VerbsDevice {
         counts
     }
 
-    /// Messages on its ports that found no receive since it was made, also those of other
-    /// processes; `None` where no driver counts them. Credits see to it that this is zero.
+    /// Messages on its ports that found no receive since the device was made, also those of other
+    /// processes; `None` where no driver counts them. Credits keep the number at zero.
     #[must_use]
     pub fn receivers_not_ready(&self) -> Option<u64> {
         self.nics.iter().filter_map(Nic::not_ready).reduce(|sum, count| sum + count)
     }
 
-    /// Who is told that regions are gone.
+    /// The registry of this device's regions.
     pub(crate) fn registry(&self) -> Arc<dyn Registry> {
         Arc::clone(&self.registry)
     }
 
-    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
     }
 
-    /// The file that `arm` returns, always the same one.
+    /// The descriptor that `arm` returns, always the same.
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
     }
 
-    /// Makes memory reachable by a key that ends with `slot`; the region of that key is of the
+    /// Registers memory under a key that ends with `slot`; the region of the key belongs to the
     /// shared registry.
     pub(crate) fn adopt(&mut self, memory: &Arc<dyn Memory>, slot: u16) -> Result<RegionKey, RegisterError> {
         self.list(memory, Some(slot))
     }
 
-    /// Takes all regions from the NICs, whose pages are about to be others than those that were
-    /// registered: peers that still write there get an error, and lose the pair with it.
+    /// Deregisters all regions, because their pages are about to be replaced. A peer that still
+    /// writes there gets an error and loses the pair.
     pub(crate) fn withdraw(&mut self) {
         self.cache.clear();
         let keys: Vec<_> = self.regions.drain().map(|(key, _)| key).collect();
@@ -334,7 +336,7 @@ impl VerbsDevice {
 
     fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
         self.forget_released();
-        // What neighbours map, their GPUs read.
+        // GPUs read memory that ranks of this host map.
         let readers = if slot.is_some() { Readers::All } else { Readers::Own };
         let gpu = Gpus::of(&**memory, readers)?;
         let (key, registered) = Registered::new(&self.nics, memory, slot)?;
@@ -346,7 +348,7 @@ impl VerbsDevice {
 }
 
 impl Peer {
-    /// Its pair, when it is open or on its way.
+    /// The pair of a peer that is open or connecting.
     fn pair(&self) -> Option<&Pair> {
         match self {
             Self::Open(pair) => Some(pair),
@@ -365,8 +367,8 @@ impl Peer {
     }
 }
 
-/// One file that is readable when a completion queue has rung, or the control streams or the
-/// connection manager have news.
+/// One epoll descriptor that is readable when a completion queue, the control plane or the
+/// connection manager has an event.
 fn join_wake_sources(
     nics: &[Nic],
     control: &Control<ControlMessage>,

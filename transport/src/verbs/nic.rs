@@ -1,4 +1,4 @@
-//! An opened port: what all queue pairs on it share.
+//! An open port, with the objects that its queue pairs share.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,20 +15,20 @@ use super::send_queue::Sizes;
 use super::{Counts, sys};
 use crate::Rank;
 
-/// Receives that were used up and are posted again together.
+/// Consumed receives that are posted again together.
 const RESTOCK: u32 = 64;
 
-/// Receives that are posted from the beginning beside those that peers have credits for: as many as
-/// may be used up, and told to peers as free, before they are posted again.
+/// Receives that are posted in addition to the peers' credits: that many may be consumed, and their
+/// credits returned, before they are posted again.
 pub(super) const SPARE_RECEIVES: u32 = RESTOCK + COMPLETIONS_AT_ONCE as u32;
 
-/// What a device with memory windows of type 2 says: either kind does.
+/// Capability flags of memory windows of type 2; either suffices.
 const WINDOWS: u32 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
 
-/// Counters of a port, as drivers name them, of messages that found no receive.
+/// Counters of a port for messages that found no receive, by driver.
 const NOT_READY_COUNTERS: [&str; 4] = ["rcvd_rnr_err", "send_rnr_err", "rnr_nak_retry_err", "out_of_buffer"];
 
-/// A port that tells its limits.
+/// An open port with its limits.
 pub(super) struct Opened {
     pub(super) chosen: Chosen,
     pub(super) limits: sys::ibv_device_attr,
@@ -59,24 +59,24 @@ fn refused(chosen: &Chosen, what: &'static str) -> impl FnOnce(io::Error) -> Ope
 
 /// See the module.
 pub(super) struct Nic {
-    // Queue pairs go before; then these, in this order.
+    // Queue pairs are dropped before; then these, in this order.
     pub(super) receives: Receives,
     pub(super) completions: Completions,
     pub(super) domain: Arc<Domain>,
     pub(super) chosen: Chosen,
     pub(super) port: sys::ibv_port_attr,
-    /// Whether it gives memory windows of type 2.
+    /// Whether it supports memory windows of type 2.
     pub(super) has_windows: bool,
-    /// Whose queue pairs are whose, by number: the rank, and which of its.
+    /// The owners of queue pairs by number: the rank, and the index among its queue pairs.
     pub(super) owners: BTreeMap<u32, (Rank, usize)>,
     counts: Counts,
-    /// Receives that were used up and not posted again.
+    /// Consumed receives that are not posted again.
     used: u32,
     not_ready_before: u64,
 }
 
 impl Nic {
-    /// For so many peers.
+    /// Makes the shared objects for `others` peers.
     pub(super) fn new(opened: Opened, others: u32, sizes: Sizes) -> Result<Self, OpenError> {
         let Opened { chosen, context, port, limits } = opened;
         let told = Limits::of(&chosen.device, &limits);
@@ -105,13 +105,13 @@ impl Nic {
         })
     }
 
-    /// What it was asked for, but for what its queue pairs were.
+    /// The requests to the NIC, without those of its queue pairs.
     pub(super) fn counts(&self) -> Counts {
         let (registrations, deregistrations) = self.domain.registrations();
         Counts { registrations, deregistrations, ..self.counts }
     }
 
-    /// Takes what has completed, at most one batch; how much, for [`Completions::found`].
+    /// Polls one batch of completions; returns their number, for [`CompletionQueue::found`].
     #[inline(always)]
     pub(super) fn poll(&mut self) -> usize {
         self.counts.polls += 1;
@@ -123,7 +123,7 @@ impl Nic {
         count
     }
 
-    /// So many receives were used up.
+    /// Records `used` consumed receives, and posts them again in batches.
     pub(super) fn restock(&mut self, used: u32) {
         self.used += used;
         self.counts.receives += u64::from(used);
@@ -136,8 +136,8 @@ impl Nic {
         }
     }
 
-    /// Messages of this port that found no receive since the device was made, of all processes,
-    /// where the driver counts them.
+    /// Messages on this port that found no receive since the device was made, of all processes, if
+    /// the driver counts them.
     pub(super) fn not_ready(&self) -> Option<u64> {
         not_ready(&self.chosen).map(|count| count.saturating_sub(self.not_ready_before))
     }

@@ -1,8 +1,8 @@
-//! What libibverbs makes, each owned by a value that keeps alive what it stands on.
+//! The objects of libibverbs, each owned by a value that keeps alive the objects that it uses.
 //!
-//! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their
-//! domain, which holds the context; queues hold the context. So whatever order values are dropped
-//! in, the library sees the right one.
+//! **Invariant:** no object is destroyed before its users. A memory region and a queue pair hold
+//! their protection domain, which holds the context; queues hold the context. So values may be
+//! dropped in any order.
 
 mod memory;
 mod window;
@@ -20,17 +20,17 @@ use super::library::Library;
 use super::limits::{Kind, Limits, NotMade, Taken};
 use super::sys;
 
-/// The error that a function reported by its result.
+/// Converts the result of a function to an error.
 pub(super) fn checked(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
-        // Some report the number, some -1 and errno.
+        // Some functions return the error number, some return -1 and set errno.
         -1 => Err(io::Error::last_os_error()),
         number => Err(io::Error::from_raw_os_error(number.abs())),
     }
 }
 
-/// The object that a function made, or why not.
+/// Converts a null pointer to an error.
 fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(object).ok_or_else(io::Error::last_os_error)
 }
@@ -85,13 +85,13 @@ impl Context {
             let Some((device, _)) = devices.iter().find(|(_, known)| known == name) else { return Ok(None) };
             // SAFETY: a device of the list.
             let raw = made(unsafe { (library.open_device)(*device) });
-            // The library tries several ways, and tells why the last one failed.
+            // The library tries several ways, and reports the error of the last.
             let raw = raw.map_err(|error| super::port::refusal(name).unwrap_or(error))?;
             Ok(Some(Arc::new(Self { raw, library })))
         })
     }
 
-    /// The file that the device's provider lies in.
+    /// The file of the device's provider library.
     pub(super) fn provider(&self) -> Option<PathBuf> {
         // SAFETY: a live context; the address of one of its provider's functions is looked up, and
         // nothing called.
@@ -132,36 +132,35 @@ impl Drop for Context {
     }
 }
 
-/// Completions taken at once.
+/// Completions that one poll takes.
 pub(super) const COMPLETIONS_AT_ONCE: usize = 32;
 
-/// The number of every receive, which no request has. Of one that failed the opcode says nothing.
+/// The number of every receive; no request has it. The opcode of a failed completion is undefined.
 const RECEIVE: u64 = u64::MAX;
 
-/// How a request or a receive ended. Of one that failed only the first four say anything.
+/// The end of a work request or a receive. If it failed, only the first four fields are valid.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
-    /// As the request was posted with.
+    /// The number that the request was posted with.
     pub(super) number: u64,
     pub(super) queue_pair: u32,
-    /// As the verbs number it.
+    /// The status code of the verbs.
     pub(super) status: u32,
     pub(super) is_receive: bool,
-    /// What came with a write.
+    /// The immediate of a write.
     pub(super) immediate: u32,
-    /// How long that write was.
+    /// Length of the write, in bytes.
     pub(super) bytes: u32,
 }
 
 type PollQueue = unsafe extern "C" fn(*mut sys::ibv_cq, c_int, *mut sys::ibv_wc) -> c_int;
 
-/// A completion queue with the channel that wakes who sleeps on it.
+/// A completion queue with its completion channel.
 pub(super) struct Completions {
     queue: NonNull<sys::ibv_cq>,
-    /// The context's own function for it.
+    /// The provider's function for it.
     poll: PollQueue,
-    /// As the library fills it; kept, since clearing it at every look would cost more than the
-    /// look.
+    /// Filled by the library; kept, because clearing it at each poll would cost more than the poll.
     found: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
@@ -211,25 +210,25 @@ impl Completions {
         unsafe { self.channel.as_ref().fd }
     }
 
-    /// Readable when the queue has rung since it was armed.
+    /// Readable when a completion has come since the queue was armed.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         // SAFETY: open as long as the channel, which the borrow does not outlive.
         unsafe { BorrowedFd::borrow_raw(self.descriptor()) }
     }
 
-    /// Takes what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many, each of which
-    /// [`Completions::found`] tells until the next look.
+    /// Polls at most [`COMPLETIONS_AT_ONCE`] completions and returns their number.
+    /// [`CompletionQueue::found`] returns each of them until the next poll.
     #[inline]
     pub(super) fn poll(&mut self) -> usize {
         // SAFETY: a live queue, and room for as many as it is told.
         let count = unsafe {
             (self.poll)(self.queue.as_ptr(), COMPLETIONS_AT_ONCE as c_int, self.found.as_mut_ptr())
         };
-        // Of a device that fails nothing is found, and peers find out by the control streams.
+        // A device that fails completes nothing; peers find out by the control streams.
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// One of those that the last look found.
+    /// A completion of the last poll.
     pub(super) fn found(&self, index: usize) -> Completion {
         let completion = &self.found[index];
         Completion {
@@ -243,7 +242,7 @@ impl Completions {
         }
     }
 
-    /// Rings at the next completion.
+    /// Asks for an event at the next completion.
     pub(super) fn arm(&mut self) -> io::Result<()> {
         // SAFETY: as above.
         checked(unsafe {
@@ -252,7 +251,7 @@ impl Completions {
         })
     }
 
-    /// Takes what woke, so that the file is not readable any more.
+    /// Takes the events of the channel, so that its file is no longer readable.
     pub(super) fn ack_events(&mut self) {
         let library = self.context.library;
         let (mut queue, mut unused) = (ptr::null_mut(), ptr::null_mut());
@@ -286,8 +285,8 @@ impl Drop for Completions {
     }
 }
 
-/// A receive queue that all queue pairs of a device share. Receives hold no memory: they are for
-/// signals.
+/// A receive queue that all queue pairs of a device share. Its receives hold no memory, because
+/// they are only for signals.
 pub(super) struct Receives {
     raw: NonNull<sys::ibv_srq>,
     domain: Arc<Domain>,
@@ -308,7 +307,7 @@ impl Receives {
         Ok(Self { raw: made(raw)?, domain: Arc::clone(domain) })
     }
 
-    /// Posts so many more.
+    /// Posts `count` receives.
     pub(super) fn post(&mut self, mut count: usize) -> io::Result<()> {
         while count > 0 {
             let batch = count.min(POST_AT_ONCE);
@@ -344,7 +343,7 @@ impl Drop for Receives {
     }
 }
 
-/// A reliable connection.
+/// A queue pair of type RC (reliable connection).
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
     domain: Arc<Domain>,
@@ -355,7 +354,8 @@ pub(super) struct QueuePair {
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// One with room for `requests` under way, which may carry `inline` bytes themselves.
+    /// Makes a queue pair with room for `requests` under way, each with at most `inline` bytes of
+    /// inline data.
     pub(super) fn new(
         domain: &Arc<Domain>,
         completions: &Completions,
@@ -384,13 +384,13 @@ impl QueuePair {
         Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
     }
 
-    /// Its number, by which completions and the peer name it.
+    /// The number by which completions and the peer name it.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: a live queue pair, whose number does not change.
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// Changes what `mask` names.
+    /// Changes the attributes that `mask` names.
     pub(super) fn modify(&mut self, mut attributes: sys::ibv_qp_attr, mask: u32) -> io::Result<()> {
         // SAFETY: a live queue pair; the attributes are only read.
         checked(unsafe {
@@ -398,8 +398,8 @@ impl QueuePair {
         })
     }
 
-    /// Posts a list of requests by one ring of the doorbell. Where not all of it is taken: why,
-    /// and the first one that was not.
+    /// Posts a list of work requests with one doorbell. When not all of it was taken, returns the
+    /// error and the first request that was not taken.
     ///
     /// # Safety
     ///

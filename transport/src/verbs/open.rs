@@ -1,4 +1,4 @@
-//! What a device is made of, how much of the NIC each pair gets, and why there is none.
+//! The opening of a device: its errors, and the share of the NIC that each pair gets.
 
 use std::ffi::c_int;
 use std::io;
@@ -15,12 +15,12 @@ use super::wire::QUEUE_PAIRS_MAX;
 use crate::control;
 use crate::device::LossCause;
 
-/// Transfers under way to one peer, where the NIC has room for so many.
+/// Transfers under way to one peer, if the NIC has room for them.
 pub const QUEUE_DEPTH: u32 = 256;
 
-/// Signals that a rank takes of a peer before it gives credits back.
+/// Signals that a rank accepts from a peer before it returns credits.
 const CREDITS: u32 = 256;
-/// With fewer a device is not made.
+/// With fewer credits a device is not made.
 const CREDITS_MIN: u32 = 8;
 
 /// Reads and atomics of a peer that a rank serves at once.
@@ -39,32 +39,32 @@ pub enum OpenError {
     /// No control streams.
     #[error(transparent)]
     Control(#[from] control::OpenError),
-    /// The NIC has too little of something.
+    /// The NIC has too little of a resource.
     #[error(
         "RDMA device {device} has room for {ranks} ranks at most ({limit}); take fewer ranks a NIC or another fabric"
     )]
     TooManyRanks {
-        /// Which device.
+        /// The device.
         device: String,
         /// How many ranks fit.
         ranks: u32,
-        /// What there is too little of.
+        /// The resource.
         limit: &'static str,
     },
-    /// No librdmacm, which was asked for.
+    /// librdmacm, which is configured, is missing.
     #[error(transparent)]
     RdmaCm(#[from] cm::LoadError),
-    /// The connection manager knows ports by the addresses of sockets.
+    /// The connection manager addresses ports by IP addresses.
     #[error(
         "rdma_cm needs an IP address, and {device}:{port} has a GID that is none; unset PLEACH_VERBS_CONNECT, or set it to 'rendezvous'"
     )]
     NoSocketAddress {
-        /// Which device.
+        /// The device.
         device: String,
-        /// Which port of it.
+        /// The port.
         port: u8,
     },
-    /// The NIC has too little of something, for however few ranks.
+    /// The NIC has too little of a resource for any number of ranks.
     #[error(transparent)]
     Limit(#[from] Limit),
     /// This user may not use the device.
@@ -72,23 +72,23 @@ pub enum OpenError {
         "no right to open RDMA device {device}; give this user read and write access to /dev/infiniband/uverbs* (in a container: --device=/dev/infiniband)"
     )]
     NotPermitted {
-        /// Which device.
+        /// The device.
         device: String,
     },
-    /// The kernel or the NIC refused something.
+    /// The kernel or the NIC refused an object.
     #[error("RDMA device {device} refused {what}{}", hint(.source.kind()))]
     Refused {
-        /// Which device.
+        /// The device.
         device: String,
-        /// What was asked for.
+        /// The object.
         what: &'static str,
-        /// Why.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
 }
 
-/// What to do about an error of the kernel.
+/// The remedy for an error of the kernel.
 pub(super) fn hint(error: io::ErrorKind) -> &'static str {
     match error {
         io::ErrorKind::PermissionDenied => {
@@ -102,17 +102,17 @@ pub(super) fn hint(error: io::ErrorKind) -> &'static str {
     }
 }
 
-/// How a pair is lost for which something was refused.
+/// The cause of a loss when an object of the pair was refused.
 pub(super) fn refused(error: &NotMade) -> LossCause {
     match (error, error.kind(), locked_limit()) {
         (NotMade::Limit(limit), ..) => PairError::Limit { kind: limit.kind, most: limit.most }.into(),
-        // Without a limit it is another memory that there is too little of.
+        // Without a limit another kind of memory is short.
         (_, io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => PairError::NotLocked { limit }.into(),
         (_, kind, _) => LossCause::ConnectionBroke(kind),
     }
 }
 
-/// How much of everything each pair of so many ranks gets of each NIC.
+/// The queue sizes of each pair on each NIC.
 pub(super) fn sizes(opened: &[Opened], world_size: u32, queue_pairs: u32) -> Result<Sizes, OpenError> {
     let service = Service::default();
     let mut least = Sizes { queue_pairs, depth: QUEUE_DEPTH, credits: CREDITS, reads: READS, service };
@@ -149,12 +149,12 @@ fn sizes_of(
     }
     let told = Limits::of(device, limits);
     told.allow(Kind::QueuePairs, u64::from(queue_pairs) * u64::from(others))?;
-    // Of each peer the inbox, and the slots of each queue pair.
+    // For each peer the inbox, and the slots of each queue pair.
     told.allow(Kind::Regions, u64::from(queue_pairs + 1) * u64::from(others))?;
     Ok(Sizes { queue_pairs, depth, credits, reads, service: Service::default() })
 }
 
-/// How many bytes this process may lock.
+/// The limit of locked memory of this process, in bytes.
 pub(super) fn locked_limit() -> u64 {
     rustix::process::getrlimit(rustix::process::Resource::Memlock).current.unwrap_or(u64::MAX)
 }

@@ -1,18 +1,18 @@
-//! One connected peer: queue pairs ([`send_queue`](super::send_queue pair)), and what each end may
-//! still send.
+//! One connected peer: its queue pairs ([`send_queue`](super::send_queue pair)), and the credits of
+//! each end.
 //!
-//! * **A put** is an RDMA write; its signal is the immediate of that write, or of a second one on
-//!   the same queue pair that carries the payload to the signal slot's place in the target's inbox.
-//!   A queue pair places writes in their order before it completes the receive of an immediate, so
-//!   whoever takes that completion has all of it (contract line 1).
-//! * **Several queue pairs**: a long transfer goes in parts over all of them
-//!   ([`stripes`](super::stripes)), others over one, signals of one signal slot always over the
-//!   same, since payloads of a signal slot share a place. Atomics keep to the first: they are
-//!   atomic among those of one NIC.
-//! * **Credits.** An immediate consumes a receive of its target. Each end says in the hello how
-//!   many it takes, and gives back what it took with its own immediates, or with one of their own
-//!   when half of them wait. So an immediate always finds a receive, and who has no credit left
-//!   hears `QueueFull` instead of the NIC's retries.
+//! * **A put** is an RDMA write. Its signal is the immediate of that write, or of a second write on
+//!   the same queue pair that carries the payload to the slot of the signal in the target's inbox.
+//!   A queue pair places writes in order before it completes the receive of an immediate, so all
+//!   bytes are visible with that completion (contract line 1).
+//! * **Several queue pairs**: a long transfer is striped over all of them
+//!   ([`stripes`](super::stripes)), others use one. Signals of one signal slot always use the same
+//!   queue pair, because their payloads share a slot of the inbox. Atomics use the first queue
+//!   pair: they are atomic among those of one NIC.
+//! * **Credits.** An immediate consumes a receive of its target. The hello of each end states the
+//!   number of its receives. Each end returns credits with its own immediates, or with a separate
+//!   immediate when half of the credits are due. So an immediate always finds a receive, and a
+//!   submit without credit returns `QueueFull` instead of causing retries of the NIC.
 
 mod submit;
 
@@ -36,42 +36,42 @@ use crate::memory::{HostMemory, Memory};
 use crate::region::{KeyMap, RegionKey};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 
-/// What a peer has told of its regions.
+/// The announced regions of a peer.
 pub(super) type KnownRegions = KeyMap<KnownRegion>;
 
 /// See the module.
 pub(super) struct Pair {
     peer: Rank,
-    // Before the memory that they touch.
+    // Before the memory that they access.
     queues: Vec<SendQueue>,
-    /// Where the peer's payloads go, a slot for each signal slot; registered with each NIC.
+    /// The peer's payloads, a slot for each signal slot; registered with each NIC.
     inboxes: Vec<MemoryRegion>,
-    /// By their keys.
+    /// Memory windows by their keys.
     leases: KeyMap<Leased>,
     signal_slots: Signals,
     sizes: Sizes,
     stripe_bytes: usize,
-    /// What the peer takes; none before it is connected.
+    /// Credits that the peer grants; zero before it is connected.
     remote_credits: u32,
     remote_signal_slots: u32,
-    /// Immediates that the peer takes now.
+    /// Immediates that the peer accepts now.
     credits: u32,
-    /// Immediates of the peer that it has not been told of as taken.
+    /// Immediates of the peer whose credits were not returned.
     owed: u32,
-    /// Transfers whose ends somebody waits for.
+    /// Transfers whose ends will be reported.
     waiting: u32,
     ends: Ends,
     arriving: Arriving,
     /// Striped puts with a signal so far.
     striped: u64,
-    /// Where the next transfer goes that may go anywhere.
+    /// The queue pair of the last transfer that could use any.
     next: usize,
-    /// The device knows that there is something to post.
+    /// Whether the device lists this pair among those to post.
     pub(super) is_listed: bool,
 }
 
 impl Pair {
-    /// One that can be told where its peer is.
+    /// A pair that is not connected yet.
     pub(super) fn new(
         nics: &[Nic],
         peer: Rank,
@@ -114,7 +114,7 @@ impl Pair {
         self.queues.iter().map(|queue| (queue.nic, queue.number()))
     }
 
-    /// What the peer must know.
+    /// The hello for the peer.
     pub(super) fn hello(&self, nics: &[Nic]) -> Hello {
         let queues = self.queues.iter().map(|queue| queue.hello(nics, self.inboxes[queue.nic].remote_key()));
         Hello {
@@ -126,7 +126,7 @@ impl Pair {
         }
     }
 
-    /// Joins it to the peer that said this, over as many queue pairs as both have.
+    /// Connects it to the peer of this hello, over as many queue pairs as both have.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello) -> io::Result<()> {
         self.keep_first(hello.queues.len());
         for (queue, other) in self.queues.iter_mut().zip(&hello.queues) {
@@ -136,13 +136,12 @@ impl Pair {
         Ok(())
     }
 
-    /// Gives up the queue pairs that the peer, who has so many, has no other end for.
+    /// Drops the queue pairs for which the peer has no counterpart.
     pub(super) fn keep_first(&mut self, count: usize) {
         self.queues.truncate(count);
     }
 
-    /// Joins one of its queue pairs to that of the peer that said this, over the way that
-    /// `attributes` tell.
+    /// Connects one of its queue pairs to the peer's, with the path in `attributes`.
     pub(super) fn connect_queue(
         &mut self,
         queue: usize,
@@ -155,19 +154,19 @@ impl Pair {
         Ok(())
     }
 
-    /// What the peer takes, before anything was sent.
+    /// Takes over the peer's limits, before anything was sent.
     fn agree(&mut self, hello: &Hello) {
         self.remote_credits = hello.credits;
         self.remote_signal_slots = hello.signal_slots;
         self.credits = hello.credits;
     }
 
-    /// Whether what was submitted should not wait to be posted.
+    /// Whether the work requests should be posted now.
     pub(super) fn is_due(&self) -> bool {
         self.queues.iter().any(SendQueue::is_due)
     }
 
-    /// Notes that the device has something to post for it.
+    /// Lists the pair among those to post.
     pub(super) fn list(&mut self, due: &mut Vec<Rank>) {
         if !self.is_listed {
             self.is_listed = true;
@@ -175,12 +174,12 @@ impl Pair {
         }
     }
 
-    /// Whether all was posted.
+    /// Whether all work requests were posted.
     pub(super) fn has_woken(&self) -> bool {
         self.queues.iter().all(SendQueue::has_woken)
     }
 
-    /// Posts what was submitted.
+    /// Posts the work requests.
     #[inline]
     pub(super) fn post(&mut self) -> Result<(), LossCause> {
         for queue in &mut self.queues {
@@ -189,7 +188,7 @@ impl Pair {
         Ok(())
     }
 
-    /// The requests of this queue pair up to this one have ended well.
+    /// Handles the success of the requests of this queue pair up to `number`.
     pub(super) fn completed(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
         while let Some(ended) = self.queues[queue].take_ended(number) {
             let id = match ended.waits {
@@ -203,7 +202,7 @@ impl Pair {
         }
     }
 
-    /// An immediate has come, with a write of so many bytes.
+    /// Handles an immediate that came with a write of `bytes` bytes.
     pub(super) fn received(&mut self, queue: usize, word: u32, bytes: u32) -> Result<(), ProtocolViolation> {
         let said = Immediate::decode(word).ok_or(ProtocolViolation::MalformedFrame)?;
         if let Besides::Credits(credits) = said.besides {
@@ -231,13 +230,13 @@ impl Pair {
         Ok(())
     }
 
-    /// What the peer has written to a signal slot's place in the inbox.
+    /// The payload that the peer has written to the inbox slot of a signal slot.
     fn payload(&self, signal_slot: u16, bytes: u32) -> Result<Inline, ProtocolViolation> {
         let mut buffer = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
         let buffer = buffer.get_mut(..bytes as usize).ok_or(ProtocolViolation::OversizedFrame)?;
-        // SAFETY: the signal slot's slot of the inbox, which has room for any payload; the peer
-        // writes it again only after it knows that this signal was taken (or breaks the rules, and
-        // then these are just bytes).
+        // SAFETY: the inbox slot of the signal slot has room for any payload. The peer writes it
+        // again only after it knows that this signal was taken. A peer that breaks this rule
+        // changes these bytes only.
         unsafe {
             let slot = self.inboxes[0].memory().base().as_ptr().add(usize::from(signal_slot) * SLOT_BYTES);
             std::ptr::copy_nonoverlapping(slot, buffer.as_mut_ptr(), buffer.len());
@@ -245,8 +244,8 @@ impl Pair {
         Ok(Inline::new(buffer).unwrap_or(Inline::EMPTY))
     }
 
-    /// Gives back what the peer would otherwise soon wait for; whether it did, and so there is
-    /// something to post.
+    /// Returns credits before the peer has to wait for them; returns whether a work request was
+    /// added.
     #[inline]
     pub(super) fn give_back(&mut self) -> bool {
         self.owed >= self.sizes.credits.div_ceil(2) && self.give_all_back()
@@ -270,7 +269,7 @@ impl Pair {
         self.waiting < self.sizes.depth && self.queues.iter().all(SendQueue::has_room)
     }
 
-    /// Submits a request that makes a lease good.
+    /// Adds a request that binds a memory window.
     pub(super) fn bind(
         &mut self,
         bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
@@ -283,33 +282,33 @@ impl Pair {
         self.leases.insert(key, leased);
     }
 
-    /// Takes a lease back.
+    /// Revokes a memory window.
     pub(super) fn revoke(&mut self, key: RegionKey) {
         self.leases.remove(&key);
     }
 
-    /// Sends nothing over each queue pair, so that its end shows that the way is open.
+    /// Sends a write of no bytes over each queue pair; its completion proves that the path works.
     pub(super) fn try_ways(&mut self) -> Result<(), LossCause> {
         self.queues.iter_mut().for_each(SendQueue::push_nothing);
         self.post()
     }
 
-    /// Sees to it that the end of what was submitted will be known.
+    /// Makes sure that all submitted requests will be completed.
     pub(super) fn seal(&mut self) {
         self.queues.iter_mut().for_each(SendQueue::seal);
     }
 
-    /// Whether the peer has all that was submitted.
+    /// Whether the peer has acknowledged all requests.
     pub(super) fn is_idle(&self) -> bool {
         self.queues.iter().all(SendQueue::is_idle)
     }
 
-    /// What the request of this number on this queue pair is.
+    /// The operation of the request of this number.
     pub(super) fn operation(&self, queue: usize, number: u64) -> Operation {
         self.queues[queue].operation(number)
     }
 
-    /// The request of this number on this queue pair failed because of what it names at the peer.
+    /// Reports a request that failed because of its remote key.
     pub(super) fn refuse(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
         let Some((waits, key)) = self.queues[queue].refuse(number) else { return };
         let id = match waits {
@@ -323,14 +322,14 @@ impl Pair {
         }
     }
 
-    /// What was asked of the NICs for it.
+    /// The requests to the NICs for this pair.
     pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.queues.iter().for_each(|queue| counts += queue.counts);
         counts
     }
 
-    /// Ends all that is under way; the queue pairs go.
+    /// Ends all transfers with `error` and destroys the queue pairs.
     pub(super) fn fail(self, error: &TransferError, events: &mut VecDeque<Event>) {
         let Self { queues, ends, .. } = self;
         let ids: Vec<_> = queues.into_iter().flat_map(SendQueue::fail).chain(ends.into_ids()).collect();

@@ -1,4 +1,4 @@
-//! Why a pair of queue pairs is lost, or not made: what only this fabric can say of a loss.
+//! Losses and connect errors that only this fabric has.
 
 use super::FABRIC;
 use super::cm::CallFailure;
@@ -9,19 +9,19 @@ use super::status::{WorkFailure, WorkStatus};
 use crate::cuda::CudaError;
 use crate::device::{BackendError, LossCause, LossKind};
 
-/// How a loss was found out by RDMA: see [`LossCause::fabric_error`].
+/// The RDMA error behind a loss: see [`LossCause::fabric_error`].
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PairError {
-    /// There is no queue pair to it, since this process may lock no more memory for the NIC.
+    /// No queue pair was made, because this process may lock no more memory for the NIC.
     #[error(
         "the NIC needs locked memory to reach it, and this process may lock no more: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
     )]
     NotLocked {
-        /// How many bytes this process may lock in all.
+        /// The limit of locked memory of this process, in bytes.
         limit: u64,
     },
-    /// Its port carries packets of another length than this rank's.
+    /// The path MTUs of the two ports differ.
     #[error(
         "its RDMA port carries packets of {peer} bytes, this rank's of {own}; give both ends' network interfaces the same MTU"
     )]
@@ -31,45 +31,45 @@ pub enum PairError {
         /// Longest packet of the peer's port, in bytes.
         peer: u32,
     },
-    /// The address of its port is of a kind that does not meet this rank's.
+    /// The GID types of the two ports do not fit.
     #[error(
         "the address of its RDMA port is {peer}, that of this rank's {own}, which do not meet; {KINDS_REMEDY}"
     )]
     AddressKinds {
-        /// That of this rank's port.
+        /// The type of this rank's GID.
         own: AddressKind,
-        /// That of the peer's port.
+        /// The type of the peer's GID.
         peer: AddressKind,
     },
-    /// This rank's NIC does not join a queue pair to the peer's.
+    /// This rank's NIC did not connect the queue pair.
     #[error(
         "this rank's NIC joins no queue pair to it ({}); {NOT_JOINED_REMEDY}",
         std::io::Error::from_raw_os_error(*.errno)
     )]
     NotJoined {
-        /// Why, as the system numbers it.
+        /// The system's error number.
         errno: i32,
     },
-    /// There is no queue pair to it, since this rank's NIC has no more of something.
+    /// No queue pair was made, because a limit of this rank's NIC is reached.
     #[error("this rank's NIC has no more than {most} {kind}; {}", .kind.remedy())]
     Limit {
-        /// Of what.
+        /// The resource.
         kind: LimitKind,
-        /// How many there may be.
+        /// The limit.
         most: u64,
     },
-    /// The connection manager did not join the two.
+    /// The connection manager did not connect the two.
     #[error("{0}")]
     Call(CallFailure),
-    /// It made no connection, and said why.
+    /// The peer refused the connection, for this reason.
     #[error("it refused the connection: {0}")]
     Refused(Refusal),
-    /// This rank's GPU does not show what its NIC has written to it.
+    /// The GPU could not be flushed, so bytes that the NIC wrote may not be visible.
     #[error(
         "this rank's GPU does not show what its NIC has written there ({0}); look whether 'nvidia-smi' works"
     )]
     NotShown(CudaError),
-    /// Work on its queue pair failed.
+    /// A work request on the queue pair failed.
     #[error("{0}")]
     QueuePair(WorkFailure),
 }

@@ -1,5 +1,5 @@
-//! What a poll does: completions become counted signal slots, ends of transfers and losses; the
-//! control streams' events become the device's.
+//! The work of a poll: completions become signals, ends of transfers and losses; events of the
+//! control plane become events of the device.
 
 use super::cm::CallFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, Completion};
@@ -18,13 +18,13 @@ use crate::device::{Event, LossCause, PostError, TransferError};
 const BATCHES_MAX: usize = 16;
 
 impl VerbsDevice {
-    /// Takes what has completed; true when there may be more.
+    /// Handles completions; true when there may be more.
     #[inline(always)]
     pub(super) fn take_completions(&mut self) -> bool {
         let mut may_be_more = false;
         for nic in 0..self.nics.len() {
             let count = self.nics[nic].poll();
-            // Most looks find nothing: what they do is how late a signal is seen.
+            // Most polls find nothing: their duration is the latency of a signal.
             if count > 0 {
                 may_be_more |= self.take_batches(nic, count);
             }
@@ -32,8 +32,8 @@ impl VerbsDevice {
         may_be_more
     }
 
-    /// Takes so many completions, which a look at this NIC's queue has found, and those that come
-    /// meanwhile; true when there may be more.
+    /// Handles `count` completions of a poll of this NIC, and those that come meanwhile; true when
+    /// there may be more.
     fn take_batches(&mut self, nic: usize, mut count: usize) -> bool {
         for _ in 1..BATCHES_MAX {
             self.take_batch(nic, count);
@@ -46,7 +46,7 @@ impl VerbsDevice {
         count == COMPLETIONS_AT_ONCE
     }
 
-    /// Takes so many completions.
+    /// Handles `count` completions.
     fn take_batch(&mut self, nic: usize, count: usize) {
         if let Err(error) = self.gpus.flush() {
             self.not_shown(error);
@@ -60,9 +60,9 @@ impl VerbsDevice {
         self.nics[nic].restock(used);
     }
 
-    /// Takes a completion.
+    /// Handles a completion.
     fn completed(&mut self, nic: usize, completion: &Completion) {
-        // Of one that is gone: what was under way on it has ended already.
+        // A queue pair that is gone: its transfers have ended already.
         let Some(&(peer, queue)) = self.nics[nic].owners.get(&completion.queue_pair) else { return };
         if completion.status != sys::IBV_WC_SUCCESS {
             return self.failed(peer, queue, completion);
@@ -75,7 +75,7 @@ impl VerbsDevice {
         } else if let Err(violation) = pair.received(queue, completion.immediate, completion.bytes) {
             return self.lose(peer, LossCause::Protocol(violation));
         }
-        // Also when requests ended: there may have been no room for it before.
+        // Also after requests ended: there may have been no room before.
         if pair.give_back() {
             self.post_or_list(peer);
         }
@@ -84,7 +84,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Work to a peer failed.
+    /// Handles a failed completion.
     #[cold]
     fn failed(&mut self, peer: Rank, queue: usize, completion: &Completion) {
         let operation = match self.peers[peer as usize].pair_mut() {
@@ -97,12 +97,12 @@ impl VerbsDevice {
         {
             pair.refuse(queue, completion.number, &mut self.outbox);
         }
-        // Its process may have ended a moment ago, which the control stream tells better.
+        // The peer's process may have ended just now; the control stream reports that cause.
         let (status, queue_pair) = (WorkStatus::of(completion.status), completion.queue_pair);
         self.lose(peer, PairError::QueuePair(WorkFailure { status, operation, queue_pair }).into());
     }
 
-    /// Something was submitted to a peer: posts it, or notes that it is to be posted.
+    /// Posts the work requests of a peer, or lists the peer among those to post.
     pub(super) fn post_or_list(&mut self, peer: Rank) {
         let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
         if pair.is_due() {
@@ -115,7 +115,7 @@ impl VerbsDevice {
         pair.list(&mut self.due);
     }
 
-    /// Posts all that waits for it, as far as the NICs have room.
+    /// Posts all work requests for which the NICs have room.
     #[inline]
     pub(super) fn post_all(&mut self) {
         if !self.due.is_empty() {
@@ -140,9 +140,8 @@ impl VerbsDevice {
         self.due.truncate(kept);
     }
 
-    /// Gives a peer up; its event comes by way of the control stream. Contract line 4: what the
-    /// peer said before may not have been read from there yet, so a pair that is open ends with
-    /// that event.
+    /// Gives a peer up; its event comes from the control plane. Contract line 4: messages of the
+    /// peer may not have been read from its stream yet, so an open pair ends with that event.
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.control.lose(peer, cause.clone());
         if let Peer::Open(_) = self.peers[peer as usize] {
@@ -151,7 +150,7 @@ impl VerbsDevice {
         self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
     }
 
-    /// Gives up every peer whose completions would tell what a GPU does not show.
+    /// Gives up every peer, because bytes in GPU memory may not be visible.
     #[cold]
     fn not_shown(&mut self, error: CudaError) {
         tracing::error!("{error}");
@@ -163,7 +162,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Ends all that is under way with a peer.
+    /// Ends all transfers of a peer.
     pub(super) fn end(&mut self, peer: Rank, then: Peer, error: &TransferError) {
         let pair = match std::mem::replace(&mut self.peers[peer as usize], then) {
             Peer::Open(pair) => Some(*pair),
@@ -175,7 +174,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Destroys a pair's queue pairs and ends what is under way on them.
+    /// Destroys a pair's queue pairs and ends its transfers.
     pub(super) fn end_pair(&mut self, peer: Rank, pair: Pair, error: &TransferError) {
         self.disown(peer);
         if let Some(switchboard) = &mut self.switchboard {
@@ -185,21 +184,21 @@ impl VerbsDevice {
         pair.fail(error, &mut self.outbox);
     }
 
-    /// From now on nothing that completes is for this peer.
+    /// Ignores later completions for this peer.
     fn disown(&mut self, peer: Rank) {
         for nic in &mut self.nics {
             nic.owners.retain(|_, (owner, _)| *owner != peer);
         }
     }
 
-    /// What is not looked after at every poll.
+    /// The work that not every poll does.
     #[cold]
     pub(super) fn look_around(&mut self, now: Nanos) {
         self.poll_control(now);
         self.expire_joining(now);
     }
 
-    /// Takes what the control plane tells, in its order.
+    /// Handles the events of the control plane, in order.
     fn poll_control(&mut self, now: Nanos) {
         self.control_due_at = now + CONTROL_INTERVAL;
         self.control_polls = 0;
@@ -228,8 +227,8 @@ impl VerbsDevice {
             ControlEvent::Departed { peer } | ControlEvent::Lost { peer, .. }
                 if matches!(self.peers[peer as usize], Peer::Severed) => {}
             ControlEvent::Departed { peer } => {
-                // It said so when its NIC had everything acknowledged: all of it has completed
-                // here.
+                // The peer sent its bye when its NIC had all acknowledgements: so all completions
+                // are here.
                 while self.take_completions() {}
                 self.end(peer, Peer::Left, &TransferError::Left { peer });
                 self.outbox.push_back(Event::Left { peer });
@@ -246,7 +245,7 @@ impl VerbsDevice {
         self.peers.iter().any(|peer| matches!(peer, Peer::Joining(_)))
     }
 
-    /// Goodbye is said when every peer's NIC has all that was sent.
+    /// Sends byes when every peer has acknowledged all requests.
     pub(super) fn go(&mut self) {
         let (mut is_idle, mut broken) = (true, Vec::new());
         for (rank, peer) in (0..).zip(&mut self.peers) {
@@ -278,7 +277,7 @@ impl VerbsDevice {
                 };
                 let cause = self.control.cause(peer, seen);
                 if !joining.is_refused {
-                    // So that it knows who gave up, if it is there.
+                    // So that the peer knows the cause, if it exists.
                     self.say(peer, &ControlMessage::Refusal(Refusal::NoWay));
                 }
                 self.lose(peer, cause);
@@ -296,12 +295,12 @@ impl VerbsDevice {
             Some(Peer::Open(_)) => {}
             _ => return Err(PostError::NotConnected { peer }),
         }
-        // Who has this message finds released regions gone.
+        // A peer that has this message finds earlier released regions gone.
         self.forget_released();
         self.control.post(peer, message, is_urgent)
     }
 
-    /// Deregisters what has no handle any more.
+    /// Deregisters regions without a handle.
     pub(super) fn forget_released(&mut self) {
         for key in self.releases.take() {
             self.regions.remove(&key);

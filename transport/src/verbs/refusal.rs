@@ -1,5 +1,4 @@
-//! Why a rank makes no connection, as it tells the peer before it hangs up: so both ends name the
-//! cause, not only the one that found it.
+//! The reason for refusing a connection. The peer gets it, so that both ends report the cause.
 
 use std::fmt;
 use std::io;
@@ -9,54 +8,54 @@ use super::pair_error::PairError;
 use super::port::Kind;
 use crate::device::LossCause;
 
-/// What to do where addresses do not meet.
+/// The remedy for GID types that do not fit.
 pub(super) const KINDS_REMEDY: &str = "give both interfaces an address of one network, or set PLEACH_VERBS_GID_INDEX on both to addresses of one kind ('pleach devices' lists them)";
 
-/// What to do where a NIC finds no way to its peer's.
+/// The remedy for a path that was not found.
 pub(super) const NOT_JOINED_REMEDY: &str =
     "are the addresses of both RDMA ports in one network? 'pleach doctor --peer HOST' compares them";
 
-/// What a peer said of why it makes no connection.
+/// Why the peer refuses the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The ports of the two carry packets of different lengths.
+    /// The path MTUs of the two ports differ.
     PacketLengths {
-        /// Longest packet of the port of who says this, in bytes.
+        /// Path MTU of the sender's port, in bytes.
         own: u32,
-        /// Of who hears it.
+        /// Path MTU of the receiver's port, in bytes.
         peer: u32,
     },
-    /// The addresses of the ports of the two are of kinds that do not meet.
+    /// The GID types of the two ports do not fit.
     AddressKinds {
-        /// That of who says this.
+        /// The type of the sender's GID.
         own: Kind,
-        /// Of who hears it.
+        /// The type of the receiver's GID.
         peer: Kind,
     },
-    /// Its NIC does not join a queue pair to that of who hears this.
+    /// The sender's NIC did not connect the queue pair.
     NotJoined {
-        /// Why, as its system numbers it.
+        /// The system's error number.
         errno: i32,
     },
-    /// It may lock no more memory for its NIC.
+    /// The sender may lock no more memory for its NIC.
     NotLocked {
-        /// How many bytes it may lock in all.
+        /// The limit of locked memory, in bytes.
         limit: u64,
     },
-    /// Its NIC has no more of something.
+    /// A limit of the sender's NIC is reached.
     Limit {
-        /// Of what.
+        /// The resource.
         kind: LimitKind,
-        /// How many there may be.
+        /// The limit.
         most: u64,
     },
-    /// It could not make or join its queue pairs; its own error says why.
+    /// The sender could not make or connect its queue pairs; its own error has the cause.
     NoQueuePair,
-    /// The connection manager found no way to the peer, or was refused there; its own error says
-    /// why.
+    /// The connection manager found no path to the peer, or was rejected; the sender's own error
+    /// has the cause.
     NoWay,
-    /// One of the two connects by the connection manager, the other does not.
+    /// Only one of the two uses the connection manager.
     OtherWay,
 }
 
@@ -99,7 +98,7 @@ const NOT_LOCKED: u8 = 1;
 const NO_QUEUE_PAIR: u8 = 2;
 const NO_WAY: u8 = 3;
 const OTHER_WAY: u8 = 4;
-/// And from here on limits, by what of.
+/// The first number of limits; the kind is added.
 const LIMIT: u8 = 5;
 
 /// Limits by their numbers on the wire.
@@ -114,8 +113,8 @@ const ADDRESS_KINDS: u8 = LIMIT + KINDS.len() as u8;
 const NOT_JOINED: u8 = ADDRESS_KINDS + 1;
 
 impl Refusal {
-    /// What the peer is told where a pair is lost by this before it was there; `None` where it
-    /// knows.
+    /// The refusal to send for a cause of a pair that is connecting; `None` if the peer knows the
+    /// cause.
     pub(super) fn of(cause: &LossCause) -> Option<Self> {
         if let LossCause::ConnectionBroke(_) = cause {
             return Some(Self::NoQueuePair);
@@ -132,7 +131,7 @@ impl Refusal {
         })
     }
 
-    /// How the pair is lost for who hears this.
+    /// The cause of the loss at the receiver.
     pub(super) fn heard(self) -> LossCause {
         LossCause::from(match self {
             Self::PacketLengths { own, peer } => PairError::PacketLengths { own: peer, peer: own },

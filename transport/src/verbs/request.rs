@@ -1,11 +1,11 @@
-//! Requests as the NIC takes them: what they name here and at the peer.
+//! The local and remote bytes of a work request.
 
 use super::sys;
 use super::wire::{Immediate, KeyParts};
 use crate::region::{RemoteSlice, Slice};
 use crate::signals::Inline;
 
-/// A peer's memory as requests name it.
+/// The remote address and key of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub(super) address: u64,
@@ -15,12 +15,12 @@ pub(super) struct Target {
 impl Target {
     pub(super) fn of(slice: &RemoteSlice) -> Self {
         let parts = KeyParts::decode(slice.key.0);
-        // Beyond the region or around the end of all addresses: the NIC refuses either.
+        // Beyond the region, or wrapped around: the NIC refuses both.
         Self { address: parts.address().wrapping_add(slice.offset), key: parts.remote_key }
     }
 }
 
-/// Bytes of this rank as requests name them.
+/// The local bytes of a request.
 #[derive(Clone, Copy)]
 pub(super) enum Local<'a> {
     Nothing,
@@ -28,22 +28,22 @@ pub(super) enum Local<'a> {
     Carried(&'a Inline),
 }
 
-/// Registered bytes go by the same addresses here as at peers.
+/// The bytes of a registered slice; their addresses are the same here and at peers.
 pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
     Local::Registered { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
 }
 
-/// What the NIC is asked to do at a peer's memory.
+/// An operation on a peer's memory.
 #[derive(Clone, Copy)]
 pub(super) struct Request {
     pub(super) opcode: u32,
     pub(super) flags: u32,
-    /// As it travels; of an opcode with an immediate.
+    /// In network order; for an opcode with an immediate.
     pub(super) immediate: u32,
     pub(super) target: Target,
 }
 
-/// One that asks for no completion.
+/// A request without a completion.
 #[inline]
 pub(super) fn request(opcode: u32, target: Target) -> Request {
     Request { opcode, flags: 0, immediate: 0, target }
@@ -51,8 +51,7 @@ pub(super) fn request(opcode: u32, target: Target) -> Request {
 
 #[inline]
 pub(super) fn with_immediate(target: Target, immediate: Immediate) -> Request {
-    // Who sleeps on the completion queue is woken by any completion; the flag is for NICs that wake
-    // by those alone.
+    // Any completion wakes the completion queue; the flag is for NICs that need it.
     Request {
         opcode: sys::IBV_WR_RDMA_WRITE_WITH_IMM,
         flags: sys::IBV_SEND_SOLICITED,

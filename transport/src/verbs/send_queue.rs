@@ -1,12 +1,12 @@
-//! A queue pair of a peer, and what is under way on it.
+//! A queue pair of a peer, and the requests under way on it.
 //!
-//! What is submitted is linked ([`work_requests`](super::work_requests)) and posted together by one
-//! ring of the doorbell ([`SendQueue::post`]): when the device is polled or flushed, or when much
-//! has gathered. Requests complete in order, so of a list only the last one that somebody waits for
-//! asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
+//! Submitted requests are linked ([`work_requests`](super::work_requests)) and posted with one
+//! doorbell ([`SendQueue::post`]): when the device is polled or flushed, or when a list is long.
+//! Requests complete in order. So only the last request of a list whose end is reported asks for a
+//! completion; otherwise every [`SIGNAL_EVERY`]th does, so that room comes back.
 //!
-//! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry
-//! of `sent`, which goes only with its completion or with the queue pair.
+//! **Invariant:** memory that the NIC may still access (source, destination, own slots) is held by
+//! an entry of `sent`, which is removed only after its completion or with the queue pair.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,55 +26,53 @@ use crate::memory::{HostMemory, Memory};
 use crate::region::{RegionKey, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES};
 
-/// Requests that nobody waits for between two that ask for a completion.
+/// Requests without a report between two that ask for a completion.
 const SIGNAL_EVERY: u32 = 32;
 
-/// Requests kept free for credits and for the end.
+/// Requests reserved for credits and for the last request.
 const SPARE_REQUESTS: u32 = 8;
 
-/// A list of so many requests is posted at once,
+/// A list of this many requests is posted at once,
 const LIST_REQUESTS: usize = 32;
-/// and so is one that moves so many bytes: what is gained by waiting is a doorbell, which is little
-/// beside them.
+/// and so is a list that moves this many bytes: compared with them the cost of a doorbell is small.
 const LIST_BYTES: usize = 4096;
 
 /// Requests of one group at most.
 const GROUP_REQUESTS: u32 = 2;
 
-/// Bytes of a signal slot's place in the inbox, and of a request's own place.
+/// Bytes of an inbox slot of a signal slot, and of a request's own slot.
 pub(super) const SLOT_BYTES: usize = 64;
 /// Bytes of a group's own slot.
 const GROUP_SLOT_BYTES: usize = GROUP_REQUESTS as usize * SLOT_BYTES;
 const _: () = assert!(SIGNAL_SLOT_PAYLOAD_BYTES <= SLOT_BYTES);
 
-/// A lost packet is sent again after 4.096 us times two to this power, 0.54 s: a host under load
-/// answers later than one would think, and who has died is found out by the control stream.
+/// The timeout of an acknowledgement: 4.096 us times two to this power, 0.54 s. A host under load
+/// answers late; dead peers are detected by the control stream.
 const RETRY_TIMEOUT: u8 = 17;
-/// So often; 7 would be for ever with some NICs.
+/// Retries; 7 would be infinite with some NICs.
 pub(super) const RETRIES: u8 = 6;
-/// How long a sender waits for a receive, as the verbs number it: 0.64 ms. Credits see to it that
-/// none does.
+/// How long a sender waits for a receive, in the code of the verbs: 0.64 ms. Credits prevent such
+/// waits.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;
-/// Bytes of an address that name its InfiniBand subnet.
+/// Bytes of a GID that name its InfiniBand subnet.
 const PREFIX_BYTES: usize = 8;
-/// Where in the address of a port behind a router its fabric LID is, two bytes: the packets'
-/// address on this subnet.
+/// Offset in a GID of a router's LID, two bytes: the packets' address on this subnet.
 const FABRIC_LID_AT: usize = 4;
 
-/// How much of everything a pair has.
+/// Queue lengths and limits of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sizes {
     /// Queue pairs on each NIC.
     pub(super) queue_pairs: u32,
-    /// Transfers under way whose end somebody waits for.
+    /// Transfers under way whose ends are reported.
     pub(super) depth: u32,
-    /// Signals that each end takes ahead.
+    /// Signals that each end accepts before it returns credits.
     pub(super) credits: u32,
     /// Reads and atomics at once.
     pub(super) reads: u8,
-    /// How switches treat its packets.
+    /// How switches treat the packets.
     pub(super) service: Service,
 }
 
@@ -84,41 +82,41 @@ impl Sizes {
         GROUP_REQUESTS * self.depth + SPARE_REQUESTS
     }
 
-    /// Receives that a peer can use up: its signals, and what it gives credits back with. It has
-    /// given back those of all that came but the last half, so two such are under way at most;
-    /// twice that for ends that are out of step.
+    /// Receives that a peer can consume: its signals, and immediates that return credits. It
+    /// returns credits when half are due, so two such immediates are under way at most; twice that
+    /// number covers ends that are out of step.
     pub(super) fn receives(self) -> u32 {
         self.credits + 4
     }
 }
 
-/// Who waits for the end of a group.
+/// The receiver of a report of a group's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Waits {
     Nobody,
-    /// The transfer's submitter.
+    /// The submitter of the transfer.
     Whole(TransferId),
-    /// As [`Waits::Whole`], with the other parts of a striped transfer.
+    /// The submitter, together with the other parts of a striped transfer.
     Part,
 }
 
-/// How a group ended well.
+/// A group that ended with success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Ended {
     pub(super) waits: Waits,
-    /// Of an atomic.
+    /// The old value of an atomic.
     pub(super) old_value: u64,
 }
 
-/// One group of requests: those of a transfer.
+/// The requests of one transfer.
 struct Sent {
     requests: u32,
     waits: Waits,
-    /// Kept until its end.
+    /// Kept until the group ends.
     _holds: Option<Slice>,
-    /// What it names at the peer.
+    /// The remote key.
     key: RegionKey,
-    /// Of its first request.
+    /// The opcode of the first request.
     opcode: u32,
     /// Its slot.
     slot: u32,
@@ -128,15 +126,15 @@ struct Sent {
 pub(super) struct SendQueue {
     // Before the memory that it touches.
     queue_pair: QueuePair,
-    /// A slot for each group under way: bytes that requests carry, old values of atomics.
+    /// A slot for each group under way: inline bytes of requests, old values of atomics.
     slots: MemoryRegion,
-    /// Where they begin.
+    /// The address of the first slot.
     slots_address: u64,
-    /// Which of this rank's NICs it is on.
+    /// The index of this rank's NIC.
     pub(super) nic: usize,
-    /// Which of the peer's it leads to.
+    /// The index of the peer's NIC.
     pub(super) remote_nic: usize,
-    /// The peer's inbox as that NIC knows it.
+    /// The peer's inbox, with its key on that NIC.
     pub(super) inbox: Target,
     pub(super) counts: Counts,
     sizes: Sizes,
@@ -145,17 +143,17 @@ pub(super) struct SendQueue {
     sent: VecDeque<Sent>,
     /// The number of `sent`'s first entry.
     first: u64,
-    /// Requests that may be posted.
+    /// Requests that may still be posted.
     room: u32,
     unsignaled: u32,
-    /// Not posted yet.
+    /// Requests that are not posted yet.
     list: WorkRequestList,
-    /// Of the next group. There are more slots than groups under way.
+    /// The slot of the next group. There are more slots than groups under way.
     next_slot: u32,
 }
 
 impl SendQueue {
-    /// One that can be told where its peer is.
+    /// A queue pair that is not connected yet.
     pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> Result<Self, NotMade> {
         let base = &nics[nic];
         let memory: Arc<dyn Memory> = HostMemory::new(sizes.requests() as usize * GROUP_SLOT_BYTES);
@@ -164,7 +162,7 @@ impl SendQueue {
         let make = |inline: u32| {
             QueuePair::new(&base.domain, &base.completions, &base.receives, sizes.requests(), inline)
         };
-        // Some NICs carry nothing in a request.
+        // Some NICs support no inline data.
         let (mut queue_pair, carries_inline) = match make(SLOT_BYTES as u32) {
             Ok(made) => (made, true),
             Err(limit @ NotMade::Limit(_)) => return Err(limit),
@@ -200,12 +198,12 @@ impl SendQueue {
         })
     }
 
-    /// By what completions name it.
+    /// The number by which completions name it.
     pub(super) fn number(&self) -> u32 {
         self.queue_pair.number()
     }
 
-    /// What the peer must know of it. `inbox_key`: its NIC's.
+    /// The hello for the peer. `inbox_key` is the key on its NIC.
     pub(super) fn hello(&self, nics: &[Nic], inbox_key: u32) -> QueuePairHello {
         let base = &nics[self.nic];
         QueuePairHello {
@@ -220,7 +218,7 @@ impl SendQueue {
         }
     }
 
-    /// Joins it to the peer's `queue`: it receives and sends from now on.
+    /// Connects it to the peer's `queue`: it receives and sends from now on.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, queue: &QueuePairHello) -> io::Result<()> {
         let (to_receive, to_send) = (self.to_receive(nics, queue), self.to_send());
         self.connect_as(hello, queue, |state| {
@@ -228,13 +226,13 @@ impl SendQueue {
         })
     }
 
-    /// What it is told of the peer's, and which of it counts.
+    /// The attributes of the peer's end, and their mask.
     fn to_receive(&self, nics: &[Nic], queue: &QueuePairHello) -> (sys::ibv_qp_attr, u32) {
         let base = &nics[self.nic];
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = sys::IBV_QPS_RTR;
-        // The peer's is the same, see `joining`.
+        // The peer's is the same, see `connecting`.
         attributes.path_mtu = base.port.active_mtu;
         attributes.dest_qp_num = queue.queue_pair;
         attributes.rq_psn = queue.packet;
@@ -247,7 +245,7 @@ impl SendQueue {
         (attributes, mask)
     }
 
-    /// What it is told of its own packets, and which of it counts.
+    /// The attributes of its own packets, and their mask.
     fn to_send(&self) -> (sys::ibv_qp_attr, u32) {
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -256,8 +254,8 @@ impl SendQueue {
         (attributes, sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN)
     }
 
-    /// As [`SendQueue::connect`], where another one says what it is told of the way; how often is
-    /// tried, and how much is under way at once, is this backend's own choice.
+    /// As [`SendQueue::connect`], with path attributes from the caller. Retries and the number of
+    /// reads at once are chosen here.
     pub(super) fn connect_as(
         &mut self,
         hello: &Hello,
@@ -290,12 +288,12 @@ impl SendQueue {
         self.room >= GROUP_REQUESTS + SPARE_REQUESTS
     }
 
-    /// Whether it takes a request beside transfers.
+    /// Whether it takes a request that is not of a transfer.
     pub(super) fn has_spare_room(&self) -> bool {
         self.room > 0
     }
 
-    /// Adds to the list an atomic, whose old value comes with its end.
+    /// Adds an atomic to the list; its old value comes with its completion.
     pub(super) fn push_atomic(
         &mut self,
         id: TransferId,
@@ -310,7 +308,7 @@ impl SendQueue {
         self.pushed(Waits::Whole(id), None, key, opcode, 1);
     }
 
-    /// Adds to the list the binding of a memory window.
+    /// Adds the binding of a memory window to the list.
     pub(super) fn push_bind(
         &mut self,
         id: TransferId,
@@ -323,8 +321,8 @@ impl SendQueue {
         self.pushed(Waits::Whole(id), None, key, binding.opcode, 1);
     }
 
-    /// Adds to the list a group of one or two requests, which name `key` at the peer and hold a
-    /// slice here. There must be room.
+    /// Adds a group of one or two requests to the list. The group names `key` at the peer and holds
+    /// a slice here. There must be room.
     pub(super) fn push<const N: usize>(
         &mut self,
         waits: Waits,
@@ -347,7 +345,7 @@ impl SendQueue {
         self.pushed(waits, holds, key, requests[0].0.opcode, N as u32);
     }
 
-    /// A group of so many requests was linked.
+    /// Records a group of `requests` requests that was linked.
     #[inline(always)]
     fn pushed(&mut self, waits: Waits, holds: Option<Slice>, key: RegionKey, opcode: u32, requests: u32) {
         self.room -= requests;
@@ -360,14 +358,14 @@ impl SendQueue {
         self.sent.push_back(Sent { requests, waits, _holds: holds, key, opcode, slot });
     }
 
-    /// Copies what a request of the next group carries to its place; how the request names it, and
-    /// with which flags.
+    /// Copies the inline bytes of a request of the next group to their slot; returns their address
+    /// and the request's flags.
     #[inline]
     fn carry(&mut self, inline: &Inline, index: usize) -> (sys::ibv_sge, u32) {
         let address = self.address_of(self.next_slot) + (index * SLOT_BYTES) as u64;
         let words = inline.words();
-        // SAFETY: the slot of a group that does not exist yet, and has room for all that one can
-        // carry; the NIC reads it only after it was posted.
+        // SAFETY: the slot of a group that does not exist yet, with room for the inline bytes of a
+        // request; the NIC reads it only after the request was posted.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), address as *mut u64, words.len()) };
         let flags = if self.carries_inline { sys::IBV_SEND_INLINE } else { 0 };
         self.counts.inlined += u64::from(self.carries_inline);
@@ -382,50 +380,50 @@ impl SendQueue {
         self.slots_address + u64::from(slot) * GROUP_SLOT_BYTES as u64
     }
 
-    /// The end of the list asks for a completion.
+    /// Makes the last request of the list ask for a completion.
     fn signal_last(&mut self) {
         self.list.signal_last();
         self.unsignaled = 0;
     }
 
-    /// Whether the list is to be posted before the device is polled again.
+    /// Whether to post the list before the next poll of the device.
     pub(super) fn is_due(&self) -> bool {
         self.list.len() >= LIST_REQUESTS || self.list.bytes() >= LIST_BYTES
     }
 
-    /// Whether all was posted.
+    /// Whether all requests were posted.
     pub(super) fn has_woken(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Posts the list. What the NIC has no room for stays in it, until what is under way has made
-    /// room.
+    /// Posts the list. Requests for which the NIC has no room stay in it.
     #[inline]
     pub(super) fn post(&mut self) -> Result<(), LossCause> {
         if self.list.is_empty() {
             return Ok(());
         }
-        // SAFETY: what the list names is held by `sent` or is this queue pair's own slots, which go
-        // after the queue pair.
+        // SAFETY: the list names memory that `sent` holds or slots of this queue pair, which are
+        // dropped after the queue pair.
         let posted = unsafe { self.list.post(&mut self.queue_pair) };
         self.counts.doorbells += 1;
         self.counts.requests += posted.requests as u64;
         self.counts.signaled += u64::from(posted.is_signaled);
         match posted.error {
             None => Ok(()),
-            // There will be room when what is under way has ended.
+            // There will be room when requests under way have ended.
             Some(error) if error.kind() == io::ErrorKind::OutOfMemory && self.is_under_way() => Ok(()),
             Some(error) => Err(LossCause::ConnectionBroke(error.kind())),
         }
     }
 
-    /// Whether something waits to be posted, and some of what was posted before has not ended.
+    /// Whether requests wait to be posted while others are under way.
     fn is_under_way(&self) -> bool {
         let not_ended: u32 = self.sent.iter().map(|sent| sent.requests).sum();
         !self.list.is_empty() && not_ended as usize > self.list.len()
     }
 
-    /// The first of the groups up to the one of this number, all of which have ended well.
+    /// Removes the first group, if it is not after the one of this number, which ended with
+    /// success.
     pub(super) fn take_ended(&mut self, number: u64) -> Option<Ended> {
         if self.first > number {
             return None;
@@ -441,53 +439,53 @@ impl SendQueue {
 
     fn old_value(&self, slot: u64) -> u64 {
         let mut bytes = [0; 8];
-        // SAFETY: a slot of our own, which the NIC has written and does not touch any more.
+        // SAFETY: an own slot, which the NIC has written and does not access any more.
         unsafe { std::ptr::copy_nonoverlapping(slot as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         u64::from_ne_bytes(bytes)
     }
 
-    /// Sees to it that the end of what was submitted will be known.
+    /// Makes sure that all submitted requests will be completed.
     pub(super) fn seal(&mut self) {
         if self.unsignaled > 0 && self.has_spare_room() {
             self.push_nothing();
         }
     }
 
-    /// Adds to the list a write of no bytes, whose end is told. There must be room.
+    /// Adds a write of no bytes, with a completion, to the list. There must be room.
     pub(super) fn push_nothing(&mut self) {
         let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
         self.push(Waits::Nobody, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
         self.signal_last();
     }
 
-    /// Whether the peer has all that was submitted.
+    /// Whether the peer has acknowledged all requests.
     pub(super) fn is_idle(&self) -> bool {
         self.sent.is_empty()
     }
 
-    /// What the request of this number is, if it has not ended.
+    /// The operation of the request of this number, if it has not ended.
     pub(super) fn operation(&self, number: u64) -> Operation {
         self.place(number).map_or(Operation::Other, |place| Operation::of(self.sent[place].opcode))
     }
 
-    /// The request of this number failed because of what it names at the peer: who waits for it,
-    /// from now on nobody, and what it named.
+    /// Marks the request of this number as failed because of its remote key. Returns the receiver
+    /// of its report, and the key; nobody gets a second report.
     pub(super) fn refuse(&mut self, number: u64) -> Option<(Waits, RegionKey)> {
         let place = self.place(number)?;
         let sent = &mut self.sent[place];
         Some((std::mem::replace(&mut sent.waits, Waits::Nobody), sent.key))
     }
 
-    /// Where the group of this number is among those that have not ended.
+    /// The index of the group of this number.
     fn place(&self, number: u64) -> Option<usize> {
         let place = usize::try_from(number.checked_sub(self.first)?).ok()?;
         (place < self.sent.len()).then_some(place)
     }
 
-    /// Destroys the queue pair; whose transfers then have not ended.
+    /// Destroys the queue pair; returns the transfers that have not ended.
     pub(super) fn fail(self) -> impl Iterator<Item = TransferId> {
         let Self { queue_pair, sent, .. } = self;
-        // Before anything that it touches.
+        // Before the memory that it accesses.
         drop(queue_pair);
         sent.into_iter().filter_map(|sent| match sent.waits {
             Waits::Whole(id) => Some(id),
@@ -496,7 +494,7 @@ impl SendQueue {
     }
 }
 
-/// The way from a port to the peer's end of a queue pair.
+/// The path from a port to the peer's end of a queue pair.
 fn way(own: &Chosen, queue: &QueuePairHello) -> sys::ibv_ah_attr {
     // SAFETY: plain numbers, of which zero is one.
     let mut way: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
@@ -506,7 +504,7 @@ fn way(own: &Chosen, queue: &QueuePairHello) -> sys::ibv_ah_attr {
     if is_infiniband && own.gid.address.octets()[..PREFIX_BYTES] == queue.gid[..PREFIX_BYTES] {
         return way;
     }
-    // RoCE, or another subnet: routers go by the global header.
+    // RoCE, or another subnet: routers use the global header.
     way.is_global = 1;
     way.grh.dgid = sys::ibv_gid { raw: queue.gid };
     way.grh.sgid_index = own.gid.index as u8;
@@ -518,7 +516,7 @@ fn way(own: &Chosen, queue: &QueuePairHello) -> sys::ibv_ah_attr {
     way
 }
 
-/// Has switches treat the packets of a way so, where it is said how.
+/// Sets the service level and traffic class that are configured.
 fn serve(way: &mut sys::ibv_ah_attr, service: Service) {
     if let Some(level) = service.service_level {
         way.sl = level;

@@ -1,13 +1,12 @@
-//! Transfers that go in parts over all queue pairs of a peer: which part goes where, when all have
-//! arrived, when all have ended. Pure.
+//! Striped transfers: the parts on each queue pair of a peer, and when all have arrived or ended.
+//! Pure.
 //!
-//! Queue pairs are not ordered with each other, so the receiver counts ([`Arriving`]): each part of
-//! a put with a signal is a write with an immediate that says the put's number and in how many
-//! parts it came. A striped transfer has one part, perhaps an empty one, on each queue pair of its
-//! peer. **Invariant:** as each queue pair is in order, the n-th part on each belongs to the n-th
-//! striped put, and none completes before those that were sent before it; the number is a check,
-//! not what parts are found by, so it needs no more than four bits and can never be that of another
-//! put.
+//! Queue pairs are not ordered with each other, so the receiver counts ([`IncomingStripedPuts`]):
+//! each part of a put with a signal is a write whose immediate states the put's number and the
+//! number of its parts. A striped transfer has one part, perhaps an empty one, on each queue pair
+//! of its peer. **Invariant:** each queue pair is in order, so the n-th part on each belongs to the
+//! n-th striped put, and no put completes before those that were sent before it. The number is a
+//! check only, so four bits suffice.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -15,39 +14,38 @@ use std::ops::Range;
 use super::wire::{QUEUE_PAIRS_MAX, Stripe};
 use crate::device::{ProtocolViolation, TransferId};
 
-/// Parts begin at multiples of this, in bytes, where they are longer.
+/// Parts begin at multiples of this, in bytes, unless they are shorter.
 const PART_ALIGN_BYTES: usize = 4096;
 
-/// Where part `queue` of `queues` lies in a transfer of `bytes`; the last ones may be shorter, or
-/// empty.
+/// The range of part `queue` of `queues` in a transfer of `bytes`; the last parts may be shorter,
+/// or empty.
 pub(super) fn part(bytes: usize, queues: usize, queue: usize) -> Range<usize> {
     let even = bytes.div_ceil(queues);
     let length = if even < PART_ALIGN_BYTES { even } else { even.next_multiple_of(PART_ALIGN_BYTES) };
     (queue * length).min(bytes)..((queue + 1) * length).min(bytes)
 }
 
-/// Striped puts of a peer of which only a part has come, at most: what a queue pair and its
-/// completions hold is far less.
+/// Incomplete striped puts of a peer at most; a queue pair and its completions hold far fewer.
 const ARRIVING_MAX: usize = 4096;
 
-/// Striped transfers whose ends somebody waits for.
+/// Striped transfers whose ends are reported.
 #[derive(Default)]
 pub(super) struct Ends {
     under_way: VecDeque<End>,
-    /// How many have ended.
+    /// The number of transfers that have ended.
     ended: u64,
-    /// Of how many the part has ended, by queue pair.
+    /// The number of parts that have ended, by queue pair.
     parts: [u64; QUEUE_PAIRS_MAX],
 }
 
 struct End {
-    /// `None`: it was told already.
+    /// `None`: reported already.
     id: Option<TransferId>,
     parts_left: usize,
 }
 
 impl Ends {
-    /// A transfer has gone out on so many queue pairs, all that there are.
+    /// Records a transfer with a part on each of `queues` queue pairs.
     pub(super) fn begin(&mut self, id: TransferId, queues: usize) {
         self.under_way.push_back(End { id: Some(id), parts_left: queues });
     }
@@ -57,7 +55,8 @@ impl Ends {
         self.under_way.get_mut(index as usize)
     }
 
-    /// The next part on this queue pair has ended; whose last one it was.
+    /// Records the end of the next part on this queue pair; returns its transfer after the last
+    /// part.
     pub(super) fn part_ended(&mut self, queue: usize) -> Option<TransferId> {
         let end = self.next_on(queue)?;
         end.parts_left -= 1;
@@ -70,38 +69,38 @@ impl Ends {
         self.under_way.pop_front()?.id
     }
 
-    /// The next part on this queue pair failed: whose it is, once.
+    /// Records the failure of the next part on this queue pair; returns its transfer, once.
     pub(super) fn part_failed(&mut self, queue: usize) -> Option<TransferId> {
         self.next_on(queue)?.id.take()
     }
 
-    /// All that have not ended.
+    /// The transfers that have not ended.
     pub(super) fn into_ids(self) -> impl Iterator<Item = TransferId> {
         self.under_way.into_iter().filter_map(|end| end.id)
     }
 }
 
-/// Striped puts of a peer of which a part has come, but not all.
+/// Striped puts of a peer of which some parts have arrived.
 #[derive(Default)]
 pub(super) struct Arriving {
     puts: VecDeque<Put>,
-    /// How many have arrived.
+    /// The number of puts that have arrived.
     arrived: u64,
-    /// Of how many the part has come, by queue pair.
+    /// The number of parts that have arrived, by queue pair.
     parts: [u64; QUEUE_PAIRS_MAX],
 }
 
-/// A put of which all parts are here.
+/// A striped put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Put {
     pub(super) signal_slot: u16,
-    /// How long the payload in the signal slot's place is, where there is one.
+    /// Length of the payload in the inbox slot, if there is one.
     pub(super) payload_bytes: Option<u32>,
     parts_left: usize,
 }
 
 impl Arriving {
-    /// A part has come on one of `queues` queue pairs; the put whose last one it was.
+    /// Records a part on one of `queues` queue pairs; returns its put after the last part.
     pub(super) fn part(
         &mut self,
         queue: usize,
@@ -161,7 +160,7 @@ mod tests {
     #[test]
     fn a_put_has_arrived_when_each_queue_pair_brought_its_part_however_far_one_is_ahead() {
         let mut arriving = Arriving::default();
-        // Queue pair 0 is 40 puts ahead, more than numbers tell apart.
+        // Queue pair 0 is 40 puts ahead, more than four bits distinguish.
         for put in 0..40 {
             assert_eq!(arriving.part(0, 2, stripe(put, 2), put as u16, None), Ok(None));
         }

@@ -1,20 +1,21 @@
-//! What goes over the wire beside data: immediates, and what two ranks tell each other before.
+//! The wire formats apart from data: immediates, and messages between two ranks before and beside
+//! the transfers.
 //!
-//! An [`Immediate`] is 32 bits: the signal slot, whether a payload was written to the signal slot's
-//! place in the inbox, whether it is a signal at all, and either how many receives its sender gives
-//! back or which part of a striped put it came with. A [`Hello`] and [`Announcement`]s travel on
-//! the control stream. All that comes from a peer is decoded here, before anything is done with it.
+//! An [`Immediate`] is 32 bits: the signal slot, whether the inbox slot holds a payload, whether it
+//! carries a signal at all, and either the credits that its sender returns or the part of a striped
+//! put. A [`Hello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
+//! decoded here before they are used.
 
 use super::port::Kind;
 use crate::region::RegionKey;
 
-/// Version of all of this.
+/// Version of these formats.
 pub(super) const VERSION: u16 = 3;
 
-/// Most credits that one immediate gives back.
+/// Most credits that one immediate returns.
 pub(super) const CREDITS_MAX: u32 = 255;
 
-/// Queue pairs between two ranks at most: what four bits of an immediate tell apart.
+/// Queue pairs between two ranks at most: four bits of an immediate.
 pub(super) const QUEUE_PAIRS_MAX: usize = 16;
 
 /// NICs of a rank at most.
@@ -23,36 +24,36 @@ pub(super) const NICS_MAX: usize = 4;
 /// A region's keys, by NIC.
 pub(super) type NicKeys = [u32; NICS_MAX];
 
-/// What a peer says with a write.
+/// The immediate of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Immediate {
-    /// Which signal slot; `None`: it only gives credits back.
+    /// The signal slot; `None`: it only returns credits.
     pub(super) signal_slot: Option<u16>,
-    /// Whether the signal slot's place in the inbox holds its payload, as long as the write was.
+    /// Whether the signal's inbox slot holds its payload, as long as the write was.
     pub(super) has_payload: bool,
     pub(super) besides: Besides,
 }
 
-/// What an immediate says besides.
+/// The second meaning of an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Besides {
-    /// So many receives of this rank's signals are free again, at most [`CREDITS_MAX`].
+    /// This many receives for this rank's signals are free again, at most [`CREDITS_MAX`].
     Credits(u32),
-    /// It came with a part of a striped put, whose signal it is when all parts are there.
+    /// It announces a part of a striped put, whose signal is raised when all parts are there.
     Stripe(Stripe),
 }
 
 /// A part of a striped put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stripe {
-    /// The put's number among all striped ones with a signal, as far as four bits go.
+    /// The put's number among striped puts with a signal, modulo 16.
     pub(super) number: u8,
-    /// Of how many, at most [`QUEUE_PAIRS_MAX`].
+    /// The number of parts, at most [`QUEUE_PAIRS_MAX`].
     pub(super) parts: u8,
 }
 
 impl Stripe {
-    /// What is said of the number.
+    /// The number as it is sent.
     pub(super) fn number(number: u64) -> u8 {
         (number % 16) as u8
     }
@@ -90,22 +91,22 @@ impl Immediate {
     }
 }
 
-/// What a rank tells a peer of its queue pairs to it.
+/// A rank's queue pairs to a peer, as it sends them to the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     /// Reads and atomics of the peer that it serves at once, on each queue pair.
     pub(super) reads: u8,
-    /// Receives that the peer may use up before it gets credits back.
+    /// Receives that the peer may consume before it gets credits back.
     pub(super) credits: u32,
-    /// Where the peer's payloads go.
+    /// The address of the inbox for the peer's payloads.
     pub(super) inbox_address: u64,
-    /// How many signal slots it keeps for the peer.
+    /// Signal slots that it keeps for the peer.
     pub(super) signal_slots: u32,
-    /// Its queue pairs, each to be joined to the one at the same place; at least one.
+    /// Its queue pairs, each to be connected to the one at the same index; at least one.
     pub(super) queues: Vec<QueuePairHello>,
 }
 
-/// One of them.
+/// One queue pair of a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueuePairHello {
     pub(super) queue_pair: u32,
@@ -115,11 +116,11 @@ pub(super) struct QueuePairHello {
     pub(super) kind: Kind,
     /// Address on an InfiniBand subnet; zero elsewhere.
     pub(super) lid: u16,
-    /// Longest packet of its port, as the verbs number it.
+    /// Path MTU of its port, in the code of the verbs.
     pub(super) mtu: u8,
-    /// Which of its NICs, from 0 on; the first queue pair is on NIC 0.
+    /// The index of its NIC; the first queue pair is on NIC 0.
     pub(super) nic: u8,
-    /// The inbox' key there.
+    /// The inbox's key on that NIC.
     pub(super) inbox_key: u32,
 }
 
@@ -199,7 +200,7 @@ impl QueuePairHello {
         queue.is_possible().then_some(queue)
     }
 
-    /// Whether its numbers are some that there are.
+    /// Whether its numbers are within their limits.
     pub(super) fn is_possible(&self) -> bool {
         self.packet < 1 << 24
             && self.queue_pair < 1 << 24
@@ -208,9 +209,8 @@ impl QueuePairHello {
     }
 }
 
-/// What ranks that are joined by several queue pairs tell each other of a region beside its key,
-/// which is that of NIC 0: with it a transfer may go in parts, as it is known that all of them will
-/// be accepted, or none.
+/// The announcement of a region, for peers with several queue pairs. Its key is that of NIC 0. With
+/// the length a sender knows that the peer accepts all parts of a striped transfer or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announcement {
     pub(super) region: RegionKey,
@@ -218,7 +218,7 @@ pub(super) struct Announcement {
     pub(super) known: Option<KnownRegion>,
 }
 
-/// A peer's region.
+/// An announced region of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KnownRegion {
     /// Its length.
@@ -250,21 +250,20 @@ impl Announcement {
     }
 }
 
-/// A key of a region: the NIC's own key, and where the region begins in the addresses that peers
-/// use.
+/// A key of a region: the NIC's own key, and the region's first address as peers use it.
 ///
-/// The beginning is random in bits that no address of a region reaches, so that a key of a region
-/// that is gone names an address that the NIC refuses, also where it gave the same key out again.
+/// The address has random bits that no offset reaches. So a key of a region that is gone names an
+/// address that the NIC refuses, even if the NIC has given the same key out again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyParts {
     pub(super) remote_key: u32,
     /// 20 random bits.
     pub(super) tag: u32,
-    /// Where in its page the region begins: addresses keep that.
+    /// The region's offset in its page: addresses keep it.
     pub(super) page_offset: u16,
 }
 
-/// A region is shorter than this.
+/// Length limit of a region, in bytes.
 pub(super) const REGION_BYTES_MAX: u64 = 1 << 43;
 
 const TAG_BITS: u32 = 20;
@@ -283,7 +282,7 @@ impl KeyParts {
         }
     }
 
-    /// The address by which peers name the region's first byte.
+    /// The address of the region's first byte for peers.
     pub(super) fn address(self) -> u64 {
         u64::from(self.tag & ((1 << TAG_BITS) - 1)) << 44 | u64::from(self.page_offset)
     }

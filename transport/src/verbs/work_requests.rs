@@ -1,13 +1,12 @@
-//! Requests that are linked, to be posted by one ring of the doorbell.
+//! Linked work requests, posted with one doorbell.
 //!
-//! The places of a list lie in a row, each linked for good to the next one and to its own list of
-//! bytes. So a request is written where the NIC's driver reads it, and of its place only what it
-//! asks for: nothing is built elsewhere and copied, and posting cuts the row behind the last
-//! request for as long as that takes. What is read of a place that was used before is what its
-//! opcode stands for, and that is written anew.
+//! The requests of a list are elements of one array. Each is linked to the next one and to its own
+//! entry of bytes for good. So a request is written where the driver reads it, and only the fields
+//! of its opcode are written. Posting cuts the array behind the last request while the call lasts.
+//! A field of an earlier use is read only if the opcode has it, and then it was written anew.
 //!
-//! **Invariant:** but while it is posted, every place of the row leads to the next one and to its
-//! list.
+//! **Invariant:** except while the list is posted, every element leads to the next one and to its
+//! entry of bytes.
 
 use std::io;
 use std::ptr;
@@ -19,9 +18,9 @@ use super::sys;
 /// See the module.
 pub(super) struct WorkRequestList {
     row: Vec<sys::ibv_send_wr>,
-    /// The bytes here that each request names.
+    /// The local bytes of each request.
     lists: Vec<sys::ibv_sge>,
-    /// Requests in it; those of the row behind them are free.
+    /// The number of requests; the elements behind them are free.
     len: usize,
     /// What their lists name.
     bytes: usize,
@@ -45,7 +44,7 @@ unsafe impl Send for WorkRequestList {}
 pub(super) const NO_BYTES: sys::ibv_sge = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
 
 impl WorkRequestList {
-    /// An empty one that takes so many requests without another allocation.
+    /// An empty list with room for `places` requests.
     pub(super) fn new(places: usize) -> Self {
         let mut list = Self { row: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
         list.lengthen(places.max(1));
@@ -60,12 +59,13 @@ impl WorkRequestList {
         self.len == 0
     }
 
-    /// Bytes that it moves.
+    /// The bytes that its requests move.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Adds a request for these bytes here; the place where it lies, for what only its opcode has.
+    /// Adds a request for these local bytes; returns the element, for fields that only its opcode
+    /// has.
     #[inline]
     pub(super) fn add(
         &mut self,
@@ -94,7 +94,7 @@ impl WorkRequestList {
         place
     }
 
-    /// The last one asks for a completion, which is one for all before it.
+    /// Makes the last request ask for a completion, which covers all before it.
     #[inline]
     pub(super) fn signal_last(&mut self) {
         let Some(last) = self.len.checked_sub(1) else { return };
@@ -105,18 +105,19 @@ impl WorkRequestList {
         self.signaled = Some(last);
     }
 
-    /// Posts it by one ring of the doorbell. What the NIC does not take stays.
+    /// Posts the list with one doorbell. Requests that the NIC does not take stay.
     ///
     /// # Safety
     ///
-    /// There is something in it. What its requests read and write here is registered with the queue
+    /// The list is not empty. The local memory of its requests is registered with the queue pair's
+    /// protection domain, and stays until their completion came or the queue pair was dropped.
     /// pair's domain and stays until their completion came, or the queue pair was dropped.
     #[inline]
     pub(super) unsafe fn post(&mut self, queue_pair: &mut QueuePair) -> Posted {
         let base = self.row.as_mut_ptr();
         let last = self.len - 1;
         let next = std::mem::replace(&mut self.row[last].next, ptr::null_mut());
-        // SAFETY: the caller's; the row and its lists do not move meanwhile.
+        // SAFETY: the caller's; the array and its entries do not move meanwhile.
         let posted = unsafe { queue_pair.post(base) };
         self.row[last].next = next;
         match posted {
@@ -132,7 +133,7 @@ impl WorkRequestList {
         }
     }
 
-    /// Only so many were taken.
+    /// Keeps the requests from `taken` on.
     #[cold]
     fn keep_from(&mut self, taken: usize, error: io::Error) -> Posted {
         let is_signaled = self.signaled.is_some_and(|index| index < taken);
@@ -145,7 +146,7 @@ impl WorkRequestList {
         Posted { requests: taken, is_signaled, error: Some(error) }
     }
 
-    /// Makes the row so long.
+    /// Grows the array.
     #[cold]
     fn lengthen(&mut self, places: usize) {
         // SAFETY: numbers and pointers, of which zero is one.
@@ -169,20 +170,20 @@ mod tests {
     use super::super::request::{Target, request};
     use super::*;
 
-    /// Adds a write of so many bytes.
+    /// Adds a write of `length` bytes.
     fn add(list: &mut WorkRequestList, number: u64, length: u32) {
         let write = request(sys::IBV_WR_RDMA_WRITE, Target { address: number, key: 7 });
         list.add(number, &write, 0, sys::ibv_sge { addr: number, length, lkey: 0 });
     }
 
-    /// Each request moves as many bytes as its number says.
+    /// A list whose request `n` moves `n` bytes.
     fn list_of(count: u64) -> WorkRequestList {
         let mut list = WorkRequestList::new(2);
         (0..count).for_each(|number| add(&mut list, number, number as u32));
         list
     }
 
-    /// Numbers of the requests as a driver finds them, each with the first byte of its list.
+    /// Numbers of the requests as a driver reads them, each with the first byte of its entry.
     fn followed(list: &WorkRequestList) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
         let mut place = list.row.as_ptr();

@@ -10,7 +10,7 @@ use crate::clock::Nanos;
 use crate::control::handshake::{Handshake, Hello, Identity, Progress};
 use crate::device::ProtocolViolation;
 
-/// Something that the watcher waits for.
+/// A descriptor that the watcher waits for.
 pub(super) enum Connection {
     Handshake(Box<Proving>),
     Control { peer: Rank, stream: Arc<OwnedFd>, reader: Vec<u8>, watches_output: bool },
@@ -26,7 +26,7 @@ impl Connection {
         }
     }
 
-    /// The peer that it belongs to; none while somebody who dialed this rank has proved nothing.
+    /// The peer of the connection; `None` for an accepted connection that is not authenticated.
     pub(super) fn peer(&self) -> Option<Rank> {
         match self {
             Self::Handshake(proving) => proving.origin.dialed().map(|(peer, _)| peer),
@@ -35,17 +35,17 @@ impl Connection {
     }
 }
 
-/// How a connection that is not proved came about.
+/// The origin of a connection that is not authenticated.
 #[derive(Clone, Copy)]
 pub(super) enum Origin {
-    /// This rank dialed that peer, in that attempt.
+    /// This rank dialed the peer, in the attempt with this session number.
     Dialed(Rank, u64),
-    /// Somebody dialed this rank from there.
+    /// Another process dialed this rank, from this address.
     Accepted(IpAddr),
 }
 
 impl Origin {
-    /// Whom this rank dialed, and in which attempt.
+    /// The peer that this rank dialed, and the session number of the attempt.
     pub(super) fn dialed(self) -> Option<(Rank, u64)> {
         match self {
             Self::Dialed(peer, session) => Some((peer, session)),
@@ -54,45 +54,45 @@ impl Origin {
     }
 }
 
-/// A connection that is not proved yet.
+/// A connection whose handshake is under way.
 pub(super) struct Proving {
     pub(super) socket: OwnedFd,
     pub(super) handshake: Handshake,
     pub(super) deadline: Nanos,
     pub(super) origin: Origin,
-    /// Over as soon as everything is sent.
+    /// The result; the handshake ends when all bytes are sent.
     pub(super) verdict: Option<Progress>,
 }
 
-/// What the watcher knows of a peer, connected or not.
+/// The watcher's state of a peer, connected or not.
 #[derive(Default)]
 pub(super) struct Peer {
     pub(super) wanted: Option<Wanted>,
     pub(super) arrivals: Option<Arrivals>,
-    /// Why somebody who said to be this peer was turned away.
+    /// Why a process that claimed to be this peer was rejected.
     pub(super) violation: Option<ProtocolViolation>,
-    /// The slots of its connections.
+    /// The slots of the peer's connections.
     pub(super) slots: Vec<usize>,
 }
 
-/// A pair that the device wants and that is not there yet.
+/// A connection to a peer that the device asked for and that does not exist yet.
 pub(super) struct Wanted {
     pub(super) since: Nanos,
     pub(super) deadline: Nanos,
     pub(super) dial: Option<SocketAddr>,
     pub(super) retry_at: Option<Nanos>,
     pub(super) pause: Duration,
-    /// The attempt under way.
+    /// The session number of the attempt under way.
     pub(super) session: u64,
 }
 
-/// Proved connections of one attempt.
+/// Authenticated connections of one attempt.
 pub(super) struct Arrivals {
     pub(super) session: u64,
     pub(super) signal_slots: u32,
     pub(super) process: Option<u32>,
     pub(super) control: Option<OwnedFd>,
-    /// The control stream's place once it is being read (the dialer awaits "ready").
+    /// The control stream once the watcher reads it (the dialer waits for "ready").
     pub(super) reading: Option<Arc<OwnedFd>>,
     pub(super) to_peer: Vec<Option<OwnedFd>>,
     pub(super) from_peer: Vec<Option<OwnedFd>>,

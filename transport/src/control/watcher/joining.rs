@@ -1,5 +1,4 @@
-//! How pairs come about: who dials whom, who is let in, what is proved before anything else is
-//! said.
+//! How pairs are connected: dialing, accepting, handshakes, and the opening of a pair.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,7 +23,7 @@ use crate::device::files_allowed;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 
 impl<M: FabricMessage> Watcher<M> {
-    /// Lets in who waits, up to a number, so that those who are in get their turn.
+    /// Accepts connections, up to a limit, so that connections that exist get their turn.
     pub(super) fn accept(&mut self, now: Nanos) {
         for _ in 0..ACCEPTS_AT_ONCE {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -33,8 +32,8 @@ impl<M: FabricMessage> Watcher<M> {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory. Where more unproved connections are here than
-                    // peers can have, they hold them.
+                    // Out of descriptors or memory. If more unauthenticated connections exist than
+                    // peers can have, those use them up.
                     if self.unproved.len() > self.connections_max() {
                         return self.drop_oldest_unproved();
                     }
@@ -45,13 +44,13 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Connections that all peers can have at most.
+    /// The most connections that all peers together have.
     fn connections_max(&self) -> usize {
         self.identity.connections() * self.peers.len()
     }
 
     fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>, now: Nanos) {
-        // The kernel says where from, but for connections that ended meanwhile.
+        // The kernel knows the address, unless the connection has ended meanwhile.
         let Some(Ok(from)) = from.map(SocketAddr::try_from) else { return };
         if self.unproved.len() >= HANDSHAKES_MIN.max(2 * self.connections_max()) {
             self.drop_oldest_unproved();
@@ -59,11 +58,11 @@ impl<M: FabricMessage> Watcher<M> {
         let origin = Origin::Accepted(from.ip());
         let handshake = Handshake::listen(&self.identity);
         let proving = Proving { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
-        // No room in the kernel: the connection is dropped.
+        // If the kernel has no room, the connection is dropped.
         if let Ok(slot) = self.insert(Connection::Handshake(Box::new(proving)), epoll::EventFlags::IN) {
             self.unproved.add(from.ip(), slot as u64);
-            // At once: what it has said already keeps it from being taken for one that says
-            // nothing.
+            // At once: bytes that have come already keep it from being counted as a connection that
+            // sends nothing.
             self.serve_handshake(slot, now);
         }
     }
@@ -99,8 +98,8 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Peers for whose connections this process may open no more files would wait for them until
-    /// their time is up.
+    /// Gives up the peers that are not connected if this process may open no more files; they would
+    /// wait until their deadline.
     fn cannot_open(&mut self, error: &std::io::Error) {
         if files_allowed(error).is_none() {
             return;
@@ -113,7 +112,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Drops all of an attempt that did not lead to a pair.
+    /// Drops all connections of an attempt that did not lead to a pair.
     fn abandon_attempt(&mut self, peer: Rank) {
         for slot in self.peers[peer as usize].slots.clone() {
             self.remove(slot);
@@ -157,7 +156,7 @@ impl<M: FabricMessage> Watcher<M> {
                     return;
                 }
             } else if proving.verdict.is_some() {
-                // Nothing but room to send is awaited.
+                // Only room to send is missing.
                 let _ = self.watch(slot, epoll::EventFlags::OUT);
                 return;
             }
@@ -199,7 +198,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// A handshake is over.
+    /// Acts on the result of a handshake.
     fn conclude(&mut self, slot: usize, verdict: Progress, now: Nanos) {
         let Some(Connection::Handshake(proving)) = self.remove(slot) else { return };
         let dialed = proving.origin.dialed();
@@ -229,7 +228,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// A proved connection joins the others of its attempt.
+    /// Adds an authenticated connection to the others of its attempt.
     fn arrived(&mut self, hello: &Hello, socket: OwnedFd, dialed: Option<(Rank, u64)>) {
         let peer = hello.rank;
         let Some(known) = self.peers.get_mut(peer as usize) else { return };
@@ -247,8 +246,8 @@ impl<M: FabricMessage> Watcher<M> {
         };
         *place = Some(socket);
         if dialed.is_some() && arrivals.has_all_data_connections() {
-            // The listener's "ready" comes here, perhaps before its last word on a data
-            // connection has been read: it waits for that.
+            // "Ready" comes on the control stream, perhaps before the verdict on a data connection
+            // has been read: it waits for that.
             self.read_control(peer);
         }
         self.try_open(peer);
@@ -262,11 +261,11 @@ impl<M: FabricMessage> Watcher<M> {
         arrivals.reading = Some(Arc::clone(&stream));
         let reader = Vec::with_capacity(2 * (HEADER_BYTES + MESSAGE_BYTES_MAX));
         let control = Connection::Control { peer, stream, reader, watches_output: false };
-        // Without room in the kernel the pair does not come about and times out.
+        // If the kernel has no room, the pair is not connected and times out.
         let _ = self.insert(control, epoll::EventFlags::IN);
     }
 
-    /// The listener's end: opens the pair when all is there and wanted.
+    /// Opens the pair on the listener's side when all connections exist and the device wants it.
     pub(super) fn try_open(&mut self, peer: Rank) {
         let known = &self.peers[peer as usize];
         let listens = known.wanted.as_ref().is_some_and(|wanted| wanted.dial.is_none());
@@ -280,7 +279,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Opens a pair, saying something before this rank's device can say anything.
+    /// Opens a pair and sends `first` before this rank's device can send anything.
     pub(super) fn open(&mut self, peer: Rank, first: Option<&Frame<'_>>) {
         let known = &mut self.peers[peer as usize];
         let Some(arrivals) = known.arrivals.take() else { return };
@@ -304,10 +303,10 @@ impl<M: FabricMessage> Watcher<M> {
     }
 }
 
-/// Whether a proved dialer is welcome.
+/// Whether to admit an authenticated dialer.
 fn decide<M>(peers: &[Peer], shared: &Shared<M>, hello: &Hello) -> Result<(), ProtocolViolation> {
     let known = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
-    // A rank that is connected, or is to be dialed, does not come a second time.
+    // A rank that is connected, or that this rank dials, does not dial again.
     let expected = shared.link(hello.rank).state() == State::Unconnected
         && known.wanted.as_ref().is_none_or(|wanted| wanted.dial.is_none());
     if expected { Ok(()) } else { Err(ProtocolViolation::WrongRank) }
@@ -329,7 +328,7 @@ fn send_outgoing(proving: &mut Proving) -> bool {
     }
 }
 
-/// Opens a process of this host; readable when it has ended.
+/// Opens a process of this host; the descriptor is readable when the process has ended.
 fn open_process(process: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(process).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()

@@ -1,8 +1,8 @@
-//! Folders and files that only this user can change, named by open descriptors.
+//! Folders and files that only this user can change, as open descriptors.
 //!
-//! **Invariant:** no link is followed below a folder, nor as its last name, and whatever belongs to
-//! another user is refused before it is read or written. So who can write the place where a folder
-//! lies can end a meeting, but neither take part in it nor lead it to other files.
+//! **Invariant:** no symbolic link is followed below a folder, nor as its last name, and files of
+//! another user are refused before they are read or written. So a user who can write the folder's
+//! parent can end a rendezvous, but neither take part in it nor redirect it to other files.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -24,12 +24,12 @@ const FOLDER_MODE: Mode = Mode::RWXU;
 /// Mode of files that are made.
 const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// What others may do with a folder.
+/// The rights of other users on a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Others {
-    /// Look into it.
+    /// They may list and read it.
     Look,
-    /// Nothing.
+    /// None.
     Nothing,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Folder {
     path: PathBuf,
 }
 
-/// A file or folder that belongs to somebody else.
+/// A file or folder of another user.
 #[derive(Debug, thiserror::Error)]
 #[error("it belongs to user {owner}")]
 struct OtherOwner {
@@ -48,18 +48,17 @@ struct OtherOwner {
 }
 
 impl Folder {
-    /// Opens the folder at this path, made where there is none.
+    /// Opens the folder at this path, and makes it if it does not exist.
     pub(super) fn open(path: &Path, others: Others) -> Result<Self, OpenError> {
         Self::open_at(CWD, path, path.to_owned(), others, true)
     }
 
-    /// Opens a folder in this one, made where there is none.
+    /// Opens a folder in this one, and makes it if it does not exist.
     pub(super) fn inner(&self, name: &Path, others: Others) -> Result<Self, OpenError> {
         Self::open_at(&self.file, name, self.path.join(name), others, true)
     }
 
-    /// Opens a folder in this one that nobody else may look into; the error is `NotFound` where
-    /// there is none.
+    /// Opens a folder in this one that other users cannot read; `NotFound` if it does not exist.
     pub(super) fn find(&self, name: &str) -> Result<Self, OpenError> {
         Self::open_at(&self.file, Path::new(name), self.path.join(name), Others::Nothing, false)
     }
@@ -99,17 +98,17 @@ impl Folder {
         Ok(Self { file, path })
     }
 
-    /// Where it is, for people.
+    /// Its path, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A fresh file to write.
+    /// A new file to write.
     pub(super) fn create(&self, name: &str) -> io::Result<File> {
         self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)
     }
 
-    /// A file to read and write, made where there is none.
+    /// A file to read and write, made if it does not exist.
     pub(super) fn open_or_create(&self, name: &str) -> io::Result<File> {
         self.open_file(name, OFlags::RDWR | OFlags::CREATE)
     }
@@ -119,7 +118,7 @@ impl Folder {
         self.open_file(name, OFlags::RDONLY)
     }
 
-    /// What a file holds.
+    /// The contents of a file.
     pub(super) fn read(&self, name: &str) -> io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open_to_read(name)?.read_to_end(&mut bytes)?;
@@ -127,7 +126,7 @@ impl Folder {
     }
 
     fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
-        // Without waiting, as a named pipe would make this do.
+        // Without waiting, as a named pipe would.
         let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = openat(&self.file, name, flags, FILE_MODE)?;
         let stat = fstat(&file)?;
@@ -138,17 +137,17 @@ impl Folder {
         Ok(file.into())
     }
 
-    /// Whether there is something of this name.
+    /// Whether a file of this name exists.
     pub(super) fn has(&self, name: &str) -> bool {
         statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
     }
 
-    /// Gives a file a second name; an error where that is taken.
+    /// Gives a file a second name; an error if that exists.
     pub(super) fn link(&self, from: &str, to: &str) -> io::Result<()> {
         Ok(linkat(&self.file, from, &self.file, to, AtFlags::empty())?)
     }
 
-    /// Moves a file to another folder, in place of what has that name there.
+    /// Moves a file to another folder, and replaces a file of that name.
     pub(super) fn move_to(&self, from: &str, folder: &Self, to: &str) -> io::Result<()> {
         Ok(renameat(&self.file, from, &folder.file, to)?)
     }
@@ -158,19 +157,19 @@ impl Folder {
         let _ = unlinkat(&self.file, name, AtFlags::empty());
     }
 
-    /// Removes a folder in this one with the files in it, as far as that can be done.
+    /// Removes a folder in this one with the files in it, as far as possible.
     pub(super) fn remove_folder(&self, name: &str) {
         let Ok(folder) = self.find(name) else { return };
         folder.names().iter().for_each(|name| folder.remove(name));
         let _ = unlinkat(&self.file, name, AtFlags::REMOVEDIR);
     }
 
-    /// Removes this folder, if nothing is in it.
+    /// Removes this folder, if it is empty.
     pub(super) fn remove_itself(&self) {
         let _ = unlinkat(CWD, &self.path, AtFlags::REMOVEDIR);
     }
 
-    /// The names of what is in it, but for those that are no UTF-8.
+    /// The names of its entries, without those that are not UTF-8.
     pub(super) fn names(&self) -> Vec<String> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let entries = openat(&self.file, ".", flags, Mode::empty()).and_then(Dir::new);
@@ -187,7 +186,7 @@ fn check_owner(stat: &Stat) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, OtherOwner { owner: stat.st_uid }))
 }
 
-/// What to tell people of an error at this path.
+/// The public error at this path.
 pub(super) fn open_error(path: &Path, source: io::Error) -> OpenError {
     if source.raw_os_error() == Some(Errno::LOOP.raw_os_error()) {
         return OpenError::Link { path: path.to_owned() };

@@ -1,4 +1,5 @@
-//! One rank at a meeting: it says its line in each round, reads everybody's, and connects.
+//! One rank's run of the join protocol: it writes its line in each round, reads all lines, and
+//! connects.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,34 +21,32 @@ use crate::rendezvous::record::{Difference, PROTOCOL_VERSION, Record};
 use crate::rendezvous::{Claim, Store, StoreError, World, cut};
 use crate::{Nanos, Rank};
 
-/// Longest that sharing memory, or RDMA, is tried before another fabric is taken.
+/// The most time for trying shared memory, or RDMA, before another fabric is taken.
 const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a rank looks at the store before it polls its device again, which its peers may need to
+/// How long a rank waits in the store between two polls of its device, which its peers may need to
 /// connect.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Ranks that did not connect tell each other why in the last of so many parts of the time that was
-/// left,
+/// Share of the remaining time for the round in which ranks report why they did not connect,
 const TELLING_SHARE: u32 = 5;
 
-/// and in this long at most.
+/// and its upper limit.
 const TELLING_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// Of its whole time a rank keeps such a part, in which it tells the others why it gives up and the
-/// store still answers,
+/// Share of the whole time for reporting a failure in the store,
 const FAREWELL_SHARE: u32 = 4;
 
-/// and this long at most.
+/// and its upper limit.
 const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Events taken from a device at a time.
 const EVENTS: usize = 64;
 
-/// What came of a meeting.
+/// The result of the protocol.
 pub(super) struct Met {
     pub(super) fabric: Fabric,
-    /// How many ranks share this machine's processors.
+    /// The number of ranks that share this machine's processors.
     pub(super) ranks_here: u32,
     /// Whether they are more than their processors.
     pub(super) is_crowded: bool,
@@ -55,12 +54,12 @@ pub(super) struct Met {
     pub(super) connected: Connected,
 }
 
-/// How a rank's devices are made.
+/// The parameters of a rank's devices.
 struct Terms {
-    /// What joins this rank to each other.
+    /// The device that connects each rank.
     routes: Vec<Route>,
     secret: Secret,
-    /// Where it listens; loopback where absent.
+    /// The address to listen on; loopback when absent.
     address: Option<IpAddr>,
 }
 
@@ -68,7 +67,7 @@ struct Terms {
 pub(super) struct Connected {
     gate: Arc<Gate>,
     pub(super) device: Box<dyn Device>,
-    /// What it said besides.
+    /// Its other events.
     pub(super) events: Vec<Event>,
 }
 
@@ -78,7 +77,7 @@ pub(super) struct Meeting<'a> {
     pub(super) began: Nanos,
     /// When to give up.
     pub(super) deadline: Nanos,
-    /// When the others must have been told why. The meeting is over by then, whatever happens.
+    /// When the others must know the reason. The protocol ends then in any case.
     pub(super) limit: Nanos,
     pub(super) store: Box<dyn Store>,
     pub(super) responder: Arc<dyn Responder>,
@@ -100,7 +99,7 @@ impl<'a> Meeting<'a> {
     }
 
     pub(super) fn meet(&mut self) -> Result<Met, JoinError> {
-        // Who asks for sockets or RDMA has no neighbours, whoever is near.
+        // Sockets or RDMA alone need no probe for shared memory.
         let tries = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
         let door = if tries { Door::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
         let records = self.introduce(door.as_ref().ok().map(Door::address))?;
@@ -116,14 +115,14 @@ impl<'a> Meeting<'a> {
         self.check_users(&records, &hosts)?;
         let (fabric, mut connected) = self.agree(&records, &hosts, &secret)?;
         for (peer, reply) in connected.gate.open(&self.responder) {
-            // Who cannot be told is lost or has left, which the device says.
+            // A peer that gets no answer is lost or departed, which the device reports.
             let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
         self.part(&mut connected);
         Ok(Met { fabric, ranks_here, is_crowded, hosts, connected })
     }
 
-    /// The secret of the devices: the user's, or one for this host that rank 0 makes and tells over
+    /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
     /// the store.
     fn agree_on_secret(&mut self) -> Result<Secret, JoinError> {
         if let Some(secret) = &self.world.secret {
@@ -137,8 +136,8 @@ impl<'a> Meeting<'a> {
         Ok(Secret::of_this_host(&told[0]))
     }
 
-    /// Refuses ranks of several users where nobody gave a secret that joins them: no other fabric
-    /// would do either.
+    /// Refuses ranks of several users without a configured secret: no other fabric would admit
+    /// them.
     fn check_users(&self, records: &[Record], hosts: &Hosts) -> Result<(), JoinError> {
         match hosts.other_users {
             Some((low, high)) if self.world.secret.is_none() => Err(JoinError::OtherUser {
@@ -149,8 +148,8 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Finds out which ranks are on which host: this rank about those below it, and from what all
-    /// others say.
+    /// Finds the ranks of each host, from this rank's probes of the ranks below it and from the
+    /// lines of all others.
     fn find_neighbours(&mut self, records: &[Record]) -> Result<Hosts, JoinError> {
         let rank = self.world.rank;
         let own = &records[rank as usize];
@@ -163,7 +162,7 @@ impl<'a> Meeting<'a> {
             })
             .map(Distance::letter)
             .collect();
-        // A store has no empty values to tell from none.
+        // A store does not distinguish an empty value from none.
         let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
         let found = (0..).zip(&lines).map(|(rank, line)| {
             let found: Option<Vec<_>> = line.chars().skip(1).map(Distance::from_letter).collect();
@@ -172,7 +171,7 @@ impl<'a> Meeting<'a> {
         Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
     }
 
-    /// Claims this rank's number and compares with everybody.
+    /// Claims this rank's number and compares its record with all others.
     fn introduce(&mut self, door: Option<&str>) -> Result<Vec<Record>, JoinError> {
         let (rank, deadline) = (self.world.rank, self.deadline);
         let mut knobs = self.options.knobs.clone();
@@ -181,18 +180,18 @@ impl<'a> Meeting<'a> {
         knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
         let (host, path) = (self.world.host.as_deref(), self.store.path());
         let own = Record::own(self.world.world_size, host, door, path, &knobs);
-        // As the others will see it.
+        // As the others will decode it.
         let encoded = own.encode();
         let own = decode(rank, &encoded, rank)?;
         if let Claim::Present(bytes) =
             self.store.claim(&format!("rank/{rank}"), &encoded, deadline).map_err(JoinError::Store)?
         {
             let other = decode(rank, &bytes, rank)?;
-            // Of another world: then that is the mistake.
+            // Of another world: then that is the error.
             other.compare(rank, &own, rank)?;
             return Err(JoinError::Duplicate { rank, own: own.to_string(), other: other.to_string() });
         }
-        // Rank 0 first: who has another world size would otherwise wait for ranks that do not
+        // Rank 0 first: a rank with another world size would otherwise wait for ranks that do not
         // exist.
         let first = self.wait("rank", 0..1, None)?;
         decode(0, &first[0], rank)?.compare(0, &own, rank)?;
@@ -206,7 +205,7 @@ impl<'a> Meeting<'a> {
         Ok(records)
     }
 
-    /// Chooses the fabrics that ranks reach each other by, and connects.
+    /// Chooses the fabric, and connects.
     fn agree(
         &mut self,
         records: &[Record],
@@ -250,8 +249,8 @@ impl<'a> Meeting<'a> {
         Ok((fabric, connected))
     }
 
-    /// The best fabric that all ranks have, and why it is that one. Each that is tried does on all
-    /// ranks or on none.
+    /// The best fabric that all ranks have, with the reason. A fabric works on all ranks or on
+    /// none.
     fn connect_best(
         &mut self,
         best: Fabric,
@@ -269,7 +268,7 @@ impl<'a> Meeting<'a> {
             let left = self.deadline.since(now());
             match self.connect(fabric, terms, (left / 2).min(SHARING_TIMEOUT))? {
                 Ok(connected) => return Ok((fabric, why, connected)),
-                // Another fabric does: what would mend this one is for those who ask for it.
+                // The next fabric is tried: the remedy of this one is for users who request it.
                 Err(JoinError::Fabric { fabric, rank, reason }) => {
                     let cause = reason.split(';').next().unwrap_or_default();
                     why = format!("{why}; no {fabric}: rank {rank}: {cause}");
@@ -281,15 +280,14 @@ impl<'a> Meeting<'a> {
         Ok((*last, why, self.connect(*last, terms, limit)??))
     }
 
-    /// How long the last fabric may take: what is left, but for the time to tell each other what
-    /// came of it.
+    /// The time limit of the last fabric: the remaining time without that of the outcome round.
     fn time_to_connect(&self) -> Duration {
         let left = self.deadline.since(now());
         left - (left / TELLING_SHARE).min(TELLING_TIME_MAX)
     }
 
-    /// Tries one fabric on all ranks. The outer error ends the meeting; the inner one says, on all
-    /// ranks alike, that this fabric does not do.
+    /// Tries one fabric on all ranks. The outer error ends the protocol; the inner one means, on
+    /// all ranks alike, that this fabric does not work.
     fn connect(
         &mut self,
         fabric: Fabric,
@@ -328,7 +326,7 @@ impl<'a> Meeting<'a> {
             && let Err(error) = self.reach_all(&mut **reached, &lines, until, &mut events)
         {
             line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
-            // Given up at once, so that the others signal without waiting for the time to be up.
+            // Dropped at once, so that the others detect it before the time is up.
             device = None;
         }
         let outcomes =
@@ -340,7 +338,7 @@ impl<'a> Meeting<'a> {
         })
     }
 
-    /// Connects to all peers and waits until it has succeeded.
+    /// Connects to all peers and waits for all connections.
     fn reach_all(
         &self,
         device: &mut dyn Device,
@@ -381,11 +379,11 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Tells rank 0 that its store is not needed any more; rank 0 waits for that, so that it may
-    /// close it.
+    /// Tells rank 0 that this rank no longer needs the store; rank 0 waits for all ranks, so that
+    /// it may close the store.
     fn part(&mut self, connected: &mut Connected) {
         if self.world.rank == 0 {
-            // Who does not say it any more is lost, which the device tells.
+            // A rank that does not tell it is lost, which the device reports.
             let _ = self.wait(
                 "end",
                 1..self.world.world_size,
@@ -396,7 +394,7 @@ impl<'a> Meeting<'a> {
         }
     }
 
-    /// Says this rank's line and gives everybody's.
+    /// Writes this rank's line and returns the lines of all.
     fn exchange(
         &mut self,
         topic: &str,
@@ -410,7 +408,7 @@ impl<'a> Meeting<'a> {
         Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
     }
 
-    /// Waits for what these ranks say on a topic, polling the device meanwhile.
+    /// Waits for the lines of these ranks on a topic, polling the device meanwhile.
     fn wait(
         &mut self,
         topic: &str,
@@ -441,7 +439,7 @@ impl<'a> Meeting<'a> {
                     matches!(event, Event::PeerLost { peer, .. } | Event::Left { peer } if ranks.contains(peer))
                 });
             }
-            // A rank that is gone says nothing more.
+            // A lost rank writes nothing more.
             if lost || now() >= self.deadline {
                 let (world_size, waited) = (self.world.world_size, now().since(self.began));
                 return Err(JoinError::Missing { ranks, world_size, waited, refused });
@@ -453,8 +451,7 @@ impl<'a> Meeting<'a> {
     pub(super) fn concerns_all(&self, error: &JoinError) -> bool {
         match error {
             JoinError::Ended { .. } => false,
-            // One that is no part of rank 0's world has lost its way; the world may be complete
-            // without it.
+            // A rank outside rank 0's world is misconfigured; the world may be complete without it.
             JoinError::Differs(difference) => {
                 difference.what != "the world size"
                     || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
@@ -464,9 +461,9 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// Whether of the ranks `here` more run on the processors of this one, and on no others, than there
-/// are. `parallelism` is how many of its processors this rank may use at a time: fewer than it has
-/// where a control group says so.
+/// Whether more of the ranks `here` run on the processors of this one, and on no others, than it
+/// has. `parallelism` is how many processors this rank may use at a time: fewer than it has if a
+/// control group limits it.
 fn is_crowded<'a>(
     own: &Processors,
     parallelism: usize,
@@ -478,7 +475,7 @@ fn is_crowded<'a>(
     here.filter(|processors| processors.all_among(own)).count() > own.len()
 }
 
-/// What a store calls it.
+/// The topic's name in the store.
 fn topic(fabric: Fabric) -> &'static str {
     match fabric {
         Fabric::Shm => "shm",
@@ -489,7 +486,7 @@ fn topic(fabric: Fabric) -> &'static str {
     }
 }
 
-/// Two ranks that are not on one host, and why; or that all are.
+/// Two ranks that are not on one host, with the reason; or that all are.
 fn shown_apart(records: &[Record], hosts: &Hosts) -> String {
     let Some((low, high, distance)) = hosts.apart else {
         return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
@@ -498,9 +495,9 @@ fn shown_apart(records: &[Record], hosts: &Hosts) -> String {
     format!("rank {high} and rank {low}: {}", distance.reason(same_machine))
 }
 
-/// Shared memory was asked for, and two ranks cannot share any.
+/// Shared memory was requested, and two ranks cannot share any.
 fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
-    // Ranks of different hosts are no neighbours, all but those that a third one keeps apart.
+    // Ranks of different hosts are no neighbours, except when a third rank separates them.
     let (low, high, distance) = hosts.apart.unwrap_or((0, 0, Distance::NoDescriptor));
     let (first, second) = (&records[low as usize], &records[high as usize]);
     JoinError::DifferentHosts {
@@ -510,8 +507,8 @@ fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
     }
 }
 
-/// The first rank that said no, and why. Who knows a cause (`-`) goes before those who only miss a
-/// peer (`~`): that peer may be the one that gave up.
+/// The first rank that failed, with its reason. A rank that knows a cause (`-`) goes before ranks
+/// that only miss a peer (`~`): that peer may be the one that gave up.
 fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
     let of = |sign: char| (0..).zip(lines).find_map(|(rank, line)| Some((rank, line.strip_prefix(sign)?)));
     let unsigned =
@@ -544,13 +541,13 @@ mod tests {
         };
         assert!(!is_crowded("0-1", 2, &["0-1", "0-1"]));
         assert!(is_crowded("0-1", 2, &["0-1"; 3]));
-        // Each on one of its own: whoever started them has seen to it.
+        // Each on a processor of its own, as the launcher bound them.
         assert!(!is_crowded("0", 1, &["0", "1"]));
         assert!(!is_crowded("4-7", 4, &["0-3", "4-7", "4-7"]));
         assert!(is_crowded("1", 1, &["0", "1", "1"]));
-        // The others leave nothing for one that is kept nowhere.
+        // The others leave no processor for a rank that is not bound.
         assert!(is_crowded("0-1", 2, &["0", "1", "0-1"]));
-        // A quota, and ranks that do not know.
+        // A quota, and ranks that do not know their processors.
         assert!(is_crowded("0-63", 1, &["0-63", "0-63"]));
         assert!(is_crowded("", 2, &["", "", ""]));
         assert!(!is_crowded("", 2, &["", ""]));

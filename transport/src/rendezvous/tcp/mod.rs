@@ -1,10 +1,9 @@
 //! A store in rank 0's process that the other ranks reach by TCP.
 //!
-//! Rank 0 is a client of its own store like everybody else. Ends prove to each other that they know
-//! the secret ([`crate::auth`]). Where nobody gives one, which is possible on loopback alone, rank
-//! 0 makes one and hands it to processes of its own user ([`same_user`]). Strangers are turned away
-//! without harm, and a stranger *at* the address is told apart from a store by the first bytes it
-//! says.
+//! Rank 0 is a client of its own store like every rank. The ends prove to each other that they know
+//! the secret ([`crate::auth`]). Without a configured secret, which is possible on loopback only,
+//! rank 0 makes one and gives it to processes of its own user ([`same_user`]). Other clients are
+//! rejected without harm, and a server that is not a store is detected by its first bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -50,10 +49,10 @@ pub(super) fn check_decoders(bytes: &[u8]) {
     }
 }
 
-/// Longest a single attempt to reach the address may take.
+/// Time limit of a single connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many bytes of a stranger's answer are shown.
+/// How many bytes of a foreign server's answer are shown.
 const ANSWER_SHOWN_BYTES: usize = 24;
 
 /// A connection to the store of rank 0; in rank 0 also the store itself, which lives until this is
@@ -62,14 +61,14 @@ pub struct TcpStore {
     address: String,
     stream: TcpStream,
     input: Vec<u8>,
-    /// Why ranks of other hosts cannot come, where this is known.
+    /// Why ranks of other hosts cannot connect, if known.
     unreachable: Option<String>,
-    /// Dropped after the stream: the last answers to others still go out.
+    /// Dropped after the stream: the last answers to others are still sent.
     server: Option<Server>,
 }
 
 impl TcpStore {
-    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, trying
+    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, and retry
     /// until the deadline.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! What the peer's frames mean, and what follows when their data is there.
+//! The handling of the peer's frames, and of the data that follow them.
 
 use super::{Arrival, Core, Outbox, Pending, PutEnd, Report, Split, Then};
 use crate::device::{ProtocolViolation, TransferError};
@@ -10,11 +10,11 @@ use crate::tcp::regions::Regions;
 use crate::tcp::slab::FOREIGN_TOKEN;
 use crate::tcp::{CONNECTIONS, QUEUE_DEPTH};
 
-/// Answers that wait to be sent at most; a peer has at most this many questions under way.
+/// Answers that wait to be sent at most; a peer has at most this many requests under way.
 const ANSWERS_MAX: usize = QUEUE_DEPTH * CONNECTIONS;
 
 impl Core {
-    /// Acts on a frame; returns where its data goes, if there is any to come.
+    /// Handles a frame; returns the destination of its data, if data follow.
     pub(super) fn handle(
         &mut self,
         connection: usize,
@@ -107,7 +107,7 @@ impl Core {
             Frame::Refused { key, token } => {
                 self.proved.remove(&key);
                 if token == 0 || token & FOREIGN_TOKEN != 0 {
-                    // The put was done before the peer's word that the region is gone could come.
+                    // The put was complete before the peer's revocation arrived.
                     tracing::warn!(
                         peer = self.peer,
                         ?key,
@@ -149,7 +149,7 @@ impl Core {
         Ok(())
     }
 
-    /// All data of a frame is there.
+    /// Handles data that have arrived in full.
     pub(super) fn arrived(
         &mut self,
         then: Then,
@@ -190,7 +190,7 @@ impl Core {
     fn put_arrived(&mut self, end: &PutEnd, regions: &mut Regions) -> Result<(), ProtocolViolation> {
         let PutEnd { key, token, .. } = *end;
         if end.refused {
-            // Refusals that nobody awaits are not worth more than others' answers.
+            // Refusals that nobody awaits count against the limit of answers.
             if end.answered || self.answers < ANSWERS_MAX {
                 self.answer(0, &Frame::Refused { key, token }, Body::Nothing)?;
             }
@@ -200,7 +200,7 @@ impl Core {
             self.signal_slots.signal(signal);
         }
         if end.answered {
-            // Zero: released meanwhile; the next put has to ask again.
+            // Zero: released meanwhile; the next put must ask again.
             let region_bytes = regions.entrust(key, self.peer).unwrap_or(0);
             self.answer(0, &Frame::Accepted { key, region_bytes, token }, Body::Nothing)?;
         }

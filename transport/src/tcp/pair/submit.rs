@@ -1,4 +1,4 @@
-//! What this rank asks of the peer: transfers as frames, whole or in pieces on all connections.
+//! This rank's requests to the peer: transfers as frames, whole or in pieces on all connections.
 
 use super::{Core, Parts, Pending, Report};
 use crate::device::{Source, SubmitError, Transfer, TransferId};
@@ -30,7 +30,7 @@ impl Core {
         Ok(())
     }
 
-    /// Queues a signal alone.
+    /// Queues a signal without data.
     pub(in crate::tcp) fn signal(&mut self, signal: &Signal, id: TransferId) -> Result<(), SubmitError> {
         self.expect_room(Some(signal))?;
         self.under_way += 1;
@@ -38,7 +38,7 @@ impl Core {
         Ok(())
     }
 
-    /// Whether one more transfer may be under way, and the peer has the signal slot of its signal.
+    /// Whether one more transfer may be under way, and the peer has the signal slot.
     fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
         if self.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer: self.peer });
@@ -127,12 +127,12 @@ impl Core {
     }
 }
 
-/// How many pieces a transfer of so many bytes travels in.
+/// The number of pieces of a transfer of this many bytes.
 fn pieces(bytes: usize) -> usize {
     if bytes >= SPLIT_BYTES_MIN { CONNECTIONS } else { 1 }
 }
 
-/// Where the pieces begin and end.
+/// The first byte and the end of each piece.
 fn piece_bounds(bytes: usize, pieces: usize) -> impl Iterator<Item = (usize, usize)> {
     let step = bytes.div_ceil(pieces).next_multiple_of(SPLIT_ALIGN_BYTES).min(bytes.max(1));
     (0..pieces).map(move |piece| {

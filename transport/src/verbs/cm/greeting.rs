@@ -1,6 +1,6 @@
-//! What ranks tell each other when they are joined by the connection manager: an [`Entrance`] over
-//! the control stream, then one [`Greeting`] each way for each queue pair, as private data of the
-//! connection. All that comes from a peer is decoded here.
+//! The messages of ranks that the connection manager connects: a [`ListenerAddress`] over the
+//! control stream, then one [`PrivateData`] each way for each queue pair. All bytes of a peer are
+//! decoded here.
 
 use std::net::Ipv6Addr;
 
@@ -8,7 +8,7 @@ use crate::Rank;
 use crate::verbs::port::Kind;
 use crate::verbs::wire::{Fields, Hello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION};
 
-/// Where a rank waits for its peer, which proves by the token that it was told so.
+/// Where a rank listens for its peer. The token authenticates the peer's connect requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::verbs) struct Entrance {
     pub(super) token: u64,
@@ -16,19 +16,19 @@ pub(in crate::verbs) struct Entrance {
     pub(super) doors: Vec<Door>,
 }
 
-/// Where a queue pair is waited for.
+/// The address of the listener for one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Door {
-    /// Of the port that it is on.
+    /// The GID of its port.
     pub(super) address: Ipv6Addr,
     pub(super) kind: Kind,
-    /// What to ask for there.
+    /// The port number of rdma_cm's TCP port space.
     pub(super) number: u16,
 }
 
 impl Door {
-    /// Whether packets of an address of this rank go there: the manager chooses the version of RoCE
-    /// by itself, so other than for [`Kind`] it is the families of the addresses that count.
+    /// Whether an address of this rank reaches the endpoint. The manager chooses the version of
+    /// RoCE, so unlike for [`GidType`] only the address families must agree.
     pub(super) fn meets(&self, own: Ipv6Addr) -> bool {
         self.address.to_ipv4_mapped().is_some() == own.to_ipv4_mapped().is_some()
     }
@@ -71,25 +71,26 @@ impl Entrance {
     }
 }
 
-/// Bytes that a request to connect carries at most, beside what the manager itself needs.
+/// Private data of a connect request, in bytes, without those that the manager itself needs.
 const SAID_BYTES_MAX: usize = 56;
 
 const GREETING_BYTES: usize = 2 + 4 + 8 + 1 + 1 + 1 + 1 + 1 + 4 + 4 + 8 + 4;
 const _: () = assert!(GREETING_BYTES <= SAID_BYTES_MAX);
 
-/// What a rank says of one of its queue pairs; where it is the manager tells.
+/// The private data of a connect request and of its response: the sender's end of a queue pair. Its
+/// address is known to the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Greeting {
     pub(super) rank: Rank,
-    /// Of the entrance that was taken.
+    /// The token of the [`ListenerAddress`].
     pub(super) token: u64,
-    /// Which of its queue pairs this is; the peer's of the same number is joined to it.
+    /// The index of the queue pair; it is connected to the peer's of the same index.
     pub(super) queue: u8,
-    /// How many there will be.
+    /// The number of queue pairs.
     pub(super) queues: u8,
-    /// Which of its NICs it is on.
+    /// The index of its NIC.
     pub(super) nic: u8,
-    /// Longest packet of its port, as the verbs number it.
+    /// Path MTU of its port, in the code of the verbs.
     pub(super) mtu: u8,
     pub(super) reads: u8,
     pub(super) credits: u32,
@@ -114,7 +115,7 @@ impl Greeting {
         whole
     }
 
-    /// Of private data, which may be longer: the manager fills it up.
+    /// Decodes private data, which may be longer: the manager pads it.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         if u16::from_le_bytes(fields.take()?) != VERSION {
@@ -143,7 +144,7 @@ impl Greeting {
         is_possible.then_some(greeting)
     }
 
-    /// The same as it would be said over the control stream.
+    /// The same contents as a hello of the control stream.
     pub(super) fn hello(&self, queue_pair: u32) -> (Hello, QueuePairHello) {
         let queue = self.of_queue(queue_pair);
         let Self { reads, credits, inbox_address, signal_slots, .. } = *self;
@@ -152,7 +153,7 @@ impl Greeting {
 
     fn of_queue(&self, queue_pair: u32) -> QueuePairHello {
         let Self { mtu, nic, inbox_key, .. } = *self;
-        // Where it is the manager knows.
+        // The manager knows the address.
         let kind = Kind::InfiniBand;
         QueuePairHello { queue_pair, packet: 0, gid: [0; 16], kind, lid: 0, mtu, nic, inbox_key }
     }

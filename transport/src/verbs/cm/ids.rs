@@ -1,9 +1,9 @@
-//! What librdmacm makes, each owned by a value: the channel that events come over, and connections
-//! on their way, each an [`Id`].
+//! The objects of librdmacm, each owned by a value: the event channel, and connection ids
+//! ([`ConnectionId`]).
 //!
-//! **Invariant:** an id is destroyed before its channel, as it holds it, and no event is kept:
-//! [`Channel::next`] copies what it says and acknowledges it, since destroying an id waits until
-//! all its events were.
+//! **Invariant:** an id holds its channel, so it is destroyed before the channel. Destroying an id
+//! waits until all its events are acknowledged, so [`EventChannel::next`] copies and acknowledges
+//! an event at once.
 
 use std::ffi::c_int;
 use std::io;
@@ -17,12 +17,12 @@ use super::sys;
 use crate::verbs::objects::checked;
 use crate::verbs::sys::{ibv_qp_attr, ibv_qp_state};
 
-/// What happens to a connection on its way.
+/// The kind of an event of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     AddressResolved,
     RouteResolved,
-    /// Somebody wants to be joined; the event's id is new.
+    /// A connect request; the event's id is new.
     Requested,
     Answered,
     Established,
@@ -31,26 +31,26 @@ pub(super) enum What {
     Unreachable,
     Rejected,
     ConnectFailed,
-    /// It is over, or news of something that this backend finds out otherwise.
+    /// A disconnect, or an event that this backend detects otherwise.
     Other,
 }
 
-/// One event, copied.
+/// A copy of one event.
 pub(super) struct Happened {
     pub(super) what: What,
-    /// Which id it is about, see [`Id::address`].
+    /// The id of the event, see [`ConnectionId::address`].
     pub(super) id: usize,
-    /// A new one that this process owns from now on.
+    /// The new id of a connect request; this process owns it.
     pub(super) requested: Option<Id>,
-    /// A number of the system's, negative, or why it was rejected.
+    /// A negative error number, or the reason of a reject.
     pub(super) status: i32,
-    /// What the peer said with it.
+    /// The peer's private data.
     pub(super) said: Vec<u8>,
     /// The peer's queue pair.
     pub(super) queue_pair: u32,
 }
 
-/// Where events come.
+/// The channel of events.
 pub(super) struct Channel {
     raw: NonNull<sys::rdma_event_channel>,
     library: &'static Library,
@@ -63,17 +63,17 @@ unsafe impl Sync for Channel {}
 
 impl Channel {
     pub(super) fn new(library: &'static Library) -> io::Result<Arc<Self>> {
-        // SAFETY: it takes nothing; null means that errno says why.
+        // SAFETY: no arguments; null means that errno has the error.
         let raw = NonNull::new(unsafe { (library.create_event_channel)() });
         let channel = Arc::new(Self { raw: raw.ok_or_else(io::Error::last_os_error)?, library });
         rustix::io::ioctl_fionbio(channel.file(), true)?;
         Ok(channel)
     }
 
-    /// Readable when an event is there.
+    /// Readable when an event has come.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
-        // SAFETY: a live channel, whose file is open as long as it is, which the borrow does not
-        // outlive.
+        // SAFETY: a live channel, whose file is open as long as the channel, which the borrow does
+        // not outlive.
         unsafe { BorrowedFd::borrow_raw(self.raw.as_ref().fd) }
     }
 
@@ -84,8 +84,8 @@ impl Channel {
         if unsafe { (self.library.get_cm_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
             return None;
         }
-        // SAFETY: an event that was not acknowledged; of a connection `conn` says something, and
-        // what it points to is as long as it says.
+        // SAFETY: an event that was not acknowledged; for events of a connection `conn` is valid,
+        // with its pointer and length.
         let happened = unsafe {
             let event = &*event;
             let what = of(event.event);
@@ -105,7 +105,7 @@ impl Channel {
             let requested = new.map(|raw| Id { raw, channel: Arc::clone(self) });
             Happened { what, id: event.id as usize, requested, status: event.status, said, queue_pair }
         };
-        // SAFETY: the event of above, of which nothing is used any more.
+        // SAFETY: the event of above, which is not used afterwards.
         unsafe { (self.library.ack_cm_event)(event) };
         Some(happened)
     }
@@ -129,16 +129,16 @@ fn of(event: sys::rdma_cm_event_type) -> What {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // SAFETY: ids hold their channel, so there is none any more.
+        // SAFETY: ids hold their channel, so no id exists.
         unsafe { (self.library.destroy_event_channel)(self.raw.as_ptr()) };
     }
 }
 
-/// What an end says of its queue pair when it connects or accepts.
+/// The parameters of a connect or an accept.
 pub(super) struct Terms<'a> {
     pub(super) said: &'a [u8],
     pub(super) queue_pair: u32,
-    /// Reads and atomics at once, each way.
+    /// Reads and atomics at once, in each direction.
     pub(super) reads: u8,
     pub(super) retries: u8,
 }
@@ -153,14 +153,14 @@ impl Terms<'_> {
             flow_control: 1,
             retry_count: self.retries,
             rnr_retry_count: self.retries,
-            // All queue pairs of this backend receive by a shared queue.
+            // All queue pairs of this backend use a shared receive queue.
             srq: 1,
             qp_num: self.queue_pair,
         }
     }
 }
 
-/// A connection on its way, or where connections are waited for.
+/// A connection id: a connection, or a listener.
 pub(super) struct Id {
     raw: NonNull<sys::rdma_cm_id>,
     channel: Arc<Channel>,
@@ -181,8 +181,8 @@ impl Id {
         Ok(Self { raw, channel: Arc::clone(channel) })
     }
 
-    /// Waits for at most so many connections at an address of a port, at a number that the system
-    /// chooses, which is returned.
+    /// Listens at an address of a port, with a backlog of `backlog` requests; returns the port
+    /// number, which the system chooses.
     pub(super) fn listening(channel: &Arc<Channel>, at: SocketAddr, most: c_int) -> io::Result<(Self, u16)> {
         let id = Self::new(channel)?;
         let (mut address, library) = (Socket::of(at), channel.library);
@@ -195,7 +195,7 @@ impl Id {
         Ok((id, port))
     }
 
-    /// One from an address of a port to a peer's; asks for what that is on the network.
+    /// Starts to resolve a peer's address, from an address of a port.
     pub(super) fn calling(
         channel: &Arc<Channel>,
         from: SocketAddr,
@@ -212,7 +212,7 @@ impl Id {
         Ok(id)
     }
 
-    /// By what events name it.
+    /// The number by which events name the id.
     pub(super) fn address(&self) -> usize {
         self.raw.as_ptr() as usize
     }
@@ -221,39 +221,39 @@ impl Id {
         self.channel.library
     }
 
-    /// Asks for the way there.
+    /// Starts to resolve the route.
     pub(super) fn find_route(&self, limit_ms: c_int) -> io::Result<()> {
         // SAFETY: a live id.
         checked(unsafe { (self.library().resolve_route)(self.raw.as_ptr(), limit_ms) })
     }
 
-    /// Asks the peer to be joined.
+    /// Sends a connect request to the peer.
     pub(super) fn connect(&self, terms: &Terms<'_>) -> io::Result<()> {
         let mut terms = terms.raw();
         // SAFETY: a live id, and terms that stay for the call.
         checked(unsafe { (self.library().connect)(self.raw.as_ptr(), &raw mut terms) })
     }
 
-    /// Takes the peer that asked.
+    /// Accepts the peer's connect request.
     pub(super) fn accept(&self, terms: &Terms<'_>) -> io::Result<()> {
         let mut terms = terms.raw();
         // SAFETY: as above.
         checked(unsafe { (self.library().accept)(self.raw.as_ptr(), &raw mut terms) })
     }
 
-    /// Sends the peer that asked away.
+    /// Rejects the peer's connect request.
     pub(super) fn reject(self) {
-        // SAFETY: a live id; nothing is said. One that failed is gone in a moment anyhow.
+        // SAFETY: a live id; no private data. After a failure the request expires.
         unsafe { (self.library().reject)(self.raw.as_ptr(), ptr::null(), 0) };
     }
 
-    /// Takes the peer's answer.
+    /// Completes the connection after the peer's response.
     pub(super) fn establish(&self) -> io::Result<()> {
         // SAFETY: a live id.
         checked(unsafe { (self.library().establish)(self.raw.as_ptr()) })
     }
 
-    /// What the queue pair is to be told to get into a state, and which of it counts.
+    /// The attributes that bring the queue pair into a state, and their mask.
     pub(super) fn attributes(&self, state: ibv_qp_state) -> io::Result<(ibv_qp_attr, u32)> {
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -314,7 +314,7 @@ impl Socket {
     }
 }
 
-/// A port's GID as an address of sockets, where it is one; `scope`: the number of its interface.
+/// A port's GID as a socket address; `scope` is the index of its interface.
 pub(super) fn socket_address(gid: Ipv6Addr, port: u16, scope: u32) -> SocketAddr {
     match IpAddr::V6(gid).to_canonical() {
         IpAddr::V4(address) => SocketAddr::from((address, port)),

@@ -1,20 +1,20 @@
-//! Pairs joined by the connection manager, librdmacm, instead of by what ranks tell each other of
-//! their queue pairs: the kernel finds the peer's address and the way there, and takes both ends
-//! through the states of their queue pairs.
+//! Pairs connected by the connection manager, librdmacm: the kernel resolves the peer's address and
+//! route, and gives the attributes for the states of the queue pairs. Without it ranks exchange
+//! their queue pairs themselves.
 //!
-//! Chosen by [`Wish::connect`](super::Wish): networks with routers, partitions or path records of
-//! their own need it. The control stream is there in either way, and comes first: over it ranks
-//! prove who they are and tell each other where they wait ([`Entrance`]). The higher rank calls: it
-//! asks for the address, then for the route, then connects, one call for each queue pair, and both
-//! ends say in the private data of these messages what each must know ([`Greeting`]). What comes
-//! after, the word that each is ready and the write that shows that the way is open, is as without.
+//! [`VerbsOptions::connect`](super::VerbsOptions) selects it: networks with routers, partitions or
+//! path records of their own need it. The control stream comes first in either case: over it ranks
+//! authenticate each other and exchange where they listen ([`ListenerAddress`]). The rank with the
+//! higher number resolves the address, then the route, then sends a connect request, one for each
+//! queue pair. Both ends put their [`PrivateData`] into the request and the response. The rest,
+//! "ready" and the write that proves the path, is the same in either case.
 //!
-//! **Invariant:** a request to be joined is taken only of a peer whose pair is on its way and that
-//! gives the token which it was told over the control stream; others are sent away and change
-//! nothing. Queue pairs stay this backend's own: the manager only says what they are to be told, so
-//! what ends a pair ends it here as well, and whatever else the manager says then is not listened
-//! to. No call waits: events come over a file that the device's own sleeps on, and each step has
-//! the limit of the whole connection.
+//! **Invariant:** a connect request is accepted only from a peer whose pair is connecting and that
+//! has the token which the control stream gave to it; other requests are rejected and change
+//! nothing. This backend owns its queue pairs: the manager only supplies attributes, so a pair that
+//! ends here is destroyed here, and later events of the manager are ignored. No call waits: events
+//! come over a file that is part of the device's wake source, and each step has the time limit of
+//! the whole connection.
 
 mod greeting;
 mod ids;
@@ -62,10 +62,10 @@ pub(super) fn check_decoders(bytes: &[u8]) {
     super::survives(Greeting::decode(bytes), |said| Greeting::decode(&said.encode()));
 }
 
-/// Calls that wait to be looked at, at most, for each peer.
+/// Connect requests that wait to be polled at most, for each peer.
 const BACKLOG: u32 = 16;
 
-/// Who sends a caller away because of what it said: the control stream tells why.
+/// The status of a reject by the peer's program: the control stream has the reason.
 const REJECTED_BY_ITS_USER: i32 = 28;
 
 /// Whether the library can be used.
@@ -73,22 +73,22 @@ pub(super) fn is_here() -> Result<(), LoadError> {
     library::library().map(drop)
 }
 
-/// Why the connection manager did not join two ranks.
+/// Why the connection manager did not connect two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CallFailure {
-    /// The address of the peer's port was not found on the network.
+    /// The address of the peer's port could not be resolved.
     NoAddress,
-    /// There is no route there.
+    /// There is no route to it.
     NoRoute,
-    /// It did not answer.
+    /// The peer did not answer.
     NoAnswer,
-    /// It sent the caller away.
+    /// The peer's host rejected the request.
     Rejected {
-        /// Why, as the InfiniBand specification numbers it (12.6.7.2).
+        /// The reason in the code of the InfiniBand specification (12.6.7.2).
         reason: i32,
     },
-    /// The two did not come together, though both wanted to.
+    /// The connection was not established, though both ends wanted it.
     NotJoined,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for CallFailure {
     }
 }
 
-/// One end of a queue pair that is on its way, or joined.
+/// One end of a queue pair that is connecting or connected.
 struct Call {
     id: Id,
     peer: Rank,
@@ -122,24 +122,24 @@ struct Call {
 /// See the module.
 pub(super) struct Switchboard {
     // Before the channel.
-    /// By what events name them.
+    /// By the number by which events name them.
     calls: BTreeMap<usize, Call>,
-    /// Where peers are waited for, by NIC.
+    /// The listeners and their port numbers, by NIC.
     doors: Vec<(Id, u16)>,
     channel: Arc<Channel>,
 }
 
-/// What a pair on its way knows besides.
+/// A connecting pair's state in the connection manager.
 #[derive(Default)]
 pub(super) struct Meeting {
-    /// By which the peer proves that it was told of this rank's entrance, or this rank to it.
+    /// The token of this rank's listener address, or of the peer's if this rank connects.
     token: u64,
-    /// Queue pairs that are joined.
+    /// The number of connected queue pairs.
     joined: usize,
 }
 
 impl Switchboard {
-    /// Waits for peers at the addresses of these NICs.
+    /// Listens at the addresses of these NICs.
     pub(super) fn new(nics: &[Nic], world_size: u32) -> Result<Self, OpenError> {
         let library = library::library()?;
         let failed = |nic: &Nic, what| {
@@ -156,7 +156,7 @@ impl Switchboard {
         Ok(Self { calls: BTreeMap::new(), doors, channel })
     }
 
-    /// Readable when something has happened.
+    /// Readable when an event has come.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         self.channel.file()
     }
@@ -165,13 +165,13 @@ impl Switchboard {
         self.calls.insert(id.address(), Call { id, peer, queue, is_joined: false });
     }
 
-    /// Forgets all calls of a peer.
+    /// Destroys all connections of a peer.
     pub(super) fn hang_up(&mut self, peer: Rank) {
         self.calls.retain(|_, call| call.peer != peer);
     }
 }
 
-/// Where a port is, as sockets name it.
+/// The socket address of a port.
 fn address(chosen: &Chosen, number: u16) -> Result<SocketAddr, OpenError> {
     if chosen.gid.kind == Kind::InfiniBand {
         let (device, port) = (chosen.device.clone(), chosen.port);
@@ -180,7 +180,7 @@ fn address(chosen: &Chosen, number: u16) -> Result<SocketAddr, OpenError> {
     Ok(socket_address(chosen.gid.address, number, scope(chosen)))
 }
 
-/// The number of a port's interface.
+/// The index of a port's interface.
 fn scope(chosen: &Chosen) -> u32 {
     let number = chosen.gid.interface.as_ref().and_then(|interface| {
         let file = Path::new("/sys/class/net").join(interface).join("ifindex");
@@ -190,12 +190,12 @@ fn scope(chosen: &Chosen) -> u32 {
 }
 
 impl VerbsDevice {
-    /// Tells a peer where it is waited for; the pair is there already.
+    /// Where this rank listens for a peer whose pair exists.
     pub(super) fn open_entrance(&mut self, peer: Rank) -> Option<Entrance> {
         let switchboard = self.switchboard.as_ref()?;
         let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return None };
         let pair = joining.pair.as_ref()?;
-        // The caller proves with the other one's.
+        // The rank that connects uses the other's token.
         let token = random_key().0;
         if self.info.rank < peer {
             joining.meeting.token = token;
@@ -207,7 +207,7 @@ impl VerbsDevice {
         Some(Entrance { token, doors: pair.queue_pairs().map(door).collect() })
     }
 
-    /// The peer has said where it waits: of the two the higher rank calls, as it does over sockets.
+    /// Connects to the peer's listener, if this rank has the higher number.
     pub(super) fn call_back(&mut self, peer: Rank) {
         let (is_caller, limit_ms) = (self.info.rank > peer, self.call_limit_ms());
         let Some(switchboard) = &mut self.switchboard else { return };
@@ -241,12 +241,12 @@ impl VerbsDevice {
         }
     }
 
-    /// The limit of each step of a call, in milliseconds.
+    /// The time limit of each step, in milliseconds.
     fn call_limit_ms(&self) -> i32 {
         i32::try_from(self.connect_timeout.max(Duration::from_millis(1)).as_millis()).unwrap_or(i32::MAX)
     }
 
-    /// Takes what has happened to calls.
+    /// Handles the events of the connection manager.
     pub(super) fn take_calls(&mut self) {
         while let Some(happened) =
             self.switchboard.as_ref().and_then(|switchboard| switchboard.channel.next())
@@ -260,7 +260,7 @@ impl VerbsDevice {
             return self.asked(id, &happened.said, happened.queue_pair);
         }
         let call = self.switchboard.as_ref().and_then(|switchboard| switchboard.calls.get(&happened.id));
-        // Of a pair that has ended meanwhile, or a listener: nothing that is not found out
+        // An event of a listener, or of a pair that has ended meanwhile: both are detected
         // otherwise.
         let Some(&Call { peer, queue, .. }) = call else { return };
         let failure = match happened.what {
@@ -290,7 +290,7 @@ impl VerbsDevice {
         call.id.find_route(limit_ms).map_err(|_| CallFailure::NoRoute.into())
     }
 
-    /// What this rank says of one of its queue pairs, and its number.
+    /// The private data for one of this rank's queue pairs, and the queue pair's number.
     fn greeting(&self, pair: &Pair, queue: usize, token: u64) -> (Greeting, u32) {
         let hello = pair.hello(&self.nics);
         let own = hello.queues[queue];
@@ -310,7 +310,7 @@ impl VerbsDevice {
         (greeting, own.queue_pair)
     }
 
-    /// The way to a peer is known: asks to be joined.
+    /// Sends a connect request when the route is resolved.
     fn call(&mut self, id: usize, peer: Rank, queue: usize) -> Result<(), LossCause> {
         let Peer::Joining(joining) = &self.peers[peer as usize] else { return Ok(()) };
         let Some(pair) = &joining.pair else { return Ok(()) };
@@ -323,7 +323,7 @@ impl VerbsDevice {
         call.id.connect(&terms).map_err(|_| CallFailure::NotJoined.into())
     }
 
-    /// Somebody asks to be joined.
+    /// Handles a connect request.
     fn asked(&mut self, id: Id, said: &[u8], queue_pair: u32) {
         let Some(greeting) = Greeting::decode(said) else { return id.reject() };
         let peer = greeting.rank;
@@ -347,7 +347,7 @@ impl VerbsDevice {
         match (joined, &mut self.switchboard) {
             (Ok(()), Some(switchboard)) => switchboard.add(id, peer, queue),
             (Err(cause), _) => {
-                // It is told why before it is sent away.
+                // The control stream gives the reason before the reject.
                 self.refuse(peer, cause);
                 id.reject();
             }
@@ -355,7 +355,7 @@ impl VerbsDevice {
         }
     }
 
-    /// Takes one queue pair through its states, as the manager says.
+    /// Connects one queue pair with the attributes of the manager.
     fn join_queue(
         &mut self,
         id: &Id,
@@ -375,7 +375,7 @@ impl VerbsDevice {
         pair.connect_queue(queue, &hello, &other, attributes).map_err(|error| not_joined(peer, error))
     }
 
-    /// The peer has taken this rank's call.
+    /// Handles the response to a connect request.
     fn answered(
         &mut self,
         id: usize,
@@ -399,7 +399,7 @@ impl VerbsDevice {
         Ok(())
     }
 
-    /// One more queue pair to a peer is joined at both ends.
+    /// Counts a connected queue pair; sends "ready" after the last.
     fn queue_is_joined(&mut self, id: usize) {
         let call = self.switchboard.as_mut().and_then(|switchboard| switchboard.calls.get_mut(&id));
         let Some(call) = call.filter(|call| !call.is_joined) else { return };
@@ -415,7 +415,7 @@ impl VerbsDevice {
         }
     }
 
-    /// The peer has sent this rank away, and says why over the control stream.
+    /// The peer has rejected the request; the control stream gives the reason.
     fn await_word(&mut self, peer: Rank) {
         if let Peer::Joining(joining) = &mut self.peers[peer as usize] {
             joining.is_refused = true;

@@ -1,4 +1,4 @@
-//! Protection domains, and the memory that the device may touch on their behalf.
+//! Protection domains, and memory regions.
 
 use std::ffi::c_int;
 use std::io;
@@ -12,13 +12,13 @@ use crate::memory::Memory;
 use crate::verbs::limits::{Kind, Limits, NotMade, Taken};
 use crate::verbs::sys;
 
-/// A protection domain: what its regions and queue pairs have in common. It keeps to the limits
-/// that its device told, so that who meets one hears which.
+/// A protection domain: memory regions and queue pairs of one domain can be used together. It
+/// enforces the limits of the device, so that an error names the limit.
 pub(in crate::verbs) struct Domain {
     pub(super) raw: NonNull<sys::ibv_pd>,
     pub(super) context: Arc<Context>,
     pub(super) limits: Limits,
-    /// Regions registered so far. Relaxed, as the next: only counted.
+    /// Regions registered so far. Relaxed, as the next field: only counted.
     registered: AtomicU64,
     deregistered: AtomicU64,
 }
@@ -36,7 +36,7 @@ impl Domain {
         Ok(Arc::new(Self { raw, context: Arc::clone(context), limits, registered, deregistered }))
     }
 
-    /// Regions registered so far, and those of them that are no more.
+    /// The numbers of regions registered and deregistered so far.
     pub(in crate::verbs) fn registrations(&self) -> (u64, u64) {
         // Relaxed: see the fields.
         (self.registered.load(Ordering::Relaxed), self.deregistered.load(Ordering::Relaxed))
@@ -50,11 +50,11 @@ impl Drop for Domain {
     }
 }
 
-/// Memory that the device may touch.
+/// Memory that the device may access.
 pub(in crate::verbs) struct MemoryRegion {
     pub(super) raw: NonNull<sys::ibv_mr>,
     domain: Arc<Domain>,
-    /// Kept as long as the device knows it.
+    /// Kept as long as it is registered.
     memory: Arc<dyn Memory>,
     _taken: Taken,
 }
@@ -63,8 +63,8 @@ pub(in crate::verbs) struct MemoryRegion {
 unsafe impl Send for MemoryRegion {}
 
 impl MemoryRegion {
-    /// Registers memory of at least one byte, known to peers at `iova`: as a dma-buf where it is
-    /// one.
+    /// Registers memory of at least one byte, which peers address from `iova` on; as a dma-buf if
+    /// it is one.
     pub(in crate::verbs) fn new(
         domain: &Arc<Domain>,
         memory: Arc<dyn Memory>,
@@ -77,7 +77,7 @@ impl MemoryRegion {
         Self::by_address(domain, memory, iova, access)
     }
 
-    /// The same by the dma-buf alone.
+    /// Registers a dma-buf.
     pub(in crate::verbs) fn by_dma_buf(
         domain: &Arc<Domain>,
         memory: Arc<dyn Memory>,
@@ -97,7 +97,7 @@ impl MemoryRegion {
         Self::registered(domain, memory, raw, taken)
     }
 
-    /// The same by the address alone.
+    /// Registers memory by its address.
     pub(in crate::verbs) fn by_address(
         domain: &Arc<Domain>,
         memory: Arc<dyn Memory>,
@@ -149,7 +149,7 @@ impl MemoryRegion {
     }
 }
 
-/// Without the flags that functions from before `ibv_reg_mr_iova2` do not know.
+/// Removes the flags that functions older than `ibv_reg_mr_iova2` do not know.
 fn older(access: u32) -> u32 {
     access & !sys::IBV_ACCESS_RELAXED_ORDERING
 }

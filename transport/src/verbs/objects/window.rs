@@ -1,5 +1,4 @@
-//! Memory windows of type 2: keys of a part of a region that one queue pair's peer may use, until
-//! they are taken back.
+//! Memory windows of type 2: revocable keys of a part of a region, for the peer of one queue pair.
 
 use std::io;
 use std::ptr::NonNull;
@@ -20,7 +19,7 @@ pub(in crate::verbs) struct Window {
 unsafe impl Send for Window {}
 
 impl Window {
-    /// One that is bound to nothing; an error where the device has none.
+    /// Makes a window that is not bound; an error if the device supports none.
     pub(in crate::verbs) fn new(domain: &Arc<Domain>) -> Result<Self, NotMade> {
         let taken = domain.limits.take(Kind::Windows)?;
         // SAFETY: a live domain; the context's own function for it.
@@ -33,8 +32,9 @@ impl Window {
         Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
     }
 
-    /// What binds it to these bytes of a region, in the addresses that peers use, and by which key
-    /// it is good when that has ended. Once a window: each binding would have another key.
+    /// The binding of the window to bytes of a region, in the addresses that peers use, with the
+    /// key that is valid when the request has completed. Once a window, because each binding has
+    /// another key.
     pub(in crate::verbs) fn bind(
         &self,
         region: &MemoryRegion,
@@ -42,8 +42,8 @@ impl Window {
         bytes: u64,
         access: u32,
     ) -> sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
-        // SAFETY: a live window. Its key stays what it was before: the request names the window by
-        // that.
+        // SAFETY: a live window. Its key does not change before the binding: the request names the
+        // window by it.
         let before = unsafe { self.raw.as_ref().rkey };
         sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
             mw: self.raw.as_ptr(),

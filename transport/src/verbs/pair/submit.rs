@@ -1,4 +1,4 @@
-//! What each kind of transfer becomes on the queue pairs.
+//! The work requests of each kind of transfer.
 
 use std::collections::VecDeque;
 
@@ -13,19 +13,19 @@ use crate::memory::Space;
 use crate::region::{RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal};
 
-/// What is transferred to or from the peer, checked.
+/// The checked slices of a transfer.
 struct Bytes<'a> {
     local: &'a Slice,
     remote: RemoteSlice,
-    /// The slice's keys, by NIC of this rank.
+    /// The local slice's keys, by NIC of this rank.
     keys: NicKeys,
-    /// What is known of the peer's regions.
+    /// The announced regions of the peer.
     others: &'a KnownRegions,
 }
 
 impl Pair {
-    /// Starts a transfer whose lengths and local slice were checked. `keys`: of its slice;
-    /// `others`: of the peer's regions.
+    /// Starts a transfer whose lengths and local slice were checked. `keys` are those of the local
+    /// slice, `others` the announced regions of the peer.
     pub(in crate::verbs) fn submit(
         &mut self,
         transfer: &Transfer,
@@ -53,13 +53,13 @@ impl Pair {
         })
     }
 
-    /// Starts a signal alone.
+    /// Starts a signal without data.
     pub(in crate::verbs) fn signal(&mut self, signal: &Signal) -> Result<Submitted, SubmitError> {
         self.expect_room(Some(signal))?;
         Ok(self.show(signal))
     }
 
-    /// Whether one more transfer may be under way, and the peer takes its signal.
+    /// Whether one more transfer may be under way, and the peer accepts its signal.
     fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
         let full = Err(SubmitError::QueueFull { peer: self.peer });
         if let Some(signal) = signal {
@@ -82,7 +82,7 @@ impl Pair {
         Submitted::Ended(0)
     }
 
-    /// A put of bytes that are copied now.
+    /// A put whose bytes are copied now.
     fn put_carried(
         &mut self,
         inline: &Inline,
@@ -131,8 +131,8 @@ impl Pair {
         self.charge(immediate);
     }
 
-    /// A put over all queue pairs, each with a part and, where there is a signal, its word that the
-    /// part is there.
+    /// A put over all queue pairs: on each a part and, if there is a signal, an immediate that
+    /// announces the part.
     fn put_striped(&mut self, bytes: &Bytes<'_>, signal: Option<&Signal>, id: TransferId) {
         let count = self.queues.len();
         self.ends.begin(id, count);
@@ -188,7 +188,7 @@ impl Pair {
     ) -> Submitted {
         let target = Target::of(word);
         if !target.address.is_multiple_of(8) {
-            // No region begins there: a forged key, which this NIC would not even send.
+            // No region begins there: a forged key. This NIC would not send the request.
             let refused = TransferError::Refused { peer: self.peer, key: word.key };
             events.push_back(Event::Done { id, result: Err(refused) });
             return Submitted::UnderWay;
@@ -208,9 +208,8 @@ impl Pair {
         Submitted::UnderWay
     }
 
-    /// Whether a transfer goes over all queue pairs: only where it is known to lie inside its
-    /// region, since of one that does not some parts might be accepted, and a transfer is, or is
-    /// not.
+    /// Whether a transfer is striped. It must be known to lie inside its region, else the peer
+    /// might accept some parts only.
     fn is_striped(&self, bytes: &Bytes<'_>) -> bool {
         let lies_inside = |known: &KnownRegion| {
             bytes.remote.offset.checked_add(bytes.remote.len).is_some_and(|end| end <= known.bytes)
@@ -220,7 +219,7 @@ impl Pair {
             && bytes.others.get(&bytes.remote.key).is_some_and(lies_inside)
     }
 
-    /// The part of a striped transfer that goes over this queue pair.
+    /// The part of a striped transfer on this queue pair.
     fn part(&self, bytes: &Bytes<'_>, queue: usize) -> (Target, Local<'static>) {
         let range = part(bytes.local.len(), self.queues.len(), queue);
         let queue = &self.queues[queue];
@@ -233,8 +232,8 @@ impl Pair {
         (target(queue, &remote, bytes.others).unwrap_or_else(|| Target::of(&remote)), local)
     }
 
-    /// The queue pair that a transfer goes over alone, and what it names there: one whose NIC's key
-    /// is known, as that of the first is.
+    /// The queue pair of a transfer that is not striped, and its target: a queue pair whose NIC's
+    /// key is known. The key of the first NIC always is.
     #[inline]
     fn way(&mut self, signal: Option<&Signal>, dst: &RemoteSlice, others: &KnownRegions) -> (usize, Target) {
         let queue = match signal {
@@ -251,7 +250,7 @@ impl Pair {
     }
 
     fn queue_of(&self, signal_slot: u16) -> usize {
-        // A division is dear beside all else that a small put costs.
+        // A division is expensive compared with the other costs of a small put.
         if self.queues.len() == 1 { 0 } else { usize::from(signal_slot) % self.queues.len() }
     }
 
@@ -260,7 +259,7 @@ impl Pair {
         Immediate { signal_slot: Some(signal.signal_slot), has_payload: !signal.payload.is_empty(), besides }
     }
 
-    /// An immediate was submitted.
+    /// Accounts for an immediate that was submitted.
     pub(super) fn charge(&mut self, immediate: Immediate) {
         if let Besides::Credits(credits) = immediate.besides {
             self.owed -= credits;
@@ -269,8 +268,8 @@ impl Pair {
     }
 }
 
-/// The bytes of a slice that are so few that they are copied at once, so that nobody waits for the
-/// put's end.
+/// The bytes of a slice that are copied at once because they are few; then nobody waits for the end
+/// of the put.
 fn carried(slice: &Slice) -> Option<Inline> {
     if slice.len() > SIGNAL_SLOT_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
         return None;
@@ -281,7 +280,7 @@ fn carried(slice: &Slice) -> Option<Inline> {
     Inline::new(bytes)
 }
 
-/// What a transfer over this queue pair names at the peer, where it is known.
+/// The remote address and key for this queue pair, if known.
 fn target(queue: &SendQueue, slice: &RemoteSlice, others: &KnownRegions) -> Option<Target> {
     let first = Target::of(slice);
     match queue.remote_nic {
@@ -290,7 +289,7 @@ fn target(queue: &SendQueue, slice: &RemoteSlice, others: &KnownRegions) -> Opti
     }
 }
 
-/// The request that shows a signal, with its payload, to the peer.
+/// The request that delivers a signal with its payload.
 fn shown<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (Request, Local<'a>) {
     let address = queue.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
     let write = with_immediate(Target { address, key: queue.inbox.key }, immediate);
