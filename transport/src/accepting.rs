@@ -23,7 +23,7 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// **Invariant:** an address that opens many connections displaces its own, not those of others. A
 /// connection that has sent nothing displaces none that has sent a whole hello.
 #[derive(Debug, Default)]
-pub(crate) struct Unproved {
+pub(crate) struct UnauthenticatedConnections {
     /// The connections' numbers, the oldest first, by whether a hello came and by source. No list
     /// is empty.
     sources: BTreeMap<(bool, Source), VecDeque<u64>>,
@@ -41,14 +41,14 @@ fn source(from: IpAddr) -> Source {
     }
 }
 
-impl Unproved {
+impl UnauthenticatedConnections {
     /// Adds a connection that has sent nothing.
     pub(crate) fn add(&mut self, from: IpAddr, number: u64) {
         self.put(false, source(from), number);
     }
 
     /// Records that a connection has sent its hello.
-    pub(crate) fn greeted(&mut self, from: IpAddr, number: u64) {
+    pub(crate) fn hello_received(&mut self, from: IpAddr, number: u64) {
         if self.take(false, source(from), number) {
             self.put(true, source(from), number);
         }
@@ -67,23 +67,25 @@ impl Unproved {
     /// The connection to drop first: the oldest of the source with the most connections, first
     /// among those that sent no hello.
     pub(crate) fn first_to_drop(&self) -> Option<u64> {
-        let of = |greeted: bool| self.sources.iter().filter(move |((said, _), _)| *said == greeted);
-        let most = |greeted| of(greeted).max_by_key(|(_, numbers)| numbers.len());
+        let of = |has_sent_hello: bool| {
+            self.sources.iter().filter(move |((has_sent, _), _)| *has_sent == has_sent_hello)
+        };
+        let most = |has_sent_hello| of(has_sent_hello).max_by_key(|(_, numbers)| numbers.len());
         most(false).or_else(|| most(true)).and_then(|(_, numbers)| numbers.front().copied())
     }
 
-    fn put(&mut self, greeted: bool, source: Source, number: u64) {
-        self.sources.entry((greeted, source)).or_default().push_back(number);
+    fn put(&mut self, has_sent_hello: bool, source: Source, number: u64) {
+        self.sources.entry((has_sent_hello, source)).or_default().push_back(number);
         self.count += 1;
     }
 
-    fn take(&mut self, greeted: bool, source: Source, number: u64) -> bool {
-        let Some(numbers) = self.sources.get_mut(&(greeted, source)) else { return false };
+    fn take(&mut self, has_sent_hello: bool, source: Source, number: u64) -> bool {
+        let Some(numbers) = self.sources.get_mut(&(has_sent_hello, source)) else { return false };
         // Most end in the order in which they came.
         let Some(place) = numbers.iter().position(|&other| other == number) else { return false };
         numbers.remove(place);
         if numbers.is_empty() {
-            self.sources.remove(&(greeted, source));
+            self.sources.remove(&(has_sent_hello, source));
         }
         self.count -= 1;
         true
@@ -93,11 +95,11 @@ impl Unproved {
 /// A pause of a listener in an epoll set. Without it the listener would stay ready, and the epoll
 /// loop would spin.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct AcceptPause {
     until: Option<Nanos>,
 }
 
-impl Rest {
+impl AcceptPause {
     /// Removes the listener from the set for [`ACCEPT_PAUSE`].
     pub(crate) fn begin(&mut self, epoll: impl AsFd, listener: impl AsFd, now: Nanos) {
         let _ = epoll::delete(epoll, listener);
@@ -134,26 +136,26 @@ mod tests {
 
     #[test]
     fn who_opens_many_pushes_out_its_own_oldest_one() {
-        let mut unproved = Unproved::default();
-        unproved.add(MODEST, 0);
-        (1..4).for_each(|number| unproved.add(GREEDY, number));
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (4, Some(1)));
-        unproved.remove(GREEDY, 1);
-        unproved.remove(GREEDY, 1);
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (3, Some(2)));
+        let mut unauthenticated = UnauthenticatedConnections::default();
+        unauthenticated.add(MODEST, 0);
+        (1..4).for_each(|number| unauthenticated.add(GREEDY, number));
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (4, Some(1)));
+        unauthenticated.remove(GREEDY, 1);
+        unauthenticated.remove(GREEDY, 1);
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (3, Some(2)));
     }
 
     #[test]
     fn silence_pushes_out_nobody_who_has_said_hello() {
-        let mut unproved = Unproved::default();
-        unproved.add(GREEDY, 0);
-        unproved.greeted(GREEDY, 0);
-        unproved.add(MODEST, 1);
-        assert_eq!(unproved.first_to_drop(), Some(1));
-        unproved.remove(MODEST, 1);
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (1, Some(0)));
-        unproved.remove(GREEDY, 0);
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (0, None));
+        let mut unauthenticated = UnauthenticatedConnections::default();
+        unauthenticated.add(GREEDY, 0);
+        unauthenticated.hello_received(GREEDY, 0);
+        unauthenticated.add(MODEST, 1);
+        assert_eq!(unauthenticated.first_to_drop(), Some(1));
+        unauthenticated.remove(MODEST, 1);
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (1, Some(0)));
+        unauthenticated.remove(GREEDY, 0);
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (0, None));
     }
 
     #[test]

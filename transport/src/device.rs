@@ -196,7 +196,7 @@ pub enum Event {
         cause: LossCause,
     },
     /// The peer departed with a bye. Once; not a failure.
-    Left {
+    Departed {
         /// The peer.
         peer: Rank,
     },
@@ -474,7 +474,7 @@ pub unsafe trait Device: Send {
     /// Tells the peers that can see it on which processor this rank waits, and calls `shown` with
     /// each of them and its processor. That processor may be out of date, or a lie. A hint, cheap
     /// when nothing has changed; a device whose peers cannot see it does nothing. Line 13.
-    fn exchange_processors(&mut self, _own: u32, _shown: &mut dyn FnMut(Rank, u32)) {}
+    fn exchange_processors(&mut self, _own: u32, _visit: &mut dyn FnMut(Rank, u32)) {}
 
     /// Sends a bye to every connected peer: connections that this rank closes from now on are no
     /// loss. Earlier transfers are still carried out while the device is polled. Line 4.
@@ -483,5 +483,5 @@ pub unsafe trait Device: Send {
     /// Sends submitted transfers as far as possible without waiting. True when the peers get and
     /// see all of them without another poll here: then this rank need not poll. With [`Flush::All`]
     /// also when messages and byes were sent, so that dropping the device loses nothing. Line 10.
-    fn flush(&mut self, what: Flush) -> bool;
+    fn flush(&mut self, scope: Flush) -> bool;
 }

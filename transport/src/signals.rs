@@ -153,7 +153,7 @@ impl Signals {
     /// were used before.
     #[cfg(not(loom))]
     #[must_use]
-    pub fn on_heap(len: usize) -> Self {
+    pub fn new(len: usize) -> Self {
         let bytes = len.max(1) * size_of::<SignalLine>();
         let mut pages = MmapMut::map_anon(bytes)
             .unwrap_or_else(|error| panic!("no memory for {len} signal slots ({bytes} bytes): {error}"));
@@ -165,7 +165,7 @@ impl Signals {
     /// `len` signal slots on the heap: loom's atomics cannot be zeroed pages.
     #[cfg(loom)]
     #[must_use]
-    pub fn on_heap(len: usize) -> Self {
+    pub fn new(len: usize) -> Self {
         let lines: Arc<Vec<SignalLine>> = Arc::new((0..len).map(|_| SignalLine::new()).collect());
         let base = NonNull::from(lines.as_slice()).cast::<SignalLine>();
         Self { lines: base, len, _keep: lines }
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn who_sees_a_signal_sees_its_payload() {
-        let signal_slots = Signals::on_heap(2);
+        let signal_slots = Signals::new(2);
         thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 1..=20u64 {

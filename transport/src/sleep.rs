@@ -11,14 +11,14 @@
 /// `arm` returns `None` when something may have come already. `check` returns whether something has
 /// come; it checks everything that the sleeper waits for: signal slots, events, and requests of
 /// other threads.
-pub fn unless_news<T: ?Sized, B>(
+pub fn unless_ready<T: ?Sized, B>(
     sleeper: &mut T,
     arm: impl FnOnce(&mut T) -> Option<B>,
-    look: impl FnOnce(&mut T) -> bool,
+    check: impl FnOnce(&mut T) -> bool,
     wait: impl FnOnce(&mut T, B),
 ) -> bool {
     let Some(wake_source) = arm(sleeper) else { return false };
-    if look(sleeper) {
+    if check(sleeper) {
         return false;
     }
     wait(sleeper, wake_source);

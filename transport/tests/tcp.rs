@@ -248,7 +248,7 @@ impl RawPeer {
 
 fn put(dst: RemoteSlice, signal_slot: u16) -> Frame {
     let signal = Some(Signal { signal_slot, payload: Inline::new(b"beside").expect("short") });
-    Frame::Put { dst, signal, answered: true, others: 0, token: 5 }
+    Frame::Put { dst, signal, wants_answer: true, other_connections: 0, token: 5 }
 }
 
 #[test]
@@ -478,7 +478,8 @@ fn pieces_of_a_put_in_any_order_give_one_signal_after_the_last() {
     let region = end.region(64);
     let half = |from: usize| region.slice(from..from + 32).expect("inside").remote();
     let signal = Some(Signal { signal_slot: 1, payload: Inline::EMPTY });
-    let first = Frame::Put { dst: half(0), signal, answered: false, others: 2, token: 1 << 63 };
+    let first =
+        Frame::Put { dst: half(0), signal, wants_answer: false, other_connections: 2, token: 1 << 63 };
     let second = Frame::Piece { dst: half(32), token: 1 << 63 };
     for round in 1..=4u64 {
         let bytes = [round as u8; 32];

@@ -28,7 +28,7 @@ pub trait Witness: Send {
     /// Appends the signal slots of the rank in which something has come since this was asked last,
     /// each with the peer that it is kept for, and says whether all are named: then lanes that wait
     /// for others need not be looked at.
-    fn take_noticed(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool;
+    fn take_signalled(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool;
 }
 
 /// What a run stands on; owned by the engine.

@@ -336,7 +336,7 @@ impl Engine {
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
         assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
         let signal_slots: Vec<Signals> = (0..ranks)
-            .map(|peer| if peer == rank { Signals::on_heap(0) } else { device.signal_slots(peer) })
+            .map(|peer| if peer == rank { Signals::new(0) } else { device.signal_slots(peer) })
             .collect();
         let mut peer_scratch = vec![None; ranks as usize];
         peer_scratch[rank as usize] = Some(scratch.remote());

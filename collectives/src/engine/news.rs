@@ -48,7 +48,7 @@ impl Engine {
                     let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
                     self.fail(fault, now);
                 }
-                Event::Left { peer } => {
+                Event::Departed { peer } => {
                     self.board.agreement().lose(peer);
                     self.left[peer as usize] = true;
                 }
@@ -65,7 +65,7 @@ impl Engine {
     /// slots.
     pub(super) fn hear_signals(&mut self) {
         let Some(witness) = &mut self.witness else { return };
-        self.hears_all = witness.take_noticed(&mut self.noticed);
+        self.hears_all = witness.take_signalled(&mut self.noticed);
         for (from, signal_slot) in self.noticed.drain(..) {
             for slot in &self.order {
                 if let Some(run) = &mut self.slots[usize::from(*slot)].run {

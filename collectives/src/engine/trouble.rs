@@ -29,7 +29,9 @@ impl Engine {
             TransferError::Lost { peer, cause } => {
                 self.fault_of_loss(*peer, cause.kind(), cause.to_string(), slot, now)
             }
-            TransferError::Left { peer } => self.fault(FaultKind::Left, *peer, error.to_string(), slot, now),
+            TransferError::Departed { peer } => {
+                self.fault(FaultKind::Left, *peer, error.to_string(), slot, now)
+            }
             TransferError::Refused { peer, .. } => {
                 self.fault(FaultKind::Protocol, *peer, error.to_string(), slot, now)
             }
@@ -248,7 +250,7 @@ impl Engine {
                 // The board was told the cause before.
                 return self.fault_of_loss(*peer, *kind, kind.to_string(), Some(slot), now);
             }
-            Trouble::Submit { peer, error: error @ SubmitError::Left { .. } } => {
+            Trouble::Submit { peer, error: error @ SubmitError::Departed { .. } } => {
                 (FaultKind::Left, peer, error.to_string())
             }
             Trouble::Submit { peer, error } => (FaultKind::Protocol, peer, error.to_string()),

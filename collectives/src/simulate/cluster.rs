@@ -106,8 +106,8 @@ impl Witness for Reporter {
         self.world.acquired(self.rank, from, sequence, runs);
     }
 
-    fn take_noticed(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
-        self.world.take_noticed(self.rank, signal_slots)
+    fn take_signalled(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
+        self.world.take_signalled(self.rank, signal_slots)
     }
 }
 

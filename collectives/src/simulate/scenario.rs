@@ -7,7 +7,7 @@ use std::fmt;
 use std::time::Duration;
 
 use pleach_schedule::hosts::HostMap;
-use pleach_transport::sim::{Canary, FaultKinds, Faults, Network, Random};
+use pleach_transport::sim::{FaultKinds, Faults, Mutant, Network, Random};
 use pleach_vocabulary::{Collective, Rank};
 
 use super::call::CallPlan;
@@ -90,7 +90,7 @@ pub struct Scenario {
     /// At most one rank that aborts.
     pub abort: Option<Abort>,
     /// A contract that the device breaks, to see whether that is caught.
-    pub canary: Option<Canary>,
+    pub mutant: Option<Mutant>,
     /// What the processors do wrong, to see whether that is caught.
     pub sabotage: Option<Sabotage>,
     /// A rank's programs of named algorithms lose a dependency after they were proved, this one of
@@ -146,7 +146,7 @@ impl Scenario {
             timeout: TIMEOUT_FAR,
             mismatch: None,
             abort: None,
-            canary: None,
+            mutant: None,
             sabotage: None,
             lost_dependency: None,
         };

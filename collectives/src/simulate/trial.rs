@@ -181,7 +181,7 @@ impl<'a> Trial<'a> {
         (options.maps, options.passive) = (scenario.maps, scenario.passive);
         options.hosts = scenario.hosts.by_rank().to_vec();
         options.queue_depth = scenario.queue_depth;
-        options.canary = scenario.canary;
+        options.mutant = scenario.mutant;
         let mut cluster = Cluster::with(options, scenario.sabotage, scenario.is_immediate);
         let watch = Arc::new(Mutex::new(Watch::new(scenario.ranks, scenario.mismatch.is_some())));
         cluster.world.observe(Box::new(watch.clone()));

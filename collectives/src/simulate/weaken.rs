@@ -1,4 +1,4 @@
-//! The canary of proofs: a program whose schedule lost a dependency after it was proved.
+//! The mutant of proofs: a program whose schedule lost a dependency after it was proved.
 
 use pleach_schedule::Schedule;
 use pleach_schedule::verify::{Proof, verify};

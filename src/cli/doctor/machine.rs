@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use pleach::transport::verbs::port::{Port, ports};
-use pleach::transport::verbs::survey::DeviceSeen;
-use pleach::transport::verbs::{Connect, PortError, Wish};
+use pleach::transport::verbs::survey::DeviceReport;
+use pleach::transport::verbs::{Connect, PortError, VerbsOptions};
 
 /// Longest file that is read, in bytes; the rest is left out.
 const FILE_BYTES_MAX: u64 = 256 << 10;
@@ -39,13 +39,13 @@ pub(crate) struct Machine {
     /// Of `/dev/shm`, where it is in memory.
     pub(super) shm: Option<Space>,
     /// What libibverbs says, or why there is none; `None` where it was not asked.
-    pub(super) verbs: Option<Result<Vec<DeviceSeen>, String>>,
+    pub(super) verbs: Option<Result<Vec<DeviceReport>, String>>,
     /// Whether librdmacm is here, where ranks are joined by it.
     pub(super) rdma_cm: Option<Result<(), String>>,
     /// The addresses of the interfaces, by their numbers.
     pub(super) addresses: Vec<(u32, IpAddr)>,
     /// Which RDMA port was asked for, or what is wrong with that.
-    pub(super) wish: Result<Wish, String>,
+    pub(super) wish: Result<VerbsOptions, String>,
 }
 
 impl Machine {
@@ -58,7 +58,7 @@ impl Machine {
             verbs: None,
             rdma_cm: None,
             addresses: Vec::new(),
-            wish: Ok(Wish::default()),
+            wish: Ok(VerbsOptions::default()),
         }
     }
 
@@ -76,8 +76,9 @@ impl Machine {
         machine.addresses = pleach::transport::tcp::interface_addresses().unwrap_or_default();
         // As ranks take it.
         let interface = std::env::var("PLEACH_INTERFACE").ok().filter(|text| !text.is_empty());
-        machine.wish =
-            Wish::from_env().map(|wish| Wish { interface, ..wish }).map_err(|error| error.to_string());
+        machine.wish = VerbsOptions::from_env()
+            .map(|wish| VerbsOptions { interface, ..wish })
+            .map_err(|error| error.to_string());
         if machine.wish.as_ref().is_ok_and(|wish| wish.connect == Connect::RdmaCm) {
             let here = pleach::transport::verbs::survey::rdma_cm();
             machine.rdma_cm = Some(here.map_err(|error| error.to_string()));

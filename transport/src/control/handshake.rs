@@ -144,9 +144,9 @@ impl Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Bytes are to be sent or received.
-    Under,
+    Pending,
     /// The dialer is authenticated, and the listener must decide on it with [`Handshake::admit`].
-    Asked(Hello),
+    AwaitsAdmission(Hello),
     /// Done as soon as the outgoing bytes are sent.
     Done(Hello),
     /// Failed: close as soon as the outgoing bytes are sent. With the rank that the peer claimed,
@@ -210,17 +210,17 @@ impl Handshake {
     /// The buffer to receive into, never longer than this message needs. Empty when nothing is
     /// expected.
     pub(super) fn room(&mut self) -> &mut [u8] {
-        let wanted = match self.stage {
+        let expected = match self.stage {
             Stage::Hello => HELLO_BYTES,
             Stage::Answer => ANSWER_BYTES,
             Stage::Verdict => VERDICT_BYTES,
             Stage::Over => self.filled,
         };
-        &mut self.incoming[self.filled..wanted.max(self.filled)]
+        &mut self.incoming[self.filled..expected.max(self.filled)]
     }
 
     /// Whether a whole hello of the other end has come.
-    pub(super) fn has_greeted(&self) -> bool {
+    pub(super) fn has_received_hello(&self) -> bool {
         self.theirs.is_some()
     }
 
@@ -236,7 +236,7 @@ impl Handshake {
             }
         }
         if !self.room().is_empty() {
-            return Progress::Under;
+            return Progress::Pending;
         }
         self.filled = 0;
         match (self.side, self.stage) {
@@ -244,7 +244,7 @@ impl Handshake {
             (Side::Dialer, Stage::Hello) => self.hello_came_to_dialer(),
             (_, Stage::Answer) => self.answer_came(),
             (_, Stage::Verdict) => self.verdict_came(),
-            (_, Stage::Over) => Progress::Under,
+            (_, Stage::Over) => Progress::Pending,
         }
     }
 
@@ -268,7 +268,7 @@ impl Handshake {
         self.outgoing.extend_from_slice(&own.encode());
         (self.own, self.theirs) = (Some(own), Some(theirs));
         self.stage = Stage::Answer;
-        Progress::Under
+        Progress::Pending
     }
 
     fn hello_came_to_dialer(&mut self) -> Progress {
@@ -285,10 +285,10 @@ impl Handshake {
         if connection(&theirs) != connection(&own) {
             return self.fail(ProtocolViolation::Version);
         }
-        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&own, &theirs));
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &transcript(&own, &theirs));
         self.outgoing.extend_from_slice(&answer);
         self.stage = Stage::Verdict;
-        Progress::Under
+        Progress::Pending
     }
 
     fn challenges(&self, own: &Hello, theirs: &Hello) -> Challenges {
@@ -304,7 +304,7 @@ impl Handshake {
             return self.fail(ProtocolViolation::MalformedFrame);
         };
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[byte]);
-        if !self.challenges(&own, &theirs).verify(self.secret(), &claim(&theirs, &own), &answer) {
+        if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&theirs, &own), &answer) {
             return self.refuse(ProtocolViolation::WrongSecret);
         }
         // The rank with the higher number dials; no other process may dial this rank.
@@ -319,7 +319,7 @@ impl Handshake {
         if theirs.data_connections != own.data_connections || !is_known {
             return self.refuse(ProtocolViolation::Version);
         }
-        Progress::Asked(theirs)
+        Progress::AwaitsAdmission(theirs)
     }
 
     fn refuse(&mut self, violation: ProtocolViolation) -> Progress {
@@ -341,7 +341,7 @@ impl Handshake {
         if let Err(violation) = decision {
             return self.refuse(violation);
         }
-        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&theirs, &own));
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &transcript(&theirs, &own));
         self.outgoing.push(0);
         self.outgoing.extend_from_slice(&answer);
         self.stage = Stage::Over;
@@ -359,7 +359,7 @@ impl Handshake {
             _ => return self.fail(ProtocolViolation::Version),
         }
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[1 + byte]);
-        if !self.challenges(&own, &theirs).verify(self.secret(), &claim(&own, &theirs), &answer) {
+        if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&own, &theirs), &answer) {
             return self.fail(ProtocolViolation::WrongSecret);
         }
         self.stage = Stage::Over;
@@ -368,7 +368,7 @@ impl Handshake {
 }
 
 /// The bytes that both ends must agree on.
-fn claim(dialer: &Hello, listener: &Hello) -> [u8; 2 * HELLO_BYTES] {
+fn transcript(dialer: &Hello, listener: &Hello) -> [u8; 2 * HELLO_BYTES] {
     let mut bytes = [0; 2 * HELLO_BYTES];
     bytes[..HELLO_BYTES].copy_from_slice(&dialer.encode());
     bytes[HELLO_BYTES..].copy_from_slice(&listener.encode());

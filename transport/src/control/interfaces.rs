@@ -53,7 +53,7 @@ const DUMP_BYTES_MAX: usize = 32 << 10;
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn interface_addresses() -> io::Result<Vec<(u32, IpAddr)>> {
     // Protocol 0 of netlink is the routing table's.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;

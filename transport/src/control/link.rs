@@ -8,7 +8,7 @@ use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
 
 use super::frame::Frame;
-use super::outgoing::{Full, Kind, Outgoing};
+use super::outgoing::{FrameKind, Outgoing, OutgoingFull};
 use crate::Rank;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, PostError};
 
@@ -32,10 +32,10 @@ pub(super) struct Link(Mutex<Inner>);
 struct Inner {
     state: State,
     /// The device has asked to be connected.
-    is_wanted: bool,
+    is_requested: bool,
     stream: Option<Arc<OwnedFd>>,
     outgoing: Outgoing,
-    has_said_bye: bool,
+    has_sent_bye: bool,
     /// Why the peer will be lost, after all that it sent has been read.
     suspected: Option<LossCause>,
     /// Why one of the two ranks makes no connection; more precise than the loss that follows.
@@ -53,9 +53,9 @@ impl Link {
 
     /// Records that the device wants the peer; false when it did before, or the peer has a later
     /// state.
-    pub(super) fn want(&self) -> bool {
+    pub(super) fn request(&self) -> bool {
         let mut link = self.lock();
-        link.state == State::Unconnected && !std::mem::replace(&mut link.is_wanted, true)
+        link.state == State::Unconnected && !std::mem::replace(&mut link.is_requested, true)
     }
 
     /// Records a cause that was seen elsewhere; the first cause counts.
@@ -96,7 +96,7 @@ impl Link {
     /// Whether a bye was sent to a peer that is still connected.
     pub(super) fn lingers(&self) -> bool {
         let link = self.lock();
-        link.has_said_bye && link.stream.is_some()
+        link.has_sent_bye && link.stream.is_some()
     }
 
     /// Ends the link as lost or severed. Returns whether this was the first end.
@@ -129,27 +129,27 @@ impl Link {
             return Err(PostError::TooLong { bytes: message.len() });
         }
         let mut link = self.lock();
-        if link.state != State::Open || link.stream.is_none() || link.has_said_bye {
+        if link.state != State::Open || link.stream.is_none() || link.has_sent_bye {
             return Err(PostError::NotConnected { peer });
         }
-        let kind = if is_urgent { Kind::Urgent } else { Kind::Post };
+        let kind = if is_urgent { FrameKind::Urgent } else { FrameKind::Post };
         let frame = Frame::Message(message).to_bytes();
-        link.outgoing.push(kind, frame).map_err(|Full| PostError::QueueFull { peer })?;
+        link.outgoing.push(kind, frame).map_err(|OutgoingFull| PostError::QueueFull { peer })?;
         Ok(link.flush())
     }
 
     /// Sends a frame of the watcher or the fabric; returns whether frames wait.
-    pub(super) fn say(&self, frame: &Frame<'_>) -> Result<bool, NotSaid> {
+    pub(super) fn send_frame(&self, frame: &Frame<'_>) -> Result<bool, SendError> {
         let mut link = self.lock();
         if link.stream.is_none() {
-            return Err(NotSaid::NotConnected);
+            return Err(SendError::NotConnected);
         }
         let kind = match frame {
-            Frame::Message(_) | Frame::Fabric(_) => Kind::Reply,
-            Frame::Ready | Frame::Bye => Kind::Once,
+            Frame::Message(_) | Frame::Fabric(_) => FrameKind::Reply,
+            Frame::Ready | Frame::Bye => FrameKind::Single,
         };
-        link.outgoing.push(kind, frame.to_bytes()).map_err(|Full| NotSaid::NotRead)?;
-        link.has_said_bye |= *frame == Frame::Bye;
+        link.outgoing.push(kind, frame.to_bytes()).map_err(|OutgoingFull| SendError::BacklogFull)?;
+        link.has_sent_bye |= *frame == Frame::Bye;
         Ok(link.flush())
     }
 
@@ -165,11 +165,11 @@ impl Link {
 
 /// Why a frame was not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotSaid {
+pub(super) enum SendError {
     /// The peer has no stream, not yet or not any more.
     NotConnected,
     /// The peer does not read what was sent before.
-    NotRead,
+    BacklogFull,
 }
 
 impl Inner {

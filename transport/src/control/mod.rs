@@ -71,8 +71,8 @@ pub use self::interfaces::interface_addresses;
 pub(crate) use self::interfaces::listening_ip;
 use self::link::State;
 pub use self::open_error::OpenError;
-pub(crate) use self::outgoing::{Full, Kind, Outgoing};
-pub(crate) use self::releases::Releases;
+pub(crate) use self::outgoing::{FrameKind, Outgoing, OutgoingFull};
+pub(crate) use self::releases::ReleasedRegions;
 use self::shared::{Command, Shared};
 pub(crate) use self::shared::{Commands, ControlEvent};
 pub(crate) use self::slots::{SECOND, Slots};
@@ -131,7 +131,7 @@ pub(crate) struct Control<M> {
     wake_source: Arc<EventFlag>,
     shared: Arc<Shared<M>>,
     thread: WatcherThread,
-    has_said_bye: bool,
+    has_sent_bye: bool,
 }
 
 impl<M: FabricMessage> Control<M> {
@@ -152,7 +152,7 @@ impl<M: FabricMessage> Control<M> {
         }
         let (listener, bound) =
             socket::listen_on(ip).map_err(|source| OpenError::Listen { address: ip, source })?;
-        let system = |what| move |source: io::Error| OpenError::System { what, source };
+        let system = |resource| move |source: io::Error| OpenError::System { resource, source };
         let signal_slots = config.signal_slots.min(usize::from(u16::MAX) + 1);
         let identity = Identity {
             rank: config.rank,
@@ -180,7 +180,7 @@ impl<M: FabricMessage> Control<M> {
             wake_source: Arc::clone(&shared.wake_source),
             shared,
             thread,
-            has_said_bye: false,
+            has_sent_bye: false,
         })
     }
 
@@ -199,7 +199,7 @@ impl<M: FabricMessage> Control<M> {
             );
             return Err(ConnectError::System { peer, address: address.clone(), source });
         }
-        if self.shared.link(peer).want() {
+        if self.shared.link(peer).request() {
             // The rank with the higher number dials, so that the two never dial each other at once.
             let dial = (self.rank > peer).then_some(target);
             let deadline = clock::now() + self.connect_timeout;
@@ -210,8 +210,8 @@ impl<M: FabricMessage> Control<M> {
 
     /// Sends a message of the fabric to a peer. Returns false when the peer is not connected or
     /// does not read.
-    pub(crate) fn say(&self, peer: Rank, message: &[u8]) -> bool {
-        self.shared.say(peer, &Frame::Fabric(message))
+    pub(crate) fn send_message(&self, peer: Rank, message: &[u8]) -> bool {
+        self.shared.send_frame(peer, &Frame::Fabric(message))
     }
 }
 
@@ -240,8 +240,8 @@ impl<M> Control<M> {
     }
 
     /// A new list of released regions; an addition wakes the device.
-    pub(crate) fn releases(&self) -> Releases {
-        Releases::new(Arc::downgrade(&self.wake_source))
+    pub(crate) fn releases(&self) -> ReleasedRegions {
+        ReleasedRegions::new(Arc::downgrade(&self.wake_source))
     }
 
     /// Whether [`Control::take_events`] returns an event. One load: for polls.
@@ -265,9 +265,9 @@ impl<M> Control<M> {
     }
 
     /// Sends a bye to a peer, if it is connected: the end of the stream is then no loss.
-    pub(crate) fn say_bye(&mut self, peer: Rank) {
-        self.has_said_bye = true;
-        self.shared.say(peer, &Frame::Bye);
+    pub(crate) fn send_bye(&mut self, peer: Rank) {
+        self.has_sent_bye = true;
+        self.shared.send_frame(peer, &Frame::Bye);
     }
 
     /// Whether frames wait to be sent to a peer.
@@ -311,7 +311,7 @@ impl<M> Drop for Control<M> {
         if self.thread.is_forked() {
             return;
         }
-        let linger = if self.has_said_bye { LINGER_LIMIT } else { Duration::ZERO };
+        let linger = if self.has_sent_bye { LINGER_LIMIT } else { Duration::ZERO };
         self.shared.commands.send(Command::Stop { linger_until: clock::now() + linger });
         self.thread.join(linger + WATCHER_END_LIMIT);
         for link in &self.shared.links {

@@ -58,10 +58,10 @@ pub enum OpenError {
         source: io::Error,
     },
     /// The operating system refused a descriptor or the thread.
-    #[error("the operating system refused the device its {what}")]
+    #[error("the operating system refused the device its {resource}")]
     System {
         /// The resource that was asked for.
-        what: &'static str,
+        resource: &'static str,
         /// The kernel's error.
         #[source]
         source: io::Error,

@@ -9,14 +9,14 @@ use crate::device::Wake;
 use crate::region::{RegionKey, Registry};
 
 /// See the module.
-pub(crate) struct Releases {
+pub(crate) struct ReleasedRegions {
     keys: Mutex<Vec<RegionKey>>,
     has_any: AtomicBool,
     /// Wakes the device, while it exists.
     wake_source: Weak<EventFlag>,
 }
 
-impl Releases {
+impl ReleasedRegions {
     pub(super) fn new(wake_source: Weak<EventFlag>) -> Self {
         Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), wake_source }
     }
@@ -36,7 +36,7 @@ impl Releases {
     }
 }
 
-impl Registry for Releases {
+impl Registry for ReleasedRegions {
     fn released(&self, key: RegionKey) {
         let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
         keys.push(key);

@@ -123,8 +123,8 @@ impl<M> Shared<M> {
 
     /// Sends a frame on the fabric's behalf; false when the peer is not connected. A peer that does
     /// not read is found out by other means.
-    pub(super) fn say(&self, peer: Rank, frame: &Frame<'_>) -> bool {
-        let waits = self.link(peer).say(frame);
+    pub(super) fn send_frame(&self, peer: Rank, frame: &Frame<'_>) -> bool {
+        let waits = self.link(peer).send_frame(frame);
         if waits == Ok(true) {
             self.commands.send(Command::Flush { peer });
         }

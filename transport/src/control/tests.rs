@@ -155,9 +155,9 @@ fn connected() -> [End; 2] {
 fn a_pair_has_one_socket_and_says_all_over_it_in_order() {
     let [mut low, high] = connected();
     assert_eq!([low.sockets(), high.sockets()], [1, 0], "the higher rank has dialed, once");
-    assert!(high.control.say(0, &[7]));
+    assert!(high.control.send_message(0, &[7]));
     high.control.post(0, b"?", false).expect("there is room");
-    assert!(high.control.say(0, &[8]));
+    assert!(high.control.send_message(0, &[8]));
     high.until_heard(&Heard::Message(0, b"!".to_vec()));
     low.until_heard(&Heard::Message(1, b"?".to_vec()));
     low.until("message", |event| matches!(event, ControlEvent::Message { message: Number(8), .. }));
@@ -184,7 +184,7 @@ fn what_a_peer_said_counts_though_its_loss_was_seen_before_elsewhere() {
     assert_eq!(low.inbox.lock()[..], [Heard::Message(1, b"last words".to_vec()), Heard::Lost(1, broken)]);
 
     let [mut low, mut high] = connected();
-    high.control.say_bye(0);
+    high.control.send_bye(0);
     low.control.lose(1, LossCause::ConnectionClosed);
     low.until("goodbye", |event| matches!(event, ControlEvent::Departed { peer: 1 }));
     drop(high);
@@ -195,7 +195,7 @@ fn what_a_peer_said_counts_though_its_loss_was_seen_before_elsewhere() {
 fn why_a_pair_is_refused_tells_more_than_what_is_seen_of_it() {
     let refused = LossCause::Files { most: 101 };
     let [mut low, high] = connected();
-    assert!(high.control.say(0, &[101]));
+    assert!(high.control.send_message(0, &[101]));
     low.control.lose(1, LossCause::ConnectionClosed);
     assert_eq!(low.until_lost(1), refused);
     assert_eq!(low.control.cause(1, LossCause::ConnectionClosed), refused);
@@ -208,7 +208,7 @@ fn why_a_pair_is_refused_tells_more_than_what_is_seen_of_it() {
 #[test]
 fn a_message_that_no_fabric_sends_costs_the_pair() {
     let [mut low, high] = connected();
-    assert!(high.control.say(0, &[0]));
+    assert!(high.control.send_message(0, &[0]));
     assert_eq!(low.until_lost(1), LossCause::Protocol(ProtocolViolation::MalformedFrame));
 }
 
@@ -232,7 +232,7 @@ fn pairs_are_connected_one_by_one_when_both_want_it_and_others_never() {
     // Severed before they were connected: they never are, and nothing is lost.
     low.control.sever(1);
     low.connect(middle);
-    assert!(!low.control.say(1, &[1]));
+    assert!(!low.control.send_message(1, &[1]));
     high.control.post(0, b"here", false).expect("it is connected");
     low.until_heard(&Heard::Message(2, b"here".to_vec()));
     assert_eq!(low.events.len(), 1, "one pair, nothing else");

@@ -16,16 +16,16 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
 
-use self::connection::{Arrivals, Connection, Origin, Peer, Wanted};
+use self::connection::{ConnectRequest, Connection, Origin, PairConnections, Peer};
 use super::FabricMessage;
 use super::frame::Frame;
 use super::handshake::Identity;
-use super::link::{NotSaid, State};
+use super::link::{SendError, State};
 use super::shared::{Command, ControlEvent, Shared};
 use super::slots::Slots;
 use super::socket;
 use crate::Rank;
-use crate::accepting::{Rest, Unproved};
+use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::{self, Nanos};
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Wake};
 
@@ -50,10 +50,10 @@ pub(super) struct Watcher<M> {
     identity: Identity,
     epoll: OwnedFd,
     listener: OwnedFd,
-    rest: Rest,
+    rest: AcceptPause,
     connections: Slots<Connection>,
     /// The slots of accepted connections that are not authenticated.
-    unproved: Unproved,
+    unauthenticated: UnauthenticatedConnections,
     warnings_left: u32,
     peers: Vec<Peer>,
     lingering_until: Option<Nanos>,
@@ -74,9 +74,9 @@ impl<M: FabricMessage> Watcher<M> {
             identity,
             epoll,
             listener,
-            rest: Rest::default(),
+            rest: AcceptPause::default(),
             connections: Slots::default(),
-            unproved: Unproved::default(),
+            unauthenticated: UnauthenticatedConnections::default(),
             warnings_left: WARNINGS_MAX,
             peers,
             lingering_until: None,
@@ -92,7 +92,7 @@ impl<M: FabricMessage> Watcher<M> {
             if self.has_lingered(now) {
                 return;
             }
-            let next = self.keep_time(now);
+            let next = self.handle_timers(now);
             let timeout = next.map(|next| {
                 let wait = next.since(now);
                 rustix::time::Timespec {
@@ -127,8 +127,8 @@ impl<M: FabricMessage> Watcher<M> {
                 Command::Connect { peer, dial, deadline } => {
                     let retry_at = dial.map(|_| now);
                     let pause = DIAL_PAUSE_MIN;
-                    self.peers[peer as usize].wanted =
-                        Some(Wanted { since: now, deadline, dial, retry_at, pause, session: 0 });
+                    self.peers[peer as usize].request =
+                        Some(ConnectRequest { since: now, deadline, dial, retry_at, pause, session: 0 });
                     self.try_open(peer);
                 }
                 Command::Flush { peer } => self.watch_output(peer),
@@ -152,7 +152,7 @@ impl<M: FabricMessage> Watcher<M> {
     }
 
     /// Handles timers that have expired; returns when the next one expires.
-    fn keep_time(&mut self, now: Nanos) -> Option<Nanos> {
+    fn handle_timers(&mut self, now: Nanos) -> Option<Nanos> {
         let mut next = self.lingering_until;
         let mut earliest = |time: Nanos| next = Some(next.map_or(time, |next: Nanos| next.min(time)));
         if let Some(until) = self.rest.end(&self.epoll, &self.listener, LISTENER, now) {
@@ -160,19 +160,19 @@ impl<M: FabricMessage> Watcher<M> {
         }
         let mut late = Vec::new();
         for (slot, connection) in self.connections.iter() {
-            if let Connection::Handshake(proving) = connection {
-                if now >= proving.deadline { late.push(slot) } else { earliest(proving.deadline) }
+            if let Connection::Handshake(pending) = connection {
+                if now >= pending.deadline { late.push(slot) } else { earliest(pending.deadline) }
             }
         }
         let (mut lost, mut dials) = (Vec::new(), Vec::new());
         for (peer, known) in self.peers.iter().enumerate() {
-            let Some(wanted) = &known.wanted else { continue };
-            if now >= wanted.deadline {
+            let Some(request) = &known.request else { continue };
+            if now >= request.deadline {
                 lost.push(peer as Rank);
                 continue;
             }
-            earliest(wanted.deadline);
-            match wanted.retry_at {
+            earliest(request.deadline);
+            match request.retry_at {
                 Some(at) if now >= at => dials.push(peer as Rank),
                 Some(at) => earliest(at),
                 None => {}
@@ -182,7 +182,7 @@ impl<M: FabricMessage> Watcher<M> {
             self.drop_handshake(slot, now);
         }
         for peer in lost {
-            self.not_reached(peer, now);
+            self.connect_timed_out(peer, now);
         }
         for peer in dials {
             self.dial(peer, now);
@@ -190,9 +190,9 @@ impl<M: FabricMessage> Watcher<M> {
         next
     }
 
-    fn not_reached(&mut self, peer: Rank, now: Nanos) {
+    fn connect_timed_out(&mut self, peer: Rank, now: Nanos) {
         let known = &self.peers[peer as usize];
-        let waited = known.wanted.as_ref().map_or(Duration::ZERO, |wanted| now.since(wanted.since));
+        let waited = known.request.as_ref().map_or(Duration::ZERO, |request| now.since(request.since));
         let cause = known.violation.map_or(LossCause::NotReached(waited), LossCause::Protocol);
         self.forget(peer);
         self.shared.lose(peer, cause);
@@ -231,10 +231,10 @@ impl<M: FabricMessage> Watcher<M> {
         if let Some(peer) = connection.peer() {
             self.peers[peer as usize].slots.retain(|other| *other != slot);
         }
-        if let Connection::Handshake(proving) = &connection
-            && let Origin::Accepted(from) = proving.origin
+        if let Connection::Handshake(pending) = &connection
+            && let Origin::Accepted(from) = pending.origin
         {
-            self.unproved.remove(from, slot as u64);
+            self.unauthenticated.remove(from, slot as u64);
         }
         // Explicitly, because a forked child may keep the connection open.
         let _ = epoll::delete(&self.epoll, connection.file());
@@ -304,7 +304,7 @@ impl<M: FabricMessage> Watcher<M> {
                 match Frame::decode(&bytes[used..]) {
                     Ok(Some((frame, count))) => {
                         used += count;
-                        if let Err(violation) = self.act(peer, &frame) {
+                        if let Err(violation) = self.handle_frame(peer, &frame) {
                             break Err(LossCause::Protocol(violation));
                         }
                     }
@@ -320,15 +320,15 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    fn act(&mut self, peer: Rank, frame: &Frame<'_>) -> Result<(), ProtocolViolation> {
+    fn handle_frame(&mut self, peer: Rank, frame: &Frame<'_>) -> Result<(), ProtocolViolation> {
         let shared = Arc::clone(&self.shared);
         let link = shared.link(peer);
         match (link.state(), frame) {
             (State::Unconnected, Frame::Ready) => {
                 let complete = self.peers[peer as usize]
-                    .arrivals
+                    .connections_of_attempt
                     .as_ref()
-                    .is_some_and(Arrivals::has_all_data_connections);
+                    .is_some_and(PairConnections::has_all_data_connections);
                 if !complete {
                     return Err(ProtocolViolation::UnexpectedAnswer);
                 }
@@ -337,7 +337,7 @@ impl<M: FabricMessage> Watcher<M> {
             (State::Open | State::Departed, Frame::Message(message)) => {
                 if let Some(reply) = self.shared.responder.message(peer, message) {
                     let reply = Frame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
-                    if link.say(&reply) == Err(NotSaid::NotRead) {
+                    if link.send_frame(&reply) == Err(SendError::BacklogFull) {
                         return Err(ProtocolViolation::TooManyRequests);
                     }
                 }

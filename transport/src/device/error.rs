@@ -289,7 +289,7 @@ pub enum TransferError {
     },
     /// The peer departed before it was carried out.
     #[error("rank {peer} has left")]
-    Left {
+    Departed {
         /// The peer.
         peer: Rank,
     },
@@ -346,7 +346,7 @@ pub enum SubmitError {
     },
     /// The peer departed.
     #[error("rank {peer} has left")]
-    Left {
+    Departed {
         /// The peer.
         peer: Rank,
     },
@@ -457,7 +457,7 @@ pub enum MapError {
     /// The range does not lie inside the region.
     #[error("rank {peer}'s region is shorter")]
     OutOfBounds {
-        /// Whose.
+        /// The peer.
         peer: Rank,
         /// The range.
         #[source]
@@ -488,7 +488,7 @@ pub enum MapError {
     OnGpu {
         /// The region.
         peer: Rank,
-        /// Which.
+        /// The region.
         key: RegionKey,
     },
     /// This device maps nothing ([`crate::Reach::maps`]).

@@ -32,7 +32,7 @@ const ANCESTORS_MAX: usize = 16;
 
 /// Values that were given explicitly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Explicit {
+pub struct ExplicitWorld {
     /// `--rank`.
     pub rank: Option<u32>,
     /// `--world-size`.
@@ -43,7 +43,7 @@ pub struct Explicit {
 
 /// Facts about this process apart from its variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
+pub struct ProcessInfo {
     /// The folder of temporary files.
     pub temporary: PathBuf,
     /// The user's number.
@@ -53,10 +53,10 @@ pub struct Surroundings {
     pub hydra_proxy: Option<(u32, u64)>,
 }
 
-impl Surroundings {
+impl ProcessInfo {
     /// The facts of the current process.
     #[must_use]
-    pub fn look() -> Self {
+    pub fn current() -> Self {
         Self {
             temporary: std::env::temp_dir(),
             user: rustix::process::geteuid().as_raw(),
@@ -84,15 +84,15 @@ pub enum WorldError {
     /// One variable without the other.
     #[error("incomplete: {present} is given without {absent}; give both or neither")]
     Incomplete {
-        /// What is there.
+        /// The one that is set.
         present: &'static str,
-        /// What is not.
+        /// The one that is missing.
         absent: &'static str,
     },
     /// A rank outside the world.
     #[error("rank outside the world: {variable}={rank} in a world of {world_size}; ranks count from 0 to {}", .world_size - 1)]
     RankOutside {
-        /// Which variable or argument.
+        /// The variable or argument.
         variable: &'static str,
         /// Its value.
         rank: u32,
@@ -127,14 +127,14 @@ pub enum WorldError {
 
 /// A world whose secret file has not been read yet.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct ParsedWorld {
     /// The world without its secret.
     pub world: World,
     /// The secret file.
     pub secret_file: Option<PathBuf>,
 }
 
-impl Found {
+impl ParsedWorld {
     /// Reads the secret.
     pub(super) fn open(self) -> Result<World, WorldError> {
         let secret = self.secret_file.as_deref().map(Secret::from_file).transpose()?;
@@ -151,21 +151,21 @@ pub type Variables = BTreeMap<String, String>;
 ///
 /// See [`WorldError`].
 pub fn parse(
-    explicit: &Explicit,
+    arguments: &ExplicitWorld,
     variables: &Variables,
-    surroundings: &Surroundings,
-) -> Result<Option<Found>, WorldError> {
+    process_info: &ProcessInfo,
+) -> Result<Option<ParsedWorld>, WorldError> {
     let reader = Reader { variables };
-    let Some((launcher, identity)) = identity(explicit, &reader)? else { return Ok(None) };
+    let Some((launcher, identity)) = identity(arguments, &reader)? else { return Ok(None) };
     let Identity { rank, world_size, local_rank } = identity;
-    let rendezvous = match (&explicit.rendezvous, reader.text("PLEACH_RENDEZVOUS")) {
+    let rendezvous = match (&arguments.rendezvous, reader.text("PLEACH_RENDEZVOUS")) {
         (Some(rendezvous), _) => Some(rendezvous.clone()),
         (None, Some(text)) => {
             let parsed = text.parse();
             Some(parsed.map_err(|source| WorldError::Rendezvous { variable: "PLEACH_RENDEZVOUS", source })?)
         }
         (None, None) if world_size == 1 => None,
-        (None, None) => Some(launcher_rendezvous(launcher, world_size, &reader, surroundings)?),
+        (None, None) => Some(launcher_rendezvous(launcher, world_size, &reader, process_info)?),
     };
     let text = |name| reader.text(name).map(str::to_owned);
     let (host, interface) = (text("PLEACH_HOST"), text("PLEACH_INTERFACE"));
@@ -182,7 +182,7 @@ pub fn parse(
         join_timeout,
         launcher,
     };
-    Ok(Some(Found { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
+    Ok(Some(ParsedWorld { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
 }
 
 struct Identity {
@@ -192,57 +192,60 @@ struct Identity {
 }
 
 /// The variables of a launcher.
-struct Names {
+struct LauncherVariables {
     launcher: Launcher,
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
     /// The launcher's other variables are ignored without this one.
-    mark: Option<&'static str>,
+    marker: Option<&'static str>,
 }
 
-const LAUNCHERS: [Names; 5] = [
-    Names {
+const LAUNCHERS: [LauncherVariables; 5] = [
+    LauncherVariables {
         launcher: Launcher::Pleach,
         rank: "PLEACH_RANK",
         world_size: "PLEACH_WORLD_SIZE",
         local_rank: "PLEACH_LOCAL_RANK",
-        mark: None,
+        marker: None,
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::Torchrun,
         rank: "RANK",
         world_size: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
-        mark: Some("MASTER_ADDR"),
+        marker: Some("MASTER_ADDR"),
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::OpenMpi,
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        mark: None,
+        marker: None,
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::Hydra,
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
         local_rank: "MPI_LOCALRANKID",
-        mark: None,
+        marker: None,
     },
-    Names {
+    LauncherVariables {
         // A batch script has SLURM_PROCID=0 without being a rank; only a step has its own node
         // list.
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
-        mark: Some("SLURM_STEP_NODELIST"),
+        marker: Some("SLURM_STEP_NODELIST"),
     },
 ];
 
-fn identity(explicit: &Explicit, reader: &Reader<'_>) -> Result<Option<(Launcher, Identity)>, WorldError> {
-    match (explicit.rank, explicit.world_size) {
+fn identity(
+    arguments: &ExplicitWorld,
+    reader: &Reader<'_>,
+) -> Result<Option<(Launcher, Identity)>, WorldError> {
+    match (arguments.rank, arguments.world_size) {
         (Some(rank), Some(world_size)) => {
             if !(1..=WORLD_SIZE_MAX).contains(&world_size) {
                 let value = world_size.to_string();
@@ -262,13 +265,13 @@ fn identity(explicit: &Explicit, reader: &Reader<'_>) -> Result<Option<(Launcher
     }
     for names in &LAUNCHERS {
         let (rank, world_size) = (reader.text(names.rank), reader.text(names.world_size));
-        let marked = names.mark.is_none_or(|mark| reader.text(mark).is_some());
+        let is_marked = names.marker.is_none_or(|marker| reader.text(marker).is_some());
         match (rank, world_size) {
-            (Some(_), Some(_)) if marked || names.launcher == Launcher::Torchrun => {}
-            (Some(_), None) if marked => {
+            (Some(_), Some(_)) if is_marked || names.launcher == Launcher::Torchrun => {}
+            (Some(_), None) if is_marked => {
                 return Err(WorldError::Incomplete { present: names.rank, absent: names.world_size });
             }
-            (None, Some(_)) if marked => {
+            (None, Some(_)) if is_marked => {
                 return Err(WorldError::Incomplete { present: names.world_size, absent: names.rank });
             }
             _ => continue,
@@ -295,7 +298,7 @@ fn launcher_rendezvous(
     launcher: Launcher,
     world_size: u32,
     reader: &Reader<'_>,
-    surroundings: &Surroundings,
+    process_info: &ProcessInfo,
 ) -> Result<Rendezvous, WorldError> {
     let none = |variable| WorldError::NoRendezvous { launcher, world_size, variable };
     let all_local =
@@ -327,7 +330,7 @@ fn launcher_rendezvous(
             (!parts.is_empty()).then(|| format!("openmpi-{}", digest(&parts.join("\n"))))
         }
         Launcher::Hydra if all_local("MPI_LOCALNRANKS")? => {
-            surroundings.hydra_proxy.map(|(process, started)| format!("hydra-{process}-{started}"))
+            process_info.hydra_proxy.map(|(process, started)| format!("hydra-{process}-{started}"))
         }
         Launcher::Srun => match srun_step(reader) {
             Some((_, _, step)) if reader.text("SLURM_STEP_NUM_NODES") == Some("1") => {
@@ -339,7 +342,7 @@ fn launcher_rendezvous(
         Launcher::OpenMpi | Launcher::Hydra => None,
     };
     let job = job.ok_or_else(|| none("PLEACH_RENDEZVOUS"))?;
-    Ok(Rendezvous::JobFolder { folder: job_folder(surroundings, &job) })
+    Ok(Rendezvous::JobFolder { folder: job_folder(process_info, &job) })
 }
 
 fn tcp(host: &str, port: u64, variable: &'static str) -> Result<Rendezvous, WorldError> {
@@ -348,8 +351,8 @@ fn tcp(host: &str, port: u64, variable: &'static str) -> Result<Rendezvous, Worl
     text.parse().map_err(|source| WorldError::Rendezvous { variable, source })
 }
 
-fn job_folder(surroundings: &Surroundings, job: &str) -> PathBuf {
-    surroundings.temporary.join(format!("pleach-{}", surroundings.user)).join(job)
+fn job_folder(process_info: &ProcessInfo, job: &str) -> PathBuf {
+    process_info.temporary.join(format!("pleach-{}", process_info.user)).join(job)
 }
 
 /// First host, port and name of an srun step.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::fabrics::Fabric;
+use super::device_factory::Fabric;
 use super::listening::NoAddress;
 use super::record::Difference;
 use super::{OpenError, StoreError};

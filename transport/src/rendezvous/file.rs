@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 
-use self::folder::{Folder, Others, open_error};
-use super::pause::Attempts;
+use self::folder::{Folder, OtherUsers, open_error};
+use super::backoff::Backoff;
 use super::{Claim, OpenError, Store, StoreError, check, cut};
 use crate::auth::challenge;
 use crate::clock::now;
@@ -50,7 +50,7 @@ const FAILED: &str = "failed";
 const OWNER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long rank 0 keeps the table of a failed rendezvous, so that the others read the reason.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A table in a shared folder.
 #[derive(Debug)]
@@ -84,9 +84,9 @@ impl FileStore {
     pub fn open(folder: &Path, rank: Rank, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
         let reach = || match (private, folder.parent(), folder.file_name()) {
             (true, Some(parent), Some(name)) => {
-                Folder::open(parent, Others::Nothing)?.inner(Path::new(name), Others::Nothing)
+                Folder::open(parent, OtherUsers::NoAccess)?.inner(Path::new(name), OtherUsers::NoAccess)
             }
-            _ => Folder::open(folder, Others::Look),
+            _ => Folder::open(folder, OtherUsers::MayRead),
         };
         if rank == 0 { Self::create(reach()?, private, deadline) } else { Self::find(reach, deadline) }
     }
@@ -94,12 +94,12 @@ impl FileStore {
     fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
         let path = folder.path().join(OWNER);
         let owner = folder.open_or_create(OWNER).map_err(|error| open_error(&path, error))?;
-        let mut attempts = Attempts::until(deadline.min(now() + OWNER_PATIENCE));
+        let mut backoff = Backoff::until(deadline.min(now() + OWNER_PATIENCE));
         while let Err(error) = flock(&owner, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(open_error(&path, error.into()));
             }
-            if !attempts.again() {
+            if !backoff.again() {
                 let holder = folder.read(OWNER).unwrap_or_default();
                 let holder = String::from_utf8_lossy(&holder).into_owned();
                 return Err(OpenError::Busy { folder: folder.path().to_owned(), holder });
@@ -123,7 +123,7 @@ impl FileStore {
         // used.
         folder.names().iter().filter(|name| is_job(name)).for_each(|name| folder.remove_folder(name));
         let job_name = format!("{JOB}{}", unique());
-        let job = folder.inner(Path::new(&job_name), Others::Nothing)?;
+        let job = folder.inner(Path::new(&job_name), OtherUsers::NoAccess)?;
         let alive = job.create(PRESENT).and_then(|_| job.create(ALIVE)).map_err(failed)?;
         flock(&alive, FlockOperation::NonBlockingLockExclusive).map_err(|errno| failed(errno.into()))?;
         let owner = Owner { alive, owner, remove_folder: private };
@@ -138,18 +138,18 @@ impl FileStore {
         mut reach: impl FnMut() -> Result<Folder, OpenError>,
         deadline: Nanos,
     ) -> Result<Self, OpenError> {
-        let mut attempts = Attempts::until(deadline);
+        let mut backoff = Backoff::until(deadline);
         let mut folder = reach()?;
         loop {
-            if let Some((job_name, job)) = living_job(&folder)?
+            if let Some((job_name, job)) = live_job(&folder)?
                 && let Ok(present) = job.open_to_read(PRESENT)
                 && flock(&present, FlockOperation::NonBlockingLockShared).is_ok()
             {
                 return Ok(Self { folder, job, job_name, owner: None, deadline, _present: Some(present) });
             }
-            if !attempts.again() {
+            if !backoff.again() {
                 let folder = folder.path().to_owned();
-                return Err(OpenError::NoRankZero { folder, waited: attempts.waited() });
+                return Err(OpenError::NoRankZero { folder, waited: backoff.waited() });
             }
             // Rank 0 may have closed an earlier job of these ranks and removed its folder; the next
             // job is in a new one.
@@ -215,7 +215,7 @@ impl Store for FileStore {
 
     fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
         self.deadline = deadline;
-        let mut attempts = Attempts::until(until);
+        let mut backoff = Backoff::until(until);
         let mut values = Vec::with_capacity(keys.len());
         loop {
             if let Ok(reason) = self.job.read(FAILED) {
@@ -235,10 +235,10 @@ impl Store for FileStore {
             if self.owner.is_none() && !is_locked(&self.job, ALIVE) {
                 return Err(self.lost(io::ErrorKind::ConnectionAborted.into()));
             }
-            if !attempts.again() {
+            if !backoff.again() {
                 let missing = keys[values.len()..].iter().filter(|key| !self.job.has(&file_name(key)));
                 let keys = missing.cloned().collect();
-                return Err(StoreError::Missing { keys, waited: attempts.waited(), refused: None });
+                return Err(StoreError::Missing { keys, waited: backoff.waited(), refused: None });
             }
         }
     }
@@ -266,8 +266,8 @@ impl Drop for FileStore {
         if self.job.has(FAILED)
             && let Ok(present) = self.job.open_to_read(PRESENT)
         {
-            let mut attempts = Attempts::until(self.deadline.min(now() + FAREWELL_TIMEOUT));
-            while flock(&present, FlockOperation::NonBlockingLockExclusive).is_err() && attempts.again() {}
+            let mut backoff = Backoff::until(self.deadline.min(now() + FAIL_REPORT_TIMEOUT));
+            while flock(&present, FlockOperation::NonBlockingLockExclusive).is_err() && backoff.again() {}
         }
         self.folder.remove_folder(&self.job_name);
         if owner.remove_folder {
@@ -282,7 +282,7 @@ impl Drop for FileStore {
 }
 
 /// The folder of the current job, if its rank 0 is alive.
-fn living_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
+fn live_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
     let name = match folder.read(CURRENT) {
         Ok(name) => String::from_utf8_lossy(&name).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -439,8 +439,8 @@ mod tests {
     #[test]
     fn a_rank_that_waits_while_the_folder_is_made_anew_finds_the_next_job() {
         let folder = TestFolder::new();
-        let meeting = folder.0.join("meeting");
-        let open = || FileStore::open(&meeting, 0, true, late()).expect("rank 0 opens");
+        let protocol = folder.0.join("meeting");
+        let open = || FileStore::open(&protocol, 0, true, late()).expect("rank 0 opens");
         let mut zero = Some(open());
         zero.as_mut().expect("is open").seal(late());
         let mut looks = 0;
@@ -451,7 +451,8 @@ mod tests {
                     drop(zero.take());
                     zero = Some(open());
                 }
-                Folder::open(&folder.0, Others::Nothing)?.inner(Path::new("meeting"), Others::Nothing)
+                Folder::open(&folder.0, OtherUsers::NoAccess)?
+                    .inner(Path::new("meeting"), OtherUsers::NoAccess)
             },
             late(),
         );

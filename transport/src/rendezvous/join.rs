@@ -7,7 +7,7 @@
 //! have a secret: the user's, or one that rank 0 makes and puts into the store, which admits only
 //! ranks that may join.
 
-mod meeting;
+mod protocol;
 mod reach_error;
 
 use std::fmt;
@@ -15,15 +15,15 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::device_factory::{DeviceFactory, Fabric, FabricChoice};
 use super::error::JoinError;
-use super::fabrics::{Fabric, FabricChoice, Fabrics};
 use super::{Store, World};
 use crate::Rank;
 use crate::auth::Secret;
 use crate::clock::{Nanos, now};
 use crate::device::{Device, DeviceConfig, Event, Responder};
-use crate::hybrid::Route;
-use meeting::{Connected, Meeting, Met};
+use crate::hybrid::PeerFabric;
+use protocol::{Connected, JoinOutcome, JoinProtocol};
 
 /// Default of [`JoinOptions::timeout`].
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -86,7 +86,7 @@ pub fn join(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    join_over(world, options, responder, &mut super::Machine)
+    join_over(world, options, responder, &mut super::SystemDevices)
 }
 
 /// As [`join`], over devices made by `factory`.
@@ -98,15 +98,15 @@ pub fn join_over(
     world: &World,
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
-    fabrics: &mut dyn Fabrics,
+    fabrics: &mut dyn DeviceFactory,
 ) -> Result<Joined, JoinError> {
-    let began = now();
+    let started = now();
     if world.world_size == 1 {
         return alone(world, options, responder, fabrics);
     }
-    let store = world.open_store(began + options.timeout)?;
+    let store = world.open_store(started + options.timeout)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    meet(Meeting::new(world, options, began, store, responder, fabrics))
+    run(JoinProtocol::new(world, options, started, store, responder, fabrics))
 }
 
 /// As [`join`], with this store, which only the ranks of `world` use.
@@ -120,18 +120,19 @@ pub fn join_at(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    meet(Meeting::new(world, options, now(), store, responder, &mut super::Machine))
+    run(JoinProtocol::new(world, options, now(), store, responder, &mut super::SystemDevices))
 }
 
-fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
-    let world = meeting.world;
-    let result = meeting.meet();
+fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
+    let world = protocol.world;
+    let result = protocol.run();
     if let Err(error) = &result
-        && meeting.concerns_all(error)
+        && protocol.concerns_all(error)
     {
-        meeting.store.fail(&error.to_string(), meeting.limit);
+        protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let Met { fabric, ranks_here, is_crowded, hosts, connected: Connected { device, events, .. } } = result?;
+    let JoinOutcome { fabric, ranks_here, is_crowded, hosts, connected: Connected { device, events, .. } } =
+        result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
         rank,
@@ -143,8 +144,8 @@ fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
         hosts: hosts.of,
         device,
         events,
-        store: Some(meeting.store),
-        deadline: meeting.limit,
+        store: Some(protocol.store),
+        deadline: protocol.limit,
     })
 }
 
@@ -153,7 +154,7 @@ fn alone(
     world: &World,
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
-    fabrics: &mut dyn Fabrics,
+    fabrics: &mut dyn DeviceFactory,
 ) -> Result<Joined, JoinError> {
     let candidates: &[Fabric] = match &options.fabric {
         FabricChoice::Auto => &[Fabric::Shm, Fabric::Tcp],
@@ -164,7 +165,7 @@ fn alone(
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         match fabrics.make(
             fabric,
-            &[Route::Shm],
+            &[PeerFabric::Shm],
             config(world, options, (secret, None), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {

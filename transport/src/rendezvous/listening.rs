@@ -12,14 +12,14 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use super::error::JoinError;
-use super::record::Record;
+use super::record::RankRecord;
 use super::{StorePath, World};
 use crate::Rank;
 use crate::control;
 use crate::tcp::interface_addresses;
 
 /// Addresses reserved for documentation: the route to them is the default route.
-const ANYWHERE: [IpAddr; 2] =
+const DEFAULT_ROUTE_TARGETS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
 /// Why a rank has no address that other hosts reach.
@@ -70,10 +70,10 @@ impl fmt::Display for NoAddress {
 /// # Errors
 ///
 /// [`JoinError::NoAddress`] and [`JoinError::SecretRequired`], if there are several hosts.
-pub(super) fn listening_address(world: &World, records: &[Record]) -> Result<Option<IpAddr>, JoinError> {
+pub(super) fn listening_address(world: &World, records: &[RankRecord]) -> Result<Option<IpAddr>, JoinError> {
     let Some((rank, other)) = two_hosts(records) else { return Ok(None) };
     let host = |rank: Rank| records[rank as usize].host_shown().to_owned();
-    let address = find(world.interface.as_deref(), world.rank, records, &Kernel)
+    let address = find(world.interface.as_deref(), world.rank, records, &KernelAddresses)
         .map_err(|reason| JoinError::NoAddress { rank: world.rank, host: host(world.rank), reason })?;
     if world.secret.is_none() {
         return Err(JoinError::SecretRequired { rank, host: host(rank), other, other_host: host(other) });
@@ -82,7 +82,7 @@ pub(super) fn listening_address(world: &World, records: &[Record]) -> Result<Opt
 }
 
 /// Two ranks that do not reach each other over loopback, if there are such.
-fn two_hosts(records: &[Record]) -> Option<(Rank, Rank)> {
+fn two_hosts(records: &[RankRecord]) -> Option<(Rank, Rank)> {
     let first = &records[0];
     let other = records.iter().position(|record| !is_one_network(first, record))?;
     Some((0, other as Rank))
@@ -90,7 +90,7 @@ fn two_hosts(records: &[Record]) -> Option<(Rank, Rank)> {
 
 /// Whether both are on one host, with one loopback. Machine identities may be copied with the
 /// machine; then the addresses of their connections to the store distinguish them.
-fn is_one_network(one: &Record, other: &Record) -> bool {
+fn is_one_network(one: &RankRecord, other: &RankRecord) -> bool {
     let is_one_address = match (one.path, other.path) {
         (Some(one), Some(other)) => {
             one.local == other.local || (one.local.is_loopback() && other.local.is_loopback())
@@ -101,18 +101,18 @@ fn is_one_network(one: &Record, other: &Record) -> bool {
 }
 
 /// The kernel's knowledge of this host's addresses.
-trait Addresses {
+trait AddressSource {
     /// All addresses of this host, loopback left out.
     fn own(&self) -> Vec<IpAddr>;
     /// The source address of this host for `target`.
-    fn towards(&self, target: IpAddr) -> Option<IpAddr>;
+    fn route_source(&self, target: IpAddr) -> Option<IpAddr>;
     /// The address that `PLEACH_INTERFACE` means; the preferred one if the interface has it.
     fn named(&self, interface: &str, preferred: Option<IpAddr>) -> Result<IpAddr, String>;
 }
 
-struct Kernel;
+struct KernelAddresses;
 
-impl Addresses for Kernel {
+impl AddressSource for KernelAddresses {
     fn own(&self) -> Vec<IpAddr> {
         let all = interface_addresses().unwrap_or_default();
         let mut own: Vec<_> =
@@ -122,7 +122,7 @@ impl Addresses for Kernel {
         own
     }
 
-    fn towards(&self, target: IpAddr) -> Option<IpAddr> {
+    fn route_source(&self, target: IpAddr) -> Option<IpAddr> {
         let any: IpAddr = match target {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
@@ -143,8 +143,8 @@ impl Addresses for Kernel {
 fn find(
     interface: Option<&str>,
     rank: Rank,
-    records: &[Record],
-    kernel: &dyn Addresses,
+    records: &[RankRecord],
+    kernel: &dyn AddressSource,
 ) -> Result<IpAddr, NoAddress> {
     let own = &records[rank as usize];
     let local = own.path.map(|path| path.local).filter(is_reachable);
@@ -164,7 +164,9 @@ fn find(
     if let Some(address) = found_at.find(|address| addresses.contains(address)) {
         return Ok(address);
     }
-    if let Some(address) = ANYWHERE.iter().find_map(|&target| kernel.towards(target).filter(is_reachable)) {
+    if let Some(address) =
+        DEFAULT_ROUTE_TARGETS.iter().find_map(|&target| kernel.route_source(target).filter(is_reachable))
+    {
         return Ok(address);
     }
     match &addresses[..] {
@@ -194,11 +196,11 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    impl Addresses for Host {
+    impl AddressSource for Host {
         fn own(&self) -> Vec<IpAddr> {
             self.own.iter().map(|text| ip(text)).collect()
         }
-        fn towards(&self, target: IpAddr) -> Option<IpAddr> {
+        fn route_source(&self, target: IpAddr) -> Option<IpAddr> {
             let first = self.own().into_iter().find(|own| own.is_ipv4() == target.is_ipv4());
             first.filter(|_| self.has_default)
         }
@@ -208,9 +210,9 @@ mod tests {
     }
 
     /// The record of a rank on a host, with the ends of its connection to the store.
-    fn record(host: &str, path: Option<[&str; 2]>) -> Record {
+    fn record(host: &str, path: Option<[&str; 2]>) -> RankRecord {
         let path = path.map(|[local, remote]| StorePath { local: ip(local), remote: ip(remote) });
-        let mut record = Record::own(2, None, None, path, &[]);
+        let mut record = RankRecord::own(2, None, None, path, &[]);
         record.network = host.to_owned();
         record
     }

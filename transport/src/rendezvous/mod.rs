@@ -14,28 +14,30 @@ use std::time::Duration;
 
 use crate::Nanos;
 
+mod backoff;
+mod deferred_responder;
+mod device_factory;
 mod environment;
 mod error;
-mod fabrics;
 mod file;
-mod gate;
 mod join;
 mod listening;
 mod neighbours;
-mod part;
-mod pause;
+mod prefix_store;
 mod record;
 mod tcp;
 mod world;
 
-pub use environment::{Explicit, Found, Surroundings, Variables, WORLD_SIZE_MAX, WorldError, parse};
+pub use device_factory::{DeviceFactory, Fabric, FabricChoice, FabricError, SystemDevices, UnknownFabric};
+pub use environment::{
+    ExplicitWorld, ParsedWorld, ProcessInfo, Variables, WORLD_SIZE_MAX, WorldError, parse,
+};
 pub use error::JoinError;
-pub use fabrics::{Fabric, FabricChoice, FabricError, Fabrics, Machine, UnknownFabric};
 pub use file::FileStore;
 pub use join::{DEFAULT_JOIN_TIMEOUT, JoinOptions, Joined, join, join_at, join_over};
 pub use listening::NoAddress;
-pub use neighbours::{Distance, Door, knock};
-pub use part::PartOfStore;
+pub use neighbours::{ProbeListener, ProbeOutcome, probe};
+pub use prefix_store::PrefixStore;
 pub use record::Difference;
 pub use tcp::TcpStore;
 pub use world::{Launcher, Rendezvous, RendezvousError, World};
@@ -48,7 +50,7 @@ pub use world::{Launcher, Rendezvous, RendezvousError, World};
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
     // A record's texts stay escaped, so encoding it again gives other bytes.
-    let _ = record::Record::decode(bytes);
+    let _ = record::RankRecord::decode(bytes);
     tcp::check_decoders(bytes);
 }
 
@@ -143,9 +145,9 @@ pub enum StoreError {
     /// Rank 0, which holds the store, is gone.
     #[error("rendezvous lost: {address} ({source}); look at what rank 0 says")]
     Lost {
-        /// Where it was.
+        /// The address.
         address: String,
-        /// What the operating system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -158,16 +160,16 @@ pub enum StoreError {
     /// The folder cannot be used.
     #[error("rendezvous folder unusable: {path} ({source}); name a folder that all ranks can write")]
     Folder {
-        /// Which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// A key or value outside the limits, or too many of them.
     #[error("rendezvous value refused: key '{key}' with {bytes} bytes; at most {VALUE_BYTES_MAX} fit")]
     Limit {
-        /// Which key.
+        /// The key.
         key: String,
         /// Length of its value.
         bytes: usize,
@@ -183,15 +185,15 @@ pub enum OpenError {
         "secret required: {address} is not a loopback address; write one with 'pleach secret FILE', give it to all hosts, and set PLEACH_SECRET_FILE"
     )]
     SecretRequired {
-        /// Which address.
+        /// The address.
         address: String,
     },
     /// The name is unknown.
     #[error("rendezvous host unknown: {address} ({source}); check the name in the rendezvous address")]
     Resolve {
-        /// Which address.
+        /// The address.
         address: String,
-        /// What the resolver said.
+        /// The resolver's error.
         #[source]
         source: io::Error,
     },
@@ -208,9 +210,9 @@ pub enum OpenError {
         "rendezvous not opened: rank 0 cannot listen on {address} ({source}); name an address of rank 0's host"
     )]
     Listen {
-        /// Where.
+        /// The address.
         address: String,
-        /// What the operating system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -250,7 +252,7 @@ pub enum OpenError {
         "versions differ: {address} speaks rendezvous version {theirs}, this rank {own}; install one version on all hosts"
     )]
     Version {
-        /// Where.
+        /// The address.
         address: String,
         /// This rank's.
         own: u16,
@@ -286,9 +288,9 @@ pub enum OpenError {
     /// The folder cannot be used.
     #[error("rendezvous folder unusable: {} ({source}); name a folder that all ranks can write", .path.display())]
     Folder {
-        /// Which file or folder.
+        /// The file or folder.
         path: PathBuf,
-        /// What the operating system said.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -307,7 +309,7 @@ pub enum OpenError {
     /// Other users may change the folder.
     #[error("rendezvous folder unsafe: {} is open to other users (mode {mode:o}); run 'chmod 700 {}'", .folder.display(), .folder.display())]
     Unsafe {
-        /// Which folder.
+        /// The folder.
         folder: PathBuf,
         /// Its permission bits.
         mode: u32,

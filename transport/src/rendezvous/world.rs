@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::environment::{self, Explicit, Surroundings, WorldError};
+use super::environment::{self, ExplicitWorld, ProcessInfo, WorldError};
 use super::{FileStore, OpenError, Store, TcpStore};
 use crate::auth::Secret;
 use crate::{Nanos, Rank};
@@ -155,12 +155,14 @@ impl World {
     /// # Errors
     ///
     /// See [`WorldError`].
-    pub fn find(explicit: &Explicit) -> Result<Option<Self>, WorldError> {
+    pub fn find(arguments: &ExplicitWorld) -> Result<Option<Self>, WorldError> {
         // Variables that are not UTF-8 are no numbers or addresses.
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let variables = variables.collect();
-        environment::parse(explicit, &variables, &Surroundings::look())?.map(|found| found.open()).transpose()
+        environment::parse(arguments, &variables, &ProcessInfo::current())?
+            .map(|found| found.open())
+            .transpose()
     }
 
     /// As [`World::find`], or else a world of this process alone.
@@ -169,7 +171,7 @@ impl World {
     ///
     /// See [`WorldError`].
     pub fn from_env() -> Result<Self, WorldError> {
-        Ok(Self::find(&Explicit::default())?.unwrap_or_else(Self::alone))
+        Ok(Self::find(&ExplicitWorld::default())?.unwrap_or_else(Self::alone))
     }
 
     /// Opens the ranks' store; `None` for a rank that is alone.

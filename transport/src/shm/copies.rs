@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use super::device::FABRIC;
 use super::link::PeerRegion;
-use super::transfer::Request;
+use super::transfer::TransferRequest;
 use crate::Rank;
-use crate::cuda::{CudaError, Gpu, Mark, Stream};
+use crate::cuda::{CudaError, CudaEvent, Gpu, Stream};
 use crate::device::{BackendError, Source, TransferError, TransferId};
 use crate::memory::Space;
 use crate::region::Slice;
@@ -33,20 +33,20 @@ pub(crate) struct GpuCopy {
     pub(crate) signal: Option<Signal>,
     /// The result after the copy, whatever the GPU does: the peer is gone.
     pub(crate) failure: Option<TransferError>,
-    mark: Mark,
-    _ends: Ends,
+    event: CudaEvent,
+    _ends: CopyEnds,
     /// The ends of earlier copies in the stream that have no event.
-    _before: Vec<Ends>,
+    _before: Vec<CopyEnds>,
 }
 
 /// Both ends of a copy, held while the GPU may access them.
-struct Ends {
-    _here: Here,
+struct CopyEnds {
+    _here: LocalEnd,
     _there: Arc<PeerRegion>,
 }
 
 /// This rank's end.
-enum Here {
+enum LocalEnd {
     Slice { _slice: Slice },
     Inline { _bytes: Box<Inline> },
 }
@@ -59,7 +59,7 @@ pub(crate) struct GpuCopies {
     stream: Option<Stream>,
     under_way: VecDeque<GpuCopy>,
     /// The ends of copies in the stream without an event: held until a later copy has ended.
-    unmarked: Vec<Ends>,
+    unmarked: Vec<CopyEnds>,
 }
 
 impl GpuCopies {
@@ -75,10 +75,11 @@ impl GpuCopies {
     }
 
     /// Whether this rank's end of the request is on a GPU.
-    pub(crate) fn reaches(&self, request: &Request) -> bool {
+    pub(crate) fn reaches(&self, request: &TransferRequest) -> bool {
         let slice = match request {
             _ if self.gpu.is_none() => return false,
-            Request::Put { src: Source::Slice(slice), .. } | Request::Get { dst: slice, .. } => slice,
+            TransferRequest::Put { src: Source::Slice(slice), .. }
+            | TransferRequest::Get { dst: slice, .. } => slice,
             _ => return false,
         };
         slice.region().memory().space() != Space::Host
@@ -93,7 +94,7 @@ impl GpuCopies {
     pub(crate) fn begin(
         &mut self,
         peer: Rank,
-        request: Request,
+        request: TransferRequest,
         id: TransferId,
         region: Arc<PeerRegion>,
     ) -> Result<bool, CudaError> {
@@ -103,28 +104,30 @@ impl GpuCopies {
         let Some(there) = region.locate(request.remote()) else { return Ok(false) };
         let there = there.as_ptr();
         let (from, into, bytes, here, signal) = match request {
-            Request::Atomic { .. } => return Ok(false),
-            Request::Put { src: Source::Slice(slice), signal, .. } => {
-                (slice.as_ptr(), there, slice.len(), Here::Slice { _slice: slice }, signal)
+            TransferRequest::Atomic { .. } => return Ok(false),
+            TransferRequest::Put { src: Source::Slice(slice), signal, .. } => {
+                (slice.as_ptr(), there, slice.len(), LocalEnd::Slice { _slice: slice }, signal)
             }
-            Request::Put { src: Source::Inline(inline), signal, .. } => {
+            TransferRequest::Put { src: Source::Inline(inline), signal, .. } => {
                 let kept = Box::new(inline);
                 let bytes = kept.as_bytes();
-                (bytes.as_ptr().cast_mut(), there, bytes.len(), Here::Inline { _bytes: kept }, signal)
+                (bytes.as_ptr().cast_mut(), there, bytes.len(), LocalEnd::Inline { _bytes: kept }, signal)
             }
-            Request::Get { dst, .. } => (there, dst.as_ptr(), dst.len(), Here::Slice { _slice: dst }, None),
+            TransferRequest::Get { dst, .. } => {
+                (there, dst.as_ptr(), dst.len(), LocalEnd::Slice { _slice: dst }, None)
+            }
         };
         let stream = match &mut self.stream {
             Some(stream) => stream,
             none => none.insert(Stream::new(&gpu)?),
         };
-        let mut mark = Mark::new(&gpu)?;
+        let mut event = CudaEvent::new(&gpu)?;
         // SAFETY: submit checked that both ends have so many bytes, and `locate` that the peer's
         // region holds its end. The copy holds both until the event is reached, and a transfer's
         // owner leaves its slice alone until its end.
         unsafe { stream.copy(from, into, bytes)? };
-        let ends = Ends { _here: here, _there: region };
-        if let Err(error) = stream.mark_with(&mut mark) {
+        let ends = CopyEnds { _here: here, _there: region };
+        if let Err(error) = stream.record(&mut event) {
             self.unmarked.push(ends);
             return Err(error);
         }
@@ -134,7 +137,7 @@ impl GpuCopies {
             id,
             signal,
             failure: None,
-            mark,
+            event,
             _ends: ends,
             _before: before,
         });
@@ -143,7 +146,7 @@ impl GpuCopies {
 
     /// The next copy that the GPU has finished. A GPU that has failed has finished all.
     pub(crate) fn next_ended(&mut self) -> Option<(GpuCopy, Result<(), CudaError>)> {
-        let result = match self.under_way.front()?.mark.is_reached() {
+        let result = match self.under_way.front()?.event.is_reached() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
             Err(error) => Err(error),
@@ -162,7 +165,7 @@ impl GpuCopies {
 impl Drop for GpuCopies {
     fn drop(&mut self) {
         if let Some(last) = self.under_way.back()
-            && let Err(error) = last.mark.wait(DROP_LIMIT)
+            && let Err(error) = last.event.wait(DROP_LIMIT)
         {
             tracing::error!(%error, "a GPU is still copying; the memory of its copies is kept for ever");
             std::mem::forget(std::mem::take(&mut self.under_way));

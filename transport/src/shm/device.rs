@@ -1,8 +1,9 @@
-//! The device: what runs on the thread that owns it. How it meets the contract is in
+//! The device: the part that runs on its owner's thread. Its side of the contract is in
 //! [`super::contract`].
 //!
-//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its
-//! `Done` is handed out; nothing of it is left when submit said that it has ended.
+//! **Invariant:** a transfer under way is in exactly one of `large`, `waiting`, `copies` and
+//! `events` until its `Done` is returned; nothing of it is left when submit returned that it has
+//! ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,13 +12,15 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::board::{End, Known};
 use super::copies::{GpuCopies, gpu_failed};
-use super::detached;
 use super::fence::{Fence, REFUSAL_LIMIT};
 use super::link::{Link, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
+use super::page_detachment;
+use super::peer_status::{ConnectionEnd, SlotState};
 use super::shared::{Shared, wake_sleepers};
-use super::transfer::{Copy, Large, PIECE_BYTES, POLL_BYTES, Request, Waiting, change, store};
+use super::transfer::{
+    HostCopy, LargeCopy, PIECE_BYTES, POLL_BYTES, TransferRequest, WaitingTransfer, apply_atomic, store,
+};
 use super::wake_word;
 use super::watcher::Watcher;
 use crate::Rank;
@@ -87,8 +90,8 @@ pub struct ShmDevice {
     pub(super) due: Vec<Rank>,
     /// Polls since then.
     polls_due: u32,
-    pub(super) large: VecDeque<Large>,
-    pub(super) waiting: VecDeque<Waiting>,
+    pub(super) large: VecDeque<LargeCopy>,
+    pub(super) waiting: VecDeque<WaitingTransfer>,
     /// Copies by GPUs.
     pub(super) copies: GpuCopies,
     pub(super) fence: Fence,
@@ -106,7 +109,7 @@ pub(super) struct Peer {
     /// Those of them that are too long or too early for submit to carry out.
     pub(super) pending: usize,
     is_due: bool,
-    pub(super) said_bye: bool,
+    pub(super) has_sent_bye: bool,
     /// The regions that `map` gave out, each once.
     pub(super) mapped: Vec<Weak<PeerRegion>>,
 }
@@ -116,14 +119,14 @@ pub(super) enum State {
     Connecting,
     Connected(Box<Connected>),
     Lost(LossCause),
-    Left,
+    Departed,
     Severed,
 }
 
 impl State {
     /// Whether the peer may still exist and see how this rank ends.
-    pub(super) fn may_see_an_end(&self) -> bool {
-        matches!(self, Self::Connected(_) | Self::Left)
+    pub(super) fn may_see_end(&self) -> bool {
+        matches!(self, Self::Connected(_) | Self::Departed)
     }
 }
 
@@ -131,18 +134,18 @@ pub(super) struct Connected {
     pub(super) link: Link,
     /// The counts of the peer's signal slots.
     counts: Vec<u64>,
-    regions: Vec<Known>,
+    regions: Vec<SlotState>,
 }
 
 /// The location of a remote slice.
-pub(super) enum Place<'a> {
-    Here(NonNull<u8>, &'a Arc<PeerRegion>),
+pub(super) enum RemoteLocation<'a> {
+    Mapped(NonNull<u8>, &'a Arc<PeerRegion>),
     /// On a GPU: its import has the address.
     OnGpu(&'a Arc<PeerRegion>),
     /// The region exists, but is not announced yet.
-    Later,
+    NotAnnounced,
     /// The region exists, but this process could not map it.
-    NoRoom,
+    Unmappable,
     Refused,
 }
 
@@ -161,7 +164,7 @@ impl ShmDevice {
             return Err(OpenError::Signals { signal_slots });
         }
         let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
-        detached::hear(&shared);
+        page_detachment::register_device(&shared);
         let (listener, address) = packet::bind_anywhere().map_err(OpenError::System)?;
         let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
         let name = format!("pleach-{FABRIC}-{rank}");
@@ -218,12 +221,12 @@ impl ShmDevice {
     /// Raises a signal and wakes its target if that has slept for long; [`Self::wake_due`] wakes
     /// the others.
     #[inline]
-    pub(super) fn show(&mut self, rank: Rank, signal: &Signal) {
+    pub(super) fn raise_signal(&mut self, rank: Rank, signal: &Signal) {
         let peer = &mut self.peers[rank as usize];
         let State::Connected(connected) = &mut peer.state else { return };
         connected.signal(signal);
         let word = connected.link.wake_source.as_ref();
-        if wake_word::glance(word) {
+        if wake_word::must_wake(word) {
             wake_sleepers(word);
         }
         if !peer.is_due {
@@ -258,10 +261,10 @@ impl ShmDevice {
             peer.is_due = false;
             if let State::Connected(connected) = &peer.state {
                 let word = connected.link.wake_source.as_ref();
-                if wake_word::glance(word) {
+                if wake_word::must_wake(word) {
                     // The woken peer may have gone to sleep because this rank's processor seemed to
                     // be elsewhere.
-                    self.shared.own.wake_source.show_processor(processors::current());
+                    self.shared.own.wake_source.publish_processor(processors::current());
                     wake_sleepers(word);
                 }
             }
@@ -276,64 +279,64 @@ impl ShmDevice {
     pub(super) fn start(
         &mut self,
         rank: Rank,
-        request: Request,
+        request: TransferRequest,
         id: TransferId,
         deadline: Option<Nanos>,
     ) -> Submitted {
         let State::Connected(connected) = &self.peers[rank as usize].state else {
             unreachable!("the caller looked, and what waits goes when the peer goes")
         };
-        let (address, region) = match connected.place(request.remote()) {
-            Place::OnGpu(region) => {
+        let (address, region) = match connected.locate(request.remote()) {
+            RemoteLocation::OnGpu(region) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
             }
-            Place::Here(_, region) if self.copies.reaches(&request) => {
+            RemoteLocation::Mapped(_, region) if self.copies.reaches(&request) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
             }
-            Place::Here(address, region) => (address, region),
-            Place::Later => {
+            RemoteLocation::Mapped(address, region) => (address, region),
+            RemoteLocation::NotAnnounced => {
                 self.peers[rank as usize].pending += 1;
-                self.waiting.push_back(Waiting { peer: rank, id, request, deadline });
+                self.waiting.push_back(WaitingTransfer { peer: rank, id, request, deadline });
                 return Submitted::UnderWay;
             }
-            Place::Refused | Place::NoRoom => {
+            RemoteLocation::Refused | RemoteLocation::Unmappable => {
                 self.refuse(rank, request.remote().key, id);
                 return Submitted::UnderWay;
             }
         };
-        if matches!(request, Request::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
+        if matches!(request, TransferRequest::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
             // Only a region that begins at an odd address gets here, see `submit`.
             self.refuse(rank, request.remote().key, id);
             return Submitted::UnderWay;
         }
         let (len, key) = (request.len(), request.remote().key);
-        let is_get = matches!(request, Request::Get { .. });
+        let is_get = matches!(request, TransferRequest::Get { .. });
         let mut value = 0;
         let (copy, signal) = match request {
-            Request::Atomic { op, .. } => {
+            TransferRequest::Atomic { op, .. } => {
                 // SAFETY: `place` found all of the slice mapped; submit checked its length and
                 // alignment.
-                value = unsafe { change(address, op) };
+                value = unsafe { apply_atomic(address, op) };
                 (None, None)
             }
-            Request::Put { src: Source::Inline(bytes), signal, .. } => {
+            TransferRequest::Put { src: Source::Inline(bytes), signal, .. } => {
                 // SAFETY: `place` found all of the slice mapped, and submit that both are of one
                 // length.
                 unsafe { store(bytes.as_bytes(), address) };
                 (None, signal)
             }
-            Request::Put { src: Source::Slice(src), signal, .. } => {
-                (Some(Copy::Put { src, dst: address, signal }), signal)
+            TransferRequest::Put { src: Source::Slice(src), signal, .. } => {
+                (Some(HostCopy::Put { src, dst: address, signal }), signal)
             }
-            Request::Get { dst, .. } => (Some(Copy::Get { src: address, dst }), None),
+            TransferRequest::Get { dst, .. } => (Some(HostCopy::Get { src: address, dst }), None),
         };
         if let Some(copy) = copy {
             if len > PIECE_BYTES {
                 let region = region.clone();
                 self.peers[rank as usize].pending += 1;
-                self.large.push_back(Large { peer: rank, id, copy, done: 0, region });
+                self.large.push_back(LargeCopy { peer: rank, id, copy, done: 0, region });
                 return Submitted::UnderWay;
             }
             // SAFETY: `place` found all of the slice mapped, and submit that both are of one
@@ -345,7 +348,7 @@ impl ShmDevice {
             }
         }
         if let Some(signal) = signal {
-            self.show(rank, &signal);
+            self.raise_signal(rank, &signal);
         }
         Submitted::Ended(value)
     }
@@ -354,7 +357,7 @@ impl ShmDevice {
     fn start_on_gpu(
         &mut self,
         peer: Rank,
-        request: Request,
+        request: TransferRequest,
         id: TransferId,
         region: Arc<PeerRegion>,
     ) -> Submitted {
@@ -377,7 +380,7 @@ impl ShmDevice {
                 (None, Ok(())) => {
                     self.peers[peer as usize].pending -= 1;
                     if let Some(signal) = copy.signal {
-                        self.show(peer, &signal);
+                        self.raise_signal(peer, &signal);
                     }
                     Ok(0)
                 }
@@ -414,13 +417,13 @@ impl ShmDevice {
                 self.large.push_back(large);
                 continue;
             }
-            if matches!(large.copy, Copy::Get { .. }) && !large.region.is_shared() {
+            if matches!(large.copy, HostCopy::Get { .. }) && !large.region.is_shared() {
                 self.peers[rank as usize].pending -= 1;
                 self.refuse(rank, key, large.id);
                 continue;
             }
-            if let Copy::Put { signal: Some(signal), .. } = large.copy {
-                self.show(rank, &signal);
+            if let HostCopy::Put { signal: Some(signal), .. } = large.copy {
+                self.raise_signal(rank, &signal);
             }
             self.peers[rank as usize].pending -= 1;
             self.done(rank, large.id, Ok(0));
@@ -446,32 +449,34 @@ impl ShmDevice {
     }
 
     /// Takes over the changes that the watcher has published.
-    pub(super) fn read_news(&mut self) {
+    pub(super) fn take_changes(&mut self) {
         // Acquire: pairs with the release in `publish`. Cleared first: a later change sets it
         // again.
-        if !self.shared.news.load(Ordering::Relaxed) || !self.shared.news.swap(false, Ordering::Acquire) {
+        if !self.shared.has_changes.load(Ordering::Relaxed)
+            || !self.shared.has_changes.swap(false, Ordering::Acquire)
+        {
             return;
         }
         let shared = self.shared.clone();
         let mut garbage = Vec::new();
         let mut ended = Vec::new();
         {
-            let mut board = shared.board();
-            while let Some((rank, news)) = board.next() {
-                if let Some(link) = news.link.take() {
+            let mut peer_status = shared.peer_status();
+            while let Some((rank, status)) = peer_status.next() {
+                if let Some(link) = status.link.take() {
                     self.connected(rank, link);
                 }
-                while let Some((slot, known)) = news.next_slot() {
+                while let Some((slot, state)) = status.next_slot() {
                     if let State::Connected(connected) = &mut self.peers[rank as usize].state {
-                        if let Known::Mapped(region) = &known {
-                            region.listed_in(&connected.link.keys);
+                        if let SlotState::Mapped(region) = &state {
+                            region.set_key_table(&connected.link.keys);
                         }
-                        garbage.push(connected.set(slot, known));
+                        garbage.push(connected.set(slot, state));
                     } else {
-                        garbage.push(known);
+                        garbage.push(state);
                     }
                 }
-                if let Some(end) = news.end.take() {
+                if let Some(end) = status.end.take() {
                     ended.push((rank, end));
                 }
             }
@@ -498,17 +503,19 @@ impl ShmDevice {
         self.events.push_back((rank, Event::Connected { peer: rank }));
     }
 
-    fn ended(&mut self, rank: Rank, end: End) {
+    fn ended(&mut self, rank: Rank, end: ConnectionEnd) {
         if !matches!(self.peers[rank as usize].state, State::Connecting | State::Connected(_)) {
             return;
         }
         let (state, event, error) = match end {
-            End::Lost(cause) => (
+            ConnectionEnd::Lost(cause) => (
                 State::Lost(cause.clone()),
                 Event::PeerLost { peer: rank, cause: cause.clone() },
                 TransferError::Lost { peer: rank, cause },
             ),
-            End::Left => (State::Left, Event::Left { peer: rank }, TransferError::Left { peer: rank }),
+            ConnectionEnd::Departed => {
+                (State::Departed, Event::Departed { peer: rank }, TransferError::Departed { peer: rank })
+            }
         };
         self.events.push_back((rank, event));
         self.disconnect(rank, state, &error);
@@ -536,7 +543,7 @@ impl ShmDevice {
         // A GPU cannot be stopped: these copies end when it has finished.
         self.copies.fail(rank, error);
         self.peers[rank as usize].pending = 0;
-        let forgotten = self.shared.board().forget(rank);
+        let forgotten = self.shared.peer_status().forget(rank);
         drop((before, forgotten));
     }
 
@@ -560,10 +567,10 @@ impl ShmDevice {
 
     /// Sends a bye to each peer without pending transfers. Also to departed peers: they may still
     /// serve others, and would take this rank as lost when its process ends.
-    pub(super) fn say_bye(&mut self) {
+    pub(super) fn send_byes(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
-            if !peer.said_bye && peer.pending == 0 && peer.state.may_see_an_end() {
-                peer.said_bye = true;
+            if !peer.has_sent_bye && peer.pending == 0 && peer.state.may_see_end() {
+                peer.has_sent_bye = true;
                 self.shared.directory().bye(rank as Rank);
             }
         }
@@ -585,7 +592,7 @@ impl Peer {
             under_way: 0,
             pending: 0,
             is_due: false,
-            said_bye: false,
+            has_sent_bye: false,
             mapped: Vec::new(),
         }
     }
@@ -595,7 +602,7 @@ impl Peer {
             State::Connected(connected) => Ok(connected),
             State::Unconnected | State::Connecting => Err(SubmitError::NotConnected { peer }),
             State::Lost(cause) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
-            State::Left => Err(SubmitError::Left { peer }),
+            State::Departed => Err(SubmitError::Departed { peer }),
             State::Severed => Err(SubmitError::Severed { peer }),
         }
     }
@@ -608,29 +615,29 @@ impl Connected {
         self.link.signal_slots.signal_as(signal, *count);
     }
 
-    pub(super) fn place(&self, slice: &RemoteSlice) -> Place<'_> {
+    pub(super) fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
         // The owner's own table, so that a dropped region is refused from that moment on.
         if !self.link.keys.holds(slice.key) {
-            return Place::Refused;
+            return RemoteLocation::Refused;
         }
         match self.regions.get(usize::from(slot_of(slice.key))) {
-            Some(Known::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
-                Place::OnGpu(region)
+            Some(SlotState::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
+                RemoteLocation::OnGpu(region)
             }
-            Some(Known::Mapped(region)) if region.key == slice.key => {
-                region.locate(slice).map_or(Place::Refused, |address| Place::Here(address, region))
-            }
-            Some(Known::Unmappable(key)) if *key == slice.key => Place::NoRoom,
-            _ => Place::Later,
+            Some(SlotState::Mapped(region)) if region.key == slice.key => region
+                .locate(slice)
+                .map_or(RemoteLocation::Refused, |address| RemoteLocation::Mapped(address, region)),
+            Some(SlotState::Unmappable(key)) if *key == slice.key => RemoteLocation::Unmappable,
+            _ => RemoteLocation::NotAnnounced,
         }
     }
 
-    fn set(&mut self, slot: u16, known: Known) -> Known {
+    fn set(&mut self, slot: u16, state: SlotState) -> SlotState {
         let at = usize::from(slot);
         if self.regions.len() <= at {
-            self.regions.resize(at + 1, Known::Nothing);
+            self.regions.resize(at + 1, SlotState::Empty);
         }
-        std::mem::replace(&mut self.regions[at], known)
+        std::mem::replace(&mut self.regions[at], state)
     }
 
     pub(super) fn check_signal(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {

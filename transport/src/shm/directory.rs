@@ -12,12 +12,12 @@ use std::sync::{Arc, Weak};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::detached::share_pages;
 use super::frame::Frame;
 use super::link::{KeyTable, REGIONS_MAX};
+use super::page_detachment::share_pages;
 use crate::Rank;
 use crate::control::packet::send;
-use crate::control::{Full, Kind, Outgoing};
+use crate::control::{FrameKind, Outgoing, OutgoingFull};
 use crate::cuda::{CudaMemory, SharedAllocation};
 use crate::device::{PostError, Urgency};
 use crate::memory::{Memory, Share};
@@ -44,7 +44,7 @@ pub(crate) struct Control {
 
 /// Why a flush stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flushed {
+pub(crate) enum FlushResult {
     /// All is sent, or the stream is full: then the watcher is told when it has room.
     AllOrFull,
     /// The stream has room, but the system takes no more now.
@@ -201,11 +201,11 @@ impl Directory {
             .and_then(Option::as_mut)
             .ok_or(PostError::NotConnected { peer })?;
         let kind = match urgency {
-            Urgency::Ordinary => Kind::Post,
-            Urgency::Urgent => Kind::Urgent,
+            Urgency::Ordinary => FrameKind::Post,
+            Urgency::Urgent => FrameKind::Urgent,
         };
         let packet = Frame::Message(message).encode();
-        control.outgoing.push(kind, packet).map_err(|Full| PostError::QueueFull { peer })?;
+        control.outgoing.push(kind, packet).map_err(|OutgoingFull| PostError::QueueFull { peer })?;
         self.flush(peer);
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Directory {
     /// answers gets no further ones.
     pub(crate) fn answer(&mut self, peer: Rank, message: &[u8]) {
         let Some(control) = &mut self.controls[peer as usize] else { return };
-        if control.outgoing.push(Kind::Reply, Frame::Message(message).encode()) == Err(Full) {
+        if control.outgoing.push(FrameKind::Reply, Frame::Message(message).encode()) == Err(OutgoingFull) {
             tracing::debug!(peer, "an answer was dropped: the peer asks but does not read");
         }
         self.flush(peer);
@@ -223,7 +223,7 @@ impl Directory {
     /// Sends a bye, after all earlier frames.
     pub(crate) fn bye(&mut self, peer: Rank) {
         if let Some(control) = &mut self.controls[peer as usize] {
-            let pushed = control.outgoing.push(Kind::Once, Frame::Bye.encode());
+            let pushed = control.outgoing.push(FrameKind::Single, Frame::Bye.encode());
             debug_assert_eq!(pushed, Ok(()), "there is always room for a goodbye");
             self.flush(peer);
         }
@@ -235,13 +235,13 @@ impl Directory {
     }
 
     /// Sends what the stream takes; asks the watcher to continue when there is room.
-    pub(crate) fn flush(&mut self, peer: Rank) -> Flushed {
-        let Some(control) = &mut self.controls[peer as usize] else { return Flushed::AllOrFull };
+    pub(crate) fn flush(&mut self, peer: Rank) -> FlushResult {
+        let Some(control) = &mut self.controls[peer as usize] else { return FlushResult::AllOrFull };
         let sent = control.send_all(&self.entries);
         let flushed = match sent {
             // This user has too many descriptors in flight, or there is no memory.
-            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Flushed::SystemFull,
-            _ => Flushed::AllOrFull,
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => FlushResult::SystemFull,
+            _ => FlushResult::AllOrFull,
         };
         let is_stalled = match sent {
             Ok(()) => false,
@@ -262,7 +262,7 @@ impl Directory {
 
     /// For the watcher: it will flush this peer by itself, because room in its stream means nothing
     /// now.
-    pub(crate) fn rest(&mut self, peer: Rank) {
+    pub(crate) fn pause(&mut self, peer: Rank) {
         if let Some(control) = &mut self.controls[peer as usize] {
             control.wait_for_room(&self.epoll, false);
         }
@@ -299,8 +299,9 @@ impl Control {
     fn send_all(&mut self, entries: &[Option<Entry>]) -> Result<(), Errno> {
         while let Some(&slot) = self.slots.front() {
             let entry = entries.get(usize::from(slot)).and_then(Option::as_ref);
-            let announced = entry.filter(|entry| !entry.detached).and_then(|entry| announce(slot, entry));
-            match announced {
+            let handle_announce =
+                entry.filter(|entry| !entry.detached).and_then(|entry| announce(slot, entry));
+            match handle_announce {
                 Some((frame, file)) => send(&self.stream, &frame.encode(), &[file])?,
                 None => send(&self.stream, &Frame::Revoke { slot }.encode(), &[])?,
             }

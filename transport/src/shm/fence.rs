@@ -21,7 +21,7 @@
 //!   likewise.
 //! * Writers need no check: their writes to an owner that has severed a peer are lost in any case.
 //! * Peers of other devices of this process, which registered the same memory: its keys are revoked
-//!   there too ([`detached`]), because its pages are replaced for the whole process.
+//!   there too ([`page_detachment`]), because its pages are replaced for the whole process.
 //!
 //! **Time stays bounded.** A refusal of the system (no memory for a part, no mapping) is retried
 //! until [`REFUSAL_LIMIT`]. Then the fence is impossible, and the process is aborted: its memory
@@ -33,9 +33,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::detached::{self, Part};
 use super::link::PeerRegion;
 use super::mapping::Mapping;
+use super::page_detachment::{self, PendingPages};
 use crate::clock::Nanos;
 use crate::cuda::CudaMemory;
 use crate::memory::Memory;
@@ -43,41 +43,41 @@ use crate::memory::Memory;
 /// How long the system may refuse the same part before the process is aborted.
 pub(crate) const REFUSAL_LIMIT: Duration = Duration::from_secs(10);
 
-enum Job {
+enum FenceJob {
     /// Pages of this rank's memory.
-    Own(Part),
+    OwnMemory(PendingPages),
     /// GPU memory of this rank.
     OwnOnGpu(Arc<dyn Memory>),
     /// Signal slots of this rank that the severed peer writes.
     Signals(Arc<Mapping>),
     /// Memory of the severed peer that this process still holds mapped.
-    Theirs(Arc<PeerRegion>),
+    SeveredRegion(Arc<PeerRegion>),
 }
 
 /// The remaining work until the fence holds.
 #[derive(Default)]
 pub(crate) struct Fence {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<FenceJob>,
     /// When the system first refused the first job.
     refused_since: Option<Nanos>,
 }
 
 impl Fence {
     pub(crate) fn detach_own(&mut self, memory: Arc<dyn Memory>) {
-        let parts = detached::detach(&memory);
+        let parts = page_detachment::detach(&memory);
         if CudaMemory::of(&*memory).is_some() {
-            self.jobs.push_back(Job::OwnOnGpu(memory));
+            self.jobs.push_back(FenceJob::OwnOnGpu(memory));
         } else {
-            self.jobs.extend(parts.into_iter().map(Job::Own));
+            self.jobs.extend(parts.into_iter().map(FenceJob::OwnMemory));
         }
     }
 
     pub(crate) fn detach_signal_slots(&mut self, mapping: Arc<Mapping>) {
-        self.jobs.push_back(Job::Signals(mapping));
+        self.jobs.push_back(FenceJob::Signals(mapping));
     }
 
     pub(crate) fn detach_theirs(&mut self, region: Arc<PeerRegion>) {
-        self.jobs.push_back(Job::Theirs(region));
+        self.jobs.push_back(FenceJob::SeveredRegion(region));
     }
 
     /// Whether the fence holds.
@@ -93,13 +93,13 @@ impl Fence {
     pub(crate) fn advance(&mut self, now: Nanos) -> io::Result<()> {
         let Some(job) = self.jobs.front_mut() else { return Ok(()) };
         let step = match job {
-            Job::Own(part) => part.advance(),
-            Job::OwnOnGpu(memory) => match CudaMemory::of(&**memory) {
+            FenceJob::OwnMemory(part) => part.advance(),
+            FenceJob::OwnOnGpu(memory) => match CudaMemory::of(&**memory) {
                 Some(memory) => memory.detach().map(|()| true).map_err(io::Error::other),
                 None => Ok(true),
             },
-            Job::Signals(mapping) => mapping.detach_by_copy().map(|()| true),
-            Job::Theirs(region) => region.detach().map(|()| true),
+            FenceJob::Signals(mapping) => mapping.detach_by_copy().map(|()| true),
+            FenceJob::SeveredRegion(region) => region.detach().map(|()| true),
         };
         match step {
             Ok(is_done) => {
@@ -127,7 +127,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::ptr::NonNull;
 
-    use super::detached::PIECE_BYTES;
+    use super::page_detachment::PIECE_BYTES;
     use super::*;
     use crate::memory::{Share, SharedMemory, Space};
 

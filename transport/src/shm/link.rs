@@ -10,7 +10,7 @@ use std::{io, slice};
 use rustix::fs::SealFlags;
 
 use super::mapping::{Access, Mapping, check};
-use crate::cuda::{CudaError, Gpu, GpuId, Imported};
+use crate::cuda::{CudaError, Gpu, GpuId, ImportedMemory};
 use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, sealed_file};
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
@@ -34,7 +34,7 @@ pub(crate) struct WakePage(Mapping);
 
 impl WakePage {
     /// The number of the processor plus one; zero: unknown. Relaxed: a hint that orders nothing;
-    /// its partner is the load in [`WakePage::shown_processor`] of a peer.
+    /// its partner is the load in [`WakePage::published_processor`] of a peer.
     fn processor(&self) -> &AtomicU32 {
         // SAFETY: the page is mapped, aligned and writable while `self` lives, is longer than two
         // words, and is only ever accessed atomically.
@@ -42,15 +42,15 @@ impl WakePage {
     }
 
     /// For the owner. Stores only a changed value: peers read the cache line at each signal.
-    pub(crate) fn show_processor(&self, processor: u32) {
-        let shown = processor.wrapping_add(1);
-        if self.processor().load(Ordering::Relaxed) != shown {
-            self.processor().store(shown, Ordering::Relaxed);
+    pub(crate) fn publish_processor(&self, processor: u32) {
+        let visit = processor.wrapping_add(1);
+        if self.processor().load(Ordering::Relaxed) != visit {
+            self.processor().store(visit, Ordering::Relaxed);
         }
     }
 
     /// The owner's last value.
-    pub(crate) fn shown_processor(&self) -> Option<u32> {
+    pub(crate) fn published_processor(&self) -> Option<u32> {
         self.processor().load(Ordering::Relaxed).checked_sub(1)
     }
 }
@@ -97,7 +97,7 @@ pub(crate) fn slot_of(key: RegionKey) -> u16 {
 }
 
 /// The shared memory of this rank, for all peers.
-pub(crate) struct Own {
+pub(crate) struct OwnMemory {
     pub(crate) wake_source: Arc<WakePage>,
     pub(crate) wake_file: OwnedFd,
     pub(crate) keys: KeyTable,
@@ -105,7 +105,7 @@ pub(crate) struct Own {
     pub(crate) process: OwnedFd,
 }
 
-impl Own {
+impl OwnMemory {
     pub(crate) fn new() -> io::Result<Self> {
         let wake_file = sealed_file("pleach-wake", WAKE_PAGE_BYTES, SealFlags::empty())?;
         let wake_source = Mapping::new(wake_file.as_fd(), 0, WAKE_PAGE_BYTES, Access::ReadWrite)?;
@@ -149,11 +149,9 @@ impl OwnSignals {
     pub(crate) fn new(len: usize) -> Self {
         match Self::in_file(len) {
             Ok(own) => own,
-            Err(error) => Self {
-                signal_slots: Signals::on_heap(len),
-                shared: Err(error.kind()),
-                file: Mutex::new(None),
-            },
+            Err(error) => {
+                Self { signal_slots: Signals::new(len), shared: Err(error.kind()), file: Mutex::new(None) }
+            }
         }
     }
 
@@ -251,7 +249,7 @@ pub(crate) struct GpuFile {
 struct GpuRegion {
     file: GpuFile,
     /// The result of the import at the first use, and the GPU that uses it.
-    imported: OnceLock<Result<(Imported, Arc<Gpu>), CudaError>>,
+    imported: OnceLock<Result<(ImportedMemory, Arc<Gpu>), CudaError>>,
 }
 
 /// A peer's region, mapped here.
@@ -300,7 +298,7 @@ impl PeerRegion {
     }
 
     /// Sets the owner's table, which shows the region's end.
-    pub(crate) fn listed_in(&self, keys: &Arc<KeyTable>) {
+    pub(crate) fn set_key_table(&self, keys: &Arc<KeyTable>) {
         let _ = self.keys.set(keys.clone());
     }
 
@@ -319,7 +317,7 @@ impl PeerRegion {
             let reader = reader.map_or_else(|| Gpu::open(Gpu::find(*gpu)?), |reader| Ok(reader.clone()))?;
             // Longer than the address space: the driver has no such allocation either.
             let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX);
-            Imported::new(&reader, *gpu, file.as_fd(), bytes).map(|imported| (imported, reader))
+            ImportedMemory::new(&reader, *gpu, file.as_fd(), bytes).map(|imported| (imported, reader))
         };
         imported.get_or_init(import).as_ref().map(|(_, reader)| reader.clone()).map_err(CudaError::clone)
     }

@@ -52,7 +52,7 @@ impl Host {
         Arc::new(Self {
             word: AtomicU32::new(0),
             futex: Futex { queue: Mutex::new(()), woken: Condvar::new() },
-            signal_slots: Signals::on_heap(signal_slots),
+            signal_slots: Signals::new(signal_slots),
             bytes: (0..signal_slots).map(|_| UnsafeCell::new(0)).collect(),
         })
     }
@@ -80,12 +80,12 @@ impl Host {
     }
 
     /// As above, with another check between arming and waiting.
-    fn sleep_until_all_by(&self, signal_slots: u16, look: impl Fn(&Self) -> bool) {
+    fn sleep_until_all_by(&self, signal_slots: u16, check: impl Fn(&Self) -> bool) {
         while !self.has(signal_slots) {
-            sleep::unless_news(
+            sleep::unless_ready(
                 &mut &*self,
                 |host| Some(wake_word::arm(&host.word)),
-                |host| look(host),
+                |host| check(host),
                 |host, seen| host.futex.wait(&host.word, seen),
             );
             wake_word::disarm(&self.word);
@@ -130,10 +130,10 @@ fn loom_signals_looked_at_again_after_one_fence_wake_their_target() {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(wake_word::glance(&host.word));
+                host.wake_if(wake_word::must_wake(&host.word));
                 // As `wake_due` does in the next poll.
                 fence(Ordering::SeqCst);
-                host.wake_if(wake_word::glance(&host.word));
+                host.wake_if(wake_word::must_wake(&host.word));
             })
         };
         host.sleep_until_all(1);
@@ -202,7 +202,7 @@ fn loom_without_the_fence_a_wake_up_is_lost() {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(wake_word::glance(&host.word));
+                host.wake_if(wake_word::must_wake(&host.word));
             })
         };
         host.sleep_until_all(1);

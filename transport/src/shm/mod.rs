@@ -20,16 +20,11 @@
 
 // Loom builds contain only the parts that loom can check: the wake source, with the signal slots.
 #[cfg(not(loom))]
-mod board;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod contract;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod copies;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-mod detached;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod device;
@@ -50,6 +45,11 @@ mod loom_tests;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod mapping;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod page_detachment;
+#[cfg(not(loom))]
+mod peer_status;
 #[cfg(not(loom))]
 mod shared;
 #[cfg(all(test, not(loom)))]

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::event::epoll;
 use rustix::thread::futex;
 
-use super::board::Board;
 use super::directory::Directory;
-use super::link::{Own, SignalSlotTable};
+use super::link::{OwnMemory, SignalSlotTable};
+use super::peer_status::StatusTable;
 use super::wake_word;
 use crate::Rank;
 use crate::control::Commands;
@@ -34,15 +34,15 @@ pub(crate) struct Shared {
     process: Process,
     pub(crate) rank: Rank,
     pub(crate) world_size: u32,
-    pub(crate) own: Own,
+    pub(crate) own: OwnMemory,
     pub(crate) signal_slots: SignalSlotTable,
     pub(crate) epoll: Arc<OwnedFd>,
     pub(crate) commands: Commands<Command>,
     /// The watcher has published changes. Release by the watcher, acquire by the poller.
-    pub(crate) news: AtomicBool,
+    pub(crate) has_changes: AtomicBool,
     /// The rank was woken while it did not sleep: its next attempt to sleep fails.
     woken: AtomicBool,
-    board: Mutex<Board>,
+    peer_status: Mutex<StatusTable>,
     directory: Mutex<Directory>,
 }
 
@@ -53,12 +53,12 @@ impl Shared {
             process: Process::current(),
             rank: config.rank,
             world_size: config.world_size,
-            own: Own::new()?,
+            own: OwnMemory::new()?,
             signal_slots: SignalSlotTable::new(config.world_size, config.signal_slots),
             commands: Commands::new()?,
-            news: AtomicBool::new(false),
+            has_changes: AtomicBool::new(false),
             woken: AtomicBool::new(false),
-            board: Mutex::new(Board::new(config.world_size)),
+            peer_status: Mutex::new(StatusTable::new(config.world_size)),
             directory: Mutex::new(Directory::new(config.world_size, epoll.clone())),
             epoll,
         })
@@ -69,8 +69,8 @@ impl Shared {
         !self.process.is_current()
     }
 
-    pub(crate) fn board(&self) -> MutexGuard<'_, Board> {
-        lock(&self.board)
+    pub(crate) fn peer_status(&self) -> MutexGuard<'_, StatusTable> {
+        lock(&self.peer_status)
     }
 
     pub(crate) fn directory(&self) -> MutexGuard<'_, Directory> {
@@ -80,7 +80,7 @@ impl Shared {
     /// Tells the poller to read the changes, also if it sleeps.
     pub(crate) fn publish(&self) {
         // Release: the poller that sees the flag takes the board's lock, which orders the rest.
-        self.news.store(true, Ordering::Release);
+        self.has_changes.store(true, Ordering::Release);
         self.wake_owner();
     }
 
@@ -89,7 +89,7 @@ impl Shared {
     pub(crate) fn was_woken(&self) -> bool {
         // Acquire: pairs with the release in `wake`, so all that the waking thread did before is
         // visible.
-        self.woken.swap(false, Ordering::Acquire) || self.news.load(Ordering::Acquire)
+        self.woken.swap(false, Ordering::Acquire) || self.has_changes.load(Ordering::Acquire)
     }
 
     fn wake_owner(&self) {
@@ -100,8 +100,8 @@ impl Shared {
     }
 }
 
-/// Wakes everybody who sleeps on a wake source; after [`wake_word::wake`] or [`wake_word::glance`]
-/// said so.
+/// Wakes all threads that sleep on a wake source; call it after [`wake_word::wake`] or
+/// [`wake_word::must_wake`] returned true.
 pub(crate) fn wake_sleepers(word: &AtomicU32) {
     // It fails for a bad address only. Not `PRIVATE`: the word is shared between processes.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
@@ -122,7 +122,7 @@ impl Wake for Shared {
 
 impl Registry for Shared {
     fn released(&self, key: RegionKey) {
-        // The table of keys and the streams are shared with the parent, whose region lives on.
+        // The table of keys and the streams belong to the parent, whose region still exists.
         if self.is_forked() {
             return;
         }

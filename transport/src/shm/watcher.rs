@@ -14,12 +14,12 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::board::End;
-use super::directory::Flushed;
+use super::directory::FlushResult;
 use super::frame::FRAME_BYTES_MAX;
+use super::peer_status::ConnectionEnd;
 use super::shared::{Command, Shared};
 use crate::Rank;
-use crate::accepting::Rest;
+use crate::accepting::AcceptPause;
 use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
 use crate::control::packet::{self, Packet, ReceiveError};
@@ -40,21 +40,21 @@ const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
 const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// The pause before sending again when the system has no room for more descriptors.
-const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
+const SYSTEM_FULL_PAUSE: Duration = Duration::from_millis(5);
 
 /// Unauthenticated connections; further ones are rejected.
-const UNPROVED_MAX: usize = 1024;
+const UNAUTHENTICATED_MAX: usize = 1024;
 
 const EVENTS_AT_ONCE: usize = 32;
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
 /// What this rank's device has asked for of a peer.
-pub(super) enum Want {
+pub(super) enum ConnectState {
     /// `connect` was not called yet.
-    Nothing,
+    NotRequested,
     /// Not yet asked for, and an early connection of the peer was lost.
-    LostEarly(LossCause),
+    LostBeforeConnect(LossCause),
     /// Dial, as soon as the other's queue has room.
     Dial { name: String, again_at: Nanos, deadline: Nanos },
     /// A connection, under way or expected.
@@ -66,7 +66,7 @@ pub(super) enum Want {
 /// The phase of a connection.
 pub(super) enum Phase {
     /// Accepted: expects `Hello`.
-    Unproved {
+    Unauthenticated {
         deadline: Nanos,
     },
     /// `Hello` came, but `connect` was not called here yet.
@@ -93,7 +93,7 @@ pub(super) enum Phase {
     },
     Open {
         peer: Rank,
-        said_bye: bool,
+        has_sent_bye: bool,
     },
     /// Its stream has ended without a bye; its process may be ending.
     Ending {
@@ -106,7 +106,7 @@ pub(super) enum Phase {
 impl Phase {
     pub(super) fn peer(&self) -> Option<Rank> {
         match self {
-            Self::Unproved { .. } => None,
+            Self::Unauthenticated { .. } => None,
             Self::Parked { peer, .. }
             | Self::AwaitWelcome { peer, .. }
             | Self::AwaitGrant { peer, .. }
@@ -130,11 +130,11 @@ pub(super) struct Watcher {
     listener: OwnedFd,
     connect_timeout: Duration,
     pub(super) connections: Slots<Connection>,
-    pub(super) wants: Vec<Want>,
+    pub(super) connect_states: Vec<ConnectState>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
-    resting: Vec<(Rank, Nanos)>,
+    paused: Vec<(Rank, Nanos)>,
     /// A pause of accepts, when this process may open no more files.
-    rest: Rest,
+    rest: AcceptPause,
     buffer: Vec<u8>,
 }
 
@@ -149,9 +149,9 @@ impl Watcher {
             listener,
             connect_timeout: config.connect_timeout,
             connections: Slots::default(),
-            wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
-            resting: Vec::new(),
-            rest: Rest::default(),
+            connect_states: (0..config.world_size).map(|_| ConnectState::NotRequested).collect(),
+            paused: Vec::new(),
+            rest: AcceptPause::default(),
             buffer: vec![0; FRAME_BYTES_MAX],
             shared,
         })
@@ -165,7 +165,7 @@ impl Watcher {
                 match command {
                     Command::Connect { peer, dial } => self.connect(peer, dial),
                     Command::Cut { peer } => {
-                        self.wants[peer as usize] = Want::Settled;
+                        self.connect_states[peer as usize] = ConnectState::Settled;
                         self.close_all_of(peer);
                     }
                     Command::Stop => return,
@@ -190,20 +190,21 @@ impl Watcher {
 
     fn connect(&mut self, peer: Rank, dial: Option<String>) {
         let deadline = clock::now() + self.connect_timeout;
-        match (&self.wants[peer as usize], dial) {
-            (Want::LostEarly(cause), _) => {
+        match (&self.connect_states[peer as usize], dial) {
+            (ConnectState::LostBeforeConnect(cause), _) => {
                 let cause = cause.clone();
                 self.lose(peer, cause);
             }
-            (Want::Nothing, Some(name)) => {
-                self.wants[peer as usize] = Want::Dial { name, again_at: Nanos::ZERO, deadline };
+            (ConnectState::NotRequested, Some(name)) => {
+                self.connect_states[peer as usize] =
+                    ConnectState::Dial { name, again_at: Nanos::ZERO, deadline };
                 self.dial(peer);
             }
-            (Want::Nothing, None) => {
-                self.wants[peer as usize] = Want::Connection { deadline };
+            (ConnectState::NotRequested, None) => {
+                self.connect_states[peer as usize] = ConnectState::Connection { deadline };
                 let is_early = |connection: &Connection| matches!(&connection.phase, Phase::Parked { peer: early, .. } if *early == peer);
                 if let Some(index) = self.connections.slots(is_early).first().copied() {
-                    self.welcome(index);
+                    self.send_welcome(index);
                 }
             }
             _ => {}
@@ -211,12 +212,14 @@ impl Watcher {
     }
 
     fn dial(&mut self, peer: Rank) {
-        let Want::Dial { name, again_at, deadline } = &mut self.wants[peer as usize] else { return };
+        let ConnectState::Dial { name, again_at, deadline } = &mut self.connect_states[peer as usize] else {
+            return;
+        };
         let deadline = *deadline;
         match packet::dial(name) {
             Ok(stream) => {
-                self.wants[peer as usize] = Want::Connection { deadline };
-                self.greet(peer, stream);
+                self.connect_states[peer as usize] = ConnectState::Connection { deadline };
+                self.send_hello(peer, stream);
             }
             Err(Errno::AGAIN) => *again_at = clock::now() + DIAL_AGAIN_AFTER,
             Err(errno) => self.lose(peer, LossCause::unconnected(&errno.into())),
@@ -226,18 +229,20 @@ impl Watcher {
     /// Handles expired timers; returns the time until the next.
     fn expire(&mut self, now: Nanos) -> Option<Duration> {
         let accepting = self.rest.end(&*self.shared.epoll, &self.listener, LISTENER, now);
-        for peer in 0..self.wants.len() as Rank {
-            match &self.wants[peer as usize] {
-                Want::Dial { deadline, .. } | Want::Connection { deadline } if *deadline <= now => {
+        for peer in 0..self.connect_states.len() as Rank {
+            match &self.connect_states[peer as usize] {
+                ConnectState::Dial { deadline, .. } | ConnectState::Connection { deadline }
+                    if *deadline <= now =>
+                {
                     self.lose(peer, LossCause::NotReached(self.connect_timeout));
                 }
-                Want::Dial { again_at, .. } if *again_at <= now => self.dial(peer),
+                ConnectState::Dial { again_at, .. } if *again_at <= now => self.dial(peer),
                 _ => {}
             }
         }
         for index in self.connections.slots(|_| true) {
             match self.phase(index) {
-                Some(Phase::Unproved { deadline }) if *deadline <= now => self.close(index),
+                Some(Phase::Unauthenticated { deadline }) if *deadline <= now => self.close(index),
                 Some(Phase::Ending { peer, cause, deadline }) if *deadline <= now => {
                     let (peer, cause) = (*peer, cause.clone());
                     self.lose(peer, cause);
@@ -245,7 +250,7 @@ impl Watcher {
                 _ => {}
             }
         }
-        self.resting.retain(|&(peer, until)| {
+        self.paused.retain(|&(peer, until)| {
             let is_over = until <= now;
             if is_over {
                 // If it fails again, room in the stream is asked for again, and the next pause
@@ -254,17 +259,17 @@ impl Watcher {
             }
             !is_over
         });
-        let rests = self.resting.iter().map(|&(_, until)| until);
-        let wants = self.wants.iter().filter_map(|want| match want {
-            Want::Dial { again_at, deadline, .. } => Some(*again_at.min(deadline)),
-            Want::Connection { deadline } => Some(*deadline),
+        let rests = self.paused.iter().map(|&(_, until)| until);
+        let connect_states = self.connect_states.iter().filter_map(|want| match want {
+            ConnectState::Dial { again_at, deadline, .. } => Some(*again_at.min(deadline)),
+            ConnectState::Connection { deadline } => Some(*deadline),
             _ => None,
         });
         let phases = self.connections.iter().filter_map(|(_, connection)| match &connection.phase {
-            Phase::Unproved { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
+            Phase::Unauthenticated { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
             _ => None,
         });
-        wants.chain(phases).chain(rests).chain(accepting).min().map(|next| next.since(now))
+        connect_states.chain(phases).chain(rests).chain(accepting).min().map(|next| next.since(now))
     }
 
     fn event(&mut self, token: u64, flags: epoll::EventFlags) {
@@ -290,12 +295,12 @@ impl Watcher {
         for _ in 0..PACKETS_AT_ONCE {
             match packet::accept(&self.listener) {
                 Ok(stream) => {
-                    let is_unproved =
-                        |connection: &Connection| matches!(connection.phase, Phase::Unproved { .. });
-                    let unproved = self.connections.slots(is_unproved).len();
-                    if unproved < UNPROVED_MAX && packet::is_same_user(&stream) {
+                    let is_unauthenticated =
+                        |connection: &Connection| matches!(connection.phase, Phase::Unauthenticated { .. });
+                    let unauthenticated = self.connections.slots(is_unauthenticated).len();
+                    if unauthenticated < UNAUTHENTICATED_MAX && packet::is_same_user(&stream) {
                         let deadline = clock::now() + self.connect_timeout;
-                        self.add(stream, Phase::Unproved { deadline });
+                        self.add(stream, Phase::Unauthenticated { deadline });
                     }
                 }
                 Err(Errno::AGAIN) => return,
@@ -314,8 +319,8 @@ impl Watcher {
         if files_allowed(error).is_none() {
             return;
         }
-        for peer in 0..self.wants.len() as Rank {
-            if matches!(self.wants[peer as usize], Want::Connection { .. }) {
+        for peer in 0..self.connect_states.len() as Rank {
+            if matches!(self.connect_states[peer as usize], ConnectState::Connection { .. }) {
                 self.lose(peer, LossCause::unconnected(error));
             }
         }
@@ -327,9 +332,9 @@ impl Watcher {
         {
             let peer = *peer;
             let mut directory = self.shared.directory();
-            if directory.flush(peer) == Flushed::SystemFull {
-                directory.rest(peer);
-                self.resting.push((peer, clock::now() + SYSTEM_FULL_REST));
+            if directory.flush(peer) == FlushResult::SystemFull {
+                directory.pause(peer);
+                self.paused.push((peer, clock::now() + SYSTEM_FULL_PAUSE));
             }
         }
         self.read(index, PACKETS_AT_ONCE);
@@ -381,7 +386,8 @@ impl Watcher {
 
     fn stream_ended(&mut self, index: usize, cause: LossCause) {
         let Some(connection) = self.connections.value_mut(index) else { return };
-        if let (Phase::Open { peer, said_bye: false }, Some(_)) = (&connection.phase, &connection.process) {
+        if let (Phase::Open { peer, has_sent_bye: false }, Some(_)) = (&connection.phase, &connection.process)
+        {
             let deadline = clock::now() + PROCESS_END_LIMIT;
             connection.phase = Phase::Ending { peer: *peer, cause, deadline };
             let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
@@ -393,16 +399,16 @@ impl Watcher {
     /// A connection ended without a bye, unless a bye came before.
     pub(super) fn fail(&mut self, index: usize, cause: LossCause) {
         match self.phase(index) {
-            None | Some(Phase::Unproved { .. }) => self.close(index),
-            Some(&Phase::Open { peer, said_bye: true }) => {
+            None | Some(Phase::Unauthenticated { .. }) => self.close(index),
+            Some(&Phase::Open { peer, has_sent_bye: true }) => {
                 self.close(index);
                 self.shared.directory().close(peer);
             }
             Some(Phase::Parked { peer, .. }) => {
                 let peer = *peer as usize;
                 self.close(index);
-                if matches!(self.wants[peer], Want::Nothing) {
-                    self.wants[peer] = Want::LostEarly(cause);
+                if matches!(self.connect_states[peer], ConnectState::NotRequested) {
+                    self.connect_states[peer] = ConnectState::LostBeforeConnect(cause);
                 }
             }
             Some(phase) => {
@@ -413,9 +419,9 @@ impl Watcher {
         }
     }
 
-    /// A peer is lost: closes what belongs to it, tells the responder, then the poller.
+    /// Marks a peer lost: closes its connections, tells the responder, then the poller.
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
-        self.wants[peer as usize] = Want::Settled;
+        self.connect_states[peer as usize] = ConnectState::Settled;
         self.close_all_of(peer);
         let is_cut = {
             let mut directory = self.shared.directory();
@@ -425,7 +431,7 @@ impl Watcher {
         if !is_cut {
             tracing::debug!(rank = self.shared.rank, peer, %cause, "peer lost");
             self.responder.lost(peer, &cause);
-            self.shared.board().about(peer).end = Some(End::Lost(cause));
+            self.shared.peer_status().status_of(peer).end = Some(ConnectionEnd::Lost(cause));
             self.shared.publish();
         }
     }

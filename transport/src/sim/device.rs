@@ -12,11 +12,11 @@ use crate::device::{
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::signals::{Signal, Signals};
-use crate::sim::flight::Flight;
 use crate::sim::observer::Record;
-use crate::sim::pair::Bond;
+use crate::sim::pair::PairStatus;
 use crate::sim::regions::{RegionTable, unregistered};
-use crate::sim::state::{Happening, State, View, WakeWord};
+use crate::sim::state::{RankMapping, SimEvent, State, WakeWord};
+use crate::sim::transfers::ActiveTransfer;
 use crate::sim::world::World;
 
 /// The name of this fabric.
@@ -93,7 +93,7 @@ impl SimDevice {
         if let Some(signal) = signal.filter(|signal| usize::from(signal.signal_slot) >= signal_slots) {
             return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
         }
-        if state.side(self.rank, peer).under_way >= state.queue_depth {
+        if state.peer_state(self.rank, peer).under_way >= state.queue_depth {
             return Err(SubmitError::QueueFull { peer });
         }
         Ok(())
@@ -104,11 +104,11 @@ impl SimDevice {
         if state.ranks[rank as usize].dead || state.is_frozen(rank) {
             return;
         }
-        state.work_off(rank);
+        state.process_inbox(rank);
         while events.len() < events.capacity() {
             let Some(ready) = state.ranks[rank as usize].ready.pop_front() else { return };
             if let Some((peer, number)) = ready.transfer {
-                state.side(rank, peer).under_way -= 1;
+                state.peer_state(rank, peer).under_way -= 1;
                 let succeeded = matches!(ready.event, Event::Done { result: Ok(_), .. });
                 state.event("done", &[number.0, u64::from(succeeded)]);
                 state.note(|| Record::Completed { rank, transfer: number, succeeded });
@@ -138,10 +138,10 @@ unsafe impl Device for SimDevice {
                 return None;
             }
             let key = RegionKey(state.keys.bits().max(1));
-            let wait = state.lateness();
+            let wait = state.random_delay();
             state.event("register", &[u64::from(rank), memory.len() as u64]);
             if state.maps {
-                state.after(wait, Happening::Announce(rank));
+                state.after(wait, SimEvent::Announce(rank));
                 state.hold_messages_back(rank, state.now + wait);
             }
             // Nobody owns a dead rank's memory.
@@ -160,26 +160,29 @@ unsafe impl Device for SimDevice {
             if !state.maps(rank, peer) {
                 return Err(MapError::Unsupported { fabric: FABRIC });
             }
-            if peer as usize >= state.ranks.len() || state.side(rank, peer).bond != Bond::Connected {
+            if peer as usize >= state.ranks.len()
+                || state.peer_state(rank, peer).status != PairStatus::Connected
+            {
                 return Err(MapError::Disconnected { peer });
             }
             let unknown = MapError::Unknown { peer, key: slice.key };
             let Some(region) = state.ranks[peer as usize].table.announced(slice.key, state.now) else {
                 return Err(unknown);
             };
-            let known = state.views.get(&(rank, peer, slice.key)).and_then(|view| view.alias.upgrade());
+            let known =
+                state.mappings.get(&(rank, peer, slice.key)).and_then(|mapping| mapping.alias.upgrade());
             let alias = match known {
                 Some(alias) => alias,
                 None => {
                     let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
-                    if state.side(rank, peer).cut {
+                    if state.peer_state(rank, peer).cut {
                         // The owner is out of reach, but this rank does not know yet: its new
                         // mapping does not reach the owner.
                         alias.cut().expect("the host has memory for a copy of a mapping");
                     } else {
                         let owner_base = region.base().as_ptr() as usize;
-                        let view = View { alias: Arc::downgrade(&alias), owner_base };
-                        state.views.insert((rank, peer, slice.key), view);
+                        let mapping = RankMapping { alias: Arc::downgrade(&alias), owner_base };
+                        state.mappings.insert((rank, peer, slice.key), mapping);
                     }
                     alias
                 }
@@ -225,8 +228,8 @@ unsafe impl Device for SimDevice {
             transfer.check(&self.registry, self.info.transfer_bytes_max)?;
             let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
             self.expect_room(state, peer, signal)?;
-            state.side(self.rank, peer).under_way += 1;
-            state.launch(Flight::new(self.rank, peer, id, transfer));
+            state.peer_state(self.rank, peer).under_way += 1;
+            state.start_transfer(ActiveTransfer::new(self.rank, peer, id, transfer));
             Ok(Submitted::UnderWay)
         })
     }
@@ -239,9 +242,9 @@ unsafe impl Device for SimDevice {
             // real fabrics.
             let ends_now = state.choices.coin();
             if !ends_now {
-                state.side(self.rank, peer).under_way += 1;
+                state.peer_state(self.rank, peer).under_way += 1;
             }
-            state.launch(Flight::of_signal(self.rank, peer, id, *signal, ends_now));
+            state.start_transfer(ActiveTransfer::of_signal(self.rank, peer, id, *signal, ends_now));
             Ok(if ends_now { Submitted::Ended(0) } else { Submitted::UnderWay })
         })
     }

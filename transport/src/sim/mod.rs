@@ -60,24 +60,24 @@
 
 mod device;
 mod faults;
-mod flight;
 mod flows;
 mod network;
-mod numbered;
 mod observer;
 mod pair;
 mod queues;
 mod random;
 mod regions;
+mod sequence_map;
 mod state;
 mod trace;
+mod transfers;
 mod world;
 
 pub use device::SimDevice;
 pub use faults::{DELAY_MAX, DETECTION, FREEZE_MAX, Fault, FaultKind, FaultKinds, Faults, UnknownFault};
 pub use flows::{FlowId, Flows};
-pub use network::{Link, LinkId, Network, NetworkBuilder, NetworkError, NodeId, Route, Sharing};
+pub use network::{Link, LinkId, LinkSharing, Network, NetworkBuilder, NetworkError, NodeId, Route};
 pub use observer::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
 pub use random::{MILLION, Random};
 pub use trace::TraceHash;
-pub use world::{Canary, Options, World};
+pub use world::{Mutant, Options, World};

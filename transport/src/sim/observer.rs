@@ -75,7 +75,7 @@ pub enum Record {
         transfer: TransferNumber,
     },
     /// A signal was raised: the signal slot that `to` keeps for `from` now counts `count`.
-    Noticed {
+    Signalled {
         /// The sender.
         from: Rank,
         /// The target.

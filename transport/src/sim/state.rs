@@ -1,4 +1,4 @@
-//! What is behind a world's lock: the clock, the queue of what will happen, and the ranks.
+//! The state of a world: the clock, the event queue, and the ranks.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,65 +11,65 @@ use crate::device::{Event, LossCause, Responder, Wake};
 use crate::memory::{Alias, Memory};
 use crate::region::{RegionKey, Slice};
 use crate::sim::faults::{Fault, Faults};
-use crate::sim::flight::Flight;
 use crate::sim::flows::{FlowId, Flows};
-use crate::sim::network::{Network, Sharing};
-use crate::sim::numbered::Numbered;
+use crate::sim::network::{LinkSharing, Network};
 use crate::sim::observer::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
-use crate::sim::pair::Side;
-use crate::sim::queues::{Passage, Queues};
+use crate::sim::pair::PeerState;
+use crate::sim::queues::{FlowProgress, Queues};
 use crate::sim::random::Random;
 use crate::sim::regions::RegionTable;
+use crate::sim::sequence_map::SequenceMap;
 use crate::sim::trace::Trace;
-use crate::sim::world::{Canary, Options};
+use crate::sim::transfers::ActiveTransfer;
+use crate::sim::world::{Mutant, Options};
 
-/// What a world calls when its lock is free.
+/// A call to make when the world's lock is released.
 pub(super) enum Callback {
     Message { responder: Arc<dyn Responder>, from: Rank, to: Rank, message: Vec<u8> },
     Lost { responder: Arc<dyn Responder>, peer: Rank, cause: LossCause },
 }
 
-/// What will happen at some instant.
+/// A simulated event.
 #[derive(Clone, Debug)]
-pub(super) enum Happening {
-    /// A put's bytes, or a get's, begin their way; an atomic is carried out.
+pub(super) enum SimEvent {
+    /// The bytes of a put or get enter the wire; an atomic is carried out.
     Depart(TransferNumber),
     /// One of the pieces of a transfer lands.
     Piece(TransferNumber),
-    /// The rest of it lands.
+    /// The remaining bytes land.
     Arrive(TransferNumber),
-    /// The submitter learns that it is done.
+    /// The submitter's `Done` becomes ready.
     Complete(TransferNumber),
     /// The oldest control message from the first to the second arrives.
     Message(Rank, Rank),
     Connected(Rank, Rank),
     ConnectTimeout(Rank, Rank, Duration),
     Detect(Rank, Rank, LossCause),
-    /// The first no longer hears the second.
+    /// The first rank has fenced the second.
     Fenced(Rank, Rank),
-    Inflict(Fault),
-    Thaw(Rank),
+    InjectFault(Fault),
+    Unfreeze(Rank),
     /// A region of the rank becomes known to peers.
     Announce(Rank),
 }
 
-/// When something happens, and in which order among what happens at the same instant: random where
-/// links are shared fairly, then first come.
+/// The time of an event, and its order among events of the same instant: random if links are shared
+/// fairly, then first come.
 pub(super) type QueueKey = (Nanos, u64, u64);
 
-/// An event that waits to be polled.
+/// A device event that waits to be polled.
 pub(super) struct Ready {
     pub(super) event: Event,
-    /// For `Done`: to whom it went, and which it was.
+    /// For `Done`: the peer and the transfer.
     pub(super) transfer: Option<(Rank, TransferNumber)>,
 }
 
-/// A device's wake source, of which the world and the rank's wakers hold handles.
+/// A device's wake source; the world and the rank's wakers hold it.
 #[derive(Debug, Default)]
 pub(super) struct WakeWord {
     word: AtomicU32,
-    /// Somebody may sleep on it, or is about to. Who drives a world in one thread never does, and
-    /// wakes for nothing.
+    /// A thread may sleep on it, or is about to. A world that one thread drives is never slept on,
+    /// and its wakes cost no system call.
     is_armed: AtomicBool,
 }
 
@@ -81,8 +81,8 @@ impl AsRef<AtomicU32> for WakeWord {
 
 impl Wake for WakeWord {
     fn wake(&self) {
-        // Sequentially consistent, as in `arm`: whoever armed the wake source has read this wake,
-        // or is seen to have armed it. So a rank that wakes also sees why.
+        // Sequentially consistent, as in `arm`: a thread that armed the wake source has read this
+        // wake, or this wake sees the arming. So a thread that wakes also sees the reason.
         self.word.fetch_add(1, Ordering::SeqCst);
         if self.is_armed.swap(false, Ordering::SeqCst) {
             let _ = rustix::thread::futex::wake(&self.word, rustix::thread::futex::Flags::empty(), u32::MAX);
@@ -91,12 +91,12 @@ impl Wake for WakeWord {
 }
 
 impl WakeWord {
-    /// How often it was woken. Acquire: pairs with the release in `wake`.
+    /// The number of wakes. Acquire: pairs with the release in `wake`.
     pub(super) fn woken(&self) -> u32 {
         self.word.load(Ordering::Acquire)
     }
 
-    /// The same for somebody who will sleep until it is woken again.
+    /// Arms the wake source; returns the number of wakes.
     pub(super) fn arm(&self) -> u32 {
         // Sequentially consistent: pairs with `wake`, see there.
         self.is_armed.store(true, Ordering::SeqCst);
@@ -104,45 +104,46 @@ impl WakeWord {
     }
 }
 
-/// A rank as the world sees it.
+/// The state of a rank.
 #[derive(Default)]
 pub(super) struct RankState {
-    /// Present from the making of its device to its drop.
+    /// Present while its device exists.
     pub(super) responder: Option<Arc<dyn Responder>>,
     pub(super) made: bool,
     pub(super) signal_slots: usize,
     pub(super) dead: bool,
     pub(super) left: bool,
     pub(super) frozen_until: Nanos,
-    /// Until when its watcher sleeps too.
+    /// When its watcher continues.
     pub(super) stopped_until: Nanos,
     pub(super) table: Arc<RegionTable>,
     pub(super) wake_source: Arc<WakeWord>,
     pub(super) wake_seen: u32,
     pub(super) ready: VecDeque<Ready>,
-    /// Signal slots in which something has come, for whom; nothing as long as nobody asks.
-    pub(super) noticed: Option<Vec<(Rank, u16)>>,
-    /// What waits for this rank to poll.
-    pub(super) inbox: VecDeque<Happening>,
+    /// Signal slots with new signals, by peer; `None` until [`State::take_signalled`] is first
+    /// called.
+    pub(super) signalled: Option<Vec<(Rank, u16)>>,
+    /// Simulated events that wait for a poll of this rank.
+    pub(super) inbox: VecDeque<SimEvent>,
 }
 
-/// One rank's view of memory of another.
-pub(super) struct View {
+/// A rank's mapping of another rank's memory.
+pub(super) struct RankMapping {
     pub(super) alias: Weak<Alias>,
     pub(super) owner_base: usize,
 }
 
-/// What is on the links, shared in one way or the other.
-pub(super) enum Wires {
+/// The transfers on the links, by the way of sharing.
+pub(super) enum LinkScheduler {
     Fair(Flows),
     InOrder(Queues),
 }
 
-impl Wires {
+impl LinkScheduler {
     fn new(network: &Arc<Network>) -> Self {
         match network.sharing() {
-            Sharing::Fair => Self::Fair(Flows::new(network.clone())),
-            Sharing::InOrder => Self::InOrder(Queues::new(network.clone())),
+            LinkSharing::Fair => Self::Fair(Flows::new(network.clone())),
+            LinkSharing::InOrder => Self::InOrder(Queues::new(network.clone())),
         }
     }
 
@@ -160,7 +161,7 @@ impl Wires {
         }
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     fn next(&self) -> Option<Nanos> {
         match self {
             Self::Fair(flows) => flows.next_end().map(|(at, _)| at),
@@ -168,11 +169,11 @@ impl Wires {
         }
     }
 
-    /// Lets it happen. What leaves fairly shared links arrives a latency later, which is for who
-    /// asks to see to.
-    fn step(&mut self) -> Option<Passage> {
+    /// Carries out the next event. Bytes that leave fairly shared links arrive a latency later,
+    /// which the caller adds.
+    fn step(&mut self) -> Option<FlowProgress> {
         match self {
-            Self::Fair(flows) => flows.next_end().map(|(_, flow)| Passage::Left(flow)),
+            Self::Fair(flows) => flows.next_end().map(|(_, flow)| FlowProgress::Left(flow)),
             Self::InOrder(queues) => queues.step(),
         }
     }
@@ -185,18 +186,18 @@ pub(super) struct State {
     pub(super) choices: Random,
     pub(super) keys: Random,
     ties: Random,
-    queue: BTreeMap<QueueKey, Happening>,
+    queue: BTreeMap<QueueKey, SimEvent>,
     queued: u64,
     pub(super) network: Arc<Network>,
-    pub(super) wires: Wires,
-    pub(super) flow_of: Numbered<FlowId, TransferNumber>,
-    pub(super) flights: Numbered<TransferNumber, Flight>,
+    pub(super) scheduler: LinkScheduler,
+    pub(super) flow_of: SequenceMap<FlowId, TransferNumber>,
+    pub(super) transfers: SequenceMap<TransferNumber, ActiveTransfer>,
     pub(super) submitted: u64,
     pub(super) ranks: Vec<RankState>,
     /// By rank and peer.
-    pub(super) sides: Vec<Side>,
+    pub(super) peer_states: Vec<PeerState>,
     /// By mapper, owner and key.
-    pub(super) views: BTreeMap<(Rank, Rank, RegionKey), View>,
+    pub(super) mappings: BTreeMap<(Rank, Rank, RegionKey), RankMapping>,
     pub(super) faults: Faults,
     pub(super) maps: bool,
     passive: bool,
@@ -204,11 +205,11 @@ pub(super) struct State {
     pub(super) queue_depth: usize,
     pub(super) transfer_bytes_max: u64,
     pub(super) moves_bytes: bool,
-    pub(super) canary: Option<Canary>,
+    pub(super) mutant: Option<Mutant>,
     pub(super) observer: Option<Box<dyn Observer>>,
     pub(super) trace: Trace,
     pub(super) callbacks: Vec<Callback>,
-    /// How often any rank was woken in here.
+    /// The number of wakes of any rank.
     wakes: u64,
 }
 
@@ -225,14 +226,14 @@ impl State {
             root,
             queue: BTreeMap::new(),
             queued: 0,
-            wires: Wires::new(&network),
-            flow_of: Numbered::new(),
-            flights: Numbered::new(),
+            scheduler: LinkScheduler::new(&network),
+            flow_of: SequenceMap::new(),
+            transfers: SequenceMap::new(),
             submitted: 0,
             ranks: (0..network.ranks()).map(|_| RankState::default()).collect(),
-            sides: (0..u64::from(network.ranks()).pow(2)).map(|_| Side::default()).collect(),
+            peer_states: (0..u64::from(network.ranks()).pow(2)).map(|_| PeerState::default()).collect(),
             network,
-            views: BTreeMap::new(),
+            mappings: BTreeMap::new(),
             queue_depth: options.faults.queue_depth.unwrap_or(options.queue_depth),
             faults: options.faults,
             maps: options.maps,
@@ -240,14 +241,14 @@ impl State {
             hosts: options.hosts,
             transfer_bytes_max: options.transfer_bytes_max,
             moves_bytes: options.moves_bytes,
-            canary: options.canary,
+            mutant: options.mutant,
             observer: None,
             trace: Trace::new(options.seed),
             callbacks: Vec::new(),
             wakes: 0,
         };
         for (at, fault) in state.faults.timed.clone() {
-            state.at(at, Happening::Inflict(fault));
+            state.at(at, SimEvent::InjectFault(fault));
         }
         state
     }
@@ -262,27 +263,26 @@ impl State {
         }
     }
 
-    pub(super) fn at(&mut self, when: Nanos, happening: Happening) -> QueueKey {
+    pub(super) fn at(&mut self, when: Nanos, event: SimEvent) -> QueueKey {
         self.queued += 1;
-        // Links that carry one transfer after the other carry them in the order in which they were
-        // submitted.
-        let tie = if matches!(self.wires, Wires::InOrder(_)) { 0 } else { self.ties.bits() };
+        // Links that serve one transfer after the other serve them in the order of submission.
+        let tie = if matches!(self.scheduler, LinkScheduler::InOrder(_)) { 0 } else { self.ties.bits() };
         let key = (when.max(self.now), tie, self.queued);
-        self.queue.insert(key, happening);
+        self.queue.insert(key, event);
         key
     }
 
-    pub(super) fn after(&mut self, wait: Duration, happening: Happening) -> QueueKey {
-        self.at(self.now + wait, happening)
+    pub(super) fn after(&mut self, wait: Duration, event: SimEvent) -> QueueKey {
+        self.at(self.now + wait, event)
     }
 
-    /// Lets something not happen; nothing if it has.
+    /// Cancels an event; ignored if it has happened.
     pub(super) fn cancel(&mut self, key: QueueKey) {
         self.queue.remove(&key);
     }
 
-    /// How much later than the network says something comes.
-    pub(super) fn lateness(&mut self) -> Duration {
+    /// The random delay of an event.
+    pub(super) fn random_delay(&mut self) -> Duration {
         let mut late = Duration::ZERO;
         if !self.faults.reorder.is_zero() {
             late += self.up_to(self.faults.reorder);
@@ -293,14 +293,14 @@ impl State {
         late
     }
 
-    /// A random time up to this.
+    /// A random time up to `limit`.
     pub(super) fn up_to(&mut self, limit: Duration) -> Duration {
         Duration::from_nanos(self.delays.between(0, u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX)))
     }
 
     pub(super) fn next_event(&self) -> Option<Nanos> {
         let queued = self.queue.first_key_value().map(|(&(at, ..), _)| at);
-        [queued, self.wires.next()].into_iter().flatten().min()
+        [queued, self.scheduler.next()].into_iter().flatten().min()
     }
 
     pub(super) fn advance(&mut self, wakeup: Option<Nanos>) -> bool {
@@ -314,27 +314,27 @@ impl State {
             _ => {}
         }
         let queued = self.queue.first_key_value().map(|(&(at, ..), _)| at);
-        match self.wires.next() {
+        match self.scheduler.next() {
             Some(at) if queued.is_none_or(|queued| at <= queued) => {
                 self.now = self.now.max(at);
-                match self.wires.step() {
-                    Some(Passage::Left(flow)) => self.drained(flow),
-                    Some(Passage::Arrived(flow)) => self.came_through(flow),
+                match self.scheduler.step() {
+                    Some(FlowProgress::Left(flow)) => self.drained(flow),
+                    Some(FlowProgress::Arrived(flow)) => self.left_last_link(flow),
                     None => {}
                 }
             }
             _ => {
-                if let Some(((at, ..), happening)) = self.queue.pop_first() {
+                if let Some(((at, ..), event)) = self.queue.pop_first() {
                     self.now = self.now.max(at);
-                    self.happen_or_wait(happening);
+                    self.handle_or_defer(event);
                 }
             }
         }
         true
     }
 
-    /// As [`State::advance`], on to the first instant at which a rank is woken, and all that
-    /// happens at it.
+    /// As [`State::advance`], on to the first instant at which a rank is woken, with all events of
+    /// that instant.
     pub(super) fn advance_instant(&mut self, wakeup: Option<Nanos>) -> bool {
         let wakes = self.wakes;
         if !self.advance(wakeup) {
@@ -342,7 +342,7 @@ impl State {
         }
         let is_quiet = |state: &Self| state.wakes == wakes && state.callbacks.is_empty();
         while is_quiet(self) && wakeup.is_none_or(|wakeup| self.now < wakeup) && self.advance(wakeup) {}
-        // What is called back for may post again at this instant: that goes on with the next call.
+        // Callbacks may post again at this instant: the next call goes on with that.
         while self.callbacks.is_empty() && self.next_event().is_some_and(|at| at <= self.now) {
             self.advance(None);
         }
@@ -359,56 +359,56 @@ impl State {
         self.maps && self.are_neighbours(rank, peer)
     }
 
-    /// Whether transfers between two ranks need nobody to be polled.
+    /// Whether transfers between two ranks need no polls.
     pub(super) fn is_passive(&self, rank: Rank, peer: Rank) -> bool {
         self.passive && self.are_neighbours(rank, peer)
     }
 
-    /// Whose poll it takes, if any's.
-    fn waits_for(&self, happening: &Happening) -> Option<Rank> {
-        let number = match happening {
-            Happening::Depart(number) | Happening::Piece(number) | Happening::Arrive(number) => number,
+    /// The rank whose poll the event needs, if any.
+    fn needs_poll_of(&self, event: &SimEvent) -> Option<Rank> {
+        let number = match event {
+            SimEvent::Depart(number) | SimEvent::Piece(number) | SimEvent::Arrive(number) => number,
             _ => return None,
         };
-        let flight = self.flights.find(number)?;
-        if self.is_passive(flight.sender(), flight.receiver()) {
+        let active = self.transfers.find(number)?;
+        if self.is_passive(active.sender(), active.receiver()) {
             return None;
         }
-        match happening {
-            Happening::Depart(_) => Some(flight.sender()),
-            _ => Some(flight.receiver()),
+        match event {
+            SimEvent::Depart(_) => Some(active.sender()),
+            _ => Some(active.receiver()),
         }
     }
 
-    fn happen_or_wait(&mut self, happening: Happening) {
-        match self.waits_for(&happening) {
+    fn handle_or_defer(&mut self, event: SimEvent) {
+        match self.needs_poll_of(&event) {
             Some(rank) => {
                 if !self.ranks[rank as usize].dead {
-                    self.ranks[rank as usize].inbox.push_back(happening);
+                    self.ranks[rank as usize].inbox.push_back(event);
                     self.wake(rank);
                 }
             }
-            None => self.happen(happening),
+            None => self.handle(event),
         }
     }
 
-    fn happen(&mut self, happening: Happening) {
-        match happening {
-            Happening::Depart(number) => self.depart(number),
-            Happening::Piece(number) => self.land_piece(number),
-            Happening::Arrive(number) => self.arrive(number),
-            Happening::Complete(number) => self.complete(number),
-            Happening::Message(from, to) => self.deliver_message(from, to),
-            Happening::Connected(rank, peer) => self.connected(rank, peer),
-            Happening::ConnectTimeout(rank, peer, limit) => self.not_reached(rank, peer, limit),
-            Happening::Detect(rank, peer, cause) => self.detect(rank, peer, cause),
-            Happening::Fenced(rank, peer) => self.fenced(rank, peer),
-            Happening::Inflict(fault) => self.inflict(fault),
-            Happening::Thaw(rank) => {
+    fn handle(&mut self, event: SimEvent) {
+        match event {
+            SimEvent::Depart(number) => self.depart(number),
+            SimEvent::Piece(number) => self.land_piece(number),
+            SimEvent::Arrive(number) => self.arrive(number),
+            SimEvent::Complete(number) => self.complete(number),
+            SimEvent::Message(from, to) => self.deliver_message(from, to),
+            SimEvent::Connected(rank, peer) => self.connected(rank, peer),
+            SimEvent::ConnectTimeout(rank, peer, limit) => self.connect_timed_out(rank, peer, limit),
+            SimEvent::Detect(rank, peer, cause) => self.detect(rank, peer, cause),
+            SimEvent::Fenced(rank, peer) => self.fenced(rank, peer),
+            SimEvent::InjectFault(fault) => self.inject(fault),
+            SimEvent::Unfreeze(rank) => {
                 self.event("thaw", &[u64::from(rank)]);
                 self.wake(rank);
             }
-            Happening::Announce(rank) => {
+            SimEvent::Announce(rank) => {
                 self.event("announce", &[u64::from(rank)]);
                 for peer in 0..self.ranks.len() as Rank {
                     self.wake(peer);
@@ -417,8 +417,8 @@ impl State {
         }
     }
 
-    /// What a rank's poll does to what waited for it: some of it, in some order, and never nothing.
-    pub(super) fn work_off(&mut self, rank: Rank) {
+    /// Carries out events that wait for a rank's poll: at least one, in random number and order.
+    pub(super) fn process_inbox(&mut self, rank: Rank) {
         let waiting = self.ranks[rank as usize].inbox.len();
         if waiting == 0 {
             return;
@@ -431,8 +431,8 @@ impl State {
                 return;
             }
             let index = if shuffled { self.choices.index(inbox_len) } else { 0 };
-            if let Some(happening) = self.ranks[rank as usize].inbox.remove(index) {
-                self.happen(happening);
+            if let Some(event) = self.ranks[rank as usize].inbox.remove(index) {
+                self.handle(event);
             }
         }
     }
@@ -455,7 +455,7 @@ impl State {
         let now = self.now;
         let mut woken = Vec::new();
         for (rank, state) in self.ranks.iter_mut().enumerate() {
-            // What a poll left behind, or found no room for, is a reason to poll again.
+            // Events that a poll left, or had no room for, are a reason to poll again.
             let waiting = !state.inbox.is_empty() || !state.ready.is_empty();
             let count = state.wake_source.woken();
             if state.dead || now < state.frozen_until || (count == state.wake_seen && !waiting) {
@@ -467,7 +467,7 @@ impl State {
         woken
     }
 
-    pub(super) fn inflict(&mut self, fault: Fault) {
+    pub(super) fn inject(&mut self, fault: Fault) {
         match fault {
             Fault::Freeze { rank, duration, watcher } => {
                 self.event("freeze", &[u64::from(rank), duration.as_nanos() as u64, u64::from(watcher)]);
@@ -477,7 +477,7 @@ impl State {
                 if watcher {
                     state.stopped_until = state.stopped_until.max(until);
                 }
-                self.at(until, Happening::Thaw(rank));
+                self.at(until, SimEvent::Unfreeze(rank));
             }
             Fault::LinkDown { link } => {
                 self.event("link-down", &[u64::from(link.0)]);
@@ -502,7 +502,7 @@ impl State {
 
     pub(super) fn detect_later(&mut self, rank: Rank, peer: Rank, cause: LossCause) {
         let wait = self.up_to(self.faults.detection);
-        self.after(wait, Happening::Detect(rank, peer, cause));
+        self.after(wait, SimEvent::Detect(rank, peer, cause));
     }
 
     pub(super) fn accessed(&mut self, by: Actor, owner: Rank, slice: &Slice, kind: AccessKind) {
@@ -534,16 +534,16 @@ impl State {
         if self.observer.is_none() {
             return;
         }
-        let mapped = self.views.range((rank, 0, RegionKey(0))..(rank + 1, 0, RegionKey(0))).find_map(
-            |(&(_, owner, key), view)| {
-                let alias = view.alias.upgrade()?;
+        let mapped = self.mappings.range((rank, 0, RegionKey(0))..(rank + 1, 0, RegionKey(0))).find_map(
+            |(&(_, owner, key), mapping)| {
+                let alias = mapping.alias.upgrade()?;
                 let base = alias.base().as_ptr() as usize;
                 let inside = address >= base && address + len <= base + alias.len();
-                inside.then(|| (owner, key, (address - base) as u64, view.owner_base + (address - base)))
+                inside.then(|| (owner, key, (address - base) as u64, mapping.owner_base + (address - base)))
             },
         );
         let own = || {
-            let (key, offset) = self.ranks[rank as usize].table.holding(address, len)?;
+            let (key, offset) = self.ranks[rank as usize].table.containing(address, len)?;
             Some((rank, key, offset, address))
         };
         let (owner, key, offset, address) =

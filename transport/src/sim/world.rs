@@ -17,7 +17,7 @@ use crate::sim::trace::TraceHash;
 /// A deliberate violation of the contract, which checkers must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Canary {
+pub enum Mutant {
     /// Signals are raised some time before the last bytes of their puts.
     SignalBeforeBytes,
     /// A severed peer's transfers under way still land.
@@ -58,7 +58,7 @@ pub struct Options {
     /// memory is neither read nor written: for measuring times alone.
     pub moves_bytes: bool,
     /// The deliberate violation, if any.
-    pub canary: Option<Canary>,
+    pub mutant: Option<Mutant>,
 }
 
 /// Default of [`Options::queue_depth`].
@@ -81,7 +81,7 @@ impl Options {
             queue_depth: QUEUE_DEPTH,
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             moves_bytes: true,
-            canary: None,
+            mutant: None,
         }
     }
 }
@@ -185,8 +185,8 @@ impl World {
     }
 
     /// Lets something go wrong now.
-    pub fn inflict(&self, fault: Fault) {
-        self.with(|state| state.inflict(fault));
+    pub fn inject(&self, fault: Fault) {
+        self.with(|state| state.inject(fault));
     }
 
     /// Installs a checker; it is told what happens from now on.
@@ -241,7 +241,7 @@ impl World {
     /// was released.
     #[must_use]
     pub fn transfers_under_way(&self) -> usize {
-        self.with(|state| state.flights.len())
+        self.with(|state| state.transfers.len())
     }
 
     /// How many events there have been.
@@ -261,11 +261,11 @@ impl World {
     /// Appends the signal slots of a rank in which something has come since this was asked last,
     /// each with the peer that it is kept for. True when all are named, which the first answer does
     /// not.
-    pub fn take_noticed(&self, rank: Rank, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
+    pub fn take_signalled(&self, rank: Rank, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
         self.with(|state| {
-            let noticed = &mut state.ranks[rank as usize].noticed;
-            let is_first = noticed.is_none();
-            signal_slots.append(noticed.get_or_insert_default());
+            let signalled = &mut state.ranks[rank as usize].signalled;
+            let is_first = signalled.is_none();
+            signal_slots.append(signalled.get_or_insert_default());
             !is_first
         })
     }

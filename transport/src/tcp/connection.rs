@@ -41,7 +41,7 @@ impl Body {
 
 /// The effect of a frame having been accepted by the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum SendCompletion {
     Nothing,
     /// This transfer is complete.
     Transfer(TransferId),
@@ -57,7 +57,7 @@ pub(super) enum Written {
 pub(super) struct OutFrame {
     pub(super) head: Encoded,
     pub(super) body: Body,
-    pub(super) written: Written,
+    pub(super) completion: SendCompletion,
 }
 
 impl OutFrame {
@@ -103,7 +103,7 @@ impl OutConnection {
     }
 
     /// Sends what the socket takes; appends the effects to `written`.
-    pub(super) fn flush(&mut self, written: &mut Vec<Written>) -> io::Result<()> {
+    pub(super) fn flush(&mut self, written: &mut Vec<SendCompletion>) -> io::Result<()> {
         self.blocked = false;
         while !self.queue.is_empty() {
             let mut gather = Gather::new();
@@ -142,7 +142,7 @@ impl OutConnection {
         Ok(())
     }
 
-    fn advance(&mut self, count: usize, written: &mut Vec<Written>) {
+    fn advance(&mut self, count: usize, written: &mut Vec<SendCompletion>) {
         self.sent += count;
         while let Some(first) = self.queue.front() {
             let len = first.len();
@@ -150,22 +150,22 @@ impl OutConnection {
                 break;
             }
             self.sent -= len;
-            written.push(first.written);
+            written.push(first.completion);
             self.queue.pop_front();
         }
     }
 
     /// Drops the frames that have not begun to be sent. A frame that has begun stays, so that the
     /// stream stays well-formed.
-    pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<Written>) {
+    pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<SendCompletion>) {
         let keep = usize::from(self.sent > 0);
-        abandoned.extend(self.queue.drain(keep..).map(|frame| frame.written));
+        abandoned.extend(self.queue.drain(keep..).map(|frame| frame.completion));
     }
 
     /// Drops all frames.
-    pub(super) fn abandon(&mut self, abandoned: &mut Vec<Written>) {
+    pub(super) fn abandon(&mut self, abandoned: &mut Vec<SendCompletion>) {
         self.sent = 0;
-        abandoned.extend(self.queue.drain(..).map(|frame| frame.written));
+        abandoned.extend(self.queue.drain(..).map(|frame| frame.completion));
     }
 }
 
@@ -178,7 +178,7 @@ pub(super) struct Incoming<T> {
     /// Bytes that are still to arrive.
     pub(super) remaining: u64,
     /// The action when all data have arrived.
-    pub(super) then: T,
+    pub(super) action: T,
 }
 
 /// The result of a receive.
@@ -203,7 +203,7 @@ pub(super) struct InConnection<T> {
     /// Whether epoll reports that there is something to receive.
     pub(super) watched: bool,
     /// Whether a piece waits for its announcement on another connection.
-    pub(super) held: bool,
+    pub(super) is_held: bool,
     /// Bytes received in this poll.
     spent: usize,
 }
@@ -217,7 +217,7 @@ impl<T> InConnection<T> {
             end: 0,
             incoming: None,
             watched: false,
-            held: false,
+            is_held: false,
             spent: 0,
         }
     }
@@ -262,7 +262,7 @@ impl<T> InConnection<T> {
             self.consume(count);
         }
         match &self.incoming {
-            Some(incoming) if incoming.remaining == 0 => self.incoming.take().map(|incoming| incoming.then),
+            Some(incoming) if incoming.remaining == 0 => self.incoming.take().map(|incoming| incoming.action),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::connection::OutConnection;
-use super::pair::{Bye, Core};
+use super::pair::{ByeState, PairState};
 use super::{FABRIC, Peer, TcpDevice};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -47,23 +47,23 @@ unsafe impl Device for TcpDevice {
     fn sever(&mut self, peer: Rank) {
         self.control.sever(peer);
         self.close(peer, Peer::Severed, &TransferError::Severed { peer });
-        self.outbox.push_back(Event::Severed { peer });
+        self.event_queue.push_back(Event::Severed { peer });
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
         self.expect_open(peer)?;
         self.check(peer, &transfer)?;
-        self.queue(peer, |core| core.submit(transfer, id))
+        self.queue(peer, |state| state.submit(transfer, id))
     }
 
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
         self.expect_open(peer)?;
         self.expect_room(peer)?;
-        self.queue(peer, |core| core.signal(signal, id))
+        self.queue(peer, |state| state.signal(signal, id))
     }
 
     fn signal_slots(&self, peer: Rank) -> Signals {
-        self.signal_slots[peer as usize].get_or_init(|| Signals::on_heap(self.info.signal_slots)).clone()
+        self.signal_slots[peer as usize].get_or_init(|| Signals::new(self.info.signal_slots)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -100,10 +100,15 @@ unsafe impl Device for TcpDevice {
     fn arm(&mut self) -> Option<Armed> {
         let is_woken = self.control.wake_source().drain();
         let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
-            Peer::Open(open) => open.pair.core.out.iter().any(OutConnection::is_ready),
+            Peer::Open(open) => open.pair.state.out.iter().any(OutConnection::is_ready),
             _ => false,
         });
-        if is_woken || sendable || self.unfinished || self.control.has_events() || !self.outbox.is_empty() {
+        if is_woken
+            || sendable
+            || self.unfinished
+            || self.control.has_events()
+            || !self.event_queue.is_empty()
+        {
             return None;
         }
         for (peer, state) in self.peers.iter_mut().enumerate() {
@@ -121,27 +126,27 @@ unsafe impl Device for TcpDevice {
     }
 
     fn leave(&mut self) {
-        self.leaving = true;
+        self.is_leaving = true;
         for peer in 0..self.control.world_size() {
             if let Peer::Open(open) = &mut self.peers[peer as usize] {
-                if open.pair.core.bye == Bye::No {
-                    open.pair.core.bye = Bye::Wanted;
+                if open.pair.state.bye == ByeState::No {
+                    open.pair.state.bye = ByeState::Wanted;
                 }
-                open.pair.core.say_bye();
+                open.pair.state.queue_bye();
                 self.list_sending(peer);
             }
         }
         self.flush_connections();
     }
 
-    fn flush(&mut self, what: Flush) -> bool {
+    fn flush(&mut self, scope: Flush) -> bool {
         if !self.sending.is_empty() {
             self.flush_connections();
         }
         (0..).zip(&self.peers).all(|(rank, peer)| match peer {
             Peer::Open(open) => {
                 let is_sent = open.suspect.is_none() && open.pair.is_flushed();
-                is_sent && (what == Flush::Transfers || !self.control.has_output(rank))
+                is_sent && (scope == Flush::Transfers || !self.control.has_output(rank))
             }
             _ => true,
         })
@@ -156,7 +161,7 @@ impl TcpDevice {
             self.take_events();
         }
         match self.peers.get(peer as usize) {
-            Some(Peer::Open(open)) if open.departed || self.leaving => Err(SubmitError::Left { peer }),
+            Some(Peer::Open(open)) if open.departed || self.is_leaving => Err(SubmitError::Departed { peer }),
             Some(Peer::Open(_)) => Ok(()),
             None | Some(Peer::Idle | Peer::Connecting) => Err(SubmitError::NotConnected { peer }),
             Some(Peer::Lost(cause)) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
@@ -168,12 +173,12 @@ impl TcpDevice {
     fn queue(
         &mut self,
         peer: Rank,
-        what: impl FnOnce(&mut Core) -> Result<(), SubmitError>,
+        queue: impl FnOnce(&mut PairState) -> Result<(), SubmitError>,
     ) -> Result<Submitted, SubmitError> {
         if let Peer::Open(open) = &mut self.peers[peer as usize] {
-            what(&mut open.pair.core)?;
-            if !open.pair.core.listed && open.suspect.is_none() {
-                open.pair.core.listed = true;
+            queue(&mut open.pair.state)?;
+            if !open.pair.state.is_listed && open.suspect.is_none() {
+                open.pair.state.is_listed = true;
                 self.sending.push(peer);
             }
         }

@@ -41,9 +41,9 @@ pub enum Frame {
         signal: Option<Signal>,
         /// Whether the receiver answers [`Frame::Accepted`] when all data have arrived. It always
         /// answers [`Frame::Refused`].
-        answered: bool,
+        wants_answer: bool,
         /// Bit `n`: connection `n` carries another piece. Connection 0 carries this one.
-        others: u8,
+        other_connections: u8,
         /// Names the put.
         token: Token,
     },
@@ -274,8 +274,8 @@ impl Frame {
             PUT => Some(Self::Put {
                 dst: fields.to_slice(),
                 signal: fields.to_signal(),
-                answered: fields.flags & FLAG_ANSWERED != 0,
-                others: fields.auxiliary,
+                wants_answer: fields.flags & FLAG_ANSWERED != 0,
+                other_connections: fields.auxiliary,
                 token,
             }),
             PIECE => Some(Self::Piece { dst: fields.to_slice(), token }),
@@ -310,13 +310,13 @@ impl Frame {
     fn fields(&self) -> Fields {
         match *self {
             Self::Signal { signal } => Fields::new(SIGNAL).signal(&signal),
-            Self::Put { dst, signal, answered, others, token } => {
+            Self::Put { dst, signal, wants_answer, other_connections, token } => {
                 let mut fields = Fields::new(PUT).slice(&dst);
                 if let Some(signal) = &signal {
                     fields = fields.signal(signal);
                 }
-                fields.flags |= if answered { FLAG_ANSWERED } else { 0 };
-                Fields { auxiliary: others, token, ..fields }
+                fields.flags |= if wants_answer { FLAG_ANSWERED } else { 0 };
+                Fields { auxiliary: other_connections, token, ..fields }
             }
             Self::Piece { dst, token } => Fields { token, ..Fields::new(PIECE).slice(&dst) },
             Self::Get { src, connection, token } => {

@@ -35,11 +35,11 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::event::epoll;
 
-use self::pair::{Bye, Outbox, Pair};
+use self::pair::{ByeState, EventQueue, Pair};
 use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{Control, ControlEvent, Releases, socket};
+use crate::control::{Control, ControlEvent, ReleasedRegions, socket};
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
     Device, DeviceConfig, DeviceInfo, Event, LossCause, PostError, Reach, SubmitError, Transfer,
@@ -68,7 +68,7 @@ pub const SPLIT_BYTES_MIN: usize = 1 << 20;
 pub const QUEUE_DEPTH: usize = 1024;
 
 /// Events that wait to be polled before submits are refused.
-const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
+const EVENTS_MAX: usize = 4 * QUEUE_DEPTH;
 
 const FABRIC: &str = "tcp";
 
@@ -84,28 +84,28 @@ pub struct TcpDevice {
     epoll: Arc<OwnedFd>,
     signal_slots: Vec<OnceLock<Signals>>,
     regions: Regions,
-    releases: Arc<Releases>,
+    releases: Arc<ReleasedRegions>,
     registry: Arc<dyn Registry>,
     /// Peers whose connections are read.
     open: Vec<Rank>,
     /// Peers with frames to send.
     sending: Vec<Rank>,
-    outbox: Outbox,
+    event_queue: EventQueue,
     /// The last poll left work that wakes nobody.
     unfinished: bool,
-    leaving: bool,
+    is_leaving: bool,
     now: Nanos,
 }
 
 enum Peer {
     Idle,
     Connecting,
-    Open(Box<Open>),
+    Open(Box<OpenPeer>),
     Lost(LossCause),
     Severed,
 }
 
-struct Open {
+struct OpenPeer {
     pair: Pair,
     /// The peer's bye has come: nothing more is received from it, but it may still get this rank's
     /// bye.
@@ -133,7 +133,7 @@ impl TcpDevice {
                 let data = epoll::EventData::new_u64(WAKE_SOURCE);
                 epoll::add(&epoll, control.wake_source(), data, epoll::EventFlags::IN).map(|()| epoll)
             })
-            .map_err(|error| OpenError::System { what: "epoll descriptor", source: error.into() })?;
+            .map_err(|error| OpenError::System { resource: "epoll descriptor", source: error.into() })?;
         let releases = Arc::new(control.releases());
         let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth: QUEUE_DEPTH };
         let info = DeviceInfo {
@@ -157,9 +157,9 @@ impl TcpDevice {
             releases,
             open: Vec::new(),
             sending: Vec::new(),
-            outbox: Outbox::with_capacity(64),
+            event_queue: EventQueue::with_capacity(64),
             unfinished: false,
-            leaving: false,
+            is_leaving: false,
             now: Nanos::ZERO,
         })
     }
@@ -205,7 +205,7 @@ impl TcpDevice {
 
     /// Whether the event queue has room for the events of one more transfer.
     fn expect_room(&self, peer: Rank) -> Result<(), SubmitError> {
-        if self.outbox.len() >= OUTBOX_MAX {
+        if self.event_queue.len() >= EVENTS_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
         Ok(())
@@ -213,11 +213,11 @@ impl TcpDevice {
 
     fn list_sending(&mut self, peer: Rank) {
         if let Peer::Open(open) = &mut self.peers[peer as usize]
-            && !open.pair.core.listed
+            && !open.pair.state.is_listed
             && open.suspect.is_none()
-            && open.pair.core.has_output()
+            && open.pair.state.has_output()
         {
-            open.pair.core.listed = true;
+            open.pair.state.is_listed = true;
             self.sending.push(peer);
         }
     }
@@ -230,7 +230,7 @@ impl TcpDevice {
                 }
                 ControlEvent::Message { peer, message: Revoked(key) } => {
                     if let Peer::Open(open) = &mut self.peers[peer as usize] {
-                        open.pair.core.revoked(key);
+                        open.pair.state.revoked(key);
                     }
                 }
                 // Data may still be on their way; the last data frame is a bye too.
@@ -239,7 +239,7 @@ impl TcpDevice {
                     let error = TransferError::Lost { peer, cause: cause.clone() };
                     if !matches!(self.peers[peer as usize], Peer::Lost(_) | Peer::Severed) {
                         self.close(peer, Peer::Lost(cause.clone()), &error);
-                        self.outbox.push_back(Event::PeerLost { peer, cause });
+                        self.event_queue.push_back(Event::PeerLost { peer, cause });
                     }
                 }
             }
@@ -257,15 +257,15 @@ impl TcpDevice {
             return;
         }
         pair.incoming[0].watched = true;
-        if self.leaving {
-            pair.core.bye = Bye::Wanted;
-            pair.core.say_bye();
+        if self.is_leaving {
+            pair.state.bye = ByeState::Wanted;
+            pair.state.queue_bye();
         }
-        let open = Open { pair, departed: false, suspect: None, is_silent: false };
+        let open = OpenPeer { pair, departed: false, suspect: None, is_silent: false };
         self.peers[peer as usize] = Peer::Open(Box::new(open));
         self.open.push(peer);
         self.list_sending(peer);
-        self.outbox.push_back(Event::Connected { peer });
+        self.event_queue.push_back(Event::Connected { peer });
     }
 
     /// Closes all connections of a pair and ends its transfers with `error`.
@@ -274,12 +274,12 @@ impl TcpDevice {
         self.sending.retain(|sending| *sending != peer);
         if let Peer::Open(mut open) = std::mem::replace(&mut self.peers[peer as usize], then) {
             self.close_incoming(&mut open.pair);
-            for connection in &open.pair.core.out {
+            for connection in &open.pair.state.out {
                 if connection.watched {
                     let _ = epoll::delete(&self.epoll, &connection.socket);
                 }
             }
-            open.pair.core.fail_all(error, false, &mut self.outbox);
+            open.pair.state.fail_all(error, false, &mut self.event_queue);
         }
     }
 
@@ -299,14 +299,14 @@ impl TcpDevice {
         self.close_incoming(&mut open.pair);
         open.departed = true;
         open.suspect = None;
-        let core = &mut open.pair.core;
-        core.fail_all(&TransferError::Left { peer }, true, &mut self.outbox);
-        if core.bye == Bye::Queued {
-            core.bye = Bye::Wanted;
-            core.say_bye();
+        let state = &mut open.pair.state;
+        state.fail_all(&TransferError::Departed { peer }, true, &mut self.event_queue);
+        if state.bye == ByeState::Queued {
+            state.bye = ByeState::Wanted;
+            state.queue_bye();
         }
         self.peers[peer as usize] = Peer::Open(open);
-        self.outbox.push_back(Event::Left { peer });
+        self.event_queue.push_back(Event::Departed { peer });
     }
 
     /// Removes released regions and tells the peers that rely on them.
@@ -314,14 +314,14 @@ impl TcpDevice {
         for key in self.releases.take() {
             for peer in self.regions.remove(key) {
                 // A peer that does not read is found out by other means.
-                self.control.say(peer, &Revoked(key).encode());
+                self.control.send_message(peer, &Revoked(key).encode());
             }
         }
     }
 
     fn deliver(&mut self, events: &mut Vec<Event>) {
         let room = events.capacity() - events.len();
-        let count = room.min(self.outbox.len());
-        events.extend(self.outbox.drain(..count));
+        let count = room.min(self.event_queue.len());
+        events.extend(self.event_queue.drain(..count));
     }
 }

@@ -10,7 +10,7 @@ mod submit;
 use std::os::fd::OwnedFd;
 
 use super::CONNECTIONS;
-use super::connection::{Body, InConnection, OutConnection, OutFrame, Received, Written};
+use super::connection::{Body, InConnection, OutConnection, OutFrame, Received, SendCompletion};
 use super::frame::{Frame, Token};
 use super::regions::Regions;
 use super::slab::Slab;
@@ -21,7 +21,7 @@ use crate::region::{KeyMap, RegionKey, Slice};
 use crate::signals::{Signal, Signals};
 
 /// Events that wait to be polled.
-pub(super) type Outbox = std::collections::VecDeque<Event>;
+pub(super) type EventQueue = std::collections::VecDeque<Event>;
 
 /// How the end of an operation is reported.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ enum Report {
 }
 
 /// A transfer in several parts.
-struct Parts {
+struct SplitTransfer {
     id: TransferId,
     remaining: u8,
     result: Result<u64, TransferError>,
@@ -45,32 +45,32 @@ enum Pending {
 }
 
 /// A put that arrives in pieces.
-struct Split {
+struct IncomingSplitPut {
     token: Token,
     remaining: u32,
-    end: PutEnd,
+    end: PutCompletion,
 }
 
 /// The completion of a put that arrives.
 #[derive(Clone, Copy)]
-struct PutEnd {
+pub(super) struct PutCompletion {
     signal: Option<Signal>,
-    answered: bool,
+    wants_answer: bool,
     refused: bool,
     key: RegionKey,
     token: Token,
 }
 
 /// The action when data have arrived.
-enum Then {
-    Put(PutEnd),
+pub(super) enum ReceiveAction {
+    Put(PutCompletion),
     Piece { token: Token, connection: usize },
     Get { token: Token, connection: usize },
 }
 
 /// The state of this rank's bye.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bye {
+pub(super) enum ByeState {
     No,
     /// Asked for; waits for answers to earlier requests.
     Wanted,
@@ -80,24 +80,22 @@ pub(super) enum Bye {
 
 /// A connected pair.
 pub(super) struct Pair {
-    pub(super) incoming: Vec<InConnection<Arrival>>,
-    pub(super) core: Core,
+    pub(super) incoming: Vec<InConnection<ReceiveAction>>,
+    pub(super) state: PairState,
 }
 
-pub(super) struct Arrival(Then);
-
 /// The state of a pair without its receiving connections.
-pub(super) struct Core {
+pub(super) struct PairState {
     pub(super) peer: Rank,
     signal_slots: Signals,
     peer_signal_slots: usize,
     pub(super) out: Vec<OutConnection>,
     pending: Slab<Pending>,
-    parts: Slab<Parts>,
-    splits: Vec<Split>,
+    parts: Slab<SplitTransfer>,
+    splits: Vec<IncomingSplitPut>,
     next_split: u64,
     /// Lengths of the peer's regions that have accepted a put: puts inside them need no answer.
-    proved: KeyMap<u64>,
+    accepted: KeyMap<u64>,
     /// Regions that were revoked before they were accepted.
     revoked: Vec<RegionKey>,
     /// Pieces that connection 0 or a request has announced on connection `n`. Entry 0 is unused.
@@ -105,11 +103,11 @@ pub(super) struct Core {
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
-    pub(super) bye: Bye,
+    pub(super) bye: ByeState,
     has_peer_bye: bool,
     /// Whether the device lists this pair among those to send to.
-    pub(super) listed: bool,
-    written: Vec<Written>,
+    pub(super) is_listed: bool,
+    written: Vec<SendCompletion>,
 }
 
 /// The result of receiving.
@@ -132,7 +130,7 @@ impl Pair {
     ) -> Self {
         Self {
             incoming: incoming.into_iter().map(InConnection::new).collect(),
-            core: Core {
+            state: PairState {
                 peer,
                 signal_slots,
                 peer_signal_slots,
@@ -141,14 +139,14 @@ impl Pair {
                 parts: Slab::new(),
                 splits: Vec::new(),
                 next_split: 0,
-                proved: KeyMap::default(),
+                accepted: KeyMap::default(),
                 revoked: Vec::new(),
                 announced: [0; CONNECTIONS],
                 under_way: 0,
                 answers: 0,
-                bye: Bye::No,
+                bye: ByeState::No,
                 has_peer_bye: false,
-                listed: false,
+                is_listed: false,
                 written: Vec::new(),
             },
         }
@@ -158,29 +156,29 @@ impl Pair {
     /// announced.
     pub(super) fn expects(&self, connection: usize) -> bool {
         if connection == 0 {
-            !self.core.has_peer_bye
+            !self.state.has_peer_bye
         } else {
-            self.core.announced[connection] > 0 && !self.incoming[connection].held
+            self.state.announced[connection] > 0 && !self.incoming[connection].is_held
         }
     }
 
     /// Whether pieces are announced on connections other than 0.
     pub(super) fn expects_more(&self) -> bool {
-        self.core.announced[1..].iter().any(|announced| *announced > 0)
+        self.state.announced[1..].iter().any(|announced| *announced > 0)
     }
 
     /// Receives available bytes, up to the limit of a poll.
     pub(super) fn receive(
         &mut self,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<Outcome, LossCause> {
         let mut more = false;
         for connection in 0..self.incoming.len() {
             self.incoming[connection].start_poll();
-            more |= self.receive_connection(connection, regions, outbox)?;
+            more |= self.receive_connection(connection, regions, event_queue)?;
         }
-        if self.core.has_peer_bye && self.core.splits.is_empty() {
+        if self.state.has_peer_bye && self.state.splits.is_empty() {
             return Ok(Outcome::Left);
         }
         Ok(if more { Outcome::More } else { Outcome::Idle })
@@ -191,11 +189,11 @@ impl Pair {
         &mut self,
         connection: usize,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<bool, LossCause> {
         let mut drained = false;
         loop {
-            self.decode(connection, regions, outbox).map_err(LossCause::Protocol)?;
+            self.decode(connection, regions, event_queue).map_err(LossCause::Protocol)?;
             if !self.expects(connection) || drained {
                 return Ok(false);
             }
@@ -216,58 +214,58 @@ impl Pair {
         &mut self,
         connection: usize,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<(), ProtocolViolation> {
-        let Self { incoming, core } = self;
+        let Self { incoming, state } = self;
         let stream = &mut incoming[connection];
-        stream.held = false;
+        stream.is_held = false;
         loop {
             if stream.incoming.is_some() {
                 match stream.settle() {
-                    Some(then) => core.arrived(then.0, regions, outbox)?,
+                    Some(action) => state.arrived(action, regions, event_queue)?,
                     None => return Ok(()),
                 }
             }
-            let silent = if connection == 0 { core.has_peer_bye } else { core.announced[connection] == 0 };
+            let silent = if connection == 0 { state.has_peer_bye } else { state.announced[connection] == 0 };
             if silent {
                 return Ok(());
             }
             let Some((frame, used)) = Frame::decode(stream.buffered())? else { return Ok(()) };
             if let Frame::Piece { token, .. } = &frame
-                && !core.splits.iter().any(|split| split.token == *token)
+                && !state.splits.iter().any(|split| split.token == *token)
             {
                 // The piece overtook its announcement on connection 0.
-                stream.held = true;
+                stream.is_held = true;
                 return Ok(());
             }
             stream.consume(used);
-            stream.incoming = core.handle(connection, &frame, regions, outbox)?;
+            stream.incoming = state.handle(connection, &frame, regions, event_queue)?;
         }
     }
 
     /// Whether no frame waits to be sent or answered.
     pub(super) fn is_flushed(&self) -> bool {
-        let core = &self.core;
-        core.out.iter().all(OutConnection::is_empty)
-            && core.pending.len() == 0
-            && !matches!(core.bye, Bye::Wanted | Bye::Queued)
+        let state = &self.state;
+        state.out.iter().all(OutConnection::is_empty)
+            && state.pending.len() == 0
+            && !matches!(state.bye, ByeState::Wanted | ByeState::Queued)
     }
 }
 
-impl Core {
-    fn push(&mut self, connection: usize, frame: &Frame, body: Body, written: Written) {
-        self.out[connection].push(OutFrame { head: frame.encode(), body, written });
+impl PairState {
+    fn push(&mut self, connection: usize, frame: &Frame, body: Body, completion: SendCompletion) {
+        self.out[connection].push(OutFrame { head: frame.encode(), body, completion });
     }
 
     /// Handles a revocation by the peer.
     pub(super) fn revoked(&mut self, key: RegionKey) {
-        if self.proved.remove(&key).is_none() && self.pending.len() > 0 {
+        if self.accepted.remove(&key).is_none() && self.pending.len() > 0 {
             // Its acceptance may still be under way, on another connection.
             self.revoked.push(key);
         }
     }
 
-    fn report(&mut self, report: Report, result: Result<u64, TransferError>, outbox: &mut Outbox) {
+    fn report(&mut self, report: Report, result: Result<u64, TransferError>, event_queue: &mut EventQueue) {
         let (id, result) = match report {
             Report::Transfer(id) => (id, result),
             Report::Part(token) => {
@@ -286,11 +284,11 @@ impl Core {
             }
         };
         self.under_way -= 1;
-        outbox.push_back(Event::Done { id, result });
+        event_queue.push_back(Event::Done { id, result });
     }
 
     /// Sends what the sockets take.
-    pub(super) fn flush(&mut self, outbox: &mut Outbox) -> Result<(), LossCause> {
+    pub(super) fn flush(&mut self, event_queue: &mut EventQueue) -> Result<(), LossCause> {
         let mut written = std::mem::take(&mut self.written);
         let mut result = Ok(());
         for connection in 0..self.out.len() {
@@ -301,32 +299,37 @@ impl Core {
                 result = Err(socket::loss(&error));
             }
         }
-        for what in written.drain(..) {
-            self.wrote(what, Ok(0), outbox);
+        for completion in written.drain(..) {
+            self.complete_send(completion, Ok(0), event_queue);
         }
         self.written = written;
         result
     }
 
-    fn wrote(&mut self, what: Written, result: Result<u64, TransferError>, outbox: &mut Outbox) {
-        match what {
-            Written::Nothing => {}
-            Written::Transfer(id) => self.report(Report::Transfer(id), result, outbox),
-            Written::Part(token) => self.report(Report::Part(token), result, outbox),
-            Written::Answer => self.answers -= 1,
-            Written::Bye => {
+    fn complete_send(
+        &mut self,
+        completion: SendCompletion,
+        result: Result<u64, TransferError>,
+        event_queue: &mut EventQueue,
+    ) {
+        match completion {
+            SendCompletion::Nothing => {}
+            SendCompletion::Transfer(id) => self.report(Report::Transfer(id), result, event_queue),
+            SendCompletion::Part(token) => self.report(Report::Part(token), result, event_queue),
+            SendCompletion::Answer => self.answers -= 1,
+            SendCompletion::Bye => {
                 if result.is_ok() {
-                    self.bye = Bye::Sent;
+                    self.bye = ByeState::Sent;
                 }
             }
         }
     }
 
     /// Queues the bye when it is wanted and no answer is awaited.
-    pub(super) fn say_bye(&mut self) {
-        if self.bye == Bye::Wanted && self.pending.len() == 0 {
-            self.bye = Bye::Queued;
-            self.push(0, &Frame::Bye, Body::Nothing, Written::Bye);
+    pub(super) fn queue_bye(&mut self) {
+        if self.bye == ByeState::Wanted && self.pending.len() == 0 {
+            self.bye = ByeState::Queued;
+            self.push(0, &Frame::Bye, Body::Nothing, SendCompletion::Bye);
         }
     }
 
@@ -337,7 +340,7 @@ impl Core {
 
     /// Ends every transfer with this error. With `finish`, a frame that is partly sent is still
     /// sent to its end (the peer departed, but reads on).
-    pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, outbox: &mut Outbox) {
+    pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, event_queue: &mut EventQueue) {
         let mut abandoned = std::mem::take(&mut self.written);
         for connection in &mut self.out {
             if finish {
@@ -346,8 +349,8 @@ impl Core {
                 connection.abandon(&mut abandoned)
             }
         }
-        for what in abandoned.drain(..) {
-            self.wrote(what, Err(error.clone()), outbox);
+        for completion in abandoned.drain(..) {
+            self.complete_send(completion, Err(error.clone()), event_queue);
         }
         self.written = abandoned;
         while let Some(pending) = self.pending.take_any() {
@@ -355,7 +358,7 @@ impl Core {
                 Pending::Put(id) | Pending::Atomic(id) => Report::Transfer(id),
                 Pending::Get { report, .. } => report,
             };
-            self.report(report, Err(error.clone()), outbox);
+            self.report(report, Err(error.clone()), event_queue);
         }
     }
 }

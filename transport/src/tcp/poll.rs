@@ -8,8 +8,8 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 use super::connection::InConnection;
-use super::pair::{Bye, Outcome};
-use super::{Open, Peer, TcpDevice};
+use super::pair::{ByeState, Outcome};
+use super::{OpenPeer, Peer, TcpDevice};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{LossCause, TransferError};
@@ -23,7 +23,7 @@ const DIRECT_PEERS_MAX: usize = 4;
 const READY_MAX: usize = 64;
 
 /// How long a poll waits for the bye of a peer whose connection broke, from the last bytes on.
-const GOODBYE_GRACE: Duration = Duration::from_millis(500);
+const BYE_GRACE: Duration = Duration::from_millis(500);
 
 impl TcpDevice {
     /// Sends what the sockets take.
@@ -31,25 +31,29 @@ impl TcpDevice {
         let mut sending = std::mem::take(&mut self.sending);
         sending.retain(|peer| {
             let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
-            let said = open.pair.core.bye;
-            match open.pair.core.flush(&mut self.outbox) {
+            let said = open.pair.state.bye;
+            match open.pair.state.flush(&mut self.event_queue) {
                 Ok(()) => {}
                 Err(_) if open.departed => {
-                    open.pair.core.fail_all(&TransferError::Left { peer: *peer }, false, &mut self.outbox);
-                    open.pair.core.bye = Bye::Sent;
+                    open.pair.state.fail_all(
+                        &TransferError::Departed { peer: *peer },
+                        false,
+                        &mut self.event_queue,
+                    );
+                    open.pair.state.bye = ByeState::Sent;
                 }
                 Err(cause) => {
-                    open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
-                    open.pair.core.listed = false;
+                    open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
+                    open.pair.state.is_listed = false;
                     return false;
                 }
             }
-            open.pair.core.say_bye();
-            if said != Bye::Sent && open.pair.core.bye == Bye::Sent {
-                self.control.say_bye(*peer);
+            open.pair.state.queue_bye();
+            if said != ByeState::Sent && open.pair.state.bye == ByeState::Sent {
+                self.control.send_bye(*peer);
             }
-            open.pair.core.listed = open.pair.core.has_output();
-            open.pair.core.listed
+            open.pair.state.is_listed = open.pair.state.has_output();
+            open.pair.state.is_listed
         });
         // The list had no other additions meanwhile.
         self.sending = sending;
@@ -60,14 +64,14 @@ impl TcpDevice {
         if open.departed || open.is_silent {
             return;
         }
-        let outcome = open.pair.receive(&mut self.regions, &mut self.outbox);
+        let outcome = open.pair.receive(&mut self.regions, &mut self.event_queue);
         if let Some((until, _)) = &mut open.suspect
             && open.pair.incoming.iter().any(InConnection::has_received)
         {
-            *until = self.now + GOODBYE_GRACE;
+            *until = self.now + BYE_GRACE;
         }
-        if open.pair.core.bye == Bye::Wanted {
-            open.pair.core.say_bye();
+        if open.pair.state.bye == ByeState::Wanted {
+            open.pair.state.queue_bye();
         }
         match outcome {
             Ok(Outcome::Idle) => self.list_sending(peer),
@@ -84,7 +88,7 @@ impl TcpDevice {
             // connection may end before that.
             Err(cause) => {
                 open.is_silent = true;
-                open.suspect.get_or_insert((self.now + GOODBYE_GRACE, cause));
+                open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
             }
         }
     }
@@ -138,7 +142,7 @@ impl TcpDevice {
     }
 
     /// Makes the epoll descriptor readable exactly when a connection of this peer can proceed.
-    pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut Open) -> rustix::io::Result<()> {
+    pub(super) fn watch(epoll: &OwnedFd, peer: Rank, open: &mut OpenPeer) -> rustix::io::Result<()> {
         for connection in 0..open.pair.incoming.len() {
             let expects = !open.is_silent && open.pair.expects(connection);
             let incoming = &mut open.pair.incoming[connection];
@@ -146,7 +150,7 @@ impl TcpDevice {
             watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;
         }
         let suspect = open.suspect.is_some();
-        for connection in &mut open.pair.core.out {
+        for connection in &mut open.pair.state.out {
             let waits = !connection.is_empty() && !suspect;
             let socket = connection.socket.as_fd();
             watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut connection.watched, waits)?;

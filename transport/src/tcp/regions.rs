@@ -24,18 +24,19 @@ impl FabricMessage for Revoked {
 /// This rank's regions, owned by the polling thread: a lookup takes no lock.
 #[derive(Default)]
 pub(super) struct Regions {
-    by_key: KeyMap<Known>,
+    by_key: KeyMap<RegionEntry>,
 }
 
-struct Known {
+struct RegionEntry {
     region: WeakRegion,
     /// Peers that know that the key is valid, and must be told when it is not.
-    trusting: Vec<Rank>,
+    informed_peers: Vec<Rank>,
 }
 
 impl Regions {
     pub(super) fn insert(&mut self, region: &Region) {
-        self.by_key.insert(region.key(), Known { region: region.downgrade(), trusting: Vec::new() });
+        self.by_key
+            .insert(region.key(), RegionEntry { region: region.downgrade(), informed_peers: Vec::new() });
     }
 
     /// The slice that a peer names; it keeps the memory alive.
@@ -47,18 +48,18 @@ impl Regions {
     }
 
     /// Records that `peer` knows the key as valid; returns the region's length.
-    pub(super) fn entrust(&mut self, key: RegionKey, peer: Rank) -> Option<u64> {
+    pub(super) fn grant(&mut self, key: RegionKey, peer: Rank) -> Option<u64> {
         let known = self.by_key.get_mut(&key)?;
         let len = known.region.upgrade()?.len();
-        if !known.trusting.contains(&peer) {
-            known.trusting.push(peer);
+        if !known.informed_peers.contains(&peer) {
+            known.informed_peers.push(peer);
         }
         Some(len as u64)
     }
 
     /// Removes a region; returns the peers to tell.
     pub(super) fn remove(&mut self, key: RegionKey) -> Vec<Rank> {
-        self.by_key.remove(&key).map(|known| known.trusting).unwrap_or_default()
+        self.by_key.remove(&key).map(|known| known.informed_peers).unwrap_or_default()
     }
 }
 

@@ -78,14 +78,14 @@ mod tests {
     use crate::memory::HostMemory;
     use crate::region::{RegionKey, Registry};
 
-    struct Nobody;
+    struct NoOwner;
 
-    impl Registry for Nobody {
+    impl Registry for NoOwner {
         fn released(&self, _key: RegionKey) {}
     }
 
     fn region(memory: &Arc<HostMemory>, key: u64) -> Region {
-        Region::new(Arc::clone(memory) as _, RegionKey(key), Arc::new(Nobody))
+        Region::new(Arc::clone(memory) as _, RegionKey(key), Arc::new(NoOwner))
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The messages of this backend on the control stream, apart from those of users.
 
-use super::cm::Entrance;
+use super::cm::ListenerAddress;
 use super::refusal::Refusal;
 use super::wire::{Announcement, Hello};
 use crate::control::FabricMessage;
@@ -10,7 +10,7 @@ const HELLO: u8 = 1;
 const READY: u8 = 2;
 const ANNOUNCEMENT: u8 = 3;
 const REFUSAL: u8 = 4;
-const ENTRANCE: u8 = 5;
+const LISTENER: u8 = 5;
 
 /// A message of a rank to the same backend of another rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,7 +18,7 @@ pub(super) enum ControlMessage {
     /// The sender's queue pairs.
     Hello(Hello),
     /// The sender's listener of the connection manager.
-    Entrance(Entrance),
+    ListenerAddress(ListenerAddress),
     /// The sender's queue pairs receive and send.
     Ready,
     /// A region's length and its keys on further NICs; or that the region is gone.
@@ -31,7 +31,7 @@ impl ControlMessage {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, body): (u8, Vec<u8>) = match self {
             Self::Hello(hello) => (HELLO, hello.encode()),
-            Self::Entrance(entrance) => (ENTRANCE, entrance.encode()),
+            Self::ListenerAddress(listener) => (LISTENER, listener.encode()),
             Self::Ready => (READY, Vec::new()),
             Self::Announcement(announcement) => (ANNOUNCEMENT, announcement.encode()),
             Self::Refusal(refusal) => (REFUSAL, refusal.encode().into()),
@@ -44,7 +44,7 @@ impl FabricMessage for ControlMessage {
     fn decode(bytes: &[u8]) -> Option<Self> {
         match bytes.split_first()? {
             (&HELLO, hello) => Hello::decode(hello).map(Self::Hello),
-            (&ENTRANCE, entrance) => Entrance::decode(entrance).map(Self::Entrance),
+            (&LISTENER, listener) => ListenerAddress::decode(listener).map(Self::ListenerAddress),
             (&READY, []) => Some(Self::Ready),
             (&ANNOUNCEMENT, announced) => Announcement::decode(announced).map(Self::Announcement),
             (&REFUSAL, refusal) => Refusal::decode(refusal).map(Self::Refusal),
@@ -54,7 +54,7 @@ impl FabricMessage for ControlMessage {
 
     fn refusal(&self) -> Option<LossCause> {
         match self {
-            Self::Refusal(refusal) => Some(refusal.heard()),
+            Self::Refusal(refusal) => Some(refusal.as_received()),
             _ => None,
         }
     }

@@ -14,39 +14,39 @@ use std::sync::Arc;
 
 use super::FABRIC;
 use super::registered::MemoryError;
-use crate::cuda::{CudaError, CudaMemory, Flush, Gpu, Readers};
+use crate::cuda::{CudaError, CudaMemory, FlushMethod, FlushScope, Gpu};
 use crate::device::RegisterError;
 use crate::memory::{Memory, Space};
 
 /// The GPUs to flush, with the readers of their memory.
 #[derive(Default)]
 pub(super) struct Gpus {
-    flushed: Vec<(Arc<Gpu>, Readers)>,
+    flushed: Vec<(Arc<Gpu>, FlushScope)>,
 }
 
 impl Gpus {
     /// The GPU of memory that is about to be registered, if it is a GPU's.
-    pub(super) fn of(memory: &dyn Memory, readers: Readers) -> Result<Option<Arc<Gpu>>, RegisterError> {
+    pub(super) fn of(memory: &dyn Memory, scope: FlushScope) -> Result<Option<Arc<Gpu>>, RegisterError> {
         let space = memory.space();
         if space == Space::Host {
             return Ok(None);
         }
         // For other memory no flush is known.
         let gpu = CudaMemory::of(memory).ok_or(RegisterError::Space { fabric: FABRIC, space })?.gpu();
-        match gpu.flush(readers) {
-            Flush::ByReadBack => Err(MemoryError::NoFlush { ordinal: gpu.ordinal() }.into()),
-            Flush::Needless | Flush::ByHost => Ok(Some(Arc::clone(gpu))),
+        match gpu.flush(scope) {
+            FlushMethod::ByReadBack => Err(MemoryError::NoFlush { ordinal: gpu.ordinal() }.into()),
+            FlushMethod::NotNeeded | FlushMethod::ByHost => Ok(Some(Arc::clone(gpu))),
         }
     }
 
     /// Records a GPU after its memory was registered, for the life of the device.
-    pub(super) fn note(&mut self, gpu: Arc<Gpu>, readers: Readers) {
-        if gpu.flush(readers) != Flush::ByHost {
+    pub(super) fn note(&mut self, gpu: Arc<Gpu>, scope: FlushScope) {
+        if gpu.flush(scope) != FlushMethod::ByHost {
             return;
         }
         match self.flushed.iter_mut().find(|(known, _)| known.ordinal() == gpu.ordinal()) {
-            Some((_, before)) => *before = readers.max(*before),
-            None => self.flushed.push((gpu, readers)),
+            Some((_, before)) => *before = scope.max(*before),
+            None => self.flushed.push((gpu, scope)),
         }
     }
 
@@ -54,6 +54,6 @@ impl Gpus {
     /// now on.
     #[inline]
     pub(super) fn flush(&self) -> Result<(), CudaError> {
-        self.flushed.iter().try_for_each(|(gpu, readers)| gpu.flush_writes(*readers))
+        self.flushed.iter().try_for_each(|(gpu, scope)| gpu.flush_writes(*scope))
     }
 }

@@ -4,8 +4,8 @@
 //! peer, on its queue pair, and can be revoked at once, without registering the memory anew.
 //! **Invariant:** a lease holds its slice, so its region is deregistered after its last lease.
 
-use super::limits::{Limit, NotMade};
-use super::objects::Window;
+use super::limits::{CreateError, Limit};
+use super::objects::MemoryWindow;
 use super::pair::Pair;
 use super::{Peer, VerbsDevice, sys};
 use crate::Rank;
@@ -54,8 +54,8 @@ pub enum LeaseError {
 }
 
 /// A lease that was not revoked.
-pub(super) struct Leased {
-    _window: Window,
+pub(super) struct HeldLease {
+    _window: MemoryWindow,
     _holds: Slice,
 }
 
@@ -73,9 +73,9 @@ impl VerbsDevice {
         let region =
             registered.and_then(|registered| registered.on_first_nic()).ok_or(LeaseError::Nothing)?;
         let nic = &self.nics[0];
-        let window = Window::new(&nic.domain).map_err(|error| match error {
-            NotMade::Limit(limit) => LeaseError::Limit(limit),
-            NotMade::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
+        let window = MemoryWindow::new(&nic.domain).map_err(|error| match error {
+            CreateError::Limit(limit) => LeaseError::Limit(limit),
+            CreateError::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
         })?;
         let leased = pair.lease(peer, window, region, slice, id)?;
         self.post_or_list(peer);
@@ -96,7 +96,7 @@ impl Pair {
     fn lease(
         &mut self,
         peer: Rank,
-        window: Window,
+        window: MemoryWindow,
         region: &super::objects::MemoryRegion,
         slice: &Slice,
         id: TransferId,
@@ -115,7 +115,7 @@ impl Pair {
         let parts =
             super::wire::KeyParts { remote_key: bind.rkey, ..super::wire::KeyParts::decode(named.key.0) };
         let key = RegionKey(parts.encode());
-        self.bind(bind, id, key, Leased { _window: window, _holds: slice.clone() });
+        self.bind(bind, id, key, HeldLease { _window: window, _holds: slice.clone() });
         Ok(RemoteSlice { key, ..named })
     }
 }

@@ -1,7 +1,7 @@
 //! The limits of a NIC, checked before a request: an error number of the NIC names neither the
 //! scarce resource nor a remedy.
 //!
-//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly the requests that exceed a
+//! **Invariant:** [`Limits::reserve`] and [`Limits::allow`] refuse exactly the requests that exceed a
 //! limit of the device; zero means no limit. The objects of this process are counted for each NIC
 //! over all devices; objects of other processes show as an error of the system.
 
@@ -16,7 +16,7 @@ use super::sys;
 /// A limited resource of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum LimitKind {
     /// Registered memory regions (`max_mr`).
     Regions,
     /// Bytes of one memory region (`max_mr_size`).
@@ -29,7 +29,7 @@ pub enum Kind {
     CompletionQueues,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for LimitKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Regions => "registered regions (max_mr)",
@@ -41,7 +41,7 @@ impl fmt::Display for Kind {
     }
 }
 
-impl Kind {
+impl LimitKind {
     /// The remedy when the limit is reached.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
@@ -63,7 +63,7 @@ pub struct Limit {
     /// The device.
     pub device: String,
     /// The resource.
-    pub kind: Kind,
+    pub kind: LimitKind,
     /// The limit.
     pub most: u64,
     /// The number that was requested.
@@ -72,7 +72,7 @@ pub struct Limit {
 
 /// Why an object was not created.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotMade {
+pub(super) enum CreateError {
     /// It would exceed a limit.
     #[error(transparent)]
     Limit(#[from] Limit),
@@ -81,7 +81,7 @@ pub(super) enum NotMade {
     System(#[from] io::Error),
 }
 
-impl NotMade {
+impl CreateError {
     /// The error as a kind of system error.
     pub(super) fn kind(&self) -> io::ErrorKind {
         match self {
@@ -109,12 +109,12 @@ const KINDS: usize = 5;
 struct Used([AtomicU64; KINDS]);
 
 /// The count of one object; it ends when this is dropped.
-pub(super) struct Taken {
+pub(super) struct LimitReservation {
     used: Arc<Used>,
-    kind: Kind,
+    kind: LimitKind,
 }
 
-impl Drop for Taken {
+impl Drop for LimitReservation {
     fn drop(&mut self) {
         // Relaxed: see `Used`.
         self.used.0[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
@@ -132,16 +132,16 @@ impl Limits {
     pub(super) fn of(device: &str, told: &sys::ibv_device_attr) -> Self {
         let number = |told: i32| u64::try_from(told).unwrap_or(0);
         let mut most = [0; KINDS];
-        most[Kind::Regions as usize] = number(told.max_mr);
-        most[Kind::RegionBytes as usize] = told.max_mr_size;
-        most[Kind::Windows as usize] = number(told.max_mw);
-        most[Kind::QueuePairs as usize] = number(told.max_qp);
-        most[Kind::CompletionQueues as usize] = number(told.max_cq);
+        most[LimitKind::Regions as usize] = number(told.max_mr);
+        most[LimitKind::RegionBytes as usize] = told.max_mr_size;
+        most[LimitKind::Windows as usize] = number(told.max_mw);
+        most[LimitKind::QueuePairs as usize] = number(told.max_qp);
+        most[LimitKind::CompletionQueues as usize] = number(told.max_cq);
         Self { device: device.to_owned(), most, used: used_of(device) }
     }
 
     /// Whether `more` objects are allowed; for bytes of a region, whether that length is.
-    pub(super) fn allow(&self, kind: Kind, more: u64) -> Result<(), Limit> {
+    pub(super) fn allow(&self, kind: LimitKind, more: u64) -> Result<(), Limit> {
         let most = self.most[kind as usize];
         // Relaxed: see `Used`.
         let wanted = self.used.0[kind as usize].load(Ordering::Relaxed).saturating_add(more);
@@ -152,13 +152,13 @@ impl Limits {
     }
 
     /// Counts one more object; the result is kept with the object.
-    pub(super) fn take(&self, kind: Kind) -> Result<Taken, Limit> {
+    pub(super) fn reserve(&self, kind: LimitKind) -> Result<LimitReservation, Limit> {
         // Relaxed: see `Used`. Counted before the check, so that two threads never share the last
         // object.
         self.used.0[kind as usize].fetch_add(1, Ordering::Relaxed);
-        let taken = Taken { used: Arc::clone(&self.used), kind };
+        let reservation = LimitReservation { used: Arc::clone(&self.used), kind };
         self.allow(kind, 0)?;
-        Ok(taken)
+        Ok(reservation)
     }
 }
 
@@ -175,19 +175,19 @@ mod tests {
         Limits::of(device, &told)
     }
 
-    const COUNTED: [(Kind, &str); 4] = [
-        (Kind::Regions, "(max_mr)"),
-        (Kind::Windows, "(max_mw)"),
-        (Kind::QueuePairs, "(max_qp)"),
-        (Kind::CompletionQueues, "(max_cq)"),
+    const COUNTED: [(LimitKind, &str); 4] = [
+        (LimitKind::Regions, "(max_mr)"),
+        (LimitKind::Windows, "(max_mw)"),
+        (LimitKind::QueuePairs, "(max_qp)"),
+        (LimitKind::CompletionQueues, "(max_cq)"),
     ];
 
     #[test]
     fn as_many_as_a_device_has_are_given_and_one_more_is_an_error_that_names_the_limit() {
         for (kind, name) in COUNTED {
             let limits = limits(name, 3);
-            let mut taken: Vec<_> = (0..3).map(|_| limits.take(kind).expect("there are three")).collect();
-            for refused in [limits.take(kind).err(), limits.allow(kind, 1).err()] {
+            let mut taken: Vec<_> = (0..3).map(|_| limits.reserve(kind).expect("there are three")).collect();
+            for refused in [limits.reserve(kind).err(), limits.allow(kind, 1).err()] {
                 let error = refused.expect("there are only three");
                 assert_eq!((error.most, error.wanted, error.kind), (3, 4, kind));
                 let text = error.to_string();
@@ -195,24 +195,24 @@ mod tests {
                 assert!(text.ends_with(kind.remedy()), "what to do: {text}");
             }
             taken.pop();
-            assert!(limits.take(kind).is_ok(), "one was given back");
+            assert!(limits.reserve(kind).is_ok(), "one was given back");
         }
     }
 
     #[test]
     fn all_that_a_process_has_opened_of_a_device_counts() {
         let (one, other) = (limits("shared", 2), limits("shared", 2));
-        let _first = one.take(Kind::QueuePairs).expect("there are two");
-        let _second = other.take(Kind::QueuePairs).expect("there are two");
-        assert!(one.take(Kind::QueuePairs).is_err());
-        assert!(limits("another", 2).take(Kind::QueuePairs).is_ok());
+        let _first = one.reserve(LimitKind::QueuePairs).expect("there are two");
+        let _second = other.reserve(LimitKind::QueuePairs).expect("there are two");
+        assert!(one.reserve(LimitKind::QueuePairs).is_err());
+        assert!(limits("another", 2).reserve(LimitKind::QueuePairs).is_ok());
     }
 
     #[test]
     fn a_region_is_at_most_as_long_as_the_device_takes() {
         let limits = limits("long", 4096);
-        assert_eq!(limits.allow(Kind::RegionBytes, 4096), Ok(()));
-        let error = limits.allow(Kind::RegionBytes, 4097).unwrap_err();
+        assert_eq!(limits.allow(LimitKind::RegionBytes, 4096), Ok(()));
+        let error = limits.allow(LimitKind::RegionBytes, 4097).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("4096 bytes in one registered region (max_mr_size), and 4097"), "{text}");
     }
@@ -221,9 +221,9 @@ mod tests {
     fn a_device_that_tells_no_limit_has_none() {
         for told in [0, -1] {
             let limits = limits("unlimited", told);
-            assert_eq!(limits.allow(Kind::RegionBytes, u64::MAX), Ok(()));
+            assert_eq!(limits.allow(LimitKind::RegionBytes, u64::MAX), Ok(()));
             for (kind, name) in COUNTED {
-                assert!(limits.take(kind).is_ok() && limits.allow(kind, u64::MAX).is_ok(), "{name}");
+                assert!(limits.reserve(kind).is_ok() && limits.allow(kind, u64::MAX).is_ok(), "{name}");
             }
         }
     }

@@ -32,11 +32,11 @@
 mod cache;
 #[allow(unsafe_code)]
 mod cm;
+mod connecting;
 mod contract;
 mod control_message;
 mod counts;
 mod direct;
-mod joining;
 mod lease;
 #[allow(unsafe_code)]
 mod library;
@@ -85,31 +85,31 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 pub(crate) use self::cache::Cache;
-use self::cm::Switchboard;
-pub use self::cm::{CallFailure, LoadError as RdmaCmLoadError};
+use self::cm::ConnectionManager;
+pub use self::cm::{ConnectFailure, LoadError as RdmaCmLoadError};
+use self::connecting::Connecting;
 use self::control_message::ControlMessage;
 pub use self::counts::Counts;
 use self::direct::Gpus;
-use self::joining::Joining;
 pub use self::lease::LeaseError;
 pub use self::library::LoadError;
 use self::library::library;
-pub use self::limits::{Kind as LimitKind, Limit};
-use self::nic::{Nic, Opened};
+pub use self::limits::{Limit, LimitKind};
+use self::nic::{Nic, OpenPort};
 use self::open::sizes;
 pub use self::open::{OpenError, QUEUE_DEPTH};
-use self::pair::{KnownRegions, Pair};
+use self::pair::{Pair, RemoteRegions};
 pub use self::pair_error::PairError;
-pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, Wish};
+pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, VerbsOptions};
 pub use self::refusal::Refusal;
 pub use self::registered::MemoryError;
-use self::registered::Registered;
-use self::send_queue::Sizes;
+use self::registered::RegisteredMemory;
+use self::send_queue::QueueSizes;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{Control, FabricMessage, Releases};
-use crate::cuda::Readers;
+use crate::control::{Control, FabricMessage, ReleasedRegions};
+use crate::cuda::FlushScope;
 use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
@@ -122,18 +122,18 @@ use crate::signals::Signals;
 /// When a decoded value does not survive encoding and decoding.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
-    survives(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
-    survives(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
-    survives(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
-    survives(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
+    assert_round_trip(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
+    assert_round_trip(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
+    assert_round_trip(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
+    assert_round_trip(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
     cm::check_decoders(bytes);
     if let Some(word) = bytes.first_chunk() {
         let word = u32::from_le_bytes(*word);
-        survives(wire::Immediate::decode(word), |said| wire::Immediate::decode(said.encode()));
+        assert_round_trip(wire::Immediate::decode(word), |said| wire::Immediate::decode(said.encode()));
     }
 }
 
-fn survives<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&T) -> Option<T>) {
+fn assert_round_trip<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&T) -> Option<T>) {
     if let Some(decoded) = decoded {
         assert_eq!(again(&decoded).as_ref(), Some(&decoded));
     }
@@ -143,7 +143,7 @@ fn survives<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
 
 /// Events that wait to be polled before submits are refused.
-const OUTBOX_MAX: usize = 4096;
+const EVENTS_MAX: usize = 4096;
 
 /// Interval of the polls of the control plane, the connection manager and time limits.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(200);
@@ -155,9 +155,9 @@ const FABRIC: &str = "verbs";
 
 enum Peer {
     Idle,
-    Joining(Box<Joining>),
+    Connecting(Box<Connecting>),
     Open(Box<Pair>),
-    Left,
+    Departed,
     Lost(LossCause),
     Severed,
 }
@@ -167,28 +167,28 @@ pub struct VerbsDevice {
     // Queue pairs are dropped before the objects that they use; fields are dropped in this order.
     peers: Vec<Peer>,
     /// Set when the connection manager connects pairs.
-    switchboard: Option<Switchboard>,
-    regions: KeyMap<Registered>,
+    connection_manager: Option<ConnectionManager>,
+    regions: KeyMap<RegisteredMemory>,
     cache: Cache,
     nics: Vec<Nic>,
     gpus: Gpus,
     control: Control<ControlMessage>,
-    releases: Arc<Releases>,
+    releases: Arc<ReleasedRegions>,
     registry: Arc<dyn Registry>,
     epoll: Arc<OwnedFd>,
     info: DeviceInfo,
     reason: String,
-    sizes: Sizes,
+    sizes: QueueSizes,
     stripe_bytes: usize,
     /// The peers' regions, by rank.
-    known_regions: Vec<KnownRegions>,
+    remote_regions: Vec<RemoteRegions>,
     /// Peers with work requests to post.
     due: Vec<Rank>,
     /// Counts of peers that are gone.
-    past: Counts,
+    past_counts: Counts,
     signal_slots: Vec<OnceLock<Signals>>,
     connect_timeout: Duration,
-    outbox: VecDeque<Event>,
+    event_queue: VecDeque<Event>,
     control_due_at: Nanos,
     control_polls: u32,
     is_armed: bool,
@@ -201,43 +201,44 @@ pub struct VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Opens the port that `wish` names, or the first usable one, and listens at the configured
+    /// Opens the port that `options` names, or the first usable one, and listens at the configured
     /// interface.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
-    pub fn new(config: DeviceConfig, wish: &Wish) -> Result<Self, OpenError> {
+    pub fn new(config: DeviceConfig, options: &VerbsOptions) -> Result<Self, OpenError> {
         let library = library()?;
         let listed = objects::device_names(library);
         let names = listed.map_err(|_| PortError::NoDevice)?;
         let ports = port::ports(Path::new(port::SYSFS), &names)?;
-        let mut wish = wish.clone();
-        if wish.interface.is_none() {
-            wish.interface.clone_from(&config.interface);
+        let mut options = options.clone();
+        if options.interface.is_none() {
+            options.interface.clone_from(&config.interface);
         }
-        let chosen = port::choose_all(&ports, &wish)?;
-        let queue_pairs = wish.queue_pairs(chosen.len())?;
+        let chosen = port::choose_all(&ports, &options)?;
+        let queue_pairs = options.queue_pairs(chosen.len())?;
         let reason = port::reason(&chosen);
         tracing::info!("verbs: {reason}");
-        let opened = chosen.into_iter().map(|chosen| Opened::new(library, chosen));
+        let opened = chosen.into_iter().map(|chosen| OpenPort::new(library, chosen));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let (world_size, connect_timeout) = (config.world_size, config.connect_timeout);
-        let sizes = Sizes { service: wish.service()?, ..sizes(&opened, world_size, queue_pairs)? };
+        let sizes = QueueSizes { service: options.service()?, ..sizes(&opened, world_size, queue_pairs)? };
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
         let control = Control::new(config, FABRIC, 0)?;
-        let switchboard = match wish.connect {
+        let connection_manager = match options.connect {
             Connect::Rendezvous => None,
-            Connect::RdmaCm => Some(Switchboard::new(&nics, world_size)?),
+            Connect::RdmaCm => Some(ConnectionManager::new(&nics, world_size)?),
         };
-        let joined =
-            join_wake_sources(&nics, &control, switchboard.as_ref()).map_err(|error| OpenError::Refused {
+        let joined = combine_wake_sources(&nics, &control, connection_manager.as_ref()).map_err(|error| {
+            OpenError::Refused {
                 device: nics[0].chosen.device.clone(),
-                what: "an epoll descriptor",
+                object: "an epoll descriptor",
                 source: error.into(),
-            })?;
+            }
+        })?;
         let releases = Arc::new(control.releases());
         let message_bytes_max = nics.iter().map(|nic| u64::from(nic.port.max_msg_sz)).min().unwrap_or(0);
         let queue_depth = sizes.depth as usize;
@@ -254,7 +255,7 @@ impl VerbsDevice {
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
-            switchboard,
+            connection_manager,
             regions: KeyMap::default(),
             cache: Cache::default(),
             nics,
@@ -266,13 +267,13 @@ impl VerbsDevice {
             info,
             reason,
             sizes,
-            stripe_bytes: wish.stripe_bytes.unwrap_or(STRIPE_BYTES),
-            known_regions: vec![KnownRegions::default(); world_size as usize],
+            stripe_bytes: options.stripe_bytes.unwrap_or(STRIPE_BYTES),
+            remote_regions: vec![RemoteRegions::default(); world_size as usize],
             due: Vec::with_capacity(world_size as usize),
-            past: Counts::default(),
+            past_counts: Counts::default(),
             signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
             connect_timeout,
-            outbox: VecDeque::with_capacity(64),
+            event_queue: VecDeque::with_capacity(64),
             control_due_at: Nanos::ZERO,
             control_polls: 0,
             is_armed: false,
@@ -292,7 +293,7 @@ impl VerbsDevice {
     /// The requests to its NICs so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let mut counts = self.past;
+        let mut counts = self.past_counts;
         self.nics.iter().for_each(|nic| counts += nic.counts());
         self.peers.iter().filter_map(Peer::pair).for_each(|pair| counts += pair.counts());
         counts
@@ -337,10 +338,10 @@ impl VerbsDevice {
     fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
         self.forget_released();
         // GPUs read memory that ranks of this host map.
-        let readers = if slot.is_some() { Readers::All } else { Readers::Own };
-        let gpu = Gpus::of(&**memory, readers)?;
-        let (key, registered) = Registered::new(&self.nics, memory, slot)?;
-        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu, readers));
+        let scope = if slot.is_some() { FlushScope::AllDevices } else { FlushScope::Owner };
+        let gpu = Gpus::of(&**memory, scope)?;
+        let (key, registered) = RegisteredMemory::new(&self.nics, memory, slot)?;
+        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu, scope));
         self.regions.insert(key, registered);
         self.announce(key);
         Ok(key)
@@ -352,7 +353,7 @@ impl Peer {
     fn pair(&self) -> Option<&Pair> {
         match self {
             Self::Open(pair) => Some(pair),
-            Self::Joining(joining) => joining.pair.as_ref(),
+            Self::Connecting(connecting) => connecting.pair.as_ref(),
             _ => None,
         }
     }
@@ -361,7 +362,7 @@ impl Peer {
     fn pair_mut(&mut self) -> Option<&mut Pair> {
         match self {
             Self::Open(pair) => Some(pair),
-            Self::Joining(joining) => joining.pair.as_mut(),
+            Self::Connecting(connecting) => connecting.pair.as_mut(),
             _ => None,
         }
     }
@@ -369,10 +370,10 @@ impl Peer {
 
 /// One epoll descriptor that is readable when a completion queue, the control plane or the
 /// connection manager has an event.
-fn join_wake_sources(
+fn combine_wake_sources(
     nics: &[Nic],
     control: &Control<ControlMessage>,
-    switchboard: Option<&Switchboard>,
+    connection_manager: Option<&ConnectionManager>,
 ) -> rustix::io::Result<OwnedFd> {
     let joined = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let data = epoll::EventData::new_u64(0);
@@ -380,8 +381,8 @@ fn join_wake_sources(
         epoll::add(&joined, nic.completions.file(), data, epoll::EventFlags::IN)?;
     }
     epoll::add(&joined, control.wake_source(), data, epoll::EventFlags::IN)?;
-    if let Some(switchboard) = switchboard {
-        epoll::add(&joined, switchboard.file(), data, epoll::EventFlags::IN)?;
+    if let Some(connection_manager) = connection_manager {
+        epoll::add(&joined, connection_manager.file(), data, epoll::EventFlags::IN)?;
     }
     Ok(joined)
 }

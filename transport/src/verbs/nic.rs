@@ -7,20 +7,20 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::library::Library;
-use super::limits::{Limits, NotMade};
-use super::objects::{COMPLETIONS_AT_ONCE, Completions, Context, Domain, Receives};
+use super::limits::{CreateError, Limits};
+use super::objects::{COMPLETIONS_AT_ONCE, CompletionQueue, Context, ProtectionDomain, SharedReceiveQueue};
 use super::open::OpenError;
-use super::port::{Chosen, PortError, SYSFS};
-use super::send_queue::Sizes;
+use super::port::{ChosenPort, PortError, SYSFS};
+use super::send_queue::QueueSizes;
 use super::{Counts, sys};
 use crate::Rank;
 
 /// Consumed receives that are posted again together.
-const RESTOCK: u32 = 64;
+const REPLENISH_BATCH: u32 = 64;
 
 /// Receives that are posted in addition to the peers' credits: that many may be consumed, and their
 /// credits returned, before they are posted again.
-pub(super) const SPARE_RECEIVES: u32 = RESTOCK + COMPLETIONS_AT_ONCE as u32;
+pub(super) const SPARE_RECEIVES: u32 = REPLENISH_BATCH + COMPLETIONS_AT_ONCE as u32;
 
 /// Capability flags of memory windows of type 2; either suffices.
 const WINDOWS: u32 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WINDOW_TYPE_2B;
@@ -29,15 +29,15 @@ const WINDOWS: u32 = sys::IBV_DEVICE_MEM_WINDOW_TYPE_2A | sys::IBV_DEVICE_MEM_WI
 const NOT_READY_COUNTERS: [&str; 4] = ["rcvd_rnr_err", "send_rnr_err", "rnr_nak_retry_err", "out_of_buffer"];
 
 /// An open port with its limits.
-pub(super) struct Opened {
-    pub(super) chosen: Chosen,
+pub(super) struct OpenPort {
+    pub(super) chosen: ChosenPort,
     pub(super) limits: sys::ibv_device_attr,
     context: Arc<Context>,
     port: sys::ibv_port_attr,
 }
 
-impl Opened {
-    pub(super) fn new(library: &'static Library, chosen: Chosen) -> Result<Self, OpenError> {
+impl OpenPort {
+    pub(super) fn new(library: &'static Library, chosen: ChosenPort) -> Result<Self, OpenError> {
         let context = Context::open(library, &chosen.device).map_err(|source| {
             if source.kind() == io::ErrorKind::PermissionDenied {
                 return OpenError::NotPermitted { device: chosen.device.clone() };
@@ -52,18 +52,18 @@ impl Opened {
 }
 
 /// An error of this port's device.
-fn refused(chosen: &Chosen, what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+fn refused(chosen: &ChosenPort, object: &'static str) -> impl FnOnce(io::Error) -> OpenError {
     let device = chosen.device.clone();
-    move |source| OpenError::Refused { device, what, source }
+    move |source| OpenError::Refused { device, object, source }
 }
 
 /// See the module.
 pub(super) struct Nic {
     // Queue pairs are dropped before; then these, in this order.
-    pub(super) receives: Receives,
-    pub(super) completions: Completions,
-    pub(super) domain: Arc<Domain>,
-    pub(super) chosen: Chosen,
+    pub(super) receives: SharedReceiveQueue,
+    pub(super) completions: CompletionQueue,
+    pub(super) domain: Arc<ProtectionDomain>,
+    pub(super) chosen: ChosenPort,
     pub(super) port: sys::ibv_port_attr,
     /// Whether it supports memory windows of type 2.
     pub(super) has_windows: bool,
@@ -77,18 +77,19 @@ pub(super) struct Nic {
 
 impl Nic {
     /// Makes the shared objects for `others` peers.
-    pub(super) fn new(opened: Opened, others: u32, sizes: Sizes) -> Result<Self, OpenError> {
-        let Opened { chosen, context, port, limits } = opened;
+    pub(super) fn new(opened: OpenPort, others: u32, sizes: QueueSizes) -> Result<Self, OpenError> {
+        let OpenPort { chosen, context, port, limits } = opened;
         let told = Limits::of(&chosen.device, &limits);
-        let domain = Domain::new(&context, told.clone()).map_err(refused(&chosen, "a protection domain"))?;
+        let domain =
+            ProtectionDomain::new(&context, told.clone()).map_err(refused(&chosen, "a protection domain"))?;
         let receives = others * sizes.receives() + SPARE_RECEIVES;
         let entries = others * sizes.queue_pairs * sizes.requests() + receives;
-        let completions = Completions::new(&context, &told, entries).map_err(|error| match error {
-            NotMade::Limit(limit) => OpenError::Limit(limit),
-            NotMade::System(error) => refused(&chosen, "a completion queue")(error),
+        let completions = CompletionQueue::new(&context, &told, entries).map_err(|error| match error {
+            CreateError::Limit(limit) => OpenError::Limit(limit),
+            CreateError::System(error) => refused(&chosen, "a completion queue")(error),
         })?;
         let mut receives =
-            Receives::new(&domain, receives).map_err(refused(&chosen, "a shared receive queue"))?;
+            SharedReceiveQueue::new(&domain, receives).map_err(refused(&chosen, "a shared receive queue"))?;
         receives.post(SPARE_RECEIVES as usize).map_err(refused(&chosen, "receives"))?;
         let not_ready_before = not_ready(&chosen).unwrap_or(0);
         Ok(Self {
@@ -124,10 +125,10 @@ impl Nic {
     }
 
     /// Records `used` consumed receives, and posts them again in batches.
-    pub(super) fn restock(&mut self, used: u32) {
+    pub(super) fn replenish(&mut self, used: u32) {
         self.used += used;
         self.counts.receives += u64::from(used);
-        if self.used >= RESTOCK {
+        if self.used >= REPLENISH_BATCH {
             self.counts.receive_doorbells += 1;
             if self.receives.post(self.used as usize).is_err() {
                 tracing::warn!("verbs: {} took no receives", self.chosen.device);
@@ -143,7 +144,7 @@ impl Nic {
     }
 }
 
-fn not_ready(chosen: &Chosen) -> Option<u64> {
+fn not_ready(chosen: &ChosenPort) -> Option<u64> {
     let folder = Path::new(SYSFS).join(&chosen.device).join(format!("ports/{}/hw_counters", chosen.port));
     let count = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
     NOT_READY_COUNTERS.into_iter().filter_map(count).reduce(|sum, count| sum + count)

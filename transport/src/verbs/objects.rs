@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-pub(super) use self::memory::{Domain, MemoryRegion};
-pub(super) use self::window::Window;
+pub(super) use self::memory::{MemoryRegion, ProtectionDomain};
+pub(super) use self::window::MemoryWindow;
 use super::library::Library;
-use super::limits::{Kind, Limits, NotMade, Taken};
+use super::limits::{CreateError, LimitKind, LimitReservation, Limits};
 use super::sys;
 
 /// Converts the result of a function to an error.
@@ -140,7 +140,7 @@ const RECEIVE: u64 = u64::MAX;
 
 /// The end of a work request or a receive. If it failed, only the first four fields are valid.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Completion {
+pub(super) struct WorkCompletion {
     /// The number that the request was posted with.
     pub(super) number: u64,
     pub(super) queue_pair: u32,
@@ -156,7 +156,7 @@ pub(super) struct Completion {
 type PollQueue = unsafe extern "C" fn(*mut sys::ibv_cq, c_int, *mut sys::ibv_wc) -> c_int;
 
 /// A completion queue with its completion channel.
-pub(super) struct Completions {
+pub(super) struct CompletionQueue {
     queue: NonNull<sys::ibv_cq>,
     /// The provider's function for it.
     poll: PollQueue,
@@ -165,18 +165,18 @@ pub(super) struct Completions {
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
     unacknowledged: u32,
-    _taken: Taken,
+    _reservation: LimitReservation,
 }
 
 // SAFETY: as for `Context`.
-unsafe impl Send for Completions {}
+unsafe impl Send for CompletionQueue {}
 
 /// Events that are acknowledged at once: each acknowledgement takes a lock.
 const ACKNOWLEDGE_EVERY: u32 = 1024;
 
-impl Completions {
-    pub(super) fn new(context: &Arc<Context>, limits: &Limits, entries: u32) -> Result<Self, NotMade> {
-        let taken = limits.take(Kind::CompletionQueues)?;
+impl CompletionQueue {
+    pub(super) fn new(context: &Arc<Context>, limits: &Limits, entries: u32) -> Result<Self, CreateError> {
+        let reservation = limits.reserve(LimitKind::CompletionQueues)?;
         let library = context.library;
         // SAFETY: an open context; the queue keeps no address of ours.
         unsafe {
@@ -199,7 +199,8 @@ impl Completions {
             let found = Box::new(std::mem::zeroed());
             let context = Arc::clone(context);
             let poll = context.raw.as_ref().ops.poll_cq.expect("every provider polls");
-            let made = Self { queue, poll, found, channel, context, unacknowledged: 0, _taken: taken };
+            let made =
+                Self { queue, poll, found, channel, context, unacknowledged: 0, _reservation: reservation };
             rustix::io::ioctl_fionbio(made.file(), true).map_err(io::Error::from)?;
             Ok(made)
         }
@@ -229,9 +230,9 @@ impl Completions {
     }
 
     /// A completion of the last poll.
-    pub(super) fn found(&self, index: usize) -> Completion {
+    pub(super) fn found(&self, index: usize) -> WorkCompletion {
         let completion = &self.found[index];
-        Completion {
+        WorkCompletion {
             number: completion.wr_id,
             queue_pair: completion.qp_num,
             status: completion.status,
@@ -272,7 +273,7 @@ impl Completions {
     }
 }
 
-impl Drop for Completions {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let library = self.context.library;
         // SAFETY: queue pairs hold their completions; a queue is destroyed when all its events were
@@ -287,19 +288,19 @@ impl Drop for Completions {
 
 /// A receive queue that all queue pairs of a device share. Its receives hold no memory, because
 /// they are only for signals.
-pub(super) struct Receives {
+pub(super) struct SharedReceiveQueue {
     raw: NonNull<sys::ibv_srq>,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
 }
 
 // SAFETY: as for `Context`.
-unsafe impl Send for Receives {}
+unsafe impl Send for SharedReceiveQueue {}
 
 /// Receives that are posted at once.
 const POST_AT_ONCE: usize = 64;
 
-impl Receives {
-    pub(super) fn new(domain: &Arc<Domain>, entries: u32) -> io::Result<Self> {
+impl SharedReceiveQueue {
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, entries: u32) -> io::Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: entries, max_sge: 1, srq_limit: 0 };
         let mut wanted = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: a live domain.
@@ -336,7 +337,7 @@ impl Receives {
     }
 }
 
-impl Drop for Receives {
+impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         // SAFETY: queue pairs are dropped before (see the device).
         unsafe { (self.domain.context.library.destroy_srq)(self.raw.as_ptr()) };
@@ -346,8 +347,8 @@ impl Drop for Receives {
 /// A queue pair of type RC (reliable connection).
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
-    domain: Arc<Domain>,
-    _taken: Taken,
+    domain: Arc<ProtectionDomain>,
+    _reservation: LimitReservation,
 }
 
 // SAFETY: as for `Context`.
@@ -357,13 +358,13 @@ impl QueuePair {
     /// Makes a queue pair with room for `requests` under way, each with at most `inline` bytes of
     /// inline data.
     pub(super) fn new(
-        domain: &Arc<Domain>,
-        completions: &Completions,
-        receives: &Receives,
+        domain: &Arc<ProtectionDomain>,
+        completions: &CompletionQueue,
+        receives: &SharedReceiveQueue,
         requests: u32,
         inline: u32,
-    ) -> Result<Self, NotMade> {
-        let taken = domain.limits.take(Kind::QueuePairs)?;
+    ) -> Result<Self, CreateError> {
+        let reservation = domain.limits.reserve(LimitKind::QueuePairs)?;
         let mut wanted = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: completions.queue.as_ptr(),
@@ -381,7 +382,7 @@ impl QueuePair {
         };
         // SAFETY: live objects of one context.
         let raw = made(unsafe { (domain.context.library.create_qp)(domain.raw.as_ptr(), &raw mut wanted) })?;
-        Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
+        Ok(Self { raw, domain: Arc::clone(domain), _reservation: reservation })
     }
 
     /// The number by which completions and the peer name it.

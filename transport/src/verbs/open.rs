@@ -5,11 +5,11 @@ use std::io;
 
 use super::cm;
 use super::library::LoadError;
-use super::limits::{Kind, Limit, Limits, NotMade};
-use super::nic::{Opened, SPARE_RECEIVES};
+use super::limits::{CreateError, Limit, LimitKind, Limits};
+use super::nic::{OpenPort, SPARE_RECEIVES};
 use super::pair_error::PairError;
 use super::port::{PortError, Service};
-use super::send_queue::Sizes;
+use super::send_queue::QueueSizes;
 use super::sys;
 use super::wire::QUEUE_PAIRS_MAX;
 use crate::control;
@@ -76,12 +76,12 @@ pub enum OpenError {
         device: String,
     },
     /// The kernel or the NIC refused an object.
-    #[error("RDMA device {device} refused {what}{}", hint(.source.kind()))]
+    #[error("RDMA device {device} refused {object}{}", hint(.source.kind()))]
     Refused {
         /// The device.
         device: String,
         /// The object.
-        what: &'static str,
+        object: &'static str,
         /// The kernel's error.
         #[source]
         source: io::Error,
@@ -103,9 +103,9 @@ pub(super) fn hint(error: io::ErrorKind) -> &'static str {
 }
 
 /// The cause of a loss when an object of the pair was refused.
-pub(super) fn refused(error: &NotMade) -> LossCause {
+pub(super) fn refused(error: &CreateError) -> LossCause {
     match (error, error.kind(), locked_limit()) {
-        (NotMade::Limit(limit), ..) => PairError::Limit { kind: limit.kind, most: limit.most }.into(),
+        (CreateError::Limit(limit), ..) => PairError::Limit { kind: limit.kind, most: limit.most }.into(),
         // Without a limit another kind of memory is short.
         (_, io::ErrorKind::OutOfMemory, limit) if limit < u64::MAX => PairError::NotLocked { limit }.into(),
         (_, kind, _) => LossCause::ConnectionBroke(kind),
@@ -113,9 +113,9 @@ pub(super) fn refused(error: &NotMade) -> LossCause {
 }
 
 /// The queue sizes of each pair on each NIC.
-pub(super) fn sizes(opened: &[Opened], world_size: u32, queue_pairs: u32) -> Result<Sizes, OpenError> {
+pub(super) fn sizes(opened: &[OpenPort], world_size: u32, queue_pairs: u32) -> Result<QueueSizes, OpenError> {
     let service = Service::default();
-    let mut least = Sizes { queue_pairs, depth: QUEUE_DEPTH, credits: CREDITS, reads: READS, service };
+    let mut least = QueueSizes { queue_pairs, depth: QUEUE_DEPTH, credits: CREDITS, reads: READS, service };
     for nic in opened {
         let sizes = sizes_of(&nic.chosen.device, world_size, queue_pairs, &nic.limits)?;
         least.depth = least.depth.min(sizes.depth);
@@ -130,7 +130,7 @@ fn sizes_of(
     world_size: u32,
     queue_pairs: u32,
     limits: &sys::ibv_device_attr,
-) -> Result<Sizes, OpenError> {
+) -> Result<QueueSizes, OpenError> {
     let others = world_size.saturating_sub(1).max(1);
     let of = |limit: c_int| u32::try_from(limit).unwrap_or(0);
     let receives = of(limits.max_srq_wr).saturating_sub(SPARE_RECEIVES) / others;
@@ -148,10 +148,10 @@ fn sizes_of(
         return Err(OpenError::TooManyRanks { device: device.to_owned(), ranks, limit });
     }
     let told = Limits::of(device, limits);
-    told.allow(Kind::QueuePairs, u64::from(queue_pairs) * u64::from(others))?;
+    told.allow(LimitKind::QueuePairs, u64::from(queue_pairs) * u64::from(others))?;
     // For each peer the inbox, and the slots of each queue pair.
-    told.allow(Kind::Regions, u64::from(queue_pairs + 1) * u64::from(others))?;
-    Ok(Sizes { queue_pairs, depth, credits, reads, service: Service::default() })
+    told.allow(LimitKind::Regions, u64::from(queue_pairs + 1) * u64::from(others))?;
+    Ok(QueueSizes { queue_pairs, depth, credits, reads, service: Service::default() })
 }
 
 /// The limit of locked memory of this process, in bytes.

@@ -6,7 +6,7 @@
 //!   A queue pair places writes in order before it completes the receive of an immediate, so all
 //!   bytes are visible with that completion (contract line 1).
 //! * **Several queue pairs**: a long transfer is striped over all of them
-//!   ([`stripes`](super::stripes)), others use one. Signals of one signal slot always use the same
+//!   ([`stripes`](super::stripes)), remote_regions use one. Signals of one signal slot always use the same
 //!   queue pair, because their payloads share a slot of the inbox. Atomics use the first queue
 //!   pair: they are atomic among those of one NIC.
 //! * **Credits.** An immediate consumes a receive of its target. The hello of each end states the
@@ -20,15 +20,15 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::lease::Leased;
-use super::limits::NotMade;
+use super::lease::HeldLease;
+use super::limits::CreateError;
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::request::{Local, with_immediate};
-use super::send_queue::{SLOT_BYTES, SendQueue, Sizes, Waits};
+use super::send_queue::{CompletionOwner, QueueSizes, SLOT_BYTES, SendQueue};
 use super::status::Operation;
-use super::stripes::{Arriving, Ends};
-use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion, QueuePairHello};
+use super::stripes::{IncomingStripedPuts, StripedTransfers};
+use super::wire::{CREDITS_MAX, Hello, Immediate, Piggyback, QueuePairHello, RemoteRegion};
 use super::{Counts, sys};
 use crate::Rank;
 use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
@@ -37,7 +37,7 @@ use crate::region::{KeyMap, RegionKey};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 
 /// The announced regions of a peer.
-pub(super) type KnownRegions = KeyMap<KnownRegion>;
+pub(super) type RemoteRegions = KeyMap<RemoteRegion>;
 
 /// See the module.
 pub(super) struct Pair {
@@ -47,9 +47,9 @@ pub(super) struct Pair {
     /// The peer's payloads, a slot for each signal slot; registered with each NIC.
     inboxes: Vec<MemoryRegion>,
     /// Memory windows by their keys.
-    leases: KeyMap<Leased>,
+    leases: KeyMap<HeldLease>,
     signal_slots: Signals,
-    sizes: Sizes,
+    sizes: QueueSizes,
     stripe_bytes: usize,
     /// Credits that the peer grants; zero before it is connected.
     remote_credits: u32,
@@ -57,11 +57,11 @@ pub(super) struct Pair {
     /// Immediates that the peer accepts now.
     credits: u32,
     /// Immediates of the peer whose credits were not returned.
-    owed: u32,
+    unreturned: u32,
     /// Transfers whose ends will be reported.
     waiting: u32,
-    ends: Ends,
-    arriving: Arriving,
+    striped_transfers: StripedTransfers,
+    arriving: IncomingStripedPuts,
     /// Striped puts with a signal so far.
     striped: u64,
     /// The queue pair of the last transfer that could use any.
@@ -76,10 +76,10 @@ impl Pair {
         nics: &[Nic],
         peer: Rank,
         signal_slots: Signals,
-        sizes: Sizes,
+        sizes: QueueSizes,
         stripe_bytes: usize,
         mut random: impl FnMut() -> u64,
-    ) -> Result<Self, NotMade> {
+    ) -> Result<Self, CreateError> {
         let memory: Arc<dyn Memory> = HostMemory::new(signal_slots.len().max(1) * SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
         let access = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
@@ -99,10 +99,10 @@ impl Pair {
             remote_credits: 0,
             remote_signal_slots: 0,
             credits: 0,
-            owed: 0,
+            unreturned: 0,
             waiting: 0,
-            ends: Ends::default(),
-            arriving: Arriving::default(),
+            striped_transfers: StripedTransfers::default(),
+            arriving: IncomingStripedPuts::default(),
             striped: 0,
             next: 0,
             is_listed: false,
@@ -128,16 +128,16 @@ impl Pair {
 
     /// Connects it to the peer of this hello, over as many queue pairs as both have.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello) -> io::Result<()> {
-        self.keep_first(hello.queues.len());
+        self.truncate_queues(hello.queues.len());
         for (queue, other) in self.queues.iter_mut().zip(&hello.queues) {
             queue.connect(nics, hello, other)?;
         }
-        self.agree(hello);
+        self.set_remote_limits(hello);
         Ok(())
     }
 
     /// Drops the queue pairs for which the peer has no counterpart.
-    pub(super) fn keep_first(&mut self, count: usize) {
+    pub(super) fn truncate_queues(&mut self, count: usize) {
         self.queues.truncate(count);
     }
 
@@ -150,12 +150,12 @@ impl Pair {
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
         self.queues[queue].connect_as(hello, other, attributes)?;
-        self.agree(hello);
+        self.set_remote_limits(hello);
         Ok(())
     }
 
     /// Takes over the peer's limits, before anything was sent.
-    fn agree(&mut self, hello: &Hello) {
+    fn set_remote_limits(&mut self, hello: &Hello) {
         self.remote_credits = hello.credits;
         self.remote_signal_slots = hello.signal_slots;
         self.credits = hello.credits;
@@ -175,8 +175,8 @@ impl Pair {
     }
 
     /// Whether all work requests were posted.
-    pub(super) fn has_woken(&self) -> bool {
-        self.queues.iter().all(SendQueue::has_woken)
+    pub(super) fn has_posted_all(&self) -> bool {
+        self.queues.iter().all(SendQueue::has_posted_all)
     }
 
     /// Posts the work requests.
@@ -190,11 +190,11 @@ impl Pair {
 
     /// Handles the success of the requests of this queue pair up to `number`.
     pub(super) fn completed(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
-        while let Some(ended) = self.queues[queue].take_ended(number) {
-            let id = match ended.waits {
-                Waits::Nobody => None,
-                Waits::Whole(id) => Some(id),
-                Waits::Part => self.ends.part_ended(queue),
+        while let Some(ended) = self.queues[queue].pop_completed(number) {
+            let id = match ended.owner {
+                CompletionOwner::NoOwner => None,
+                CompletionOwner::Transfer(id) => Some(id),
+                CompletionOwner::StripePart => self.striped_transfers.part_ended(queue),
             };
             let Some(id) = id else { continue };
             self.waiting -= 1;
@@ -205,7 +205,7 @@ impl Pair {
     /// Handles an immediate that came with a write of `bytes` bytes.
     pub(super) fn received(&mut self, queue: usize, word: u32, bytes: u32) -> Result<(), ProtocolViolation> {
         let said = Immediate::decode(word).ok_or(ProtocolViolation::MalformedFrame)?;
-        if let Besides::Credits(credits) = said.besides {
+        if let Piggyback::Credits(credits) = said.piggyback {
             if credits > self.remote_credits - self.credits {
                 return Err(ProtocolViolation::UnexpectedAnswer);
             }
@@ -215,12 +215,12 @@ impl Pair {
         if usize::from(signal_slot) >= self.signal_slots.len() {
             return Err(ProtocolViolation::UnknownSignalSlot);
         }
-        self.owed += 1;
-        if self.owed > self.sizes.credits {
+        self.unreturned += 1;
+        if self.unreturned > self.sizes.credits {
             return Err(ProtocolViolation::TooManyRequests);
         }
         let mut payload_bytes = said.has_payload.then_some(bytes);
-        if let Besides::Stripe(stripe) = said.besides {
+        if let Piggyback::Stripe(stripe) = said.piggyback {
             let put = self.arriving.part(queue, self.queues.len(), stripe, signal_slot, payload_bytes)?;
             let Some(put) = put else { return Ok(()) };
             payload_bytes = put.payload_bytes;
@@ -247,19 +247,19 @@ impl Pair {
     /// Returns credits before the peer has to wait for them; returns whether a work request was
     /// added.
     #[inline]
-    pub(super) fn give_back(&mut self) -> bool {
-        self.owed >= self.sizes.credits.div_ceil(2) && self.give_all_back()
+    pub(super) fn return_credits(&mut self) -> bool {
+        self.unreturned >= self.sizes.credits.div_ceil(2) && self.return_all_credits()
     }
 
     #[cold]
-    fn give_all_back(&mut self) -> bool {
+    fn return_all_credits(&mut self) -> bool {
         if !self.queues[0].has_spare_room() {
             return false;
         }
-        let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
-        let immediate = Immediate { signal_slot: None, has_payload: false, besides };
+        let piggyback = Piggyback::Credits(self.unreturned.min(CREDITS_MAX));
+        let immediate = Immediate { signal_slot: None, has_payload: false, piggyback };
         let write = with_immediate(self.queues[0].inbox, immediate);
-        self.queues[0].push(Waits::Nobody, None, RegionKey::NONE, &[(write, Local::Nothing)]);
+        self.queues[0].push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(write, Local::Nothing)]);
         self.charge(immediate);
         true
     }
@@ -275,7 +275,7 @@ impl Pair {
         bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
         id: TransferId,
         key: RegionKey,
-        leased: Leased,
+        leased: HeldLease,
     ) {
         self.waiting += 1;
         self.queues[0].push_bind(id, key, bind);
@@ -288,14 +288,14 @@ impl Pair {
     }
 
     /// Sends a write of no bytes over each queue pair; its completion proves that the path works.
-    pub(super) fn try_ways(&mut self) -> Result<(), LossCause> {
-        self.queues.iter_mut().for_each(SendQueue::push_nothing);
+    pub(super) fn probe_paths(&mut self) -> Result<(), LossCause> {
+        self.queues.iter_mut().for_each(SendQueue::push_empty_write);
         self.post()
     }
 
     /// Makes sure that all submitted requests will be completed.
-    pub(super) fn seal(&mut self) {
-        self.queues.iter_mut().for_each(SendQueue::seal);
+    pub(super) fn request_completion(&mut self) {
+        self.queues.iter_mut().for_each(SendQueue::request_completion);
     }
 
     /// Whether the peer has acknowledged all requests.
@@ -310,11 +310,11 @@ impl Pair {
 
     /// Reports a request that failed because of its remote key.
     pub(super) fn refuse(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
-        let Some((waits, key)) = self.queues[queue].refuse(number) else { return };
-        let id = match waits {
-            Waits::Nobody => None,
-            Waits::Whole(id) => Some(id),
-            Waits::Part => self.ends.part_failed(queue),
+        let Some((owner, key)) = self.queues[queue].refuse(number) else { return };
+        let id = match owner {
+            CompletionOwner::NoOwner => None,
+            CompletionOwner::Transfer(id) => Some(id),
+            CompletionOwner::StripePart => self.striped_transfers.part_failed(queue),
         };
         if let Some(id) = id {
             let refused = TransferError::Refused { peer: self.peer, key };
@@ -331,8 +331,9 @@ impl Pair {
 
     /// Ends all transfers with `error` and destroys the queue pairs.
     pub(super) fn fail(self, error: &TransferError, events: &mut VecDeque<Event>) {
-        let Self { queues, ends, .. } = self;
-        let ids: Vec<_> = queues.into_iter().flat_map(SendQueue::fail).chain(ends.into_ids()).collect();
+        let Self { queues, striped_transfers, .. } = self;
+        let ids: Vec<_> =
+            queues.into_iter().flat_map(SendQueue::fail).chain(striped_transfers.into_ids()).collect();
         events.extend(ids.into_iter().map(|id| Event::Done { id, result: Err(error.clone()) }));
     }
 }

@@ -1,10 +1,10 @@
 //! Losses and connect errors that only this fabric has.
 
 use super::FABRIC;
-use super::cm::CallFailure;
-use super::limits::Kind as LimitKind;
-use super::port::Kind as AddressKind;
-use super::refusal::{KINDS_REMEDY, NOT_JOINED_REMEDY, Refusal};
+use super::cm::ConnectFailure;
+use super::limits::LimitKind;
+use super::port::GidType;
+use super::refusal::{GID_TYPE_REMEDY, NO_PATH_REMEDY, Refusal};
 use super::status::{WorkFailure, WorkStatus};
 use crate::cuda::CudaError;
 use crate::device::{BackendError, LossCause, LossKind};
@@ -25,7 +25,7 @@ pub enum PairError {
     #[error(
         "its RDMA port carries packets of {peer} bytes, this rank's of {own}; give both ends' network interfaces the same MTU"
     )]
-    PacketLengths {
+    MtuMismatch {
         /// Longest packet of this rank's port, in bytes.
         own: u32,
         /// Longest packet of the peer's port, in bytes.
@@ -33,20 +33,20 @@ pub enum PairError {
     },
     /// The GID types of the two ports do not fit.
     #[error(
-        "the address of its RDMA port is {peer}, that of this rank's {own}, which do not meet; {KINDS_REMEDY}"
+        "the address of its RDMA port is {peer}, that of this rank's {own}, which do not meet; {GID_TYPE_REMEDY}"
     )]
-    AddressKinds {
+    GidTypeMismatch {
         /// The type of this rank's GID.
-        own: AddressKind,
+        own: GidType,
         /// The type of the peer's GID.
-        peer: AddressKind,
+        peer: GidType,
     },
     /// This rank's NIC did not connect the queue pair.
     #[error(
-        "this rank's NIC joins no queue pair to it ({}); {NOT_JOINED_REMEDY}",
+        "this rank's NIC joins no queue pair to it ({}); {NO_PATH_REMEDY}",
         std::io::Error::from_raw_os_error(*.errno)
     )]
-    NotJoined {
+    NotConnected {
         /// The system's error number.
         errno: i32,
     },
@@ -60,7 +60,7 @@ pub enum PairError {
     },
     /// The connection manager did not connect the two.
     #[error("{0}")]
-    Call(CallFailure),
+    Connect(ConnectFailure),
     /// The peer refused the connection, for this reason.
     #[error("it refused the connection: {0}")]
     Refused(Refusal),
@@ -68,7 +68,7 @@ pub enum PairError {
     #[error(
         "this rank's GPU does not show what its NIC has written there ({0}); look whether 'nvidia-smi' works"
     )]
-    NotShown(CudaError),
+    GpuNotFlushed(CudaError),
     /// A work request on the queue pair failed.
     #[error("{0}")]
     QueuePair(WorkFailure),
@@ -78,17 +78,17 @@ impl PairError {
     fn kind(&self) -> LossKind {
         match self {
             Self::NotLocked { .. } | Self::Limit { .. } => LossKind::Exhausted,
-            Self::PacketLengths { .. } | Self::AddressKinds { .. } => LossKind::Incompatible,
-            Self::NotJoined { .. } => LossKind::Unreachable,
-            Self::Call(failure) => match failure {
-                CallFailure::Rejected { .. } => LossKind::Refused,
-                CallFailure::NoAddress
-                | CallFailure::NoRoute
-                | CallFailure::NoAnswer
-                | CallFailure::NotJoined => LossKind::Unreachable,
+            Self::MtuMismatch { .. } | Self::GidTypeMismatch { .. } => LossKind::Incompatible,
+            Self::NotConnected { .. } => LossKind::Unreachable,
+            Self::Connect(failure) => match failure {
+                ConnectFailure::Rejected { .. } => LossKind::Refused,
+                ConnectFailure::NoAddress
+                | ConnectFailure::NoRoute
+                | ConnectFailure::NoAnswer
+                | ConnectFailure::NotConnected => LossKind::Unreachable,
             },
             Self::Refused(_) => LossKind::Refused,
-            Self::NotShown(_) => LossKind::Hardware,
+            Self::GpuNotFlushed(_) => LossKind::Hardware,
             Self::QueuePair(failure) => match failure.status {
                 WorkStatus::RetriesExceeded => LossKind::Unresponsive,
                 WorkStatus::RemoteAccess => LossKind::AccessDenied,

@@ -21,7 +21,7 @@ pub const SYSFS: &str = "/sys/class/infiniband";
 
 /// The type of a GID, the best last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum GidType {
     /// RoCE v1: not routed.
     RoceV1,
     /// RoCE v2 with a link-local IPv6 address.
@@ -34,7 +34,7 @@ pub enum Kind {
     InfiniBand,
 }
 
-impl Kind {
+impl GidType {
     /// All types, by their numbers on the wire.
     pub(super) const ALL: [Self; 5] =
         [Self::RoceV1, Self::RoceV2Local, Self::RoceV2, Self::RoceV2Ipv4, Self::InfiniBand];
@@ -46,7 +46,7 @@ impl Kind {
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for GidType {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::RoceV1 => "RoCE v1",
@@ -66,7 +66,7 @@ pub struct Gid {
     /// The address; an IPv4 address in its mapped form.
     pub address: Ipv6Addr,
     /// Its type.
-    pub kind: Kind,
+    pub kind: GidType,
     /// Its network interface; none for InfiniBand.
     pub interface: Option<String>,
 }
@@ -106,7 +106,7 @@ impl Port {
 
 /// The user's options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
+pub struct VerbsOptions {
     /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four, separated by
     /// commas; long transfers use all of them.
     pub device: Option<String>,
@@ -156,7 +156,7 @@ pub enum Connect {
 /// signal cost more than a second NIC saves.
 pub const STRIPE_BYTES: usize = 256 << 10;
 
-impl Wish {
+impl VerbsOptions {
     /// The options in `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`,
     /// `PLEACH_VERBS_STRIPE_BYTES`, `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`),
     /// `PLEACH_VERBS_TRAFFIC_CLASS` and `PLEACH_VERBS_SERVICE_LEVEL`.
@@ -201,7 +201,7 @@ impl FromStr for Connect {
         match text {
             "rendezvous" => Ok(Self::Rendezvous),
             "cm" => Ok(Self::RdmaCm),
-            _ => Err(PortError::NoSuchWay { text: text.to_owned() }),
+            _ => Err(PortError::NoSuchMethod { text: text.to_owned() }),
         }
     }
 }
@@ -218,7 +218,7 @@ fn number<T: FromStr>(name: &'static str) -> Result<Option<T>, PortError> {
 
 /// A chosen port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
+pub struct ChosenPort {
     /// The device, as in `mlx5_0`.
     pub device: String,
     /// The number of the port, from 1.
@@ -247,10 +247,10 @@ pub enum PortError {
         known: String,
     },
     /// No port is up and fits the options.
-    #[error("no RDMA port is usable: {}", shown_all(.looked_at))]
+    #[error("no RDMA port is usable: {}", shown_all(.unusable))]
     NoPort {
         /// Each port with its defect.
-        looked_at: Vec<Unusable>,
+        unusable: Vec<Unusable>,
     },
     /// More NICs than a rank supports.
     #[error("PLEACH_VERBS_DEVICE names {wanted} devices; name at most {NICS_MAX}")]
@@ -294,7 +294,7 @@ pub enum PortError {
     },
     /// Unknown connect method.
     #[error("PLEACH_VERBS_CONNECT is '{text}'; take 'rendezvous' or 'cm'")]
-    NoSuchWay {
+    NoSuchMethod {
         /// The configured method.
         text: String,
     },
@@ -333,8 +333,8 @@ pub enum Unusable {
     },
 }
 
-fn shown_all(looked_at: &[Unusable]) -> String {
-    looked_at.iter().map(Unusable::to_string).collect::<Vec<_>>().join("; ")
+fn shown_all(unusable: &[Unusable]) -> String {
+    unusable.iter().map(Unusable::to_string).collect::<Vec<_>>().join("; ")
 }
 
 /// All ports of these devices in this sysfs folder.
@@ -388,11 +388,11 @@ fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
         }
         let kind = read(&port.join("gid_attrs/types").join(&name)).unwrap_or_default();
         let kind = match kind.as_str() {
-            _ if is_infiniband => Kind::InfiniBand,
-            "RoCE v2" if address.to_ipv4_mapped().is_some() => Kind::RoceV2Ipv4,
-            "RoCE v2" if address.is_unicast_link_local() => Kind::RoceV2Local,
-            "RoCE v2" => Kind::RoceV2,
-            _ => Kind::RoceV1,
+            _ if is_infiniband => GidType::InfiniBand,
+            "RoCE v2" if address.to_ipv4_mapped().is_some() => GidType::RoceV2Ipv4,
+            "RoCE v2" if address.is_unicast_link_local() => GidType::RoceV2Local,
+            "RoCE v2" => GidType::RoceV2,
+            _ => GidType::RoceV1,
         };
         let interface = read(&port.join("gid_attrs/ndevs").join(&name));
         found.push(Gid { index, address, kind, interface });
@@ -430,32 +430,36 @@ fn read(path: &Path) -> Option<String> {
 /// # Errors
 ///
 /// See [`PortError`].
-pub fn choose_all(ports: &[Port], wish: &Wish) -> Result<Vec<Chosen>, PortError> {
-    let names: Vec<&str> = wish.device.as_deref().map_or(Vec::new(), |text| text.split(',').collect());
+pub fn choose_all(ports: &[Port], options: &VerbsOptions) -> Result<Vec<ChosenPort>, PortError> {
+    let names: Vec<&str> = options.device.as_deref().map_or(Vec::new(), |text| text.split(',').collect());
     if names.len() > NICS_MAX {
         return Err(PortError::TooManyDevices { wanted: names.len() });
     }
-    let each = |name: &str| Wish { device: Some(name.trim().to_owned()), interface: None, ..wish.clone() };
+    let each = |name: &str| VerbsOptions {
+        device: Some(name.trim().to_owned()),
+        interface: None,
+        ..options.clone()
+    };
     let chosen = match names.len() {
-        0 | 1 => vec![choose(ports, wish)?],
+        0 | 1 => vec![choose(ports, options)?],
         _ => names.into_iter().map(|name| choose(ports, &each(name))).collect::<Result<_, _>>()?,
     };
-    wish.queue_pairs(chosen.len())?;
+    options.queue_pairs(chosen.len())?;
     Ok(chosen)
 }
 
 /// The reasons of a choice, in one line.
 #[must_use]
-pub fn reason(chosen: &[Chosen]) -> String {
+pub fn reason(chosen: &[ChosenPort]) -> String {
     chosen.iter().map(|chosen| chosen.reason.as_str()).collect::<Vec<_>>().join("; ")
 }
 
 /// Chooses a port of one device.
-fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
+fn choose(ports: &[Port], options: &VerbsOptions) -> Result<ChosenPort, PortError> {
     if ports.is_empty() {
         return Err(PortError::NoDevice);
     }
-    let is_named = |port: &&Port| match wish.device.as_deref().map(|text| (text, text.split_once(':'))) {
+    let is_named = |port: &&Port| match options.device.as_deref().map(|text| (text, text.split_once(':'))) {
         None => true,
         Some((device, None)) => port.device == device,
         Some((_, Some((device, number)))) => port.device == device && number.parse() == Ok(port.number),
@@ -464,19 +468,19 @@ fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     if named.is_empty() {
         let known: Vec<String> =
             ports.iter().map(|port| format!("{}:{}", port.device, port.number)).collect();
-        let wanted = wish.device.clone().unwrap_or_default();
+        let wanted = options.device.clone().unwrap_or_default();
         return Err(PortError::NoSuchDevice { wanted, known: known.join(" ") });
     }
-    let mut looked_at = Vec::new();
+    let mut unusable = Vec::new();
     for port in named {
         let name = format!("{}:{}", port.device, port.number);
         if !port.is_active {
-            looked_at.push(Unusable::Down { port: name, remedy: port.remedy() });
+            unusable.push(Unusable::Down { port: name, remedy: port.remedy() });
             continue;
         }
-        let has = |gid: &&Gid| wish.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));
+        let has = |gid: &&Gid| options.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));
         let fitting: Vec<&Gid> = port.gids.iter().filter(has).collect();
-        let gid = match wish.gid_index {
+        let gid = match options.gid_index {
             Some(index) => Some(port.gids.iter().find(|gid| gid.index == index).ok_or_else(|| {
                 let known: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
                 PortError::NoSuchGid { index, port: name.clone(), known: known.join(" ") }
@@ -485,19 +489,19 @@ fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
             None => fitting.iter().rev().max_by_key(|gid| gid.kind).copied(),
         };
         let Some(gid) = gid else {
-            looked_at.push(Unusable::NoAddress { port: name, of: wish.interface.clone() });
+            unusable.push(Unusable::NoAddress { port: name, of: options.interface.clone() });
             continue;
         };
-        let why = match (wish.gid_index, port.gids.len()) {
+        let why = match (options.gid_index, port.gids.len()) {
             (Some(_), _) => "asked for".to_owned(),
             (None, 1) => "the only one".to_owned(),
             (None, count) => format!("{} is the best of {count}", gid.kind),
         };
         let (index, address, kind) = (gid.index, shown(gid.address), gid.kind);
         let reason = format!("{name}, GID index {index} ({address}, {kind}): {why}");
-        return Ok(Chosen { device: port.device.clone(), port: port.number, gid: gid.clone(), reason });
+        return Ok(ChosenPort { device: port.device.clone(), port: port.number, gid: gid.clone(), reason });
     }
-    Err(PortError::NoPort { looked_at })
+    Err(PortError::NoPort { unusable })
 }
 
 /// Whether a GID belongs to this interface, or is this address.

@@ -8,11 +8,11 @@
 use std::io;
 use std::sync::Arc;
 
-use super::limits::{Limit, NotMade};
+use super::limits::{CreateError, Limit};
 use super::nic::Nic;
 use super::objects::MemoryRegion;
 use super::open::locked_limit;
-use super::wire::{KeyParts, KnownRegion, NICS_MAX, NicKeys, REGION_BYTES_MAX};
+use super::wire::{KeyParts, NICS_MAX, NicKeys, REGION_BYTES_MAX, RemoteRegion};
 use super::{FABRIC, sys};
 use crate::cuda::CudaMemory;
 use crate::device::{BackendError, RegisterError};
@@ -32,14 +32,14 @@ const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE
 const PAGE_BYTES: usize = 4096;
 
 /// A region of this rank.
-pub(super) struct Registered {
+pub(super) struct RegisteredMemory {
     /// One with each NIC; none for an empty region.
     regions: Vec<MemoryRegion>,
     pub(super) local_keys: NicKeys,
-    known: KnownRegion,
+    known: RemoteRegion,
 }
 
-impl Registered {
+impl RegisteredMemory {
     /// Registers memory with all NICs, under a new key. The key ends with `slot` when shared memory
     /// lists the region too.
     pub(super) fn new(
@@ -64,12 +64,12 @@ impl Registered {
             (local_keys[nic], remote_keys[nic]) = (region.local_key(), region.remote_key());
         }
         parts.remote_key = remote_keys[0];
-        let known = KnownRegion { bytes: bytes as u64, keys: remote_keys };
+        let known = RemoteRegion { bytes: bytes as u64, keys: remote_keys };
         Ok((RegionKey(parts.encode()), Self { regions, local_keys, known }))
     }
 
     /// The contents of its announcement.
-    pub(super) fn known(&self) -> KnownRegion {
+    pub(super) fn known(&self) -> RemoteRegion {
         self.known
     }
 
@@ -81,7 +81,7 @@ impl Registered {
 
 /// Why a NIC did not register memory.
 enum Refused {
-    Nic(NotMade),
+    Nic(CreateError),
     /// Neither way to a GPU's memory works.
     OutOfReach {
         dma_buf: String,
@@ -138,14 +138,14 @@ impl From<MemoryError> for RegisterError {
 fn not_registered(memory: &dyn Memory, refused: Refused) -> RegisterError {
     let bytes = memory.len();
     match (memory.space(), refused) {
-        (_, Refused::Nic(NotMade::Limit(limit))) => MemoryError::Limit(limit).into(),
+        (_, Refused::Nic(CreateError::Limit(limit))) => MemoryError::Limit(limit).into(),
         // Without a limit another kind of memory is short.
-        (Space::Host, Refused::Nic(NotMade::System(error)))
+        (Space::Host, Refused::Nic(CreateError::System(error)))
             if error.kind() == io::ErrorKind::OutOfMemory && locked_limit() < u64::MAX =>
         {
             MemoryError::Locked { bytes, limit: locked_limit() }.into()
         }
-        (Space::Host, Refused::Nic(NotMade::System(source))) => RegisterError::System { bytes, source },
+        (Space::Host, Refused::Nic(CreateError::System(source))) => RegisterError::System { bytes, source },
         (Space::Gpu { ordinal }, Refused::OutOfReach { dma_buf, address }) => {
             MemoryError::NoGpuDirect { ordinal, dma_buf, address }.into()
         }
@@ -183,14 +183,14 @@ fn register_on_gpu(
     let dma_buf = match CudaMemory::of(&**memory).map(CudaMemory::as_dma_buf) {
         Some(Err(error)) => error.to_string(),
         _ => match MemoryRegion::by_dma_buf(&nic.domain, Arc::clone(memory), address, access) {
-            Err(NotMade::System(error)) => error.to_string(),
+            Err(CreateError::System(error)) => error.to_string(),
             registered => return registered.map_err(Refused::Nic),
         },
     };
     tracing::debug!("a GPU's memory is registered by its address: {dma_buf}");
     let registered = MemoryRegion::by_address(&nic.domain, Arc::clone(memory), address, access);
     registered.map_err(|error| match error {
-        NotMade::System(address) => Refused::OutOfReach { dma_buf, address },
+        CreateError::System(address) => Refused::OutOfReach { dma_buf, address },
         limit => Refused::Nic(limit),
     })
 }

@@ -24,13 +24,13 @@ impl Target {
 #[derive(Clone, Copy)]
 pub(super) enum Local<'a> {
     Nothing,
-    Registered { address: u64, length: u32, key: u32 },
-    Carried(&'a Inline),
+    RegisteredMemory { address: u64, length: u32, key: u32 },
+    Inline(&'a Inline),
 }
 
 /// The bytes of a registered slice; their addresses are the same here and at peers.
 pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
-    Local::Registered { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
+    Local::RegisteredMemory { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
 }
 
 /// An operation on a peer's memory.

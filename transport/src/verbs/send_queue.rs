@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
-use super::limits::NotMade;
+use super::limits::CreateError;
 use super::nic::Nic;
 use super::objects::{MemoryRegion, QueuePair};
-use super::port::{Chosen, Kind, Service};
+use super::port::{ChosenPort, GidType, Service};
 use super::request::{Local, Request, Target, request};
 use super::status::Operation;
 use super::wire::{Hello, QueuePairHello};
@@ -63,7 +63,7 @@ const FABRIC_LID_AT: usize = 4;
 
 /// Queue lengths and limits of a pair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub(super) struct QueueSizes {
     /// Queue pairs on each NIC.
     pub(super) queue_pairs: u32,
     /// Transfers under way whose ends are reported.
@@ -76,7 +76,7 @@ pub(super) struct Sizes {
     pub(super) service: Service,
 }
 
-impl Sizes {
+impl QueueSizes {
     /// Requests of a queue pair.
     pub(super) fn requests(self) -> u32 {
         GROUP_REQUESTS * self.depth + SPARE_REQUESTS
@@ -92,26 +92,26 @@ impl Sizes {
 
 /// The receiver of a report of a group's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waits {
-    Nobody,
+pub(super) enum CompletionOwner {
+    NoOwner,
     /// The submitter of the transfer.
-    Whole(TransferId),
+    Transfer(TransferId),
     /// The submitter, together with the other parts of a striped transfer.
-    Part,
+    StripePart,
 }
 
 /// A group that ended with success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
-    pub(super) waits: Waits,
+pub(super) struct CompletedGroup {
+    pub(super) owner: CompletionOwner,
     /// The old value of an atomic.
     pub(super) old_value: u64,
 }
 
 /// The requests of one transfer.
-struct Sent {
+struct RequestGroup {
     requests: u32,
-    waits: Waits,
+    owner: CompletionOwner,
     /// Kept until the group ends.
     _holds: Option<Slice>,
     /// The remote key.
@@ -137,10 +137,10 @@ pub(super) struct SendQueue {
     /// The peer's inbox, with its key on that NIC.
     pub(super) inbox: Target,
     pub(super) counts: Counts,
-    sizes: Sizes,
+    sizes: QueueSizes,
     carries_inline: bool,
     first_packet: u32,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<RequestGroup>,
     /// The number of `sent`'s first entry.
     first: u64,
     /// Requests that may still be posted.
@@ -148,13 +148,13 @@ pub(super) struct SendQueue {
     unsignaled: u32,
     /// Requests that are not posted yet.
     list: WorkRequestList,
-    /// The slot of the next group. There are more slots than groups under way.
+    /// The slot of the next group. There are more slots than groups under path.
     next_slot: u32,
 }
 
 impl SendQueue {
     /// A queue pair that is not connected yet.
-    pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> Result<Self, NotMade> {
+    pub(super) fn new(nics: &[Nic], nic: usize, sizes: QueueSizes, random: u64) -> Result<Self, CreateError> {
         let base = &nics[nic];
         let memory: Arc<dyn Memory> = HostMemory::new(sizes.requests() as usize * GROUP_SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
@@ -165,8 +165,8 @@ impl SendQueue {
         // Some NICs support no inline data.
         let (mut queue_pair, carries_inline) = match make(SLOT_BYTES as u32) {
             Ok(made) => (made, true),
-            Err(limit @ NotMade::Limit(_)) => return Err(limit),
-            Err(NotMade::System(_)) => (make(0)?, false),
+            Err(limit @ CreateError::Limit(_)) => return Err(limit),
+            Err(CreateError::System(_)) => (make(0)?, false),
         };
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -236,7 +236,7 @@ impl SendQueue {
         attributes.path_mtu = base.port.active_mtu;
         attributes.dest_qp_num = queue.queue_pair;
         attributes.rq_psn = queue.packet;
-        attributes.ah_attr = way(&base.chosen, queue);
+        attributes.ah_attr = path_to(&base.chosen, queue);
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -263,7 +263,7 @@ impl SendQueue {
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
         let (mut to_receive, mask) = attributes(sys::IBV_QPS_RTR)?;
-        serve(&mut to_receive.ah_attr, self.sizes.service);
+        set_service(&mut to_receive.ah_attr, self.sizes.service);
         to_receive.max_dest_rd_atomic = self.sizes.reads;
         to_receive.min_rnr_timer = NOT_READY_TIMER;
         let own = sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
@@ -305,7 +305,7 @@ impl SendQueue {
             sys::ibv_sge { addr: self.address_of(self.next_slot), length: 8, lkey: self.slots.local_key() };
         let target = Target { address: atomic.remote_addr, key: atomic.rkey };
         self.list.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic = atomic;
-        self.pushed(Waits::Whole(id), None, key, opcode, 1);
+        self.pushed(CompletionOwner::Transfer(id), None, key, opcode, 1);
     }
 
     /// Adds the binding of a memory window to the list.
@@ -318,14 +318,14 @@ impl SendQueue {
         let binding = request(sys::IBV_WR_BIND_MW, Target { address: 0, key: 0 });
         let place = self.list.add(self.next_number(), &binding, 0, NO_BYTES);
         place.__bindgen_anon_2.bind_mw = bind;
-        self.pushed(Waits::Whole(id), None, key, binding.opcode, 1);
+        self.pushed(CompletionOwner::Transfer(id), None, key, binding.opcode, 1);
     }
 
     /// Adds a group of one or two requests to the list. The group names `key` at the peer and holds
     /// a slice here. There must be room.
     pub(super) fn push<const N: usize>(
         &mut self,
-        waits: Waits,
+        owner: CompletionOwner,
         holds: Option<Slice>,
         key: RegionKey,
         requests: &[(Request, Local<'_>); N],
@@ -335,27 +335,34 @@ impl SendQueue {
         for (index, (request, local)) in requests.iter().enumerate() {
             let (list, flags) = match *local {
                 Local::Nothing => (NO_BYTES, 0),
-                Local::Registered { address, length, key } => {
+                Local::RegisteredMemory { address, length, key } => {
                     (sys::ibv_sge { addr: address, length, lkey: key }, 0)
                 }
-                Local::Carried(inline) => self.carry(inline, index),
+                Local::Inline(inline) => self.carry(inline, index),
             };
             self.list.add(number, request, flags, list);
         }
-        self.pushed(waits, holds, key, requests[0].0.opcode, N as u32);
+        self.pushed(owner, holds, key, requests[0].0.opcode, N as u32);
     }
 
     /// Records a group of `requests` requests that was linked.
     #[inline(always)]
-    fn pushed(&mut self, waits: Waits, holds: Option<Slice>, key: RegionKey, opcode: u32, requests: u32) {
+    fn pushed(
+        &mut self,
+        owner: CompletionOwner,
+        holds: Option<Slice>,
+        key: RegionKey,
+        opcode: u32,
+        requests: u32,
+    ) {
         self.room -= requests;
         self.unsignaled += requests;
-        if waits != Waits::Nobody || self.unsignaled >= SIGNAL_EVERY {
+        if owner != CompletionOwner::NoOwner || self.unsignaled >= SIGNAL_EVERY {
             self.signal_last();
         }
         let slot = self.next_slot;
         self.next_slot = if slot + 1 < self.sizes.requests() { slot + 1 } else { 0 };
-        self.sent.push_back(Sent { requests, waits, _holds: holds, key, opcode, slot });
+        self.sent.push_back(RequestGroup { requests, owner, _holds: holds, key, opcode, slot });
     }
 
     /// Copies the inline bytes of a request of the next group to their slot; returns their address
@@ -392,7 +399,7 @@ impl SendQueue {
     }
 
     /// Whether all requests were posted.
-    pub(super) fn has_woken(&self) -> bool {
+    pub(super) fn has_posted_all(&self) -> bool {
         self.list.is_empty()
     }
 
@@ -416,7 +423,7 @@ impl SendQueue {
         }
     }
 
-    /// Whether requests wait to be posted while others are under way.
+    /// Whether requests wait to be posted while others are under path.
     fn is_under_way(&self) -> bool {
         let not_ended: u32 = self.sent.iter().map(|sent| sent.requests).sum();
         !self.list.is_empty() && not_ended as usize > self.list.len()
@@ -424,7 +431,7 @@ impl SendQueue {
 
     /// Removes the first group, if it is not after the one of this number, which ended with
     /// success.
-    pub(super) fn take_ended(&mut self, number: u64) -> Option<Ended> {
+    pub(super) fn pop_completed(&mut self, number: u64) -> Option<CompletedGroup> {
         if self.first > number {
             return None;
         }
@@ -434,7 +441,7 @@ impl SendQueue {
         let old_value = if is_atomic { self.old_value(self.address_of(sent.slot)) } else { 0 };
         self.first += 1;
         self.room += sent.requests;
-        Some(Ended { waits: sent.waits, old_value })
+        Some(CompletedGroup { owner: sent.owner, old_value })
     }
 
     fn old_value(&self, slot: u64) -> u64 {
@@ -445,16 +452,16 @@ impl SendQueue {
     }
 
     /// Makes sure that all submitted requests will be completed.
-    pub(super) fn seal(&mut self) {
+    pub(super) fn request_completion(&mut self) {
         if self.unsignaled > 0 && self.has_spare_room() {
-            self.push_nothing();
+            self.push_empty_write();
         }
     }
 
     /// Adds a write of no bytes, with a completion, to the list. There must be room.
-    pub(super) fn push_nothing(&mut self) {
+    pub(super) fn push_empty_write(&mut self) {
         let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
-        self.push(Waits::Nobody, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
+        self.push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
         self.signal_last();
     }
 
@@ -470,10 +477,10 @@ impl SendQueue {
 
     /// Marks the request of this number as failed because of its remote key. Returns the receiver
     /// of its report, and the key; nobody gets a second report.
-    pub(super) fn refuse(&mut self, number: u64) -> Option<(Waits, RegionKey)> {
+    pub(super) fn refuse(&mut self, number: u64) -> Option<(CompletionOwner, RegionKey)> {
         let place = self.place(number)?;
         let sent = &mut self.sent[place];
-        Some((std::mem::replace(&mut sent.waits, Waits::Nobody), sent.key))
+        Some((std::mem::replace(&mut sent.owner, CompletionOwner::NoOwner), sent.key))
     }
 
     /// The index of the group of this number.
@@ -487,42 +494,42 @@ impl SendQueue {
         let Self { queue_pair, sent, .. } = self;
         // Before the memory that it accesses.
         drop(queue_pair);
-        sent.into_iter().filter_map(|sent| match sent.waits {
-            Waits::Whole(id) => Some(id),
-            Waits::Nobody | Waits::Part => None,
+        sent.into_iter().filter_map(|sent| match sent.owner {
+            CompletionOwner::Transfer(id) => Some(id),
+            CompletionOwner::NoOwner | CompletionOwner::StripePart => None,
         })
     }
 }
 
 /// The path from a port to the peer's end of a queue pair.
-fn way(own: &Chosen, queue: &QueuePairHello) -> sys::ibv_ah_attr {
+fn path_to(own: &ChosenPort, queue: &QueuePairHello) -> sys::ibv_ah_attr {
     // SAFETY: plain numbers, of which zero is one.
-    let mut way: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
-    way.port_num = own.port;
-    way.dlid = queue.lid;
-    let is_infiniband = own.gid.kind == Kind::InfiniBand;
+    let mut path: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
+    path.port_num = own.port;
+    path.dlid = queue.lid;
+    let is_infiniband = own.gid.kind == GidType::InfiniBand;
     if is_infiniband && own.gid.address.octets()[..PREFIX_BYTES] == queue.gid[..PREFIX_BYTES] {
-        return way;
+        return path;
     }
     // RoCE, or another subnet: routers use the global header.
-    way.is_global = 1;
-    way.grh.dgid = sys::ibv_gid { raw: queue.gid };
-    way.grh.sgid_index = own.gid.index as u8;
-    way.grh.hop_limit = HOP_LIMIT;
+    path.is_global = 1;
+    path.grh.dgid = sys::ibv_gid { raw: queue.gid };
+    path.grh.sgid_index = own.gid.index as u8;
+    path.grh.hop_limit = HOP_LIMIT;
     let router = u16::from_be_bytes([queue.gid[FABRIC_LID_AT], queue.gid[FABRIC_LID_AT + 1]]);
     if is_infiniband && router != 0 {
-        way.dlid = router;
+        path.dlid = router;
     }
-    way
+    path
 }
 
 /// Sets the service level and traffic class that are configured.
-fn serve(way: &mut sys::ibv_ah_attr, service: Service) {
+fn set_service(path: &mut sys::ibv_ah_attr, service: Service) {
     if let Some(level) = service.service_level {
-        way.sl = level;
+        path.sl = level;
     }
     if let Some(class) = service.traffic_class {
-        way.grh.traffic_class = class;
+        path.grh.traffic_class = class;
     }
 }
 
@@ -533,40 +540,42 @@ mod tests {
     use super::super::port::Gid;
     use super::*;
 
-    fn chosen(address: &str, kind: Kind) -> Chosen {
+    fn chosen(address: &str, kind: GidType) -> ChosenPort {
         let address: Ipv6Addr = address.parse().expect("an address");
         let gid = Gid { index: 3, address, kind, interface: None };
-        Chosen { device: "mlx5_0".to_owned(), port: 1, gid, reason: String::new() }
+        ChosenPort { device: "mlx5_0".to_owned(), port: 1, gid, reason: String::new() }
     }
 
-    fn peer(address: &str, kind: Kind) -> QueuePairHello {
+    fn peer(address: &str, kind: GidType) -> QueuePairHello {
         let gid = address.parse::<Ipv6Addr>().expect("an address").octets();
         QueuePairHello { queue_pair: 7, packet: 0, gid, kind, lid: 21, mtu: 5, nic: 0, inbox_key: 0 }
     }
 
     #[test]
     fn packets_have_a_global_header_over_roce_and_between_subnets() {
-        let own = chosen("fe80::1", Kind::InfiniBand);
-        let near = way(&own, &peer("fe80::2", Kind::InfiniBand));
+        let own = chosen("fe80::1", GidType::InfiniBand);
+        let near = path_to(&own, &peer("fe80::2", GidType::InfiniBand));
         assert_eq!((near.is_global, near.dlid, near.port_num), (0, 21, 1));
-        let far = way(&own, &peer("fec0:0:0:5::2", Kind::InfiniBand));
+        let far = path_to(&own, &peer("fec0:0:0:5::2", GidType::InfiniBand));
         assert_eq!((far.is_global, far.dlid, far.grh.sgid_index, far.grh.hop_limit), (1, 21, 3, HOP_LIMIT));
         // SAFETY: both forms of the address are plain bytes.
-        assert_eq!(unsafe { far.grh.dgid.raw }, peer("fec0:0:0:5::2", Kind::InfiniBand).gid);
-        let routed = way(&own, &peer("fec0:0:4a:5::2", Kind::InfiniBand));
+        assert_eq!(unsafe { far.grh.dgid.raw }, peer("fec0:0:0:5::2", GidType::InfiniBand).gid);
+        let routed = path_to(&own, &peer("fec0:0:4a:5::2", GidType::InfiniBand));
         assert_eq!((routed.is_global, routed.dlid), (1, 0x4a), "the router's address is in the prefix");
-        let roce = chosen("::ffff:10.0.0.1", Kind::RoceV2Ipv4);
-        let roce = way(&roce, &peer("::ffff:10.0.0.2", Kind::RoceV2Ipv4));
+        let roce = chosen("::ffff:10.0.0.1", GidType::RoceV2Ipv4);
+        let roce = path_to(&roce, &peer("::ffff:10.0.0.2", GidType::RoceV2Ipv4));
         assert_eq!((roce.is_global, roce.dlid), (1, 21));
     }
 
     #[test]
     fn switches_are_told_the_wished_service_and_else_what_was_there() {
-        let mut way =
-            way(&chosen("::ffff:10.0.0.1", Kind::RoceV2Ipv4), &peer("::ffff:10.0.0.2", Kind::RoceV2Ipv4));
-        assert_eq!((way.sl, way.grh.traffic_class), (0, 0));
-        serve(&mut way, Service { traffic_class: Some(106), service_level: Some(3) });
-        serve(&mut way, Service::default());
-        assert_eq!((way.sl, way.grh.traffic_class), (3, 106));
+        let mut path = path_to(
+            &chosen("::ffff:10.0.0.1", GidType::RoceV2Ipv4),
+            &peer("::ffff:10.0.0.2", GidType::RoceV2Ipv4),
+        );
+        assert_eq!((path.sl, path.grh.traffic_class), (0, 0));
+        set_service(&mut path, Service { traffic_class: Some(106), service_level: Some(3) });
+        set_service(&mut path, Service::default());
+        assert_eq!((path.sl, path.grh.traffic_class), (3, 106));
     }
 }

@@ -30,27 +30,27 @@ const ARRIVING_MAX: usize = 4096;
 
 /// Striped transfers whose ends are reported.
 #[derive(Default)]
-pub(super) struct Ends {
-    under_way: VecDeque<End>,
+pub(super) struct StripedTransfers {
+    under_way: VecDeque<StripedTransfer>,
     /// The number of transfers that have ended.
     ended: u64,
     /// The number of parts that have ended, by queue pair.
     parts: [u64; QUEUE_PAIRS_MAX],
 }
 
-struct End {
+struct StripedTransfer {
     /// `None`: reported already.
     id: Option<TransferId>,
     parts_left: usize,
 }
 
-impl Ends {
+impl StripedTransfers {
     /// Records a transfer with a part on each of `queues` queue pairs.
     pub(super) fn begin(&mut self, id: TransferId, queues: usize) {
-        self.under_way.push_back(End { id: Some(id), parts_left: queues });
+        self.under_way.push_back(StripedTransfer { id: Some(id), parts_left: queues });
     }
 
-    fn next_on(&mut self, queue: usize) -> Option<&mut End> {
+    fn next_on(&mut self, queue: usize) -> Option<&mut StripedTransfer> {
         let index = self.parts[queue] - self.ended;
         self.under_way.get_mut(index as usize)
     }
@@ -58,9 +58,9 @@ impl Ends {
     /// Records the end of the next part on this queue pair; returns its transfer after the last
     /// part.
     pub(super) fn part_ended(&mut self, queue: usize) -> Option<TransferId> {
-        let end = self.next_on(queue)?;
-        end.parts_left -= 1;
-        let is_last = end.parts_left == 0;
+        let transfer = self.next_on(queue)?;
+        transfer.parts_left -= 1;
+        let is_last = transfer.parts_left == 0;
         self.parts[queue] += 1;
         if !is_last {
             return None;
@@ -76,14 +76,14 @@ impl Ends {
 
     /// The transfers that have not ended.
     pub(super) fn into_ids(self) -> impl Iterator<Item = TransferId> {
-        self.under_way.into_iter().filter_map(|end| end.id)
+        self.under_way.into_iter().filter_map(|transfer| transfer.id)
     }
 }
 
 /// Striped puts of a peer of which some parts have arrived.
 #[derive(Default)]
-pub(super) struct Arriving {
-    puts: VecDeque<Put>,
+pub(super) struct IncomingStripedPuts {
+    puts: VecDeque<StripedPut>,
     /// The number of puts that have arrived.
     arrived: u64,
     /// The number of parts that have arrived, by queue pair.
@@ -92,14 +92,14 @@ pub(super) struct Arriving {
 
 /// A striped put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Put {
+pub(super) struct StripedPut {
     pub(super) signal_slot: u16,
     /// Length of the payload in the inbox slot, if there is one.
     pub(super) payload_bytes: Option<u32>,
     parts_left: usize,
 }
 
-impl Arriving {
+impl IncomingStripedPuts {
     /// Records a part on one of `queues` queue pairs; returns its put after the last part.
     pub(super) fn part(
         &mut self,
@@ -108,14 +108,14 @@ impl Arriving {
         stripe: Stripe,
         signal_slot: u16,
         payload_bytes: Option<u32>,
-    ) -> Result<Option<Put>, ProtocolViolation> {
+    ) -> Result<Option<StripedPut>, ProtocolViolation> {
         let number = self.parts[queue];
         if stripe.number != Stripe::number(number) || usize::from(stripe.parts) != queues {
             return Err(ProtocolViolation::UnexpectedAnswer);
         }
         let index = (number - self.arrived) as usize;
         if index == self.puts.len() && index < ARRIVING_MAX {
-            self.puts.push_back(Put { signal_slot, payload_bytes: None, parts_left: queues });
+            self.puts.push_back(StripedPut { signal_slot, payload_bytes: None, parts_left: queues });
         }
         // A queue pair is at most one part ahead of the newest put.
         let put = self.puts.get_mut(index).ok_or(ProtocolViolation::UnexpectedAnswer)?;
@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_put_has_arrived_when_each_queue_pair_brought_its_part_however_far_one_is_ahead() {
-        let mut arriving = Arriving::default();
+        let mut arriving = IncomingStripedPuts::default();
         // Queue pair 0 is 40 puts ahead, more than four bits distinguish.
         for put in 0..40 {
             assert_eq!(arriving.part(0, 2, stripe(put, 2), put as u16, None), Ok(None));
@@ -174,10 +174,11 @@ mod tests {
 
     #[test]
     fn parts_that_do_not_fit_are_a_breach_of_the_protocol() {
-        let fresh = |queue, said, signal_slot| Arriving::default().part(queue, 2, said, signal_slot, None);
+        let fresh =
+            |queue, said, signal_slot| IncomingStripedPuts::default().part(queue, 2, said, signal_slot, None);
         assert!(fresh(0, stripe(1, 2), 0).is_err(), "the first put's number is 0");
         assert!(fresh(0, stripe(0, 3), 0).is_err(), "there are two queue pairs");
-        let mut arriving = Arriving::default();
+        let mut arriving = IncomingStripedPuts::default();
         assert_eq!(arriving.part(0, 2, stripe(0, 2), 7, Some(1)), Ok(None));
         assert!(arriving.part(1, 2, stripe(0, 2), 8, None).is_err(), "another slot");
         assert!(arriving.part(1, 2, stripe(0, 2), 7, Some(1)).is_err(), "a second payload");
@@ -185,14 +186,14 @@ mod tests {
 
     #[test]
     fn a_striped_transfer_ends_once_with_its_last_part_or_fails_once() {
-        let mut ends = Ends::default();
+        let mut striped_transfers = StripedTransfers::default();
         for id in 0..3 {
-            ends.begin(TransferId(id), 2);
+            striped_transfers.begin(TransferId(id), 2);
         }
-        assert_eq!([ends.part_ended(0), ends.part_ended(0)], [None, None]);
-        assert_eq!(ends.part_ended(1), Some(TransferId(0)));
-        assert_eq!(ends.part_failed(1), Some(TransferId(1)));
-        assert_eq!(ends.part_failed(1), None);
-        assert_eq!(ends.into_ids().collect::<Vec<_>>(), [TransferId(2)]);
+        assert_eq!([striped_transfers.part_ended(0), striped_transfers.part_ended(0)], [None, None]);
+        assert_eq!(striped_transfers.part_ended(1), Some(TransferId(0)));
+        assert_eq!(striped_transfers.part_failed(1), Some(TransferId(1)));
+        assert_eq!(striped_transfers.part_failed(1), None);
+        assert_eq!(striped_transfers.into_ids().collect::<Vec<_>>(), [TransferId(2)]);
     }
 }

@@ -2,8 +2,8 @@
 //! registers some memory, as a job would. It keeps nothing open.
 
 use super::library::library;
-use super::limits::{Limits, NotMade};
-use super::objects::{self, Context, Domain, MemoryRegion};
+use super::limits::{CreateError, Limits};
+use super::objects::{self, Context, MemoryRegion, ProtectionDomain};
 use super::{LoadError, OpenError, PortError, RdmaCmLoadError, sys};
 use crate::memory::SharedMemory;
 
@@ -12,7 +12,7 @@ pub const REGISTERED_BYTES: usize = 16 << 20;
 
 /// A port as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortSeen {
+pub struct PortReport {
     /// The number of the port, from 1.
     pub number: u8,
     /// Current path MTU, in bytes.
@@ -25,11 +25,11 @@ pub struct PortSeen {
 
 /// A device that could be opened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Opened {
+pub struct OpenDevice {
     /// The file of its provider, with its version if it has one.
     pub provider: Option<String>,
     /// Its ports, without those that did not answer.
-    pub ports: Vec<PortSeen>,
+    pub ports: Vec<PortReport>,
     /// Most queue pairs.
     pub queue_pairs_max: u32,
     /// Most memory regions.
@@ -40,11 +40,11 @@ pub struct Opened {
 
 /// A device that libibverbs lists.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceSeen {
+pub struct DeviceReport {
     /// The name, as in `mlx5_0`.
     pub name: String,
     /// Its description, or why it could not be opened, with a remedy.
-    pub opened: Result<Opened, String>,
+    pub opened: Result<OpenDevice, String>,
 }
 
 /// All devices that libibverbs lists: those whose driver has a provider here.
@@ -52,7 +52,7 @@ pub struct DeviceSeen {
 /// # Errors
 ///
 /// [`LoadError`] without libibverbs. A device that cannot be opened is not an error.
-pub fn survey() -> Result<Vec<DeviceSeen>, LoadError> {
+pub fn survey() -> Result<Vec<DeviceReport>, LoadError> {
     let library = library()?;
     // A kernel without RDMA reports an error in place of an empty list.
     let names = objects::device_names(library).unwrap_or_default();
@@ -61,7 +61,7 @@ pub fn survey() -> Result<Vec<DeviceSeen>, LoadError> {
             let source = std::error::Error::source(&error);
             source.map_or_else(|| error.to_string(), |source| format!("{error} ({source})"))
         });
-        DeviceSeen { name, opened }
+        DeviceReport { name, opened }
     };
     Ok(names.into_iter().map(look).collect())
 }
@@ -72,33 +72,34 @@ pub fn survey() -> Result<Vec<DeviceSeen>, LoadError> {
 ///
 /// [`RdmaCmLoadError`] if it is missing or too old.
 pub fn rdma_cm() -> Result<(), RdmaCmLoadError> {
-    super::cm::is_here()
+    super::cm::check_installed()
 }
 
-fn open(name: &str) -> Result<Opened, OpenError> {
-    let refused = |what| {
+fn open(name: &str) -> Result<OpenDevice, OpenError> {
+    let refused = |object| {
         let device = name.to_owned();
-        move |source| OpenError::Refused { device, what, source }
+        move |source| OpenError::Refused { device, object, source }
     };
     let context = Context::open(library()?, name).map_err(refused("to be opened"))?;
     let context = context.ok_or(PortError::NoDevice)?;
     let limits = context.limits().map_err(refused("to tell its limits"))?;
     let seen = |number| {
         let port = context.port(number).ok()?;
-        Some(PortSeen {
+        Some(PortReport {
             number,
             path_mtu_bytes: bytes_of(port.active_mtu),
             path_mtu_bytes_max: bytes_of(port.max_mtu),
             message_bytes_max: port.max_msg_sz,
         })
     };
-    let domain = Domain::new(&context, Limits::of(name, &limits)).map_err(refused("a protection domain"))?;
+    let domain =
+        ProtectionDomain::new(&context, Limits::of(name, &limits)).map_err(refused("a protection domain"))?;
     let registered = SharedMemory::new(REGISTERED_BYTES)
-        .map_err(NotMade::from)
+        .map_err(CreateError::from)
         .and_then(|memory| MemoryRegion::new(&domain, memory, 0, sys::IBV_ACCESS_LOCAL_WRITE));
     // Providers have unversioned names, which link to versioned ones.
     let provider = context.provider().map(|path| path.canonicalize().unwrap_or(path));
-    Ok(Opened {
+    Ok(OpenDevice {
         provider: provider.and_then(|path| Some(path.file_name()?.to_str()?.to_owned())),
         ports: (1..=limits.phys_port_cnt).filter_map(seen).collect(),
         queue_pairs_max: u32::try_from(limits.max_qp).unwrap_or(0),

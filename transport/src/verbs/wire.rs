@@ -6,7 +6,7 @@
 //! put. A [`Hello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
 //! decoded here before they are used.
 
-use super::port::Kind;
+use super::port::GidType;
 use crate::region::RegionKey;
 
 /// Version of these formats.
@@ -31,12 +31,12 @@ pub(super) struct Immediate {
     pub(super) signal_slot: Option<u16>,
     /// Whether the signal's inbox slot holds its payload, as long as the write was.
     pub(super) has_payload: bool,
-    pub(super) besides: Besides,
+    pub(super) piggyback: Piggyback,
 }
 
 /// The second meaning of an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Besides {
+pub(super) enum Piggyback {
     /// This many receives for this rank's signals are free again, at most [`CREDITS_MAX`].
     Credits(u32),
     /// It announces a part of a striped put, whose signal is raised when all parts are there.
@@ -67,13 +67,13 @@ const KNOWN: u32 = 0xff00_0000 | STRIPE | SIGNAL | PAYLOAD | 0xffff;
 impl Immediate {
     pub(super) fn encode(self) -> u32 {
         let signal_slot = self.signal_slot.map_or(0, |signal_slot| SIGNAL | u32::from(signal_slot));
-        let besides = match self.besides {
-            Besides::Credits(credits) => credits.min(CREDITS_MAX) << 24,
-            Besides::Stripe(Stripe { number, parts }) => {
+        let piggyback = match self.piggyback {
+            Piggyback::Credits(credits) => credits.min(CREDITS_MAX) << 24,
+            Piggyback::Stripe(Stripe { number, parts }) => {
                 STRIPE | u32::from(number & 15) << 28 | u32::from((parts - 1) & 15) << 24
             }
         };
-        signal_slot | if self.has_payload { PAYLOAD } else { 0 } | besides
+        signal_slot | if self.has_payload { PAYLOAD } else { 0 } | piggyback
     }
 
     pub(super) fn decode(word: u32) -> Option<Self> {
@@ -82,12 +82,12 @@ impl Immediate {
         if word & !KNOWN != 0 || (!is_signal && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
             return None;
         }
-        let besides = if word & STRIPE == 0 {
-            Besides::Credits(word >> 24)
+        let piggyback = if word & STRIPE == 0 {
+            Piggyback::Credits(word >> 24)
         } else {
-            Besides::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
+            Piggyback::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
         };
-        Some(Self { signal_slot: is_signal.then_some(word as u16), has_payload, besides })
+        Some(Self { signal_slot: is_signal.then_some(word as u16), has_payload, piggyback })
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) struct QueuePairHello {
     /// Number of its first packet, 24 bits.
     pub(super) packet: u32,
     pub(super) gid: [u8; 16],
-    pub(super) kind: Kind,
+    pub(super) kind: GidType,
     /// Address on an InfiniBand subnet; zero elsewhere.
     pub(super) lid: u16,
     /// Path MTU of its port, in the code of the verbs.
@@ -191,17 +191,17 @@ impl QueuePairHello {
             queue_pair: u32::from_le_bytes(fields.take()?),
             packet: u32::from_le_bytes(fields.take()?),
             gid: fields.take()?,
-            kind: *Kind::ALL.get(usize::from(fields.take::<1>()?[0]))?,
+            kind: *GidType::ALL.get(usize::from(fields.take::<1>()?[0]))?,
             lid: u16::from_le_bytes(fields.take()?),
             mtu: fields.take::<1>()?[0],
             nic: fields.take::<1>()?[0],
             inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        queue.is_possible().then_some(queue)
+        queue.is_valid().then_some(queue)
     }
 
     /// Whether its numbers are within their limits.
-    pub(super) fn is_possible(&self) -> bool {
+    pub(super) fn is_valid(&self) -> bool {
         self.packet < 1 << 24
             && self.queue_pair < 1 << 24
             && (1..=5).contains(&self.mtu)
@@ -215,12 +215,12 @@ impl QueuePairHello {
 pub(super) struct Announcement {
     pub(super) region: RegionKey,
     /// `None`: the region is gone.
-    pub(super) known: Option<KnownRegion>,
+    pub(super) known: Option<RemoteRegion>,
 }
 
 /// An announced region of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownRegion {
+pub(super) struct RemoteRegion {
     /// Its length.
     pub(super) bytes: u64,
     pub(super) keys: NicKeys,
@@ -242,7 +242,7 @@ impl Announcement {
         if fields.0.is_empty() {
             return Some(Self { region, known: None });
         }
-        let mut known = KnownRegion { bytes: u64::from_le_bytes(fields.take()?), keys: [0; NICS_MAX] };
+        let mut known = RemoteRegion { bytes: u64::from_le_bytes(fields.take()?), keys: [0; NICS_MAX] };
         for key in &mut known.keys {
             *key = u32::from_le_bytes(fields.take()?);
         }
@@ -294,12 +294,13 @@ mod tests {
 
     #[test]
     fn immediates_come_back_and_unknown_bits_are_refused() {
-        let stripe = |number, parts| Besides::Stripe(Stripe { number, parts });
+        let stripe = |number, parts| Piggyback::Stripe(Stripe { number, parts });
         for signal_slot in [None, Some(0), Some(7), Some(u16::MAX)] {
-            let credits = [0, 1, CREDITS_MAX].map(Besides::Credits);
+            let credits = [0, 1, CREDITS_MAX].map(Piggyback::Credits);
             let stripes = [stripe(0, 1), stripe(15, 16)];
-            for besides in credits.into_iter().chain(stripes.into_iter().filter(|_| signal_slot.is_some())) {
-                let said = Immediate { signal_slot, has_payload: signal_slot.is_some(), besides };
+            for piggyback in credits.into_iter().chain(stripes.into_iter().filter(|_| signal_slot.is_some()))
+            {
+                let said = Immediate { signal_slot, has_payload: signal_slot.is_some(), piggyback };
                 assert_eq!(Immediate::decode(said.encode()), Some(said));
             }
         }
@@ -314,7 +315,7 @@ mod tests {
             queue_pair: 17,
             packet: 0x00ab_cdef,
             gid: [3; 16],
-            kind: Kind::RoceV2Ipv4,
+            kind: GidType::RoceV2Ipv4,
             lid: 4,
             mtu: 5,
             nic: 0,
@@ -338,7 +339,7 @@ mod tests {
         for hello in impossible {
             assert_eq!(Hello::decode(&hello.encode()), None, "{hello:?}");
         }
-        for kind in Kind::ALL {
+        for kind in GidType::ALL {
             let hello = with(vec![QueuePairHello { kind, ..queue }]);
             assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         }
@@ -349,7 +350,7 @@ mod tests {
 
     #[test]
     fn announcements_come_back_and_others_are_refused() {
-        for known in [None, Some(KnownRegion { bytes: 5, keys: [1, 2, 3, u32::MAX] })] {
+        for known in [None, Some(RemoteRegion { bytes: 5, keys: [1, 2, 3, u32::MAX] })] {
             let said = Announcement { region: RegionKey(7 << 40), known };
             let bytes = said.encode();
             assert_eq!(Announcement::decode(&bytes), Some(said));

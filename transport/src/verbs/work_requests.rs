@@ -17,27 +17,27 @@ use super::sys;
 
 /// See the module.
 pub(super) struct WorkRequestList {
-    row: Vec<sys::ibv_send_wr>,
+    elements: Vec<sys::ibv_send_wr>,
     /// The local bytes of each request.
     lists: Vec<sys::ibv_sge>,
     /// The number of requests; the elements behind them are free.
     len: usize,
-    /// What their lists name.
+    /// The bytes that the requests move.
     bytes: usize,
     /// Which of them asks for a completion: one is enough.
     signaled: Option<usize>,
 }
 
-/// What of a list was posted.
+/// The result of posting a list.
 pub(super) struct Posted {
     pub(super) requests: usize,
     /// One of them asks for a completion.
     pub(super) is_signaled: bool,
-    /// Why not all of it was.
+    /// The error, if not all was posted.
     pub(super) error: Option<io::Error>,
 }
 
-// SAFETY: the pointers in `row` lead into this value's own vectors.
+// SAFETY: the pointers in `elements` lead into this value's own vectors.
 unsafe impl Send for WorkRequestList {}
 
 /// Of a request that names none here.
@@ -46,8 +46,8 @@ pub(super) const NO_BYTES: sys::ibv_sge = sys::ibv_sge { addr: 0, length: 0, lke
 impl WorkRequestList {
     /// An empty list with room for `places` requests.
     pub(super) fn new(places: usize) -> Self {
-        let mut list = Self { row: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
-        list.lengthen(places.max(1));
+        let mut list = Self { elements: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
+        list.grow(places.max(1));
         list
     }
 
@@ -74,14 +74,14 @@ impl WorkRequestList {
         flags: u32,
         list: sys::ibv_sge,
     ) -> &mut sys::ibv_send_wr {
-        if self.len == self.row.len() {
-            self.lengthen(2 * self.len);
+        if self.len == self.elements.len() {
+            self.grow(2 * self.len);
         }
         let index = self.len;
         self.len += 1;
         self.bytes += list.length as usize;
         self.lists[index] = list;
-        let place = &mut self.row[index];
+        let place = &mut self.elements[index];
         place.wr_id = number;
         place.num_sge = i32::from(list.length > 0);
         place.opcode = request.opcode;
@@ -99,9 +99,9 @@ impl WorkRequestList {
     pub(super) fn signal_last(&mut self) {
         let Some(last) = self.len.checked_sub(1) else { return };
         if let Some(before) = self.signaled {
-            self.row[before].send_flags &= !sys::IBV_SEND_SIGNALED;
+            self.elements[before].send_flags &= !sys::IBV_SEND_SIGNALED;
         }
-        self.row[last].send_flags |= sys::IBV_SEND_SIGNALED;
+        self.elements[last].send_flags |= sys::IBV_SEND_SIGNALED;
         self.signaled = Some(last);
     }
 
@@ -114,12 +114,12 @@ impl WorkRequestList {
     /// pair's domain and stays until their completion came, or the queue pair was dropped.
     #[inline]
     pub(super) unsafe fn post(&mut self, queue_pair: &mut QueuePair) -> Posted {
-        let base = self.row.as_mut_ptr();
+        let base = self.elements.as_mut_ptr();
         let last = self.len - 1;
-        let next = std::mem::replace(&mut self.row[last].next, ptr::null_mut());
+        let next = std::mem::replace(&mut self.elements[last].next, ptr::null_mut());
         // SAFETY: the caller's; the array and its entries do not move meanwhile.
         let posted = unsafe { queue_pair.post(base) };
-        self.row[last].next = next;
+        self.elements[last].next = next;
         match posted {
             Ok(()) => {
                 let requests = std::mem::take(&mut self.len);
@@ -138,7 +138,7 @@ impl WorkRequestList {
     fn keep_from(&mut self, taken: usize, error: io::Error) -> Posted {
         let is_signaled = self.signaled.is_some_and(|index| index < taken);
         self.signaled = self.signaled.and_then(|index| index.checked_sub(taken));
-        self.row.copy_within(taken..self.len, 0);
+        self.elements.copy_within(taken..self.len, 0);
         self.lists.copy_within(taken..self.len, 0);
         self.len -= taken;
         self.bytes = self.lists[..self.len].iter().map(|list| list.length as usize).sum();
@@ -148,17 +148,17 @@ impl WorkRequestList {
 
     /// Grows the array.
     #[cold]
-    fn lengthen(&mut self, places: usize) {
+    fn grow(&mut self, places: usize) {
         // SAFETY: numbers and pointers, of which zero is one.
         let nothing: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
-        self.row.resize(places, nothing);
+        self.elements.resize(places, nothing);
         self.lists.resize(places, NO_BYTES);
         self.link();
     }
 
     fn link(&mut self) {
-        let (base, lists, count) = (self.row.as_mut_ptr(), self.lists.as_mut_ptr(), self.row.len());
-        for (index, place) in self.row.iter_mut().enumerate() {
+        let (base, lists, count) = (self.elements.as_mut_ptr(), self.lists.as_mut_ptr(), self.elements.len());
+        for (index, place) in self.elements.iter_mut().enumerate() {
             place.sg_list = lists.wrapping_add(index);
             place.next = if index + 1 < count { base.wrapping_add(index + 1) } else { ptr::null_mut() };
         }
@@ -186,7 +186,7 @@ mod tests {
     /// Numbers of the requests as a driver reads them, each with the first byte of its entry.
     fn followed(list: &WorkRequestList) -> Vec<(u64, u64)> {
         let mut found = Vec::new();
-        let mut place = list.row.as_ptr();
+        let mut place = list.elements.as_ptr();
         for _ in 0..list.len() {
             // SAFETY: links of the row lead into it and into the lists, and this ends before the
             // row does.
@@ -221,7 +221,7 @@ mod tests {
             list.signal_last();
             let signaled = |place: &sys::ibv_send_wr| place.send_flags & sys::IBV_SEND_SIGNALED != 0;
             assert_eq!(
-                list.row[..list.len()].iter().filter(|place| signaled(place)).count(),
+                list.elements[..list.len()].iter().filter(|place| signaled(place)).count(),
                 rest.len().min(1)
             );
         }

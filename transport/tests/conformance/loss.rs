@@ -20,7 +20,12 @@ pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
         for rank in [0, 2] {
             assert_eq!(world.losses(rank, 1).len(), 1, "{}: a loss is said once", B::NAME);
             assert_eq!(world.inbox(rank).state().losses.len(), 1, "{}: a loss is reported once", B::NAME);
-            assert_eq!(world.saw(rank, &Event::Left { peer: 1 }), 0, "{}: it did not say goodbye", B::NAME);
+            assert_eq!(
+                world.saw(rank, &Event::Departed { peer: 1 }),
+                0,
+                "{}: it did not say goodbye",
+                B::NAME
+            );
         }
     });
     world.check_pair(0, 2);
@@ -87,14 +92,14 @@ pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() 
         })
         .collect();
     world.device(0).leave();
-    world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
+    world.until("the goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
     assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: the goodbye overtook transfers", B::NAME);
     assert_bytes(&target.whole().to_vec(), &bytes, "what was sent before the goodbye");
     world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}: they were carried out", B::NAME);
     drop(world.take(0));
     world.watch(|world| {
-        assert_eq!(world.saw(1, &Event::Left { peer: 0 }), 1, "{}: a goodbye is said once", B::NAME);
+        assert_eq!(world.saw(1, &Event::Departed { peer: 0 }), 1, "{}: a goodbye is said once", B::NAME);
         assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);
     });
     assert!(world.inbox(1).state().losses.is_empty(), "{}: nor reported as lost", B::NAME);
@@ -118,7 +123,7 @@ pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_go
         world.post(0, 1, &[message]);
     }
     world.device(0).leave();
-    world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
+    world.until("the goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
     assert_eq!(
         world.count(1, 0, SIGNAL_SLOT),
         PUTS as u64,
@@ -134,9 +139,9 @@ pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_go
 pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
     let mut world = World::<B>::connected(2);
     world.device(0).leave();
-    world.until("the goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) > 0);
+    world.until("the goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
     let refused = world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"")));
-    assert_eq!(refused, Err(SubmitError::Left { peer: 0 }));
+    assert_eq!(refused, Err(SubmitError::Departed { peer: 0 }));
     assert_eq!(
         world.device(1).post(0, b"hello?", Urgency::Ordinary),
         Err(PostError::NotConnected { peer: 0 })
@@ -170,7 +175,7 @@ pub(crate) fn a_flushed_rank_may_be_dropped_without_losing_what_it_sent<B: Backe
     drop(world.take(0));
     world.until("the signal of a rank that is gone", |world| world.count(1, 0, SIGNAL_SLOT) == 1);
     assert_bytes(&target.whole().to_vec(), &bytes, "what a rank sent before it was dropped");
-    world.until("its goodbye", |world| world.saw(1, &Event::Left { peer: 0 }) == 1);
+    world.until("its goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) == 1);
 }
 
 pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B: Backend>() {
@@ -198,7 +203,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
     // What ends here tells the peer so, which needs to know it no more.
     for _ in 0..4 {
         match world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"ended"))) {
-            Ok(_) | Err(SubmitError::Left { .. }) => {}
+            Ok(_) | Err(SubmitError::Departed { .. }) => {}
             Err(error) => panic!("{}: {error}", B::NAME),
         }
         world.device(1).flush(Flush::Transfers);
@@ -206,7 +211,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
     }
     world.set_polled(1, true);
     world.until("its goodbye or its loss", |world| {
-        world.saw(1, &Event::Left { peer: 0 }) > 0 || !world.losses(1, 0).is_empty()
+        world.saw(1, &Event::Departed { peer: 0 }) > 0 || !world.losses(1, 0).is_empty()
     });
     assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);
     assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: what it had sent before is here", B::NAME);

@@ -2,7 +2,7 @@
 //! wake.
 //!
 //! The loop under test is the one of every sleeper, the groups' driver among them: poll, look, and
-//! then arm, look again and wait by [`sleep::unless_news`]. A lost wake-up shows as a sleep that
+//! then arm, look again and wait by [`sleep::unless_ready`]. A lost wake-up shows as a sleep that
 //! lasts to its limit.
 
 use std::cell::RefCell;
@@ -24,7 +24,7 @@ const NO_THREADS: &str = "runs on one thread in virtual time: nobody sleeps";
 
 /// Sleeps once: arms, looks, and waits for the wake source; fails when it does not wake.
 fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool, events: &[Event]) {
-    sleep::unless_news(
+    sleep::unless_ready(
         device,
         |device| device.arm(),
         |_| holds(events),
@@ -151,7 +151,7 @@ pub(crate) fn a_signal_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
                 sleeper.poll(clock::now(), &mut events);
                 signal.borrow_mut()(Moment::BeforeArming);
                 assert!(clock::now() < deadline, "{} {now:?} in round {round}: no signal", B::NAME);
-                sleep::unless_news(
+                sleep::unless_ready(
                     sleeper.as_mut(),
                     |sleeper| {
                         let armed = sleeper.arm();
@@ -284,7 +284,7 @@ pub(crate) fn a_goodbye_wakes_a_sleeper<B: Backend>() {
             device.leave();
         }
     });
-    sleep_until(sleeper.as_mut(), "a goodbye", |events| events.contains(&Event::Left { peer: 1 }));
+    sleep_until(sleeper.as_mut(), "a goodbye", |events| events.contains(&Event::Departed { peer: 1 }));
     companion.finish();
 }
 

@@ -486,7 +486,7 @@ impl<B: Backend> World<B> {
             match event {
                 Event::Connected { peer: who } if *who == peer => up = true,
                 Event::PeerLost { peer: who, .. }
-                | Event::Left { peer: who }
+                | Event::Departed { peer: who }
                 | Event::Severed { peer: who }
                     if *who == peer =>
                 {

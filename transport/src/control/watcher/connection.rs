@@ -12,7 +12,7 @@ use crate::device::ProtocolViolation;
 
 /// A descriptor that the watcher waits for.
 pub(super) enum Connection {
-    Handshake(Box<Proving>),
+    Handshake(Box<PendingHandshake>),
     Control { peer: Rank, stream: Arc<OwnedFd>, reader: Vec<u8>, watches_output: bool },
     Process { peer: Rank, file: OwnedFd },
 }
@@ -20,7 +20,7 @@ pub(super) enum Connection {
 impl Connection {
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Handshake(proving) => proving.socket.as_fd(),
+            Self::Handshake(pending) => pending.socket.as_fd(),
             Self::Control { stream, .. } => stream.as_fd(),
             Self::Process { file, .. } => file.as_fd(),
         }
@@ -29,7 +29,7 @@ impl Connection {
     /// The peer of the connection; `None` for an accepted connection that is not authenticated.
     pub(super) fn peer(&self) -> Option<Rank> {
         match self {
-            Self::Handshake(proving) => proving.origin.dialed().map(|(peer, _)| peer),
+            Self::Handshake(pending) => pending.origin.dialed().map(|(peer, _)| peer),
             Self::Control { peer, .. } | Self::Process { peer, .. } => Some(*peer),
         }
     }
@@ -55,7 +55,7 @@ impl Origin {
 }
 
 /// A connection whose handshake is under way.
-pub(super) struct Proving {
+pub(super) struct PendingHandshake {
     pub(super) socket: OwnedFd,
     pub(super) handshake: Handshake,
     pub(super) deadline: Nanos,
@@ -67,8 +67,8 @@ pub(super) struct Proving {
 /// The watcher's state of a peer, connected or not.
 #[derive(Default)]
 pub(super) struct Peer {
-    pub(super) wanted: Option<Wanted>,
-    pub(super) arrivals: Option<Arrivals>,
+    pub(super) request: Option<ConnectRequest>,
+    pub(super) connections_of_attempt: Option<PairConnections>,
     /// Why a process that claimed to be this peer was rejected.
     pub(super) violation: Option<ProtocolViolation>,
     /// The slots of the peer's connections.
@@ -76,7 +76,7 @@ pub(super) struct Peer {
 }
 
 /// A connection to a peer that the device asked for and that does not exist yet.
-pub(super) struct Wanted {
+pub(super) struct ConnectRequest {
     pub(super) since: Nanos,
     pub(super) deadline: Nanos,
     pub(super) dial: Option<SocketAddr>,
@@ -87,7 +87,7 @@ pub(super) struct Wanted {
 }
 
 /// Authenticated connections of one attempt.
-pub(super) struct Arrivals {
+pub(super) struct PairConnections {
     pub(super) session: u64,
     pub(super) signal_slots: u32,
     pub(super) process: Option<u32>,
@@ -98,7 +98,7 @@ pub(super) struct Arrivals {
     pub(super) from_peer: Vec<Option<OwnedFd>>,
 }
 
-impl Arrivals {
+impl PairConnections {
     pub(super) fn new(hello: &Hello, identity: &Identity) -> Self {
         let same_host = hello.host == identity.host && hello.host != [0; 16];
         let none = || (0..identity.data_connections).map(|_| None).collect();

@@ -26,11 +26,11 @@ const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
 /// The rights of other users on a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Others {
+pub(super) enum OtherUsers {
     /// They may list and read it.
-    Look,
+    MayRead,
     /// None.
-    Nothing,
+    NoAccess,
 }
 
 /// A folder of this user.
@@ -49,25 +49,25 @@ struct OtherOwner {
 
 impl Folder {
     /// Opens the folder at this path, and makes it if it does not exist.
-    pub(super) fn open(path: &Path, others: Others) -> Result<Self, OpenError> {
-        Self::open_at(CWD, path, path.to_owned(), others, true)
+    pub(super) fn open(path: &Path, other_users: OtherUsers) -> Result<Self, OpenError> {
+        Self::open_at(CWD, path, path.to_owned(), other_users, true)
     }
 
     /// Opens a folder in this one, and makes it if it does not exist.
-    pub(super) fn inner(&self, name: &Path, others: Others) -> Result<Self, OpenError> {
-        Self::open_at(&self.file, name, self.path.join(name), others, true)
+    pub(super) fn inner(&self, name: &Path, other_users: OtherUsers) -> Result<Self, OpenError> {
+        Self::open_at(&self.file, name, self.path.join(name), other_users, true)
     }
 
     /// Opens a folder in this one that other users cannot read; `NotFound` if it does not exist.
     pub(super) fn find(&self, name: &str) -> Result<Self, OpenError> {
-        Self::open_at(&self.file, Path::new(name), self.path.join(name), Others::Nothing, false)
+        Self::open_at(&self.file, Path::new(name), self.path.join(name), OtherUsers::NoAccess, false)
     }
 
     fn open_at(
         at: impl AsFd,
         name: &Path,
         path: PathBuf,
-        others: Others,
+        other_users: OtherUsers,
         makes: bool,
     ) -> Result<Self, OpenError> {
         let failed = |path: &Path, errno: Errno| open_error(path, errno.into());
@@ -87,9 +87,9 @@ impl Folder {
         })?;
         let stat = fstat(&file).map_err(|errno| failed(&path, errno))?;
         check_owner(&stat).map_err(|error| open_error(&path, error))?;
-        let open_to_others = match others {
-            Others::Look => Mode::WGRP | Mode::WOTH,
-            Others::Nothing => Mode::RWXG | Mode::RWXO,
+        let open_to_others = match other_users {
+            OtherUsers::MayRead => Mode::WGRP | Mode::WOTH,
+            OtherUsers::NoAccess => Mode::RWXG | Mode::RWXO,
         };
         let mode = Mode::from_raw_mode(stat.st_mode);
         if mode.intersects(open_to_others) {

@@ -47,15 +47,15 @@ impl ReachError {
         Self::Lost { peer, address: across(address), cause }
     }
 
-    /// `told` returns a rank's address.
+    /// `address_of` returns a rank's address.
     pub(super) fn late<'a>(
         ranks: Vec<Rank>,
         own: Rank,
         waited: Duration,
-        told: impl Fn(Rank) -> &'a str,
+        address_of: impl Fn(Rank) -> &'a str,
     ) -> Self {
         let shown = ranks.iter().copied().take(ADDRESSES_SHOWN).chain([own]);
-        let addresses = shown.map(|rank| (rank, across(told(rank)))).collect();
+        let addresses = shown.map(|rank| (rank, across(address_of(rank)))).collect();
         Self::Late { ranks, addresses, waited }
     }
 

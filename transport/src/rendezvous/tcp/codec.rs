@@ -61,7 +61,7 @@ impl Hello {
     }
 
     /// Whether `bytes` can be the beginning of a hello.
-    pub(super) fn may_begin(bytes: &[u8]) -> bool {
+    pub(super) fn is_prefix(bytes: &[u8]) -> bool {
         let length = bytes.len().min(MAGIC.len());
         bytes[..length] == MAGIC[..length]
     }
@@ -426,7 +426,7 @@ mod tests {
         for verdict in [Verdict::Welcome([5; TAG_BYTES]), Verdict::WrongSecret, Verdict::Complete] {
             assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict));
         }
-        assert!(Hello::may_begin(b"") && Hello::may_begin(b"PLEA"));
-        assert!(!Hello::may_begin(b"HTTP/1.1 400"));
+        assert!(Hello::is_prefix(b"") && Hello::is_prefix(b"PLEA"));
+        assert!(!Hello::is_prefix(b"HTTP/1.1 400"));
     }
 }

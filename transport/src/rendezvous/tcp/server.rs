@@ -20,7 +20,7 @@ use super::codec::{
     frame,
 };
 use super::same_user;
-use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
+use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, UnauthenticatedConnections};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
 use crate::control::packet;
@@ -34,7 +34,7 @@ pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long it goes on telling the others why the rendezvous has failed.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Connections beyond one a rank: unauthenticated ones, and surplus ranks.
 const CONNECTIONS_SPARE: usize = 64;
@@ -195,9 +195,9 @@ impl Table {
 
 enum Stage {
     /// No message yet.
-    Greeting { until: Nanos },
+    AwaitsHello { until: Nanos },
     /// Challenges are exchanged.
-    Proving { until: Nanos, challenges: Challenges },
+    AwaitsProof { until: Nanos, challenges: Challenges },
     /// Authenticated.
     Open { rank: u32, waiting: Option<(Request, Nanos)> },
     /// Only remaining output is sent.
@@ -224,7 +224,7 @@ struct Service {
     connections: BTreeMap<u64, Connection>,
     connections_max: usize,
     next_number: u64,
-    unproved: Unproved,
+    unauthenticated: UnauthenticatedConnections,
     world_size: usize,
     table: Table,
     /// The end of a pause of accepts, after the system had no file or memory for a connection.
@@ -240,7 +240,7 @@ impl Service {
             connections: BTreeMap::new(),
             connections_max: world_size + CONNECTIONS_SPARE,
             next_number: 0,
-            unproved: Unproved::default(),
+            unauthenticated: UnauthenticatedConnections::default(),
             world_size,
             table: Table::new(world_size * VALUES_PER_RANK + VALUES_SPARE),
             paused_until: None,
@@ -256,7 +256,7 @@ impl Service {
             self.advance(&ready);
         };
         // After a failure the others get the reason, then each closes its connection.
-        let until = deadline.min(now() + FAREWELL_TIMEOUT);
+        let until = deadline.min(now() + FAIL_REPORT_TIMEOUT);
         while self.table.failed.is_some()
             && now() < until
             && self.connections.values().any(Connection::is_open)
@@ -274,7 +274,7 @@ impl Service {
 
     fn next_deadline(&self) -> Option<Nanos> {
         let deadlines = self.connections.values().filter_map(|connection| match &connection.stage {
-            Stage::Greeting { until } | Stage::Proving { until, .. } | Stage::Ending { until } => {
+            Stage::AwaitsHello { until } | Stage::AwaitsProof { until, .. } | Stage::Ending { until } => {
                 Some(*until)
             }
             Stage::Open { waiting, .. } => waiting.as_ref().map(|(_, until)| *until),
@@ -326,12 +326,12 @@ impl Service {
         // After all inputs, so that a value that came now ends the waits of all connections.
         let (has_changed, time) = (self.table.changes != changes, now());
         for connection in self.connections.values_mut() {
-            connection.finish_waiting(&mut self.table, time, has_changed);
+            connection.finish_wait(&mut self.table, time, has_changed);
         }
-        let Self { connections, unproved, .. } = self;
+        let Self { connections, unauthenticated, .. } = self;
         connections.retain(|&number, connection| {
             if connection.gone {
-                unproved.remove(connection.from.ip(), number);
+                unauthenticated.remove(connection.from.ip(), number);
             }
             !connection.gone
         });
@@ -339,12 +339,14 @@ impl Service {
 
     fn serve_one(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        connection.turn(&mut self.table, &self.secret);
+        connection.serve_once(&mut self.table, &self.secret);
         match connection.stage {
-            Stage::Greeting { .. } => {}
-            Stage::Proving { .. } => self.unproved.greeted(connection.from.ip(), number),
+            Stage::AwaitsHello { .. } => {}
+            Stage::AwaitsProof { .. } => self.unauthenticated.hello_received(connection.from.ip(), number),
             // A rejected connection sends nothing more, and ends when it has the reason.
-            Stage::Open { .. } | Stage::Ending { .. } => self.unproved.remove(connection.from.ip(), number),
+            Stage::Open { .. } | Stage::Ending { .. } => {
+                self.unauthenticated.remove(connection.from.ip(), number)
+            }
         }
     }
 
@@ -363,13 +365,13 @@ impl Service {
             if self.connections.len() >= self.connections_max {
                 // An unauthenticated connection is dropped; if there is none, the new one must
                 // retry.
-                let Some(stranger) = self.unproved.first_to_drop() else { continue };
-                self.drop_unproved(stranger);
+                let Some(oldest) = self.unauthenticated.first_to_drop() else { continue };
+                self.drop_unauthenticated(oldest);
             }
             if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
                 let number = self.next_number;
                 self.next_number += 1;
-                self.unproved.add(from.ip(), number);
+                self.unauthenticated.add(from.ip(), number);
                 self.connections.insert(number, Connection::new(stream, from));
                 // At once: bytes that have come already keep it from being counted as a connection
                 // that sends nothing.
@@ -382,7 +384,7 @@ impl Service {
     fn hand_out(&mut self) {
         let Some(listener) = &self.own_user else { return };
         for _ in 0..ACCEPTS_AT_ONCE {
-            match same_user::hand_out(listener, &self.secret) {
+            match same_user::give_secret(listener, &self.secret) {
                 Ok(None) => {}
                 Ok(Some(user)) => {
                     let own = packet::own_user();
@@ -393,9 +395,9 @@ impl Service {
         }
     }
 
-    fn drop_unproved(&mut self, number: u64) {
+    fn drop_unauthenticated(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
-            self.unproved.remove(connection.from.ip(), number);
+            self.unauthenticated.remove(connection.from.ip(), number);
         }
     }
 
@@ -407,11 +409,11 @@ impl Service {
         if matches!(error.kind(), WouldBlock | ConnectionAborted | Interrupted) {
             return;
         }
-        if self.unproved.len() > self.world_size
-            && let Some(stranger) = self.unproved.first_to_drop()
+        if self.unauthenticated.len() > self.world_size
+            && let Some(oldest) = self.unauthenticated.first_to_drop()
         {
             // More than there are ranks: these connections use up the resource.
-            return self.drop_unproved(stranger);
+            return self.drop_unauthenticated(oldest);
         }
         self.paused_until = Some(now() + ACCEPT_PAUSE);
         if let Some(most) = files_allowed(error)
@@ -424,7 +426,7 @@ impl Service {
 
 impl Connection {
     fn new(stream: TcpStream, from: SocketAddr) -> Self {
-        let stage = Stage::Greeting { until: now() + HANDSHAKE_TIMEOUT };
+        let stage = Stage::AwaitsHello { until: now() + HANDSHAKE_TIMEOUT };
         let (input, output) = (Vec::new(), Vec::new());
         Self { stream, from, input, output, stage, gone: false, has_more: false }
     }
@@ -458,7 +460,7 @@ impl Connection {
     }
 
     /// Sends, receives and answers; called when the socket is ready.
-    fn turn(&mut self, table: &mut Table, secret: &Secret) {
+    fn serve_once(&mut self, table: &mut Table, secret: &Secret) {
         if self.is_waiting() {
             // Its answers are sent, and its requests not read: only its end woke this thread.
             self.gone = true;
@@ -471,7 +473,7 @@ impl Connection {
             if !std::mem::take(&mut self.has_more) {
                 self.receive();
             }
-            match self.take_input(table, secret) {
+            match self.handle_input(table, secret) {
                 Ok(true) => self.has_more = true,
                 Ok(false) => return,
                 Err(Malformed) => self.gone = true,
@@ -483,8 +485,8 @@ impl Connection {
     fn receive(&mut self) {
         let most = match self.stage {
             // The bytes of a handshake, and no more.
-            Stage::Greeting { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
-            Stage::Proving { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
+            Stage::AwaitsHello { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
+            Stage::AwaitsProof { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
             // A correct rank has one request under way, so no more than one request and one read
             // are kept.
             Stage::Open { .. } if self.input.len() <= REQUEST_BYTES_MAX => READ_BYTES,
@@ -503,10 +505,10 @@ impl Connection {
     }
 
     /// Handles the next whole message, if there is one.
-    fn take_input(&mut self, table: &mut Table, secret: &Secret) -> Result<bool, Malformed> {
+    fn handle_input(&mut self, table: &mut Table, secret: &Secret) -> Result<bool, Malformed> {
         match &mut self.stage {
-            Stage::Greeting { until } => {
-                if !Hello::may_begin(&self.input) {
+            Stage::AwaitsHello { until } => {
+                if !Hello::is_prefix(&self.input) {
                     return Err(Malformed);
                 }
                 let Some((hello, rest)) = self.input.split_first_chunk::<HELLO_BYTES>() else {
@@ -517,14 +519,14 @@ impl Connection {
                 self.output.extend(Hello { version: VERSION, challenge: own }.encode());
                 self.stage = if dialer.version == VERSION {
                     let challenges = Challenges::new(Side::Listener, own, dialer.challenge);
-                    Stage::Proving { until, challenges }
+                    Stage::AwaitsProof { until, challenges }
                 } else {
                     let from = self.from.ip();
                     table.refuse(format!("{from} speaks rendezvous version {}", dialer.version));
                     Stage::Ending { until }
                 };
             }
-            Stage::Proving { until, challenges } => {
+            Stage::AwaitsProof { until, challenges } => {
                 let Some((proof, rest)) = self.input.split_first_chunk::<PROOF_BYTES>() else {
                     return Ok(false);
                 };
@@ -565,9 +567,9 @@ impl Connection {
         Ok(true)
     }
 
-    fn finish_waiting(&mut self, table: &mut Table, time: Nanos, has_changed: bool) {
+    fn finish_wait(&mut self, table: &mut Table, time: Nanos, has_changed: bool) {
         match &mut self.stage {
-            Stage::Greeting { until } | Stage::Proving { until, .. } => self.gone |= *until <= time,
+            Stage::AwaitsHello { until } | Stage::AwaitsProof { until, .. } => self.gone |= *until <= time,
             Stage::Ending { until } => self.gone |= *until <= time || self.output.is_empty(),
             Stage::Open { rank, waiting } => {
                 if let Some((request, until)) = waiting
@@ -657,7 +659,7 @@ mod tests {
         }
         let (mut heard, mut buffer) = (0, vec![0; 1 << 20]);
         for turn in 0_u32.. {
-            connection.turn(&mut table, &Secret::fresh());
+            connection.serve_once(&mut table, &Secret::fresh());
             assert!(!connection.gone && connection.output.len() <= answer.len(), "turn {turn}");
             assert!(connection.input.len() <= REQUEST_BYTES_MAX + READ_BYTES, "turn {turn}");
             // It does not read during the first turns.
@@ -680,13 +682,13 @@ mod tests {
         let requests = [set("a"), wait(&["b"]), set("c")].map(|request| request.encode());
         client.write_all(&requests.concat()).expect("there is room");
         while !connection.is_waiting() {
-            connection.turn(&mut table, &Secret::fresh());
+            connection.serve_once(&mut table, &Secret::fresh());
         }
         assert!(!table.values.contains_key("c"), "nothing is looked at while an answer is due");
         table.answer(2, &set("b"), false);
-        connection.finish_waiting(&mut table, now(), true);
+        connection.finish_wait(&mut table, now(), true);
         assert!(connection.has_more, "no new bytes will come for it");
-        connection.turn(&mut table, &Secret::fresh());
+        connection.serve_once(&mut table, &Secret::fresh());
         assert!(table.values.contains_key("c"));
     }
 
@@ -697,17 +699,17 @@ mod tests {
         let address = listener.local_addr().expect("is bound");
         let mut service = Service::new(listener, 2, Secret::fresh());
         let most = service.connections_max;
-        let strangers: Vec<_> =
+        let unauthenticated_clients: Vec<_> =
             (0..most + 3).map(|_| TcpStream::connect(address).expect("it listens")).collect();
         service.accept();
         assert_eq!(service.connections.len(), ACCEPTS_AT_ONCE);
         let first = &mut service.connections.first_entry().expect("there are some");
         first.get_mut().stage = Stage::Open { rank: 1, waiting: None };
         service.serve_one(0);
-        while service.next_number < strangers.len() as u64 {
+        while service.next_number < unauthenticated_clients.len() as u64 {
             service.accept();
         }
-        assert_eq!((service.connections.len(), service.unproved.len()), (most, most - 1));
+        assert_eq!((service.connections.len(), service.unauthenticated.len()), (most, most - 1));
         let numbers: Vec<_> = service.connections.keys().copied().take(2).collect();
         assert_eq!(numbers, [0, 4], "who is in stays, the oldest strangers have gone");
     }

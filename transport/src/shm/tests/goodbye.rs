@@ -80,14 +80,14 @@ fn a_packet_sent_right_before_the_end_of_a_stream_is_received_before_the_end() {
 fn who_is_told_goodbye_and_leaves_too_says_so() {
     let [mut zero, mut one] = pair();
     zero.device.leave();
-    one.until_event(&Event::Left { peer: 0 });
+    one.until_event(&Event::Departed { peer: 0 });
     one.device.leave();
     one.until("the goodbye has gone out", |station| station.device.flush(Flush::All));
     drop(one);
     zero.until("the end of the other", |station| {
-        station.log.iter().any(|event| matches!(event, Event::Left { peer: 1 } | Event::PeerLost { .. }))
+        station.log.iter().any(|event| matches!(event, Event::Departed { peer: 1 } | Event::PeerLost { .. }))
     });
-    assert!(zero.log.contains(&Event::Left { peer: 1 }), "{:?}", zero.log);
+    assert!(zero.log.contains(&Event::Departed { peer: 1 }), "{:?}", zero.log);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
     station.until("goodbyes", |station| {
         leaving().all(|gone| {
             station.log.iter().any(
-                |event| matches!(event, Event::Left { peer } | Event::PeerLost { peer, .. } if *peer == gone),
+                |event| matches!(event, Event::Departed { peer } | Event::PeerLost { peer, .. } if *peer == gone),
             )
         })
     });

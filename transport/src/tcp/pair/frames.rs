@@ -1,47 +1,48 @@
 //! The handling of the peer's frames, and of the data that follow them.
 
-use super::{Arrival, Core, Outbox, Pending, PutEnd, Report, Split, Then};
+use super::{EventQueue, IncomingSplitPut, PairState, Pending, PutCompletion, ReceiveAction, Report};
 use crate::device::{ProtocolViolation, TransferError};
 use crate::region::RemoteSlice;
 use crate::signals::Signal;
-use crate::tcp::connection::{Body, Incoming, Written};
+use crate::tcp::connection::{Body, Incoming, SendCompletion};
 use crate::tcp::frame::Frame;
 use crate::tcp::regions::Regions;
-use crate::tcp::slab::FOREIGN_TOKEN;
+use crate::tcp::slab::UNTRACKED_TOKEN;
 use crate::tcp::{CONNECTIONS, QUEUE_DEPTH};
 
 /// Answers that wait to be sent at most; a peer has at most this many requests under way.
 const ANSWERS_MAX: usize = QUEUE_DEPTH * CONNECTIONS;
 
-impl Core {
+impl PairState {
     /// Handles a frame; returns the destination of its data, if data follow.
     pub(super) fn handle(
         &mut self,
         connection: usize,
         frame: &Frame,
         regions: &mut Regions,
-        outbox: &mut Outbox,
-    ) -> Result<Option<Incoming<Arrival>>, ProtocolViolation> {
+        event_queue: &mut EventQueue,
+    ) -> Result<Option<Incoming<ReceiveAction>>, ProtocolViolation> {
         if connection > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
             return Err(ProtocolViolation::MalformedFrame);
         }
-        let (dst, then) = match *frame {
+        let (dst, action) = match *frame {
             Frame::Signal { signal } => {
                 self.check_signal(&signal)?;
                 self.signal_slots.signal(&signal);
                 return Ok(None);
             }
-            Frame::Put { dst, signal, answered, others, token } => {
+            Frame::Put { dst, signal, wants_answer, other_connections, token } => {
                 if let Some(signal) = &signal {
                     self.check_signal(signal)?;
                 }
                 let place = regions.find(&dst);
-                let end = PutEnd { signal, answered, refused: place.is_none(), key: dst.key, token };
-                if others == 0 {
-                    (place, Then::Put(end))
+                let end =
+                    PutCompletion { signal, wants_answer, refused: place.is_none(), key: dst.key, token };
+                if other_connections == 0 {
+                    (place, ReceiveAction::Put(end))
                 } else {
-                    self.announce_split(others, end)?;
-                    (place, Then::Piece { token, connection })
+                    self.announce_split(other_connections, end)?;
+                    (place, ReceiveAction::Piece { token, connection })
                 }
             }
             Frame::Piece { dst, token } => {
@@ -49,13 +50,13 @@ impl Core {
                 let split = self.splits.iter_mut().find(|split| split.token == token);
                 let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
                 split.end.refused |= place.is_none();
-                (place, Then::Piece { token, connection })
+                (place, ReceiveAction::Piece { token, connection })
             }
             Frame::GetReply { len, token } => match self.pending.find(token) {
                 Some(Pending::Get { dst, connection: asked, .. })
                     if *asked == connection && dst.len() as u64 == len =>
                 {
-                    (Some(dst.clone()), Then::Get { token, connection })
+                    (Some(dst.clone()), ReceiveAction::Get { token, connection })
                 }
                 _ => return Err(ProtocolViolation::UnexpectedAnswer),
             },
@@ -81,32 +82,36 @@ impl Core {
                 self.answer(0, &reply, Body::Nothing)?;
                 return Ok(None);
             }
-            _ => return self.handle_answer(frame, outbox).map(|()| None),
+            _ => return self.handle_answer(frame, event_queue).map(|()| None),
         };
-        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), then: Arrival(then) }))
+        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), action }))
     }
 
-    fn handle_answer(&mut self, frame: &Frame, outbox: &mut Outbox) -> Result<(), ProtocolViolation> {
+    fn handle_answer(
+        &mut self,
+        frame: &Frame,
+        event_queue: &mut EventQueue,
+    ) -> Result<(), ProtocolViolation> {
         match *frame {
             Frame::AtomicReply { old, token } => match self.pending.take(token) {
-                Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), outbox),
+                Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), event_queue),
                 _ => return Err(ProtocolViolation::UnexpectedAnswer),
             },
             Frame::Accepted { key, region_bytes, token } => match self.pending.take(token) {
                 Some(Pending::Put(id)) => {
                     if !self.revoked.contains(&key) {
-                        self.proved.insert(key, region_bytes);
+                        self.accepted.insert(key, region_bytes);
                     }
                     if self.pending.len() == 0 {
                         self.revoked.clear();
                     }
-                    self.report(Report::Transfer(id), Ok(0), outbox);
+                    self.report(Report::Transfer(id), Ok(0), event_queue);
                 }
                 _ => return Err(ProtocolViolation::UnexpectedAnswer),
             },
             Frame::Refused { key, token } => {
-                self.proved.remove(&key);
-                if token == 0 || token & FOREIGN_TOKEN != 0 {
+                self.accepted.remove(&key);
+                if token == 0 || token & UNTRACKED_TOKEN != 0 {
                     // The put was complete before the peer's revocation arrived.
                     tracing::warn!(
                         peer = self.peer,
@@ -118,11 +123,11 @@ impl Core {
                 let refused = Err(TransferError::Refused { peer: self.peer, key });
                 match self.pending.take(token) {
                     Some(Pending::Put(id) | Pending::Atomic(id)) => {
-                        self.report(Report::Transfer(id), refused, outbox);
+                        self.report(Report::Transfer(id), refused, event_queue);
                     }
                     Some(Pending::Get { connection, report, .. }) => {
                         self.announced[connection] = self.announced[connection].saturating_sub(1);
-                        self.report(report, refused, outbox);
+                        self.report(report, refused, event_queue);
                     }
                     None => return Err(ProtocolViolation::UnexpectedAnswer),
                 }
@@ -133,32 +138,36 @@ impl Core {
         Ok(())
     }
 
-    fn announce_split(&mut self, others: u8, end: PutEnd) -> Result<(), ProtocolViolation> {
+    fn announce_split(&mut self, other_connections: u8, end: PutCompletion) -> Result<(), ProtocolViolation> {
         let known = self.splits.iter().any(|split| split.token == end.token);
-        if others & 1 != 0
-            || u32::from(others) >> CONNECTIONS != 0
+        if other_connections & 1 != 0
+            || u32::from(other_connections) >> CONNECTIONS != 0
             || known
             || self.splits.len() >= QUEUE_DEPTH
         {
             return Err(ProtocolViolation::MalformedFrame);
         }
         for connection in 1..CONNECTIONS {
-            self.announced[connection] += u32::from(others >> connection & 1);
+            self.announced[connection] += u32::from(other_connections >> connection & 1);
         }
-        self.splits.push(Split { token: end.token, remaining: 1 + others.count_ones(), end });
+        self.splits.push(IncomingSplitPut {
+            token: end.token,
+            remaining: 1 + other_connections.count_ones(),
+            end,
+        });
         Ok(())
     }
 
     /// Handles data that have arrived in full.
     pub(super) fn arrived(
         &mut self,
-        then: Then,
+        action: ReceiveAction,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<(), ProtocolViolation> {
-        match then {
-            Then::Put(end) => self.put_arrived(&end, regions),
-            Then::Piece { token, connection } => {
+        match action {
+            ReceiveAction::Put(end) => self.put_arrived(&end, regions),
+            ReceiveAction::Piece { token, connection } => {
                 if connection > 0 {
                     self.announced[connection] = self.announced[connection].saturating_sub(1);
                 }
@@ -172,13 +181,13 @@ impl Core {
                 }
                 Ok(())
             }
-            Then::Get { token, connection } => {
+            ReceiveAction::Get { token, connection } => {
                 if connection > 0 {
                     self.announced[connection] = self.announced[connection].saturating_sub(1);
                 }
                 match self.pending.take(token) {
                     Some(Pending::Get { report, .. }) => {
-                        self.report(report, Ok(0), outbox);
+                        self.report(report, Ok(0), event_queue);
                         Ok(())
                     }
                     _ => Err(ProtocolViolation::UnexpectedAnswer),
@@ -187,11 +196,11 @@ impl Core {
         }
     }
 
-    fn put_arrived(&mut self, end: &PutEnd, regions: &mut Regions) -> Result<(), ProtocolViolation> {
-        let PutEnd { key, token, .. } = *end;
+    fn put_arrived(&mut self, end: &PutCompletion, regions: &mut Regions) -> Result<(), ProtocolViolation> {
+        let PutCompletion { key, token, .. } = *end;
         if end.refused {
             // Refusals that nobody awaits count against the limit of answers.
-            if end.answered || self.answers < ANSWERS_MAX {
+            if end.wants_answer || self.answers < ANSWERS_MAX {
                 self.answer(0, &Frame::Refused { key, token }, Body::Nothing)?;
             }
             return Ok(());
@@ -199,9 +208,9 @@ impl Core {
         if let Some(signal) = &end.signal {
             self.signal_slots.signal(signal);
         }
-        if end.answered {
+        if end.wants_answer {
             // Zero: released meanwhile; the next put must ask again.
-            let region_bytes = regions.entrust(key, self.peer).unwrap_or(0);
+            let region_bytes = regions.grant(key, self.peer).unwrap_or(0);
             self.answer(0, &Frame::Accepted { key, region_bytes, token }, Body::Nothing)?;
         }
         Ok(())
@@ -212,7 +221,7 @@ impl Core {
             return Err(ProtocolViolation::TooManyRequests);
         }
         self.answers += 1;
-        self.push(connection, frame, body, Written::Answer);
+        self.push(connection, frame, body, SendCompletion::Answer);
         Ok(())
     }
 

@@ -1,18 +1,18 @@
 //! This rank's requests to the peer: transfers as frames, whole or in pieces on all connections.
 
-use super::{Core, Parts, Pending, Report};
+use super::{PairState, Pending, Report, SplitTransfer};
 use crate::device::{Source, SubmitError, Transfer, TransferId};
 use crate::region::{RemoteSlice, Slice};
 use crate::signals::Signal;
-use crate::tcp::connection::{Body, Written};
+use crate::tcp::connection::{Body, SendCompletion};
 use crate::tcp::frame::Frame;
-use crate::tcp::slab::FOREIGN_TOKEN;
+use crate::tcp::slab::UNTRACKED_TOKEN;
 use crate::tcp::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 
 /// Pieces of split puts begin at multiples of this many bytes of the put.
 const SPLIT_ALIGN_BYTES: usize = 4096;
 
-impl Core {
+impl PairState {
     /// Queues a transfer that the device has checked.
     pub(in crate::tcp) fn submit(&mut self, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
         let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
@@ -24,7 +24,7 @@ impl Core {
             Transfer::Atomic { word, op } => {
                 let token = self.pending.insert(Pending::Atomic(id));
                 let frame = Frame::Atomic { key: word.key, offset: word.offset, op, token };
-                self.push(0, &frame, Body::Nothing, Written::Nothing);
+                self.push(0, &frame, Body::Nothing, SendCompletion::Nothing);
             }
         }
         Ok(())
@@ -34,7 +34,7 @@ impl Core {
     pub(in crate::tcp) fn signal(&mut self, signal: &Signal, id: TransferId) -> Result<(), SubmitError> {
         self.expect_room(Some(signal))?;
         self.under_way += 1;
-        self.push(0, &Frame::Signal { signal: *signal }, Body::Nothing, Written::Transfer(id));
+        self.push(0, &Frame::Signal { signal: *signal }, Body::Nothing, SendCompletion::Transfer(id));
         Ok(())
     }
 
@@ -56,16 +56,16 @@ impl Core {
 
     fn submit_put(&mut self, src: Source, dst: RemoteSlice, signal: Option<Signal>, id: TransferId) {
         let end = dst.offset.checked_add(dst.len);
-        let proved = self.proved.get(&dst.key).is_some_and(|len| end.is_some_and(|end| end <= *len));
+        let accepted = self.accepted.get(&dst.key).is_some_and(|len| end.is_some_and(|end| end <= *len));
         let pieces = pieces(src.len());
         match src {
             Source::Slice(slice) if pieces > 1 => {
-                let (token, written) = if proved {
+                let (token, written) = if accepted {
                     self.next_split += 1;
-                    let parts = Parts { id, remaining: pieces as u8, result: Ok(0) };
-                    (FOREIGN_TOKEN | self.next_split, Written::Part(self.parts.insert(parts)))
+                    let parts = SplitTransfer { id, remaining: pieces as u8, result: Ok(0) };
+                    (UNTRACKED_TOKEN | self.next_split, SendCompletion::Part(self.parts.insert(parts)))
                 } else {
-                    (self.pending.insert(Pending::Put(id)), Written::Nothing)
+                    (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
                 };
                 for (connection, (from, to)) in piece_bounds(slice.len(), pieces).enumerate() {
                     let piece = slice.slice(from..to).expect("pieces lie inside their whole");
@@ -75,8 +75,8 @@ impl Core {
                         len: (to - from) as u64,
                     };
                     let frame = if connection == 0 {
-                        let others = ((1u32 << pieces) - 2) as u8;
-                        Frame::Put { dst, signal, answered: !proved, others, token }
+                        let other_connections = ((1u32 << pieces) - 2) as u8;
+                        Frame::Put { dst, signal, wants_answer: !accepted, other_connections, token }
                     } else {
                         Frame::Piece { dst, token }
                     };
@@ -84,12 +84,12 @@ impl Core {
                 }
             }
             src => {
-                let (token, written) = if proved {
-                    (0, Written::Transfer(id))
+                let (token, written) = if accepted {
+                    (0, SendCompletion::Transfer(id))
                 } else {
-                    (self.pending.insert(Pending::Put(id)), Written::Nothing)
+                    (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
                 };
-                let frame = Frame::Put { dst, signal, answered: !proved, others: 0, token };
+                let frame = Frame::Put { dst, signal, wants_answer: !accepted, other_connections: 0, token };
                 let body = match src {
                     Source::Slice(slice) => Body::Slice(slice),
                     Source::Inline(inline) => Body::Inline(inline),
@@ -104,7 +104,7 @@ impl Core {
         let report = if pieces == 1 {
             Report::Transfer(id)
         } else {
-            Report::Part(self.parts.insert(Parts { id, remaining: pieces as u8, result: Ok(0) }))
+            Report::Part(self.parts.insert(SplitTransfer { id, remaining: pieces as u8, result: Ok(0) }))
         };
         for (connection, (from, to)) in piece_bounds(dst.len(), pieces).enumerate() {
             let piece = dst.slice(from..to).expect("pieces lie inside their whole");
@@ -121,7 +121,7 @@ impl Core {
                 0,
                 &Frame::Get { src, connection: connection as u8, token },
                 Body::Nothing,
-                Written::Nothing,
+                SendCompletion::Nothing,
             );
         }
     }

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::{Context, made};
 use crate::memory::Memory;
-use crate::verbs::limits::{Kind, Limits, NotMade, Taken};
+use crate::verbs::limits::{CreateError, LimitKind, LimitReservation, Limits};
 use crate::verbs::sys;
 
 /// A protection domain: memory regions and queue pairs of one domain can be used together. It
 /// enforces the limits of the device, so that an error names the limit.
-pub(in crate::verbs) struct Domain {
+pub(in crate::verbs) struct ProtectionDomain {
     pub(super) raw: NonNull<sys::ibv_pd>,
     pub(super) context: Arc<Context>,
     pub(super) limits: Limits,
@@ -24,11 +24,11 @@ pub(in crate::verbs) struct Domain {
 }
 
 // SAFETY: as for `Context`.
-unsafe impl Send for Domain {}
+unsafe impl Send for ProtectionDomain {}
 // SAFETY: as above.
-unsafe impl Sync for Domain {}
+unsafe impl Sync for ProtectionDomain {}
 
-impl Domain {
+impl ProtectionDomain {
     pub(in crate::verbs) fn new(context: &Arc<Context>, limits: Limits) -> io::Result<Arc<Self>> {
         // SAFETY: an open context.
         let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
@@ -43,7 +43,7 @@ impl Domain {
     }
 }
 
-impl Drop for Domain {
+impl Drop for ProtectionDomain {
     fn drop(&mut self) {
         // SAFETY: regions and queue pairs hold their domain.
         unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
@@ -53,10 +53,10 @@ impl Drop for Domain {
 /// Memory that the device may access.
 pub(in crate::verbs) struct MemoryRegion {
     pub(super) raw: NonNull<sys::ibv_mr>,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
     /// Kept as long as it is registered.
     memory: Arc<dyn Memory>,
-    _taken: Taken,
+    _reservation: LimitReservation,
 }
 
 // SAFETY: as for `Context`.
@@ -66,11 +66,11 @@ impl MemoryRegion {
     /// Registers memory of at least one byte, which peers address from `iova` on; as a dma-buf if
     /// it is one.
     pub(in crate::verbs) fn new(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         memory: Arc<dyn Memory>,
         iova: u64,
         access: u32,
-    ) -> Result<Self, NotMade> {
+    ) -> Result<Self, CreateError> {
         if memory.dma_buf().is_some() && domain.context.library.reg_dmabuf_mr.is_some() {
             return Self::by_dma_buf(domain, memory, iova, access);
         }
@@ -79,12 +79,12 @@ impl MemoryRegion {
 
     /// Registers a dma-buf.
     pub(in crate::verbs) fn by_dma_buf(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         memory: Arc<dyn Memory>,
         iova: u64,
         access: u32,
-    ) -> Result<Self, NotMade> {
-        let taken = Self::expect_room(domain, memory.len())?;
+    ) -> Result<Self, CreateError> {
+        let reservation = Self::expect_room(domain, memory.len())?;
         let without = || io::Error::new(io::ErrorKind::Unsupported, "libibverbs registers no dma-bufs");
         let register = domain.context.library.reg_dmabuf_mr.ok_or_else(without)?;
         let without = || io::Error::new(io::ErrorKind::Unsupported, "it is no dma-buf");
@@ -94,17 +94,17 @@ impl MemoryRegion {
         // kept longer than the registration.
         let raw =
             unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
-        Self::registered(domain, memory, raw, taken)
+        Self::registered(domain, memory, raw, reservation)
     }
 
     /// Registers memory by its address.
     pub(in crate::verbs) fn by_address(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         memory: Arc<dyn Memory>,
         iova: u64,
         access: u32,
-    ) -> Result<Self, NotMade> {
-        let taken = Self::expect_room(domain, memory.len())?;
+    ) -> Result<Self, CreateError> {
+        let reservation = Self::expect_room(domain, memory.len())?;
         let library = domain.context.library;
         let (base, len) = (memory.base().as_ptr().cast(), memory.len());
         // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
@@ -114,24 +114,24 @@ impl MemoryRegion {
                 None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, older(access) as c_int),
             }
         };
-        Self::registered(domain, memory, raw, taken)
+        Self::registered(domain, memory, raw, reservation)
     }
 
-    fn expect_room(domain: &Domain, bytes: usize) -> Result<Taken, NotMade> {
-        domain.limits.allow(Kind::RegionBytes, bytes as u64)?;
-        Ok(domain.limits.take(Kind::Regions)?)
+    fn expect_room(domain: &ProtectionDomain, bytes: usize) -> Result<LimitReservation, CreateError> {
+        domain.limits.allow(LimitKind::RegionBytes, bytes as u64)?;
+        Ok(domain.limits.reserve(LimitKind::Regions)?)
     }
 
     fn registered(
-        domain: &Arc<Domain>,
+        domain: &Arc<ProtectionDomain>,
         memory: Arc<dyn Memory>,
         raw: *mut sys::ibv_mr,
-        taken: Taken,
-    ) -> Result<Self, NotMade> {
+        reservation: LimitReservation,
+    ) -> Result<Self, CreateError> {
         let raw = made(raw)?;
         // Relaxed: see the field.
         domain.registered.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { raw, domain: Arc::clone(domain), memory, _taken: taken })
+        Ok(Self { raw, domain: Arc::clone(domain), memory, _reservation: reservation })
     }
 
     pub(in crate::verbs) fn local_key(&self) -> u32 {

@@ -4,24 +4,24 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{Domain, MemoryRegion, made};
-use crate::verbs::limits::{Kind, NotMade, Taken};
+use super::{MemoryRegion, ProtectionDomain, made};
+use crate::verbs::limits::{CreateError, LimitKind, LimitReservation};
 use crate::verbs::sys;
 
 /// A window, bound by a request on the queue pair whose peer may use it.
-pub(in crate::verbs) struct Window {
+pub(in crate::verbs) struct MemoryWindow {
     raw: NonNull<sys::ibv_mw>,
-    domain: Arc<Domain>,
-    _taken: Taken,
+    domain: Arc<ProtectionDomain>,
+    _reservation: LimitReservation,
 }
 
 // SAFETY: as for `Context`.
-unsafe impl Send for Window {}
+unsafe impl Send for MemoryWindow {}
 
-impl Window {
+impl MemoryWindow {
     /// Makes a window that is not bound; an error if the device supports none.
-    pub(in crate::verbs) fn new(domain: &Arc<Domain>) -> Result<Self, NotMade> {
-        let taken = domain.limits.take(Kind::Windows)?;
+    pub(in crate::verbs) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, CreateError> {
+        let reservation = domain.limits.reserve(LimitKind::Windows)?;
         // SAFETY: a live domain; the context's own function for it.
         let raw = unsafe {
             let Some(allocate) = domain.context.raw.as_ref().ops.alloc_mw else {
@@ -29,7 +29,7 @@ impl Window {
             };
             made(allocate(domain.raw.as_ptr(), sys::IBV_MW_TYPE_2))?
         };
-        Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
+        Ok(Self { raw, domain: Arc::clone(domain), _reservation: reservation })
     }
 
     /// The binding of the window to bytes of a region, in the addresses that peers use, with the
@@ -59,7 +59,7 @@ impl Window {
     }
 }
 
-impl Drop for Window {
+impl Drop for MemoryWindow {
     fn drop(&mut self) {
         // SAFETY: a live window; after this the device refuses its key.
         unsafe {

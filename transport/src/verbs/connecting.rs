@@ -11,13 +11,13 @@
 use std::io;
 use std::time::Duration;
 
-use super::cm::{Entrance, Meeting};
+use super::cm::{CmState, ListenerAddress};
 use super::nic::Nic;
 use super::open::{hint, refused};
 use super::pair::Pair;
 use super::pair_error::PairError;
 use super::refusal::Refusal;
-use super::registered::Registered;
+use super::registered::RegisteredMemory;
 use super::wire::{Announcement, Hello, QueuePairHello};
 use super::{ControlMessage, Peer, VerbsDevice};
 use crate::Rank;
@@ -27,28 +27,28 @@ use crate::device::{Device, Event, LossCause, ProtocolViolation, TransferError};
 use crate::region::{RegionKey, random_key};
 
 /// Announced regions of a peer that are stored; transfers to further regions are not striped.
-const KNOWN_REGIONS_MAX: usize = 1 << 16;
+const REMOTE_REGIONS_MAX: usize = 1 << 16;
 
 /// How long a refused peer has time to read the reason and close the stream.
 pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
 /// The state of a pair that is connecting.
-pub(super) struct Joining {
+pub(super) struct Connecting {
     pub(super) deadline: Nanos,
     pub(super) pair: Option<Pair>,
     pub(super) hello: Option<Hello>,
     pub(super) is_connected: bool,
     pub(super) peer_is_ready: bool,
     /// Writes of no bytes are under way, or were acknowledged.
-    pub(super) is_tried: bool,
+    pub(super) is_probed: bool,
     /// The connection is refused; the peer has been told.
     pub(super) is_refused: bool,
     /// The peer's listener, until this rank connects to it.
-    pub(super) entrance: Option<Entrance>,
-    pub(super) meeting: Meeting,
+    pub(super) listener: Option<ListenerAddress>,
+    pub(super) cm_state: CmState,
 }
 
-impl Joining {
+impl Connecting {
     pub(super) fn new(deadline: Nanos) -> Self {
         Self {
             deadline,
@@ -56,19 +56,19 @@ impl Joining {
             hello: None,
             is_connected: false,
             peer_is_ready: false,
-            is_tried: false,
+            is_probed: false,
             is_refused: false,
-            entrance: None,
-            meeting: Meeting::default(),
+            listener: None,
+            cm_state: CmState::default(),
         }
     }
 
     /// Sends a write of no bytes over each queue pair when both ends are ready, once.
-    fn try_ways(&mut self) -> Result<(), LossCause> {
+    fn probe_paths(&mut self) -> Result<(), LossCause> {
         match &mut self.pair {
-            Some(pair) if self.is_connected && self.peer_is_ready && !self.is_tried => {
-                self.is_tried = true;
-                pair.try_ways()
+            Some(pair) if self.is_connected && self.peer_is_ready && !self.is_probed => {
+                self.is_probed = true;
+                pair.probe_paths()
             }
             _ => Ok(()),
         }
@@ -77,14 +77,14 @@ impl Joining {
 
 impl VerbsDevice {
     /// Sends a message to a peer; false when the peer does not read it.
-    pub(super) fn say(&self, peer: Rank, message: &ControlMessage) -> bool {
-        self.control.say(peer, &message.encode())
+    pub(super) fn send_message(&self, peer: Rank, message: &ControlMessage) -> bool {
+        self.control.send_message(peer, &message.encode())
     }
 
     /// The control stream to a peer is open: makes queue pairs and sends the hello.
-    pub(super) fn greet(&mut self, peer: Rank) {
+    pub(super) fn send_hello(&mut self, peer: Rank) {
         // Severed, or given up, since the stream opened.
-        if !matches!(self.peers[peer as usize], Peer::Joining(_)) {
+        if !matches!(self.peers[peer as usize], Peer::Connecting(_)) {
             return;
         }
         let signal_slots = self.signal_slots(peer);
@@ -103,15 +103,15 @@ impl VerbsDevice {
                 return self.refuse(peer, refused(&error));
             }
         };
-        let Peer::Joining(joining) = &mut self.peers[peer as usize] else { return };
+        let Peer::Connecting(connecting) = &mut self.peers[peer as usize] else { return };
         for (queue, (nic, number)) in pair.queue_pairs().enumerate() {
             self.nics[nic].owners.insert(number, (peer, queue));
         }
         let hello = ControlMessage::Hello(pair.hello(&self.nics));
-        joining.pair = Some(pair);
-        let said = self.open_entrance(peer).map_or(hello, ControlMessage::Entrance);
+        connecting.pair = Some(pair);
+        let said = self.listener_address(peer).map_or(hello, ControlMessage::ListenerAddress);
         // It fails only when the peer is gone, which comes as an event.
-        self.say(peer, &said);
+        self.send_message(peer, &said);
         if self.announces() {
             let keys: Vec<_> = self.regions.keys().copied().collect();
             keys.into_iter().for_each(|key| self.announce_to(peer, key));
@@ -127,9 +127,9 @@ impl VerbsDevice {
     /// Announces a region to a peer, or that it is gone. Without the announcement transfers are not
     /// striped.
     fn announce_to(&mut self, peer: Rank, region: RegionKey) {
-        let known = self.regions.get(&region).map(Registered::known);
+        let known = self.regions.get(&region).map(RegisteredMemory::known);
         let announcement = Announcement { region, known };
-        self.say(peer, &ControlMessage::Announcement(announcement));
+        self.send_message(peer, &ControlMessage::Announcement(announcement));
     }
 
     /// Announces a region to all connected peers.
@@ -142,17 +142,19 @@ impl VerbsDevice {
     }
 
     /// Handles a message of a peer.
-    pub(super) fn told(&mut self, peer: Rank, message: ControlMessage) {
+    pub(super) fn handle_message(&mut self, peer: Rank, message: ControlMessage) {
         match (message, &mut self.peers[peer as usize]) {
             (ControlMessage::Announcement(announcement), _) => return self.learn(peer, announcement),
-            (ControlMessage::Refusal(refusal), Peer::Joining(_)) => {
-                let cause = self.control.cause(peer, refusal.heard());
+            (ControlMessage::Refusal(refusal), Peer::Connecting(_)) => {
+                let cause = self.control.cause(peer, refusal.as_received());
                 return self.lose(peer, cause);
             }
-            (_, Peer::Joining(joining)) if joining.is_refused => return,
-            (ControlMessage::Hello(hello), Peer::Joining(joining)) => joining.hello = Some(hello),
-            (ControlMessage::Entrance(entrance), Peer::Joining(joining)) => joining.entrance = Some(entrance),
-            (ControlMessage::Ready, Peer::Joining(joining)) => joining.peer_is_ready = true,
+            (_, Peer::Connecting(connecting)) if connecting.is_refused => return,
+            (ControlMessage::Hello(hello), Peer::Connecting(connecting)) => connecting.hello = Some(hello),
+            (ControlMessage::ListenerAddress(listener), Peer::Connecting(connecting)) => {
+                connecting.listener = Some(listener)
+            }
+            (ControlMessage::Ready, Peer::Connecting(connecting)) => connecting.peer_is_ready = true,
             (_, Peer::Open(_)) => {
                 return self.lose(peer, LossCause::Protocol(ProtocolViolation::UnexpectedAnswer));
             }
@@ -163,53 +165,54 @@ impl VerbsDevice {
 
     /// Stores a peer's announcement of a region.
     fn learn(&mut self, peer: Rank, Announcement { region, known }: Announcement) {
-        let regions = &mut self.known_regions[peer as usize];
+        let regions = &mut self.remote_regions[peer as usize];
         match known {
-            Some(known) if regions.len() < KNOWN_REGIONS_MAX => drop(regions.insert(region, known)),
+            Some(known) if regions.len() < REMOTE_REGIONS_MAX => drop(regions.insert(region, known)),
             _ => drop(regions.remove(&region)),
         }
     }
 
     /// Tells a peer that this rank's queue pairs receive and send.
     pub(super) fn say_ready(&mut self, peer: Rank) {
-        self.say(peer, &ControlMessage::Ready);
+        self.send_message(peer, &ControlMessage::Ready);
     }
 
     /// Whether the peer uses the other connect method.
-    fn is_other_way(&self, joining: &Joining) -> bool {
-        match self.switchboard {
-            Some(_) => joining.hello.is_some(),
-            None => joining.entrance.is_some(),
+    fn uses_other_method(&self, connecting: &Connecting) -> bool {
+        match self.connection_manager {
+            Some(_) => connecting.hello.is_some(),
+            None => connecting.listener.is_some(),
         }
     }
 
     /// Advances a connecting pair as far as possible.
     pub(super) fn advance(&mut self, peer: Rank) {
-        if let Peer::Joining(joining) = &self.peers[peer as usize]
-            && joining.pair.is_some()
+        if let Peer::Connecting(connecting) = &self.peers[peer as usize]
+            && connecting.pair.is_some()
         {
-            if self.is_other_way(joining) {
-                return self.refuse(peer, PairError::Refused(Refusal::OtherWay).into());
+            if self.uses_other_method(connecting) {
+                return self.refuse(peer, PairError::Refused(Refusal::OtherConnectMethod).into());
             }
-            if joining.entrance.is_some() {
-                return self.call_back(peer);
+            if connecting.listener.is_some() {
+                return self.connect_by_cm(peer);
             }
         }
         let slot = std::mem::replace(&mut self.peers[peer as usize], Peer::Idle);
-        let Peer::Joining(mut joining) = slot else {
+        let Peer::Connecting(mut connecting) = slot else {
             self.peers[peer as usize] = slot;
             return;
         };
-        let failure = self.connect_as_told(peer, &mut joining).and_then(|()| joining.try_ways()).err();
-        let is_tried = joining.is_tried;
-        self.peers[peer as usize] = match joining.pair.take() {
-            Some(pair) if is_tried && pair.is_idle() => {
-                self.outbox.push_back(Event::Connected { peer });
+        let failure =
+            self.connect_as_told(peer, &mut connecting).and_then(|()| connecting.probe_paths()).err();
+        let is_probed = connecting.is_probed;
+        self.peers[peer as usize] = match connecting.pair.take() {
+            Some(pair) if is_probed && pair.is_idle() => {
+                self.event_queue.push_back(Event::Connected { peer });
                 Peer::Open(Box::new(pair))
             }
             pair => {
-                joining.pair = pair;
-                Peer::Joining(joining)
+                connecting.pair = pair;
+                Peer::Connecting(connecting)
             }
         };
         if let Some(cause) = failure {
@@ -219,17 +222,19 @@ impl VerbsDevice {
 
     /// Connects the queue pairs when the peer's hello is there, unless the connection manager does
     /// it.
-    fn connect_as_told(&mut self, peer: Rank, joining: &mut Joining) -> Result<(), LossCause> {
-        let (Some(pair), Some(hello), false) = (&mut joining.pair, &joining.hello, joining.is_connected)
+    fn connect_as_told(&mut self, peer: Rank, connecting: &mut Connecting) -> Result<(), LossCause> {
+        let (Some(pair), Some(hello), false) =
+            (&mut connecting.pair, &connecting.hello, connecting.is_connected)
         else {
             return Ok(());
         };
-        if let Some(unequal) = unequal_kinds(&self.nics, hello).or_else(|| unequal_packets(&self.nics, hello))
+        if let Some(unequal) =
+            gid_type_mismatch(&self.nics, hello).or_else(|| mtu_mismatch(&self.nics, hello))
         {
             return Err(unequal);
         }
-        pair.connect(&self.nics, hello).map_err(|error| not_joined(peer, error))?;
-        joining.is_connected = true;
+        pair.connect(&self.nics, hello).map_err(|error| connect_failed(peer, error))?;
+        connecting.is_connected = true;
         self.say_ready(peer);
         Ok(())
     }
@@ -238,13 +243,13 @@ impl VerbsDevice {
     pub(super) fn refuse(&mut self, peer: Rank, cause: LossCause) {
         let is_told = Refusal::of(&cause).is_some_and(|refusal| {
             self.control.refuse(peer, cause.clone());
-            self.say(peer, &ControlMessage::Refusal(refusal))
+            self.send_message(peer, &ControlMessage::Refusal(refusal))
         });
         match &mut self.peers[peer as usize] {
-            Peer::Joining(joining) if is_told => {
-                joining.deadline = joining.deadline.min(clock::now() + REFUSAL_GRACE);
-                joining.is_refused = true;
-                if let Some(pair) = joining.pair.take() {
+            Peer::Connecting(connecting) if is_told => {
+                connecting.deadline = connecting.deadline.min(clock::now() + REFUSAL_GRACE);
+                connecting.is_refused = true;
+                if let Some(pair) = connecting.pair.take() {
                     self.end_pair(peer, pair, &TransferError::Lost { peer, cause });
                 }
             }
@@ -254,38 +259,38 @@ impl VerbsDevice {
 }
 
 /// The cause of a loss when a queue pair could not be connected.
-pub(super) fn not_joined(peer: Rank, error: io::Error) -> LossCause {
+pub(super) fn connect_failed(peer: Rank, error: io::Error) -> LossCause {
     tracing::debug!("verbs: the queue pair to rank {peer} does not connect ({error})");
     match error.raw_os_error() {
-        Some(errno) if error.kind() != io::ErrorKind::OutOfMemory => PairError::NotJoined { errno }.into(),
+        Some(errno) if error.kind() != io::ErrorKind::OutOfMemory => PairError::NotConnected { errno }.into(),
         _ => refused(&error.into()),
     }
 }
 
 /// Whether GID types of the two ends do not fit.
-fn unequal_kinds(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
-    facing(nics, hello).map(|(nic, queue)| (nic.chosen.gid.kind, queue.kind)).find_map(|(own, peer)| {
-        let error = PairError::AddressKinds { own, peer };
+fn gid_type_mismatch(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+    paired_ends(nics, hello).map(|(nic, queue)| (nic.chosen.gid.kind, queue.kind)).find_map(|(own, peer)| {
+        let error = PairError::GidTypeMismatch { own, peer };
         (!own.meets(peer)).then(|| error.into())
     })
 }
 
 /// Whether path MTUs of the two ends differ.
-pub(super) fn unequal_packets(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
-    facing(nics, hello).map(|(nic, queue)| (nic.port.active_mtu, u32::from(queue.mtu))).find_map(
+pub(super) fn mtu_mismatch(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+    paired_ends(nics, hello).map(|(nic, queue)| (nic.port.active_mtu, u32::from(queue.mtu))).find_map(
         |(own, other)| {
-            let error = PairError::PacketLengths { own: packet_bytes(own), peer: packet_bytes(other) };
+            let error = PairError::MtuMismatch { own: mtu_bytes(own), peer: mtu_bytes(other) };
             (own != other).then(|| error.into())
         },
     )
 }
 
 /// This rank's NICs, each with the peer's end of its queue pair.
-fn facing<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a QueuePairHello)> {
+fn paired_ends<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a QueuePairHello)> {
     nics.iter().cycle().zip(&hello.queues)
 }
 
 /// Bytes of a path MTU in the code of the verbs.
-fn packet_bytes(mtu: u32) -> u32 {
+fn mtu_bytes(mtu: u32) -> u32 {
     128 << mtu
 }

@@ -17,15 +17,15 @@ const MAPPED_BYTES_MAX: u64 = 1 << 40;
 
 /// How a connection ended.
 #[derive(Clone, Debug)]
-pub(crate) enum End {
+pub(crate) enum ConnectionEnd {
     Lost(LossCause),
-    Left,
+    Departed,
 }
 
 /// The state of a slot of a peer's region table.
 #[derive(Clone)]
-pub(crate) enum Known {
-    Nothing,
+pub(crate) enum SlotState {
+    Empty,
     Mapped(Arc<PeerRegion>),
     /// Announced, but this process could not map it.
     Unmappable(RegionKey),
@@ -33,9 +33,9 @@ pub(crate) enum Known {
 
 /// The changes of one peer since the last poll.
 #[derive(Default)]
-pub(crate) struct PeerNews {
+pub(crate) struct PeerStatus {
     pub(crate) link: Option<Link>,
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<ConnectionEnd>,
     slots: Vec<Slot>,
     changed: Vec<u16>,
     mapped_bytes: u64,
@@ -43,76 +43,76 @@ pub(crate) struct PeerNews {
 }
 
 struct Slot {
-    known: Known,
+    state: SlotState,
     listed: bool,
 }
 
 /// One for a device, behind a mutex that is taken only after a change.
-pub(crate) struct Board {
-    peers: Vec<PeerNews>,
+pub(crate) struct StatusTable {
+    peers: Vec<PeerStatus>,
     changed: Vec<Rank>,
 }
 
-impl Board {
+impl StatusTable {
     pub(crate) fn new(world_size: u32) -> Self {
-        Self { peers: (0..world_size).map(|_| PeerNews::default()).collect(), changed: Vec::new() }
+        Self { peers: (0..world_size).map(|_| PeerStatus::default()).collect(), changed: Vec::new() }
     }
 
     /// A peer's status, to be changed.
-    pub(crate) fn about(&mut self, peer: Rank) -> &mut PeerNews {
-        let news = &mut self.peers[peer as usize];
-        if !news.listed {
-            news.listed = true;
+    pub(crate) fn status_of(&mut self, peer: Rank) -> &mut PeerStatus {
+        let status = &mut self.peers[peer as usize];
+        if !status.listed {
+            status.listed = true;
             self.changed.push(peer);
         }
-        news
+        status
     }
 
     /// The next changed peer.
-    pub(crate) fn next(&mut self) -> Option<(Rank, &mut PeerNews)> {
+    pub(crate) fn next(&mut self) -> Option<(Rank, &mut PeerStatus)> {
         let peer = self.changed.pop()?;
-        let news = &mut self.peers[peer as usize];
-        news.listed = false;
-        Some((peer, news))
+        let status = &mut self.peers[peer as usize];
+        status.listed = false;
+        Some((peer, status))
     }
 
     /// Removes all regions of a peer, so that the table does not keep them mapped.
-    pub(crate) fn forget(&mut self, peer: Rank) -> Vec<Known> {
-        let news = &mut self.peers[peer as usize];
-        news.changed.clear();
-        news.mapped_bytes = 0;
-        news.slots.drain(..).map(|slot| slot.known).collect()
+    pub(crate) fn forget(&mut self, peer: Rank) -> Vec<SlotState> {
+        let status = &mut self.peers[peer as usize];
+        status.changed.clear();
+        status.mapped_bytes = 0;
+        status.slots.drain(..).map(|slot| slot.state).collect()
     }
 }
 
-impl PeerNews {
+impl PeerStatus {
     /// Whether another region of `len` bytes may be mapped.
     pub(crate) fn has_room(&self, len: u64) -> bool {
         self.mapped_bytes.checked_add(len).is_some_and(|bytes| bytes <= MAPPED_BYTES_MAX)
     }
 
     /// Sets the state of a slot (below `REGIONS_MAX`) and returns the previous one.
-    pub(crate) fn set(&mut self, index: u16, known: Known) -> Known {
+    pub(crate) fn set(&mut self, index: u16, state: SlotState) -> SlotState {
         let at = usize::from(index);
         while self.slots.len() <= at {
-            self.slots.push(Slot { known: Known::Nothing, listed: false });
+            self.slots.push(Slot { state: SlotState::Empty, listed: false });
         }
         let slot = &mut self.slots[at];
         if !slot.listed {
             slot.listed = true;
             self.changed.push(index);
         }
-        let before = std::mem::replace(&mut slot.known, known);
-        let bytes = |known: &Known| if let Known::Mapped(region) = known { region.len() } else { 0 };
-        self.mapped_bytes = self.mapped_bytes + bytes(&slot.known) - bytes(&before);
+        let before = std::mem::replace(&mut slot.state, state);
+        let bytes = |state: &SlotState| if let SlotState::Mapped(region) = state { region.len() } else { 0 };
+        self.mapped_bytes = self.mapped_bytes + bytes(&slot.state) - bytes(&before);
         before
     }
 
     /// The next changed slot.
-    pub(crate) fn next_slot(&mut self) -> Option<(u16, Known)> {
+    pub(crate) fn next_slot(&mut self) -> Option<(u16, SlotState)> {
         let index = self.changed.pop()?;
         let slot = &mut self.slots[usize::from(index)];
         slot.listed = false;
-        Some((index, slot.known.clone()))
+        Some((index, slot.state.clone()))
     }
 }

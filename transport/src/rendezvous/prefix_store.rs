@@ -13,16 +13,16 @@ use crate::clock::now;
 const FAILED: &str = "failed";
 
 /// Interval of the checks for a failure during a wait.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The keys of a store that begin with a prefix; a store of its own, as long as the whole store
 /// exists.
-pub struct PartOfStore {
+pub struct PrefixStore {
     whole: Arc<Mutex<Box<dyn Store>>>,
     name: String,
 }
 
-impl PartOfStore {
+impl PrefixStore {
     /// The store of this prefix (lower-case letters, digits and `-`), which no other user of the
     /// store has.
     #[must_use]
@@ -45,7 +45,7 @@ impl PartOfStore {
     }
 }
 
-impl Store for PartOfStore {
+impl Store for PrefixStore {
     fn set(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<(), StoreError> {
         self.whole().set(&self.key(key), value, deadline)
     }
@@ -58,7 +58,7 @@ impl Store for PartOfStore {
         let started = now();
         let whole_keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
         loop {
-            let found = self.whole().wait(&whole_keys, until.min(now() + LOOK), deadline);
+            let found = self.whole().wait(&whole_keys, until.min(now() + POLL_INTERVAL), deadline);
             let Err(StoreError::Missing { keys, refused, .. }) = found else { return found };
             if let Some(reason) = self.failure(deadline) {
                 return Err(StoreError::Failed { reason });
@@ -143,8 +143,8 @@ mod tests {
     #[test]
     fn parts_do_not_see_each_other_and_their_failures_are_their_own() {
         let whole: Arc<Mutex<Box<dyn Store>>> = Arc::new(Mutex::new(Box::new(Table::default())));
-        let mut one = PartOfStore::new(whole.clone(), "s0-1");
-        let mut other = PartOfStore::new(whole, "s0-2");
+        let mut one = PrefixStore::new(whole.clone(), "s0-1");
+        let mut other = PrefixStore::new(whole, "s0-2");
         let keys = ["rank/0".to_owned(), "rank/1".to_owned()];
         one.set("rank/0", b"one", now()).expect("set");
         other.set("rank/0", b"other", now()).expect("the same key in another part");

@@ -7,65 +7,65 @@ use crate::Rank;
 use crate::device::{LossCause, Responder};
 
 /// Stored calls at most; a peer sends none before the agreement, and few at once after it.
-const KEPT_MAX: usize = 4096;
+const DEFERRED_MAX: usize = 4096;
 
-enum Kept {
+enum DeferredCall {
     Message(Rank, Vec<u8>),
     Lost(Rank, LossCause),
 }
 
 enum State {
-    Keeping(Vec<Kept>),
+    Deferring(Vec<DeferredCall>),
     Open(Arc<dyn Responder>),
 }
 
 /// A responder that stores all calls until it is opened.
-pub(super) struct Gate(Mutex<State>);
+pub(super) struct DeferredResponder(Mutex<State>);
 
-impl Default for Gate {
+impl Default for DeferredResponder {
     fn default() -> Self {
-        Self(Mutex::new(State::Keeping(Vec::new())))
+        Self(Mutex::new(State::Deferring(Vec::new())))
     }
 }
 
-impl Gate {
+impl DeferredResponder {
     /// Passes the stored calls, in order, and all later ones to `responder`. Returns the answers to
     /// post.
     pub(super) fn open(&self, responder: &Arc<dyn Responder>) -> Vec<(Rank, Vec<u8>)> {
         // Locked meanwhile, so that no later call overtakes.
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = std::mem::replace(&mut *state, State::Open(Arc::clone(responder)));
-        let State::Keeping(kept) = kept else { return Vec::new() };
+        let deferred = std::mem::replace(&mut *state, State::Open(Arc::clone(responder)));
+        let State::Deferring(deferred) = deferred else { return Vec::new() };
         let mut replies = Vec::new();
-        for kept in kept {
-            match kept {
-                Kept::Message(from, message) => {
+        for deferred in deferred {
+            match deferred {
+                DeferredCall::Message(from, message) => {
                     replies.extend(responder.message(from, &message).map(|reply| (from, reply)));
                 }
-                Kept::Lost(peer, cause) => responder.lost(peer, &cause),
+                DeferredCall::Lost(peer, cause) => responder.lost(peer, &cause),
             }
         }
         replies
     }
 
     /// The responder, if open; otherwise stores the call.
-    fn pass(&self, kept: impl FnOnce() -> Kept) -> Option<Arc<dyn Responder>> {
+    fn pass(&self, deferred: impl FnOnce() -> DeferredCall) -> Option<Arc<dyn Responder>> {
         match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
             State::Open(responder) => return Some(Arc::clone(responder)),
-            State::Keeping(all) if all.len() < KEPT_MAX => all.push(kept()),
-            State::Keeping(_) => {}
+            State::Deferring(all) if all.len() < DEFERRED_MAX => all.push(deferred()),
+            State::Deferring(_) => {}
         }
         None
     }
 }
 
-impl Responder for Gate {
+impl Responder for DeferredResponder {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
-        self.pass(|| Kept::Message(from, message.to_vec()))?.message(from, message)
+        self.pass(|| DeferredCall::Message(from, message.to_vec()))?.message(from, message)
     }
 
     fn lost(&self, peer: Rank, cause: &LossCause) {
-        if let Some(responder) = self.pass(|| Kept::Lost(peer, cause.clone())) {
+        if let Some(responder) = self.pass(|| DeferredCall::Lost(peer, cause.clone())) {
             responder.lost(peer, cause);
         }
     }

@@ -28,7 +28,7 @@ const STOP: u64 = 1;
 const EVENTS: usize = 2;
 
 /// See the module.
-pub(super) struct Bridge {
+pub(super) struct WakeForwarder {
     epoll: Arc<OwnedFd>,
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
@@ -36,7 +36,7 @@ pub(super) struct Bridge {
     process: Process,
 }
 
-impl Bridge {
+impl WakeForwarder {
     /// Between `file` and `wake_source`, not armed. The file must stay open while the forwarder is
     /// used.
     pub(super) fn new(rank: Rank, file: &OwnedFd, wake_source: Arc<dyn Wake>) -> io::Result<Self> {
@@ -47,7 +47,7 @@ impl Bridge {
         let waits = Arc::clone(&epoll);
         let thread = thread::Builder::new()
             .name(format!("pleach-wake-{rank}"))
-            .spawn(move || carry(&waits, &*wake_source))?;
+            .spawn(move || forward_wakes(&waits, &*wake_source))?;
         Ok(Self { epoll, stop, thread: Some(thread), is_armed: false, process: Process::current() })
     }
 
@@ -73,7 +73,7 @@ impl Bridge {
     }
 }
 
-impl Drop for Bridge {
+impl Drop for WakeForwarder {
     fn drop(&mut self) {
         // A forked child has no thread to end.
         if !self.process.is_current() {
@@ -88,7 +88,7 @@ impl Drop for Bridge {
     }
 }
 
-fn carry(epoll: &OwnedFd, wake_source: &dyn Wake) {
+fn forward_wakes(epoll: &OwnedFd, wake_source: &dyn Wake) {
     let mut space = Vec::with_capacity(EVENTS);
     loop {
         space.clear();

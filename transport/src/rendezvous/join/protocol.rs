@@ -10,14 +10,14 @@ use super::{JoinOptions, config};
 use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, Event, Responder, Urgency};
-use crate::hybrid::Route;
+use crate::hybrid::PeerFabric;
 use crate::processors::Processors;
+use crate::rendezvous::deferred_responder::DeferredResponder;
+use crate::rendezvous::device_factory::{DeviceFactory, Fabric, FabricChoice};
 use crate::rendezvous::error::JoinError;
-use crate::rendezvous::fabrics::{Fabric, FabricChoice, Fabrics};
-use crate::rendezvous::gate::Gate;
 use crate::rendezvous::listening::listening_address;
-use crate::rendezvous::neighbours::{Distance, Door, Hosts, knock};
-use crate::rendezvous::record::{Difference, PROTOCOL_VERSION, Record};
+use crate::rendezvous::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
+use crate::rendezvous::record::{Difference, PROTOCOL_VERSION, RankRecord};
 use crate::rendezvous::{Claim, Store, StoreError, World, cut};
 use crate::{Nanos, Rank};
 
@@ -26,25 +26,25 @@ const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// How long a rank waits in the store between two polls of its device, which its peers may need to
 /// connect.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Share of the remaining time for the round in which ranks report why they did not connect,
-const TELLING_SHARE: u32 = 5;
+const OUTCOME_SHARE: u32 = 5;
 
 /// and its upper limit.
-const TELLING_TIME_MAX: Duration = Duration::from_secs(2);
+const OUTCOME_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// Share of the whole time for reporting a failure in the store,
-const FAREWELL_SHARE: u32 = 4;
+const FAILURE_SHARE: u32 = 4;
 
 /// and its upper limit.
-const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
+const FAILURE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// Events taken from a device at a time.
 const EVENTS: usize = 64;
 
 /// The result of the protocol.
-pub(super) struct Met {
+pub(super) struct JoinOutcome {
     pub(super) fabric: Fabric,
     /// The number of ranks that share this machine's processors.
     pub(super) ranks_here: u32,
@@ -55,9 +55,9 @@ pub(super) struct Met {
 }
 
 /// The parameters of a rank's devices.
-struct Terms {
+struct DeviceParameters {
     /// The device that connects each rank.
-    routes: Vec<Route>,
+    peer_fabrics: Vec<PeerFabric>,
     secret: Secret,
     /// The address to listen on; loopback when absent.
     address: Option<IpAddr>,
@@ -65,44 +65,45 @@ struct Terms {
 
 /// A device that is connected to all peers.
 pub(super) struct Connected {
-    gate: Arc<Gate>,
+    deferred_responder: Arc<DeferredResponder>,
     pub(super) device: Box<dyn Device>,
     /// Its other events.
     pub(super) events: Vec<Event>,
 }
 
-pub(super) struct Meeting<'a> {
+pub(super) struct JoinProtocol<'a> {
     pub(super) world: &'a World,
     pub(super) options: &'a JoinOptions,
-    pub(super) began: Nanos,
+    pub(super) started: Nanos,
     /// When to give up.
     pub(super) deadline: Nanos,
     /// When the others must know the reason. The protocol ends then in any case.
     pub(super) limit: Nanos,
     pub(super) store: Box<dyn Store>,
     pub(super) responder: Arc<dyn Responder>,
-    pub(super) fabrics: &'a mut dyn Fabrics,
+    pub(super) fabrics: &'a mut dyn DeviceFactory,
 }
 
-impl<'a> Meeting<'a> {
+impl<'a> JoinProtocol<'a> {
     pub(super) fn new(
         world: &'a World,
         options: &'a JoinOptions,
-        began: Nanos,
+        started: Nanos,
         store: Box<dyn Store>,
         responder: Arc<dyn Responder>,
-        fabrics: &'a mut dyn Fabrics,
+        fabrics: &'a mut dyn DeviceFactory,
     ) -> Self {
-        let limit = began + options.timeout;
-        let deadline = began + (options.timeout - (options.timeout / FAREWELL_SHARE).min(FAREWELL_TIME_MAX));
-        Self { world, options, began, deadline, limit, store, responder, fabrics }
+        let limit = started + options.timeout;
+        let deadline = started + (options.timeout - (options.timeout / FAILURE_SHARE).min(FAILURE_TIME_MAX));
+        Self { world, options, started, deadline, limit, store, responder, fabrics }
     }
 
-    pub(super) fn meet(&mut self) -> Result<Met, JoinError> {
+    pub(super) fn run(&mut self) -> Result<JoinOutcome, JoinError> {
         // Sockets or RDMA alone need no probe for shared memory.
-        let tries = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
-        let door = if tries { Door::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
-        let records = self.introduce(door.as_ref().ok().map(Door::address))?;
+        let may_share = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
+        let probe_listener =
+            if may_share { ProbeListener::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
+        let records = self.exchange_records(probe_listener.as_ref().ok().map(ProbeListener::address))?;
         let secret = self.agree_on_secret()?;
         let own = &records[self.world.rank as usize];
         let here = records.iter().filter(|record| own.same_machine(record));
@@ -110,16 +111,20 @@ impl<'a> Meeting<'a> {
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
         let is_crowded = is_crowded(&own.processors, parallelism, here.map(|record| &record.processors));
         self.store.seal(self.deadline);
-        let hosts = if tries { self.find_neighbours(&records)? } else { Hosts::apart(self.world.world_size) };
-        drop(door);
+        let hosts = if may_share {
+            self.probe_neighbours(&records)?
+        } else {
+            Hosts::all_separate(self.world.world_size)
+        };
+        drop(probe_listener);
         self.check_users(&records, &hosts)?;
-        let (fabric, mut connected) = self.agree(&records, &hosts, &secret)?;
-        for (peer, reply) in connected.gate.open(&self.responder) {
+        let (fabric, mut connected) = self.agree_on_fabric(&records, &hosts, &secret)?;
+        for (peer, reply) in connected.deferred_responder.open(&self.responder) {
             // A peer that gets no answer is lost or departed, which the device reports.
             let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
-        self.part(&mut connected);
-        Ok(Met { fabric, ranks_here, is_crowded, hosts, connected })
+        self.release_store(&mut connected);
+        Ok(JoinOutcome { fabric, ranks_here, is_crowded, hosts, connected })
     }
 
     /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
@@ -132,13 +137,13 @@ impl<'a> Meeting<'a> {
             let made = Secret::fresh();
             self.store.set("secret/0", made.as_bytes(), self.deadline).map_err(JoinError::Store)?;
         }
-        let told = self.wait("secret", 0..1, None)?;
-        Ok(Secret::of_this_host(&told[0]))
+        let address_of = self.wait("secret", 0..1, None)?;
+        Ok(Secret::of_this_host(&address_of[0]))
     }
 
     /// Refuses ranks of several users without a configured secret: no other fabric would admit
     /// them.
-    fn check_users(&self, records: &[Record], hosts: &Hosts) -> Result<(), JoinError> {
+    fn check_users(&self, records: &[RankRecord], hosts: &Hosts) -> Result<(), JoinError> {
         match hosts.other_users {
             Some((low, high)) if self.world.secret.is_none() => Err(JoinError::OtherUser {
                 first: format!("rank {low} on {}", records[low as usize].host_shown()),
@@ -150,36 +155,36 @@ impl<'a> Meeting<'a> {
 
     /// Finds the ranks of each host, from this rank's probes of the ranks below it and from the
     /// lines of all others.
-    fn find_neighbours(&mut self, records: &[Record]) -> Result<Hosts, JoinError> {
+    fn probe_neighbours(&mut self, records: &[RankRecord]) -> Result<Hosts, JoinError> {
         let rank = self.world.rank;
         let own = &records[rank as usize];
         let line: String = records[..rank as usize]
             .iter()
-            .map(|record| match &record.door {
-                _ if record.host != own.host => Distance::Named,
-                Some(door) => knock(door, self.deadline),
-                None => Distance::NotFound,
+            .map(|record| match &record.probe_listener {
+                _ if record.host != own.host => ProbeOutcome::Named,
+                Some(probe_listener) => probe(probe_listener, self.deadline),
+                None => ProbeOutcome::NotFound,
             })
-            .map(Distance::letter)
+            .map(ProbeOutcome::letter)
             .collect();
         // A store does not distinguish an empty value from none.
         let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
         let found = (0..).zip(&lines).map(|(rank, line)| {
-            let found: Option<Vec<_>> = line.chars().skip(1).map(Distance::from_letter).collect();
+            let found: Option<Vec<_>> = line.chars().skip(1).map(ProbeOutcome::from_letter).collect();
             found.filter(|found| found.len() == rank as usize).ok_or(JoinError::Unreadable { rank })
         });
         Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
     }
 
     /// Claims this rank's number and compares its record with all others.
-    fn introduce(&mut self, door: Option<&str>) -> Result<Vec<Record>, JoinError> {
+    fn exchange_records(&mut self, probe_listener: Option<&str>) -> Result<Vec<RankRecord>, JoinError> {
         let (rank, deadline) = (self.world.rank, self.deadline);
         let mut knobs = self.options.knobs.clone();
         knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
         let given = if self.world.secret.is_some() { "set" } else { "not set" };
         knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
         let (host, path) = (self.world.host.as_deref(), self.store.path());
-        let own = Record::own(self.world.world_size, host, door, path, &knobs);
+        let own = RankRecord::own(self.world.world_size, host, probe_listener, path, &knobs);
         // As the others will decode it.
         let encoded = own.encode();
         let own = decode(rank, &encoded, rank)?;
@@ -206,9 +211,9 @@ impl<'a> Meeting<'a> {
     }
 
     /// Chooses the fabric, and connects.
-    fn agree(
+    fn agree_on_fabric(
         &mut self,
-        records: &[Record],
+        records: &[RankRecord],
         hosts: &Hosts,
         secret: &Secret,
     ) -> Result<(Fabric, Connected), JoinError> {
@@ -225,13 +230,17 @@ impl<'a> Meeting<'a> {
             Fabric::Shm => None,
             _ => listening_address(self.world, records)?,
         };
-        let terms = Terms { routes: hosts.routes(self.world.rank), secret: secret.clone(), address };
+        let parameters = DeviceParameters {
+            peer_fabrics: hosts.peer_fabrics(self.world.rank),
+            secret: secret.clone(),
+            address,
+        };
         let (fabric, why, connected) = match is_asked_for {
             Some(fabric) => {
-                let limit = self.time_to_connect();
-                (fabric, "it was asked for".to_owned(), self.connect(fabric, &terms, limit)??)
+                let limit = self.last_connect_limit();
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &parameters, limit)??)
             }
-            None => self.connect_best(best, &terms, &shown_apart(records, hosts))?,
+            None => self.connect_best(best, &parameters, &locality_text(records, hosts))?,
         };
         let (ranks, count) = (self.world.world_size, hosts.count());
         let line = match fabric {
@@ -254,8 +263,8 @@ impl<'a> Meeting<'a> {
     fn connect_best(
         &mut self,
         best: Fabric,
-        terms: &Terms,
-        apart: &str,
+        parameters: &DeviceParameters,
+        locality: &str,
     ) -> Result<(Fabric, String, Connected), JoinError> {
         let candidates: &[Fabric] = match best {
             Fabric::Shm => &[Fabric::Shm, Fabric::Tcp],
@@ -263,10 +272,10 @@ impl<'a> Meeting<'a> {
             _ => &[Fabric::Verbs, Fabric::Tcp],
         };
         let (last, tried) = candidates.split_last().expect("there are candidates");
-        let mut why = apart.to_owned();
+        let mut why = locality.to_owned();
         for &fabric in tried {
             let left = self.deadline.since(now());
-            match self.connect(fabric, terms, (left / 2).min(SHARING_TIMEOUT))? {
+            match self.connect(fabric, parameters, (left / 2).min(SHARING_TIMEOUT))? {
                 Ok(connected) => return Ok((fabric, why, connected)),
                 // The next fabric is tried: the remedy of this one is for users who request it.
                 Err(JoinError::Fabric { fabric, rank, reason }) => {
@@ -276,14 +285,14 @@ impl<'a> Meeting<'a> {
                 Err(error) => why = format!("{why}; {error}"),
             }
         }
-        let limit = self.time_to_connect();
-        Ok((*last, why, self.connect(*last, terms, limit)??))
+        let limit = self.last_connect_limit();
+        Ok((*last, why, self.connect(*last, parameters, limit)??))
     }
 
     /// The time limit of the last fabric: the remaining time without that of the outcome round.
-    fn time_to_connect(&self) -> Duration {
+    fn last_connect_limit(&self) -> Duration {
         let left = self.deadline.since(now());
-        left - (left / TELLING_SHARE).min(TELLING_TIME_MAX)
+        left - (left / OUTCOME_SHARE).min(OUTCOME_TIME_MAX)
     }
 
     /// Tries one fabric on all ranks. The outer error ends the protocol; the inner one means, on
@@ -291,19 +300,19 @@ impl<'a> Meeting<'a> {
     fn connect(
         &mut self,
         fabric: Fabric,
-        terms: &Terms,
+        parameters: &DeviceParameters,
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
-        let gate = Arc::new(Gate::default());
+        let deferred_responder = Arc::new(DeferredResponder::default());
         let config = config(
             self.world,
             self.options,
-            (terms.secret.clone(), terms.address),
+            (parameters.secret.clone(), parameters.address),
             limit,
-            Arc::<Gate>::clone(&gate),
+            Arc::<DeferredResponder>::clone(&deferred_responder),
         );
         // `+` and the address, or `-` and the reason why there is none.
-        let (mut device, line) = match self.fabrics.make(fabric, &terms.routes, config) {
+        let (mut device, line) = match self.fabrics.make(fabric, &parameters.peer_fabrics, config) {
             Ok(device) => {
                 let line = format!("+{}", device.info().address);
                 (Some(device), line)
@@ -323,7 +332,7 @@ impl<'a> Meeting<'a> {
         let until = self.deadline.min(now() + limit);
         let mut line = "+".to_owned();
         if let Some(reached) = &mut device
-            && let Err(error) = self.reach_all(&mut **reached, &lines, until, &mut events)
+            && let Err(error) = self.connect_all(&mut **reached, &lines, until, &mut events)
         {
             line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
             // Dropped at once, so that the others detect it before the time is up.
@@ -332,14 +341,14 @@ impl<'a> Meeting<'a> {
         let outcomes =
             self.exchange(&format!("{}/outcome", topic(fabric)), &line, device.as_deref_mut(), &mut events)?;
         Ok(match (first_failure(fabric, &outcomes), device) {
-            (None, Some(device)) => Ok(Connected { gate, device, events }),
+            (None, Some(device)) => Ok(Connected { deferred_responder, device, events }),
             (Some(error), _) => Err(error),
             (None, None) => unreachable!("without a device this rank's own line is a failure"),
         })
     }
 
     /// Connects to all peers and waits for all connections.
-    fn reach_all(
+    fn connect_all(
         &self,
         device: &mut dyn Device,
         lines: &[String],
@@ -347,11 +356,11 @@ impl<'a> Meeting<'a> {
         later: &mut Vec<Event>,
     ) -> Result<(), ReachError> {
         let started = now();
-        let told = |peer: Rank| &lines[peer as usize][1..];
+        let address_of = |peer: Rank| &lines[peer as usize][1..];
         let mut missing: Vec<Rank> =
             (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect();
         for &peer in &missing {
-            device.connect(peer, &Address(told(peer).to_owned()))?;
+            device.connect(peer, &Address(address_of(peer).to_owned()))?;
         }
         let mut events = Vec::with_capacity(EVENTS);
         loop {
@@ -361,7 +370,7 @@ impl<'a> Meeting<'a> {
                 match event {
                     Event::Connected { peer } => missing.retain(|&other| other != peer),
                     Event::PeerLost { peer, cause } => {
-                        return Err(ReachError::lost(peer, told(peer), cause));
+                        return Err(ReachError::lost(peer, address_of(peer), cause));
                     }
                     other => later.push(other),
                 }
@@ -371,7 +380,7 @@ impl<'a> Meeting<'a> {
             }
             let left = until.since(now());
             if left.is_zero() {
-                return Err(ReachError::late(missing, self.world.rank, now().since(started), told));
+                return Err(ReachError::late(missing, self.world.rank, now().since(started), address_of));
             }
             if quiet && let Some(armed) = device.arm() {
                 armed.wait(now(), left);
@@ -381,7 +390,7 @@ impl<'a> Meeting<'a> {
 
     /// Tells rank 0 that this rank no longer needs the store; rank 0 waits for all ranks, so that
     /// it may close the store.
-    fn part(&mut self, connected: &mut Connected) {
+    fn release_store(&mut self, connected: &mut Connected) {
         if self.world.rank == 0 {
             // A rank that does not tell it is lost, which the device reports.
             let _ = self.wait(
@@ -417,7 +426,8 @@ impl<'a> Meeting<'a> {
     ) -> Result<Vec<Vec<u8>>, JoinError> {
         let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
         loop {
-            let until = if polled.is_some() { self.deadline.min(now() + LOOK) } else { self.deadline };
+            let until =
+                if polled.is_some() { self.deadline.min(now() + POLL_INTERVAL) } else { self.deadline };
             let error = match self.store.wait(&keys, until, self.limit) {
                 Ok(values) => return Ok(values),
                 Err(error) => error,
@@ -436,12 +446,12 @@ impl<'a> Meeting<'a> {
                 device.poll(now(), &mut events);
                 later.append(&mut events);
                 lost = later.iter().any(|event| {
-                    matches!(event, Event::PeerLost { peer, .. } | Event::Left { peer } if ranks.contains(peer))
+                    matches!(event, Event::PeerLost { peer, .. } | Event::Departed { peer } if ranks.contains(peer))
                 });
             }
             // A lost rank writes nothing more.
             if lost || now() >= self.deadline {
-                let (world_size, waited) = (self.world.world_size, now().since(self.began));
+                let (world_size, waited) = (self.world.world_size, now().since(self.started));
                 return Err(JoinError::Missing { ranks, world_size, waited, refused });
             }
         }
@@ -453,7 +463,7 @@ impl<'a> Meeting<'a> {
             JoinError::Ended { .. } => false,
             // A rank outside rank 0's world is misconfigured; the world may be complete without it.
             JoinError::Differs(difference) => {
-                difference.what != "the world size"
+                difference.setting != "the world size"
                     || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
             }
             _ => true,
@@ -487,23 +497,23 @@ fn topic(fabric: Fabric) -> &'static str {
 }
 
 /// Two ranks that are not on one host, with the reason; or that all are.
-fn shown_apart(records: &[Record], hosts: &Hosts) -> String {
-    let Some((low, high, distance)) = hosts.apart else {
+fn locality_text(records: &[RankRecord], hosts: &Hosts) -> String {
+    let Some((low, high, outcome)) = hosts.separate_pair else {
         return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
     };
     let same_machine = records[low as usize].same_machine(&records[high as usize]);
-    format!("rank {high} and rank {low}: {}", distance.reason(same_machine))
+    format!("rank {high} and rank {low}: {}", outcome.reason(same_machine))
 }
 
 /// Shared memory was requested, and two ranks cannot share any.
-fn not_one_host(records: &[Record], hosts: &Hosts) -> JoinError {
+fn not_one_host(records: &[RankRecord], hosts: &Hosts) -> JoinError {
     // Ranks of different hosts are no neighbours, except when a third rank separates them.
-    let (low, high, distance) = hosts.apart.unwrap_or((0, 0, Distance::NoDescriptor));
+    let (low, high, outcome) = hosts.separate_pair.unwrap_or((0, 0, ProbeOutcome::NoDescriptor));
     let (first, second) = (&records[low as usize], &records[high as usize]);
     JoinError::DifferentHosts {
         first: format!("rank {low} on {}", first.host_shown()),
         second: format!("rank {high} on {}", second.host_shown()),
-        reason: distance.reason(first.same_machine(second)),
+        reason: outcome.reason(first.same_machine(second)),
     }
 }
 
@@ -517,11 +527,11 @@ fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
     Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
 }
 
-fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<Record, JoinError> {
-    match Record::decode(bytes) {
+fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<RankRecord, JoinError> {
+    match RankRecord::decode(bytes) {
         Ok(Ok(record)) => Ok(record),
         Ok(Err(version)) => Err(JoinError::Differs(Difference {
-            what: "the protocol version".to_owned(),
+            setting: "the protocol version".to_owned(),
             first: (rank, version.to_string()),
             second: (own, PROTOCOL_VERSION.to_string()),
         })),

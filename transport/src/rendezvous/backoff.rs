@@ -12,13 +12,13 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// A series of attempts that ends at a deadline.
-pub(super) struct Attempts {
+pub(super) struct Backoff {
     started: Nanos,
     deadline: Nanos,
     pause: Duration,
 }
 
-impl Attempts {
+impl Backoff {
     pub(super) fn until(deadline: Nanos) -> Self {
         Self { started: now(), deadline, pause: PAUSE_MIN }
     }

@@ -25,7 +25,7 @@ struct Detachment {
 }
 
 /// Pages of a memory that must be private before no peer can access the memory.
-pub(crate) struct Part {
+pub(crate) struct PendingPages {
     memory: Arc<dyn Memory>,
     detachment: Arc<Detachment>,
 }
@@ -39,7 +39,7 @@ static DETACHED: Mutex<Vec<Detached>> = Mutex::new(Vec::new());
 static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// Registers this device to learn which memory other devices detach.
-pub(super) fn hear(device: &Arc<Shared>) {
+pub(super) fn register_device(device: &Arc<Shared>) {
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     devices.retain(|other| other.strong_count() > 0);
     devices.push(Arc::downgrade(device));
@@ -47,8 +47,8 @@ pub(super) fn hear(device: &Arc<Shared>) {
 
 /// Takes the memory's keys from the peers of all devices of this process, and returns the pages to
 /// make private.
-pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
-    let parts = parts_of(memory);
+pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
+    let parts = pending_pages(memory);
     let devices: Vec<_> = {
         let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
         devices.iter().filter_map(Weak::upgrade).collect()
@@ -59,14 +59,16 @@ pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
     parts
 }
 
-fn parts_of(memory: &Arc<dyn Memory>) -> Vec<Part> {
+fn pending_pages(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
     let mut detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
     detached.retain(|(other, _)| other.strong_count() > 0);
     let (first, bytes) = pages_of(memory);
-    let mut parts: Vec<Part> = detached
+    let mut parts: Vec<PendingPages> = detached
         .iter()
         .filter(|(_, other)| overlap(other.pages, (first, bytes)))
-        .filter_map(|(memory, other)| Some(Part { memory: memory.upgrade()?, detachment: other.clone() }))
+        .filter_map(|(memory, other)| {
+            Some(PendingPages { memory: memory.upgrade()?, detachment: other.clone() })
+        })
         .collect();
     parts.sort_by_key(|part| part.detachment.pages.0);
     let mut own = Vec::new();
@@ -79,12 +81,12 @@ fn parts_of(memory: &Arc<dyn Memory>) -> Vec<Part> {
     for pages in own.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let detachment = Arc::new(Detachment { pages, private_bytes: Mutex::new(0) });
         detached.push((Arc::downgrade(memory), detachment.clone()));
-        parts.push(Part { memory: memory.clone(), detachment });
+        parts.push(PendingPages { memory: memory.clone(), detachment });
     }
     parts
 }
 
-impl Part {
+impl PendingPages {
     /// Makes a part of its pages private; returns whether all are.
     pub(super) fn advance(&self) -> io::Result<bool> {
         let mut private_bytes = self.detachment.private_bytes.lock().unwrap_or_else(PoisonError::into_inner);

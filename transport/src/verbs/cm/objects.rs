@@ -19,49 +19,49 @@ use crate::verbs::sys::{ibv_qp_attr, ibv_qp_state};
 
 /// The kind of an event of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
+pub(super) enum CmEventKind {
     AddressResolved,
     RouteResolved,
     /// A connect request; the event's id is new.
-    Requested,
-    Answered,
+    ConnectRequest,
+    ConnectResponse,
     Established,
-    AddressFailed,
-    RouteFailed,
+    AddressError,
+    RouteError,
     Unreachable,
     Rejected,
-    ConnectFailed,
+    ConnectError,
     /// A disconnect, or an event that this backend detects otherwise.
     Other,
 }
 
 /// A copy of one event.
-pub(super) struct Happened {
-    pub(super) what: What,
+pub(super) struct CmEvent {
+    pub(super) kind: CmEventKind,
     /// The id of the event, see [`ConnectionId::address`].
     pub(super) id: usize,
     /// The new id of a connect request; this process owns it.
-    pub(super) requested: Option<Id>,
+    pub(super) new_id: Option<ConnectionId>,
     /// A negative error number, or the reason of a reject.
     pub(super) status: i32,
     /// The peer's private data.
-    pub(super) said: Vec<u8>,
+    pub(super) private_data: Vec<u8>,
     /// The peer's queue pair.
     pub(super) queue_pair: u32,
 }
 
 /// The channel of events.
-pub(super) struct Channel {
+pub(super) struct EventChannel {
     raw: NonNull<sys::rdma_event_channel>,
     library: &'static Library,
 }
 
 // SAFETY: librdmacm is thread-safe.
-unsafe impl Send for Channel {}
+unsafe impl Send for EventChannel {}
 // SAFETY: as above.
-unsafe impl Sync for Channel {}
+unsafe impl Sync for EventChannel {}
 
-impl Channel {
+impl EventChannel {
     pub(super) fn new(library: &'static Library) -> io::Result<Arc<Self>> {
         // SAFETY: no arguments; null means that errno has the error.
         let raw = NonNull::new(unsafe { (library.create_event_channel)() });
@@ -78,7 +78,7 @@ impl Channel {
     }
 
     /// The next event, if there is one; never waits.
-    pub(super) fn next(self: &Arc<Self>) -> Option<Happened> {
+    pub(super) fn next(self: &Arc<Self>) -> Option<CmEvent> {
         let mut event = ptr::null_mut();
         // SAFETY: a live channel that does not block; it writes one pointer.
         if unsafe { (self.library.get_cm_event)(self.raw.as_ptr(), &raw mut event) } != 0 {
@@ -86,48 +86,53 @@ impl Channel {
         }
         // SAFETY: an event that was not acknowledged; for events of a connection `conn` is valid,
         // with its pointer and length.
-        let happened = unsafe {
+        let copy = unsafe {
             let event = &*event;
-            let what = of(event.event);
-            let is_said =
-                matches!(what, What::Requested | What::Answered | What::Rejected | What::Established);
-            let (mut said, mut queue_pair) = (Vec::new(), 0);
-            if is_said {
+            let kind = event_kind(event.event);
+            let has_private_data = matches!(
+                kind,
+                CmEventKind::ConnectRequest
+                    | CmEventKind::ConnectResponse
+                    | CmEventKind::Rejected
+                    | CmEventKind::Established
+            );
+            let (mut private_data, mut queue_pair) = (Vec::new(), 0);
+            if has_private_data {
                 let conn = &event.param.conn;
                 queue_pair = conn.qp_num;
                 if !conn.private_data.is_null() {
                     let (bytes, length) =
                         (conn.private_data.cast::<u8>(), usize::from(conn.private_data_len));
-                    said.extend_from_slice(std::slice::from_raw_parts(bytes, length));
+                    private_data.extend_from_slice(std::slice::from_raw_parts(bytes, length));
                 }
             }
-            let new = if what == What::Requested { NonNull::new(event.id) } else { None };
-            let requested = new.map(|raw| Id { raw, channel: Arc::clone(self) });
-            Happened { what, id: event.id as usize, requested, status: event.status, said, queue_pair }
+            let raw_id = if kind == CmEventKind::ConnectRequest { NonNull::new(event.id) } else { None };
+            let new_id = raw_id.map(|raw| ConnectionId { raw, channel: Arc::clone(self) });
+            CmEvent { kind, id: event.id as usize, new_id, status: event.status, private_data, queue_pair }
         };
         // SAFETY: the event of above, which is not used afterwards.
         unsafe { (self.library.ack_cm_event)(event) };
-        Some(happened)
+        Some(copy)
     }
 }
 
-fn of(event: sys::rdma_cm_event_type) -> What {
+fn event_kind(event: sys::rdma_cm_event_type) -> CmEventKind {
     match event {
-        sys::RDMA_CM_EVENT_ADDR_RESOLVED => What::AddressResolved,
-        sys::RDMA_CM_EVENT_ROUTE_RESOLVED => What::RouteResolved,
-        sys::RDMA_CM_EVENT_CONNECT_REQUEST => What::Requested,
-        sys::RDMA_CM_EVENT_CONNECT_RESPONSE => What::Answered,
-        sys::RDMA_CM_EVENT_ESTABLISHED => What::Established,
-        sys::RDMA_CM_EVENT_ADDR_ERROR => What::AddressFailed,
-        sys::RDMA_CM_EVENT_ROUTE_ERROR => What::RouteFailed,
-        sys::RDMA_CM_EVENT_UNREACHABLE => What::Unreachable,
-        sys::RDMA_CM_EVENT_REJECTED => What::Rejected,
-        sys::RDMA_CM_EVENT_CONNECT_ERROR => What::ConnectFailed,
-        _ => What::Other,
+        sys::RDMA_CM_EVENT_ADDR_RESOLVED => CmEventKind::AddressResolved,
+        sys::RDMA_CM_EVENT_ROUTE_RESOLVED => CmEventKind::RouteResolved,
+        sys::RDMA_CM_EVENT_CONNECT_REQUEST => CmEventKind::ConnectRequest,
+        sys::RDMA_CM_EVENT_CONNECT_RESPONSE => CmEventKind::ConnectResponse,
+        sys::RDMA_CM_EVENT_ESTABLISHED => CmEventKind::Established,
+        sys::RDMA_CM_EVENT_ADDR_ERROR => CmEventKind::AddressError,
+        sys::RDMA_CM_EVENT_ROUTE_ERROR => CmEventKind::RouteError,
+        sys::RDMA_CM_EVENT_UNREACHABLE => CmEventKind::Unreachable,
+        sys::RDMA_CM_EVENT_REJECTED => CmEventKind::Rejected,
+        sys::RDMA_CM_EVENT_CONNECT_ERROR => CmEventKind::ConnectError,
+        _ => CmEventKind::Other,
     }
 }
 
-impl Drop for Channel {
+impl Drop for EventChannel {
     fn drop(&mut self) {
         // SAFETY: ids hold their channel, so no id exists.
         unsafe { (self.library.destroy_event_channel)(self.raw.as_ptr()) };
@@ -135,19 +140,19 @@ impl Drop for Channel {
 }
 
 /// The parameters of a connect or an accept.
-pub(super) struct Terms<'a> {
-    pub(super) said: &'a [u8],
+pub(super) struct ConnectParameters<'a> {
+    pub(super) private_data: &'a [u8],
     pub(super) queue_pair: u32,
     /// Reads and atomics at once, in each direction.
     pub(super) reads: u8,
     pub(super) retries: u8,
 }
 
-impl Terms<'_> {
+impl ConnectParameters<'_> {
     fn raw(&self) -> sys::rdma_conn_param {
         sys::rdma_conn_param {
-            private_data: self.said.as_ptr().cast(),
-            private_data_len: self.said.len() as u8,
+            private_data: self.private_data.as_ptr().cast(),
+            private_data_len: self.private_data.len() as u8,
             responder_resources: self.reads,
             initiator_depth: self.reads,
             flow_control: 1,
@@ -161,16 +166,16 @@ impl Terms<'_> {
 }
 
 /// A connection id: a connection, or a listener.
-pub(super) struct Id {
+pub(super) struct ConnectionId {
     raw: NonNull<sys::rdma_cm_id>,
-    channel: Arc<Channel>,
+    channel: Arc<EventChannel>,
 }
 
-// SAFETY: as for `Channel`.
-unsafe impl Send for Id {}
+// SAFETY: as for `EventChannel`.
+unsafe impl Send for ConnectionId {}
 
-impl Id {
-    fn new(channel: &Arc<Channel>) -> io::Result<Self> {
+impl ConnectionId {
+    fn new(channel: &Arc<EventChannel>) -> io::Result<Self> {
         let mut raw = ptr::null_mut();
         // SAFETY: a live channel; it writes one pointer.
         checked(unsafe {
@@ -183,27 +188,31 @@ impl Id {
 
     /// Listens at an address of a port, with a backlog of `backlog` requests; returns the port
     /// number, which the system chooses.
-    pub(super) fn listening(channel: &Arc<Channel>, at: SocketAddr, most: c_int) -> io::Result<(Self, u16)> {
+    pub(super) fn listen(
+        channel: &Arc<EventChannel>,
+        address: SocketAddr,
+        backlog: c_int,
+    ) -> io::Result<(Self, u16)> {
         let id = Self::new(channel)?;
-        let (mut address, library) = (Socket::of(at), channel.library);
+        let (mut raw_address, library) = (RawSocketAddress::of(address), channel.library);
         // SAFETY: a live id, and an address that stays for the call.
-        checked(unsafe { (library.bind_addr)(id.raw.as_ptr(), address.as_mut_ptr()) })?;
+        checked(unsafe { (library.bind_addr)(id.raw.as_ptr(), raw_address.as_mut_ptr()) })?;
         // SAFETY: as above.
-        checked(unsafe { (library.listen)(id.raw.as_ptr(), most) })?;
+        checked(unsafe { (library.listen)(id.raw.as_ptr(), backlog) })?;
         // SAFETY: as above.
         let port = u16::from_be(unsafe { (library.get_src_port)(id.raw.as_ptr()) });
         Ok((id, port))
     }
 
     /// Starts to resolve a peer's address, from an address of a port.
-    pub(super) fn calling(
-        channel: &Arc<Channel>,
+    pub(super) fn resolve(
+        channel: &Arc<EventChannel>,
         from: SocketAddr,
         to: SocketAddr,
         limit_ms: c_int,
     ) -> io::Result<Self> {
         let id = Self::new(channel)?;
-        let (mut from, mut to) = (Socket::of(from), Socket::of(to));
+        let (mut from, mut to) = (RawSocketAddress::of(from), RawSocketAddress::of(to));
         // SAFETY: a live id, and addresses that stay for the call.
         checked(unsafe {
             let resolve = channel.library.resolve_addr;
@@ -222,23 +231,23 @@ impl Id {
     }
 
     /// Starts to resolve the route.
-    pub(super) fn find_route(&self, limit_ms: c_int) -> io::Result<()> {
+    pub(super) fn resolve_route(&self, limit_ms: c_int) -> io::Result<()> {
         // SAFETY: a live id.
         checked(unsafe { (self.library().resolve_route)(self.raw.as_ptr(), limit_ms) })
     }
 
     /// Sends a connect request to the peer.
-    pub(super) fn connect(&self, terms: &Terms<'_>) -> io::Result<()> {
-        let mut terms = terms.raw();
-        // SAFETY: a live id, and terms that stay for the call.
-        checked(unsafe { (self.library().connect)(self.raw.as_ptr(), &raw mut terms) })
+    pub(super) fn connect(&self, parameters: &ConnectParameters<'_>) -> io::Result<()> {
+        let mut parameters = parameters.raw();
+        // SAFETY: a live id, and parameters that stay for the call.
+        checked(unsafe { (self.library().connect)(self.raw.as_ptr(), &raw mut parameters) })
     }
 
     /// Accepts the peer's connect request.
-    pub(super) fn accept(&self, terms: &Terms<'_>) -> io::Result<()> {
-        let mut terms = terms.raw();
+    pub(super) fn accept(&self, parameters: &ConnectParameters<'_>) -> io::Result<()> {
+        let mut parameters = parameters.raw();
         // SAFETY: as above.
-        checked(unsafe { (self.library().accept)(self.raw.as_ptr(), &raw mut terms) })
+        checked(unsafe { (self.library().accept)(self.raw.as_ptr(), &raw mut parameters) })
     }
 
     /// Rejects the peer's connect request.
@@ -267,7 +276,7 @@ impl Id {
     }
 }
 
-impl Drop for Id {
+impl Drop for ConnectionId {
     fn drop(&mut self) {
         // SAFETY: a live id, whose events were all acknowledged. Its queue pair is not the
         // library's.
@@ -276,9 +285,9 @@ impl Drop for Id {
 }
 
 /// An address as the library takes it.
-struct Socket(libc::sockaddr_storage);
+struct RawSocketAddress(libc::sockaddr_storage);
 
-impl Socket {
+impl RawSocketAddress {
     fn of(address: SocketAddr) -> Self {
         // SAFETY: plain numbers, of which zero is one.
         let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
@@ -339,11 +348,11 @@ mod tests {
 
     #[test]
     fn addresses_are_given_to_the_library_in_the_order_of_the_network() {
-        let mut four = Socket::of("10.77.0.1:258".parse().unwrap());
+        let mut four = RawSocketAddress::of("10.77.0.1:258".parse().unwrap());
         // SAFETY: the beginning of a storage that is longer.
         let bytes = unsafe { std::slice::from_raw_parts(four.as_mut_ptr().cast::<u8>(), 8) };
         assert_eq!(bytes[2..], [1, 2, 10, 77, 0, 1]);
-        let mut six = Socket::of("[fe80::1%5]:258".parse().unwrap());
+        let mut six = RawSocketAddress::of("[fe80::1%5]:258".parse().unwrap());
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(six.as_mut_ptr().cast::<u8>(), 28) };
         assert_eq!((bytes[2..4].to_vec(), bytes[8], bytes[23]), (vec![1, 2], 0xfe, 1));
