@@ -38,11 +38,11 @@ pub(crate) struct Hello {
     /// The index of the data connection among those of its role.
     pub(super) index: u8,
     /// Data connections in each direction.
-    pub(super) data_connections: u8,
+    data_connections: u8,
     pub(super) rank: Rank,
     /// The rank that the sender expects at the other end.
-    pub(super) expected: Rank,
-    pub(super) world_size: u32,
+    expected: Rank,
+    world_size: u32,
     /// Signal slots that the sender keeps for this peer.
     pub(super) signal_slots: u32,
     /// The sender's process number on its host.

@@ -44,7 +44,6 @@ mod event_flag;
 mod frame;
 mod handshake;
 mod interfaces;
-mod link;
 mod open_error;
 mod outgoing;
 // Loom builds have no user of this module.
@@ -52,7 +51,6 @@ mod outgoing;
 #[allow(unsafe_code)]
 pub(crate) mod packet;
 mod releases;
-mod shared;
 mod slots;
 pub(crate) mod socket;
 #[cfg(test)]
@@ -61,26 +59,31 @@ mod thread;
 mod watcher;
 
 use std::io;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::{SendFlags, Shutdown};
 
 pub(crate) use self::event_flag::EventFlag;
 use self::frame::Frame;
 use self::handshake::Identity;
 pub use self::interfaces::interface_addresses;
 pub(crate) use self::interfaces::listening_ip;
-use self::link::State;
 pub use self::open_error::OpenError;
 pub(crate) use self::outgoing::{FrameKind, Outgoing, OutgoingFull};
 pub(crate) use self::releases::ReleasedRegions;
-use self::shared::{Command, Shared};
-pub(crate) use self::shared::{Commands, ControlEvent};
 pub(crate) use self::slots::{SECOND, Slots};
 pub(crate) use self::thread::WatcherThread;
 use self::watcher::Watcher;
-use crate::Rank;
-use crate::clock;
-use crate::device::{Address, ConnectError, DeviceConfig, LossCause, PostError};
+use crate::clock::Nanos;
+use crate::device::{
+    Address, ConnectError, DeviceConfig, LossCause, MESSAGE_BYTES_MAX, PostError, Responder, Wake,
+};
+use crate::{Rank, clock};
 
 /// How long dropping a device that departed waits for its peers to read the bye.
 const LINGER_LIMIT: Duration = Duration::from_secs(1);
@@ -316,6 +319,323 @@ impl<M> Drop for Control<M> {
         self.thread.join(linger + WATCHER_END_LIMIT);
         for link in &self.shared.links {
             link.close();
+        }
+    }
+}
+
+/// From the watcher to the device.
+pub(crate) enum ControlEvent<M> {
+    /// The pair has its control stream and its data connections, if the fabric has some.
+    Opened {
+        peer: Rank,
+        /// Signal slots that the peer keeps for this rank.
+        signal_slots: usize,
+        to_peer: Vec<OwnedFd>,
+        from_peer: Vec<OwnedFd>,
+    },
+    /// A message of the fabric itself.
+    Message { peer: Rank, message: M },
+    /// The peer sent a bye: the end of its stream will be no loss.
+    Departed { peer: Rank },
+    /// The peer is lost; comes at most once, after all that the peer sent.
+    Lost { peer: Rank, cause: LossCause },
+}
+
+/// From the device to the watcher.
+enum Command {
+    /// Dial the address, or wait for the peer when there is none.
+    Connect { peer: Rank, dial: Option<SocketAddr>, deadline: Nanos },
+    /// Frames wait to be sent on the control stream.
+    Flush { peer: Rank },
+    /// Ignore this peer from now on.
+    Sever { peer: Rank },
+    /// The peer is lost, for a cause that was seen elsewhere than on its control stream.
+    Lose { peer: Rank, cause: LossCause },
+    /// End; peers that got a bye may read it until this time.
+    Stop { linger_until: Nanos },
+}
+
+/// The commands of a device to its watcher, which sleeps on the flag.
+pub(crate) struct Commands<C> {
+    waiting: Mutex<Vec<C>>,
+    wake: EventFlag,
+}
+
+impl<C> Commands<C> {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Self { waiting: Mutex::new(Vec::new()), wake: EventFlag::new()? })
+    }
+
+    pub(crate) fn send(&self, command: C) {
+        lock(&self.waiting).push(command);
+        self.wake.wake();
+    }
+
+    /// All commands since the last call, in order.
+    pub(crate) fn take(&self) -> Vec<C> {
+        std::mem::take(&mut *lock(&self.waiting))
+    }
+
+    /// Set when there are commands; drain it before taking them.
+    pub(crate) fn wake(&self) -> &EventFlag {
+        &self.wake
+    }
+}
+
+/// The state that the polling thread and the watcher thread share. None of it is on the data path:
+/// a poll without events reads two flags.
+struct Shared<M> {
+    responder: Arc<dyn Responder>,
+    /// Wakes the device.
+    wake_source: Arc<EventFlag>,
+    commands: Commands<Command>,
+    events: Mutex<Vec<ControlEvent<M>>>,
+    has_events: AtomicBool,
+    links: Vec<Link>,
+}
+
+impl<M> Shared<M> {
+    fn new(responder: Arc<dyn Responder>, world_size: u32) -> std::io::Result<Self> {
+        Ok(Self {
+            responder,
+            wake_source: Arc::new(EventFlag::new()?),
+            commands: Commands::new()?,
+            events: Mutex::new(Vec::new()),
+            has_events: AtomicBool::new(false),
+            links: (0..world_size).map(|_| Link::default()).collect(),
+        })
+    }
+
+    fn link(&self, peer: Rank) -> &Link {
+        &self.links[peer as usize]
+    }
+
+    fn has_events(&self) -> bool {
+        // Acquire: pairs with the release in `send`; the lock orders the events themselves.
+        self.has_events.load(Ordering::Acquire)
+    }
+
+    fn take_events(&self) -> Vec<ControlEvent<M>> {
+        let mut events = lock(&self.events);
+        // Release: under the lock, so it never hides events that are still there.
+        self.has_events.store(false, Ordering::Release);
+        std::mem::take(&mut *events)
+    }
+
+    fn send(&self, event: ControlEvent<M>) {
+        let mut events = lock(&self.events);
+        events.push(event);
+        // Release: pairs with the acquire in `has_events`.
+        self.has_events.store(true, Ordering::Release);
+        drop(events);
+        self.wake_source.wake();
+    }
+
+    /// Sends a frame on the fabric's behalf; false when the peer is not connected. A peer that does
+    /// not read is found out by other means.
+    fn send_frame(&self, peer: Rank, frame: &Frame<'_>) -> bool {
+        let waits = self.link(peer).send_frame(frame);
+        if waits == Ok(true) {
+            self.commands.send(Command::Flush { peer });
+        }
+        waits.is_ok()
+    }
+
+    /// Marks a peer lost. The first of several reports counts; a severed peer is not lost.
+    fn lose(&self, peer: Rank, cause: LossCause) {
+        let cause = self.link(peer).cause(cause);
+        if self.link(peer).end(State::Lost) {
+            self.responder.lost(peer, &cause);
+            self.send(ControlEvent::Lost { peer, cause });
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The state of a peer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Unconnected,
+    Open,
+    /// The peer sent a bye.
+    Departed,
+    Lost,
+    Severed,
+}
+
+/// The control stream to one peer, as both threads write it: the state of the peer, and the frames
+/// to send.
+#[derive(Default)]
+struct Link(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    state: State,
+    /// The device has asked to be connected.
+    is_requested: bool,
+    stream: Option<Arc<OwnedFd>>,
+    outgoing: Outgoing,
+    has_sent_bye: bool,
+    /// Why the peer will be lost, after all that it sent has been read.
+    suspected: Option<LossCause>,
+    /// Why one of the two ranks makes no connection; more precise than the loss that follows.
+    refused: Option<LossCause>,
+}
+
+impl Link {
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state(&self) -> State {
+        self.lock().state
+    }
+
+    /// Records that the device wants the peer; false when it did before, or the peer has a later
+    /// state.
+    fn request(&self) -> bool {
+        let mut link = self.lock();
+        link.state == State::Unconnected && !std::mem::replace(&mut link.is_requested, true)
+    }
+
+    /// Records a cause that was seen elsewhere; the first cause counts.
+    fn suspect(&self, cause: LossCause) {
+        self.lock().suspected.get_or_insert(cause);
+    }
+
+    /// Records why one of the two ranks makes no connection; the first reason counts.
+    fn refuse(&self, cause: LossCause) {
+        self.lock().refused.get_or_insert(cause);
+    }
+
+    /// The cause to report for a peer whose loss looks like `seen`.
+    fn cause(&self, seen: LossCause) -> LossCause {
+        let link = self.lock();
+        link.refused.clone().or_else(|| link.suspected.clone()).unwrap_or(seen)
+    }
+
+    /// Marks the pair connected; false when it was severed meanwhile.
+    fn open(&self, stream: Arc<OwnedFd>) -> bool {
+        let mut link = self.lock();
+        if link.state != State::Unconnected {
+            return false;
+        }
+        link.state = State::Open;
+        link.stream = Some(stream);
+        true
+    }
+
+    /// Marks the peer departed.
+    fn depart(&self) {
+        let mut link = self.lock();
+        if link.state == State::Open {
+            link.state = State::Departed;
+        }
+    }
+
+    /// Whether a bye was sent to a peer that is still connected.
+    fn lingers(&self) -> bool {
+        let link = self.lock();
+        link.has_sent_bye && link.stream.is_some()
+    }
+
+    /// Ends the link as lost or severed. Returns whether this was the first end.
+    fn end(&self, state: State) -> bool {
+        let mut link = self.lock();
+        if matches!(link.state, State::Lost | State::Severed) {
+            return false;
+        }
+        link.state = state;
+        link.close();
+        true
+    }
+
+    /// Closes the stream.
+    fn close(&self) {
+        self.lock().close();
+    }
+
+    /// Sends nothing more; the peer may still read what was sent.
+    fn shutdown_write(&self) {
+        if let Some(stream) = &self.lock().stream {
+            let _ = rustix::net::shutdown(stream, Shutdown::Write);
+        }
+    }
+
+    /// Sends a user's message, or queues what the socket does not take. Returns whether frames
+    /// wait.
+    fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        let mut link = self.lock();
+        if link.state != State::Open || link.stream.is_none() || link.has_sent_bye {
+            return Err(PostError::NotConnected { peer });
+        }
+        let kind = if is_urgent { FrameKind::Urgent } else { FrameKind::Post };
+        let frame = Frame::Message(message).to_bytes();
+        link.outgoing.push(kind, frame).map_err(|OutgoingFull| PostError::QueueFull { peer })?;
+        Ok(link.flush())
+    }
+
+    /// Sends a frame of the watcher or the fabric; returns whether frames wait.
+    fn send_frame(&self, frame: &Frame<'_>) -> Result<bool, SendError> {
+        let mut link = self.lock();
+        if link.stream.is_none() {
+            return Err(SendError::NotConnected);
+        }
+        let kind = match frame {
+            Frame::Message(_) | Frame::Fabric(_) => FrameKind::Reply,
+            Frame::Ready | Frame::Bye => FrameKind::Single,
+        };
+        link.outgoing.push(kind, frame.to_bytes()).map_err(|OutgoingFull| SendError::BacklogFull)?;
+        link.has_sent_bye |= *frame == Frame::Bye;
+        Ok(link.flush())
+    }
+
+    /// Sends what the socket takes; returns whether frames still wait.
+    fn flush(&self) -> bool {
+        self.lock().flush()
+    }
+
+    fn has_output(&self) -> bool {
+        !self.lock().outgoing.is_empty()
+    }
+}
+
+/// Why a frame was not sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SendError {
+    /// The peer has no stream, not yet or not any more.
+    NotConnected,
+    /// The peer does not read what was sent before.
+    BacklogFull,
+}
+
+impl Inner {
+    fn close(&mut self) {
+        self.outgoing.clear();
+        if let Some(stream) = self.stream.take() {
+            // The watcher wakes and removes the stream; a forked child does not keep it open.
+            let _ = rustix::net::shutdown(&stream, Shutdown::Both);
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        let Some(stream) = &self.stream else { return false };
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match self.outgoing.flush(|bytes| rustix::net::send(stream, bytes, flags)) {
+            Ok(()) => false,
+            Err(Errno::AGAIN) => true,
+            Err(_) => {
+                // The watcher reads the same stream and finds the cause.
+                self.outgoing.clear();
+                false
+            }
         }
     }
 }

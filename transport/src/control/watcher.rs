@@ -6,28 +6,24 @@
 //! memory, and [`HANDSHAKE_LIMIT`] of time. However many of them come, authenticated peers get
 //! their turn after a few of them ([`accepting`](crate::accepting)).
 
-mod connection;
 mod joining;
 
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
 
-use self::connection::{ConnectRequest, Connection, Origin, PairConnections, Peer};
-use super::FabricMessage;
 use super::frame::Frame;
-use super::handshake::Identity;
-use super::link::{SendError, State};
-use super::shared::{Command, ControlEvent, Shared};
+use super::handshake::{Handshake, Hello, Identity, Progress};
 use super::slots::Slots;
-use super::socket;
-use crate::Rank;
+use super::{Command, ControlEvent, FabricMessage, SendError, Shared, State, socket};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
-use crate::clock::{self, Nanos};
+use crate::clock::Nanos;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Wake};
+use crate::{Rank, clock};
 
 /// Time limit of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
@@ -345,7 +341,8 @@ impl<M: FabricMessage> Watcher<M> {
             }
             (State::Open | State::Departed, Frame::Fabric(message)) => {
                 let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;
-                // Before the event: the peer closes the stream after it, and then the cause is asked for.
+                // Before the event: the peer closes the stream after it, and then the cause is
+                // asked for.
                 if let Some(cause) = message.refusal() {
                     link.refuse(cause);
                 }
@@ -401,5 +398,113 @@ impl<M: FabricMessage> Watcher<M> {
             }
             _ => {}
         }
+    }
+}
+
+/// A descriptor that the watcher waits for.
+enum Connection {
+    Handshake(Box<PendingHandshake>),
+    Control { peer: Rank, stream: Arc<OwnedFd>, reader: Vec<u8>, watches_output: bool },
+    Process { peer: Rank, file: OwnedFd },
+}
+
+impl Connection {
+    fn file(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Handshake(pending) => pending.socket.as_fd(),
+            Self::Control { stream, .. } => stream.as_fd(),
+            Self::Process { file, .. } => file.as_fd(),
+        }
+    }
+
+    /// The peer of the connection; `None` for an accepted connection that is not authenticated.
+    fn peer(&self) -> Option<Rank> {
+        match self {
+            Self::Handshake(pending) => pending.origin.dialed().map(|(peer, _)| peer),
+            Self::Control { peer, .. } | Self::Process { peer, .. } => Some(*peer),
+        }
+    }
+}
+
+/// The origin of a connection that is not authenticated.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// This rank dialed the peer, in the attempt with this session number.
+    Dialed(Rank, u64),
+    /// Another process dialed this rank, from this address.
+    Accepted(IpAddr),
+}
+
+impl Origin {
+    /// The peer that this rank dialed, and the session number of the attempt.
+    fn dialed(self) -> Option<(Rank, u64)> {
+        match self {
+            Self::Dialed(peer, session) => Some((peer, session)),
+            Self::Accepted(_) => None,
+        }
+    }
+}
+
+/// A connection whose handshake is under way.
+struct PendingHandshake {
+    socket: OwnedFd,
+    handshake: Handshake,
+    deadline: Nanos,
+    origin: Origin,
+    /// The result; the handshake ends when all bytes are sent.
+    verdict: Option<Progress>,
+}
+
+/// The watcher's state of a peer, connected or not.
+#[derive(Default)]
+struct Peer {
+    request: Option<ConnectRequest>,
+    connections_of_attempt: Option<PairConnections>,
+    /// Why a process that claimed to be this peer was rejected.
+    violation: Option<ProtocolViolation>,
+    /// The slots of the peer's connections.
+    slots: Vec<usize>,
+}
+
+/// A connection to a peer that the device asked for and that does not exist yet.
+struct ConnectRequest {
+    since: Nanos,
+    deadline: Nanos,
+    dial: Option<SocketAddr>,
+    retry_at: Option<Nanos>,
+    pause: Duration,
+    /// The session number of the attempt under way.
+    session: u64,
+}
+
+/// Authenticated connections of one attempt.
+struct PairConnections {
+    session: u64,
+    signal_slots: u32,
+    process: Option<u32>,
+    control: Option<OwnedFd>,
+    /// The control stream once the watcher reads it (the dialer waits for "ready").
+    reading: Option<Arc<OwnedFd>>,
+    to_peer: Vec<Option<OwnedFd>>,
+    from_peer: Vec<Option<OwnedFd>>,
+}
+
+impl PairConnections {
+    fn new(hello: &Hello, identity: &Identity) -> Self {
+        let same_host = hello.host == identity.host && hello.host != [0; 16];
+        let none = || (0..identity.data_connections).map(|_| None).collect();
+        Self {
+            session: hello.session,
+            signal_slots: hello.signal_slots,
+            process: same_host.then_some(hello.process),
+            control: None,
+            reading: None,
+            to_peer: none(),
+            from_peer: none(),
+        }
+    }
+
+    fn has_all_data_connections(&self) -> bool {
+        self.to_peer.iter().chain(&self.from_peer).all(Option::is_some)
     }
 }

@@ -215,7 +215,7 @@ pub enum CudaError {
 
 /// The driver's version, GPUs and optional functions.
 pub(super) struct Driver {
-    pub(super) version: i32,
+    version: i32,
     pub(super) gpus: u32,
     pub(super) has_dma_buf: bool,
     pub(super) has_flush: bool,

@@ -297,7 +297,7 @@ impl AddressRange {
     }
 
     /// Replaces the allocation at the addresses by a new one with the same bytes.
-    pub(super) fn replace_by_copy(&self, gpu: &Arc<Gpu>) -> Result<Allocation, CudaError> {
+    fn replace_by_copy(&self, gpu: &Arc<Gpu>) -> Result<Allocation, CudaError> {
         let copy = Allocation::new(gpu, self.bytes)?;
         let aside = Self::reserve(gpu, self.bytes)?;
         aside.map(&copy)?;

@@ -11,7 +11,8 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use crate::{clock, last_resort};
 
-/// How long [`Stream::synchronize`] waits for pleach's own work: copies and kernels over bounded bytes.
+/// How long [`Stream::synchronize`] waits for pleach's own work: copies and kernels over bounded
+/// bytes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A queue of work that a GPU carries out in order. A cheap handle: clones are the same stream.

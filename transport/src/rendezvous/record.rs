@@ -15,13 +15,13 @@ const KNOBS_MAX: usize = 64;
 /// A rank's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RankRecord {
-    pub(super) world_size: u32,
-    pub(super) process: u32,
+    world_size: u32,
+    process: u32,
     /// Name of the host, for messages.
-    pub(super) host_name: String,
+    host_name: String,
     /// Identifies the machine, across its containers. Only for messages, and to count ranks that
     /// share processors.
-    pub(super) machine: String,
+    machine: String,
     /// The network namespace: processes of one machine with the same one share loopback.
     pub(super) network: String,
     /// The ends of its connection to the store, if it has one.
@@ -33,7 +33,7 @@ pub(super) struct RankRecord {
     /// The address of its [`ProbeListener`](super::ProbeListener), if it has one.
     pub(super) probe_listener: Option<String>,
     /// Settings that must be equal everywhere, by name.
-    pub(super) knobs: Vec<(String, String)>,
+    knobs: Vec<(String, String)>,
 }
 
 /// Two ranks with different values of a setting that must be equal.

@@ -1,9 +1,11 @@
 //! The device: the part that runs on its owner's thread. Its side of the contract is in
-//! [`super::contract`].
+//! [`contract`].
 //!
 //! **Invariant:** a transfer under way is in exactly one of `large`, `waiting`, `copies` and
 //! `events` until its `Done` is returned; nothing of it is left when submit returned that it has
 //! ended.
+
+mod contract;
 
 use std::collections::VecDeque;
 use std::io;
@@ -39,7 +41,7 @@ use crate::signals::Signal;
 pub(super) const FABRIC: &str = "shm";
 
 /// Transfers under way to one peer.
-pub(super) const QUEUE_DEPTH: usize = 256;
+const QUEUE_DEPTH: usize = 256;
 
 /// Longest transfer, in bytes.
 const TRANSFER_BYTES_MAX: u64 = 1 << 40;
@@ -51,7 +53,7 @@ const DUE_POLLS: u32 = 4;
 const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
 
 /// The reach of every peer.
-pub(super) const REACH: Reach = Reach { fabric: FABRIC, maps: true, passive: true, queue_depth: QUEUE_DEPTH };
+const REACH: Reach = Reach { fabric: FABRIC, maps: true, passive: true, queue_depth: QUEUE_DEPTH };
 
 /// Why the device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -81,40 +83,40 @@ pub enum OpenError {
 
 /// One rank's end of shared memory. See [`crate::shm`].
 pub struct ShmDevice {
-    pub(super) shared: Arc<Shared>,
-    pub(super) registry: Arc<dyn Registry>,
-    pub(super) wake_source: Arc<WakePage>,
-    pub(super) info: DeviceInfo,
-    pub(super) peers: Vec<Peer>,
+    shared: Arc<Shared>,
+    registry: Arc<dyn Registry>,
+    wake_source: Arc<WakePage>,
+    info: DeviceInfo,
+    peers: Vec<Peer>,
     /// Peers that were signalled and may have been going to sleep: checked again after one fence.
-    pub(super) due: Vec<Rank>,
+    due: Vec<Rank>,
     /// Polls since then.
     polls_due: u32,
-    pub(super) large: VecDeque<LargeCopy>,
-    pub(super) waiting: VecDeque<WaitingTransfer>,
+    large: VecDeque<LargeCopy>,
+    waiting: VecDeque<WaitingTransfer>,
     /// Copies by GPUs.
-    pub(super) copies: GpuCopies,
-    pub(super) fence: Fence,
-    pub(super) severing: Vec<Rank>,
-    pub(super) events: VecDeque<(Rank, Event)>,
-    pub(super) is_armed: bool,
-    pub(super) is_leaving: bool,
-    pub(super) watcher: WatcherThread,
+    copies: GpuCopies,
+    fence: Fence,
+    severing: Vec<Rank>,
+    events: VecDeque<(Rank, Event)>,
+    is_armed: bool,
+    is_leaving: bool,
+    watcher: WatcherThread,
 }
 
-pub(super) struct Peer {
-    pub(super) state: State,
+struct Peer {
+    state: State,
     /// Transfers that were submitted and whose end was not given to the caller.
-    pub(super) under_way: usize,
+    under_way: usize,
     /// Those of them that are too long or too early for submit to carry out.
-    pub(super) pending: usize,
+    pending: usize,
     is_due: bool,
-    pub(super) has_sent_bye: bool,
+    has_sent_bye: bool,
     /// The regions that `map` gave out, each once.
-    pub(super) mapped: Vec<Weak<PeerRegion>>,
+    mapped: Vec<Weak<PeerRegion>>,
 }
 
-pub(super) enum State {
+enum State {
     Unconnected,
     Connecting,
     Connected(Box<Connected>),
@@ -125,20 +127,20 @@ pub(super) enum State {
 
 impl State {
     /// Whether the peer may still exist and see how this rank ends.
-    pub(super) fn may_see_end(&self) -> bool {
+    fn may_see_end(&self) -> bool {
         matches!(self, Self::Connected(_) | Self::Departed)
     }
 }
 
-pub(super) struct Connected {
-    pub(super) link: Link,
+struct Connected {
+    link: Link,
     /// The counts of the peer's signal slots.
     counts: Vec<u64>,
     regions: Vec<SlotState>,
 }
 
 /// The location of a remote slice.
-pub(super) enum RemoteLocation<'a> {
+enum RemoteLocation<'a> {
     Mapped(NonNull<u8>, &'a Arc<PeerRegion>),
     /// On a GPU: its import has the address.
     OnGpu(&'a Arc<PeerRegion>),
@@ -214,14 +216,14 @@ impl ShmDevice {
         self.registry = registry;
     }
 
-    pub(super) fn peer(&self, rank: Rank) -> Option<&Peer> {
+    fn peer(&self, rank: Rank) -> Option<&Peer> {
         self.peers.get(rank as usize)
     }
 
     /// Raises a signal and wakes its target if that has slept for long; [`Self::wake_due`] wakes
     /// the others.
     #[inline]
-    pub(super) fn raise_signal(&mut self, rank: Rank, signal: &Signal) {
+    fn raise_signal(&mut self, rank: Rank, signal: &Signal) {
         let peer = &mut self.peers[rank as usize];
         let State::Connected(connected) = &mut peer.state else { return };
         connected.signal(signal);
@@ -237,7 +239,7 @@ impl ShmDevice {
 
     /// As [`Self::wake_due`] after some polls: until then the signals' cache lines are on their way
     /// to their targets, and the fence would wait for them for nothing if the answer comes first.
-    pub(super) fn wake_due_sometime(&mut self) {
+    fn wake_due_sometime(&mut self) {
         if self.due.is_empty() {
             return;
         }
@@ -249,7 +251,7 @@ impl ShmDevice {
 
     /// One fence for all signals since the last call; then no target sleeps over its signal.
     #[inline]
-    pub(super) fn wake_due(&mut self) {
+    fn wake_due(&mut self) {
         if self.due.is_empty() {
             return;
         }
@@ -271,12 +273,12 @@ impl ShmDevice {
         }
     }
 
-    pub(super) fn done(&mut self, peer: Rank, id: TransferId, result: Result<u64, TransferError>) {
+    fn done(&mut self, peer: Rank, id: TransferId, result: Result<u64, TransferError>) {
         self.events.push_back((peer, Event::Done { id, result }));
     }
 
     /// Carries out a request whose remote slice was checked, or queues it for poll.
-    pub(super) fn start(
+    fn start(
         &mut self,
         rank: Rank,
         request: TransferRequest,
@@ -371,7 +373,7 @@ impl ShmDevice {
     }
 
     /// Ends the copies that GPUs have finished.
-    pub(super) fn advance_copies(&mut self) {
+    fn advance_copies(&mut self) {
         while let Some((copy, result)) = self.copies.next_ended() {
             let peer = copy.peer;
             let result = match (copy.failure, result) {
@@ -394,7 +396,7 @@ impl ShmDevice {
     }
 
     /// Copies parts of large transfers, in turn.
-    pub(super) fn advance_large(&mut self) {
+    fn advance_large(&mut self) {
         let mut budget = POLL_BYTES;
         while budget > 0
             && let Some(mut large) = self.large.pop_front()
@@ -431,7 +433,7 @@ impl ShmDevice {
     }
 
     /// Starts transfers whose region has been announced meanwhile.
-    pub(super) fn retry_waiting(&mut self, now: Nanos) {
+    fn retry_waiting(&mut self, now: Nanos) {
         for _ in 0..self.waiting.len() {
             let Some(waiting) = self.waiting.pop_front() else { return };
             self.peers[waiting.peer as usize].pending -= 1;
@@ -449,7 +451,7 @@ impl ShmDevice {
     }
 
     /// Takes over the changes that the watcher has published.
-    pub(super) fn take_changes(&mut self) {
+    fn take_changes(&mut self) {
         // Acquire: pairs with the release in `publish`. Cleared first: a later change sets it
         // again.
         if !self.shared.has_changes.load(Ordering::Relaxed)
@@ -488,7 +490,7 @@ impl ShmDevice {
         }
     }
 
-    pub(super) fn connected(&mut self, rank: Rank, link: Link) {
+    fn connected(&mut self, rank: Rank, link: Link) {
         let peer = &mut self.peers[rank as usize];
         if !matches!(peer.state, State::Connecting) {
             return;
@@ -522,7 +524,7 @@ impl ShmDevice {
     }
 
     /// Ends all transfers of a peer.
-    pub(super) fn disconnect(&mut self, rank: Rank, state: State, error: &TransferError) {
+    fn disconnect(&mut self, rank: Rank, state: State, error: &TransferError) {
         let before = std::mem::replace(&mut self.peers[rank as usize].state, state);
         let mut failed = Vec::new();
         self.large.retain(|large| {
@@ -547,7 +549,7 @@ impl ShmDevice {
         drop((before, forgotten));
     }
 
-    pub(super) fn advance_fence(&mut self, now: Nanos) {
+    fn advance_fence(&mut self, now: Nanos) {
         if !self.copies.is_empty() {
             return;
         }
@@ -567,7 +569,7 @@ impl ShmDevice {
 
     /// Sends a bye to each peer without pending transfers. Also to departed peers: they may still
     /// serve others, and would take this rank as lost when its process ends.
-    pub(super) fn send_byes(&mut self) {
+    fn send_byes(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if !peer.has_sent_bye && peer.pending == 0 && peer.state.may_see_end() {
                 peer.has_sent_bye = true;
@@ -576,7 +578,7 @@ impl ShmDevice {
         }
     }
 
-    pub(super) fn has_work(&self) -> bool {
+    fn has_work(&self) -> bool {
         !self.events.is_empty()
             || !self.large.is_empty()
             || !self.copies.is_empty()
@@ -597,7 +599,7 @@ impl Peer {
         }
     }
 
-    pub(super) fn connected(&self, peer: Rank) -> Result<&Connected, SubmitError> {
+    fn connected(&self, peer: Rank) -> Result<&Connected, SubmitError> {
         match &self.state {
             State::Connected(connected) => Ok(connected),
             State::Unconnected | State::Connecting => Err(SubmitError::NotConnected { peer }),
@@ -615,7 +617,7 @@ impl Connected {
         self.link.signal_slots.signal_as(signal, *count);
     }
 
-    pub(super) fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
+    fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
         // The owner's own table, so that a dropped region is refused from that moment on.
         if !self.link.keys.holds(slice.key) {
             return RemoteLocation::Refused;
@@ -640,7 +642,7 @@ impl Connected {
         std::mem::replace(&mut self.regions[at], state)
     }
 
-    pub(super) fn check_signal(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+    fn check_signal(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
         match signal {
             Some(signal) if usize::from(signal.signal_slot) >= self.link.signal_slots.len() => {
                 Err(SubmitError::NoSuchSignalSlot {

@@ -145,7 +145,7 @@ impl Directory {
     }
 
     /// Closes all streams at the device's end. Regions with handles stay until they are dropped;
-    /// peers can access them until they notice the end.
+    /// peers can access them until they see the end.
     pub(crate) fn close_all(&mut self) {
         for peer in 0..self.controls.len() {
             self.cut(peer as Rank);

@@ -21,9 +21,6 @@
 // Loom builds contain only the parts that loom can check: the wake source, with the signal slots.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
-mod contract;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
 mod copies;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
@@ -35,8 +32,6 @@ mod directory;
 mod fence;
 #[cfg(not(loom))]
 mod frame;
-#[cfg(not(loom))]
-mod handshake;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod link;

@@ -5,6 +5,8 @@
 //! responder, and detects losses: at once by the process descriptor, which reports a killed process
 //! also while its forked children hold its sockets open. It blocks only in `epoll_wait`.
 
+mod handshake;
+
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -50,7 +52,7 @@ const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
 /// What this rank's device has asked for of a peer.
-pub(super) enum ConnectState {
+enum ConnectState {
     /// `connect` was not called yet.
     NotRequested,
     /// Not yet asked for, and an early connection of the peer was lost.
@@ -64,7 +66,7 @@ pub(super) enum ConnectState {
 }
 
 /// The phase of a connection.
-pub(super) enum Phase {
+enum Phase {
     /// Accepted: expects `Hello`.
     Unauthenticated {
         deadline: Nanos,
@@ -104,7 +106,7 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    pub(super) fn peer(&self) -> Option<Rank> {
+    fn peer(&self) -> Option<Rank> {
         match self {
             Self::Unauthenticated { .. } => None,
             Self::Parked { peer, .. }
@@ -117,20 +119,20 @@ impl Phase {
     }
 }
 
-pub(super) struct Connection {
-    pub(super) stream: Arc<OwnedFd>,
-    pub(super) process: Option<OwnedFd>,
-    pub(super) phase: Phase,
+struct Connection {
+    stream: Arc<OwnedFd>,
+    process: Option<OwnedFd>,
+    phase: Phase,
 }
 
 pub(super) struct Watcher {
-    pub(super) shared: Arc<Shared>,
-    pub(super) responder: Arc<dyn Responder>,
-    pub(super) secret: Option<Secret>,
+    shared: Arc<Shared>,
+    responder: Arc<dyn Responder>,
+    secret: Option<Secret>,
     listener: OwnedFd,
     connect_timeout: Duration,
-    pub(super) connections: Slots<Connection>,
-    pub(super) connect_states: Vec<ConnectState>,
+    connections: Slots<Connection>,
+    connect_states: Vec<ConnectState>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
     paused: Vec<(Rank, Nanos)>,
     /// A pause of accepts, when this process may open no more files.
@@ -397,7 +399,7 @@ impl Watcher {
     }
 
     /// A connection ended without a bye, unless a bye came before.
-    pub(super) fn fail(&mut self, index: usize, cause: LossCause) {
+    fn fail(&mut self, index: usize, cause: LossCause) {
         match self.phase(index) {
             None | Some(Phase::Unauthenticated { .. }) => self.close(index),
             Some(&Phase::Open { peer, has_sent_bye: true }) => {
@@ -420,7 +422,7 @@ impl Watcher {
     }
 
     /// Marks a peer lost: closes its connections, tells the responder, then the poller.
-    pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
+    fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.connect_states[peer as usize] = ConnectState::Settled;
         self.close_all_of(peer);
         let is_cut = {
@@ -436,12 +438,12 @@ impl Watcher {
         }
     }
 
-    pub(super) fn phase(&self, index: usize) -> Option<&Phase> {
+    fn phase(&self, index: usize) -> Option<&Phase> {
         self.connections.value(index).map(|connection| &connection.phase)
     }
 
     /// A new connection; its index, if it can be watched.
-    pub(super) fn add(&mut self, stream: OwnedFd, phase: Phase) -> Option<usize> {
+    fn add(&mut self, stream: OwnedFd, phase: Phase) -> Option<usize> {
         let stream = Arc::new(stream);
         let index = self.connections.insert(Connection { stream: Arc::clone(&stream), process: None, phase });
         let data = epoll::EventData::new_u64(self.connections.token(index));
@@ -460,7 +462,7 @@ impl Watcher {
     }
 
     /// Ends a connection here and, also where a forked child holds its socket, at the other end.
-    pub(super) fn close(&mut self, index: usize) {
+    fn close(&mut self, index: usize) {
         if let Some(connection) = self.connections.remove(index) {
             let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
             if let Some(process) = &connection.process {

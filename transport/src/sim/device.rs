@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::{RankMapping, SimEvent, State, WakeWord};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{
@@ -15,7 +16,6 @@ use crate::signals::{Signal, Signals};
 use crate::sim::observer::Record;
 use crate::sim::pair::PairStatus;
 use crate::sim::regions::{RegionTable, unregistered};
-use crate::sim::state::{RankMapping, SimEvent, State, WakeWord};
 use crate::sim::transfers::ActiveTransfer;
 use crate::sim::world::World;
 

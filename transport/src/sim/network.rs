@@ -2,7 +2,8 @@
 //! of ranks.
 //!
 //! A pair has one route, or several with weights: then every transfer is split over them in
-//! proportion, and has arrived when its last part has. [`LinkSharing`] says how transfers share links.
+//! proportion, and has arrived when its last part has. [`LinkSharing`] says how transfers share
+//! links.
 //!
 //! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data without
 //! time; [`super::flows`] and [`super::queues`] share links over time.

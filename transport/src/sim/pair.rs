@@ -3,17 +3,17 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::{Callback, QueueKey, SimEvent, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{Event, LossCause, MESSAGE_BYTES_MAX, PostError, SubmitError, TransferError};
 use crate::region::RegionKey;
 use crate::signals::Signals;
 use crate::sim::observer::Record;
-use crate::sim::state::{Callback, QueueKey, SimEvent, State};
 use crate::sim::world::Mutant;
 
 /// Control messages to one peer that are under way before `QueueFull`.
-pub(super) const POSTS_MAX: usize = 1024;
+const POSTS_MAX: usize = 1024;
 
 /// The state of a rank's pair with a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,9 +33,9 @@ pub(super) enum PairStatus {
 pub(super) struct PeerState {
     pub(super) status: PairStatus,
     /// `sever` was called, whatever had happened before.
-    pub(super) severing: bool,
+    severing: bool,
     /// The rank's signal slots for the peer.
-    pub(super) signal_slots: Option<Signals>,
+    signal_slots: Option<Signals>,
     /// Transfers to the peer whose `Done` was not polled yet.
     pub(super) under_way: usize,
     /// The wire to the peer is cut.

@@ -9,6 +9,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
+use super::{LinkScheduler, SimEvent, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{AtomicOp, Event, Source, Transfer, TransferError, TransferId};
@@ -16,13 +17,12 @@ use crate::region::{RegionKey, RemoteSlice, Slice};
 use crate::signals::Signal;
 use crate::sim::flows::FlowId;
 use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
-use crate::sim::state::{LinkScheduler, SimEvent, State};
 use crate::sim::world::Mutant;
 
 /// How much later the bytes come than their signal, or sources are read than `Done`, with a mutant.
 const MUTANT_LATENESS: Duration = Duration::from_micros(20);
 
-pub(super) enum TransferBody {
+enum TransferBody {
     /// A signal without data has neither source nor destination.
     Put {
         source: Option<Source>,
@@ -42,8 +42,8 @@ pub(super) enum TransferBody {
 pub(super) struct ActiveTransfer {
     pub(super) submitter: Rank,
     pub(super) peer: Rank,
-    pub(super) id: TransferId,
-    pub(super) body: TransferBody,
+    id: TransferId,
+    body: TransferBody,
     /// The ranges that have not landed yet.
     pieces: Vec<Range<usize>>,
     landed_bytes: u64,
@@ -138,7 +138,7 @@ impl ActiveTransfer {
         }
     }
 
-    pub(super) fn is_flushed(&self) -> bool {
+    fn is_flushed(&self) -> bool {
         self.over && self.reported
     }
 

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::{Callback, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::DeviceConfig;
@@ -11,7 +12,6 @@ use crate::sim::faults::{Fault, Faults};
 use crate::sim::network::Network;
 use crate::sim::observer::{AccessKind, Observer, Record};
 use crate::sim::random::Random;
-use crate::sim::state::{Callback, State};
 use crate::sim::trace::TraceHash;
 
 /// A deliberate violation of the contract, which checkers must detect.

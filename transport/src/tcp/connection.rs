@@ -20,7 +20,7 @@ const RECEIVE_BUFFER_BYTES: usize = 16 << 10;
 
 /// Bytes that one connection receives in one poll at most, so that polls stay short and the other
 /// connections get their turn.
-pub(super) const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
+const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
 
 /// The data that follow a frame on the wire.
 pub(super) enum Body {

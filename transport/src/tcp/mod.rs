@@ -1,7 +1,5 @@
 //! `tcp`: the device contract over sockets, anywhere.
 //!
-//! Each pair has a control stream of the [control plane](crate::control), read also while nobody
-//! polls, and [`CONNECTIONS`] data connections in each direction, written and read by `poll`
 //! Each pair has a control stream of the [control plane](crate::control), which is read also while
 //! nobody polls, and [`CONNECTIONS`] data connections in each direction, which `poll` itself writes
 //! and reads. Frames ([`frame`]) name region, offset and signal. Data are sent straight out of
@@ -21,32 +19,35 @@
 //! 9).
 
 mod connection;
-mod contract;
 pub mod frame;
 #[allow(unsafe_code)]
 mod memory;
 mod pair;
-mod poll;
 mod regions;
 mod slab;
 
-use std::os::fd::OwnedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::event::epoll;
 
-use self::pair::{ByeState, EventQueue, Pair};
+use self::connection::{InConnection, OutConnection};
+use self::pair::{ByeState, EventQueue, Outcome, Pair, PairState};
 use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{Control, ControlEvent, ReleasedRegions, socket};
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
-    Device, DeviceConfig, DeviceInfo, Event, LossCause, PostError, Reach, SubmitError, Transfer,
-    TransferError,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
+    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    WakeSource,
 };
-use crate::region::{Region, Registry};
-use crate::signals::Signals;
+use crate::memory::{Memory, Space};
+use crate::region::{Mapped, Region, Registry, RemoteSlice, random_key};
+use crate::signals::{Signal, Signals};
 
 /// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
@@ -324,4 +325,340 @@ impl TcpDevice {
         let count = room.min(self.event_queue.len());
         events.extend(self.event_queue.drain(..count));
     }
+}
+
+// SAFETY: the conformance suite tests each line of the contract.
+#[allow(unsafe_code)]
+unsafe impl Device for TcpDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        match memory.space() {
+            Space::Host => {}
+            space => return Err(RegisterError::Space { fabric: FABRIC, space }),
+        }
+        let region = Region::new(memory, random_key(), Arc::clone(&self.registry));
+        self.regions.insert(&region);
+        Ok(region)
+    }
+
+    fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: FABRIC })
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        self.control.connect(peer, address)?;
+        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
+            *slot = Peer::Connecting;
+        }
+        Ok(())
+    }
+
+    fn sever(&mut self, peer: Rank) {
+        self.control.sever(peer);
+        self.close(peer, Peer::Severed, &TransferError::Severed { peer });
+        self.event_queue.push_back(Event::Severed { peer });
+    }
+
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.expect_open(peer)?;
+        self.check(peer, &transfer)?;
+        self.queue(peer, |state| state.submit(transfer, id))
+    }
+
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.expect_open(peer)?;
+        self.expect_room(peer)?;
+        self.queue(peer, |state| state.signal(signal, id))
+    }
+
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.signal_slots[peer as usize].get_or_init(|| Signals::new(self.info.signal_slots)).clone()
+    }
+
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.post_message(peer, message, urgency == Urgency::Urgent)
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        self.now = now;
+        self.unfinished = false;
+        if self.control.wake_source().is_set() {
+            self.control.wake_source().drain();
+        }
+        if self.control.has_events() {
+            self.take_events();
+        }
+        if self.releases.has_any() {
+            self.release_regions();
+        }
+        if !self.sending.is_empty() {
+            self.flush_connections();
+        }
+        self.receive();
+        // Answers, and frames that had to wait for a frame of the peer.
+        if !self.sending.is_empty() {
+            self.flush_connections();
+        }
+        self.expire_suspects();
+        if self.control.has_events() {
+            self.take_events();
+        }
+        self.deliver(events);
+    }
+
+    fn arm(&mut self) -> Option<Armed> {
+        let is_woken = self.control.wake_source().drain();
+        let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
+            Peer::Open(open) => open.pair.state.out.iter().any(OutConnection::is_ready),
+            _ => false,
+        });
+        if is_woken
+            || sendable
+            || self.unfinished
+            || self.control.has_events()
+            || !self.event_queue.is_empty()
+        {
+            return None;
+        }
+        for (peer, state) in self.peers.iter_mut().enumerate() {
+            if let Peer::Open(open) = state
+                && Self::watch(&self.epoll, peer as Rank, open).is_err()
+            {
+                return None;
+            }
+        }
+        let suspects = self.open.iter().filter_map(|peer| match &self.peers[*peer as usize] {
+            Peer::Open(open) => open.suspect.as_ref().map(|(until, _)| *until),
+            _ => None,
+        });
+        Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: suspects.min() })
+    }
+
+    fn leave(&mut self) {
+        self.is_leaving = true;
+        for peer in 0..self.control.world_size() {
+            if let Peer::Open(open) = &mut self.peers[peer as usize] {
+                if open.pair.state.bye == ByeState::No {
+                    open.pair.state.bye = ByeState::Wanted;
+                }
+                open.pair.state.queue_bye();
+                self.list_sending(peer);
+            }
+        }
+        self.flush_connections();
+    }
+
+    fn flush(&mut self, scope: Flush) -> bool {
+        if !self.sending.is_empty() {
+            self.flush_connections();
+        }
+        (0..).zip(&self.peers).all(|(rank, peer)| match peer {
+            Peer::Open(open) => {
+                let is_sent = open.suspect.is_none() && open.pair.is_flushed();
+                is_sent && (scope == Flush::Transfers || !self.control.has_output(rank))
+            }
+            _ => true,
+        })
+    }
+}
+
+impl TcpDevice {
+    /// Whether transfers to a peer are accepted.
+    fn expect_open(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        if self.control.has_events() {
+            // The owner of a key may have revoked it.
+            self.take_events();
+        }
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(open)) if open.departed || self.is_leaving => Err(SubmitError::Departed { peer }),
+            Some(Peer::Open(_)) => Ok(()),
+            None | Some(Peer::Idle | Peer::Connecting) => Err(SubmitError::NotConnected { peer }),
+            Some(Peer::Lost(cause)) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
+            Some(Peer::Severed) => Err(SubmitError::Severed { peer }),
+        }
+    }
+
+    /// Queues a frame for an open peer, and lists the peer among those to send to.
+    fn queue(
+        &mut self,
+        peer: Rank,
+        queue: impl FnOnce(&mut PairState) -> Result<(), SubmitError>,
+    ) -> Result<Submitted, SubmitError> {
+        if let Peer::Open(open) = &mut self.peers[peer as usize] {
+            queue(&mut open.pair.state)?;
+            if !open.pair.state.is_listed && open.suspect.is_none() {
+                open.pair.state.is_listed = true;
+                self.sending.push(peer);
+            }
+        }
+        Ok(Submitted::UnderWay)
+    }
+}
+
+/// Up to this number of open peers a poll reads all their sockets; with more peers epoll first
+/// tells which sockets are ready.
+const DIRECT_PEERS_MAX: usize = 4;
+
+/// Peers that one poll serves at most when epoll tells which are ready; the next poll serves the
+/// others.
+const READY_MAX: usize = 64;
+
+/// How long a poll waits for the bye of a peer whose connection broke, from the last bytes on.
+const BYE_GRACE: Duration = Duration::from_millis(500);
+
+impl TcpDevice {
+    /// Sends what the sockets take.
+    fn flush_connections(&mut self) {
+        let mut sending = std::mem::take(&mut self.sending);
+        sending.retain(|peer| {
+            let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
+            let said = open.pair.state.bye;
+            match open.pair.state.flush(&mut self.event_queue) {
+                Ok(()) => {}
+                Err(_) if open.departed => {
+                    open.pair.state.fail_all(
+                        &TransferError::Departed { peer: *peer },
+                        false,
+                        &mut self.event_queue,
+                    );
+                    open.pair.state.bye = ByeState::Sent;
+                }
+                Err(cause) => {
+                    open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
+                    open.pair.state.is_listed = false;
+                    return false;
+                }
+            }
+            open.pair.state.queue_bye();
+            if said != ByeState::Sent && open.pair.state.bye == ByeState::Sent {
+                self.control.send_bye(*peer);
+            }
+            open.pair.state.is_listed = open.pair.state.has_output();
+            open.pair.state.is_listed
+        });
+        // The list had no other additions meanwhile.
+        self.sending = sending;
+    }
+
+    fn receive_from(&mut self, peer: Rank) {
+        let Peer::Open(open) = &mut self.peers[peer as usize] else { return };
+        if open.departed || open.is_silent {
+            return;
+        }
+        let outcome = open.pair.receive(&mut self.regions, &mut self.event_queue);
+        if let Some((until, _)) = &mut open.suspect
+            && open.pair.incoming.iter().any(InConnection::has_received)
+        {
+            *until = self.now + BYE_GRACE;
+        }
+        if open.pair.state.bye == ByeState::Wanted {
+            open.pair.state.queue_bye();
+        }
+        match outcome {
+            Ok(Outcome::Idle) => self.list_sending(peer),
+            Ok(Outcome::More) => {
+                self.unfinished = true;
+                self.list_sending(peer);
+            }
+            Ok(Outcome::Left) => {
+                self.departed(peer);
+                self.list_sending(peer);
+            }
+            Err(cause @ LossCause::Protocol(_)) => self.control.lose_at_once(peer, cause),
+            // The peer's last message is on the control stream, which the watcher reads; a
+            // connection may end before that.
+            Err(cause) => {
+                open.is_silent = true;
+                open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
+            }
+        }
+    }
+
+    fn receive(&mut self) {
+        if self.open.len() <= DIRECT_PEERS_MAX {
+            // By index, because a departing peer leaves the list. A peer that is skipped by that is
+            // served by the next poll.
+            let mut at = 0;
+            while let Some(peer) = self.open.get(at).copied() {
+                self.receive_from(peer);
+                at += 1;
+            }
+            return;
+        }
+        // Announced data are under way already: no need to ask.
+        let mut at = 0;
+        while let Some(peer) = self.open.get(at).copied() {
+            if let Peer::Open(open) = &self.peers[peer as usize]
+                && open.pair.expects_more()
+            {
+                self.receive_from(peer);
+            }
+            at += 1;
+        }
+        let mut space = [const { MaybeUninit::uninit() }; READY_MAX];
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // After an interruption no peer is known to be ready, and the next poll asks again.
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else { return };
+        self.unfinished |= ready.len() == READY_MAX;
+        for event in ready {
+            let token = event.data.u64();
+            if token < u64::from(self.control.world_size()) {
+                self.receive_from(token as Rank);
+            }
+        }
+    }
+
+    fn expire_suspects(&mut self) {
+        for at in 0..self.open.len() {
+            let peer = self.open[at];
+            if let Peer::Open(open) = &mut self.peers[peer as usize]
+                && let Some((until, cause)) = &mut open.suspect
+                && self.now >= *until
+            {
+                // This process may have been stopped all that time, and its watcher too.
+                *until = Nanos::MAX;
+                self.control.lose(peer, cause.clone());
+            }
+        }
+    }
+
+    /// Makes the epoll descriptor readable exactly when a connection of this peer can proceed.
+    fn watch(epoll: &OwnedFd, peer: Rank, open: &mut OpenPeer) -> rustix::io::Result<()> {
+        for connection in 0..open.pair.incoming.len() {
+            let expects = !open.is_silent && open.pair.expects(connection);
+            let incoming = &mut open.pair.incoming[connection];
+            let socket = incoming.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;
+        }
+        let suspect = open.suspect.is_some();
+        for connection in &mut open.pair.state.out {
+            let waits = !connection.is_empty() && !suspect;
+            let socket = connection.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut connection.watched, waits)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds the socket to epoll or removes it, if that changes.
+fn watch_socket(
+    epoll: &OwnedFd,
+    peer: Rank,
+    (socket, readiness): (BorrowedFd<'_>, epoll::EventFlags),
+    is_watched: &mut bool,
+    wanted: bool,
+) -> rustix::io::Result<()> {
+    if wanted == *is_watched {
+        return Ok(());
+    }
+    if wanted {
+        epoll::add(epoll, socket, epoll::EventData::new_u64(u64::from(peer)), readiness)?;
+    } else {
+        epoll::delete(epoll, socket)?;
+    }
+    *is_watched = wanted;
+    Ok(())
 }

@@ -4,20 +4,19 @@
 //! [`SplitTransfer`] or a [`Pending`]. The code that removes the owner reports the transfer. A
 //! signal is raised when this thread has received every byte of its put.
 
-mod frames;
-mod submit;
-
 use std::os::fd::OwnedFd;
 
-use super::CONNECTIONS;
-use super::connection::{Body, InConnection, OutConnection, OutFrame, Received, SendCompletion};
+use super::connection::{Body, InConnection, Incoming, OutConnection, OutFrame, Received, SendCompletion};
 use super::frame::{Frame, Token};
 use super::regions::Regions;
-use super::slab::Slab;
+use super::slab::{Slab, UNTRACKED_TOKEN};
+use super::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 use crate::Rank;
 use crate::control::socket;
-use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
-use crate::region::{KeyMap, RegionKey, Slice};
+use crate::device::{
+    Event, LossCause, ProtocolViolation, Source, SubmitError, Transfer, TransferError, TransferId,
+};
+use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Signal, Signals};
 
 /// Events that wait to be polled.
@@ -86,7 +85,7 @@ pub(super) struct Pair {
 
 /// The state of a pair without its receiving connections.
 pub(super) struct PairState {
-    pub(super) peer: Rank,
+    peer: Rank,
     signal_slots: Signals,
     peer_signal_slots: usize,
     pub(super) out: Vec<OutConnection>,
@@ -361,4 +360,360 @@ impl PairState {
             self.report(report, Err(error.clone()), event_queue);
         }
     }
+}
+
+/// Answers that wait to be sent at most; a peer has at most this many requests under way.
+const ANSWERS_MAX: usize = QUEUE_DEPTH * CONNECTIONS;
+
+impl PairState {
+    /// Handles a frame; returns the destination of its data, if data follow.
+    fn handle(
+        &mut self,
+        connection: usize,
+        frame: &Frame,
+        regions: &mut Regions,
+        event_queue: &mut EventQueue,
+    ) -> Result<Option<Incoming<ReceiveAction>>, ProtocolViolation> {
+        if connection > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let (dst, action) = match *frame {
+            Frame::Signal { signal } => {
+                self.check_signal(&signal)?;
+                self.signal_slots.signal(&signal);
+                return Ok(None);
+            }
+            Frame::Put { dst, signal, wants_answer, other_connections, token } => {
+                if let Some(signal) = &signal {
+                    self.check_signal(signal)?;
+                }
+                let place = regions.find(&dst);
+                let end =
+                    PutCompletion { signal, wants_answer, refused: place.is_none(), key: dst.key, token };
+                if other_connections == 0 {
+                    (place, ReceiveAction::Put(end))
+                } else {
+                    self.announce_split(other_connections, end)?;
+                    (place, ReceiveAction::Piece { token, connection })
+                }
+            }
+            Frame::Piece { dst, token } => {
+                let place = regions.find(&dst);
+                let split = self.splits.iter_mut().find(|split| split.token == token);
+                let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
+                split.end.refused |= place.is_none();
+                (place, ReceiveAction::Piece { token, connection })
+            }
+            Frame::GetReply { len, token } => match self.pending.find(token) {
+                Some(Pending::Get { dst, connection: asked, .. })
+                    if *asked == connection && dst.len() as u64 == len =>
+                {
+                    (Some(dst.clone()), ReceiveAction::Get { token, connection })
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Get { src, connection, token } => {
+                if usize::from(connection) >= CONNECTIONS {
+                    return Err(ProtocolViolation::MalformedFrame);
+                }
+                match regions.find(&src) {
+                    Some(slice) => {
+                        let reply = Frame::GetReply { len: src.len, token };
+                        self.answer(usize::from(connection), &reply, Body::Slice(slice))?;
+                    }
+                    None => self.answer(0, &Frame::Refused { key: src.key, token }, Body::Nothing)?,
+                }
+                return Ok(None);
+            }
+            Frame::Atomic { key, offset, op, token } => {
+                let word = regions.find(&RemoteSlice { key, offset, len: 8 });
+                let reply = match word.and_then(|word| word.atomic(op)) {
+                    Some(old) => Frame::AtomicReply { old, token },
+                    None => Frame::Refused { key, token },
+                };
+                self.answer(0, &reply, Body::Nothing)?;
+                return Ok(None);
+            }
+            _ => return self.handle_answer(frame, event_queue).map(|()| None),
+        };
+        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), action }))
+    }
+
+    fn handle_answer(
+        &mut self,
+        frame: &Frame,
+        event_queue: &mut EventQueue,
+    ) -> Result<(), ProtocolViolation> {
+        match *frame {
+            Frame::AtomicReply { old, token } => match self.pending.take(token) {
+                Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), event_queue),
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Accepted { key, region_bytes, token } => match self.pending.take(token) {
+                Some(Pending::Put(id)) => {
+                    if !self.revoked.contains(&key) {
+                        self.accepted.insert(key, region_bytes);
+                    }
+                    if self.pending.len() == 0 {
+                        self.revoked.clear();
+                    }
+                    self.report(Report::Transfer(id), Ok(0), event_queue);
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Refused { key, token } => {
+                self.accepted.remove(&key);
+                if token == 0 || token & UNTRACKED_TOKEN != 0 {
+                    // The put was complete before the peer's revocation arrived.
+                    tracing::warn!(
+                        peer = self.peer,
+                        ?key,
+                        "a put named a region that its owner had released; nothing was written and no signal shown"
+                    );
+                    return Ok(());
+                }
+                let refused = Err(TransferError::Refused { peer: self.peer, key });
+                match self.pending.take(token) {
+                    Some(Pending::Put(id) | Pending::Atomic(id)) => {
+                        self.report(Report::Transfer(id), refused, event_queue);
+                    }
+                    Some(Pending::Get { connection, report, .. }) => {
+                        self.announced[connection] = self.announced[connection].saturating_sub(1);
+                        self.report(report, refused, event_queue);
+                    }
+                    None => return Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+            Frame::Bye => self.has_peer_bye = true,
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        }
+        Ok(())
+    }
+
+    fn announce_split(&mut self, other_connections: u8, end: PutCompletion) -> Result<(), ProtocolViolation> {
+        let known = self.splits.iter().any(|split| split.token == end.token);
+        if other_connections & 1 != 0
+            || u32::from(other_connections) >> CONNECTIONS != 0
+            || known
+            || self.splits.len() >= QUEUE_DEPTH
+        {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        for connection in 1..CONNECTIONS {
+            self.announced[connection] += u32::from(other_connections >> connection & 1);
+        }
+        self.splits.push(IncomingSplitPut {
+            token: end.token,
+            remaining: 1 + other_connections.count_ones(),
+            end,
+        });
+        Ok(())
+    }
+
+    /// Handles data that have arrived in full.
+    fn arrived(
+        &mut self,
+        action: ReceiveAction,
+        regions: &mut Regions,
+        event_queue: &mut EventQueue,
+    ) -> Result<(), ProtocolViolation> {
+        match action {
+            ReceiveAction::Put(end) => self.put_arrived(&end, regions),
+            ReceiveAction::Piece { token, connection } => {
+                if connection > 0 {
+                    self.announced[connection] = self.announced[connection].saturating_sub(1);
+                }
+                let Some(at) = self.splits.iter().position(|split| split.token == token) else {
+                    return Err(ProtocolViolation::UnexpectedAnswer);
+                };
+                self.splits[at].remaining = self.splits[at].remaining.saturating_sub(1);
+                if self.splits[at].remaining == 0 {
+                    let split = self.splits.swap_remove(at);
+                    self.put_arrived(&split.end, regions)?;
+                }
+                Ok(())
+            }
+            ReceiveAction::Get { token, connection } => {
+                if connection > 0 {
+                    self.announced[connection] = self.announced[connection].saturating_sub(1);
+                }
+                match self.pending.take(token) {
+                    Some(Pending::Get { report, .. }) => {
+                        self.report(report, Ok(0), event_queue);
+                        Ok(())
+                    }
+                    _ => Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+        }
+    }
+
+    fn put_arrived(&mut self, end: &PutCompletion, regions: &mut Regions) -> Result<(), ProtocolViolation> {
+        let PutCompletion { key, token, .. } = *end;
+        if end.refused {
+            // Refusals that nobody awaits count against the limit of answers.
+            if end.wants_answer || self.answers < ANSWERS_MAX {
+                self.answer(0, &Frame::Refused { key, token }, Body::Nothing)?;
+            }
+            return Ok(());
+        }
+        if let Some(signal) = &end.signal {
+            self.signal_slots.signal(signal);
+        }
+        if end.wants_answer {
+            // Zero: released meanwhile; the next put must ask again.
+            let region_bytes = regions.grant(key, self.peer).unwrap_or(0);
+            self.answer(0, &Frame::Accepted { key, region_bytes, token }, Body::Nothing)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, connection: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
+        if self.answers >= ANSWERS_MAX {
+            return Err(ProtocolViolation::TooManyRequests);
+        }
+        self.answers += 1;
+        self.push(connection, frame, body, SendCompletion::Answer);
+        Ok(())
+    }
+
+    fn check_signal(&self, signal: &Signal) -> Result<(), ProtocolViolation> {
+        if usize::from(signal.signal_slot) < self.signal_slots.len() {
+            Ok(())
+        } else {
+            Err(ProtocolViolation::UnknownSignalSlot)
+        }
+    }
+}
+
+/// Pieces of split puts begin at multiples of this many bytes of the put.
+const SPLIT_ALIGN_BYTES: usize = 4096;
+
+impl PairState {
+    /// Queues a transfer that the device has checked.
+    pub(super) fn submit(&mut self, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
+        self.expect_room(signal)?;
+        self.under_way += 1;
+        match transfer {
+            Transfer::Put { src, dst, signal } => self.submit_put(src, dst, signal, id),
+            Transfer::Get { src, dst } => self.submit_get(src, &dst, id),
+            Transfer::Atomic { word, op } => {
+                let token = self.pending.insert(Pending::Atomic(id));
+                let frame = Frame::Atomic { key: word.key, offset: word.offset, op, token };
+                self.push(0, &frame, Body::Nothing, SendCompletion::Nothing);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a signal without data.
+    pub(super) fn signal(&mut self, signal: &Signal, id: TransferId) -> Result<(), SubmitError> {
+        self.expect_room(Some(signal))?;
+        self.under_way += 1;
+        self.push(0, &Frame::Signal { signal: *signal }, Body::Nothing, SendCompletion::Transfer(id));
+        Ok(())
+    }
+
+    /// Whether one more transfer may be under way, and the peer has the signal slot.
+    fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+        if self.under_way >= QUEUE_DEPTH {
+            return Err(SubmitError::QueueFull { peer: self.peer });
+        }
+        match signal {
+            Some(signal) if usize::from(signal.signal_slot) >= self.peer_signal_slots => {
+                Err(SubmitError::NoSuchSignalSlot {
+                    signal_slot: signal.signal_slot,
+                    signal_slots: self.peer_signal_slots,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn submit_put(&mut self, src: Source, dst: RemoteSlice, signal: Option<Signal>, id: TransferId) {
+        let end = dst.offset.checked_add(dst.len);
+        let accepted = self.accepted.get(&dst.key).is_some_and(|len| end.is_some_and(|end| end <= *len));
+        let pieces = pieces(src.len());
+        match src {
+            Source::Slice(slice) if pieces > 1 => {
+                let (token, written) = if accepted {
+                    self.next_split += 1;
+                    let parts = SplitTransfer { id, remaining: pieces as u8, result: Ok(0) };
+                    (UNTRACKED_TOKEN | self.next_split, SendCompletion::Part(self.parts.insert(parts)))
+                } else {
+                    (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
+                };
+                for (connection, (from, to)) in piece_bounds(slice.len(), pieces).enumerate() {
+                    let piece = slice.slice(from..to).expect("pieces lie inside their whole");
+                    let dst = RemoteSlice {
+                        key: dst.key,
+                        offset: dst.offset.saturating_add(from as u64),
+                        len: (to - from) as u64,
+                    };
+                    let frame = if connection == 0 {
+                        let other_connections = ((1u32 << pieces) - 2) as u8;
+                        Frame::Put { dst, signal, wants_answer: !accepted, other_connections, token }
+                    } else {
+                        Frame::Piece { dst, token }
+                    };
+                    self.push(connection, &frame, Body::Slice(piece), written);
+                }
+            }
+            src => {
+                let (token, written) = if accepted {
+                    (0, SendCompletion::Transfer(id))
+                } else {
+                    (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
+                };
+                let frame = Frame::Put { dst, signal, wants_answer: !accepted, other_connections: 0, token };
+                let body = match src {
+                    Source::Slice(slice) => Body::Slice(slice),
+                    Source::Inline(inline) => Body::Inline(inline),
+                };
+                self.push(0, &frame, body, written);
+            }
+        }
+    }
+
+    fn submit_get(&mut self, src: RemoteSlice, dst: &Slice, id: TransferId) {
+        let pieces = pieces(dst.len());
+        let report = if pieces == 1 {
+            Report::Transfer(id)
+        } else {
+            Report::Part(self.parts.insert(SplitTransfer { id, remaining: pieces as u8, result: Ok(0) }))
+        };
+        for (connection, (from, to)) in piece_bounds(dst.len(), pieces).enumerate() {
+            let piece = dst.slice(from..to).expect("pieces lie inside their whole");
+            let src = RemoteSlice {
+                key: src.key,
+                offset: src.offset.saturating_add(from as u64),
+                len: (to - from) as u64,
+            };
+            let token = self.pending.insert(Pending::Get { dst: piece, connection, report });
+            if connection > 0 {
+                self.announced[connection] += 1;
+            }
+            self.push(
+                0,
+                &Frame::Get { src, connection: connection as u8, token },
+                Body::Nothing,
+                SendCompletion::Nothing,
+            );
+        }
+    }
+}
+
+/// The number of pieces of a transfer of this many bytes.
+fn pieces(bytes: usize) -> usize {
+    if bytes >= SPLIT_BYTES_MIN { CONNECTIONS } else { 1 }
+}
+
+/// The first byte and the end of each piece.
+fn piece_bounds(bytes: usize, pieces: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = bytes.div_ceil(pieces).next_multiple_of(SPLIT_ALIGN_BYTES).min(bytes.max(1));
+    (0..pieces).map(move |piece| {
+        let from = (piece * step).min(bytes);
+        (from, if piece + 1 == pieces { bytes } else { (from + step).min(bytes) })
+    })
 }

@@ -12,12 +12,12 @@ use std::io;
 use std::time::Duration;
 
 use super::cm::{CmState, ListenerAddress};
-use super::nic::Nic;
+use super::open::Nic;
 use super::open::{hint, refused};
 use super::pair::Pair;
 use super::pair_error::PairError;
-use super::refusal::Refusal;
 use super::registered::RegisteredMemory;
+use super::wire::Refusal;
 use super::wire::{Announcement, Hello, QueuePairHello};
 use super::{ControlMessage, Peer, VerbsDevice};
 use crate::Rank;
@@ -36,11 +36,11 @@ pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 pub(super) struct Connecting {
     pub(super) deadline: Nanos,
     pub(super) pair: Option<Pair>,
-    pub(super) hello: Option<Hello>,
+    hello: Option<Hello>,
     pub(super) is_connected: bool,
-    pub(super) peer_is_ready: bool,
+    peer_is_ready: bool,
     /// Writes of no bytes are under way, or were acknowledged.
-    pub(super) is_probed: bool,
+    is_probed: bool,
     /// The connection is refused; the peer has been told.
     pub(super) is_refused: bool,
     /// The peer's listener, until this rank connects to it.

@@ -110,7 +110,7 @@ impl Pair {
             return Err(LeaseError::QueueFull { peer });
         }
         let named = slice.remote();
-        let address = super::request::Target::of(&named).address;
+        let address = super::send_queue::Target::of(&named).address;
         let bind = window.bind(region, address, slice.len() as u64, access);
         let parts =
             super::wire::KeyParts { remote_key: bind.rkey, ..super::wire::KeyParts::decode(named.key.0) };

@@ -49,9 +49,9 @@ macro_rules! functions {
         optional { $($optional:ident: fn($($optional_argument:ty),*) $(-> $optional_result:ty)?;)* }
     ) => {
         $(#[$comment])*
-        pub(in crate::verbs) struct $library {
-            $(pub(in crate::verbs) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub(in crate::verbs) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
+        pub(super) struct $library {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(super) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
         }
 
         impl $library {

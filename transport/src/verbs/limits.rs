@@ -1,8 +1,8 @@
 //! The limits of a NIC, checked before a request: an error number of the NIC names neither the
 //! scarce resource nor a remedy.
 //!
-//! **Invariant:** [`Limits::reserve`] and [`Limits::allow`] refuse exactly the requests that exceed a
-//! limit of the device; zero means no limit. The objects of this process are counted for each NIC
+//! **Invariant:** [`Limits::reserve`] and [`Limits::allow`] refuse exactly the requests that exceed
+//! a limit of the device; zero means no limit. The objects of this process are counted for each NIC
 //! over all devices; objects of other processes show as an error of the system.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! `verbs`: the device contract over RDMA, by libibverbs, which is loaded at run time.
 //!
 //! Each pair of ranks has one or several reliable connections ([`pair`]), perhaps over several NICs
-//! ([`nic`]); long transfers are striped over all of them ([`stripes`]). A put is an RDMA write,
+//! ([`open`]); long transfers are striped over all of them ([`pair`]). A put is an RDMA write,
 //! its signal an immediate on the same queue pair. All completions of a NIC come to one completion
 //! queue. `poll` turns them into signals, ends of transfers and losses. Signals consume receives of
 //! one shared receive queue, which credits cover. Each pair also has the stream of the [control
@@ -34,7 +34,6 @@ mod cache;
 mod cm;
 mod connecting;
 mod contract;
-mod control_message;
 mod counts;
 mod direct;
 mod lease;
@@ -42,7 +41,6 @@ mod lease;
 mod library;
 #[cfg_attr(test, allow(unsafe_code))]
 mod limits;
-mod nic;
 #[allow(unsafe_code)]
 mod objects;
 mod open;
@@ -54,13 +52,10 @@ mod pair;
 mod pair_error;
 pub mod port;
 mod progress;
-mod refusal;
 mod registered;
-mod request;
 #[allow(unsafe_code)]
 mod send_queue;
 mod status;
-mod stripes;
 pub mod survey;
 #[allow(
     dead_code,
@@ -73,8 +68,6 @@ pub mod survey;
 )]
 mod sys;
 mod wire;
-#[allow(unsafe_code)]
-mod work_requests;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -88,24 +81,24 @@ pub(crate) use self::cache::Cache;
 use self::cm::ConnectionManager;
 pub use self::cm::{ConnectFailure, LoadError as RdmaCmLoadError};
 use self::connecting::Connecting;
-use self::control_message::ControlMessage;
 pub use self::counts::Counts;
 use self::direct::Gpus;
 pub use self::lease::LeaseError;
 pub use self::library::LoadError;
 use self::library::library;
 pub use self::limits::{Limit, LimitKind};
-use self::nic::{Nic, OpenPort};
 use self::open::sizes;
+use self::open::{Nic, OpenPort};
 pub use self::open::{OpenError, QUEUE_DEPTH};
 use self::pair::{Pair, RemoteRegions};
 pub use self::pair_error::PairError;
 pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, VerbsOptions};
-pub use self::refusal::Refusal;
 pub use self::registered::MemoryError;
 use self::registered::RegisteredMemory;
 use self::send_queue::QueueSizes;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
+use self::wire::ControlMessage;
+pub use self::wire::Refusal;
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{Control, FabricMessage, ReleasedRegions};

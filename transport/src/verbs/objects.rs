@@ -4,21 +4,18 @@
 //! their protection domain, which holds the context; queues hold the context. So values may be
 //! dropped in any order.
 
-mod memory;
-mod window;
-
 use std::ffi::{CStr, c_int, c_void};
-use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, ptr};
 
-pub(super) use self::memory::{MemoryRegion, ProtectionDomain};
-pub(super) use self::window::MemoryWindow;
 use super::library::Library;
 use super::limits::{CreateError, LimitKind, LimitReservation, Limits};
 use super::sys;
+use crate::memory::Memory;
 
 /// Converts the result of a function to an error.
 pub(super) fn checked(result: c_int) -> io::Result<()> {
@@ -425,5 +422,218 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: a live queue pair. After this returns the device touches no memory on its behalf.
         unsafe { (self.domain.context.library.destroy_qp)(self.raw.as_ptr()) };
+    }
+}
+
+/// A protection domain: memory regions and queue pairs of one domain can be used together. It
+/// enforces the limits of the device, so that an error names the limit.
+pub(super) struct ProtectionDomain {
+    raw: NonNull<sys::ibv_pd>,
+    context: Arc<Context>,
+    limits: Limits,
+    /// Regions registered so far. Relaxed, as the next field: only counted.
+    registered: AtomicU64,
+    deregistered: AtomicU64,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    pub(super) fn new(context: &Arc<Context>, limits: Limits) -> io::Result<Arc<Self>> {
+        // SAFETY: an open context.
+        let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
+        let (registered, deregistered) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Arc::new(Self { raw, context: Arc::clone(context), limits, registered, deregistered }))
+    }
+
+    /// The numbers of regions registered and deregistered so far.
+    pub(super) fn registrations(&self) -> (u64, u64) {
+        // Relaxed: see the fields.
+        (self.registered.load(Ordering::Relaxed), self.deregistered.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: regions and queue pairs hold their domain.
+        unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+/// Memory that the device may access.
+pub(super) struct MemoryRegion {
+    raw: NonNull<sys::ibv_mr>,
+    domain: Arc<ProtectionDomain>,
+    /// Kept as long as it is registered.
+    memory: Arc<dyn Memory>,
+    _reservation: LimitReservation,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers memory of at least one byte, which peers address from `iova` on; as a dma-buf if
+    /// it is one.
+    pub(super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, CreateError> {
+        if memory.dma_buf().is_some() && domain.context.library.reg_dmabuf_mr.is_some() {
+            return Self::by_dma_buf(domain, memory, iova, access);
+        }
+        Self::by_address(domain, memory, iova, access)
+    }
+
+    /// Registers a dma-buf.
+    pub(super) fn by_dma_buf(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, CreateError> {
+        let reservation = Self::expect_room(domain, memory.len())?;
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "libibverbs registers no dma-bufs");
+        let register = domain.context.library.reg_dmabuf_mr.ok_or_else(without)?;
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "it is no dma-buf");
+        let part = memory.dma_buf().ok_or_else(without)?;
+        let (file, len) = (part.file.as_raw_fd(), memory.len());
+        // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is
+        // kept longer than the registration.
+        let raw =
+            unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
+        Self::registered(domain, memory, raw, reservation)
+    }
+
+    /// Registers memory by its address.
+    pub(super) fn by_address(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, CreateError> {
+        let reservation = Self::expect_room(domain, memory.len())?;
+        let library = domain.context.library;
+        let (base, len) = (memory.base().as_ptr().cast(), memory.len());
+        // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
+        let raw = unsafe {
+            match library.reg_mr_iova2 {
+                Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
+                None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, older(access) as c_int),
+            }
+        };
+        Self::registered(domain, memory, raw, reservation)
+    }
+
+    fn expect_room(domain: &ProtectionDomain, bytes: usize) -> Result<LimitReservation, CreateError> {
+        domain.limits.allow(LimitKind::RegionBytes, bytes as u64)?;
+        Ok(domain.limits.reserve(LimitKind::Regions)?)
+    }
+
+    fn registered(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        raw: *mut sys::ibv_mr,
+        reservation: LimitReservation,
+    ) -> Result<Self, CreateError> {
+        let raw = made(raw)?;
+        // Relaxed: see the field.
+        domain.registered.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { raw, domain: Arc::clone(domain), memory, _reservation: reservation })
+    }
+
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: a live region, whose keys do not change.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    pub(super) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.raw.as_ref().rkey }
+    }
+
+    pub(super) fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+}
+
+/// Removes the flags that functions older than `ibv_reg_mr_iova2` do not know.
+fn older(access: u32) -> u32 {
+    access & !sys::IBV_ACCESS_RELAXED_ORDERING
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: a live region; peers that still use its key get an error.
+        unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
+        // Relaxed: see the field.
+        self.domain.deregistered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A window, bound by a request on the queue pair whose peer may use it.
+pub(super) struct MemoryWindow {
+    raw: NonNull<sys::ibv_mw>,
+    domain: Arc<ProtectionDomain>,
+    _reservation: LimitReservation,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryWindow {}
+
+impl MemoryWindow {
+    /// Makes a window that is not bound; an error if the device supports none.
+    pub(super) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, CreateError> {
+        let reservation = domain.limits.reserve(LimitKind::Windows)?;
+        // SAFETY: a live domain; the context's own function for it.
+        let raw = unsafe {
+            let Some(allocate) = domain.context.raw.as_ref().ops.alloc_mw else {
+                return Err(io::Error::from(io::ErrorKind::Unsupported).into());
+            };
+            made(allocate(domain.raw.as_ptr(), sys::IBV_MW_TYPE_2))?
+        };
+        Ok(Self { raw, domain: Arc::clone(domain), _reservation: reservation })
+    }
+
+    /// The binding of the window to bytes of a region, in the addresses that peers use, with the
+    /// key that is valid when the request has completed. Once a window, because each binding has
+    /// another key.
+    pub(super) fn bind(
+        &self,
+        region: &MemoryRegion,
+        address: u64,
+        bytes: u64,
+        access: u32,
+    ) -> sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+        // SAFETY: a live window. Its key does not change before the binding: the request names the
+        // window by it.
+        let before = unsafe { self.raw.as_ref().rkey };
+        sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+            mw: self.raw.as_ptr(),
+            // The upper bits are the device's, the lower ones the binder's, and must change.
+            rkey: before & !0xff | before.wrapping_add(1) & 0xff,
+            bind_info: sys::ibv_mw_bind_info {
+                mr: region.raw.as_ptr(),
+                addr: address,
+                length: bytes,
+                mw_access_flags: access,
+            },
+        }
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        // SAFETY: a live window; after this the device refuses its key.
+        unsafe {
+            if let Some(free) = self.domain.context.raw.as_ref().ops.dealloc_mw {
+                free(self.raw.as_ptr());
+            }
+        }
     }
 }

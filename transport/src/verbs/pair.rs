@@ -1,12 +1,12 @@
-//! One connected peer: its queue pairs ([`send_queue`](super::send_queue pair)), and the credits of
+//! One connected peer: its queue pairs ([`SendQueue`]), and the credits of
 //! each end.
 //!
 //! * **A put** is an RDMA write. Its signal is the immediate of that write, or of a second write on
 //!   the same queue pair that carries the payload to the slot of the signal in the target's inbox.
 //!   A queue pair places writes in order before it completes the receive of an immediate, so all
 //!   bytes are visible with that completion (contract line 1).
-//! * **Several queue pairs**: a long transfer is striped over all of them
-//!   ([`stripes`](super::stripes)), remote_regions use one. Signals of one signal slot always use the same
+//! * **Several queue pairs**: a long transfer is striped over all of them, any other uses one of
+//!   them. Signals of one signal slot always use the same
 //!   queue pair, because their payloads share a slot of the inbox. Atomics use the first queue
 //!   pair: they are atomic among those of one NIC.
 //! * **Credits.** An immediate consumes a receive of its target. The hello of each end states the
@@ -14,26 +14,29 @@
 //!   immediate when half of the credits are due. So an immediate always finds a receive, and a
 //!   submit without credit returns `QueueFull` instead of causing retries of the NIC.
 
-mod submit;
-
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::lease::HeldLease;
 use super::limits::CreateError;
-use super::nic::Nic;
 use super::objects::MemoryRegion;
-use super::request::{Local, with_immediate};
+use super::open::Nic;
 use super::send_queue::{CompletionOwner, QueueSizes, SLOT_BYTES, SendQueue};
+use super::send_queue::{Local, Request, Target, of_slice, request, with_immediate};
 use super::status::Operation;
-use super::stripes::{IncomingStripedPuts, StripedTransfers};
-use super::wire::{CREDITS_MAX, Hello, Immediate, Piggyback, QueuePairHello, RemoteRegion};
+use super::wire::{
+    CREDITS_MAX, Hello, Immediate, NicKeys, Piggyback, QUEUE_PAIRS_MAX, QueuePairHello, RemoteRegion, Stripe,
+};
 use super::{Counts, sys};
 use crate::Rank;
-use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
-use crate::memory::{HostMemory, Memory};
-use crate::region::{KeyMap, RegionKey};
+use crate::device::{
+    AtomicOp, Event, LossCause, ProtocolViolation, Source, SubmitError, Submitted, Transfer, TransferError,
+    TransferId,
+};
+use crate::memory::{HostMemory, Memory, Space};
+use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 
 /// The announced regions of a peer.
@@ -335,5 +338,509 @@ impl Pair {
         let ids: Vec<_> =
             queues.into_iter().flat_map(SendQueue::fail).chain(striped_transfers.into_ids()).collect();
         events.extend(ids.into_iter().map(|id| Event::Done { id, result: Err(error.clone()) }));
+    }
+}
+
+/// The checked slices of a transfer.
+struct TransferSlices<'a> {
+    local: &'a Slice,
+    remote: RemoteSlice,
+    /// The local slice's keys, by NIC of this rank.
+    keys: NicKeys,
+    /// The announced regions of the peer.
+    remote_regions: &'a RemoteRegions,
+}
+
+impl Pair {
+    /// Starts a transfer whose lengths and local slice were checked. `keys` are those of the local
+    /// slice, `remote_regions` the announced regions of the peer.
+    pub(super) fn submit(
+        &mut self,
+        transfer: &Transfer,
+        id: TransferId,
+        keys: NicKeys,
+        remote_regions: &RemoteRegions,
+        events: &mut VecDeque<Event>,
+    ) -> Result<Submitted, SubmitError> {
+        let signal = if let Transfer::Put { signal, .. } = transfer { signal.as_ref() } else { None };
+        self.expect_room(signal)?;
+        Ok(match transfer {
+            Transfer::Put { dst, signal, .. } if dst.len == 0 => {
+                signal.as_ref().map_or(Submitted::Ended(0), |signal| self.submit_signal(signal))
+            }
+            Transfer::Put { src: Source::Inline(inline), dst, signal } => {
+                self.put_inline(inline, dst, signal.as_ref(), remote_regions)
+            }
+            Transfer::Put { src: Source::Slice(local), dst, signal } => match inline_bytes(local) {
+                Some(inline) => self.put_inline(&inline, dst, signal.as_ref(), remote_regions),
+                None => self.put(
+                    &TransferSlices { local, remote: *dst, keys, remote_regions },
+                    signal.as_ref(),
+                    id,
+                ),
+            },
+            Transfer::Get { dst, .. } if dst.is_empty() => Submitted::Ended(0),
+            Transfer::Get { src, dst } => {
+                self.get(&TransferSlices { local: dst, remote: *src, keys, remote_regions }, id)
+            }
+            Transfer::Atomic { word, op } => self.atomic(word, *op, id, events),
+        })
+    }
+
+    /// Starts a signal without data.
+    pub(super) fn signal(&mut self, signal: &Signal) -> Result<Submitted, SubmitError> {
+        self.expect_room(Some(signal))?;
+        Ok(self.submit_signal(signal))
+    }
+
+    /// Whether one more transfer may be under way, and the peer accepts its signal.
+    fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+        let full = Err(SubmitError::QueueFull { peer: self.peer });
+        if let Some(signal) = signal {
+            if u32::from(signal.signal_slot) >= self.remote_signal_slots {
+                let signal_slots = self.remote_signal_slots as usize;
+                return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
+            }
+            if (self.credits as usize) < self.queues.len() {
+                return full;
+            }
+        }
+        if self.has_room() { Ok(()) } else { full }
+    }
+
+    fn submit_signal(&mut self, signal: &Signal) -> Submitted {
+        let (queue, immediate) = (self.queue_of(signal.signal_slot), self.immediate(signal));
+        let signal_write = signal_write(&self.queues[queue], signal, immediate);
+        self.queues[queue].push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[signal_write]);
+        self.charge(immediate);
+        Submitted::Ended(0)
+    }
+
+    /// A put whose bytes are copied now.
+    fn put_inline(
+        &mut self,
+        inline: &Inline,
+        dst: &RemoteSlice,
+        signal: Option<&Signal>,
+        remote_regions: &RemoteRegions,
+    ) -> Submitted {
+        let (queue, target) = self.select_queue(signal, dst, remote_regions);
+        self.put_over(
+            queue,
+            CompletionOwner::NoOwner,
+            None,
+            (target, Local::Inline(inline)),
+            signal,
+            dst.key,
+        );
+        Submitted::Ended(0)
+    }
+
+    fn put(&mut self, bytes: &TransferSlices<'_>, signal: Option<&Signal>, id: TransferId) -> Submitted {
+        self.waiting += 1;
+        if self.is_striped(bytes) {
+            self.put_striped(bytes, signal, id);
+        } else {
+            let (queue, target) = self.select_queue(signal, &bytes.remote, bytes.remote_regions);
+            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
+            let holds = Some(bytes.local.clone());
+            self.put_over(
+                queue,
+                CompletionOwner::Transfer(id),
+                holds,
+                (target, local),
+                signal,
+                bytes.remote.key,
+            );
+        }
+        Submitted::UnderWay
+    }
+
+    /// A put over one queue pair.
+    #[inline(always)]
+    fn put_over(
+        &mut self,
+        queue: usize,
+        owner: CompletionOwner,
+        holds: Option<Slice>,
+        (target, local): (Target, Local<'_>),
+        signal: Option<&Signal>,
+        key: RegionKey,
+    ) {
+        let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
+        let Some(signal) = signal else { return self.queues[queue].push(owner, holds, key, &[write]) };
+        let immediate = self.immediate(signal);
+        if signal.payload.is_empty() {
+            self.queues[queue].push(owner, holds, key, &[(with_immediate(target, immediate), local)]);
+        } else {
+            let signal_write = signal_write(&self.queues[queue], signal, immediate);
+            self.queues[queue].push(owner, holds, key, &[write, signal_write]);
+        }
+        self.charge(immediate);
+    }
+
+    /// A put over all queue pairs: on each a part and, if there is a signal, an immediate that
+    /// announces the part.
+    fn put_striped(&mut self, bytes: &TransferSlices<'_>, signal: Option<&Signal>, id: TransferId) {
+        let count = self.queues.len();
+        self.striped_transfers.begin(id, count);
+        let stripe = Stripe { number: Stripe::number(self.striped), parts: count as u8 };
+        for queue in 0..count {
+            let (target, local) = self.part(bytes, queue);
+            let (holds, key) = (Some(bytes.local.clone()), bytes.remote.key);
+            let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
+            let Some(signal) = signal else {
+                self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write]);
+                continue;
+            };
+            let has_payload = !signal.payload.is_empty() && queue == self.queue_of(signal.signal_slot);
+            let piggyback = Piggyback::Stripe(stripe);
+            let immediate = Immediate { signal_slot: Some(signal.signal_slot), has_payload, piggyback };
+            if has_payload {
+                let signal_write = signal_write(&self.queues[queue], signal, immediate);
+                self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write, signal_write]);
+            } else {
+                let write = (with_immediate(target, immediate), local);
+                self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write]);
+            }
+            self.charge(immediate);
+        }
+        self.striped += u64::from(signal.is_some());
+    }
+
+    fn get(&mut self, bytes: &TransferSlices<'_>, id: TransferId) -> Submitted {
+        self.waiting += 1;
+        let key = bytes.remote.key;
+        if self.is_striped(bytes) {
+            self.striped_transfers.begin(id, self.queues.len());
+            for queue in 0..self.queues.len() {
+                let (target, local) = self.part(bytes, queue);
+                let read = (request(sys::IBV_WR_RDMA_READ, target), local);
+                self.queues[queue].push(CompletionOwner::StripePart, Some(bytes.local.clone()), key, &[read]);
+            }
+        } else {
+            let (queue, target) = self.select_queue(None, &bytes.remote, bytes.remote_regions);
+            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
+            let read = (request(sys::IBV_WR_RDMA_READ, target), local);
+            self.queues[queue].push(CompletionOwner::Transfer(id), Some(bytes.local.clone()), key, &[read]);
+        }
+        Submitted::UnderWay
+    }
+
+    fn atomic(
+        &mut self,
+        word: &RemoteSlice,
+        op: AtomicOp,
+        id: TransferId,
+        events: &mut VecDeque<Event>,
+    ) -> Submitted {
+        let target = Target::of(word);
+        if !target.address.is_multiple_of(8) {
+            // No region begins there: a forged key. This NIC would not send the request.
+            let refused = TransferError::Refused { peer: self.peer, key: word.key };
+            events.push_back(Event::Done { id, result: Err(refused) });
+            return Submitted::UnderWay;
+        }
+        let (opcode, compare_add, swap) = match op {
+            AtomicOp::Add(value) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, value, 0),
+            AtomicOp::CompareSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
+        };
+        let atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: target.address,
+            compare_add,
+            swap,
+            rkey: target.key,
+        };
+        self.waiting += 1;
+        self.queues[0].push_atomic(id, word.key, opcode, atomic);
+        Submitted::UnderWay
+    }
+
+    /// Whether a transfer is striped. It must be known to lie inside its region, else the peer
+    /// might accept some parts only.
+    fn is_striped(&self, bytes: &TransferSlices<'_>) -> bool {
+        let lies_inside = |known: &RemoteRegion| {
+            bytes.remote.offset.checked_add(bytes.remote.len).is_some_and(|end| end <= known.bytes)
+        };
+        self.queues.len() > 1
+            && bytes.local.len() >= self.stripe_bytes
+            && bytes.remote_regions.get(&bytes.remote.key).is_some_and(lies_inside)
+    }
+
+    /// The part of a striped transfer on this queue pair.
+    fn part(&self, bytes: &TransferSlices<'_>, queue: usize) -> (Target, Local<'static>) {
+        let range = part(bytes.local.len(), self.queues.len(), queue);
+        let queue = &self.queues[queue];
+        let local = match bytes.local.slice(range.clone()) {
+            Ok(slice) if !slice.is_empty() => of_slice(&slice, bytes.keys[queue.nic]),
+            _ => return (queue.inbox, Local::Nothing),
+        };
+        let remote =
+            RemoteSlice { offset: bytes.remote.offset.wrapping_add(range.start as u64), ..bytes.remote };
+        (target(queue, &remote, bytes.remote_regions).unwrap_or_else(|| Target::of(&remote)), local)
+    }
+
+    /// The queue pair of a transfer that is not striped, and its target: a queue pair whose NIC's
+    /// key is known. The key of the first NIC always is.
+    #[inline]
+    fn select_queue(
+        &mut self,
+        signal: Option<&Signal>,
+        dst: &RemoteSlice,
+        remote_regions: &RemoteRegions,
+    ) -> (usize, Target) {
+        let queue = match signal {
+            Some(signal) => self.queue_of(signal.signal_slot),
+            None => {
+                self.next = if self.next + 1 < self.queues.len() { self.next + 1 } else { 0 };
+                self.next
+            }
+        };
+        match target(&self.queues[queue], dst, remote_regions) {
+            Some(target) => (queue, target),
+            None => (0, Target::of(dst)),
+        }
+    }
+
+    fn queue_of(&self, signal_slot: u16) -> usize {
+        // A division is expensive compared with the other costs of a small put.
+        if self.queues.len() == 1 { 0 } else { usize::from(signal_slot) % self.queues.len() }
+    }
+
+    fn immediate(&self, signal: &Signal) -> Immediate {
+        let piggyback = Piggyback::Credits(self.unreturned.min(CREDITS_MAX));
+        Immediate {
+            signal_slot: Some(signal.signal_slot),
+            has_payload: !signal.payload.is_empty(),
+            piggyback,
+        }
+    }
+
+    /// Accounts for an immediate that was submitted.
+    fn charge(&mut self, immediate: Immediate) {
+        if let Piggyback::Credits(credits) = immediate.piggyback {
+            self.unreturned -= credits;
+        }
+        self.credits -= u32::from(immediate.signal_slot.is_some());
+    }
+}
+
+/// The bytes of a slice that are copied at once because they are few; then nobody waits for the end
+/// of the put.
+fn inline_bytes(slice: &Slice) -> Option<Inline> {
+    if slice.len() > SIGNAL_SLOT_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
+        return None;
+    }
+    let mut bytes = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
+    let bytes = &mut bytes[..slice.len()];
+    slice.load(bytes);
+    Inline::new(bytes)
+}
+
+/// The remote address and key for this queue pair, if known.
+fn target(queue: &SendQueue, slice: &RemoteSlice, remote_regions: &RemoteRegions) -> Option<Target> {
+    let first = Target::of(slice);
+    match queue.remote_nic {
+        0 => Some(first),
+        nic => remote_regions.get(&slice.key).map(|known| Target { key: known.keys[nic], ..first }),
+    }
+}
+
+/// The request that delivers a signal with its payload.
+fn signal_write<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (Request, Local<'a>) {
+    let address = queue.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
+    let write = with_immediate(Target { address, key: queue.inbox.key }, immediate);
+    let local = if signal.payload.is_empty() { Local::Nothing } else { Local::Inline(&signal.payload) };
+    (write, local)
+}
+
+/// Parts begin at multiples of this, in bytes, unless they are shorter.
+const PART_ALIGN_BYTES: usize = 4096;
+
+/// The range of part `queue` of `queues` in a transfer of `bytes`; the last parts may be shorter,
+/// or empty.
+fn part(bytes: usize, queues: usize, queue: usize) -> Range<usize> {
+    let even = bytes.div_ceil(queues);
+    let length = if even < PART_ALIGN_BYTES { even } else { even.next_multiple_of(PART_ALIGN_BYTES) };
+    (queue * length).min(bytes)..((queue + 1) * length).min(bytes)
+}
+
+/// Incomplete striped puts of a peer at most; a queue pair and its completions hold far fewer.
+const ARRIVING_MAX: usize = 4096;
+
+/// Striped transfers whose ends are reported.
+#[derive(Default)]
+struct StripedTransfers {
+    under_way: VecDeque<StripedTransfer>,
+    /// The number of transfers that have ended.
+    ended: u64,
+    /// The number of parts that have ended, by queue pair.
+    parts: [u64; QUEUE_PAIRS_MAX],
+}
+
+struct StripedTransfer {
+    /// `None`: reported already.
+    id: Option<TransferId>,
+    parts_left: usize,
+}
+
+impl StripedTransfers {
+    /// Records a transfer with a part on each of `queues` queue pairs.
+    fn begin(&mut self, id: TransferId, queues: usize) {
+        self.under_way.push_back(StripedTransfer { id: Some(id), parts_left: queues });
+    }
+
+    fn next_on(&mut self, queue: usize) -> Option<&mut StripedTransfer> {
+        let index = self.parts[queue] - self.ended;
+        self.under_way.get_mut(index as usize)
+    }
+
+    /// Records the end of the next part on this queue pair; returns its transfer after the last
+    /// part.
+    fn part_ended(&mut self, queue: usize) -> Option<TransferId> {
+        let transfer = self.next_on(queue)?;
+        transfer.parts_left -= 1;
+        let is_last = transfer.parts_left == 0;
+        self.parts[queue] += 1;
+        if !is_last {
+            return None;
+        }
+        self.ended += 1;
+        self.under_way.pop_front()?.id
+    }
+
+    /// Records the failure of the next part on this queue pair; returns its transfer, once.
+    fn part_failed(&mut self, queue: usize) -> Option<TransferId> {
+        self.next_on(queue)?.id.take()
+    }
+
+    /// The transfers that have not ended.
+    fn into_ids(self) -> impl Iterator<Item = TransferId> {
+        self.under_way.into_iter().filter_map(|transfer| transfer.id)
+    }
+}
+
+/// Striped puts of a peer of which some parts have arrived.
+///
+/// Queue pairs are not ordered with each other, so the receiver counts: each part of a put with a
+/// signal is a write whose immediate states the put's number and the number of its parts. A striped
+/// transfer has one part, perhaps an empty one, on each queue pair of its peer. **Invariant:** each
+/// queue pair is in order, so the n-th part on each belongs to the n-th striped put, and no put
+/// completes before those that were sent before it. The number is a check only, so four bits
+/// suffice.
+#[derive(Default)]
+struct IncomingStripedPuts {
+    puts: VecDeque<StripedPut>,
+    /// The number of puts that have arrived.
+    arrived: u64,
+    /// The number of parts that have arrived, by queue pair.
+    parts: [u64; QUEUE_PAIRS_MAX],
+}
+
+/// A striped put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StripedPut {
+    signal_slot: u16,
+    /// Length of the payload in the inbox slot, if there is one.
+    payload_bytes: Option<u32>,
+    parts_left: usize,
+}
+
+impl IncomingStripedPuts {
+    /// Records a part on one of `queues` queue pairs; returns its put after the last part.
+    fn part(
+        &mut self,
+        queue: usize,
+        queues: usize,
+        stripe: Stripe,
+        signal_slot: u16,
+        payload_bytes: Option<u32>,
+    ) -> Result<Option<StripedPut>, ProtocolViolation> {
+        let number = self.parts[queue];
+        if stripe.number != Stripe::number(number) || usize::from(stripe.parts) != queues {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        let index = (number - self.arrived) as usize;
+        if index == self.puts.len() && index < ARRIVING_MAX {
+            self.puts.push_back(StripedPut { signal_slot, payload_bytes: None, parts_left: queues });
+        }
+        // A queue pair is at most one part ahead of the newest put.
+        let put = self.puts.get_mut(index).ok_or(ProtocolViolation::UnexpectedAnswer)?;
+        if put.signal_slot != signal_slot || (put.payload_bytes.is_some() && payload_bytes.is_some()) {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        put.payload_bytes = put.payload_bytes.or(payload_bytes);
+        put.parts_left -= 1;
+        let is_whole = put.parts_left == 0;
+        self.parts[queue] += 1;
+        if !is_whole {
+            return Ok(None);
+        }
+        self.arrived += 1;
+        Ok(self.puts.pop_front())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stripe(number: u64, parts: usize) -> Stripe {
+        Stripe { number: Stripe::number(number), parts: parts as u8 }
+    }
+
+    #[test]
+    fn parts_cover_every_length_once_in_order() {
+        for queues in 1..=QUEUE_PAIRS_MAX {
+            for bytes in [0, 1, 2, 7, 4095, 4096, 4097, 65_536, 1_000_003] {
+                let mut end = 0;
+                for queue in 0..queues {
+                    let part = part(bytes, queues, queue);
+                    assert_eq!(part.start, end, "{bytes} bytes, part {queue} of {queues}");
+                    end = part.end;
+                }
+                assert_eq!(end, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_put_has_arrived_when_each_queue_pair_brought_its_part_however_far_one_is_ahead() {
+        let mut arriving = IncomingStripedPuts::default();
+        // Queue pair 0 is 40 puts ahead, more than four bits distinguish.
+        for put in 0..40 {
+            assert_eq!(arriving.part(0, 2, stripe(put, 2), put as u16, None), Ok(None));
+        }
+        for put in 0..40 {
+            let payload = (put % 3 == 0).then_some(5);
+            let arrived = arriving.part(1, 2, stripe(put, 2), put as u16, payload).unwrap();
+            let arrived = arrived.expect("both parts are here");
+            assert_eq!((arrived.signal_slot, arrived.payload_bytes), (put as u16, payload));
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_a_breach_of_the_protocol() {
+        let fresh =
+            |queue, said, signal_slot| IncomingStripedPuts::default().part(queue, 2, said, signal_slot, None);
+        assert!(fresh(0, stripe(1, 2), 0).is_err(), "the first put's number is 0");
+        assert!(fresh(0, stripe(0, 3), 0).is_err(), "there are two queue pairs");
+        let mut arriving = IncomingStripedPuts::default();
+        assert_eq!(arriving.part(0, 2, stripe(0, 2), 7, Some(1)), Ok(None));
+        assert!(arriving.part(1, 2, stripe(0, 2), 8, None).is_err(), "another slot");
+        assert!(arriving.part(1, 2, stripe(0, 2), 7, Some(1)).is_err(), "a second payload");
+    }
+
+    #[test]
+    fn a_striped_transfer_ends_once_with_its_last_part_or_fails_once() {
+        let mut striped_transfers = StripedTransfers::default();
+        for id in 0..3 {
+            striped_transfers.begin(TransferId(id), 2);
+        }
+        assert_eq!([striped_transfers.part_ended(0), striped_transfers.part_ended(0)], [None, None]);
+        assert_eq!(striped_transfers.part_ended(1), Some(TransferId(0)));
+        assert_eq!(striped_transfers.part_failed(1), Some(TransferId(1)));
+        assert_eq!(striped_transfers.part_failed(1), None);
+        assert_eq!(striped_transfers.into_ids().collect::<Vec<_>>(), [TransferId(2)]);
     }
 }

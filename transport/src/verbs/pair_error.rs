@@ -4,8 +4,8 @@ use super::FABRIC;
 use super::cm::ConnectFailure;
 use super::limits::LimitKind;
 use super::port::GidType;
-use super::refusal::{GID_TYPE_REMEDY, NO_PATH_REMEDY, Refusal};
 use super::status::{WorkFailure, WorkStatus};
+use super::wire::{GID_TYPE_REMEDY, NO_PATH_REMEDY, Refusal};
 use crate::cuda::CudaError;
 use crate::device::{BackendError, LossCause, LossKind};
 

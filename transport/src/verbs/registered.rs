@@ -9,8 +9,8 @@ use std::io;
 use std::sync::Arc;
 
 use super::limits::{CreateError, Limit};
-use super::nic::Nic;
 use super::objects::MemoryRegion;
+use super::open::Nic;
 use super::open::locked_limit;
 use super::wire::{KeyParts, NICS_MAX, NicKeys, REGION_BYTES_MAX, RemoteRegion};
 use super::{FABRIC, sys};

@@ -8,17 +8,17 @@ use rustix::event::epoll;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::connection::{Connection, Origin, PairConnections, Peer, PendingHandshake};
+use super::{Connection, Origin, PairConnections, Peer, PendingHandshake};
 use super::{DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Watcher};
 use crate::Rank;
 use crate::accepting::ACCEPTS_AT_ONCE;
 use crate::clock::Nanos;
 use crate::control::FabricMessage;
+use crate::control::State;
 use crate::control::frame::{Frame, HEADER_BYTES};
 use crate::control::handshake::{Handshake, Hello, Progress, Role};
-use crate::control::link::State;
-use crate::control::shared::{ControlEvent, Shared};
 use crate::control::socket;
+use crate::control::{ControlEvent, Shared};
 use crate::device::files_allowed;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 

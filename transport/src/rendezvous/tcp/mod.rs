@@ -227,8 +227,8 @@ fn is_named(address: &str) -> bool {
     !is_localhost && address.parse::<SocketAddr>().is_err()
 }
 
-/// The addresses at which rank 0 tries to listen, in order. A name may have several addresses, or be
-/// 127.0.1.1 on its own host (as on Debian), while other hosts know another address: then rank 0
+/// The addresses at which rank 0 tries to listen, in order. A name may have several addresses, or
+/// be 127.0.1.1 on its own host (as on Debian), while other hosts know another address: then rank 0
 /// listens on all addresses, if there is a secret.
 fn listen_addresses(address: &str, resolved: &[SocketAddr], has_secret: bool) -> Vec<SocketAddr> {
     let mut outside: Vec<_> = resolved.iter().filter(|place| !place.ip().is_loopback()).copied().collect();
@@ -299,7 +299,8 @@ impl Dialer<'_> {
                 match stream.map_err(Refusal::from).and_then(|stream| self.shake_hands(stream, &backoff)) {
                     Ok(stream) => return Ok(stream),
                     Err(Refusal::Final(error)) => return Err(error),
-                    // An attempt that the deadline cut short is less informative than the previous one.
+                    // An attempt that the deadline cut short is less informative than the previous
+                    // one.
                     Err(Refusal::Later(_)) if matches!(last, Refusal::Complete) => {}
                     Err(refusal) => last = refusal,
                 }

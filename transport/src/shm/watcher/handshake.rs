@@ -6,11 +6,7 @@ use std::sync::Arc;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::frame::{Claim, Frame, PROTOCOL_VERSION, Reason, decode};
-use super::link::{GpuFile, Link, PeerRegion, REGIONS_MAX, slot_of};
-use super::mapping::check;
-use super::peer_status::{ConnectionEnd, SlotState};
-use super::watcher::{ConnectState, Phase, Watcher};
+use super::{ConnectState, Phase, Watcher};
 use crate::Rank;
 use crate::auth::{Challenges, Side, TAG_BYTES, challenge};
 use crate::control::SECOND;
@@ -18,6 +14,10 @@ use crate::control::packet::{self, Packet, send};
 use crate::cuda::GpuId;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::region::RegionKey;
+use crate::shm::frame::{Claim, Frame, PROTOCOL_VERSION, Reason, decode};
+use crate::shm::link::{GpuFile, Link, PeerRegion, REGIONS_MAX, slot_of};
+use crate::shm::mapping::check;
+use crate::shm::peer_status::{ConnectionEnd, SlotState};
 
 impl Watcher {
     /// Sends the hello on a dialed stream.

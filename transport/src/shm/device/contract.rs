@@ -7,15 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
-use super::copies::gpu_failed;
-use super::device::{FABRIC, QUEUE_DEPTH, RemoteLocation, ShmDevice, State};
-use super::directory::file_of;
-use super::link::REGIONS_MAX;
-use super::mapping::check;
-use super::page_detachment::was_detached;
-use super::shared::Command;
-use super::transfer::TransferRequest;
-use super::wake_word;
+use super::{FABRIC, QUEUE_DEPTH, RemoteLocation, ShmDevice, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::WATCHER_END_LIMIT;
@@ -28,6 +20,14 @@ use crate::device::{
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
 use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_key};
+use crate::shm::copies::gpu_failed;
+use crate::shm::directory::file_of;
+use crate::shm::link::REGIONS_MAX;
+use crate::shm::mapping::check;
+use crate::shm::page_detachment::was_detached;
+use crate::shm::shared::Command;
+use crate::shm::transfer::TransferRequest;
+use crate::shm::wake_word;
 use crate::signals::{Signal, Signals};
 
 impl ShmDevice {
