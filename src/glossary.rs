@@ -20,7 +20,7 @@
 //! | sever | to cut a peer off | verbs: moving a queue pair to the error state |
 //! | fence | what holds after severing: the peer changes no byte of local memory | fencing, in distributed systems |
 //! | mapped | a peer's memory at an address of this process | NCCL: P2P direct; CUDA: IPC memory |
-//! | loss | a peer that is gone without goodbye; its kind is the same value on all survivors | NCCL: `ncclRemoteError` |
+//! | loss | a peer that is gone without bye; its kind is the same value on all survivors | NCCL: `ncclRemoteError` |
 //! | reach | how a device reaches one peer: over which fabric, and whether it maps | UCX: endpoint |
 //! | queue pair | one end of a reliable RDMA connection | verbs: the same |
 //! | stripe | the part of a transfer that goes over one of several queue pairs | NCCL: channel over several NICs |

@@ -16,6 +16,12 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("cells", "transport/src", "signal slots"),
     ("lane", "transport/src", "queue pair (verbs), connection (tcp)"),
     ("silence", "transport/src/shm", "fence"),
+    ("goodbye", "transport", "bye"),
+    ("switchboard", "transport", "connection manager"),
+    ("knock", "transport", "probe"),
+    ("canary", "transport", "mutant"),
+    ("glance", "transport", "look"),
+    ("strangers", "transport", "unauthenticated connections"),
 ];
 
 /// Documents that tell of earlier versions.

@@ -231,9 +231,18 @@ impl Challenges {
 /// When the kernel has no random bytes, which cannot be after boot.
 #[must_use]
 pub fn challenge() -> [u8; TAG_BYTES] {
-    let mut bytes = [0; TAG_BYTES];
+    random_bytes()
+}
+
+/// Random bytes of the kernel, at most 256.
+///
+/// # Panics
+///
+/// When the kernel has no random bytes, which cannot be after boot.
+pub(crate) fn random_bytes<const COUNT: usize>() -> [u8; COUNT] {
+    let mut bytes = [0; COUNT];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(filled.ok(), Some(TAG_BYTES), "the kernel gives 32 random bytes");
+    assert_eq!(filled.ok(), Some(COUNT), "the kernel gives random bytes");
     bytes
 }
 

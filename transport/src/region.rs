@@ -17,6 +17,7 @@ mod mapped;
 
 use self::bytes::Base;
 pub use self::mapped::{Mapped, Sharing};
+use crate::auth::random_bytes;
 use crate::memory::Memory;
 
 /// Names a region of some rank. A process that knows the key may read and write the region. Keys
@@ -365,9 +366,6 @@ pub struct OutOfBounds {
 ///
 /// When the kernel has no random bytes, which cannot be after boot.
 pub(crate) fn random_key() -> RegionKey {
-    let mut bytes = [0u8; 8];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(filled.ok(), Some(8), "the kernel gives 8 random bytes");
     // Zero is reserved for "no region".
-    RegionKey(u64::from_ne_bytes(bytes).max(1))
+    RegionKey(u64::from_ne_bytes(random_bytes()).max(1))
 }

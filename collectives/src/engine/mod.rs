@@ -562,7 +562,7 @@ impl Engine {
         self.device.flush(Flush::Transfers)
     }
 
-    /// Says goodbye to the peers; see [`Device::leave`].
+    /// Says bye to the peers; see [`Device::leave`].
     pub fn leave(&mut self) {
         self.device.leave();
     }

@@ -301,7 +301,7 @@ impl<'a> Trial<'a> {
         true
     }
 
-    /// A rank that is through says goodbye at once, while others may still be in the last barrier.
+    /// A rank that is through says bye at once, while others may still be in the last barrier.
     fn leave_if_through(&mut self, rank: Rank) {
         let is_through = self.is_through(rank) && self.ranks[rank as usize].fault.is_none();
         if is_through && !self.cluster.world.is_frozen(rank) && !self.ranks[rank as usize].has_left {

@@ -51,7 +51,7 @@ mod outgoing;
 #[allow(unsafe_code)]
 pub(crate) mod packet;
 mod releases;
-mod slots;
+mod slab;
 pub(crate) mod socket;
 #[cfg(test)]
 mod tests;
@@ -62,7 +62,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -76,13 +76,14 @@ pub(crate) use self::interfaces::listening_ip;
 pub use self::open_error::OpenError;
 pub(crate) use self::outgoing::{FrameKind, Outgoing, OutgoingFull};
 pub(crate) use self::releases::ReleasedRegions;
-pub(crate) use self::slots::{SECOND, Slots};
+pub(crate) use self::slab::{SECOND_DESCRIPTOR, Slab};
 pub(crate) use self::thread::WatcherThread;
 use self::watcher::Watcher;
 use crate::clock::Nanos;
 use crate::device::{
     Address, ConnectError, DeviceConfig, LossCause, MESSAGE_BYTES_MAX, PostError, Responder, Wake,
 };
+use crate::mutex::lock;
 use crate::{Rank, clock};
 
 /// How long dropping a device that departed waits for its peers to read the bye.
@@ -451,10 +452,6 @@ impl<M> Shared<M> {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The state of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum State {
@@ -488,7 +485,7 @@ struct Inner {
 
 impl Link {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     fn state(&self) -> State {

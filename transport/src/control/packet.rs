@@ -13,6 +13,7 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with,
 };
 
+use crate::auth::random_bytes;
 use crate::device::{Address, ProtocolViolation};
 
 /// The most file descriptors that one packet carries.
@@ -28,9 +29,7 @@ const SCHEME: &str = "shm:";
 
 /// A listener at a new random name, which only its address contains.
 pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, Address)> {
-    let mut name = [0_u8; NAME_BYTES];
-    let filled = rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
-    debug_assert_eq!(filled, NAME_BYTES);
+    let name: [u8; NAME_BYTES] = random_bytes();
     let hexadecimal: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
     let listener = bind_named(&hexadecimal)?;
     Ok((listener, Address(format!("{SCHEME}{hexadecimal}"))))

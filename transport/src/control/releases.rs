@@ -2,10 +2,11 @@
 //! peers where they count on it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 
 use super::EventFlag;
 use crate::device::Wake;
+use crate::mutex::lock;
 use crate::region::{RegionKey, Registry};
 
 /// See the module.
@@ -29,7 +30,7 @@ impl ReleasedRegions {
 
     /// The keys released since the last call.
     pub(crate) fn take(&self) -> Vec<RegionKey> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = lock(&self.keys);
         // Release: under the lock, so it never hides a key that is still there.
         self.has_any.store(false, Ordering::Release);
         std::mem::take(&mut *keys)
@@ -38,7 +39,7 @@ impl ReleasedRegions {
 
 impl Registry for ReleasedRegions {
     fn released(&self, key: RegionKey) {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = lock(&self.keys);
         keys.push(key);
         // Release: pairs with the acquire in `has_any`.
         self.has_any.store(true, Ordering::Release);

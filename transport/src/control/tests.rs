@@ -1,7 +1,7 @@
 //! Control planes of several ranks in one process, of a fabric without data connections.
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -9,6 +9,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use super::*;
 use crate::auth::Secret;
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
+use crate::mutex::lock;
 
 /// How long a test waits for anything: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,7 +44,7 @@ struct Inbox(Mutex<Vec<Heard>>);
 
 impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Vec<Heard>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -186,9 +187,9 @@ fn what_a_peer_said_counts_though_its_loss_was_seen_before_elsewhere() {
     let [mut low, mut high] = connected();
     high.control.send_bye(0);
     low.control.lose(1, LossCause::ConnectionClosed);
-    low.until("goodbye", |event| matches!(event, ControlEvent::Departed { peer: 1 }));
+    low.until("bye", |event| matches!(event, ControlEvent::Departed { peer: 1 }));
     drop(high);
-    assert_eq!(low.inbox.lock()[..], [], "who said goodbye is not lost");
+    assert_eq!(low.inbox.lock()[..], [], "who said bye is not lost");
 }
 
 #[test]

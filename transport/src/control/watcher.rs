@@ -18,7 +18,7 @@ use rustix::net::RecvFlags;
 
 use super::frame::Frame;
 use super::handshake::{Handshake, Hello, Identity, Progress};
-use super::slots::Slots;
+use super::slab::Slab;
 use super::{Command, ControlEvent, FabricMessage, SendError, Shared, State, socket};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::Nanos;
@@ -47,7 +47,7 @@ pub(super) struct Watcher<M> {
     epoll: OwnedFd,
     listener: OwnedFd,
     rest: AcceptPause,
-    connections: Slots<Connection>,
+    connections: Slab<Connection>,
     /// The slots of accepted connections that are not authenticated.
     unauthenticated: UnauthenticatedConnections,
     warnings_left: u32,
@@ -71,7 +71,7 @@ impl<M: FabricMessage> Watcher<M> {
             epoll,
             listener,
             rest: AcceptPause::default(),
-            connections: Slots::default(),
+            connections: Slab::default(),
             unauthenticated: UnauthenticatedConnections::default(),
             warnings_left: WARNINGS_MAX,
             peers,

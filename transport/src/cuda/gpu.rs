@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::sys;
 
 use super::driver::{CudaError, describe, driver};
+use crate::mutex::lock;
 
 /// The UUID of a GPU, the same on any host and for any ordinal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,7 +112,7 @@ impl Gpu {
         if ordinal >= driver.gpus {
             return Err(CudaError::NoGpu { ordinal, gpus: driver.gpus });
         }
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(gpu);
         }

@@ -11,7 +11,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use cudarc::driver::sys;
@@ -21,6 +21,7 @@ use super::driver::CudaError;
 use super::gpu::{Gpu, GpuId};
 use super::stream::{CudaEvent, Stream};
 use crate::memory::{self, Memory, Share, Space};
+use crate::mutex::lock;
 
 /// Time limit for copying one allocation at a detach: 80 GB take 0.1 s.
 const DETACH_LIMIT: Duration = Duration::from_secs(5);
@@ -146,7 +147,7 @@ impl CudaMemory {
     /// [`CudaError::Late`]: the GPU has not copied within a limit. The memory is not detached, and
     /// other processes may still access it.
     pub fn detach(&self) -> Result<(), CudaError> {
-        let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allocation = lock(&self.allocation);
         if self.is_detached.load(Ordering::Relaxed) {
             return Ok(());
         }

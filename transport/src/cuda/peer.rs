@@ -2,11 +2,12 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::driver::CudaError;
 use super::gpu::{Gpu, GpuId};
 use super::memory::{AddressRange, Allocation};
+use crate::mutex::lock;
 
 /// Another process's memory, at an address for this process's GPU. Valid while held.
 pub struct ImportedMemory {
@@ -54,7 +55,7 @@ impl ImportedMemory {
     ///
     /// [`CudaError::Late`]: the GPU has not copied within a limit, and the memory is as it was.
     pub fn detach(&self) -> Result<(), CudaError> {
-        let mut allocation = self.allocation.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut allocation = lock(&self.allocation);
         *allocation = self.range.detach(&self.gpu)?;
         Ok(())
     }

@@ -158,7 +158,7 @@ pub enum LossCause {
     #[error("its process ended without closing the group")]
     ProcessEnded,
     /// It closed a connection without a bye.
-    #[error("its connection closed without a goodbye")]
+    #[error("its connection closed without a bye")]
     ConnectionClosed,
     /// The operating system reported a broken connection.
     #[error("its connection broke ({0})")]

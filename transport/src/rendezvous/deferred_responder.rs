@@ -1,10 +1,11 @@
 //! A responder for devices that are being tried: it stores messages and losses until all ranks have
 //! agreed on the device, and drops them if the ranks take another one.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use crate::Rank;
 use crate::device::{LossCause, Responder};
+use crate::mutex::lock;
 
 /// Stored calls at most; a peer sends none before the agreement, and few at once after it.
 const DEFERRED_MAX: usize = 4096;
@@ -33,7 +34,7 @@ impl DeferredResponder {
     /// post.
     pub(super) fn open(&self, responder: &Arc<dyn Responder>) -> Vec<(Rank, Vec<u8>)> {
         // Locked meanwhile, so that no later call overtakes.
-        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.0);
         let deferred = std::mem::replace(&mut *state, State::Open(Arc::clone(responder)));
         let State::Deferring(deferred) = deferred else { return Vec::new() };
         let mut replies = Vec::new();
@@ -50,7 +51,7 @@ impl DeferredResponder {
 
     /// The responder, if open; otherwise stores the call.
     fn pass(&self, deferred: impl FnOnce() -> DeferredCall) -> Option<Arc<dyn Responder>> {
-        match &mut *self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &mut *lock(&self.0) {
             State::Open(responder) => return Some(Arc::clone(responder)),
             State::Deferring(all) if all.len() < DEFERRED_MAX => all.push(deferred()),
             State::Deferring(_) => {}

@@ -104,7 +104,7 @@ impl ProbeListener {
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// What others knock at.
+    /// The listener that others probe.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address.0
@@ -308,7 +308,7 @@ mod tests {
             // The probe before is still in the queue.
             let _ = packet::accept(&listener);
             WakeSource::File(Arc::new(listener.try_clone().expect("a descriptor"))).wait(ANSWER_LIMIT);
-            let stream = packet::accept(&listener).expect("somebody knocks");
+            let stream = packet::accept(&listener).expect("a peer probes");
             packet::send(&stream, &[7; TAG_BYTES], &[]).expect("there is room");
             WakeSource::File(Arc::new(stream)).wait(ANSWER_LIMIT);
         });
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_door_closes_at_once_also_while_one_who_knocked_is_silent() {
+    fn a_probe_listener_closes_at_once_also_while_a_peer_is_silent() {
         let probe_listener = ProbeListener::open().expect("the system gives a socket");
         let name = packet::parse_text(probe_listener.address()).expect("an address");
         let silent = packet::dial(name).expect("it is answered");

@@ -2,12 +2,13 @@
 //!
 //! **Invariant:** keys and failures of a prefix are visible under that prefix alone.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::{Claim, Store, StoreError, StorePath, cut};
 use crate::Nanos;
 use crate::clock::now;
+use crate::mutex::lock;
 
 /// Key of the reason of a failure.
 const FAILED: &str = "failed";
@@ -35,7 +36,7 @@ impl PrefixStore {
     }
 
     fn whole(&self) -> MutexGuard<'_, Box<dyn Store>> {
-        self.whole.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.whole)
     }
 
     /// The reason of the failure, if there is one.

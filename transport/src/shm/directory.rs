@@ -224,7 +224,7 @@ impl Directory {
     pub(crate) fn bye(&mut self, peer: Rank) {
         if let Some(control) = &mut self.controls[peer as usize] {
             let pushed = control.outgoing.push(FrameKind::Single, Frame::Bye.encode());
-            debug_assert_eq!(pushed, Ok(()), "there is always room for a goodbye");
+            debug_assert_eq!(pushed, Ok(()), "there is always room for a bye");
             self.flush(peer);
         }
     }

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::{io, slice};
 
 use rustix::fs::SealFlags;
@@ -13,6 +13,7 @@ use super::mapping::{Access, Mapping, check};
 use crate::cuda::{CudaError, Gpu, GpuId, ImportedMemory};
 use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, sealed_file};
+use crate::mutex::lock;
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice, Sharing};
 use crate::signals::{SignalLine, Signals};
@@ -173,7 +174,7 @@ impl OwnSignals {
 
     /// The file, once.
     pub(crate) fn take_file(&self) -> Option<OwnedFd> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.file).take()
     }
 
     /// The memory of the signal slots, if the peer can map it.

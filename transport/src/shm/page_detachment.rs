@@ -6,12 +6,13 @@
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::directory::file_of;
 use super::mapping::{empty, make_private, pages_around, touch};
 use super::shared::Shared;
 use crate::memory::Memory;
+use crate::mutex::lock;
 
 /// Bytes made private at once; about 2 ms.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
@@ -40,7 +41,7 @@ static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
 /// Registers this device to learn which memory other devices detach.
 pub(super) fn register_device(device: &Arc<Shared>) {
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut devices = lock(&DEVICES);
     devices.retain(|other| other.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
@@ -50,7 +51,7 @@ pub(super) fn register_device(device: &Arc<Shared>) {
 pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
     let parts = pending_pages(memory);
     let devices: Vec<_> = {
-        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = lock(&DEVICES);
         devices.iter().filter_map(Weak::upgrade).collect()
     };
     for device in devices.iter().filter(|device| !device.is_forked()) {
@@ -60,7 +61,7 @@ pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
 }
 
 fn pending_pages(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
-    let mut detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut detached = lock(&DETACHED);
     detached.retain(|(other, _)| other.strong_count() > 0);
     let (first, bytes) = pages_of(memory);
     let mut parts: Vec<PendingPages> = detached
@@ -89,7 +90,7 @@ fn pending_pages(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
 impl PendingPages {
     /// Makes a part of its pages private; returns whether all are.
     pub(super) fn advance(&self) -> io::Result<bool> {
-        let mut private_bytes = self.detachment.private_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut private_bytes = lock(&self.detachment.private_bytes);
         let (first, bytes) = self.detachment.pages;
         let Some((file, offset)) = file_of(&*self.memory) else { return Ok(true) };
         let piece = (bytes - *private_bytes).min(PIECE_BYTES as u64);
@@ -121,7 +122,7 @@ impl PendingPages {
 
 /// Whether the memory shares pages with memory that was detached.
 pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
-    let detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let detached = lock(&DETACHED);
     let pages = pages_of(memory);
     detached.iter().any(|(other, detachment)| other.strong_count() > 0 && overlap(detachment.pages, pages))
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::epoll;
 use rustix::thread::futex;
@@ -16,6 +16,7 @@ use crate::Rank;
 use crate::control::Commands;
 use crate::device::{DeviceConfig, Wake};
 use crate::fork::Process;
+use crate::mutex::lock;
 use crate::primitive::AtomicU32;
 use crate::region::{RegionKey, Registry};
 
@@ -105,11 +106,6 @@ impl Shared {
 pub(crate) fn wake_sleepers(word: &AtomicU32) {
     // It fails for a bad address only. Not `PRIVATE`: the word is shared between processes.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
-}
-
-/// A panic under one of these locks leaves nothing half done that matters more than going on.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Wake for Shared {

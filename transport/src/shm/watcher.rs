@@ -25,7 +25,7 @@ use crate::accepting::AcceptPause;
 use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
 use crate::control::packet::{self, Packet, ReceiveError};
-use crate::control::{SECOND, Slots};
+use crate::control::{SECOND_DESCRIPTOR, Slab};
 use crate::device::files_allowed;
 use crate::device::{DeviceConfig, LossCause, Responder};
 
@@ -131,7 +131,7 @@ pub(super) struct Watcher {
     secret: Option<Secret>,
     listener: OwnedFd,
     connect_timeout: Duration,
-    connections: Slots<Connection>,
+    connections: Slab<Connection>,
     connect_states: Vec<ConnectState>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
     paused: Vec<(Rank, Nanos)>,
@@ -150,7 +150,7 @@ impl Watcher {
             secret: config.secret.clone(),
             listener,
             connect_timeout: config.connect_timeout,
-            connections: Slots::default(),
+            connections: Slab::default(),
             connect_states: (0..config.world_size).map(|_| ConnectState::NotRequested).collect(),
             paused: Vec::new(),
             rest: AcceptPause::default(),
@@ -283,7 +283,7 @@ impl Watcher {
             _ => {
                 // An earlier event of the same batch may have ended the connection.
                 let Some(index) = self.connections.find(token) else { return };
-                let is_process = token & SECOND != 0;
+                let is_process = token & SECOND_DESCRIPTOR != 0;
                 if is_process {
                     self.process_ended(index);
                 } else {

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::Rank;
 use crate::clock::Nanos;
+use crate::mutex::lock;
 use crate::region::RegionKey;
 
 /// Numbers all transfers of a world, in the order of submission.
@@ -160,6 +161,6 @@ pub trait Observer: Send {
 /// So that a checker can be read after the run.
 impl<T: Observer> Observer for Arc<Mutex<T>> {
     fn observe(&mut self, now: Nanos, record: &Record) {
-        self.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(now, record);
+        lock(self).observe(now, record);
     }
 }

@@ -1,10 +1,11 @@
 //! The regions of one simulated rank.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::clock::Nanos;
 use crate::memory::Memory;
+use crate::mutex::lock;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice, Slice};
 
 /// The regions of a rank. It has a lock of its own, always taken last, because the last handle of a
@@ -45,7 +46,7 @@ impl Registry for RegionTable {
 
 impl RegionTable {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<RegionKey, Registered>> {
-        self.regions.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.regions)
     }
 
     pub(super) fn insert(&self, memory: Arc<dyn Memory>, key: RegionKey, announced_at: Nanos) {

@@ -1,12 +1,13 @@
 //! The handle of a simulated world: making, driving, and reading it.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::{Callback, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::DeviceConfig;
+use crate::mutex::lock;
 use crate::sim::device::SimDevice;
 use crate::sim::faults::{Fault, Faults};
 use crate::sim::network::Network;
@@ -297,6 +298,6 @@ impl World {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // A panic of a checker inside of the world ends the test anyway; let others still drop
         // their devices.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

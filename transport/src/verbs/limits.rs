@@ -9,9 +9,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::sys;
+use crate::mutex::lock;
 
 /// A limited resource of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,7 +125,7 @@ impl Drop for LimitReservation {
 /// The counts of the device of this name in this process.
 fn used_of(device: &str) -> Arc<Used> {
     static DEVICES: Mutex<BTreeMap<String, Arc<Used>>> = Mutex::new(BTreeMap::new());
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut devices = lock(&DEVICES);
     Arc::clone(devices.entry(device.to_owned()).or_default())
 }
 

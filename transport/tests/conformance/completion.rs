@@ -121,7 +121,7 @@ pub(crate) fn every_transfer_is_done_once_also_when_the_peer_leaves<B: Backend>(
     let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
     let ids = submit_many(&mut world, 0, 1, 300, &mine, &theirs);
     world.device(1).leave();
-    world.until("the goodbye", |world| world.saw(0, &Event::Departed { peer: 1 }) == 1);
+    world.until("the bye", |world| world.saw(0, &Event::Departed { peer: 1 }) == 1);
     world.until("the leaving rank to be flushed", |world| world.device(1).flush(Flush::All));
     drop(world.take(1));
     for ending in world.finish_all(0, &ids) {

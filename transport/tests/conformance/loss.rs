@@ -1,4 +1,4 @@
-//! Line 4: a loss is said once and for good; a peer that said goodbye is not lost.
+//! Line 4: a loss is said once and for good; a peer that said bye is not lost.
 
 use pleach_transport::{Event, Flush, MapError, PostError, SubmitError, Urgency, clock};
 
@@ -6,7 +6,7 @@ use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, pu
 
 const SIGNAL_SLOT: u16 = 5;
 
-pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
+pub(crate) fn a_rank_that_ends_without_bye_is_lost_once<B: Backend>() {
     let mut world = World::<B>::connected(3);
     world.kill(1);
     for rank in [0, 2] {
@@ -20,12 +20,7 @@ pub(crate) fn a_rank_that_ends_without_goodbye_is_lost_once<B: Backend>() {
         for rank in [0, 2] {
             assert_eq!(world.losses(rank, 1).len(), 1, "{}: a loss is said once", B::NAME);
             assert_eq!(world.inbox(rank).state().losses.len(), 1, "{}: a loss is reported once", B::NAME);
-            assert_eq!(
-                world.saw(rank, &Event::Departed { peer: 1 }),
-                0,
-                "{}: it did not say goodbye",
-                B::NAME
-            );
+            assert_eq!(world.saw(rank, &Event::Departed { peer: 1 }), 0, "{}: it did not say bye", B::NAME);
         }
     });
     world.check_pair(0, 2);
@@ -78,7 +73,7 @@ pub(crate) fn what_a_rank_said_is_told_before_its_loss<B: Backend>() {
     assert_eq!(inbox.state().heard_before, [before + MESSAGES], "{}", B::NAME);
 }
 
-pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() {
+pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_bye<B: Backend>() {
     const PUTS: usize = 20;
     const LEN: usize = 50_000;
     let mut world = World::<B>::connected(2);
@@ -92,20 +87,20 @@ pub(crate) fn what_a_leaving_rank_sent_arrives_before_its_goodbye<B: Backend>() 
         })
         .collect();
     world.device(0).leave();
-    world.until("the goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
-    assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: the goodbye overtook transfers", B::NAME);
-    assert_bytes(&target.whole().to_vec(), &bytes, "what was sent before the goodbye");
+    world.until("the bye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: the bye overtook transfers", B::NAME);
+    assert_bytes(&target.whole().to_vec(), &bytes, "what was sent before the bye");
     world.until("the leaving rank to be flushed", |world| world.device(0).flush(Flush::All));
     assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}: they were carried out", B::NAME);
     drop(world.take(0));
     world.watch(|world| {
-        assert_eq!(world.saw(1, &Event::Departed { peer: 0 }), 1, "{}: a goodbye is said once", B::NAME);
+        assert_eq!(world.saw(1, &Event::Departed { peer: 0 }), 1, "{}: a bye is said once", B::NAME);
         assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);
     });
     assert!(world.inbox(1).state().losses.is_empty(), "{}: nor reported as lost", B::NAME);
 }
 
-pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_goodbye<B: Backend>() {
+pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_bye<B: Backend>() {
     const PUTS: usize = 3;
     const LEN: usize = 3 << 20;
     const MESSAGES: u8 = 5;
@@ -123,23 +118,18 @@ pub(crate) fn long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_go
         world.post(0, 1, &[message]);
     }
     world.device(0).leave();
-    world.until("the goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
-    assert_eq!(
-        world.count(1, 0, SIGNAL_SLOT),
-        PUTS as u64,
-        "{}: the goodbye overtook long transfers",
-        B::NAME
-    );
-    assert_bytes(&target.whole().to_vec(), &bytes, "long puts before the goodbye");
+    world.until("the bye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), PUTS as u64, "{}: the bye overtook long transfers", B::NAME);
+    assert_bytes(&target.whole().to_vec(), &bytes, "long puts before the bye");
     let messages = world.inbox(1).state().messages.split_off(heard);
     let said: Vec<_> = (0..MESSAGES).map(|message| (0, vec![message])).collect();
-    assert_eq!(messages, said, "{}: the goodbye overtook messages", B::NAME);
+    assert_eq!(messages, said, "{}: the bye overtook messages", B::NAME);
 }
 
 pub(crate) fn a_rank_that_left_is_refused_as_having_left<B: Backend>() {
     let mut world = World::<B>::connected(2);
     world.device(0).leave();
-    world.until("the goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
+    world.until("the bye", |world| world.saw(1, &Event::Departed { peer: 0 }) > 0);
     let refused = world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"")));
     assert_eq!(refused, Err(SubmitError::Departed { peer: 0 }));
     assert_eq!(
@@ -175,7 +165,7 @@ pub(crate) fn a_flushed_rank_may_be_dropped_without_losing_what_it_sent<B: Backe
     drop(world.take(0));
     world.until("the signal of a rank that is gone", |world| world.count(1, 0, SIGNAL_SLOT) == 1);
     assert_bytes(&target.whole().to_vec(), &bytes, "what a rank sent before it was dropped");
-    world.until("its goodbye", |world| world.saw(1, &Event::Departed { peer: 0 }) == 1);
+    world.until("its bye", |world| world.saw(1, &Event::Departed { peer: 0 }) == 1);
 }
 
 pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B: Backend>() {
@@ -210,7 +200,7 @@ pub(crate) fn what_a_gone_rank_sent_arrives_though_its_peer_still_writes_to_it<B
         std::thread::yield_now();
     }
     world.set_polled(1, true);
-    world.until("its goodbye or its loss", |world| {
+    world.until("its bye or its loss", |world| {
         world.saw(1, &Event::Departed { peer: 0 }) > 0 || !world.losses(1, 0).is_empty()
     });
     assert_eq!(world.losses(1, 0), [], "{}: a peer that left is not lost", B::NAME);

@@ -273,7 +273,7 @@ pub(crate) fn a_loss_wakes_a_sleeper<B: Backend>() {
     thread.join().expect("dropping a device does not panic");
 }
 
-pub(crate) fn a_goodbye_wakes_a_sleeper<B: Backend>() {
+pub(crate) fn a_bye_wakes_a_sleeper<B: Backend>() {
     if !B::LIVE {
         return skip::<B>(NO_THREADS);
     }
@@ -284,7 +284,7 @@ pub(crate) fn a_goodbye_wakes_a_sleeper<B: Backend>() {
             device.leave();
         }
     });
-    sleep_until(sleeper.as_mut(), "a goodbye", |events| events.contains(&Event::Departed { peer: 1 }));
+    sleep_until(sleeper.as_mut(), "a bye", |events| events.contains(&Event::Departed { peer: 1 }));
     companion.finish();
 }
 

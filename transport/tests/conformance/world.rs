@@ -103,7 +103,7 @@ pub(crate) trait Backend: Sized {
     /// The time to poll with: the clock, or virtual time, moved on to where something can happen.
     fn tick(&mut self) -> Nanos;
 
-    /// Ends a rank without goodbye.
+    /// Ends a rank without bye.
     fn kill(&mut self, device: Box<dyn Device>) {
         drop(device);
     }
@@ -235,7 +235,7 @@ impl<B: Backend> World<B> {
         self.stations[rank as usize].device.take().expect("the rank still has its device")
     }
 
-    /// Ends a rank without goodbye.
+    /// Ends a rank without bye.
     pub(crate) fn kill(&mut self, rank: Rank) {
         let device = self.take(rank);
         self.backend.kill(device);

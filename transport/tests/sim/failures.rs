@@ -1,4 +1,4 @@
-//! Losses, deaths, goodbyes, severing.
+//! Losses, deaths, byes, severing.
 
 use std::time::Duration;
 
@@ -62,25 +62,25 @@ fn after_a_death_all_transfers_to_it_fail_after_its_loss_was_told_and_others_go_
 }
 
 #[test]
-fn a_device_dropped_without_goodbye_is_a_loss_and_one_that_left_is_none() {
+fn a_device_dropped_without_bye_is_a_loss_and_one_that_left_is_none() {
     for seed in 0..20 {
         let mut ranks = Ranks::connected(harsh(3, seed));
         let (ours, theirs) = (ranks.register(0, 2_000), ranks.register(1, 2_000));
         ours.whole().store(&[4; 2_000]);
         let last = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         ranks.device(0).leave();
-        assert!(!ranks.device(0).flush(Flush::All), "a put and two goodbyes are still to be said");
+        assert!(!ranks.device(0).flush(Flush::All), "a put and two byes are still to be said");
         while !ranks.saw(1, &Event::Departed { peer: 0 }) {
             assert!(ranks.step());
         }
-        assert_eq!(theirs.whole().to_vec(), [4; 2_000], "what was sent before the goodbye arrives first");
+        assert_eq!(theirs.whole().to_vec(), [4; 2_000], "what was sent before the bye arrives first");
         assert_eq!(ranks.count(1, 0, 0), 1);
         ranks.until(|ranks| ranks.device(0).flush(Flush::All));
         assert_eq!(ranks.done(0, last), Some(Ok(0)));
         ranks.devices[0] = None;
         ranks.devices[2] = None;
         ranks.drain();
-        assert_eq!(ranks.lost(1, 0), None, "seed {seed}: it said goodbye");
+        assert_eq!(ranks.lost(1, 0), None, "seed {seed}: it said bye");
         assert_eq!(ranks.lost(1, 2), Some(LossCause::ConnectionClosed));
         assert_eq!(
             ranks.try_submit(1, 0, Submission::Signal(signal(0))),
@@ -131,7 +131,7 @@ fn writes_after_severed(options: Options) -> usize {
 }
 
 #[test]
-fn a_severed_peer_changes_no_byte_any_more_and_the_canary_does() {
+fn a_severed_peer_changes_no_byte_any_more_and_the_mutant_does() {
     let mut broken = 0;
     for seed in 0..40 {
         for maps in [false, true] {

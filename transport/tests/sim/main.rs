@@ -1,5 +1,5 @@
-//! The simulator: that it is exact, reproducible, as nasty as it says, and that its canaries are
-//! what they claim.
+//! The simulator: that it is exact, reproducible, as free as the contract allows, and that its
+//! mutants are what they claim.
 
 mod failures;
 mod ranks;
@@ -197,7 +197,7 @@ fn a_source_is_read_as_late_as_done_and_not_later() {
 }
 
 #[test]
-fn the_canaries_do_what_they_say() {
+fn the_mutants_do_what_they_say() {
     let mut early = 0;
     let mut swapped = 0;
     for seed in 0..20 {

@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handshake_decodes_to_itself_and_tells_strangers_by_their_first_byte() {
+    fn the_handshake_decodes_to_itself_and_tells_other_protocols_by_their_first_byte() {
         let hello = Hello { version: 7, challenge: [3; TAG_BYTES] };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         let proof = Proof { rank: 3, world_size: 9, answer: [4; TAG_BYTES] };

@@ -693,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_lets_in_so_many_and_strangers_make_room_for_those_who_come_later() {
+    fn a_turn_lets_in_so_many_and_unauthenticated_connections_make_room_for_later_ones() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("is bound");
@@ -711,7 +711,7 @@ mod tests {
         }
         assert_eq!((service.connections.len(), service.unauthenticated.len()), (most, most - 1));
         let numbers: Vec<_> = service.connections.keys().copied().take(2).collect();
-        assert_eq!(numbers, [0, 4], "who is in stays, the oldest strangers have gone");
+        assert_eq!(numbers, [0, 4], "who is in stays, the oldest unauthenticated connections have gone");
     }
 
     #[test]

@@ -218,7 +218,7 @@ fn without_a_secret_another_user_is_refused_on_both_sides() {
 }
 
 #[test]
-fn strangers_do_no_harm() {
+fn unauthenticated_connections_do_no_harm() {
     let address = free_address();
     let mut zero = open(&address, 0, None, late()).expect("opens");
     // More than there is room for; silent ones, ones that talk nonsense, and ones that promise too
@@ -305,7 +305,7 @@ fn serve_under_flood(connections: usize, held: usize) {
             }
         }
         println!(
-            "{connections} strangers: {requests} requests, the slowest {slowest:?}; \
+            "{connections} unauthenticated: {requests} requests, the slowest {slowest:?}; \
              {joined} came, the slowest in {slowest_join:?}"
         );
         assert!(requests > 20 && joined > 0, "{requests} requests, {joined} came");
@@ -314,7 +314,7 @@ fn serve_under_flood(connections: usize, held: usize) {
 }
 
 #[test]
-fn ranks_are_served_and_get_in_while_strangers_flood_the_store() {
+fn ranks_are_served_and_get_in_while_unauthenticated_connections_flood_the_store() {
     serve_under_flood(1_000, 150);
 }
 

@@ -1,8 +1,8 @@
 //! What only shared memory can get wrong: lying peers, stopped and killed processes, things left
 //! behind.
 
+mod bye;
 mod data_path;
-mod goodbye;
 mod hostile;
 mod processes;
 mod set_up;

@@ -147,7 +147,7 @@ fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_chil
 }
 
 #[test]
-fn a_peer_process_that_says_goodbye_is_not_lost() {
+fn a_peer_process_that_says_bye_is_not_lost() {
     let (mut zero, mut process, _region) = with_peer("leaver");
     zero.until_event(&Event::Departed { peer: 1 });
     assert!(process.child.wait().expect("a child").success());
@@ -261,7 +261,7 @@ fn parent(told: Told) {
 fn leaver(told: Told) {
     let Told { mut station, .. } = told;
     station.device.leave();
-    station.until("the goodbye to be said", |station| station.device.flush(Flush::All));
+    station.until("the bye to be said", |station| station.device.flush(Flush::All));
 }
 
 fn count(folder: &str) -> usize {

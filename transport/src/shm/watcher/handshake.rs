@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use super::{ConnectState, Phase, Watcher};
 use crate::Rank;
 use crate::auth::{Challenges, Side, TAG_BYTES, challenge};
-use crate::control::SECOND;
+use crate::control::SECOND_DESCRIPTOR;
 use crate::control::packet::{self, Packet, send};
 use crate::cuda::GpuId;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
@@ -163,7 +163,7 @@ impl Watcher {
     fn open(&mut self, index: usize, peer: Rank, link: Link, process: OwnedFd) {
         let token = self.connections.token(index);
         let Some(connection) = self.connections.value_mut(index) else { return };
-        let data = epoll::EventData::new_u64(token | SECOND);
+        let data = epoll::EventData::new_u64(token | SECOND_DESCRIPTOR);
         if epoll::add(&*self.shared.epoll, &process, data, epoll::EventFlags::IN).is_err() {
             return self.fail(index, ProtocolViolation::UnsafeFile.into());
         }

@@ -3,10 +3,10 @@
 //! the same batch finds no value.
 
 /// A bit for a second descriptor of a value: the token with this bit finds the same slot.
-pub(crate) const SECOND: u64 = 1 << 31;
+pub(crate) const SECOND_DESCRIPTOR: u64 = 1 << 31;
 
 /// See the module. The two highest tokens are never given out: listeners and wake sources use them.
-pub(crate) struct Slots<T> {
+pub(crate) struct Slab<T> {
     slots: Vec<Option<Slot<T>>>,
     free: Vec<usize>,
     generation: u32,
@@ -17,13 +17,13 @@ struct Slot<T> {
     value: T,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for Slab<T> {
     fn default() -> Self {
         Self { slots: Vec::new(), free: Vec::new(), generation: 0 }
     }
 }
 
-impl<T> Slots<T> {
+impl<T> Slab<T> {
     /// Inserts a value; returns its slot.
     pub(crate) fn insert(&mut self, value: T) -> usize {
         self.generation = self.generation.wrapping_add(1);
@@ -43,7 +43,7 @@ impl<T> Slots<T> {
 
     /// The slot of this token, if its value still exists.
     pub(crate) fn find(&self, token: u64) -> Option<usize> {
-        let (generation, slot) = ((token >> 32) as u32, (token & (SECOND - 1)) as usize);
+        let (generation, slot) = ((token >> 32) as u32, (token & (SECOND_DESCRIPTOR - 1)) as usize);
         let current = self.slots.get(slot)?.as_ref()?;
         (current.generation == generation).then_some(slot)
     }
@@ -80,10 +80,10 @@ mod tests {
 
     #[test]
     fn a_token_finds_its_value_and_no_later_one_of_the_slot() {
-        let mut slots = Slots::default();
+        let mut slots = Slab::default();
         let (first, second) = (slots.insert('a'), slots.insert('b'));
         let token = slots.token(first);
-        assert_eq!((slots.find(token), slots.find(token | SECOND)), (Some(first), Some(first)));
+        assert_eq!((slots.find(token), slots.find(token | SECOND_DESCRIPTOR)), (Some(first), Some(first)));
         assert_ne!(token, slots.token(second));
         assert_eq!(slots.remove(first), Some('a'));
         assert_eq!((slots.find(token), slots.remove(first)), (None, None));
