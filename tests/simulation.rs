@@ -5,20 +5,20 @@ use std::process::Command;
 
 use pleach::collectives::engine::DEADLOCK_AFTER;
 use pleach::collectives::simulate::{
-    Abort, CallPlan, Checker, Limits, Mismatch, Mutant, Report, Scenario, TIMEOUT_FAR, run,
+    Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, Report, Scenario, TIMEOUT_FAR, run,
 };
 use pleach::schedule::generate::{Access, Algorithm};
 use pleach::transport::Nanos;
-use pleach::transport::sim::{Canary, Fault, FaultKinds, Faults, Network, Random};
+use pleach::transport::sim::{Fault, FaultKinds, Faults, Mutant, Network, Random};
 use pleach::{Collective, DataType};
 
 /// Fresh seeds in every test run.
 const FRESH_SEEDS: u64 = 150;
 /// Where they begin; each release may move it on.
 const FRESH_FROM: u64 = 1_000_000;
-/// Seeds within which a canary must be caught.
+/// Seeds within which a mutant must be caught.
 const CANARY_SEEDS: u64 = 60;
-/// Scenarios that are looked at for each canary: where a rank's caller is the first to read what
+/// Scenarios that are looked at for each mutant: where a rank's caller is the first to read what
 /// came, the wrong result is seen before the race.
 const CAUGHT: usize = 8;
 /// Scenarios at least that a lost dependency shows in.
@@ -93,25 +93,25 @@ fn caught_by(change: impl Fn(&mut Scenario)) -> Vec<Checker> {
 
 #[test]
 fn a_signal_before_its_bytes_is_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SignalBeforeBytes));
+    let checkers = caught_by(|scenario| scenario.world_mutant = Some(Mutant::SignalBeforeBytes));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
 #[test]
 fn swapped_signals_are_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SignalsSwapped));
+    let checkers = caught_by(|scenario| scenario.world_mutant = Some(Mutant::SignalsSwapped));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
 #[test]
 fn a_source_that_is_read_after_done_is_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SourceReadAfterDone));
+    let checkers = caught_by(|scenario| scenario.world_mutant = Some(Mutant::SourceReadAfterDone));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
 #[test]
 fn a_signal_that_is_submitted_after_done_and_overtakes_is_caught_as_a_race() {
-    let checkers = caught_by(|scenario| scenario.canary = Some(Canary::SignalAfterDone));
+    let checkers = caught_by(|scenario| scenario.world_mutant = Some(Mutant::SignalAfterDone));
     assert!(checkers.contains(&Checker::Race), "{checkers:?}");
 }
 
@@ -129,7 +129,7 @@ fn a_schedule_that_lost_a_dependency_after_its_proof_is_caught() {
 #[test]
 fn a_severed_peer_that_writes_is_caught_by_the_silence_checker() {
     let checkers = caught_by(|scenario| {
-        scenario.canary = Some(Canary::SeveredPeerWrites);
+        scenario.world_mutant = Some(Mutant::SeveredPeerWrites);
         // So slow that much is still on the wire when everybody has been severed.
         let wire = std::time::Duration::from_millis(3);
         scenario.network = Network::full_mesh(scenario.ranks, 1_000_000, wire);
@@ -141,13 +141,13 @@ fn a_severed_peer_that_writes_is_caught_by_the_silence_checker() {
 
 #[test]
 fn a_reduction_that_is_applied_twice_is_caught_by_the_oracle() {
-    let checkers = caught_by(|scenario| scenario.mutant = Some(Mutant::Twice));
+    let checkers = caught_by(|scenario| scenario.compute_mutant = Some(ComputeMutant::Twice));
     assert!(checkers.contains(&Checker::Result), "{checkers:?}");
 }
 
 #[test]
 fn a_reduction_that_is_called_complete_too_early_is_caught_by_the_oracle() {
-    let checkers = caught_by(|scenario| scenario.mutant = Some(Mutant::Unfinished));
+    let checkers = caught_by(|scenario| scenario.compute_mutant = Some(ComputeMutant::Unfinished));
     assert!(checkers.contains(&Checker::Result), "{checkers:?}");
 }
 
@@ -155,7 +155,7 @@ fn a_reduction_that_is_called_complete_too_early_is_caught_by_the_oracle() {
 #[test]
 fn survivors_that_do_not_hear_each_other_are_caught_by_the_agreement_checker() {
     let checkers = caught_by(|scenario| {
-        scenario.canary = Some(Canary::UrgentLost);
+        scenario.world_mutant = Some(Mutant::UrgentLost);
         scenario.faults.timed.push((Nanos(1), Fault::RankDeath { rank: 0 }));
     });
     assert!(checkers.contains(&Checker::Agreement), "{checkers:?}");

@@ -61,16 +61,15 @@ fn measured(rows: &[Row], results: &Results, machine: &Machine, rounds: u32) -> 
         let names: Vec<_> = row.runners.iter().map(|runner| format!("{} (us)", runner.name())).collect();
         let _ = writeln!(text, "| size | {} |\n| ---: |{}", names.join(" | "), " ---: |".repeat(names.len()));
         for bytes in &row.sizes {
-            let signal_slots =
-                row.runners.iter().map(|runner| match results.median_us(row, *runner, *bytes) {
-                    Some(time) if *runner == row.runners[0] => microseconds(time),
-                    Some(time) => match results.speed(row, row.runners[0], *runner, *bytes) {
-                        Some(speed) => format!("{} ({})", microseconds(time), times(speed)),
-                        None => microseconds(time),
-                    },
-                    None => "-".to_owned(),
-                });
-            let _ = writeln!(text, "| {} | {} |", size(*bytes), signal_slots.collect::<Vec<_>>().join(" | "));
+            let cells = row.runners.iter().map(|runner| match results.median_us(row, *runner, *bytes) {
+                Some(time) if *runner == row.runners[0] => microseconds(time),
+                Some(time) => match results.speed(row, row.runners[0], *runner, *bytes) {
+                    Some(speed) => format!("{} ({})", microseconds(time), times(speed)),
+                    None => microseconds(time),
+                },
+                None => "-".to_owned(),
+            });
+            let _ = writeln!(text, "| {} | {} |", size(*bytes), cells.collect::<Vec<_>>().join(" | "));
         }
         for runner in &row.runners {
             if let Some(failure) = results.failure(row, *runner) {

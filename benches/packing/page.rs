@@ -54,8 +54,8 @@ fn means(server: &Server) -> String {
     for (index, collective) in COLLECTIVES.into_iter().enumerate() {
         let _ = write!(text, "| {} |", collective.name());
         for strategy in ["blink", "ring", "reduce-scatter+all-gather"] {
-            let signal_slots = server.gain(index, strategy);
-            let _ = match signal_slots {
+            let cells = server.gain(index, strategy);
+            let _ = match cells {
                 Some((mean, largest)) => write!(text, " {mean:.3} | {largest:.2} |"),
                 None => write!(text, " | |"),
             };
@@ -78,7 +78,7 @@ fn table(server: &Server) -> String {
                 strategies.push("reduce-scatter+all-gather");
             }
             for strategy in strategies {
-                let _ = write!(text, " {} |", signal_slot(comparison, strategy));
+                let _ = write!(text, " {} |", cell(comparison, strategy));
             }
         }
         text += "\n";
@@ -86,7 +86,7 @@ fn table(server: &Server) -> String {
     text
 }
 
-fn signal_slot(comparison: &Comparison, strategy: &str) -> String {
+fn cell(comparison: &Comparison, strategy: &str) -> String {
     let Some(rate) = rate(comparison, strategy) else { return "-".to_owned() };
     let mark = match comparison.row(strategy).map(|row| &row.outcome) {
         Some(Outcome::OverPcie(_)) => " p",

@@ -13,7 +13,7 @@ use std::time::Duration;
 use pleach::Rank;
 use pleach::transport::clock::now;
 use pleach::transport::sleep;
-use pleach::transport::verbs::{Counts, VerbsDevice, Wish};
+use pleach::transport::verbs::{Counts, VerbsDevice, VerbsOptions};
 use pleach::transport::{
     Address, Device, DeviceConfig, Event, Flush, HostMemory, Inline, LossCause, Memory, Nanos, Region,
     RegionKey, RemoteSlice, Responder, Secret, Signal, Source, SubmitError, Submitted, Transfer, TransferId,
@@ -143,7 +143,7 @@ impl End {
             address: None,
             responder: Arc::new(Silent),
         };
-        let wish = Wish { device: Some(device.to_owned()), ..Wish::default() };
+        let wish = VerbsOptions { device: Some(device.to_owned()), ..VerbsOptions::default() };
         let mut device = VerbsDevice::new(config, &wish).map_err(|error| error.to_string())?;
         let memory: Arc<dyn Memory> = HostMemory::new(bytes);
         let region = device.register(memory).map_err(|error| error.to_string())?;
@@ -185,7 +185,7 @@ impl End {
                 Event::Connected { .. } | Event::Done { result: Ok(_), .. } => count += 1,
                 Event::Done { result: Err(error), .. } => return Err(error.to_string()),
                 Event::PeerLost { cause, .. } => return Err(cause.to_string()),
-                Event::Left { .. } | Event::Severed { .. } => {}
+                Event::Departed { .. } | Event::Severed { .. } => {}
             }
         }
         Ok(count)
@@ -211,7 +211,7 @@ impl End {
             if now() > deadline {
                 return Err("the other end does not come".to_owned());
             }
-            sleep::unless_news(
+            sleep::unless_ready(
                 &mut self.device,
                 |device| device.arm(),
                 |_| signal_slots.count(1) >= number,

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use pleach::JoinGroupError;
-use pleach::transport::rendezvous::{Explicit, Launcher, World};
+use pleach::transport::rendezvous::{ExplicitWorld, Launcher, World};
 use rustix::event::poll;
 use rustix::time::Timespec;
 
@@ -134,7 +134,7 @@ fn edit_distance(one: &str, other: &str) -> usize {
 /// Whether this is a further rank of a launcher that passes on what every rank says. `pleach run`
 /// chooses by itself.
 fn is_said_by_rank_0() -> bool {
-    let world = World::find(&Explicit::default()).ok().flatten();
+    let world = World::find(&ExplicitWorld::default()).ok().flatten();
     world.is_some_and(|world| world.rank > 0 && world.launcher != Launcher::Pleach)
 }
 

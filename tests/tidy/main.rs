@@ -19,7 +19,7 @@ const FILE_LINES: (usize, usize) = (700, 1_000);
 
 /// `pub(super)` in the whole workspace: each is a piece of state or a function that the files of
 /// one folder share. The number may only fall.
-const SHARED_WITH_PARENTS_MAX: usize = 2_069;
+const SHARED_WITH_PARENTS_MAX: usize = 1_556;
 
 /// Lines of a function: printed above the first, refused above the second.
 const FUNCTION_LINES: (usize, usize) = (70, 100);
@@ -42,7 +42,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/hybrid/mod.rs", "promises the device contract"),
     ("transport/src/rendezvous/join/tests.rs", "promises the device contract"),
     ("transport/src/sim/device.rs", "promises the device contract"),
-    ("transport/src/tcp/contract.rs", "promises the device contract"),
+    ("transport/src/tcp/mod.rs", "promises the device contract"),
     ("transport/src/tcp/memory.rs", "sockets that read and write registered memory"),
     ("transport/tests/conformance/shm.rs", "promises the device contract"),
     ("collectives/src/compute", "kernels over raw memory"),
@@ -100,7 +100,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Words that say nothing about what a thing is.
+/// Words that say nothing about what a thing is. The connection manager of RDMA is the field's
+/// name.
 const EMPTY_WORDS: &[&str] = &["manager", "helper", "helpers", "util", "utils", "common", "misc"];
 
 /// Left over from work that was to be finished, written so that this file does not hold them.
@@ -279,7 +280,11 @@ fn names_say_what_things_are() {
             let Some((kind, name)) = defined(line) else { continue };
             let words = name_words(&name);
             let getter = kind == "fn" && words.first().is_some_and(|word| word == "get") && words.len() > 1;
-            if getter || words.iter().any(|word| place(word)) {
+            if getter
+                || words.iter().enumerate().any(|(at, word)| {
+                    place(word) && !(word == "manager" && at > 0 && words[at - 1] == "connection")
+                })
+            {
                 empty.push(format!("{}:{}: {name}", file.name, number + 1));
             }
         }

@@ -38,6 +38,12 @@ const RETIRED: &[(&str, &str, &str)] = &[
     ("strand", "schedule", "channel group"),
     ("strands", "schedule", "channel groups"),
     ("pace", "schedule/src/generate/packed", "pacing"),
+    ("goodbye", "transport", "bye"),
+    ("switchboard", "transport", "connection manager"),
+    ("knock", "transport", "probe"),
+    ("canary", "transport", "mutant"),
+    ("glance", "transport", "look"),
+    ("strangers", "transport", "unauthenticated connections"),
 ];
 
 /// Documents that tell of earlier versions.

@@ -1,6 +1,6 @@
-//! What keeps a listener serving those who are in while many want in: limits a turn, room for those
-//! who have not proved themselves, and a rest where the system has no descriptor or memory for one
-//! more.
+//! Keeps a listener responsive under a flood of connections: a limit of accepts a turn, limited
+//! room for unauthenticated connections, and a pause when the system has no descriptor or memory
+//! for one more.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -11,27 +11,27 @@ use rustix::event::epoll;
 
 use crate::Nanos;
 
-/// Connections accepted before those that are there get their turn.
+/// Connections accepted before existing connections get their turn.
 pub(crate) const ACCEPTS_AT_ONCE: usize = 32;
 
-/// How long no connection is accepted where the system has no room for one.
+/// How long no connection is accepted when the system has no room for one.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections that have not proved themselves, by where they came from. Who holds them asks which
-/// one to drop.
+/// The unauthenticated connections of a listener, by their origin. The listener asks which one to
+/// drop.
 ///
-/// **Invariant:** an address that opens many pushes out its own, not those of others; and silence
-/// pushes out no connection that has said a whole hello.
+/// **Invariant:** an address that opens many connections displaces its own, not those of others. A
+/// connection that has sent nothing displaces none that has sent a whole hello.
 #[derive(Debug, Default)]
-pub(crate) struct Unproved {
-    /// By whether a hello came, then by source: the connections' numbers, the oldest first. No list
+pub(crate) struct UnauthenticatedConnections {
+    /// The connections' numbers, the oldest first, by whether a hello came and by source. No list
     /// is empty.
     sources: BTreeMap<(bool, Source), VecDeque<u64>>,
     count: usize,
 }
 
-/// Who can be told apart by addresses: a host, and in IPv6 a network of 64 bits, of which one host
-/// may have all addresses.
+/// A source of connections: a host, or in IPv6 a network of 64 bits, because one host may have all
+/// its addresses.
 type Source = u128;
 
 fn source(from: IpAddr) -> Source {
@@ -41,70 +41,73 @@ fn source(from: IpAddr) -> Source {
     }
 }
 
-impl Unproved {
-    /// A new connection, which has said nothing.
+impl UnauthenticatedConnections {
+    /// Adds a connection that has sent nothing.
     pub(crate) fn add(&mut self, from: IpAddr, number: u64) {
         self.put(false, source(from), number);
     }
 
-    /// This connection has said hello.
-    pub(crate) fn greeted(&mut self, from: IpAddr, number: u64) {
+    /// Records that a connection has sent its hello.
+    pub(crate) fn hello_received(&mut self, from: IpAddr, number: u64) {
         if self.take(false, source(from), number) {
             self.put(true, source(from), number);
         }
     }
 
-    /// This connection has proved itself, or is gone. Nothing happens when it is not listed.
+    /// Removes a connection that is authenticated or closed. An unknown connection is ignored.
     pub(crate) fn remove(&mut self, from: IpAddr, number: u64) {
         let _ = self.take(false, source(from), number) || self.take(true, source(from), number);
     }
 
-    /// How many there are.
+    /// The number of connections.
     pub(crate) fn len(&self) -> usize {
         self.count
     }
 
-    /// The one to drop first: the oldest of the address with the most, of those that said nothing
-    /// where there are any.
+    /// The connection to drop first: the oldest of the source with the most connections, first
+    /// among those that sent no hello.
     pub(crate) fn first_to_drop(&self) -> Option<u64> {
-        let of = |greeted: bool| self.sources.iter().filter(move |((said, _), _)| *said == greeted);
-        let most = |greeted| of(greeted).max_by_key(|(_, numbers)| numbers.len());
+        let of = |has_sent_hello: bool| {
+            self.sources.iter().filter(move |((has_sent, _), _)| *has_sent == has_sent_hello)
+        };
+        let most = |has_sent_hello| of(has_sent_hello).max_by_key(|(_, numbers)| numbers.len());
         most(false).or_else(|| most(true)).and_then(|(_, numbers)| numbers.front().copied())
     }
 
-    fn put(&mut self, greeted: bool, source: Source, number: u64) {
-        self.sources.entry((greeted, source)).or_default().push_back(number);
+    fn put(&mut self, has_sent_hello: bool, source: Source, number: u64) {
+        self.sources.entry((has_sent_hello, source)).or_default().push_back(number);
         self.count += 1;
     }
 
-    fn take(&mut self, greeted: bool, source: Source, number: u64) -> bool {
-        let Some(numbers) = self.sources.get_mut(&(greeted, source)) else { return false };
+    fn take(&mut self, has_sent_hello: bool, source: Source, number: u64) -> bool {
+        let Some(numbers) = self.sources.get_mut(&(has_sent_hello, source)) else { return false };
         // Most end in the order in which they came.
         let Some(place) = numbers.iter().position(|&other| other == number) else { return false };
         numbers.remove(place);
         if numbers.is_empty() {
-            self.sources.remove(&(greeted, source));
+            self.sources.remove(&(has_sent_hello, source));
         }
         self.count -= 1;
         true
     }
 }
 
-/// Whether a listener in an epoll set rests, and until when: it would be ready for ever, and
-/// whoever waits for it would spin.
+/// A pause of a listener in an epoll set. Without it the listener would stay ready, and the epoll
+/// loop would spin.
 #[derive(Debug, Default)]
-pub(crate) struct Rest {
+pub(crate) struct AcceptPause {
     until: Option<Nanos>,
 }
 
-impl Rest {
-    /// Takes the listener out of the set for a while.
+impl AcceptPause {
+    /// Removes the listener from the set for [`ACCEPT_PAUSE`].
     pub(crate) fn begin(&mut self, epoll: impl AsFd, listener: impl AsFd, now: Nanos) {
         let _ = epoll::delete(epoll, listener);
         self.until = Some(now + ACCEPT_PAUSE);
     }
 
-    /// Puts it back as `token` when the while is over; returns when that will be.
+    /// Adds the listener again as `token` when the pause is over; returns the end of a pause that
+    /// is not over.
     pub(crate) fn end(
         &mut self,
         epoll: impl AsFd,
@@ -133,26 +136,26 @@ mod tests {
 
     #[test]
     fn who_opens_many_pushes_out_its_own_oldest_one() {
-        let mut unproved = Unproved::default();
-        unproved.add(MODEST, 0);
-        (1..4).for_each(|number| unproved.add(GREEDY, number));
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (4, Some(1)));
-        unproved.remove(GREEDY, 1);
-        unproved.remove(GREEDY, 1);
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (3, Some(2)));
+        let mut unauthenticated = UnauthenticatedConnections::default();
+        unauthenticated.add(MODEST, 0);
+        (1..4).for_each(|number| unauthenticated.add(GREEDY, number));
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (4, Some(1)));
+        unauthenticated.remove(GREEDY, 1);
+        unauthenticated.remove(GREEDY, 1);
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (3, Some(2)));
     }
 
     #[test]
     fn silence_pushes_out_nobody_who_has_said_hello() {
-        let mut unproved = Unproved::default();
-        unproved.add(GREEDY, 0);
-        unproved.greeted(GREEDY, 0);
-        unproved.add(MODEST, 1);
-        assert_eq!(unproved.first_to_drop(), Some(1));
-        unproved.remove(MODEST, 1);
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (1, Some(0)));
-        unproved.remove(GREEDY, 0);
-        assert_eq!((unproved.len(), unproved.first_to_drop()), (0, None));
+        let mut unauthenticated = UnauthenticatedConnections::default();
+        unauthenticated.add(GREEDY, 0);
+        unauthenticated.hello_received(GREEDY, 0);
+        unauthenticated.add(MODEST, 1);
+        assert_eq!(unauthenticated.first_to_drop(), Some(1));
+        unauthenticated.remove(MODEST, 1);
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (1, Some(0)));
+        unauthenticated.remove(GREEDY, 0);
+        assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (0, None));
     }
 
     #[test]

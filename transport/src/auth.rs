@@ -1,15 +1,15 @@
-//! Proof of a shared secret at connect: each side sends a random challenge and answers the other's
-//! with an HMAC-SHA256 over its role, both challenges and what it claims to be, so that nothing can
-//! be replayed or reflected.
+//! Proof of a shared secret at connect. Each side sends a random challenge and answers the other's
+//! with an HMAC-SHA256 over its role, both challenges and its claim, so that nothing can be
+//! replayed or reflected.
 //!
 //! [`Challenges`] is the one implementation: shared memory, TCP, the store and the doctor differ
-//! only in how they frame challenges and answers. Where the frames allow it the listener answers
-//! last, so that a stranger who dials gets no proof to work on.
+//! only in the framing of challenges and answers. Where the framing allows it the listener answers
+//! last, so that an unauthenticated dialer gets no proof to attack.
 //!
-//! This keeps strangers out; it neither encrypts nor authenticates what is sent afterwards
-//! (`docs/security.md`). Every connection of TCP asks for it. Where nobody gives a secret, ranks of
-//! one user on one host make one themselves, which rank 0 tells only to whom the kernel says to be
-//! of its user; as soon as an address is not loopback somebody must give one.
+//! This keeps other processes out; it neither encrypts nor authenticates later bytes
+//! (`docs/security.md`). Every TCP connection requires it. Without a configured secret, ranks of
+//! one user on one host make one; rank 0 gives it only to processes of its user, as the kernel
+//! reports. An address beyond loopback requires a configured secret.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -31,7 +31,7 @@ pub const SECRET_BYTES_MIN: usize = 16;
 /// Longest secret that is read, in bytes.
 pub const SECRET_BYTES_MAX: usize = 4096;
 
-/// What all ranks of a job know and strangers do not.
+/// A secret of all ranks of a job.
 #[derive(Clone)]
 pub struct Secret {
     bytes: Arc<[u8]>,
@@ -44,7 +44,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Which end of a connection answers.
+/// An end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The end that connected.
@@ -68,16 +68,16 @@ pub enum SecretError {
     /// It cannot be read.
     #[error("secret file {path}: cannot be read ({source}); write one with 'pleach secret {path}'")]
     Read {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
-    /// Others may read it.
+    /// Other users may read it.
     #[error("secret file {path}: mode {mode:o} lets others read it; run 'chmod 600 {path}'")]
     Mode {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
@@ -87,17 +87,17 @@ pub enum SecretError {
         "secret file {path}: belongs to user {owner}, this process is of user {user}; copy it to a file of your own"
     )]
     Owner {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// The user it belongs to.
+        /// Its owner.
         owner: u32,
         /// The user of this process.
         user: u32,
     },
-    /// A folder, pipe or device.
+    /// Not a regular file.
     #[error("secret file {path}: not a regular file; write one with 'pleach secret FILE'")]
     Kind {
-        /// Which file.
+        /// The file.
         path: PathBuf,
     },
     /// Too short or too long.
@@ -105,7 +105,7 @@ pub enum SecretError {
         "secret file {path}: {bytes} bytes, not {SECRET_BYTES_MIN} to {SECRET_BYTES_MAX}; write one with 'pleach secret {path}'"
     )]
     Length {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Its length.
         bytes: u64,
@@ -113,44 +113,44 @@ pub enum SecretError {
 }
 
 impl Secret {
-    /// These bytes.
+    /// A secret of these bytes.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Self {
         Self { bytes: bytes.into(), is_of_this_host: false }
     }
 
-    /// A fresh one that nobody can foresee, for processes of this host: devices that other hosts
-    /// reach do not take it.
+    /// A new random secret, for processes of this host: devices that other hosts can reach do not
+    /// accept it.
     #[must_use]
     pub fn fresh() -> Self {
         Self::of_this_host(&challenge())
     }
 
-    /// One that a process of this host has made fresh.
+    /// A secret that a process of this host has made with [`Secret::fresh`].
     pub(crate) fn of_this_host(bytes: &[u8]) -> Self {
         Self { is_of_this_host: true, ..Self::new(bytes) }
     }
 
-    /// Whether it was made for processes of this host alone.
+    /// Whether it is only for processes of this host.
     pub(crate) fn is_of_this_host(&self) -> bool {
         self.is_of_this_host
     }
 
-    /// What it consists of, to be told to those who may know it.
+    /// Its bytes, for processes that may know it.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The contents of a regular file of this user that nobody else may read; white space at the
-    /// end does not count.
+    /// The contents of a regular file of this user that other users may not read; trailing white
+    /// space is ignored.
     ///
     /// # Errors
     ///
     /// See [`SecretError`].
     pub fn from_file(path: &Path) -> Result<Self, SecretError> {
         let read = |source| SecretError::Read { path: path.to_owned(), source };
-        // Opened once, so that what is checked is what is read. Without waiting: a named pipe would
-        // block here.
+        // Opened once, so that the checked file is the one that is read. Without waiting: a named
+        // pipe would block here.
         let flags = OFlags::NONBLOCK.bits().cast_signed();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(read)?;
         let metadata = file.metadata().map_err(read)?;
@@ -175,8 +175,8 @@ impl Secret {
     }
 }
 
-/// The challenges of one handshake, as one end of it sees them: all that a proof needs beside the
-/// secret and the claim. No protocol decides by itself whose challenge or answer is which.
+/// The challenges of one handshake at one end: the input of a proof apart from the secret and the
+/// claim. The one place that assigns challenges to ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Challenges {
     side: Side,
@@ -185,7 +185,7 @@ pub struct Challenges {
 }
 
 impl Challenges {
-    /// Of the end that is `side`, which sent `own` and received `theirs`.
+    /// For the end that is `side`, which sent `own` and received `theirs`.
     #[must_use]
     pub fn new(side: Side, own: [u8; TAG_BYTES], theirs: [u8; TAG_BYTES]) -> Self {
         let (dialer, listener) = match side {
@@ -195,8 +195,8 @@ impl Challenges {
         Self { side, dialer, listener }
     }
 
-    /// This end's answer to the other's challenge, bound to what was claimed (rank, world, address:
-    /// whatever must not be forged). Without a secret all ends share the empty one.
+    /// This end's answer to the other's challenge, bound to a claim (rank, world, address: whatever
+    /// must not be forged). Without a secret all ends share the empty one.
     #[must_use]
     pub fn answer(&self, secret: Option<&Secret>, claim: &[u8]) -> [u8; TAG_BYTES] {
         self.mac(self.side, secret, claim).finalize().into_bytes().into()
@@ -224,16 +224,25 @@ impl Challenges {
     }
 }
 
-/// A challenge nobody can foresee.
+/// A random challenge.
 ///
 /// # Panics
 ///
-/// When the kernel has no random bytes to give, which it does not do after boot.
+/// When the kernel has no random bytes, which cannot be after boot.
 #[must_use]
 pub fn challenge() -> [u8; TAG_BYTES] {
-    let mut bytes = [0; TAG_BYTES];
+    random_bytes()
+}
+
+/// Random bytes of the kernel, at most 256.
+///
+/// # Panics
+///
+/// When the kernel has no random bytes, which cannot be after boot.
+pub(crate) fn random_bytes<const COUNT: usize>() -> [u8; COUNT] {
+    let mut bytes = [0; COUNT];
     let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(filled.ok(), Some(TAG_BYTES), "the kernel gives 32 random bytes");
+    assert_eq!(filled.ok(), Some(COUNT), "the kernel gives random bytes");
     bytes
 }
 
@@ -273,7 +282,7 @@ mod tests {
         );
     }
 
-    /// A file that goes away with the test.
+    /// A file that is removed after the test.
     struct SecretFile(PathBuf);
 
     impl SecretFile {

@@ -6,18 +6,18 @@ use std::time::Duration;
 
 /// Nanoseconds since an arbitrary origin: the host's monotonic clock, or virtual time in `sim`.
 ///
-/// Reading the clock costs about 28 ns, so data paths pass on the value they were given and the
-/// callers refresh it only on the slow way. A `Nanos` handed to a device never goes backwards.
+/// Reading the clock costs about 28 ns, so data paths pass on the value that they got, and callers
+/// refresh it only on slow paths. A `Nanos` that a device gets never goes backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// Before everything.
+    /// The origin.
     pub const ZERO: Self = Self(0);
-    /// After everything: a deadline that never comes.
+    /// A deadline that never comes.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// Time passed since `earlier`, zero when `earlier` is later.
+    /// The time since `earlier`, zero when `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

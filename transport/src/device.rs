@@ -1,24 +1,24 @@
-//! The device contract: what every backend does, and what everything above may rely on.
+//! The device contract: the guarantees of every backend, on which all other crates rely.
 //!
-//! A device is one rank's end of a fabric. It registers memory, connects to peers, and carries
-//! one-sided transfers. It never blocks, never reads a clock, and does nothing unless it is polled
-//! (except that a watcher may signal a loss or answer a message). **The contract**, each line one
-//! test of the conformance suite, run against every backend, and once more through mappings where
-//! it maps:
+//! A device is one rank's end of a fabric. It registers memory, connects to peers, and carries out
+//! one-sided transfers. It never blocks, never reads a clock, and makes progress only when it is
+//! polled (but a watcher may report a loss or answer a message). **The contract**: each line has a
+//! test of the conformance suite, which runs against every backend, and once more through mappings
+//! where a backend maps:
 //!
-//! 1. The bytes of a put are visible when its signal is, to whoever saw the signal. Payload bytes
-//!    are never polled.
-//! 2. Two transfers are never ordered, not even by their ends. The only order is put → its signal →
-//!    what is submitted because of it. However a put is split, it gives one signal.
-//! 3. Every accepted transfer ends exactly once: `submit` says that it has ended
-//!    ([`Submitted::Ended`]), or, while the device is polled, one `Done` comes, also after loss.
+//! 1. The bytes of a put are visible to every thread that sees its signal. Payload bytes are never
+//!    polled.
+//! 2. Two transfers are never ordered, nor are their ends. The only order is: put, its signal,
+//!    transfers submitted because of the signal. A put that is split gives one signal.
+//! 3. Every accepted transfer ends exactly once: `submit` returns that it has ended
+//!    ([`Submitted::Ended`]), or one `Done` comes while the device is polled, also after a loss.
 //! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are
-//!    refused with its kind. A peer that said goodbye (`Left`) is not lost; what it had sent before
-//!    arrives first. The messages of a peer that have come to this host are given to the responder
-//!    before its loss is.
-//! 5. `QueueFull` is back-pressure and leaves no trace; polling always makes room again.
-//! 6. The end of a put means that its source may be reused, nothing more; of a get, that the bytes
-//!    are here.
+//!    refused with its kind. A peer that departed with a bye (`Departed`) is not lost; all that it
+//!    sent before arrives first. Messages of a peer that have reached this host are given to the
+//!    responder before the loss is.
+//! 5. `QueueFull` is back-pressure and has no effect; polling always makes room again.
+//! 6. The end of a put means that its source may be reused, nothing more. The end of a get means
+//!    that its bytes are here.
 //! 7. A transfer in flight holds its slice; a region is deregistered when its last handle is
 //!    dropped.
 //! 8. Zero-length, one-byte, unaligned and maximum-length transfers work. A forged, stale or
@@ -27,15 +27,14 @@
 //! 9. Fence: after `Severed { peer }` that peer changes no byte of local memory, whether it runs,
 //!    is stopped, or is continued later. It also ends this rank's transfers to it
 //!    ([`TransferError::Severed`]).
-//! 10. Progress: a transfer needs both ends to be polled and nothing else; where
-//!     [`Reach::passive`], the target need not be polled. Who submitted polls until
-//!     [`Device::flush`] is true.
+//! 10. Progress: a transfer needs polls at both ends and nothing else; with [`Reach::passive`] the
+//!     target need not poll. The submitter polls until [`Device::flush`] returns true.
 //! 11. After [`Device::arm`] returned a wake source, no event can come and no signal slot can
-//!     change without waking it. Signal slots may have changed until then, also by `arm` itself:
-//!     who sleeps looks at them between arming and waiting ([`crate::sleep`]).
+//!     change without waking it. Signal slots may have changed until then, also by `arm` itself: a
+//!     sleeper checks them between arming and waiting ([`crate::sleep`]).
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
-//! 13. [`Device::info`] says the same as long as the device lives, and both ends of a pair are
-//!     reached alike. What [`Device::exchange_processors`] shows is a hint; nothing stands on it.
+//! 13. [`Device::info`] does not change during the device's life, and both ends of a pair have the
+//!     same [`Reach`]. The processors of [`Device::exchange_processors`] are a hint only.
 
 mod error;
 
@@ -61,15 +60,15 @@ use crate::signals::{Inline, Signal, Signals};
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 
-/// Names a transfer to its submitter, who chooses it; comes back in [`Event::Done`]. Need not be
+/// Names a transfer to its submitter, who chooses it; returned in [`Event::Done`]. Need not be
 /// unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransferId(pub u64);
 
-/// Where a put's bytes come from.
+/// The source of a put.
 #[derive(Clone, Debug)]
 pub enum Source {
-    /// Registered memory, not to be changed until `Done`.
+    /// Registered memory, which must not change until `Done`.
     Slice(Slice),
     /// These bytes, copied by submit.
     Inline(Inline),
@@ -85,30 +84,31 @@ impl Source {
         }
     }
 
-    /// Whether there are no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// A one-sided operation on a peer's memory. A signal alone is none: [`Device::signal`].
+/// A one-sided operation on a peer's memory. A signal without data is not a transfer:
+/// [`Device::signal`].
 #[derive(Clone, Debug)]
 pub enum Transfer {
-    /// Writes `src` to the peer's `dst` (equal lengths), then shows the signal there.
+    /// Writes `src` to the peer's `dst` (equal lengths), then raises the signal there.
     Put {
-        /// What to write.
+        /// The source.
         src: Source,
-        /// Where to write it.
+        /// The destination.
         dst: RemoteSlice,
-        /// What to show the peer when the bytes are visible to it.
+        /// The signal to raise when the bytes are visible to the peer.
         signal: Option<Signal>,
     },
     /// Reads the peer's `src` into `dst` (equal lengths).
     Get {
-        /// What to read.
+        /// The source.
         src: RemoteSlice,
-        /// Where to.
+        /// The destination.
         dst: Slice,
     },
     /// An operation on an aligned 64-bit word (native byte order) of the peer, atomic among such
@@ -116,15 +116,14 @@ pub enum Transfer {
     Atomic {
         /// The word; its length is 8 and its address a multiple of 8.
         word: RemoteSlice,
-        /// What to do with it.
+        /// The operation.
         op: AtomicOp,
     },
 }
 
 impl Transfer {
-    /// For backends: what can be seen to be wrong before anything is done. Regions must be of this
-    /// registry.
-    #[inline(always)] // One caller a backend, on the way of every transfer.
+    /// For backends: the checks before anything is done. Regions must belong to `registry`.
+    #[inline(always)] // One caller a backend, in every transfer.
     pub(crate) fn check(&self, registry: &Arc<dyn Registry>, bytes_max: u64) -> Result<(), SubmitError> {
         let (local, source_bytes, destination_bytes) = match self {
             Self::Put { src: Source::Slice(slice), dst, .. } => (Some(slice), slice.len() as u64, dst.len),
@@ -148,64 +147,65 @@ impl Transfer {
     }
 }
 
-/// What an atomic transfer does.
+/// An atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Adds, wrapping.
     Add(u64),
-    /// Stores `new` where the word equals `expected`.
+    /// Stores `new` if the word equals `expected`.
     CompareSwap {
-        /// The value it must have.
+        /// The expected value.
         expected: u64,
-        /// The value it then gets.
+        /// The new value.
         new: u64,
     },
 }
 
-/// What became of a transfer that was accepted.
+/// The state of a transfer that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submitted {
-    /// It has ended well, no `Done` will come. The value is an atomic's old value, zero otherwise.
+    /// It has ended with success; no `Done` will come. The value is an atomic's old value, else
+    /// zero.
     Ended(u64),
-    /// [`Event::Done`] with its name will come.
+    /// [`Event::Done`] with its id will come.
     UnderWay,
 }
 
-/// What happened.
+/// An event of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Transfers to and from this peer are possible.
     Connected {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
-    /// A transfer ended. The value is an atomic's old value, zero otherwise.
+    /// A transfer ended. The value is an atomic's old value, else zero.
     Done {
-        /// As given to submit.
+        /// The id that was given to submit.
         id: TransferId,
-        /// How it ended.
+        /// The result.
         result: Result<u64, TransferError>,
     },
-    /// The peer is gone without goodbye. Once a peer, and also instead of `Connected`.
+    /// The peer is gone without a bye. Once a peer; it may come in place of `Connected`.
     PeerLost {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// How it was found out.
+        /// The cause.
         cause: LossCause,
     },
-    /// The peer said goodbye. Once; not a failure.
-    Left {
-        /// Who.
+    /// The peer departed with a bye. Once; not a failure.
+    Departed {
+        /// The peer.
         peer: Rank,
     },
-    /// The fence asked for by [`Device::sever`] holds.
+    /// The fence that [`Device::sever`] asked for holds.
     Severed {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
 }
 
-/// Where a device listens: text that its peers' `connect` understands.
+/// A device's address, as text for the `connect` of its peers.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Address(pub String);
 
@@ -215,23 +215,23 @@ impl fmt::Display for Address {
     }
 }
 
-/// What a device is and can do. Fixed when the device is made.
+/// The properties of a device. They never change.
 #[derive(Clone)]
 pub struct DeviceInfo {
     /// This rank.
     pub rank: Rank,
-    /// Where it listens; peers connect to it.
+    /// Its address; peers connect to it.
     pub address: Address,
     /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`, `verbs`, `shm+verbs`.
     pub fabric: &'static str,
-    /// Whether any host memory can be registered, at the cost of a table entry: then slices that a
-    /// caller lends for one operation are registered for its duration instead of being staged.
+    /// Whether registering host memory costs only a table entry: then slices that a caller lends
+    /// for one operation are registered for its duration instead of being staged.
     pub registers_freely: bool,
-    /// Signal slots a rank keeps for each peer.
+    /// Signal slots of a rank for each peer.
     pub signal_slots: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// How it reaches each rank, by rank. The entry of this rank says nothing.
+    /// How it reaches each rank, by rank. The entry of this rank has no meaning.
     pub reach: Vec<Reach>,
     /// Wakes its wake source, from any thread.
     pub waker: Arc<dyn Wake>,
@@ -246,26 +246,25 @@ impl fmt::Debug for DeviceInfo {
 /// How a device reaches one peer. The same at both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
-    /// The fabric that joins the two: that of [`DeviceInfo`], or the one of several that it takes
-    /// for this peer.
+    /// The fabric between the two: that of [`DeviceInfo`], or one of several for this peer.
     pub fabric: &'static str,
     /// Whether [`Device::map`] works.
     pub maps: bool,
-    /// Whether a transfer ends without its target being polled.
+    /// Whether a transfer ends without a poll of its target.
     pub passive: bool,
     /// Transfers under way to the peer before `QueueFull`.
     pub queue_depth: usize,
 }
 
-/// What to sleep on after [`Device::arm`]. Sleeping ends at the latest when the time is up; it may
-/// end for no reason.
+/// A wake source to sleep on after [`Device::arm`]. A sleep ends at the latest when its limit has
+/// passed; it may end without a reason.
 #[derive(Clone)]
 pub enum WakeSource {
     /// A futex word (possibly shared with other processes): sleep while it holds `seen`.
     Word {
-        /// Keeps the word.
+        /// Holds the word.
         word: Arc<dyn AsRef<AtomicU32> + Send + Sync>,
-        /// What it held when armed.
+        /// Its value when armed.
         seen: u32,
     },
     /// A file descriptor: sleep until it is readable. Polling the device makes it unreadable again.
@@ -275,8 +274,8 @@ pub enum WakeSource {
 impl fmt::Debug for WakeSource {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
-            Self::Word { .. } => "Wake source::Word",
-            Self::File(_) => "Wake source::File",
+            Self::Word { .. } => "WakeSource::Word",
+            Self::File(_) => "WakeSource::File",
         })
     }
 }
@@ -288,7 +287,7 @@ impl WakeSource {
             tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(limit.subsec_nanos()),
         };
-        // Every way of returning (woken, time up, interrupted, value changed) means: look again.
+        // Every reason to return (woken, timeout, interruption, changed value) means: poll again.
         match self {
             Self::Word { word, seen } => {
                 let _ = rustix::thread::futex::wait(
@@ -307,78 +306,77 @@ impl WakeSource {
     }
 }
 
-/// A wake source that was armed: see [`Device::arm`].
+/// An armed wake source: see [`Device::arm`].
 #[derive(Clone, Debug)]
 pub struct Armed {
-    /// What to sleep on.
+    /// The wake source.
     pub wake_source: WakeSource,
-    /// When to poll at the latest even if it does not wake.
+    /// When to poll at the latest, even if nothing wakes.
     pub until: Option<Nanos>,
 }
 
 impl Armed {
-    /// Sleeps until it is woken, the device wants to be polled, `limit` has passed, or a
-    /// signal comes.
+    /// Sleeps until it is woken, the device must be polled, `limit` has passed, or an OS signal
+    /// comes.
     pub fn wait(&self, now: Nanos, limit: Duration) {
         self.wake_source.wait(self.until.map_or(limit, |until| until.since(now).min(limit)));
     }
 }
 
-/// What [`Device::flush`] hands on.
+/// The scope of [`Device::flush`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flush {
     /// Transfers.
     Transfers,
-    /// And messages and goodbyes.
+    /// Transfers, messages and byes.
     All,
 }
 
-/// What becomes of a control message that finds a queue full.
+/// The behaviour of a control message when a queue is full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     /// [`PostError::QueueFull`].
     Ordinary,
-    /// It is not lost: it has a place of its own at each peer, which it takes over from an urgent
-    /// message that has not gone out yet. It may arrive after messages that were posted later.
+    /// It is never refused: it has a slot of its own at each peer, and replaces an urgent message
+    /// that was not sent yet. It may overtake messages, or be overtaken.
     Urgent,
 }
 
 /// Wakes a device's wake source from any thread.
 pub trait Wake: Send + Sync {
-    /// Wakes who sleeps on the device's wake source, now or at its next attempt.
+    /// Wakes a thread that sleeps on the device's wake source, now or at its next sleep.
     fn wake(&self);
 }
 
-/// Answers control messages, on whichever thread reads them, also while nobody polls the device.
+/// Answers control messages, on the thread that reads them, also while nobody polls the device.
 pub trait Responder: Send + Sync {
-    /// A message from a peer arrived; returns the message to send back, if any. Must not block.
-    /// Messages of one peer arrive in the order in which they were posted. The device's wake source
-    /// is woken afterwards.
+    /// Handles a message of a peer; returns the answer, if any. Must not block. Messages of one
+    /// peer arrive in the order of their posts. Afterwards the device's wake source is woken.
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>>;
     /// A peer was lost; called once, before `PeerLost` is polled, so that a loss is known while
     /// nobody polls.
     fn lost(&self, peer: Rank, cause: &LossCause);
 }
 
-/// What every device is made from.
+/// The configuration of a device.
 #[derive(Clone)]
 pub struct DeviceConfig {
     /// This rank.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: u32,
-    /// What peers must prove to know; see [`crate::auth`]. Fabrics over TCP take one always, `shm`
-    /// also none: the kernel keeps other users away there.
+    /// The secret that peers must prove; see [`crate::auth`]. Fabrics over TCP require one. `shm`
+    /// needs none: the kernel keeps other users out.
     pub secret: Option<Secret>,
-    /// Signal slots to keep for each peer, at most 65,536.
+    /// Signal slots for each peer, at most 65,536.
     pub signal_slots: usize,
-    /// How long after `connect` a peer may take to be there.
+    /// Time limit of a connect.
     pub connect_timeout: Duration,
-    /// Address or name of the network interface to listen on, where the fabric has some;
+    /// Address or name of the network interface to listen on, if the fabric has some;
     /// [`Self::address`] when absent.
     pub interface: Option<String>,
-    /// Address to listen on where no interface is named, and preferred among those of the one that
-    /// is; loopback when absent.
+    /// Address to listen on if no interface is named, and preferred among those of a named one;
+    /// loopback when absent.
     pub address: Option<IpAddr>,
     /// Answers control messages.
     pub responder: Arc<dyn Responder>,
@@ -388,10 +386,10 @@ pub struct DeviceConfig {
 ///
 /// # Safety
 ///
-/// Who implements it keeps the contract, on which memory stands that callers lend. In particular: a
-/// region is one of the memory that was registered; a mapping has the length that was asked for; a
-/// slice is touched by its transfer alone, and not after the end of that; nothing is done with a
-/// region that its owner did not ask for; and fence holds.
+/// An implementation keeps the contract, because callers lend memory on its terms. In particular: a
+/// region is one of the memory that was registered; a mapping has the requested length; only its
+/// transfer touches a slice, and not after the transfer's end; a region is used only as its owner
+/// asked; and the fence holds.
 ///
 /// ```compile_fail,E0200
 /// # use pleach_transport::*;
@@ -400,56 +398,58 @@ pub struct DeviceConfig {
 /// ```
 #[allow(unsafe_code)]
 pub unsafe trait Device: Send {
-    /// What it is and can do. Line 13.
+    /// The properties of the device. Line 13.
     fn info(&self) -> &DeviceInfo;
 
-    /// Makes memory reachable for transfers. May pin and announce it; not for the data path. Memory
-    /// that has a region here gets another region, or another handle of that one where registering
-    /// is dear. Line 7.
+    /// Makes memory accessible to transfers. May pin and announce it; not for the data path. Memory
+    /// that has a region here gets another region, or another handle of that one if registering is
+    /// expensive. Line 7.
     ///
     /// # Errors
     ///
     /// See [`RegisterError`].
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
 
-    /// A peer's memory at an address here, where [`Reach::maps`]. Line 12.
+    /// Maps a peer's memory, if [`Reach::maps`]. Line 12.
     ///
     /// # Errors
     ///
     /// See [`MapError`].
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError>;
 
-    /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order.
-    /// Line 4.
+    /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order. Line
+    /// 4.
     ///
     /// # Errors
     ///
     /// See [`ConnectError`].
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError>;
 
-    /// Starts to cut a peer off; `Severed` ends it, within a time bounded by this process's own
-    /// work, whatever state the peer is in: not connected yet, lost, gone or severed before. A
-    /// fabric that maps may take local regions away from all peers that it joins, and from those
-    /// that RDMA joins; they keep their bytes and addresses. Line 9.
+    /// Starts to sever a peer; `Severed` ends it, in a time bounded by this process's own work,
+    /// whatever state the peer is in: not connected, lost, departed or severed. A fabric that maps
+    /// may unmap local regions from all peers, also for RDMA; they keep their bytes and addresses.
+    /// Line 9.
     fn sever(&mut self, peer: Rank);
 
-    /// Starts a transfer, and ends it where that takes no waiting. Never blocks. Lines 2, 3, 5, 6
-    /// and 8.
+    /// Starts a transfer, and ends it if that takes no waiting. Never blocks. Lines 2, 3, 5, 6 and
+    /// 8.
     ///
     /// # Errors
     ///
+    /// See [`SubmitError`]; it has no effect then.
     /// See [`SubmitError`]; nothing has happened then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// Starts a transfer that is only a signal, with no bytes but its payload. A signal counts and
-    /// ends as every other transfer does. Lines 1, 2, 3 and 5.
+    /// Starts a signal without data, except its payload. It counts and ends as every transfer does.
+    /// Lines 1, 2, 3 and 5.
     ///
     /// # Errors
     ///
+    /// See [`SubmitError`]; it has no effect then.
     /// See [`SubmitError`]; nothing has happened then.
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// The signal slots that this rank keeps for `peer`'s signals. Line 1.
+    /// The signal slots of this rank for `peer`'s signals. Line 1.
     fn signal_slots(&self, peer: Rank) -> Signals;
 
     /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`].
@@ -460,28 +460,26 @@ pub unsafe trait Device: Send {
     /// See [`PostError`].
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError>;
 
-    /// Makes progress and appends what happened, never more than fits `events` without growing it.
-    /// Never blocks. Lines 3 and 10.
+    /// Makes progress and appends events, never more than `events` has capacity for. Never blocks.
+    /// Lines 3 and 10.
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>);
 
-    /// What to sleep on until something can happen; `None`: poll again, something may have happened
-    /// already. To be called by way of [`crate::sleep::unless_news`], as signal slots may have
-    /// changed since the last poll. Line 11.
+    /// Arms the wake source; `None`: poll again, because something may have happened already. Call
+    /// it through [`crate::sleep::unless_ready`], because signal slots may have changed since the
+    /// last poll. Line 11.
     fn arm(&mut self) -> Option<Armed>;
 
     /// Tells the peers that can see it on which processor this rank waits, and calls `shown` with
-    /// each of them and the processor on which it waited when it last said so, which may be long
-    /// ago, or is a lie. A hint, cheap where nothing has changed; a device whose peers cannot see
-    /// it does nothing. Line 13.
-    fn exchange_processors(&mut self, _own: u32, _shown: &mut dyn FnMut(Rank, u32)) {}
+    /// each of them and its processor. That processor may be out of date, or a lie. A hint, cheap
+    /// when nothing has changed; a device whose peers cannot see it does nothing. Line 13.
+    fn exchange_processors(&mut self, _own: u32, _visit: &mut dyn FnMut(Rank, u32)) {}
 
-    /// Says goodbye to every connected peer: what this rank ends from now on is no loss. Transfers
-    /// submitted before are still carried out while the device is polled. Line 4.
+    /// Sends a bye to every connected peer: connections that this rank closes from now on are no
+    /// loss. Earlier transfers are still carried out while the device is polled. Line 4.
     fn leave(&mut self);
 
-    /// Hands on what was submitted, as far as that goes without waiting. True when the peers get
-    /// all of it, and are woken by it, without another poll here: then this rank may go and do
-    /// something else for as long as it likes. With [`Flush::All`] also when messages and goodbyes
-    /// have gone out, so that dropping the device loses nothing. Line 10.
-    fn flush(&mut self, what: Flush) -> bool;
+    /// Sends submitted transfers as far as possible without waiting. True when the peers get and
+    /// see all of them without another poll here: then this rank need not poll. With [`Flush::All`]
+    /// also when messages and byes were sent, so that dropping the device loses nothing. Line 10.
+    fn flush(&mut self, scope: Flush) -> bool;
 }

@@ -1,10 +1,10 @@
-//! The end of the process where no other end is safe.
+//! Aborts the process when no other end is safe.
 
-/// Prints why, and aborts the process.
+/// Prints the reason, and aborts the process.
 ///
-/// For the few cases in which somebody may still write to memory of this process and cannot be kept
-/// from it within a limit: to give the memory back would let safe code see it change. Peers see the
-/// end as a loss, and go on.
+/// For the few cases in which a peer may still write to memory of this process and cannot be
+/// stopped within a limit: if the memory were freed, safe code would see it change. Peers see a
+/// loss, and go on.
 pub fn abort(reason: std::fmt::Arguments<'_>) -> ! {
     tracing::error!("{reason}; the process is aborted");
     eprintln!("pleach: {reason}; the process is aborted");

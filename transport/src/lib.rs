@@ -31,6 +31,7 @@ pub mod hybrid;
 pub mod last_resort;
 #[doc(hidden)]
 pub mod memory;
+mod mutex;
 #[cfg(test)]
 mod other_user;
 mod primitive;

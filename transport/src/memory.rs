@@ -1,13 +1,13 @@
-//! Someone's bytes: what can be registered with a device.
+//! Memory that can be registered with a device.
 //!
 //! **Invariant:** memory keeps its address and length until it is dropped, and a [`crate::Region`]
 //! keeps it alive, so a pointer into a region is valid as long as the region is.
 //!
-//! Bytes of a registered memory may be read and written by transfers at any time the owner allowed
-//! it (by handing out keys), so this crate touches them through raw pointers only, never through
-//! references that live across a transfer. Threads of this process that copy to and from a slice
-//! use atomic accesses (`shared_bytes`), so they may do it at the same time. Transfers are to them
-//! what a NIC's are: bytes that change.
+//! Transfers may read and write registered memory at any time after the owner gave out a key. So
+//! this crate accesses it through raw pointers only, never through references that live across a
+//! transfer. Threads of this process copy to and from a slice with atomic accesses
+//! (`shared_bytes`), so they may do so at the same time. To them a transfer is like a NIC: the
+//! bytes may change at any time.
 #![allow(unsafe_code)]
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -30,15 +30,15 @@ pub(crate) mod shared_bytes;
 pub use alias::Alias;
 pub(crate) use placement::prefer_own_node;
 
-/// Where bytes live.
+/// The kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Space {
     /// Memory of this host that its processors address.
     Host,
-    /// Memory of a GPU, which kernels and copies of it address and the host's processors do not.
+    /// GPU memory, which only kernels and copies of the GPU address.
     Gpu {
-        /// Number of the GPU in this process.
+        /// The GPU's number in this process.
         ordinal: u32,
     },
 }
@@ -52,70 +52,70 @@ impl fmt::Display for Space {
     }
 }
 
-/// How another process of this host could map the bytes.
+/// How another process of this host can map the memory.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Share<'a> {
-    /// Not at all, or only by means of the library that made them, which knows their type.
+    /// Not at all, or only with the library that allocated it, which knows its type.
     Private,
-    /// They are `len` bytes of this file from `offset` on, mapped shared.
+    /// It is `len` bytes of this file from `offset` on, mapped shared.
     File {
         /// The file, usually a memfd.
         file: BorrowedFd<'a>,
-        /// Where in the file the memory begins, in bytes.
+        /// Offset of the memory in the file, in bytes.
         offset: u64,
     },
 }
 
-/// Bytes as another device of this host reaches them without their owner's processor: a part of a
-/// dma-buf.
+/// A part of a dma-buf: memory that other devices of this host access without its owner's
+/// processor.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaBuf<'a> {
     /// Open as long as the memory.
     pub file: BorrowedFd<'a>,
-    /// Where in it the memory begins, in bytes.
+    /// Offset of the memory in it, in bytes.
     pub offset: u64,
 }
 
-/// Bytes that can be registered with a device.
+/// Memory that can be registered with a device.
 ///
-/// A kind of memory that can do more than this says has a type of its own, and a backend that knows
-/// that type asks for it: a `&dyn Memory` is a `&dyn Any`.
+/// Memory with further abilities has a type of its own, and a backend that knows the type downcasts
+/// to it: a `&dyn Memory` is a `&dyn Any`.
 ///
 /// # Safety
 ///
 /// From creation to drop `base` and `len` name the same readable and writable bytes (in
-/// [`Space::Gpu`] to the GPU alone), which nothing but their owner and the transfers that it
-/// allowed touches. With [`Share::File`] those bytes are a shared mapping of that file, and a
-/// device may at any time replace the pages of that mapping by private copies of them at the same
-/// addresses (this is how a peer that does not answer is kept from writing, contract line 9).
+/// [`Space::Gpu`] for the GPU alone), which only their owner and the transfers that it allowed
+/// access. With [`Share::File`] those bytes are a shared mapping of that file, and a device may at
+/// any time replace the pages of the mapping by private copies at the same addresses (so an
+/// unresponsive peer cannot write them, contract line 9).
 pub unsafe trait Memory: Any + Send + Sync {
     /// Address of the first byte.
     fn base(&self) -> NonNull<u8>;
     /// Length in bytes.
     fn len(&self) -> usize;
-    /// Whether there are no bytes at all.
+    /// Whether it is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
-    /// Where the bytes live.
+    /// The kind of the memory.
     fn space(&self) -> Space;
-    /// How another process could map them.
+    /// How another process can map it.
     fn share(&self) -> Share<'_>;
     /// Whether only devices map the file of [`Share::File`]. A device that has replaced pages by
-    /// private copies may then empty these parts of the file, so that the bytes are not kept twice.
+    /// private copies may then empty these parts of the file, so that no byte is stored twice.
     fn may_empty_file(&self) -> bool {
         false
     }
-    /// The same bytes as a dma-buf, where they are one: then a NIC is given that, and their address
-    /// only says where in its page they begin.
+    /// The same memory as a dma-buf, if it is one: then a NIC gets the dma-buf, and the address
+    /// only gives the offset in a page.
     fn dma_buf(&self) -> Option<DmaBuf<'_>> {
         None
     }
 }
 
-/// Zeroed heap memory, aligned to 4,096 bytes. Accepted by `tcp` and `sim`, refused by `shm`
-/// (nobody can map it).
+/// Zeroed heap memory, aligned to 4,096 bytes. Accepted by `tcp` and `sim`, refused by `shm` (it
+/// cannot be mapped).
 #[derive(Debug)]
 pub struct HostMemory {
     base: NonNull<u8>,
@@ -166,14 +166,13 @@ unsafe impl Send for HostMemory {}
 // SAFETY: as above; `&HostMemory` only tells the address.
 unsafe impl Sync for HostMemory {}
 
-/// Seals that keep a file's size: who maps it needs not fear a fatal signal, whatever the others
-/// do.
+/// Seals that fix a file's size: a process that maps it gets no fatal signal, whatever others do.
 pub(crate) const SEALS_FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// An anonymous file of `bytes` zeroed bytes, whose size nobody can change, and which nobody can
-/// seal further than `seals` say. Those hold from now on, but not for mappings that exist.
+/// An anonymous file of `bytes` zeroed bytes whose size cannot change, with these seals and no
+/// later ones. The seals do not affect existing mappings.
 pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
-    // Kernels before 6.3 know no NOEXEC_SEAL; some newer ones are set up to demand it.
+    // Kernels before 6.3 have no NOEXEC_SEAL; some newer ones are set up to require it.
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
     resize(&file, bytes)?;
@@ -181,7 +180,7 @@ pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Res
     Ok(file)
 }
 
-/// Gives an anonymous file its size. One that is larger than files may be is an error: the kernel
+/// Sets the size of an anonymous file. A size above the limit of files is an error here: the kernel
 /// would end the process by a signal.
 pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
@@ -190,14 +189,13 @@ pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// So many bytes in whole pages, one at least. More than there are addresses is an error as any
-/// other memory that cannot be had.
+/// `len` rounded up to whole pages, at least one. A size beyond the address space is out of memory.
 fn whole_pages(len: usize) -> io::Result<usize> {
     let bytes = len.max(1).checked_next_multiple_of(MEMORY_ALIGN_BYTES);
     bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| rustix::io::Errno::NOMEM.into())
 }
 
-/// What a person can do about shared memory that the system refuses.
+/// The remedy when the system refuses shared memory.
 #[must_use]
 pub fn remedy(error: &io::Error) -> &'static str {
     match rustix::io::Errno::from_io_error(error) {
@@ -209,16 +207,16 @@ pub fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// What helps where no memory can be mapped.
+/// The remedy when memory cannot be mapped.
 pub(crate) const UNMAPPED_REMEDY: &str =
     "free memory on this host, or raise the limit of addresses ('ulimit -v') or mappings (vm.max_map_count)";
 
-/// From this length on, in bytes, huge pages are asked for.
+/// Huge pages are requested from this length on, in bytes.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Asks for huge pages under a shared mapping of ours: fewer translations of addresses. The system
-/// gives them where `/sys/kernel/mm/transparent_hugepage/shmem_enabled` says `advise` or more, and
-/// nothing changes elsewhere.
+/// Requests huge pages for a shared mapping of this process, for fewer address translations. The
+/// system gives them if `/sys/kernel/mm/transparent_hugepage/shmem_enabled` is `advise` or more;
+/// otherwise nothing changes.
 pub(crate) fn prefer_huge_pages(base: NonNull<u8>, bytes: usize) {
     if bytes >= HUGE_PAGE_BYTES {
         // SAFETY: whole pages of a mapping that the caller made; the advice changes no byte.
@@ -229,15 +227,15 @@ pub(crate) fn prefer_huge_pages(base: NonNull<u8>, bytes: usize) {
 /// Zeroed memory in an anonymous file (memfd), accepted by every host backend and mappable by peers
 /// of this host.
 ///
-/// It has no name in any shared namespace, so nothing is left behind however the process ends.
+/// It has no name in any shared namespace, so nothing is left behind when the process ends.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
     file: OwnedFd,
-    /// The file came from another process, or was given to somebody by [`SharedMemory::file`].
-    /// Relaxed: set before anybody else can map the file, and never cleared.
+    /// The file came from another process, or [`SharedMemory::file`] gave it out. Relaxed: set
+    /// before another process can map the file, and never cleared.
     has_other_users: AtomicBool,
 }
 
@@ -245,7 +243,7 @@ impl SharedMemory {
     /// `len` zeroed bytes in a new memfd.
     ///
     /// # Errors
-    ///
+    /// The kernel's error: out of memory, or too many files.
     /// What the kernel says: out of memory, or too many files.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = whole_pages(len)?;
@@ -259,8 +257,8 @@ impl SharedMemory {
     ///
     /// # Errors
     ///
-    /// What the kernel says, or `InvalidInput` when the file is shorter than `len` or could be made
-    /// so: touching bytes beyond its end would be a fatal signal.
+    /// The kernel's error, or `InvalidInput` when the file is or can become shorter than `len`: an
+    /// access beyond its end would be a fatal signal.
     pub fn from_file(file: OwnedFd, len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = whole_pages(len)?;
         let have = rustix::fs::fstat(&file)?.st_size;
@@ -298,13 +296,13 @@ impl SharedMemory {
     }
 }
 
-/// Whether a file that another process passed maps here and begins with these bytes.
+/// Whether a file of another process can be mapped and begins with these bytes.
 #[cfg(not(loom))]
 pub(crate) fn shows(file: OwnedFd, bytes: &[u8]) -> bool {
     let Ok(memory) = SharedMemory::from_file(file, bytes.len()) else { return false };
     let mut seen = vec![0; bytes.len()];
-    // SAFETY: `from_file` has mapped so many bytes, of a file that nobody can shorten; `seen` is as
-    // long.
+    // SAFETY: `from_file` has mapped so many bytes, of a file that cannot be shortened; `seen` is
+    // as long.
     unsafe { std::ptr::copy_nonoverlapping(memory.base.as_ptr(), seen.as_mut_ptr(), bytes.len()) };
     seen == bytes
 }

@@ -1,7 +1,7 @@
-//! Another user of this host, for tests: a thread of this process that gives up being root.
+//! A second user of this host, for tests: a thread of this process that gives up being root.
 //!
-//! The kernel keeps users by thread, so sockets and files that such a thread makes are the other
-//! user's.
+//! The kernel keeps users by thread, so sockets and files that such a thread makes belong to the
+//! other user.
 
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};

@@ -1,5 +1,5 @@
-//! The atomics that signal slots and wake sources are made of: the standard library's, or loom's
-//! where every interleaving is tried
+//! The atomics of signal slots and wake sources: the standard library's, or loom's for the tests of
+//! all interleavings
 //! (`RUSTFLAGS="--cfg loom" cargo test -p pleach-transport --lib --release loom`).
 
 #[cfg(loom)]

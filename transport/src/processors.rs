@@ -1,14 +1,14 @@
-//! Which processors threads run on: the sets, in the kernel's notation, and the calls that read and
-//! change a thread's.
+//! The processors of threads: sets in the kernel's notation, and the calls that read and change a
+//! thread's set.
 //!
-//! A set that is larger than [`CpuSet::MAX_CPU`] processors is one that this module cannot name:
-//! then nothing is known, and nothing is changed.
+//! A set of more than [`CpuSet::MAX_CPU`] processors cannot be represented: then nothing is known,
+//! and nothing is changed.
 
 use std::fmt;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// A set of processors, by the kernel's numbers. As text it is a list of the kernel's: `0-3,8`.
+/// A set of processors, by the kernel's numbers. As text a list in the kernel's notation: `0-3,8`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processors(
     /// Ascending, each once.
@@ -16,7 +16,7 @@ pub struct Processors(
 );
 
 impl Processors {
-    /// These processors.
+    /// The set of these processors.
     pub fn new(numbers: impl IntoIterator<Item = u32>) -> Self {
         let mut numbers: Vec<u32> =
             numbers.into_iter().filter(|number| (*number as usize) < CpuSet::MAX_CPU).collect();
@@ -25,7 +25,7 @@ impl Processors {
         Self(numbers)
     }
 
-    /// The processors of a list as the kernel writes it; what makes no sense is left out.
+    /// The processors of a list in the kernel's notation; malformed parts are ignored.
     #[must_use]
     pub fn of_list(list: &str) -> Self {
         let ranges = list.trim().split(',').filter_map(|part| {
@@ -36,15 +36,14 @@ impl Processors {
         Self::new(ranges.flatten())
     }
 
-    /// Where this thread may run; `None` where the kernel's answer is longer than what can be named
-    /// here.
+    /// The processors that this thread may use; `None` when the kernel's answer is too long.
     #[must_use]
     pub fn allowed() -> Option<Self> {
         let allowed = sched_getaffinity(None).ok()?;
         Some(Self::new((0..CpuSet::MAX_CPU as u32).filter(|number| allowed.is_set(*number as usize))))
     }
 
-    /// Keeps this thread, and what it starts from now on, on these processors.
+    /// Binds this thread, and its future threads, to these processors.
     ///
     /// # Errors
     ///
@@ -55,31 +54,31 @@ impl Processors {
         Ok(sched_setaffinity(None, &only)?)
     }
 
-    /// How many.
+    /// The number of processors.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether this one is among them.
+    /// Whether it has this processor.
     #[must_use]
     pub fn contains(&self, number: u32) -> bool {
         self.0.binary_search(&number).is_ok()
     }
 
-    /// Whether each of them is one of `others`.
+    /// Whether it is a subset of `others`.
     #[must_use]
     pub fn all_among(&self, others: &Self) -> bool {
         self.iter().all(|number| others.contains(number))
     }
 
-    /// Their numbers, the lowest first.
+    /// The numbers, in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
         self.0.iter().copied()
     }
@@ -100,18 +99,18 @@ impl fmt::Display for Processors {
     }
 }
 
-/// The processor that this thread runs on, or ran on a moment ago. Calls no system.
+/// The processor that runs this thread, or ran it a moment ago. No system call.
 #[must_use]
 pub fn current() -> u32 {
     sched_getcpu() as u32
 }
 
-/// Moves this thread to one of its processors that is none of `taken`; afterwards it may run
-/// wherever it might before. False when it has no other.
+/// Moves this thread to one of its processors that is not in `taken`; its set stays. False when it
+/// has no other.
 ///
-/// The kernel places a thread anew when it wakes, or where a processor has nothing to do, but
-/// leaves two threads side by side that take turns on one processor while others are busy. A thread
-/// whose set is narrowed moves at once.
+/// The kernel places a thread anew when it wakes, or when a processor is idle. It does not separate
+/// two threads that share a processor while the others are busy. A thread whose set is narrowed
+/// moves at once.
 pub fn move_away_from(taken: &Processors) -> bool {
     let Some(allowed) = Processors::allowed() else { return false };
     let free = Processors::new(allowed.iter().filter(|number| !taken.contains(*number)));
@@ -141,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_thread_that_moves_away_is_elsewhere_and_may_run_where_it_might() {
-        // A thread of its own: what it may use is not this test's alone.
+        // A thread of its own, because the set is per thread.
         let of_it = || {
             let all = Processors::allowed().expect("a machine of few processors");
             let taken = Processors::new([current()]);

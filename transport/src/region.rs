@@ -1,4 +1,4 @@
-//! Regions: memory that a device may touch, and the names by which peers reach it.
+//! Regions: registered memory, and the names by which peers access it.
 //!
 //! **Invariant:** a region is deregistered when its last handle is dropped; a transfer in flight
 //! holds a handle (contract line 7), so no transfer ever touches deregistered memory.
@@ -17,10 +17,11 @@ mod mapped;
 
 use self::bytes::Base;
 pub use self::mapped::{Mapped, Sharing};
+use crate::auth::random_bytes;
 use crate::memory::Memory;
 
-/// Names a region of some rank. Whoever knows the key may read and write the region; keys are
-/// random, live as long as the region, and zero names none.
+/// Names a region of some rank. A process that knows the key may read and write the region. Keys
+/// are random and live as long as the region; zero names none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RegionKey(pub u64);
 
@@ -35,7 +36,7 @@ impl fmt::Debug for RegionKey {
     }
 }
 
-/// Keys are random already: hashing them again would only cost.
+/// Keys are random: a further hash is not needed.
 #[derive(Default)]
 pub(crate) struct KeyHasher(u64);
 
@@ -56,7 +57,8 @@ impl Hasher for KeyHasher {
 /// A map by region key.
 pub(crate) type KeyMap<T> = HashMap<RegionKey, T, BuildHasherDefault<KeyHasher>>;
 
-/// Told when the last handle of a region is gone. Implemented by the device that registered it.
+/// Informed when the last handle of a region is dropped. The device that registered it implements
+/// this.
 pub trait Registry: Send + Sync {
     /// The region of this key has no handle any more; forget the key. Called once, from any thread.
     fn released(&self, key: RegionKey);
@@ -69,7 +71,7 @@ pub struct Region {
 }
 
 pub(crate) struct Inner {
-    // Asked of the memory once: an address is wanted at every step of every collective.
+    // A copy of the memory's: an address is needed at every step of every collective.
     base: Base,
     len: usize,
     memory: Arc<dyn Memory>,
@@ -90,8 +92,8 @@ impl fmt::Debug for Region {
 }
 
 impl Region {
-    /// For backends: `memory`, known to peers under `key`, reported to `registry` when the last
-    /// handle is dropped.
+    /// For backends: `memory`, known to peers under `key`; `registry` is told when the last handle
+    /// is dropped.
     pub fn new(memory: Arc<dyn Memory>, key: RegionKey, registry: Arc<dyn Registry>) -> Self {
         let (base, len) = (Base(memory.base()), memory.len());
         Self { inner: Arc::new(Inner { base, len, memory, key, registry }) }
@@ -118,25 +120,25 @@ impl Region {
         self.inner.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The memory under it.
+    /// Its memory.
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn Memory> {
         &self.inner.memory
     }
 
-    /// Whether this region was registered with the device that owns `registry`.
+    /// Whether the owner of `registry` registered this region.
     #[must_use]
     pub fn belongs_to(&self, registry: &Arc<dyn Registry>) -> bool {
         Arc::ptr_eq(&self.inner.registry, registry)
     }
 
-    /// Bytes `range` of it.
+    /// A part of the region.
     ///
     /// # Errors
     ///
@@ -153,27 +155,27 @@ impl Region {
         Ok(Slice { region: self.clone(), offset: range.start, len: range.end - range.start })
     }
 
-    /// All of it.
+    /// The whole region.
     #[must_use]
     pub fn whole(&self) -> Slice {
         Slice { region: self.clone(), offset: 0, len: self.len() }
     }
 
-    /// All of it, as a peer names it.
+    /// The whole region, as a peer names it.
     #[must_use]
     #[inline]
     pub fn remote(&self) -> RemoteSlice {
         RemoteSlice { key: self.key(), offset: 0, len: self.len() as u64 }
     }
 
-    /// For backends: finds the region again as long as somebody else holds it.
+    /// For backends: a handle that does not keep the region alive.
     #[must_use]
     pub fn downgrade(&self) -> WeakRegion {
         WeakRegion(Arc::downgrade(&self.inner))
     }
 }
 
-/// A region that is remembered, not held: what a device's table of keys keeps.
+/// A weak handle of a region, for a device's table of keys.
 #[derive(Clone)]
 pub struct WeakRegion(Weak<Inner>);
 
@@ -184,7 +186,7 @@ impl fmt::Debug for WeakRegion {
 }
 
 impl WeakRegion {
-    /// A handle, unless the last one is gone already.
+    /// A handle, unless the last one is dropped already.
     #[must_use]
     pub fn upgrade(&self) -> Option<Region> {
         self.0.upgrade().map(|inner| Region { inner })
@@ -200,14 +202,14 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// The region it is part of.
+    /// Its region.
     #[must_use]
     #[inline]
     pub fn region(&self) -> &Region {
         &self.region
     }
 
-    /// Where in the region it begins, in bytes.
+    /// Offset in the region, in bytes.
     #[must_use]
     #[inline]
     pub fn offset(&self) -> usize {
@@ -220,13 +222,13 @@ impl Slice {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes `range` of the slice.
+    /// A part of the slice.
     ///
     /// # Errors
     ///
@@ -255,7 +257,7 @@ impl Slice {
     }
 }
 
-/// A slice of a region that somebody else holds: as good as the slice, without a handle of its own.
+/// A slice whose region another value holds: like a slice, but without a handle.
 ///
 /// Taking and dropping a handle are two atomic additions, which is much for an operation of a tenth
 /// of a microsecond.
@@ -271,19 +273,19 @@ impl LentSlice {
         Self { inner: Arc::as_ptr(&slice.region.inner), remote: slice.remote(), address: slice.as_ptr() }
     }
 
-    /// Its slice, given a handle of its region.
+    /// The slice, given a handle of its region.
     pub(crate) fn of(self, inner: Arc<Inner>) -> Slice {
         Slice { region: Region { inner }, offset: self.remote.offset as usize, len: self.remote.len as usize }
     }
 
-    /// Its first bytes, so many or all.
+    /// Its first `bytes` bytes, or all of it when it is shorter.
     #[must_use]
     #[inline]
     pub fn first(self, bytes: usize) -> Self {
         Self { remote: RemoteSlice { len: self.remote.len.min(bytes as u64), ..self.remote }, ..self }
     }
 
-    /// A part of it; `None` when it has no such bytes.
+    /// A part of it; `None` when the range does not lie inside.
     #[must_use]
     pub fn part(self, range: Range<usize>) -> Option<Self> {
         let len = range.end.checked_sub(range.start).filter(|_| range.end <= self.len())? as u64;
@@ -305,7 +307,7 @@ impl LentSlice {
         self.remote.len as usize
     }
 
-    /// Whether it has no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.remote.len == 0
@@ -318,19 +320,19 @@ impl LentSlice {
     }
 }
 
-/// A part of a peer's region: plain data that may travel. Whether it exists only its owner knows.
+/// A part of a peer's region: plain data that may be sent. Only its owner knows whether it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteSlice {
     /// The owner's region.
     pub key: RegionKey,
-    /// Where in the region it begins, in bytes.
+    /// Offset in the region, in bytes.
     pub offset: u64,
     /// Length in bytes.
     pub len: u64,
 }
 
 impl RemoteSlice {
-    /// Bytes `range` of it.
+    /// A part of it.
     ///
     /// # Errors
     ///
@@ -338,7 +340,7 @@ impl RemoteSlice {
     #[inline]
     pub fn slice(&self, range: Range<u64>) -> Result<Self, OutOfBounds> {
         let is_inside = range.start <= range.end && range.end <= self.len;
-        // A slice that a peer names may begin anywhere, and reach beyond all addresses.
+        // The offset that a peer gives may be anything, and the sum may overflow.
         let Some(offset) = self.offset.checked_add(range.start).filter(|_| is_inside) else {
             return Err(OutOfBounds { start: range.start, end: range.end, len: self.len });
         };
@@ -346,7 +348,7 @@ impl RemoteSlice {
     }
 }
 
-/// A range that does not lie inside what it is taken of.
+/// A range that does not lie inside its whole.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("bytes {start}..{end} do not lie inside {len} bytes")]
 pub struct OutOfBounds {
@@ -354,19 +356,16 @@ pub struct OutOfBounds {
     pub start: u64,
     /// One past the last byte asked for.
     pub end: u64,
-    /// How many bytes there are.
+    /// Length of the whole.
     pub len: u64,
 }
 
-/// A key nobody was given: random, so that a stale or invented key misses.
+/// A new random key, so that a stale or invented key misses.
 ///
 /// # Panics
 ///
-/// When the kernel has no random bytes to give, which it does not do after boot.
+/// When the kernel has no random bytes, which cannot be after boot.
 pub(crate) fn random_key() -> RegionKey {
-    let mut bytes = [0u8; 8];
-    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
-    assert_eq!(filled.ok(), Some(8), "the kernel gives 8 random bytes");
     // Zero is reserved for "no region".
-    RegionKey(u64::from_ne_bytes(bytes).max(1))
+    RegionKey(u64::from_ne_bytes(random_bytes()).max(1))
 }

@@ -1,14 +1,14 @@
-//! Signal slots: how a put says that it has landed.
+//! Signal slots: the counters by which a put reports its arrival at the target.
 //!
-//! A target keeps for each peer a table of signal slots. A signal slot is a counter on a cache line
-//! of its own with [`SIGNAL_SLOT_PAYLOAD_BYTES`] of payload beside it, so that a small message is
-//! one line. A signal stores its payload and then adds one to the counter; only that peer's signals
-//! touch the signal slot, so a signal slot has one writer.
+//! A target has for each peer a table of signal slots. A signal slot is a counter on a cache line
+//! of its own with [`SIGNAL_SLOT_PAYLOAD_BYTES`] of payload, so that a small message is one line. A
+//! signal stores its payload and then adds one to the counter. Only that peer's signals change the
+//! signal slot, so it has one writer.
 //!
-//! **Invariant:** who sees a counter of `n` ([`Signals::count`], acquire) sees every byte of the
-//! puts whose signals made it `n`, and the payload of the last of them until the peer's next signal
-//! to the same signal slot. Overwriting a payload that was not read yet is the sender's mistake,
-//! which schedules are proved not to make.
+//! **Invariant:** a thread that sees a counter of `n` ([`Signals::count`], acquire) sees every byte
+//! of the puts whose signals made it `n`, and the payload of the last of them until the peer's next
+//! signal to the same signal slot. Overwriting a payload that was not read yet is an error of the
+//! sender; the proof of a schedule excludes it.
 
 use std::any::Any;
 use std::fmt;
@@ -25,17 +25,17 @@ pub const SIGNAL_SLOT_PAYLOAD_BYTES: usize = 48;
 
 const PAYLOAD_WORDS: usize = SIGNAL_SLOT_PAYLOAD_BYTES / 8;
 
-/// At most [`SIGNAL_SLOT_PAYLOAD_BYTES`] bytes by value: what a signal carries, or the source of a
-/// tiny put.
+/// At most [`SIGNAL_SLOT_PAYLOAD_BYTES`] bytes by value: the payload of a signal, or the source of
+/// a tiny put.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Inline {
     words: [u64; PAYLOAD_WORDS],
-    /// A whole word, so that copies of the value are of whole words too.
+    /// A whole word, so that the value is copied in whole words.
     len: usize,
 }
 
 impl Inline {
-    /// Nothing.
+    /// No bytes.
     pub const EMPTY: Self = Self { words: [0; PAYLOAD_WORDS], len: 0 };
 
     /// These bytes, or `None` when there are more than [`SIGNAL_SLOT_PAYLOAD_BYTES`].
@@ -57,7 +57,7 @@ impl Inline {
         Self { words, len: len.min(SIGNAL_SLOT_PAYLOAD_BYTES) }
     }
 
-    /// The words that hold the bytes, of which those beyond them are of no meaning.
+    /// The words that hold the bytes; the bytes beyond them have no meaning.
     #[inline]
     pub(crate) fn words(&self) -> &[u64; PAYLOAD_WORDS] {
         &self.words
@@ -69,13 +69,13 @@ impl Inline {
         &bytemuck::bytes_of(&self.words)[..self.len()]
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -88,10 +88,10 @@ impl fmt::Debug for Inline {
     }
 }
 
-/// Shown at the target when everything its put wrote is visible there.
+/// Raised at the target when all bytes of its put are visible there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Which of the target's signal slots for this sender.
+    /// The target's signal slot for this sender.
     pub signal_slot: u16,
     /// Bytes stored beside the counter.
     pub payload: Inline,
@@ -107,7 +107,7 @@ pub struct SignalLine {
 }
 
 impl SignalLine {
-    /// A signal slot that was never signalled.
+    /// A signal slot with a count of zero.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -124,19 +124,19 @@ impl Default for SignalLine {
     }
 }
 
-/// The signal slots that one rank keeps for one peer. Handles are cheap; reading is wait-free and
-/// safe from any thread.
+/// The signal slots of one rank for one peer. Handles are cheap; reading is wait-free and safe from
+/// any thread.
 #[derive(Clone)]
 pub struct Signals {
     lines: NonNull<SignalLine>,
     len: usize,
-    /// Whatever owns the lines: a heap slice or a mapped segment.
+    /// The owner of the lines: a mapping or a heap slice.
     _keep: Arc<dyn Any + Send + Sync>,
 }
 
 impl fmt::Debug for Signals {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Signal slots({})", self.len)
+        write!(formatter, "Signals({})", self.len)
     }
 }
 
@@ -148,24 +148,24 @@ unsafe impl Send for Signals {}
 unsafe impl Sync for Signals {}
 
 impl Signals {
-    /// `len` signal slots in this process's memory. Most signal slots of most pairs are never used,
-    /// and pages of them that nobody touches take no memory. Not from the heap: what the heap hands
-    /// out again was touched.
+    /// `len` signal slots in pages of this process that are not accessed yet. Most signal slots of
+    /// most pairs are never used, and such pages take no memory. The heap would hand out pages that
+    /// were used before.
     #[cfg(not(loom))]
     #[must_use]
-    pub fn on_heap(len: usize) -> Self {
+    pub fn new(len: usize) -> Self {
         let bytes = len.max(1) * size_of::<SignalLine>();
         let mut pages = MmapMut::map_anon(bytes)
             .unwrap_or_else(|error| panic!("no memory for {len} signal slots ({bytes} bytes): {error}"));
         let lines = NonNull::new(pages.as_mut_ptr()).expect("mapped").cast::<SignalLine>();
-        // The mapping is only kept: its bytes are reached through the lines alone.
+        // The mapping is only kept: its bytes are accessed through the lines alone.
         Self { lines, len, _keep: Arc::new(pages) }
     }
 
-    /// `len` signal slots on this process's heap.
+    /// `len` signal slots on the heap: loom's atomics cannot be zeroed pages.
     #[cfg(loom)]
     #[must_use]
-    pub fn on_heap(len: usize) -> Self {
+    pub fn new(len: usize) -> Self {
         let lines: Arc<Vec<SignalLine>> = Arc::new((0..len).map(|_| SignalLine::new()).collect());
         let base = NonNull::from(lines.as_slice()).cast::<SignalLine>();
         Self { lines: base, len, _keep: lines }
@@ -176,13 +176,13 @@ impl Signals {
     /// # Safety
     ///
     /// `lines` points to `len` initialised signal slot lines (zero bytes are), aligned to 64, valid
-    /// while `keep` lives, and touched by nothing but `Signals`.
+    /// while `keep` lives, and accessed only through `Signals`.
     #[allow(unsafe_code)]
     pub unsafe fn from_raw(lines: NonNull<SignalLine>, len: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
         Self { lines, len, _keep: keep }
     }
 
-    /// How many signal slots.
+    /// The number of signal slots.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
@@ -205,7 +205,7 @@ impl Signals {
         }
     }
 
-    /// How many signals the signal slot has received. Acquire: pairs with the release in
+    /// The number of signals that the signal slot has received. Acquire: pairs with the release in
     /// [`Signals::signal`].
     ///
     /// # Panics
@@ -217,9 +217,9 @@ impl Signals {
         self.line(signal_slot).count.load(Ordering::Acquire)
     }
 
-    /// The payload of the signal slot's last signal; read after [`Signals::count`] showed it.
-    /// Shorter payloads are followed by whatever was there. A sender that breaks the protocol can
-    /// make this a mixture, never undefined behaviour.
+    /// The payload of the signal slot's last signal; read it after [`Signals::count`]. Bytes beyond
+    /// a shorter payload are undefined in value. A sender that breaks the protocol can make this a
+    /// mixture, never undefined behaviour.
     #[must_use]
     #[inline]
     pub fn payload(&self, signal_slot: u16) -> [u8; SIGNAL_SLOT_PAYLOAD_BYTES] {
@@ -235,18 +235,18 @@ impl Signals {
     }
 
     /// For backends: stores the payload and adds one. Only one thread at a time may signal a signal
-    /// slot (its one writer).
+    /// slot.
     ///
-    /// Release: pairs with the acquire in [`Signals::count`], so the bytes this thread wrote before
-    /// are visible to who sees the count.
+    /// Release: pairs with the acquire in [`Signals::count`], so a thread that sees the count sees
+    /// the bytes that this thread wrote before.
     #[inline]
     pub fn signal(&self, signal: &Signal) {
         let count = self.line(signal.signal_slot).count.load(Ordering::Relaxed);
         self.signal_as(signal, count.wrapping_add(1));
     }
 
-    /// As [`Signals::signal`], for who remembers what the signal slot counts: looking would bring
-    /// its line here first, which then has to go back.
+    /// As [`Signals::signal`], for a caller that knows the count: reading it would bring its cache
+    /// line here, only for the line to go back.
     #[inline]
     pub fn signal_as(&self, signal: &Signal, count: u64) {
         let line = self.line(signal.signal_slot);
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn who_sees_a_signal_sees_its_payload() {
-        let signal_slots = Signals::on_heap(2);
+        let signal_slots = Signals::new(2);
         thread::scope(|scope| {
             scope.spawn(|| {
                 for number in 1..=20u64 {

@@ -1,25 +1,24 @@
-//! How a thread goes to sleep without losing a wake-up: arm, look again, wait.
+//! How a thread goes to sleep without losing a wake-up: arm, check again, wait.
 //!
-//! A thread that polls has looked before it decides to sleep. News can come between that look and
-//! the moment when the wake source is armed, and such news wakes nothing. So the thread looks once
-//! more *after* the wake source was armed. News from then on wakes the sleeper. The group's
-//! driver, the tests of every device and the models of every interleaving all sleep by this one
-//! function.
+//! A thread that polls has checked before it decides to sleep. An event can come between that check
+//! and the arming of the wake source, and such an event wakes nobody. So the thread checks once
+//! more *after* the arming; later events wake it. The group's driver, the tests of every device and
+//! the models of all interleavings sleep by this one function.
 
-/// Arms a wake source, looks again, and waits for the wake source if nothing has come. Returns
+/// Arms a wake source, checks again, and waits for the wake source if nothing has come. Returns
 /// whether it has waited.
 ///
-/// `arm` returns `None` where something may have come already. `look` returns whether something has
-/// come, and looks at everything that the sleeper waits for: signal slots, events, and what other
-/// threads told.
-pub fn unless_news<T: ?Sized, B>(
+/// `arm` returns `None` when something may have come already. `check` returns whether something has
+/// come; it checks everything that the sleeper waits for: signal slots, events, and requests of
+/// other threads.
+pub fn unless_ready<T: ?Sized, B>(
     sleeper: &mut T,
     arm: impl FnOnce(&mut T) -> Option<B>,
-    look: impl FnOnce(&mut T) -> bool,
+    check: impl FnOnce(&mut T) -> bool,
     wait: impl FnOnce(&mut T, B),
 ) -> bool {
     let Some(wake_source) = arm(sleeper) else { return false };
-    if look(sleeper) {
+    if check(sleeper) {
         return false;
     }
     wait(sleeper, wake_source);

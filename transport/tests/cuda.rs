@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 use pleach_transport::cuda::{
-    CudaError, CudaMemory, DmaBuf, Flush, ForeignMemory, Gpu, GpuId, Imported, Pinned, Readers,
-    SharedAllocation, Stream, gpus,
+    CudaDmaBuf, CudaError, CudaMemory, FlushMethod, FlushScope, ForeignMemory, Gpu, GpuId, ImportedMemory,
+    PinnedMemory, SharedAllocation, Stream, gpus,
 };
 use pleach_transport::{HostMemory, Memory, Share, SharedMemory, Space};
 
@@ -129,11 +129,11 @@ fn work_waits_for_marks_of_other_streams(gpu: &Arc<Gpu>) {
     let (early, late) = (Stream::new(gpu).expect("a stream"), Stream::new(gpu).expect("a stream"));
     // SAFETY: both memories live until the last mark is reached, and only this test touches them.
     unsafe { early.fill(first.base().as_ptr(), 7, 5000).expect("put in") };
-    let filled = early.mark().expect("a mark");
-    late.wait_for(&filled).expect("put in");
+    let filled = early.record_event().expect("a mark");
+    late.wait_event(&filled).expect("put in");
     // SAFETY: as above.
     unsafe { late.copy(first.base().as_ptr(), second.base().as_ptr(), 5000).expect("put in") };
-    let copied = late.mark().expect("a mark");
+    let copied = late.record_event().expect("a mark");
     copied.wait(PATIENCE).expect("done");
     assert!(filled.is_reached().expect("no error"), "what a reached mark waited for is done");
     assert!(bytes_of(&second).iter().all(|byte| *byte == 7));
@@ -147,7 +147,7 @@ fn a_mark_that_is_not_reached_in_time_is_told_with_the_time() {
     let stream = Stream::new(&gpu).expect("a stream");
     // SAFETY: the memory lives until the stream has come past this, and only this test touches it.
     unsafe { stream.fill(memory.base().as_ptr(), 1, 64).expect("put in") };
-    let mark = stream.mark().expect("a mark");
+    let mark = stream.record_event().expect("a mark");
     // The fake driver works only when it is asked several times.
     assert!(matches!(mark.wait(Duration::ZERO), Err(CudaError::Late { ordinal: 0, .. })));
     mark.wait(PATIENCE).expect("done");
@@ -156,7 +156,7 @@ fn a_mark_that_is_not_reached_in_time_is_told_with_the_time() {
 fn an_imported_allocation_is_the_same_memory(gpu: &Arc<Gpu>) {
     let owned = memory(gpu, &[5; 70_000]);
     let (file, bytes) = shared(&owned);
-    let imported = Imported::new(gpu, gpu.id(), file, bytes).expect("imported");
+    let imported = ImportedMemory::new(gpu, gpu.id(), file, bytes).expect("imported");
     assert_ne!(imported.base(), owned.base());
     let seen = memory(gpu, &[0; 70_000]);
     owned.store(69_999, &[6], PATIENCE).expect("stored");
@@ -169,13 +169,13 @@ fn copy(gpu: &Arc<Gpu>, from: *mut u8, into: *mut u8, bytes: usize) {
     let stream = Stream::new(gpu).expect("a stream");
     // SAFETY: the callers hold both memories, and nobody else touches them.
     unsafe { stream.copy(from, into, bytes).expect("put in") };
-    stream.mark().expect("a mark").wait(PATIENCE).expect("done");
+    stream.record_event().expect("a mark").wait(PATIENCE).expect("done");
 }
 
 fn a_detached_memory_keeps_its_bytes_and_its_address_and_reaches_nobody(gpu: &Arc<Gpu>) {
     let owned = memory(gpu, &[5; 1000]);
     let (file, bytes) = shared(&owned);
-    let imported = Imported::new(gpu, gpu.id(), file, bytes).expect("imported");
+    let imported = ImportedMemory::new(gpu, gpu.id(), file, bytes).expect("imported");
     let before = owned.base();
     owned.detach().expect("room for a copy");
     owned.detach().expect("twice is once");
@@ -191,7 +191,7 @@ fn a_detached_memory_keeps_its_bytes_and_its_address_and_reaches_nobody(gpu: &Ar
 fn a_detached_import_keeps_its_bytes_and_its_address_and_reaches_nobody(gpu: &Arc<Gpu>) {
     let owned = memory(gpu, &[5; 1000]);
     let (file, bytes) = shared(&owned);
-    let imported = Imported::new(gpu, gpu.id(), file, bytes).expect("imported");
+    let imported = ImportedMemory::new(gpu, gpu.id(), file, bytes).expect("imported");
     let before = imported.base();
     imported.detach().expect("room for a copy");
     assert_eq!(imported.base(), before);
@@ -205,11 +205,11 @@ fn a_file_or_a_length_that_is_not_the_allocations_is_refused(gpu: &Arc<Gpu>) {
     let owned = memory(gpu, &[5; 1000]);
     let (file, bytes) = shared(&owned);
     let other = File::open("/dev/null").expect("a file");
-    let refused = Imported::new(gpu, gpu.id(), other.as_fd(), bytes);
+    let refused = ImportedMemory::new(gpu, gpu.id(), other.as_fd(), bytes);
     assert!(matches!(refused, Err(CudaError::Call { .. })), "{refused:?}");
-    let refused = Imported::new(gpu, gpu.id(), file, bytes * 64);
+    let refused = ImportedMemory::new(gpu, gpu.id(), file, bytes * 64);
     assert!(matches!(refused, Err(CudaError::Call { .. })), "{refused:?}");
-    Imported::new(gpu, gpu.id(), file, bytes).expect("nothing was harmed");
+    ImportedMemory::new(gpu, gpu.id(), file, bytes).expect("nothing was harmed");
 }
 
 fn memory_of_others_is_told_from_host_memory_and_from_freed_memory(gpu: &Arc<Gpu>) {
@@ -243,7 +243,7 @@ fn memory_of_others_is_told_from_host_memory_and_from_freed_memory(gpu: &Arc<Gpu
     assert_eq!(foreign.expect_alive(), Err(CudaError::Freed { address: address as u64 }));
 
     let host = HostMemory::new(4096);
-    let pinned = Pinned::new(gpu, SharedMemory::new(4096).expect("memory")).expect("pinned");
+    let pinned = PinnedMemory::new(gpu, SharedMemory::new(4096).expect("memory")).expect("pinned");
     for base in [host.base().as_ptr(), pinned.base().as_ptr(), std::ptr::null_mut()] {
         // SAFETY: host memory, alive; it is refused.
         let refused = unsafe { ForeignMemory::new(gpu, base, 4096) };
@@ -253,14 +253,14 @@ fn memory_of_others_is_told_from_host_memory_and_from_freed_memory(gpu: &Arc<Gpu
 
 fn pinned_host_memory_is_reached_by_copies_and_stays_what_it_was(gpu: &Arc<Gpu>) {
     let host = SharedMemory::new(10_000).expect("memory");
-    let pinned = Pinned::new(gpu, host.clone()).expect("pinned");
+    let pinned = PinnedMemory::new(gpu, host.clone()).expect("pinned");
     assert_eq!((pinned.base(), pinned.space()), (host.base(), Space::Host));
     assert!(matches!(pinned.share(), Share::File { .. }), "it is registered as what it is");
     copy(gpu, memory(gpu, &[3; 10_000]).base().as_ptr(), pinned.base().as_ptr(), 10_000);
     // SAFETY: so many bytes, which the copy has filled and nobody writes now.
     let bytes = unsafe { std::slice::from_raw_parts(host.base().as_ptr(), 10_000) };
     assert!(bytes.iter().all(|byte| *byte == 3));
-    let refused = Pinned::new(gpu, memory(gpu, &[0; 10]));
+    let refused = PinnedMemory::new(gpu, memory(gpu, &[0; 10]));
     assert!(matches!(refused, Err(CudaError::Unable { .. })), "GPU memory is not the host's: {refused:?}");
 }
 
@@ -327,7 +327,7 @@ fn a_gpu_of_another_process_that_is_not_seen_here_is_named(gpu: &Arc<Gpu>) {
     let owned = memory(gpu, &[5; 1000]);
     let (file, bytes) = shared(&owned);
     let unseen = GpuId([0xab; 16]);
-    let error = Imported::new(gpu, unseen, file, bytes).expect_err("there is none");
+    let error = ImportedMemory::new(gpu, unseen, file, bytes).expect_err("there is none");
     assert_eq!(error, CudaError::UnseenGpu { gpu: unseen });
     assert!(error.to_string().contains("GPU-abababab-abab-abab-abab-abababababab"), "{error}");
 }
@@ -473,7 +473,7 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn has_a_dma_buf() {
         let memory = memory(&gpu(), &[1; 5000]);
-        let named = DmaBuf::new(&memory).expect("a dma-buf");
+        let named = CudaDmaBuf::new(&memory).expect("a dma-buf");
         assert_eq!((named.offset(), named.len()), (0, 5000));
         let kept = memory.dma_buf().expect("what a NIC is given").file.as_raw_fd();
         assert_eq!(memory.dma_buf().map(|again| again.file.as_raw_fd()), Some(kept), "it is made once");
@@ -486,9 +486,9 @@ mod child {
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn has_no_dma_buf() {
-        let refused = DmaBuf::new(&memory(&gpu(), &[1; 5000]));
+        let refused = CudaDmaBuf::new(&memory(&gpu(), &[1; 5000]));
         assert!(
-            matches!(&refused, Err(CudaError::Unable { ordinal: 0, what }) if what.contains("nvidia-peermem"))
+            matches!(&refused, Err(CudaError::Unable { ordinal: 0, ability }) if ability.contains("nvidia-peermem"))
         );
     }
 
@@ -501,8 +501,8 @@ mod child {
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn flushes_by_the_host() {
-        for readers in [Readers::Own, Readers::All] {
-            assert_eq!(gpu().flush(readers), Flush::ByHost);
+        for readers in [FlushScope::Owner, FlushScope::AllDevices] {
+            assert_eq!(gpu().flush(readers), FlushMethod::ByHost);
             gpu().flush_writes(readers).expect("flushed");
         }
     }
@@ -510,19 +510,19 @@ mod child {
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn needs_no_flush() {
-        assert_eq!(gpu().flush(Readers::Own), Flush::Needless);
-        gpu().flush_writes(Readers::Own).expect("nothing to do");
+        assert_eq!(gpu().flush(FlushScope::Owner), FlushMethod::NotNeeded);
+        gpu().flush_writes(FlushScope::Owner).expect("nothing to do");
         let is_for_all = std::env::var("FAKE_CUDA_ORDERING").as_deref() == Ok("200");
-        let expected = if is_for_all { Flush::Needless } else { Flush::ByHost };
-        assert_eq!(gpu().flush(Readers::All), expected);
-        gpu().flush_writes(Readers::All).expect("flushed, or nothing to do");
+        let expected = if is_for_all { FlushMethod::NotNeeded } else { FlushMethod::ByHost };
+        assert_eq!(gpu().flush(FlushScope::AllDevices), expected);
+        gpu().flush_writes(FlushScope::AllDevices).expect("flushed, or nothing to do");
     }
 
     #[test]
     #[ignore = "started by another test, in a process of its own"]
     fn reads_back() {
-        for readers in [Readers::Own, Readers::All] {
-            assert_eq!(gpu().flush(readers), Flush::ByReadBack);
+        for readers in [FlushScope::Owner, FlushScope::AllDevices] {
+            assert_eq!(gpu().flush(readers), FlushMethod::ByReadBack);
             assert!(matches!(gpu().flush_writes(readers), Err(CudaError::Unable { .. })));
         }
     }

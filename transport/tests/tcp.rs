@@ -1,5 +1,5 @@
-//! What only `tcp` has: strangers, peers that speak the protocol badly, processes that are killed
-//! or stopped.
+//! What only `tcp` has: connections without the secret, peers that speak the protocol badly,
+//! processes that are killed or stopped.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -248,11 +248,11 @@ impl RawPeer {
 
 fn put(dst: RemoteSlice, signal_slot: u16) -> Frame {
     let signal = Some(Signal { signal_slot, payload: Inline::new(b"beside").expect("short") });
-    Frame::Put { dst, signal, answered: true, others: 0, token: 5 }
+    Frame::Put { dst, signal, wants_answer: true, other_connections: 0, token: 5 }
 }
 
 #[test]
-fn strangers_are_dropped_and_harm_nobody() {
+fn unauthenticated_connections_are_dropped_and_harm_nobody() {
     let (mut low, mut high) = connected();
     let address = low.socket_address();
     let mut kept = Vec::new();
@@ -265,7 +265,7 @@ fn strangers_are_dropped_and_harm_nobody() {
             // A port scanner.
             drop(stream);
         } else {
-            assert_eq!(until_closed(&mut stream), b"", "strangers are told nothing");
+            assert_eq!(until_closed(&mut stream), b"", "a peer without the secret is told nothing");
         }
         check_pair(&mut low, &mut high);
     }
@@ -284,24 +284,24 @@ fn strangers_are_dropped_and_harm_nobody() {
     assert!(low.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })));
 }
 
-/// A pair sends signals while strangers connect so many times, and a new pair comes about
-/// meanwhile.
+/// A pair sends signals while unauthenticated peers connect so many times, and a new pair comes
+/// about meanwhile.
 fn work_under_flood(connections: usize, held: usize) {
     let (mut low, mut high) = connected();
     let (mut new_low, mut new_high) = (End::new(config(0, 2)), End::new(config(1, 2)));
     let addresses = [low.socket_address(), new_low.socket_address()];
     std::thread::scope(|scope| {
         let flood = scope.spawn(move || {
-            let mut strangers = std::collections::VecDeque::new();
+            let mut unauthenticated = std::collections::VecDeque::new();
             for number in 0..connections {
                 // The device may have dropped any of them already.
                 if let Ok(mut stream) = TcpStream::connect(addresses[number % 2]) {
                     let said = [0, 88, 50][number / 2 % 3];
                     let _ = stream.write(&Hello::new(0, 0).bytes()[..said]);
-                    strangers.push_back(stream);
+                    unauthenticated.push_back(stream);
                 }
-                if strangers.len() > held {
-                    strangers.pop_front();
+                if unauthenticated.len() > held {
+                    unauthenticated.pop_front();
                 }
             }
         });
@@ -324,14 +324,14 @@ fn work_under_flood(connections: usize, held: usize) {
             assert!(asked.since(began) < PATIENCE, "{signals} signals, joined in {joined_in:?}");
         }
         println!(
-            "{connections} strangers: {signals} signals, the slowest {slowest:?}; a new pair in {joined_in:?}"
+            "{connections} unauthenticated: {signals} signals, the slowest {slowest:?}; a new pair in {joined_in:?}"
         );
         assert!(slowest < Duration::from_secs(2), "{slowest:?}");
     });
 }
 
 #[test]
-fn a_pair_works_and_a_new_one_comes_about_while_strangers_flood_both() {
+fn a_pair_works_and_a_new_one_comes_about_while_unauthenticated_connections_flood_both() {
     work_under_flood(1_500, 300);
 }
 
@@ -478,7 +478,8 @@ fn pieces_of_a_put_in_any_order_give_one_signal_after_the_last() {
     let region = end.region(64);
     let half = |from: usize| region.slice(from..from + 32).expect("inside").remote();
     let signal = Some(Signal { signal_slot: 1, payload: Inline::EMPTY });
-    let first = Frame::Put { dst: half(0), signal, answered: false, others: 2, token: 1 << 63 };
+    let first =
+        Frame::Put { dst: half(0), signal, wants_answer: false, other_connections: 2, token: 1 << 63 };
     let second = Frame::Piece { dst: half(32), token: 1 << 63 };
     for round in 1..=4u64 {
         let bytes = [round as u8; 32];

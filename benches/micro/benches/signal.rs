@@ -22,7 +22,7 @@ fn taken(signal_slots: &Signals) -> u64 {
 
 /// Gives and takes on one thread: instructions, no line moves.
 fn one_thread(criterion: &mut Criterion) {
-    let signal_slots = Signals::on_heap(1);
+    let signal_slots = Signals::new(1);
     let mut count = 0;
     criterion.bench_function("signal/one thread", |bencher| {
         bencher.iter(|| {
@@ -92,7 +92,7 @@ impl End {
 
 /// How long so many round trips take while both threads have a processor each.
 fn time_round_trips(wanted: u64) -> Duration {
-    let (one, other) = (Signals::on_heap(1), Signals::on_heap(1));
+    let (one, other) = (Signals::new(1), Signals::new(1));
     let mut near = End { there: one.clone(), back: other.clone(), count: 0 };
     let far = End { there: other, back: one, count: 0 };
     std::thread::scope(|scope| {

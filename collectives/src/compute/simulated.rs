@@ -13,7 +13,7 @@ const PIECES_MAX: u64 = 4;
 
 /// A mutation of the processor: a defect that checkers must catch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Mutant {
+pub enum ComputeMutant {
     /// The last source of every reduction is combined into the result once more.
     Twice,
     /// Every reduction is called complete before its last element is done.
@@ -30,7 +30,7 @@ pub struct SimulatedCompute {
     /// How many bytes of sources and destinations it touches in a second.
     bytes_per_s: u64,
     busy_until: Nanos,
-    mutant: Option<Mutant>,
+    mutant: Option<ComputeMutant>,
     is_immediate: bool,
     is_idle: bool,
 }
@@ -55,7 +55,7 @@ impl SimulatedCompute {
 
     /// The same processor, which does this wrong from now on.
     #[must_use]
-    pub fn with_mutant(self, mutant: Option<Mutant>) -> Self {
+    pub fn with_mutant(self, mutant: Option<ComputeMutant>) -> Self {
         Self { mutant, ..self }
     }
 
@@ -109,7 +109,7 @@ unsafe impl Compute for SimulatedCompute {
         };
         let mut piece = piece.min(left) as usize;
         let reduces = job.from.len() > 1;
-        if reduces && self.mutant == Some(Mutant::Unfinished) && piece as u64 == left {
+        if reduces && self.mutant == Some(ComputeMutant::Unfinished) && piece as u64 == left {
             piece -= 1;
             job.elements -= 1;
         }
@@ -119,7 +119,7 @@ unsafe impl Compute for SimulatedCompute {
         // SAFETY: a part of the job whose memory the caller vouches for.
         while !unsafe { self.host.advance(job, now) } {}
         job.elements = elements;
-        if reduces && self.mutant == Some(Mutant::Twice) && piece > 0 {
+        if reduces && self.mutant == Some(ComputeMutant::Twice) && piece > 0 {
             let skip = first * job.data_type.bytes();
             let result = job.into[0].wrapping_add(skip);
             let last = job.from[job.from.len() - 1].wrapping_add(skip);

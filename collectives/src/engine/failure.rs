@@ -151,7 +151,7 @@ impl Engine {
                 let fault = self.fault_of_loss(*peer, cause.kind(), cause.to_string(), slot, now);
                 return self.fail(fault, now);
             }
-            TransferError::Left { peer } => (FaultKind::Left, *peer),
+            TransferError::Departed { peer } => (FaultKind::Left, *peer),
             TransferError::Refused { peer, .. } => (FaultKind::Protocol, *peer),
             TransferError::Fabric { .. } => (FaultKind::Compute, self.context.rank),
             _ => return,
@@ -167,7 +167,7 @@ impl Engine {
                 // The status board was told the cause before.
                 return self.fault_of_loss(*peer, *kind, kind.to_string(), Some(slot), now);
             }
-            StepError::Submit { peer, error: error @ SubmitError::Left { .. } } => {
+            StepError::Submit { peer, error: error @ SubmitError::Departed { .. } } => {
                 (FaultKind::Left, peer, error.to_string())
             }
             StepError::Submit { peer, error } => (FaultKind::Protocol, peer, error.to_string()),

@@ -28,7 +28,7 @@ pub enum FaultKind {
     Compute = 3,
     /// [`Fault::found_by`] has no room for a mapping of [`Fault::subject`]'s memory.
     OutOfReach = 4,
-    /// [`Fault::subject`] is gone without goodbye.
+    /// [`Fault::subject`] is gone without bye.
     Lost = 5,
     /// [`Fault::subject`] closed its group while others still needed it.
     Left = 6,

@@ -381,7 +381,7 @@ impl Engine {
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
         assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
         let signal_slots = (0..ranks)
-            .map(|peer| if peer == rank { Signals::on_heap(0) } else { device.signal_slots(peer) })
+            .map(|peer| if peer == rank { Signals::new(0) } else { device.signal_slots(peer) })
             .collect();
         Ok(Self {
             context: Context {
@@ -547,7 +547,7 @@ impl Engine {
         self.context.device.flush(Flush::Transfers)
     }
 
-    /// Says goodbye to the peers; see [`Device::leave`].
+    /// Says bye to the peers; see [`Device::leave`].
     pub fn leave(&mut self) {
         self.context.device.leave();
     }
@@ -585,7 +585,7 @@ impl Engine {
                     let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
                     self.fail(fault, now);
                 }
-                Event::Left { peer } => {
+                Event::Departed { peer } => {
                     self.board.agreement().lose(peer);
                     self.queries.has_left(peer);
                 }
@@ -597,7 +597,7 @@ impl Engine {
     /// Has the lanes looked at whose signals have come, where the witness names their signal slots.
     fn take_signalled(&mut self) {
         let Some(witness) = self.context.signals.witness() else { return };
-        self.context.hears_all = witness.take_noticed(&mut self.signalled);
+        self.context.hears_all = witness.take_signalled(&mut self.signalled);
         for (from, signal_slot) in self.signalled.drain(..) {
             self.admission.mark_signalled(from, signal_slot);
         }

@@ -64,7 +64,7 @@ pub trait Witness: Send {
     /// Appends the signal slots that were signalled since the last call, each with the peer that it
     /// is kept for. Returns whether all are named: then lanes that wait for other signal slots need
     /// not be looked at.
-    fn take_noticed(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool;
+    fn take_signalled(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool;
 }
 
 /// Where a rank's buffer is: part of a registered region, or in the rank's scratch.
@@ -370,7 +370,7 @@ mod tests {
         let header = Header::new(1000, 77, 998).after(5_000_000);
         let buffer = BufferAddress { key: RegionKey(5), offset: 64 };
         let payload = header.with_buffers(buffer, BufferAddress::IN_SCRATCH);
-        let slots = Signals::on_heap(1);
+        let slots = Signals::new(1);
         slots.signal(&Signal { signal_slot: 0, payload });
         let (decoded, data) = Header::decode(&slots.payload_words(0));
         assert_eq!(decoded, header);

@@ -419,7 +419,7 @@ fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
             moved = engine.poll_before_sleep(now);
             moved
         };
-        sleep::unless_news(engine, |engine| engine.device().arm(), look, |_, armed| armed.wait(now, limit));
+        sleep::unless_ready(engine, |engine| engine.device().arm(), look, |_, armed| armed.wait(now, limit));
     }
     (clock::now(), moved)
 }

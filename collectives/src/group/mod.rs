@@ -421,7 +421,7 @@ impl Group {
 }
 
 impl Shared {
-    /// Says goodbye and lets go out what is still to go out.
+    /// Says bye and lets go out what is still to go out.
     fn leave(&self) {
         if self.is_closed.swap(true, Ordering::Relaxed) || !self.driver.process.is_current() {
             return;
@@ -447,7 +447,7 @@ impl Drop for Shared {
                 progress.forget();
             }
         } else if !std::thread::panicking() {
-            // A panic is no goodbye: without one the peers are told that this rank is lost.
+            // A panic is no bye: without one the peers are told that this rank is lost.
             self.leave();
         }
     }

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use pleach_packing::topology::Topology;
 use pleach_transport::Space;
-use pleach_transport::rendezvous::{JoinError, PartOfStore, World, join, join_at};
+use pleach_transport::rendezvous::{JoinError, PrefixStore, World, join, join_at};
 use pleach_vocabulary::Rank;
 
 use super::join::{expect_memory, settings};
@@ -131,7 +131,7 @@ impl Group {
         let board = Arc::new(StatusBoard::new(rank));
         let joined = match &self.shared.store {
             Some(store) if size > 1 => {
-                let part = Box::new(PartOfStore::new(store.clone(), name));
+                let part = Box::new(PrefixStore::new(store.clone(), name));
                 join_at(part, &options.world, &settings(&options), board.clone())
             }
             None if size > 1 => Err(JoinError::NoRendezvous { world_size: size }),

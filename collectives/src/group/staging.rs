@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use pleach_transport::cuda::{CudaError, ForeignMemory, Mark, Stream};
+use pleach_transport::cuda::{CudaError, CudaEvent, ForeignMemory, Stream};
 use pleach_transport::{SharedMemory, Slice};
 
 use super::data::{destination, part};
@@ -94,7 +94,7 @@ impl Staging {
             Self::Gpu { copies, .. } => copies.clone(),
         };
         let before = before.clone();
-        let mut packed: Option<Mark> = None;
+        let mut packed: Option<CudaEvent> = None;
         let mut gate = move || {
             let mark = match &mut packed {
                 Some(mark) => mark,
@@ -118,7 +118,7 @@ impl Staging {
     /// Waits until no copy is under way.
     pub(super) fn settle(&self) -> Result<(), CudaError> {
         let Self::Gpu { copies, .. } = self else { return Ok(()) };
-        let mark = copies.mark()?;
+        let mark = copies.record_event()?;
         match mark.wait(COPY_LIMIT) {
             // Nothing keeps them waiting, so they end; only then may the memory go back.
             Err(late @ CudaError::Late { .. }) => mark.wait_or_abort().and(Err(late)),
@@ -146,7 +146,7 @@ fn copy_on_host(Copy { from, into, bytes, scaling, .. }: &Copy) {
 }
 
 /// Puts copies into the stream; the mark behind them. What was freed is not touched.
-fn put(stream: &Stream, copies: &[Copy]) -> Result<Mark, CudaError> {
+fn put(stream: &Stream, copies: &[Copy]) -> Result<CudaEvent, CudaError> {
     for Copy { from, into, bytes, foreign, .. } in copies {
         foreign.iter().flatten().try_for_each(ForeignMemory::expect_alive)?;
         // SAFETY: both lie on the GPU and are so long: one is a buffer that the batch borrows or
@@ -154,5 +154,5 @@ fn put(stream: &Stream, copies: &[Copy]) -> Result<Mark, CudaError> {
         // either waits for the copies first (`settle`).
         unsafe { stream.copy(from.0, into.0, *bytes)? };
     }
-    stream.mark()
+    stream.record_event()
 }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::clock;
-use pleach_transport::cuda::{CudaError, ForeignMemory, Mark, Stream};
+use pleach_transport::cuda::{CudaError, CudaEvent, ForeignMemory, Stream};
 
 use super::Group;
 use super::bound::BoundCall;
@@ -59,7 +59,7 @@ impl Group {
     pub(super) fn wait_for_stream(&self, call: &BoundCall) -> Result<(), CollectiveError> {
         self.expect_stream(call.input.len() + call.output.len())?;
         if let Some(stream) = &self.stream {
-            self.wait_for_mark(&stream.mark()?)?;
+            self.wait_for_mark(&stream.record_event()?)?;
         }
         Ok(call.expect_alive()?)
     }
@@ -68,7 +68,7 @@ impl Group {
 impl Group {
     /// Waits until the mark is reached, at most as long as a call may take, carrying on what else
     /// the group does.
-    pub(super) fn wait_for_mark(&self, mark: &Mark) -> Result<(), CollectiveError> {
+    pub(super) fn wait_for_mark(&self, mark: &CudaEvent) -> Result<(), CollectiveError> {
         let began = clock::now();
         while !mark.is_reached()? {
             let now = clock::now();
@@ -87,12 +87,12 @@ impl Group {
 
 /// What calls come after: the work that was in some streams.
 #[derive(Clone, Debug)]
-pub(super) struct Before(Arc<Vec<Mark>>);
+pub(super) struct Before(Arc<Vec<CudaEvent>>);
 
 impl Before {
     /// All that is in these streams now.
     pub(super) fn new<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<Self, CudaError> {
-        Ok(Self(Arc::new(streams.into_iter().map(Stream::mark).collect::<Result<_, _>>()?)))
+        Ok(Self(Arc::new(streams.into_iter().map(Stream::record_event).collect::<Result<_, _>>()?)))
     }
 
     /// Whether all of it is done.

@@ -11,7 +11,7 @@ use pleach_transport::sim::{self, AccessKind, World};
 use pleach_transport::{Device, DeviceConfig, Nanos};
 use pleach_vocabulary::Rank;
 
-use crate::compute::simulated::{Mutant, SimulatedCompute};
+use crate::compute::simulated::{ComputeMutant, SimulatedCompute};
 use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
 use crate::group::{Known, Planner};
 
@@ -106,8 +106,8 @@ impl Witness for Reporter {
         self.world.acquired(self.rank, from, sequence, runs);
     }
 
-    fn take_noticed(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
-        self.world.take_noticed(self.rank, signal_slots)
+    fn take_signalled(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
+        self.world.take_signalled(self.rank, signal_slots)
     }
 }
 
@@ -128,7 +128,7 @@ impl Cluster {
     ///
     /// When scratch memory cannot be had.
     #[must_use]
-    pub fn with(options: sim::Options, mutant: Option<Mutant>, is_immediate: bool) -> Self {
+    pub fn with(options: sim::Options, mutant: Option<ComputeMutant>, is_immediate: bool) -> Self {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
@@ -147,7 +147,12 @@ impl Cluster {
         Self { by_instants: true, ..Self::of(options, platform, None, true) }
     }
 
-    fn of(options: sim::Options, platform: &Platform, mutant: Option<Mutant>, is_immediate: bool) -> Self {
+    fn of(
+        options: sim::Options,
+        platform: &Platform,
+        mutant: Option<ComputeMutant>,
+        is_immediate: bool,
+    ) -> Self {
         let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
         let known = Arc::new(Known::default());
         let world = World::new(options);

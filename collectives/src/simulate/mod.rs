@@ -20,7 +20,7 @@ mod trial;
 mod watch;
 pub mod wired;
 
-pub use crate::compute::simulated::Mutant;
+pub use crate::compute::simulated::ComputeMutant;
 pub use call::CallPlan;
 pub use cluster::{Cluster, Member, NoProgress};
 pub use scenario::{Abort, CALLS_MAX, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR};

@@ -9,11 +9,11 @@ use std::time::Duration;
 use pleach_schedule::generate::{Access, Algorithm, check};
 use pleach_schedule::hosts::HostMap;
 use pleach_schedule::select::candidates;
-use pleach_transport::sim::{Canary, FaultKind, FaultKinds, Faults, Network, NodeId, Random};
+use pleach_transport::sim::{self, FaultKind, FaultKinds, Faults, Network, NodeId, Random};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use super::call::CallPlan;
-use crate::compute::simulated::Mutant;
+use crate::compute::simulated::ComputeMutant;
 
 /// Most ranks of a scenario.
 pub const RANKS_MAX: u32 = 64;
@@ -92,9 +92,9 @@ pub struct Scenario {
     /// At most one rank that aborts.
     pub abort: Option<Abort>,
     /// A contract that the device breaks, to see whether that is caught.
-    pub canary: Option<Canary>,
+    pub world_mutant: Option<sim::Mutant>,
     /// A defect of the processors that checkers must catch.
-    pub mutant: Option<Mutant>,
+    pub compute_mutant: Option<ComputeMutant>,
     /// A rank's programs of named algorithms lose a dependency after they were proved, this one of
     /// those that are needed, to see whether that is caught.
     pub lost_dependency: Option<(Rank, u64)>,
@@ -148,8 +148,8 @@ impl Scenario {
             timeout: TIMEOUT_FAR,
             mismatch: None,
             abort: None,
-            canary: None,
-            mutant: None,
+            world_mutant: None,
+            compute_mutant: None,
             lost_dependency: None,
         };
         let random = &mut root.split("trouble");

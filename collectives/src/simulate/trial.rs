@@ -180,8 +180,8 @@ impl<'a> Trial<'a> {
         (options.maps, options.passive) = (scenario.maps, scenario.passive);
         options.hosts = scenario.hosts.by_rank().to_vec();
         options.queue_depth = scenario.queue_depth;
-        options.canary = scenario.canary;
-        let mut cluster = Cluster::with(options, scenario.mutant, scenario.is_immediate);
+        options.mutant = scenario.world_mutant;
+        let mut cluster = Cluster::with(options, scenario.compute_mutant, scenario.is_immediate);
         let watch = Arc::new(Mutex::new(Watch::new(scenario.ranks, scenario.mismatch.is_some())));
         cluster.world.observe(Box::new(watch.clone()));
         if let Some(lines) = trace {
@@ -300,7 +300,7 @@ impl<'a> Trial<'a> {
         true
     }
 
-    /// A rank that is through says goodbye at once, while others may still be in the last barrier.
+    /// A rank that is through says bye at once, while others may still be in the last barrier.
     fn leave_if_through(&mut self, rank: Rank) {
         let is_through = self.is_through(rank) && self.ranks[rank as usize].fault.is_none();
         if is_through && !self.cluster.world.is_frozen(rank) && !self.ranks[rank as usize].has_left {

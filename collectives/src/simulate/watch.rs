@@ -238,7 +238,7 @@ impl Observer for Watch {
         match *record {
             Record::Access(ref access) => self.access(now, access),
             Record::Submitted { rank, transfer, .. } => self.submitted(rank, transfer),
-            Record::Noticed { from, to, signal_slot, count, transfer } => {
+            Record::Signalled { from, to, signal_slot, count, transfer } => {
                 self.shown.entry((from, to, signal_slot)).or_default().insert(count, transfer);
             }
             Record::Consumed { rank, from, signal_slot, count } => {
@@ -302,7 +302,7 @@ mod tests {
         let mut all = vec![
             Record::Submitted { rank: 0, peer: 1, transfer },
             access(Actor::Transfer(transfer, 0), AccessKind::Write, 100..200),
-            Record::Noticed { from: 0, to: 1, signal_slot: 3, count: 1, transfer },
+            Record::Signalled { from: 0, to: 1, signal_slot: 3, count: 1, transfer },
         ];
         all.extend_from_slice(records);
         all

@@ -12,7 +12,7 @@ use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::Algorithm;
 use pleach_schedule::select::{SelectError, Selection, select, select_algorithm};
 use pleach_schedule::wiring::{Route, Routes, Wiring};
-use pleach_transport::sim::{self, Network, Sharing};
+use pleach_transport::sim::{self, LinkSharing, Network};
 use pleach_transport::{SharedMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
@@ -144,7 +144,7 @@ fn network(topology: &Topology, routes: &Routes) -> Network {
         };
         builder.routes(from, to, routes.between(from, to).iter().map(of).collect());
     }
-    builder.build().expect("routes lead over links of their topology").shared(Sharing::InOrder)
+    builder.build().expect("routes lead over links of their topology").shared(LinkSharing::InOrder)
 }
 
 /// Ranks joined by these links, with routes as the choice's packing says, connected and ready.
@@ -216,6 +216,6 @@ mod tests {
         let ends = |&link: &sim::LinkId| (network.link(link).from.0, network.link(link).to.0);
         assert_eq!(network.route(0, 1).iter().map(ends).collect::<Vec<_>>(), [(0, 2), (2, 1)]);
         assert_eq!(network.latency(0, 1), Duration::from_nanos(2 * LATENCY_NS));
-        assert_eq!(network.sharing(), Sharing::InOrder);
+        assert_eq!(network.sharing(), LinkSharing::InOrder);
     }
 }

@@ -161,7 +161,7 @@ pub(crate) fn a_call_begins_after_the_earlier_work_of_its_stream(gpu: &Arc<Gpu>)
         for round in 1..=5 {
             // SAFETY: the buffer has so many bytes, and the call that follows waits for this.
             unsafe { work.fill(data.as_ptr(), round, 50_000).expect("put in") };
-            calls.wait_for(&work.mark().expect("a mark")).expect("put in");
+            calls.wait_event(&work.record_event().expect("a mark")).expect("put in");
             group.on(&calls).all_reduce(&mut data, ReduceOp::Sum).expect("all-reduce");
             assert!(data.to_vec().expect("loaded").iter().all(|byte| *byte == 2 * round));
         }

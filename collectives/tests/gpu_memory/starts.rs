@@ -7,7 +7,7 @@ use std::time::Duration;
 use pleach_collectives::engine::FaultKind;
 use pleach_collectives::{CollectiveError, GpuBuffer, Group, Operation, Progress};
 use pleach_transport::Memory;
-use pleach_transport::cuda::{CudaMemory, ForeignMemory, Gpu, Mark, Stream};
+use pleach_transport::cuda::{CudaEvent, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
@@ -22,12 +22,12 @@ pub(crate) const PIECES: u8 = 200;
 
 /// Fills the buffer again and again in the stream, the last time with `PIECES`; the mark behind all
 /// that.
-pub(crate) fn keep_busy(stream: &Stream, buffer: &GpuBuffer<u8>) -> Mark {
+pub(crate) fn keep_busy(stream: &Stream, buffer: &GpuBuffer<u8>) -> CudaEvent {
     for value in 1..=PIECES {
         // SAFETY: the buffer has so many bytes and outlives the call that waits for this stream.
         unsafe { stream.fill(buffer.as_ptr(), value, buffer.len()).expect("put in") };
     }
-    stream.mark().expect("a mark")
+    stream.record_event().expect("a mark")
 }
 
 fn sums_are_right(group: &Group, gpu: &Arc<Gpu>) {

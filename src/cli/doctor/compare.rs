@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use pleach::transport::rendezvous::Distance;
+use pleach::transport::rendezvous::ProbeOutcome;
 
 use super::Machine;
 use super::network;
@@ -94,7 +94,7 @@ pub(super) struct PairResults {
     /// Whether the other reaches one here.
     pub(super) is_reached: Result<(), String>,
     /// Whether memory can be shared.
-    pub(super) distance: Option<Distance>,
+    pub(super) distance: Option<ProbeOutcome>,
     /// Over which fabric the two joined as ranks, or why they did not.
     pub(super) joined: Result<String, String>,
     /// How far the other's time of day is ahead and how surely that is known, in nanoseconds.
@@ -109,13 +109,13 @@ impl Default for PairResults {
     }
 }
 
-const DISTANCES: [(Distance, &str); 6] = [
-    (Distance::Neighbours, "neighbours"),
-    (Distance::Named, "named"),
-    (Distance::NotFound, "not-found"),
-    (Distance::OtherUser, "other-user"),
-    (Distance::NoDescriptor, "no-descriptor"),
-    (Distance::NotMapped, "not-mapped"),
+const DISTANCES: [(ProbeOutcome, &str); 6] = [
+    (ProbeOutcome::Neighbours, "neighbours"),
+    (ProbeOutcome::Named, "named"),
+    (ProbeOutcome::NotFound, "not-found"),
+    (ProbeOutcome::OtherUser, "other-user"),
+    (ProbeOutcome::NoDescriptor, "no-descriptor"),
+    (ProbeOutcome::NotMapped, "not-mapped"),
 ];
 
 impl PairResults {
@@ -223,10 +223,10 @@ fn versions(own: &Statement, theirs: &Statement, section: &mut Section) {
 fn shared(own: &Statement, theirs: &Statement, reached: &PairResults, section: &mut Section) {
     let is_one_machine = own.value("boot").is_some() && own.value("boot") == theirs.value("boot");
     let is_named_apart = own.value("named-host") != theirs.value("named-host");
-    let distance = if is_named_apart { Some(Distance::Named) } else { reached.distance };
+    let distance = if is_named_apart { Some(ProbeOutcome::Named) } else { reached.distance };
     match distance {
         None => section.unknown("shared memory", "was not tried", ""),
-        Some(Distance::Neighbours) => {
+        Some(ProbeOutcome::Neighbours) => {
             section.ok("shared memory", "one host: ranks of these two share memory (shm)")
         }
         Some(distance) if !is_one_machine => {
@@ -237,8 +237,8 @@ fn shared(own: &Statement, theirs: &Statement, reached: &PairResults, section: &
         }
         Some(distance) => {
             let command = match distance {
-                Distance::Named => "unset PLEACH_HOST   # on both",
-                Distance::OtherUser => "id   # run both as one user",
+                ProbeOutcome::Named => "unset PLEACH_HOST   # on both",
+                ProbeOutcome::OtherUser => "id   # run both as one user",
                 _ => "docker run --network=host --ipc=host …   # both",
             };
             let text = format!(

@@ -17,8 +17,8 @@ use std::time::Duration;
 use pleach::transport::auth::Secret;
 use pleach::transport::clock;
 use pleach::transport::verbs::port::{Port, ports};
-use pleach::transport::verbs::survey::DeviceSeen;
-use pleach::transport::verbs::{Connect, PortError, Wish, port};
+use pleach::transport::verbs::survey::DeviceReport;
+use pleach::transport::verbs::{Connect, PortError, VerbsOptions, port};
 use serde_json::{Value, json};
 
 use crate::cli::CommandError;
@@ -375,13 +375,13 @@ pub(crate) struct Machine {
     /// Of `/dev/shm`, where it is in memory.
     shm: Option<FileSystemSpace>,
     /// What libibverbs says, or why there is none; `None` where it was not asked.
-    verbs: Option<Result<Vec<DeviceSeen>, String>>,
+    verbs: Option<Result<Vec<DeviceReport>, String>>,
     /// Whether librdmacm is here, where ranks are joined by it.
     rdma_cm: Option<Result<(), String>>,
     /// The addresses of the interfaces, by their numbers.
     addresses: Vec<(u32, IpAddr)>,
     /// Which RDMA port was asked for, or what is wrong with that.
-    wish: Result<Wish, String>,
+    wish: Result<VerbsOptions, String>,
 }
 
 impl Machine {
@@ -394,7 +394,7 @@ impl Machine {
             verbs: None,
             rdma_cm: None,
             addresses: Vec::new(),
-            wish: Ok(Wish::default()),
+            wish: Ok(VerbsOptions::default()),
         }
     }
 
@@ -412,8 +412,9 @@ impl Machine {
         machine.addresses = pleach::transport::tcp::interface_addresses().unwrap_or_default();
         // As ranks take it.
         let interface = std::env::var("PLEACH_INTERFACE").ok().filter(|text| !text.is_empty());
-        machine.wish =
-            Wish::from_env().map(|wish| Wish { interface, ..wish }).map_err(|error| error.to_string());
+        machine.wish = VerbsOptions::from_env()
+            .map(|wish| VerbsOptions { interface, ..wish })
+            .map_err(|error| error.to_string());
         if machine.wish.as_ref().is_ok_and(|wish| wish.connect == Connect::RdmaCm) {
             let here = pleach::transport::verbs::survey::rdma_cm();
             machine.rdma_cm = Some(here.map_err(|error| error.to_string()));

@@ -17,7 +17,7 @@ use std::time::Duration;
 use pleach::transport::auth::{Challenges, Secret, Side, challenge};
 use pleach::transport::device::WakeSource;
 use pleach::transport::rendezvous::{
-    Distance, Door, FabricChoice, JoinOptions, Launcher, Rendezvous, World, join, knock,
+    FabricChoice, JoinOptions, Launcher, ProbeListener, ProbeOutcome, Rendezvous, World, join, probe,
 };
 use pleach::transport::{LossCause, Nanos, Rank, Responder, clock};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -270,7 +270,7 @@ fn meet(
     let clock_ahead = compare_clocks(&mut stream, side)?;
     // Ranks listen at ports of the kernel's choice: what reaches this one reaches those.
     let listener = TcpListener::bind((local, 0))?;
-    let door = Door::open()?;
+    let door = ProbeListener::open()?;
     // Kept until rank 0 listens there, or another program might take the port.
     let place = TcpListener::bind((local, 0))?;
     let mut own = statement(local);
@@ -414,8 +414,8 @@ fn reaches(theirs: &Statement, from: IpAddr) -> Result<(), String> {
 }
 
 /// Whether memory can be shared with the other.
-fn knock_at(theirs: &Statement) -> Distance {
-    theirs.value("door").map_or(Distance::NotFound, |door| knock(door, clock::now() + PATIENCE))
+fn knock_at(theirs: &Statement) -> ProbeOutcome {
+    theirs.value("door").map_or(ProbeOutcome::NotFound, |door| probe(door, clock::now() + PATIENCE))
 }
 
 /// Values by their names, as lines.
@@ -455,7 +455,7 @@ mod tests {
         for met in pair([secret(), secret()]) {
             let PeerReport { reached, theirs, .. } = met.expect("they meet");
             assert_eq!((reached.reaches, reached.is_reached), (Ok(()), Ok(())));
-            assert_eq!(reached.distance, Some(Distance::Neighbours), "one process is its own neighbour");
+            assert_eq!(reached.distance, Some(ProbeOutcome::Neighbours), "one process is its own neighbour");
             assert_eq!(reached.joined, Ok("shm".to_owned()));
             let (ahead, half) = reached.clock_ahead.expect("clocks were compared");
             assert!(ahead.unsigned_abs() <= half + 1_000_000_000, "one clock: {ahead} ns apart");

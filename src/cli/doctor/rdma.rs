@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use pleach::transport::verbs::port::{self, Chosen, Kind, Port};
-use pleach::transport::verbs::survey::{DeviceSeen, Opened, REGISTERED_BYTES};
-use pleach::transport::verbs::{Connect, Wish};
+use pleach::transport::verbs::port::{self, ChosenPort, GidType, Port};
+use pleach::transport::verbs::survey::{DeviceReport, OpenDevice, REGISTERED_BYTES};
+use pleach::transport::verbs::{Connect, VerbsOptions};
 
 use super::{Finding, Level, Section};
 use super::{Machine, size};
@@ -54,7 +54,7 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
 
 /// Which of them a rank would take, among those whose device libibverbs lists, and in its order; at
 /// least one.
-pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Vec<Chosen>, String> {
+pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Vec<ChosenPort>, String> {
     let wish = machine.wish.clone()?;
     if let Some(Err(no_library)) = &machine.verbs {
         return Err(no_library.clone());
@@ -113,14 +113,14 @@ fn library(machine: &Machine, devices: &[String], section: &mut Section) {
                 let text = format!("libibverbs does not list it: no provider{of}, or no right to its file");
                 section.problem(subject, text, install);
             }
-            Some(DeviceSeen { opened: Err(error), .. }) => {
+            Some(DeviceReport { opened: Err(error), .. }) => {
                 section.problem(
                     subject,
                     error.clone(),
                     "ls -l /dev/infiniband; id   # then: sudo usermod -aG rdma $USER",
                 );
             }
-            Some(DeviceSeen { opened: Ok(opened), .. }) => {
+            Some(DeviceReport { opened: Ok(opened), .. }) => {
                 let firmware = machine.text(&format!("{FOLDER}/{device}/fw_ver"));
                 registered(&subject, opened, firmware.as_deref(), section);
             }
@@ -129,7 +129,7 @@ fn library(machine: &Machine, devices: &[String], section: &mut Section) {
 }
 
 /// Whether memory could be registered, which proves limits and rights.
-fn registered(subject: &str, opened: &Opened, firmware: Option<&str>, section: &mut Section) {
+fn registered(subject: &str, opened: &OpenDevice, firmware: Option<&str>, section: &mut Section) {
     let most = size(REGISTERED_BYTES as u64);
     let firmware = firmware.filter(|version| !version.is_empty());
     let firmware = firmware.map_or(String::new(), |version| format!("; firmware {version}"));
@@ -298,7 +298,12 @@ fn why_down(
 }
 
 /// Which address will be used, and why.
-fn address(machine: &Machine, ports: &[Port], chosen: Result<Vec<Chosen>, String>, section: &mut Section) {
+fn address(
+    machine: &Machine,
+    ports: &[Port],
+    chosen: Result<Vec<ChosenPort>, String>,
+    section: &mut Section,
+) {
     for port in ports.iter().filter(|port| port.is_active && port.gids.is_empty()) {
         let command = match &port.interface {
             Some(name) => format!("sudo ip addr add ADDRESS/24 dev {name}"),
@@ -314,14 +319,14 @@ fn address(machine: &Machine, ports: &[Port], chosen: Result<Vec<Chosen>, String
         let name = chosen.gid.interface.as_deref().unwrap_or("INTERFACE");
         let give = format!("sudo ip addr add ADDRESS/24 dev {name}");
         match chosen.gid.kind {
-            Kind::RoceV1 => {
+            GidType::RoceV1 => {
                 let text = format!(
                     "{}: RoCE v1 is not routed, and switches treat it as any other traffic",
                     chosen.reason
                 );
                 section.warning("port to use", text, give);
             }
-            Kind::RoceV2Local => {
+            GidType::RoceV2Local => {
                 let text = format!("{}: not routed beyond its link", chosen.reason);
                 section.warning("port to use", text, give);
             }
@@ -341,27 +346,27 @@ fn other_choice(machine: &Machine, ports: &[Port]) -> String {
         }
     };
     let ports = listed(machine, ports);
-    let without = |wish: Wish| port::choose_all(&ports, &wish).ok().map(|chosen| chosen[0].clone());
+    let without = |wish: VerbsOptions| port::choose_all(&ports, &wish).ok().map(|chosen| chosen[0].clone());
     let other_index = || {
-        let best = without(Wish { gid_index: None, ..wish.clone() })?;
+        let best = without(VerbsOptions { gid_index: None, ..wish.clone() })?;
         Some(format!("unset PLEACH_VERBS_GID_INDEX   # or: export PLEACH_VERBS_GID_INDEX={}", best.gid.index))
     };
     let other_interface = || {
-        let best = without(Wish { interface: None, ..wish.clone() })?;
+        let best = without(VerbsOptions { interface: None, ..wish.clone() })?;
         let address = IpAddr::V6(best.gid.address).to_canonical();
         let name = best.gid.interface.unwrap_or_else(|| address.to_string());
         Some(format!("unset PLEACH_INTERFACE   # or: export PLEACH_INTERFACE={name}"))
     };
     let other_device = || {
-        let best = without(Wish { device: None, ..wish.clone() })?;
+        let best = without(VerbsOptions { device: None, ..wish.clone() })?;
         Some(format!("export PLEACH_VERBS_DEVICE={}:{}", best.device, best.port))
     };
     let other_count = || {
-        without(Wish { queue_pairs: None, ..wish.clone() })?;
+        without(VerbsOptions { queue_pairs: None, ..wish.clone() })?;
         Some("unset PLEACH_VERBS_QUEUE_PAIRS".to_owned())
     };
     let mended = other_index().or_else(other_interface).or_else(other_device).or_else(other_count);
-    mended.unwrap_or_else(|| match without(Wish::default()) {
+    mended.unwrap_or_else(|| match without(VerbsOptions::default()) {
         Some(_) => "unset PLEACH_VERBS_DEVICE PLEACH_VERBS_GID_INDEX PLEACH_INTERFACE".to_owned(),
         None => "rdma link; ip addr".to_owned(),
     })

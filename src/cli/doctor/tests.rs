@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use pleach::transport::device::WakeSource;
-use pleach::transport::rendezvous::Distance;
-use pleach::transport::verbs::Wish;
-use pleach::transport::verbs::survey::{DeviceSeen, Opened, PortSeen};
+use pleach::transport::rendezvous::ProbeOutcome;
+use pleach::transport::verbs::VerbsOptions;
+use pleach::transport::verbs::survey::{DeviceReport, OpenDevice, PortReport};
 
 use super::FileSystemSpace;
 use super::compare::PairResults;
@@ -207,20 +207,20 @@ impl Root {
     fn machine(&self) -> Machine {
         let mut machine = Machine::of_files(&self.0);
         machine.shm = Some(FileSystemSpace { total: 64 << 30, free: 63 << 30 });
-        let port = PortSeen {
+        let port = PortReport {
             number: 1,
             path_mtu_bytes: 4096,
             path_mtu_bytes_max: 4096,
             message_bytes_max: 1 << 30,
         };
-        let opened = Opened {
+        let opened = OpenDevice {
             provider: None,
             ports: vec![port],
             queue_pairs_max: 131_072,
             regions_max: 1 << 24,
             not_registered: None,
         };
-        machine.verbs = Some(Ok(vec![DeviceSeen { name: "mlx5_0".to_owned(), opened: Ok(opened) }]));
+        machine.verbs = Some(Ok(vec![DeviceReport { name: "mlx5_0".to_owned(), opened: Ok(opened) }]));
         machine
     }
 }
@@ -351,7 +351,7 @@ fn a_link_that_is_down_says_whether_it_was_switched_off_or_has_no_cable() {
 fn an_address_that_does_not_exist_or_is_not_routed_is_told() {
     let root = Root::healthy();
     let mut machine = root.machine();
-    machine.wish = Ok(Wish { gid_index: Some(9), ..Wish::default() });
+    machine.wish = Ok(VerbsOptions { gid_index: Some(9), ..VerbsOptions::default() });
     let (level, _, text, command) = trouble(&machine);
     assert_eq!(
         (level, text.as_str()),
@@ -378,10 +378,12 @@ fn no_library_no_provider_no_file_and_no_right_are_different_problems() {
         && text.contains("no provider")
         && command.contains("ibverbs-providers")));
     let refused = "RDMA device mlx5_0 refused to be opened; give this user read and write access (EACCES)";
-    machine.verbs = Some(Ok(vec![DeviceSeen { name: "mlx5_0".to_owned(), opened: Err(refused.to_owned()) }]));
+    machine.verbs =
+        Some(Ok(vec![DeviceReport { name: "mlx5_0".to_owned(), opened: Err(refused.to_owned()) }]));
     assert_eq!(trouble(&machine).2, refused);
-    let opened = Opened { not_registered: Some("Cannot allocate memory".to_owned()), ..Opened::default() };
-    machine.verbs = Some(Ok(vec![DeviceSeen { name: "mlx5_0".to_owned(), opened: Ok(opened) }]));
+    let opened =
+        OpenDevice { not_registered: Some("Cannot allocate memory".to_owned()), ..OpenDevice::default() };
+    machine.verbs = Some(Ok(vec![DeviceReport { name: "mlx5_0".to_owned(), opened: Ok(opened) }]));
     assert!(trouble(&machine).2.contains("16 MiB could not be registered"));
 
     root.remove("dev/infiniband");
@@ -581,7 +583,7 @@ fn two_machines_are_compared_with_both_numbers() {
     let fine = PairResults {
         reaches: Ok(()),
         is_reached: Ok(()),
-        distance: Some(Distance::NotFound),
+        distance: Some(ProbeOutcome::NotFound),
         joined: Ok("tcp".to_owned()),
         clock_ahead: Some((20_000_000, 1_000_000)),
     };
@@ -608,7 +610,7 @@ fn two_machines_are_compared_with_both_numbers() {
     let apart = between(&[("boot", "1")], &fine);
     assert!(apart[0].2.contains("different network namespaces"), "{apart:#?}");
     let heard = PairResults::from_text(&PairResults { reaches: Err("x y".to_owned()), ..fine }.to_text());
-    assert_eq!((heard.reaches, heard.distance), (Err("x y".to_owned()), Some(Distance::NotFound)));
+    assert_eq!((heard.reaches, heard.distance), (Err("x y".to_owned()), Some(ProbeOutcome::NotFound)));
 }
 
 #[test]

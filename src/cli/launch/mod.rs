@@ -13,7 +13,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use pleach::transport::auth::challenge;
-use pleach::transport::rendezvous::{Explicit, Rendezvous, WORLD_SIZE_MAX, World};
+use pleach::transport::rendezvous::{ExplicitWorld, Rendezvous, WORLD_SIZE_MAX, World};
 use rustix::fs::{Access, access};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, socket_with, sockopt};
 
@@ -139,7 +139,7 @@ pub(crate) struct WorldArguments {
 /// The world this process was started in, which `ranks` must not contradict.
 fn find_world(arguments: &WorldArguments, ranks: Option<u32>) -> Result<Option<World>, CommandError> {
     let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
-    let world = World::find(&Explicit { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
+    let world = World::find(&ExplicitWorld { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
     match (&world, ranks) {
         (Some(World { world_size, launcher, .. }), Some(ranks)) if ranks != *world_size => {
             Err(CommandError::typed(format!(

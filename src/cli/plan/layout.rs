@@ -14,9 +14,9 @@ use std::f64::consts::TAU;
 
 use pleach::packing::topology::{NodeId, NodeKind, Topology};
 
-/// Distance of neighbours, in pixels.
+/// ProbeOutcome of neighbours, in pixels.
 const SPACING: f64 = 76.0;
-/// Distance of rows.
+/// ProbeOutcome of rows.
 const ROW: f64 = 130.0;
 /// Most ranks of a circle without switches.
 const CIRCLE_MAX: usize = 12;

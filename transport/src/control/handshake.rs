@@ -1,15 +1,16 @@
-//! The first bytes of every connection: who is there, and the mutual proof of the shared secret.
+//! The handshake at the beginning of every connection: both ends identify themselves and prove that
+//! they know the secret.
 //!
-//! Dialer: hello; listener: hello; dialer: answer; listener: verdict with its own answer. Every
-//! message has a fixed length, and each answer covers both hellos. The listener says nothing before
-//! a whole hello has come, and proves nothing before the dialer has. A pure state machine: bytes
-//! in, bytes out.
+//! Dialer: hello. Listener: hello. Dialer: answer. Listener: verdict, with its own answer. Every
+//! message has a fixed length, and each answer covers both hellos. The listener sends nothing
+//! before it has a whole hello, and proves nothing before the dialer has. A pure state machine:
+//! bytes in, bytes out.
 
 use crate::Rank;
 use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
 use crate::device::ProtocolViolation;
 
-/// What every hello begins with: the name and, as its last two bytes, the version of the protocol.
+/// The beginning of every hello: the name and, as its last two bytes, the version of the protocol.
 const MAGIC: [u8; 8] = *b"pleach\0\x01";
 const NAME_BYTES: usize = 6;
 
@@ -18,7 +19,7 @@ pub(crate) const HELLO_BYTES: usize = 88;
 const ANSWER_BYTES: usize = TAG_BYTES;
 const VERDICT_BYTES: usize = 1 + TAG_BYTES;
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// The control stream.
@@ -29,26 +30,26 @@ pub(super) enum Role {
     ToDialer,
 }
 
-/// What each end says about itself and the connection.
+/// What each end states about itself and the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(super) version: [u8; 8],
     pub(super) role: Role,
-    /// Which of the data connections of its role.
+    /// The index of the data connection among those of its role.
     pub(super) index: u8,
     /// Data connections in each direction.
-    pub(super) data_connections: u8,
+    data_connections: u8,
     pub(super) rank: Rank,
-    /// The rank that it believes to talk to.
-    pub(super) expected: Rank,
-    pub(super) world_size: u32,
-    /// Signal slots that it keeps for this peer.
+    /// The rank that the sender expects at the other end.
+    expected: Rank,
+    world_size: u32,
+    /// Signal slots that the sender keeps for this peer.
     pub(super) signal_slots: u32,
-    /// Its process, as its host numbers it.
+    /// The sender's process number on its host.
     pub(super) process: u32,
     /// The same on all connections of one attempt.
     pub(super) session: u64,
-    /// Which host (and process number space) it runs on; zero: unknown.
+    /// The sender's host and process number space; zero: unknown.
     pub(super) host: [u8; 16],
     pub(super) challenge: [u8; TAG_BYTES],
 }
@@ -102,7 +103,7 @@ impl Hello {
     }
 }
 
-/// This process, as it introduces itself on every connection.
+/// The identity of this process, which its hellos state.
 #[derive(Clone, Debug)]
 pub(super) struct Identity {
     pub(super) rank: Rank,
@@ -139,18 +140,17 @@ impl Identity {
     }
 }
 
-/// How a handshake stands.
+/// The state of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
     /// Bytes are to be sent or received.
-    Under,
-    /// The listener has to say whether it wants this dialer, who has proved what it says:
-    /// [`Handshake::admit`].
-    Asked(Hello),
-    /// Done as soon as what is to be sent is sent.
+    Pending,
+    /// The dialer is authenticated, and the listener must decide on it with [`Handshake::admit`].
+    AwaitsAdmission(Hello),
+    /// Done as soon as the outgoing bytes are sent.
     Done(Hello),
-    /// No: close as soon as what is to be sent is sent. The peer, if it got so far as to say who it
-    /// is.
+    /// Failed: close as soon as the outgoing bytes are sent. With the rank that the peer claimed,
+    /// if it sent a hello.
     Failed(ProtocolViolation, Option<Rank>),
 }
 
@@ -202,40 +202,41 @@ impl Handshake {
         }
     }
 
-    /// What is to be sent; the caller removes what it sent.
+    /// Bytes to send; the caller removes those that it sent.
     pub(super) fn outgoing(&mut self) -> &mut Vec<u8> {
         &mut self.outgoing
     }
 
-    /// Where to receive to: never more than this message needs. Empty when nothing is expected.
+    /// The buffer to receive into, never longer than this message needs. Empty when nothing is
+    /// expected.
     pub(super) fn room(&mut self) -> &mut [u8] {
-        let wanted = match self.stage {
+        let expected = match self.stage {
             Stage::Hello => HELLO_BYTES,
             Stage::Answer => ANSWER_BYTES,
             Stage::Verdict => VERDICT_BYTES,
             Stage::Over => self.filled,
         };
-        &mut self.incoming[self.filled..wanted.max(self.filled)]
+        &mut self.incoming[self.filled..expected.max(self.filled)]
     }
 
-    /// Whether the dialer has said a whole hello.
-    pub(super) fn has_greeted(&self) -> bool {
+    /// Whether a whole hello of the other end has come.
+    pub(super) fn has_received_hello(&self) -> bool {
         self.theirs.is_some()
     }
 
-    /// So many bytes came into [`Handshake::room`].
+    /// Handles `count` bytes that were received into [`Handshake::room`].
     pub(super) fn received(&mut self, count: usize) -> Progress {
         self.filled += count;
         if self.stage == Stage::Hello {
-            // A stranger is told from a peer as early as possible. Another version is told so by a
-            // hello of ours.
+            // Other protocols are detected as early as possible. A peer of another version gets a
+            // hello that tells it so.
             let have = self.filled.min(NAME_BYTES);
             if self.incoming[..have] != MAGIC[..have] {
                 return self.fail(ProtocolViolation::Version);
             }
         }
         if !self.room().is_empty() {
-            return Progress::Under;
+            return Progress::Pending;
         }
         self.filled = 0;
         match (self.side, self.stage) {
@@ -243,7 +244,7 @@ impl Handshake {
             (Side::Dialer, Stage::Hello) => self.hello_came_to_dialer(),
             (_, Stage::Answer) => self.answer_came(),
             (_, Stage::Verdict) => self.verdict_came(),
-            (_, Stage::Over) => Progress::Under,
+            (_, Stage::Over) => Progress::Pending,
         }
     }
 
@@ -267,7 +268,7 @@ impl Handshake {
         self.outgoing.extend_from_slice(&own.encode());
         (self.own, self.theirs) = (Some(own), Some(theirs));
         self.stage = Stage::Answer;
-        Progress::Under
+        Progress::Pending
     }
 
     fn hello_came_to_dialer(&mut self) -> Progress {
@@ -284,10 +285,10 @@ impl Handshake {
         if connection(&theirs) != connection(&own) {
             return self.fail(ProtocolViolation::Version);
         }
-        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&own, &theirs));
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &transcript(&own, &theirs));
         self.outgoing.extend_from_slice(&answer);
         self.stage = Stage::Verdict;
-        Progress::Under
+        Progress::Pending
     }
 
     fn challenges(&self, own: &Hello, theirs: &Hello) -> Challenges {
@@ -303,10 +304,10 @@ impl Handshake {
             return self.fail(ProtocolViolation::MalformedFrame);
         };
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[byte]);
-        if !self.challenges(&own, &theirs).verify(self.secret(), &claim(&theirs, &own), &answer) {
+        if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&theirs, &own), &answer) {
             return self.refuse(ProtocolViolation::WrongSecret);
         }
-        // Of two ranks the higher one dials; nobody else has business here.
+        // The rank with the higher number dials; no other process may dial this rank.
         if theirs.expected != own.rank
             || theirs.world_size != own.world_size
             || theirs.rank >= own.world_size
@@ -318,7 +319,7 @@ impl Handshake {
         if theirs.data_connections != own.data_connections || !is_known {
             return self.refuse(ProtocolViolation::Version);
         }
-        Progress::Asked(theirs)
+        Progress::AwaitsAdmission(theirs)
     }
 
     fn refuse(&mut self, violation: ProtocolViolation) -> Progress {
@@ -332,7 +333,7 @@ impl Handshake {
         self.fail(violation)
     }
 
-    /// The listener's decision after [`Progress::Asked`].
+    /// The listener's decision after [`Progress::AwaitsAdmission`].
     pub(super) fn admit(&mut self, decision: Result<(), ProtocolViolation>) -> Progress {
         let (Some(own), Some(theirs)) = (self.own, self.theirs) else {
             return self.fail(ProtocolViolation::MalformedFrame);
@@ -340,7 +341,7 @@ impl Handshake {
         if let Err(violation) = decision {
             return self.refuse(violation);
         }
-        let answer = self.challenges(&own, &theirs).answer(self.secret(), &claim(&theirs, &own));
+        let answer = self.challenges(&own, &theirs).answer(self.secret(), &transcript(&theirs, &own));
         self.outgoing.push(0);
         self.outgoing.extend_from_slice(&answer);
         self.stage = Stage::Over;
@@ -358,7 +359,7 @@ impl Handshake {
             _ => return self.fail(ProtocolViolation::Version),
         }
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[1 + byte]);
-        if !self.challenges(&own, &theirs).verify(self.secret(), &claim(&own, &theirs), &answer) {
+        if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&own, &theirs), &answer) {
             return self.fail(ProtocolViolation::WrongSecret);
         }
         self.stage = Stage::Over;
@@ -366,8 +367,8 @@ impl Handshake {
     }
 }
 
-/// What both ends must agree that was said.
-fn claim(dialer: &Hello, listener: &Hello) -> [u8; 2 * HELLO_BYTES] {
+/// The bytes that both ends must agree on.
+fn transcript(dialer: &Hello, listener: &Hello) -> [u8; 2 * HELLO_BYTES] {
     let mut bytes = [0; 2 * HELLO_BYTES];
     bytes[..HELLO_BYTES].copy_from_slice(&dialer.encode());
     bytes[HELLO_BYTES..].copy_from_slice(&listener.encode());

@@ -1,4 +1,4 @@
-//! The addresses of this machine's network interfaces, and which of them to listen on.
+//! The addresses of this machine's network interfaces, and the choice of one to listen on.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,8 +8,7 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, 
 
 use super::OpenError;
 
-/// Which address to listen on: of the interface that is named, the one that is preferred if it has
-/// it.
+/// The address to listen on: the preferred one if the named interface has it.
 pub(crate) fn listening_ip(interface: Option<&str>, preferred: Option<IpAddr>) -> Result<IpAddr, OpenError> {
     let Some(text) = interface else { return Ok(preferred.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST))) };
     let ip = match text.trim_start_matches('[').trim_end_matches(']').parse() {
@@ -44,7 +43,7 @@ const NLMSG_HEADER_BYTES: usize = 16;
 const IFADDRMSG_BYTES: usize = 8;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Link-local addresses need a scope that an address text does not carry well; they are left out.
+/// Link-local addresses need a scope, which an address text does not carry well; they are left out.
 const SCOPE_LINK: u8 = 253;
 /// The kernel's dump messages are at most this long.
 const DUMP_BYTES_MAX: usize = 32 << 10;
@@ -54,7 +53,7 @@ const DUMP_BYTES_MAX: usize = 32 << 10;
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn interface_addresses() -> io::Result<Vec<(u32, IpAddr)>> {
     // Protocol 0 of netlink is the routing table's.
     let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, None)?;
@@ -76,7 +75,7 @@ pub fn interface_addresses() -> io::Result<Vec<(u32, IpAddr)>> {
             let len = u32::from_ne_bytes([rest[0], rest[1], rest[2], rest[3]]) as usize;
             let kind = u16::from_ne_bytes([rest[4], rest[5]]);
             if kind != RTM_NEWADDR || len < NLMSG_HEADER_BYTES + IFADDRMSG_BYTES || len > rest.len() {
-                // Done, or an error: what was found is what there is.
+                // The end of the dump, or an error: return what was found.
                 return Ok(found);
             }
             found.extend(parse_address(&rest[NLMSG_HEADER_BYTES..len]));
@@ -101,7 +100,7 @@ fn parse_address(message: &[u8]) -> Option<(u32, IpAddr)> {
             16 => <[u8; 16]>::try_from(value).ok().map(|bytes| IpAddr::V6(Ipv6Addr::from(bytes))),
             _ => None,
         };
-        // On a point-to-point link IFA_ADDRESS is the other end's.
+        // On a point-to-point link IFA_ADDRESS is the address of the other end.
         if kind == IFA_LOCAL || (kind == IFA_ADDRESS && address.is_none()) {
             address = ip.or(address);
         }

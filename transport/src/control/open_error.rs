@@ -6,12 +6,12 @@ use std::io;
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Listening where strangers are needs a secret.
+    /// A listener beyond loopback needs a secret.
     #[error(
         "listening on {address} needs a shared secret, since it is not loopback; write one with 'pleach secret FILE', copy it to all hosts and set PLEACH_SECRET_FILE=FILE"
     )]
     SecretRequired {
-        /// Where.
+        /// The address to listen on.
         address: std::net::IpAddr,
     },
     /// No secret was given.
@@ -22,13 +22,13 @@ pub enum OpenError {
         "there is no network interface '{interface}' here; name one of 'ip link' or an IP address of this host"
     )]
     NoSuchInterface {
-        /// What was given.
+        /// The configured interface.
         interface: String,
     },
     /// The interface has no address.
     #[error("network interface '{interface}' has no address; give it one or name another")]
     NoAddress {
-        /// What was given.
+        /// The configured interface.
         interface: String,
     },
     /// Peers cannot connect to "any address".
@@ -36,33 +36,33 @@ pub enum OpenError {
         "'{interface}' is no address that peers can connect to; name an interface or one address of this host"
     )]
     Unspecified {
-        /// What was given.
+        /// The configured interface.
         interface: String,
     },
-    /// The interface's addresses could not be found out.
+    /// The interface's addresses could not be read.
     #[error("the addresses of network interface '{interface}' could not be read; name an IP address instead")]
     Interface {
-        /// What was given.
+        /// The configured interface.
         interface: String,
-        /// Why.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// Listening failed.
     #[error("listening on {address} failed; is it an address of this host?")]
     Listen {
-        /// Where.
+        /// The address to listen on.
         address: std::net::IpAddr,
-        /// Why.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
     /// The operating system refused a descriptor or the thread.
-    #[error("the operating system refused the device its {what}")]
+    #[error("the operating system refused the device its {resource}")]
     System {
-        /// What was asked for.
-        what: &'static str,
-        /// Why.
+        /// The resource that was asked for.
+        resource: &'static str,
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },

@@ -1,5 +1,5 @@
-//! What waits to be sent to one peer, as its stream takes no more now: whole frames in their order,
-//! of each kind up to a number of bytes.
+//! The queue of frames to one peer whose stream takes no more now: whole frames in order, of each
+//! kind up to a number of bytes.
 
 use std::collections::VecDeque;
 
@@ -8,31 +8,31 @@ use rustix::io::Errno;
 /// Bytes of posted messages that wait at most.
 const POSTED_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of replies, and of what a fabric says by itself, that wait at most. What a full stream can
-/// hold of questions is less, so only a peer that never reads gets here.
+/// Bytes of replies and of the fabric's own messages that wait at most. A full stream holds fewer
+/// requests, so only a peer that never reads reaches the limit.
 const REPLIED_BYTES_MAX: usize = 4 << 20;
 
-/// Whose frame it is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum FrameKind {
     /// A message of a user.
     Post,
-    /// A message of a user that always has room: it takes the place of one that still waits.
+    /// A message of a user that always has room: it replaces one that still waits.
     Urgent,
-    /// An answer to a message, or something of the fabric.
+    /// An answer to a message, or a message of the fabric.
     Reply,
-    /// Something that is said once, as a goodbye.
-    Once,
+    /// A frame that is sent once, as a bye.
+    Single,
 }
 
-/// Too much of this kind waits.
+/// Too many bytes of this kind wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Full;
+pub(crate) struct OutgoingFull;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Outgoing {
-    frames: VecDeque<(Kind, Vec<u8>)>,
+    frames: VecDeque<(FrameKind, Vec<u8>)>,
     /// Bytes of the first frame that have been sent.
     sent: usize,
     posted_bytes: usize,
@@ -44,30 +44,30 @@ impl Outgoing {
         self.frames.is_empty()
     }
 
-    /// Takes a frame, behind those that wait.
-    pub(crate) fn push(&mut self, kind: Kind, frame: Vec<u8>) -> Result<(), Full> {
+    /// Appends a frame.
+    pub(crate) fn push(&mut self, kind: FrameKind, frame: Vec<u8>) -> Result<(), OutgoingFull> {
         match kind {
-            Kind::Post if self.posted_bytes > POSTED_BYTES_MAX => return Err(Full),
-            Kind::Reply if self.replied_bytes > REPLIED_BYTES_MAX => return Err(Full),
-            Kind::Post => self.posted_bytes += frame.len(),
-            Kind::Reply => self.replied_bytes += frame.len(),
-            Kind::Urgent => {
-                // One that has begun to go out has to be finished.
+            FrameKind::Post if self.posted_bytes > POSTED_BYTES_MAX => return Err(OutgoingFull),
+            FrameKind::Reply if self.replied_bytes > REPLIED_BYTES_MAX => return Err(OutgoingFull),
+            FrameKind::Post => self.posted_bytes += frame.len(),
+            FrameKind::Reply => self.replied_bytes += frame.len(),
+            FrameKind::Urgent => {
+                // A frame that is partly sent must be completed.
                 let begun = usize::from(self.sent > 0);
                 let mut waiting = self.frames.iter_mut().skip(begun);
-                if let Some((_, waiting)) = waiting.find(|(kind, _)| *kind == Kind::Urgent) {
+                if let Some((_, waiting)) = waiting.find(|(kind, _)| *kind == FrameKind::Urgent) {
                     *waiting = frame;
                     return Ok(());
                 }
             }
-            Kind::Once => {}
+            FrameKind::Single => {}
         }
         self.frames.push_back((kind, frame));
         Ok(())
     }
 
-    /// Sends until all is gone or `send` fails, which is given what to send and says how much of it
-    /// is sent.
+    /// Calls `send` with the remaining bytes until all are sent or `send` fails. `send` returns how
+    /// many bytes it sent.
     pub(crate) fn flush(&mut self, mut send: impl FnMut(&[u8]) -> Result<usize, Errno>) -> Result<(), Errno> {
         while let Some((kind, frame)) = self.frames.front() {
             match send(&frame[self.sent..]) {
@@ -79,9 +79,9 @@ impl Outgoing {
                 continue;
             }
             match kind {
-                Kind::Post => self.posted_bytes -= frame.len(),
-                Kind::Reply => self.replied_bytes -= frame.len(),
-                Kind::Urgent | Kind::Once => {}
+                FrameKind::Post => self.posted_bytes -= frame.len(),
+                FrameKind::Reply => self.replied_bytes -= frame.len(),
+                FrameKind::Urgent | FrameKind::Single => {}
             }
             self.sent = 0;
             self.frames.pop_front();
@@ -89,7 +89,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Forgets what waits.
+    /// Drops all frames.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
@@ -99,7 +99,7 @@ impl Outgoing {
 mod tests {
     use super::*;
 
-    /// A stream that takes so many bytes.
+    /// A stream that takes `room` bytes.
     fn stream(mut room: usize, sent: &mut Vec<u8>) -> impl FnMut(&[u8]) -> Result<usize, Errno> {
         move |bytes| {
             let count = bytes.len().min(room);
@@ -112,7 +112,9 @@ mod tests {
     #[test]
     fn frames_go_out_whole_and_in_order_however_little_the_stream_takes() {
         let mut outgoing = Outgoing::default();
-        for (kind, frame) in [(Kind::Post, &b"one"[..]), (Kind::Reply, b"two"), (Kind::Once, b"bye")] {
+        for (kind, frame) in
+            [(FrameKind::Post, &b"one"[..]), (FrameKind::Reply, b"two"), (FrameKind::Single, b"bye")]
+        {
             outgoing.push(kind, frame.to_vec()).expect("there is room");
         }
         let mut sent = Vec::new();
@@ -129,13 +131,13 @@ mod tests {
     fn an_urgent_frame_takes_the_place_of_one_that_waits_and_not_of_one_that_has_begun() {
         let mut outgoing = Outgoing::default();
         for frame in [&b"1st"[..], b"2nd"] {
-            outgoing.push(Kind::Urgent, frame.to_vec()).expect("there is room");
+            outgoing.push(FrameKind::Urgent, frame.to_vec()).expect("there is room");
         }
-        outgoing.push(Kind::Post, b"post".to_vec()).expect("there is room");
+        outgoing.push(FrameKind::Post, b"post".to_vec()).expect("there is room");
         let mut sent = Vec::new();
         assert_eq!(outgoing.flush(stream(1, &mut sent)), Err(Errno::AGAIN));
         for frame in [&b"3rd"[..], b"4th"] {
-            outgoing.push(Kind::Urgent, frame.to_vec()).expect("there is room");
+            outgoing.push(FrameKind::Urgent, frame.to_vec()).expect("there is room");
         }
         assert_eq!(outgoing.flush(stream(100, &mut sent)), Ok(()));
         assert_eq!(sent, b"2ndpost4th");
@@ -144,14 +146,14 @@ mod tests {
     #[test]
     fn of_each_kind_so_many_bytes_wait_and_an_urgent_one_has_room() {
         let mut outgoing = Outgoing::default();
-        for (kind, most) in [(Kind::Post, POSTED_BYTES_MAX), (Kind::Reply, REPLIED_BYTES_MAX)] {
+        for (kind, most) in [(FrameKind::Post, POSTED_BYTES_MAX), (FrameKind::Reply, REPLIED_BYTES_MAX)] {
             let taken = (0..).take_while(|_| outgoing.push(kind, vec![0; 4096]).is_ok()).count();
             assert_eq!(taken, most / 4096 + 1);
-            assert_eq!(outgoing.push(kind, vec![0]), Err(Full));
+            assert_eq!(outgoing.push(kind, vec![0]), Err(OutgoingFull));
         }
-        assert_eq!(outgoing.push(Kind::Urgent, vec![1]), Ok(()));
-        assert_eq!(outgoing.push(Kind::Once, vec![2]), Ok(()));
+        assert_eq!(outgoing.push(FrameKind::Urgent, vec![1]), Ok(()));
+        assert_eq!(outgoing.push(FrameKind::Single, vec![2]), Ok(()));
         assert_eq!(outgoing.flush(|bytes| Ok(bytes.len())), Ok(()));
-        assert_eq!(outgoing.push(Kind::Post, vec![0]), Ok(()));
+        assert_eq!(outgoing.push(FrameKind::Post, vec![0]), Ok(()));
     }
 }

@@ -1,7 +1,6 @@
 //! Packets with file descriptors over Unix sockets, never blocking.
 //!
-//! Sequenced packets keep a frame and its file descriptors together and whole, so nothing has to be
-//! reassembled.
+//! Sequenced packets keep a frame and its descriptors together, so nothing has to be reassembled.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,9 +13,10 @@ use rustix::net::{
     listen, recvmsg, sendmsg, socket_with,
 };
 
+use crate::auth::random_bytes;
 use crate::device::{Address, ProtocolViolation};
 
-/// Most file descriptors that one packet carries.
+/// The most file descriptors that one packet carries.
 pub(crate) const FILES_MAX: usize = 4;
 
 /// Connections that wait to be accepted; more than a host has ranks.
@@ -27,11 +27,9 @@ const NAME_BYTES: usize = 16;
 
 const SCHEME: &str = "shm:";
 
-/// A listener at a new random name, which only its address tells.
+/// A listener at a new random name, which only its address contains.
 pub(crate) fn bind_anywhere() -> io::Result<(OwnedFd, Address)> {
-    let mut name = [0_u8; NAME_BYTES];
-    let filled = rustix::rand::getrandom(&mut name, rustix::rand::GetRandomFlags::empty())?;
-    debug_assert_eq!(filled, NAME_BYTES);
+    let name: [u8; NAME_BYTES] = random_bytes();
     let hexadecimal: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
     let listener = bind_named(&hexadecimal)?;
     Ok((listener, Address(format!("{SCHEME}{hexadecimal}"))))
@@ -56,29 +54,29 @@ pub(crate) fn parse_text(address: &str) -> Option<&str> {
     (name.len() == 2 * NAME_BYTES && name.bytes().all(|byte| byte.is_ascii_hexdigit())).then_some(name)
 }
 
-/// Connects at once, or fails; `WOULDBLOCK` when too many wait there.
+/// Connects at once, or fails; `WOULDBLOCK` when the listener's backlog is full.
 pub(crate) fn dial(name: &str) -> Result<OwnedFd, Errno> {
     let stream = socket()?;
     connect(&stream, &socket_address(name)?)?;
     Ok(stream)
 }
 
-/// The next one that connected.
+/// Accepts the next connection.
 pub(crate) fn accept(listener: &OwnedFd) -> Result<OwnedFd, Errno> {
     accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
 
-/// The user of this process.
+/// The effective user of this process.
 pub(crate) fn own_user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Whether the process at the other end is of the same user as this one.
+/// Whether the process at the other end runs as the same user as this one.
 pub(crate) fn is_same_user(stream: &OwnedFd) -> bool {
     peer_user(stream) == Some(own_user())
 }
 
-/// The user of the process at the other end, as the kernel knows it since the two connected.
+/// The user of the process at the other end, as the kernel recorded it at the connect.
 pub(crate) fn peer_user(stream: &OwnedFd) -> Option<u32> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -115,7 +113,7 @@ pub(crate) struct Packet {
     /// Its length; zero at the end of the stream.
     pub(crate) bytes: usize,
     pub(crate) files: Vec<OwnedFd>,
-    /// This process may open no more files, so those that came were dropped.
+    /// This process may open no more files, so the packet's descriptors were dropped.
     pub(crate) files_lost: bool,
 }
 
@@ -126,16 +124,16 @@ pub(crate) enum ReceiveError {
     Violation(ProtocolViolation),
 }
 
-/// Receives one packet into `buffer`; one without bytes is the end of the stream, after all that
-/// was sent before it.
+/// Receives one packet into `buffer`. A packet without bytes is the end of the stream, after all
+/// packets that were sent before it.
 pub(crate) fn receive(stream: &OwnedFd, buffer: &mut [u8]) -> Result<Packet, ReceiveError> {
     let packet = receive_once(stream, buffer)?;
     if packet.bytes > 0 {
         return Ok(packet);
     }
-    // The system looks whether a packet is there and then, apart from that, whether the stream has
-    // ended: a packet and the end may both have come in between, and it tells of the end. Nothing
-    // is sent after the end, so who knows of it finds every packet by looking again.
+    // The kernel first looks for a packet, then, separately, for the end of the stream. If a packet
+    // and the end both come in between, it reports the end. Nothing is sent after the end, so a
+    // second call finds every packet.
     receive_once(stream, buffer)
 }
 

@@ -1,27 +1,28 @@
-//! Regions whose last handle is gone: told from any thread, forgotten by the device, which tells
-//! its peers where they count on them.
+//! Regions whose last handle is gone. Any thread adds them; the device forgets them and tells its
+//! peers where they count on it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 
 use super::EventFlag;
 use crate::device::Wake;
+use crate::mutex::lock;
 use crate::region::{RegionKey, Registry};
 
 /// See the module.
-pub(crate) struct Releases {
+pub(crate) struct ReleasedRegions {
     keys: Mutex<Vec<RegionKey>>,
     has_any: AtomicBool,
-    /// What wakes the device, while there is one.
+    /// Wakes the device, while it exists.
     wake_source: Weak<EventFlag>,
 }
 
-impl Releases {
+impl ReleasedRegions {
     pub(super) fn new(wake_source: Weak<EventFlag>) -> Self {
         Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), wake_source }
     }
 
-    /// Whether [`Releases::take`] would give something. One load: for polls.
+    /// Whether [`ReleasedRegions::take`] returns a key. One load: for polls.
     pub(crate) fn has_any(&self) -> bool {
         // Acquire: pairs with the release in `released`; the lock orders the keys themselves.
         self.has_any.load(Ordering::Acquire)
@@ -29,16 +30,16 @@ impl Releases {
 
     /// The keys released since the last call.
     pub(crate) fn take(&self) -> Vec<RegionKey> {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = lock(&self.keys);
         // Release: under the lock, so it never hides a key that is still there.
         self.has_any.store(false, Ordering::Release);
         std::mem::take(&mut *keys)
     }
 }
 
-impl Registry for Releases {
+impl Registry for ReleasedRegions {
     fn released(&self, key: RegionKey) {
-        let mut keys = self.keys.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut keys = lock(&self.keys);
         keys.push(key);
         // Release: pairs with the acquire in `has_any`.
         self.has_any.store(true, Ordering::Release);

@@ -1,4 +1,4 @@
-//! Making sockets: addresses, options, and what their errors mean.
+//! Sockets: addresses, options, and the meaning of their errors.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,22 +14,22 @@ use sha2::{Digest, Sha256};
 
 use crate::device::{Address, LossCause};
 
-/// What an address of these fabrics begins with.
+/// The prefix of addresses of these fabrics.
 const SCHEME: &str = "tcp:";
 
-/// Connections that wait to be accepted at most; the kernel may allow fewer.
+/// Connections that wait to be accepted; the kernel may allow fewer.
 const BACKLOG: i32 = 4096;
 
-/// An idle connection is asked for a sign of life after this time, and then as often.
+/// The kernel probes an idle connection after this time, then in each interval.
 const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(3);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 const KEEP_ALIVE_PROBES: u32 = 5;
 
-/// A host that acknowledges nothing for so long is silent.
+/// A host that acknowledges nothing for this time is silent.
 const HOST_SILENT_LIMIT: Duration = Duration::from_secs(8);
 
-/// What waits to be received at a rank on the same host at most, in bytes; the kernel doubles it
-/// for its own needs.
+/// The most bytes in flight to a rank on the same host; the kernel doubles the number for its own
+/// needs.
 const NEIGHBOUR_BUFFER_BYTES: usize = 512 << 10;
 
 /// The text for a socket address.
@@ -43,7 +43,7 @@ pub(super) fn from_text(address: &Address) -> Option<SocketAddr> {
     (address.port() != 0 && !address.ip().is_unspecified()).then_some(address)
 }
 
-/// What an error of a connection says about the peer.
+/// The loss of a peer that an error of its connection means.
 pub(crate) fn loss(error: &io::Error) -> LossCause {
     match error.kind() {
         io::ErrorKind::TimedOut => LossCause::HostSilent(HOST_SILENT_LIMIT),
@@ -52,7 +52,7 @@ pub(crate) fn loss(error: &io::Error) -> LossCause {
     }
 }
 
-/// A socket that listens on this address, at a port of the kernel's choice, and where that is.
+/// A socket that listens on this address, at a port of the kernel's choice, and its bound address.
 pub(super) fn listen_on(ip: IpAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     let address = SocketAddr::new(ip, 0);
     let socket = socket_with(family(&address), SocketType::STREAM, flags(), None)?;
@@ -80,8 +80,8 @@ fn flags() -> SocketFlags {
     SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
 }
 
-/// Options of every connection. Buffers are left to the kernel, which sizes them by the path, but
-/// on the way to a neighbour: there is no wire to keep full, and what waits in the kernel leaves
+/// Sets the options of every connection. The kernel sizes the buffers by the path, except to a rank
+/// on the same host: that path has no wire to keep full, and bytes that wait in the kernel leave
 /// the cache.
 pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
@@ -99,14 +99,14 @@ pub(super) fn tune(socket: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Options of a control stream: unanswered data ends it in bounded time, too. Not for data
-/// connections, where a peer that computes and does not receive is no loss.
+/// Sets the options of a control stream: unacknowledged data ends it in bounded time. Data
+/// connections have no such limit, because a peer that computes and does not receive is not lost.
 pub(super) fn tune_control(socket: impl AsFd) -> io::Result<()> {
     sockopt::set_tcp_user_timeout(socket.as_fd(), HOST_SILENT_LIMIT.as_millis() as u32)?;
     Ok(())
 }
 
-/// Which host and process number space this is; zero when it cannot be told.
+/// Identifies the host and its process number space; zero when they are unknown.
 pub(super) fn host_identity() -> [u8; 16] {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id");
     let space = std::fs::read_link("/proc/self/ns/pid");

@@ -1,7 +1,7 @@
 //! Control planes of several ranks in one process, of a fabric without data connections.
 #![allow(unsafe_code)]
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, waitpid};
@@ -9,6 +9,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use super::*;
 use crate::auth::Secret;
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
+use crate::mutex::lock;
 
 /// How long a test waits for anything: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -43,7 +44,7 @@ struct Inbox(Mutex<Vec<Heard>>);
 
 impl Inbox {
     fn lock(&self) -> MutexGuard<'_, Vec<Heard>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -155,9 +156,9 @@ fn connected() -> [End; 2] {
 fn a_pair_has_one_socket_and_says_all_over_it_in_order() {
     let [mut low, high] = connected();
     assert_eq!([low.sockets(), high.sockets()], [1, 0], "the higher rank has dialed, once");
-    assert!(high.control.say(0, &[7]));
+    assert!(high.control.send_message(0, &[7]));
     high.control.post(0, b"?", false).expect("there is room");
-    assert!(high.control.say(0, &[8]));
+    assert!(high.control.send_message(0, &[8]));
     high.until_heard(&Heard::Message(0, b"!".to_vec()));
     low.until_heard(&Heard::Message(1, b"?".to_vec()));
     low.until("message", |event| matches!(event, ControlEvent::Message { message: Number(8), .. }));
@@ -184,18 +185,18 @@ fn what_a_peer_said_counts_though_its_loss_was_seen_before_elsewhere() {
     assert_eq!(low.inbox.lock()[..], [Heard::Message(1, b"last words".to_vec()), Heard::Lost(1, broken)]);
 
     let [mut low, mut high] = connected();
-    high.control.say_bye(0);
+    high.control.send_bye(0);
     low.control.lose(1, LossCause::ConnectionClosed);
-    low.until("goodbye", |event| matches!(event, ControlEvent::Departed { peer: 1 }));
+    low.until("bye", |event| matches!(event, ControlEvent::Departed { peer: 1 }));
     drop(high);
-    assert_eq!(low.inbox.lock()[..], [], "who said goodbye is not lost");
+    assert_eq!(low.inbox.lock()[..], [], "who said bye is not lost");
 }
 
 #[test]
 fn why_a_pair_is_refused_tells_more_than_what_is_seen_of_it() {
     let refused = LossCause::Files { most: 101 };
     let [mut low, high] = connected();
-    assert!(high.control.say(0, &[101]));
+    assert!(high.control.send_message(0, &[101]));
     low.control.lose(1, LossCause::ConnectionClosed);
     assert_eq!(low.until_lost(1), refused);
     assert_eq!(low.control.cause(1, LossCause::ConnectionClosed), refused);
@@ -208,7 +209,7 @@ fn why_a_pair_is_refused_tells_more_than_what_is_seen_of_it() {
 #[test]
 fn a_message_that_no_fabric_sends_costs_the_pair() {
     let [mut low, high] = connected();
-    assert!(high.control.say(0, &[0]));
+    assert!(high.control.send_message(0, &[0]));
     assert_eq!(low.until_lost(1), LossCause::Protocol(ProtocolViolation::MalformedFrame));
 }
 
@@ -232,7 +233,7 @@ fn pairs_are_connected_one_by_one_when_both_want_it_and_others_never() {
     // Severed before they were connected: they never are, and nothing is lost.
     low.control.sever(1);
     low.connect(middle);
-    assert!(!low.control.say(1, &[1]));
+    assert!(!low.control.send_message(1, &[1]));
     high.control.post(0, b"here", false).expect("it is connected");
     low.until_heard(&Heard::Message(2, b"here".to_vec()));
     assert_eq!(low.events.len(), 1, "one pair, nothing else");

@@ -1,4 +1,4 @@
-//! A device's watcher thread, and how long a device that ends waits for it.
+//! A device's watcher thread, and how long a device waits for its end.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -10,10 +10,10 @@ use crate::fork::Process;
 
 /// See the module.
 pub(crate) struct WatcherThread {
-    /// Whose thread it is: a forked child has none.
+    /// The process of the thread: a forked child has no thread.
     process: Process,
     thread: Option<JoinHandle<()>>,
-    /// Hears when the thread has ended, however it did: then nobody holds the other end any more.
+    /// Disconnected when the thread has ended in any way: the thread holds the only sender.
     end: Mutex<Receiver<()>>,
 }
 
@@ -27,17 +27,18 @@ impl WatcherThread {
         Ok(Self { process: Process::current(), thread: Some(thread), end: Mutex::new(end) })
     }
 
-    /// Whether this is a forked child of the process that made the device: the child's copy of the
-    /// streams is not its to use or to close.
+    /// Whether this is a forked child of the process that made the device. A child must not use or
+    /// close its copies of the streams.
     pub(crate) fn is_forked(&self) -> bool {
         !self.process.is_current()
     }
 
-    /// Waits for the end of the thread, which was asked for, up to a limit: a responder may block.
+    /// Waits for the end of the thread, which was told to stop, up to a limit: a responder may
+    /// block.
     pub(crate) fn join(&mut self, limit: Duration) {
         let Some(thread) = self.thread.take() else { return };
-        // Not when the watcher itself drops the device, through its responder: it ends when it
-        // returns from there.
+        // No wait when the watcher itself drops the device, through its responder: the watcher ends
+        // when it returns from there.
         let is_watcher = thread.thread().id() == std::thread::current().id();
         let limit = if is_watcher { Duration::ZERO } else { limit };
         let end = self.end.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +48,7 @@ impl WatcherThread {
                 let name = thread.thread().name().unwrap_or_default();
                 tracing::warn!(name, "the responder blocks; its thread is left behind");
             }
-            // A panic there was reported by the thread itself.
+            // The thread itself reported a panic.
             _ => drop(thread.join()),
         }
     }

@@ -1,41 +1,37 @@
-//! The watcher thread: accepts, dials and proves connections, reads control streams, and signals
-//! losses, whether or not anybody polls the device.
+//! The watcher thread: it accepts, dials and authenticates connections, reads control streams, and
+//! detects losses, whether or not anybody polls the device.
 //!
-//! **Invariant:** nothing that a stranger sends is believed, answered at length or kept: before its
-//! proof a connection costs one slot, at most one fixed-size message of memory, and
-//! [`HANDSHAKE_LIMIT`] of time. However many come, those that have proved themselves get their turn
-//! after a few of them ([`accepting`](crate::accepting)).
+//! **Invariant:** bytes of an unauthenticated connection are not believed, answered at length or
+//! kept. Before authentication a connection costs one slot, at most one fixed-size message of
+//! memory, and [`HANDSHAKE_LIMIT`] of time. However many of them come, authenticated peers get
+//! their turn after a few of them ([`accepting`](crate::accepting)).
 
-mod connection;
 mod joining;
 
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll;
 use rustix::net::RecvFlags;
 
-use self::connection::{Arrivals, Connection, Origin, Peer, Wanted};
-use super::FabricMessage;
 use super::frame::Frame;
-use super::handshake::Identity;
-use super::link::{NotSaid, State};
-use super::shared::{Command, ControlEvent, Shared};
-use super::slots::Slots;
-use super::socket;
-use crate::Rank;
-use crate::accepting::{Rest, Unproved};
-use crate::clock::{self, Nanos};
+use super::handshake::{Handshake, Hello, Identity, Progress};
+use super::slab::Slab;
+use super::{Command, ControlEvent, FabricMessage, SendError, Shared, State, socket};
+use crate::accepting::{AcceptPause, UnauthenticatedConnections};
+use crate::clock::Nanos;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Wake};
+use crate::{Rank, clock};
 
-/// How long a connection may take to prove itself.
+/// Time limit of a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Warnings about those who are turned away, so that a flood of them does not fill a log.
+/// Warnings about rejected connections; the limit keeps a flood out of the log.
 const WARNINGS_MAX: u32 = 16;
 
-/// Unproved connections at once at least; with many ranks more.
+/// Unauthenticated connections at once; with many ranks the limit is higher.
 const HANDSHAKES_MIN: usize = 256;
 
 /// Pauses between attempts to dial.
@@ -50,10 +46,10 @@ pub(super) struct Watcher<M> {
     identity: Identity,
     epoll: OwnedFd,
     listener: OwnedFd,
-    rest: Rest,
-    connections: Slots<Connection>,
-    /// The slots of those that somebody dialed and that are not proved.
-    unproved: Unproved,
+    rest: AcceptPause,
+    connections: Slab<Connection>,
+    /// The slots of accepted connections that are not authenticated.
+    unauthenticated: UnauthenticatedConnections,
     warnings_left: u32,
     peers: Vec<Peer>,
     lingering_until: Option<Nanos>,
@@ -74,16 +70,16 @@ impl<M: FabricMessage> Watcher<M> {
             identity,
             epoll,
             listener,
-            rest: Rest::default(),
-            connections: Slots::default(),
-            unproved: Unproved::default(),
+            rest: AcceptPause::default(),
+            connections: Slab::default(),
+            unauthenticated: UnauthenticatedConnections::default(),
             warnings_left: WARNINGS_MAX,
             peers,
             lingering_until: None,
         })
     }
 
-    /// The thread: until it is told to stop.
+    /// The thread's function: returns when it is told to stop.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(64);
         loop {
@@ -92,7 +88,7 @@ impl<M: FabricMessage> Watcher<M> {
             if self.has_lingered(now) {
                 return;
             }
-            let next = self.keep_time(now);
+            let next = self.handle_timers(now);
             let timeout = next.map(|next| {
                 let wait = next.since(now);
                 rustix::time::Timespec {
@@ -101,7 +97,7 @@ impl<M: FabricMessage> Watcher<M> {
                 }
             });
             events.clear();
-            // An error can only be an interruption: look again.
+            // The only possible error is an interruption: poll again.
             let _ = epoll::wait(&self.epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
             let now = clock::now();
             for event in events.drain(..) {
@@ -127,8 +123,8 @@ impl<M: FabricMessage> Watcher<M> {
                 Command::Connect { peer, dial, deadline } => {
                     let retry_at = dial.map(|_| now);
                     let pause = DIAL_PAUSE_MIN;
-                    self.peers[peer as usize].wanted =
-                        Some(Wanted { since: now, deadline, dial, retry_at, pause, session: 0 });
+                    self.peers[peer as usize].request =
+                        Some(ConnectRequest { since: now, deadline, dial, retry_at, pause, session: 0 });
                     self.try_open(peer);
                 }
                 Command::Flush { peer } => self.watch_output(peer),
@@ -145,14 +141,14 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Whether everybody who was told goodbye has had the time to read it.
+    /// Whether every peer that got a bye has had time to read it.
     fn has_lingered(&self, now: Nanos) -> bool {
         self.lingering_until
             .is_some_and(|until| now >= until || !self.shared.links.iter().any(|link| link.lingers()))
     }
 
-    /// Acts on what is due; returns when something will be.
-    fn keep_time(&mut self, now: Nanos) -> Option<Nanos> {
+    /// Handles timers that have expired; returns when the next one expires.
+    fn handle_timers(&mut self, now: Nanos) -> Option<Nanos> {
         let mut next = self.lingering_until;
         let mut earliest = |time: Nanos| next = Some(next.map_or(time, |next: Nanos| next.min(time)));
         if let Some(until) = self.rest.end(&self.epoll, &self.listener, LISTENER, now) {
@@ -160,19 +156,19 @@ impl<M: FabricMessage> Watcher<M> {
         }
         let mut late = Vec::new();
         for (slot, connection) in self.connections.iter() {
-            if let Connection::Handshake(proving) = connection {
-                if now >= proving.deadline { late.push(slot) } else { earliest(proving.deadline) }
+            if let Connection::Handshake(pending) = connection {
+                if now >= pending.deadline { late.push(slot) } else { earliest(pending.deadline) }
             }
         }
         let (mut lost, mut dials) = (Vec::new(), Vec::new());
         for (peer, known) in self.peers.iter().enumerate() {
-            let Some(wanted) = &known.wanted else { continue };
-            if now >= wanted.deadline {
+            let Some(request) = &known.request else { continue };
+            if now >= request.deadline {
                 lost.push(peer as Rank);
                 continue;
             }
-            earliest(wanted.deadline);
-            match wanted.retry_at {
+            earliest(request.deadline);
+            match request.retry_at {
                 Some(at) if now >= at => dials.push(peer as Rank),
                 Some(at) => earliest(at),
                 None => {}
@@ -182,7 +178,7 @@ impl<M: FabricMessage> Watcher<M> {
             self.drop_handshake(slot, now);
         }
         for peer in lost {
-            self.not_reached(peer, now);
+            self.connect_timed_out(peer, now);
         }
         for peer in dials {
             self.dial(peer, now);
@@ -190,9 +186,9 @@ impl<M: FabricMessage> Watcher<M> {
         next
     }
 
-    fn not_reached(&mut self, peer: Rank, now: Nanos) {
+    fn connect_timed_out(&mut self, peer: Rank, now: Nanos) {
         let known = &self.peers[peer as usize];
-        let waited = known.wanted.as_ref().map_or(Duration::ZERO, |wanted| now.since(wanted.since));
+        let waited = known.request.as_ref().map_or(Duration::ZERO, |request| now.since(request.since));
         let cause = known.violation.map_or(LossCause::NotReached(waited), LossCause::Protocol);
         self.forget(peer);
         self.shared.lose(peer, cause);
@@ -215,12 +211,12 @@ impl<M: FabricMessage> Watcher<M> {
         Ok(slot)
     }
 
-    /// What epoll says of a connection.
+    /// The event data of a connection in epoll.
     fn data(&self, slot: usize) -> epoll::EventData {
         epoll::EventData::new_u64(self.connections.token(slot))
     }
 
-    /// What to wait for at a connection.
+    /// Sets the events that epoll reports of a connection.
     fn watch(&self, slot: usize, flags: epoll::EventFlags) -> rustix::io::Result<()> {
         let Some(connection) = self.connections.value(slot) else { return Ok(()) };
         epoll::modify(&self.epoll, connection.file(), self.data(slot), flags)
@@ -231,12 +227,12 @@ impl<M: FabricMessage> Watcher<M> {
         if let Some(peer) = connection.peer() {
             self.peers[peer as usize].slots.retain(|other| *other != slot);
         }
-        if let Connection::Handshake(proving) = &connection
-            && let Origin::Accepted(from) = proving.origin
+        if let Connection::Handshake(pending) = &connection
+            && let Origin::Accepted(from) = pending.origin
         {
-            self.unproved.remove(from, slot as u64);
+            self.unauthenticated.remove(from, slot as u64);
         }
-        // Explicitly, as a forked child may keep the connection open.
+        // Explicitly, because a forked child may keep the connection open.
         let _ = epoll::delete(&self.epoll, connection.file());
         Some(connection)
     }
@@ -271,12 +267,12 @@ impl<M: FabricMessage> Watcher<M> {
         };
         self.remove(slot);
         match self.shared.link(peer).state() {
-            // Its goodbye came before.
+            // The bye came before.
             State::Departed => {
                 self.shared.link(peer).close();
                 self.forget(peer);
             }
-            // Before the pair was there: the listener may be about to take a newer attempt.
+            // The pair did not exist yet: the listener may be about to take a newer attempt.
             State::Unconnected if !matches!(cause, LossCause::Protocol(_)) => self.dial_again(peer, now),
             _ => {
                 self.forget(peer);
@@ -285,7 +281,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Reads what is there and acts on it.
+    /// Reads and handles all frames that have arrived.
     fn drain_control(&mut self, slot: usize, peer: Rank) -> Result<(), LossCause> {
         loop {
             let Some(Connection::Control { stream, reader, .. }) = self.connections.value_mut(slot) else {
@@ -304,7 +300,7 @@ impl<M: FabricMessage> Watcher<M> {
                 match Frame::decode(&bytes[used..]) {
                     Ok(Some((frame, count))) => {
                         used += count;
-                        if let Err(violation) = self.act(peer, &frame) {
+                        if let Err(violation) = self.handle_frame(peer, &frame) {
                             break Err(LossCause::Protocol(violation));
                         }
                     }
@@ -320,15 +316,15 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    fn act(&mut self, peer: Rank, frame: &Frame<'_>) -> Result<(), ProtocolViolation> {
+    fn handle_frame(&mut self, peer: Rank, frame: &Frame<'_>) -> Result<(), ProtocolViolation> {
         let shared = Arc::clone(&self.shared);
         let link = shared.link(peer);
         match (link.state(), frame) {
             (State::Unconnected, Frame::Ready) => {
                 let complete = self.peers[peer as usize]
-                    .arrivals
+                    .connections_of_attempt
                     .as_ref()
-                    .is_some_and(Arrivals::has_all_data_connections);
+                    .is_some_and(PairConnections::has_all_data_connections);
                 if !complete {
                     return Err(ProtocolViolation::UnexpectedAnswer);
                 }
@@ -337,7 +333,7 @@ impl<M: FabricMessage> Watcher<M> {
             (State::Open | State::Departed, Frame::Message(message)) => {
                 if let Some(reply) = self.shared.responder.message(peer, message) {
                     let reply = Frame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
-                    if link.say(&reply) == Err(NotSaid::NotRead) {
+                    if link.send_frame(&reply) == Err(SendError::BacklogFull) {
                         return Err(ProtocolViolation::TooManyRequests);
                     }
                 }
@@ -345,7 +341,8 @@ impl<M: FabricMessage> Watcher<M> {
             }
             (State::Open | State::Departed, Frame::Fabric(message)) => {
                 let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;
-                // At once: the peer hangs up behind it, and whoever sees that asks for the cause.
+                // Before the event: the peer closes the stream after it, and then the cause is
+                // asked for.
                 if let Some(cause) = message.refusal() {
                     link.refuse(cause);
                 }
@@ -361,7 +358,7 @@ impl<M: FabricMessage> Watcher<M> {
         Ok(())
     }
 
-    /// Wakes when the peer's control stream takes more, as long as something waits for that.
+    /// Sends what the stream takes, and watches it for room as long as frames wait.
     fn watch_output(&mut self, peer: Rank) {
         let waits = self.shared.link(peer).flush();
         let Some(slot) = self.control_slot(peer) else { return };
@@ -381,14 +378,14 @@ impl<M: FabricMessage> Watcher<M> {
         self.lose(peer, LossCause::ProcessEnded, now);
     }
 
-    /// The peer is lost, as something else than its control stream tells. Contract line 4: what it
-    /// said before still counts.
+    /// Marks the peer lost for a cause that was seen elsewhere than on its control stream. Contract
+    /// line 4: what it sent before still counts.
     fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
         if let Some(control) = self.control_slot(peer) {
             self.serve_control(control, peer, now);
         }
         match self.shared.link(peer).state() {
-            // Before the pair was there: a newer process may be about to come.
+            // The pair did not exist yet: a newer process may be about to come.
             State::Unconnected if cause == LossCause::ProcessEnded => {}
             State::Unconnected | State::Open => {
                 self.forget(peer);
@@ -401,5 +398,113 @@ impl<M: FabricMessage> Watcher<M> {
             }
             _ => {}
         }
+    }
+}
+
+/// A descriptor that the watcher waits for.
+enum Connection {
+    Handshake(Box<PendingHandshake>),
+    Control { peer: Rank, stream: Arc<OwnedFd>, reader: Vec<u8>, watches_output: bool },
+    Process { peer: Rank, file: OwnedFd },
+}
+
+impl Connection {
+    fn file(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Handshake(pending) => pending.socket.as_fd(),
+            Self::Control { stream, .. } => stream.as_fd(),
+            Self::Process { file, .. } => file.as_fd(),
+        }
+    }
+
+    /// The peer of the connection; `None` for an accepted connection that is not authenticated.
+    fn peer(&self) -> Option<Rank> {
+        match self {
+            Self::Handshake(pending) => pending.origin.dialed().map(|(peer, _)| peer),
+            Self::Control { peer, .. } | Self::Process { peer, .. } => Some(*peer),
+        }
+    }
+}
+
+/// The origin of a connection that is not authenticated.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// This rank dialed the peer, in the attempt with this session number.
+    Dialed(Rank, u64),
+    /// Another process dialed this rank, from this address.
+    Accepted(IpAddr),
+}
+
+impl Origin {
+    /// The peer that this rank dialed, and the session number of the attempt.
+    fn dialed(self) -> Option<(Rank, u64)> {
+        match self {
+            Self::Dialed(peer, session) => Some((peer, session)),
+            Self::Accepted(_) => None,
+        }
+    }
+}
+
+/// A connection whose handshake is under way.
+struct PendingHandshake {
+    socket: OwnedFd,
+    handshake: Handshake,
+    deadline: Nanos,
+    origin: Origin,
+    /// The result; the handshake ends when all bytes are sent.
+    verdict: Option<Progress>,
+}
+
+/// The watcher's state of a peer, connected or not.
+#[derive(Default)]
+struct Peer {
+    request: Option<ConnectRequest>,
+    connections_of_attempt: Option<PairConnections>,
+    /// Why a process that claimed to be this peer was rejected.
+    violation: Option<ProtocolViolation>,
+    /// The slots of the peer's connections.
+    slots: Vec<usize>,
+}
+
+/// A connection to a peer that the device asked for and that does not exist yet.
+struct ConnectRequest {
+    since: Nanos,
+    deadline: Nanos,
+    dial: Option<SocketAddr>,
+    retry_at: Option<Nanos>,
+    pause: Duration,
+    /// The session number of the attempt under way.
+    session: u64,
+}
+
+/// Authenticated connections of one attempt.
+struct PairConnections {
+    session: u64,
+    signal_slots: u32,
+    process: Option<u32>,
+    control: Option<OwnedFd>,
+    /// The control stream once the watcher reads it (the dialer waits for "ready").
+    reading: Option<Arc<OwnedFd>>,
+    to_peer: Vec<Option<OwnedFd>>,
+    from_peer: Vec<Option<OwnedFd>>,
+}
+
+impl PairConnections {
+    fn new(hello: &Hello, identity: &Identity) -> Self {
+        let same_host = hello.host == identity.host && hello.host != [0; 16];
+        let none = || (0..identity.data_connections).map(|_| None).collect();
+        Self {
+            session: hello.session,
+            signal_slots: hello.signal_slots,
+            process: same_host.then_some(hello.process),
+            control: None,
+            reading: None,
+            to_peer: none(),
+            from_peer: none(),
+        }
+    }
+
+    fn has_all_data_connections(&self) -> bool {
+        self.to_peer.iter().chain(&self.from_peer).all(Option::is_some)
     }
 }

@@ -1,4 +1,4 @@
-//! Memory of a GPU under the name by which a NIC's driver takes it: a dma-buf.
+//! A dma-buf of GPU memory, for NIC drivers.
 
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -8,33 +8,33 @@ use super::driver::CudaError;
 use super::memory::CudaMemory;
 use crate::memory::Memory;
 
-/// A dma-buf of a GPU's memory, for `ibv_reg_dmabuf_mr` and the like. Holds the pages while it, or
-/// what was registered by it, is open; the memory it was made of should outlive it nevertheless.
+/// A dma-buf of GPU memory, for `ibv_reg_dmabuf_mr` and the like. The pages stay while it, or a
+/// registration of it, is open; nevertheless the memory should outlive it.
 #[derive(Debug)]
-pub struct DmaBuf {
+pub struct CudaDmaBuf {
     file: OwnedFd,
     offset: u64,
     len: usize,
 }
 
-impl DmaBuf {
-    /// All of a memory.
+impl CudaDmaBuf {
+    /// A dma-buf of a whole memory.
     ///
     /// Source: CUDA driver API, `cuMemGetHandleForAddressRange`: address and length are whole pages
     /// of the host.
     ///
     /// # Errors
     ///
-    /// The GPU, its driver or the kernel (5.12 or newer) has no dma-bufs, or what the driver says.
+    /// The GPU, its driver or the kernel (5.12 or newer) has no dma-bufs, or the driver's error.
     pub fn new(memory: &CudaMemory) -> Result<Self, CudaError> {
         let gpu = memory.gpu();
         if !gpu.has_dma_buf() {
             return Err(CudaError::Unable {
                 ordinal: gpu.ordinal(),
-                what: "name its memory by a dma-buf (that takes NVIDIA's open kernel modules, driver 515 or newer, and Linux 5.12 or newer); load nvidia-peermem, or stage through host memory",
+                ability: "name its memory by a dma-buf (that takes NVIDIA's open kernel modules, driver 515 or newer, and Linux 5.12 or newer); load nvidia-peermem, or stage through host memory",
             });
         }
-        let _bound = gpu.bind()?;
+        let _context = gpu.bind()?;
         // Allocations begin at whole pages and consist of them.
         let bytes = memory.len().max(1).next_multiple_of(rustix::param::page_size());
         let address = memory.base().as_ptr() as u64;
@@ -57,7 +57,7 @@ impl DmaBuf {
         self.file.as_fd()
     }
 
-    /// Where in it the memory begins, in bytes.
+    /// Offset of the memory in it, in bytes.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
@@ -69,7 +69,7 @@ impl DmaBuf {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

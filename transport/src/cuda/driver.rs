@@ -1,9 +1,9 @@
-//! The driver's library: found once, looked through once, and the errors of its calls.
+//! The driver's library and the errors of its calls.
 //!
-//! cudarc opens the library by itself at the first call, and panics where it is missing or lacks a
-//! function. **Invariant:** [`driver`] is asked before any call, and answers only when the library
-//! is there and has every function of [`NEEDED`]; the optional ones are called only where
-//! [`Driver`] says that they are there.
+//! cudarc opens the library itself at the first call, and panics if it is missing or lacks a
+//! function. **Invariant:** [`driver`] is called before any other call. It succeeds only if the
+//! library exists and has every function of [`NEEDED`]; optional functions are called only if
+//! [`Driver`] reports them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use cudarc::driver::sys;
 
-/// Oldest driver whose functions and PTX are counted on: that of CUDA 12.0, as the driver tells its
-/// version.
+/// Oldest driver whose functions and PTX are supported: that of CUDA 12.0, in the driver's version
+/// numbers.
 const VERSION_MIN: i32 = 12_000;
 
-/// The functions that are called wherever there is a GPU. All are in the drivers of CUDA 12.0.
+/// The functions that are called on every GPU. All are in the drivers of CUDA 12.0.
 const NEEDED: &[&str] = &[
     "cuInit",
     "cuDriverGetVersion",
@@ -59,14 +59,14 @@ const NEEDED: &[&str] = &[
     "cuLaunchKernel",
 ];
 
-/// A code of the driver's, with its name.
+/// An error code of the driver, with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaErrorCode {
     /// The number.
     pub code: u32,
     /// `CUDA_ERROR_…`.
     pub name: String,
-    /// What the driver says about it.
+    /// The driver's description.
     pub text: String,
 }
 
@@ -76,7 +76,7 @@ impl std::fmt::Display for CudaErrorCode {
     }
 }
 
-/// What can go wrong with a GPU.
+/// An error of a GPU or its driver.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
@@ -90,13 +90,13 @@ pub enum CudaError {
         "the CUDA driver has no function {symbol}; install a driver for CUDA 12.0 or newer (525 or newer)"
     )]
     NoFunction {
-        /// Which.
+        /// The function.
         symbol: &'static str,
     },
     /// The driver is too old for the kernels.
     #[error("the CUDA driver is one for CUDA {}.{}; install one for CUDA 12.0 or newer (525 or newer)", version / 1000, version % 1000 / 10)]
     OldDriver {
-        /// As `cuDriverGetVersion` tells it.
+        /// The version, as from `cuDriverGetVersion`.
         version: i32,
     },
     /// There is no such GPU.
@@ -104,17 +104,17 @@ pub enum CudaError {
         "there is no GPU {ordinal}: the CUDA driver shows {gpus} (numbered from 0); give another one, or look at CUDA_VISIBLE_DEVICES and 'nvidia-smi -L'"
     )]
     NoGpu {
-        /// Which was asked for.
+        /// The ordinal that was given.
         ordinal: u32,
-        /// How many there are.
+        /// The number of GPUs.
         gpus: u32,
     },
-    /// No GPU here is the one that a peer's memory is on.
+    /// No visible GPU is the one with the peer's memory.
     #[error(
         "this process does not see GPU {gpu}, which holds the peer's memory; let CUDA_VISIBLE_DEVICES name it in both processes"
     )]
     UnseenGpu {
-        /// Which.
+        /// The GPU.
         gpu: super::GpuId,
     },
     /// One GPU does not reach the other's memory.
@@ -122,19 +122,19 @@ pub enum CudaError {
         "GPU {ordinal} does not reach memory of GPU {other}; use GPUs that do ('nvidia-smi topo -p2p r'), or take fabric tcp, which stages through host memory"
     )]
     NoPeerAccess {
-        /// Whose kernels.
+        /// The GPU of the kernels.
         ordinal: u32,
-        /// Whose memory.
+        /// The GPU of the memory.
         other: u32,
     },
-    /// One device reaches the memory of one GPU.
+    /// A device supports the memory of one GPU.
     #[error(
         "memory of GPU {other} cannot be registered beside that of GPU {first}; make a group for each GPU"
     )]
     OtherGpu {
-        /// Whose memory is registered.
+        /// The GPU whose memory is registered.
         first: u32,
-        /// Whose was to be.
+        /// The GPU whose memory was to be registered.
         other: u32,
     },
     /// The GPU has too little memory.
@@ -142,27 +142,27 @@ pub enum CudaError {
         "GPU {ordinal} has no {bytes} bytes left; free some, or use less ('nvidia-smi' shows who has it)"
     )]
     OutOfMemory {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
-        /// How many were wanted.
+        /// The number of bytes that was requested.
         bytes: usize,
     },
-    /// The GPU, or its driver, cannot do something.
-    #[error("GPU {ordinal} cannot {what}")]
+    /// The GPU, or its driver, lacks an ability.
+    #[error("GPU {ordinal} cannot {ability}")]
     Unable {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
-        /// What.
-        what: &'static str,
+        /// The ability.
+        ability: &'static str,
     },
     /// An address that is not memory of that GPU.
     #[error(
         "address {address:#x} is not memory of GPU {ordinal}; give a pointer that cudaMalloc or cuMemAlloc returned there, or a slice for host memory"
     )]
     NotDeviceMemory {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
-        /// Which address.
+        /// The address.
         address: u64,
     },
     /// Memory that its owner has freed.
@@ -170,59 +170,59 @@ pub enum CudaError {
         "the GPU memory at {address:#x} was freed, or freed and allocated again, while it was in use here; keep it until the buffer is dropped"
     )]
     Freed {
-        /// Which address.
+        /// The address.
         address: u64,
     },
-    /// Memory that could not be kept when it was taken back from peers.
+    /// Memory that could not be kept when it was detached from peers.
     #[error(
         "the {bytes} bytes of this buffer on GPU {ordinal} were lost when a peer failed: to keep them from that peer they had to be copied, and the GPU had too little free memory; load them from elsewhere, and register less than half of the GPU's memory"
     )]
     Lost {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
         /// Length of the buffer in bytes.
         bytes: usize,
     },
-    /// A stream has not come to a mark in time.
+    /// A stream has not reached an event in time.
     #[error(
         "the stream on GPU {ordinal} has not done its earlier work within {} ms; look for a kernel that does not end, or allow more time", .waited.as_millis()
     )]
     Late {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
-        /// How long was waited.
+        /// How long the host waited.
         waited: Duration,
     },
-    /// A call failed otherwise.
+    /// A call failed with another error.
     #[error("{call} failed on GPU {ordinal}: {code}")]
     Call {
-        /// Which function of the driver.
+        /// The driver's function.
         call: &'static str,
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
-        /// How.
+        /// The error code.
         code: CudaErrorCode,
     },
-    /// A call that is about no GPU failed.
+    /// A call failed that concerns no GPU.
     #[error("{call} failed: {code}; look whether 'nvidia-smi' works")]
     Driver {
-        /// Which function of the driver.
+        /// The driver's function.
         call: &'static str,
-        /// How.
+        /// The error code.
         code: CudaErrorCode,
     },
 }
 
-/// What the driver has beyond what is needed.
+/// The driver's version, GPUs and optional functions.
 pub(super) struct Driver {
-    pub(super) version: i32,
+    version: i32,
     pub(super) gpus: u32,
     pub(super) has_dma_buf: bool,
     pub(super) has_flush: bool,
     pub(super) has_peer_query: bool,
 }
 
-/// The driver, looked for at the first call.
+/// The driver, loaded at the first call.
 pub(super) fn driver() -> Result<&'static Driver, CudaError> {
     static DRIVER: OnceLock<Result<Driver, CudaError>> = OnceLock::new();
     DRIVER.get_or_init(open).as_ref().map_err(CudaError::clone)
@@ -248,7 +248,7 @@ fn open() -> Result<Driver, CudaError> {
     // SAFETY: the function is there; zero is the only flag.
     match unsafe { sys::cuInit(0) } {
         sys::CUresult::CUDA_SUCCESS => {}
-        // A driver without a GPU: no GPU of any number is there.
+        // A driver without a GPU: no GPU of any ordinal exists.
         sys::CUresult::CUDA_ERROR_NO_DEVICE => {
             return Ok(Driver {
                 version: 0,
@@ -278,10 +278,9 @@ fn open() -> Result<Driver, CudaError> {
     })
 }
 
-/// Whether the library, which must be there, has the function.
+/// Whether the library, which must be loaded, has the function.
 fn has(symbol: &str) -> bool {
-    // SAFETY: the library is there (the caller asked); the address is compared with nothing and not
-    // called.
+    // SAFETY: the library is loaded (the caller asked); the address is not called.
     unsafe { sys::culib().get::<*mut c_void>(symbol.as_bytes()).is_ok() }
 }
 

@@ -1,16 +1,17 @@
-//! One GPU: its context, and what it can do.
+//! One GPU: its context and its abilities.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use cudarc::driver::sys;
 
 use super::driver::{CudaError, describe, driver};
+use crate::mutex::lock;
 
-/// Which GPU it is, on any host and whatever its ordinal is in a process: its UUID.
+/// The UUID of a GPU, the same on any host and for any ordinal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GpuId(pub [u8; 16]);
 
@@ -25,28 +26,28 @@ impl fmt::Display for GpuId {
     }
 }
 
-/// Whose work reads what another device (a NIC) wrote into a GPU's memory.
+/// The GPUs whose work reads bytes that another device (a NIC) wrote into a GPU's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Readers {
-    /// That of this very GPU.
-    Own,
-    /// That of other GPUs too, which peers have mapped it for.
-    All,
+pub enum FlushScope {
+    /// This GPU only.
+    Owner,
+    /// Also other GPUs, for which peers have mapped the memory.
+    AllDevices,
 }
 
-/// What must be done before bytes that another device (a NIC) wrote into a GPU's memory are read
-/// there by work that was submitted after the writer's completion was seen.
+/// The flush between a NIC's write into GPU memory and a read by work that was submitted after the
+/// write's completion.
 ///
 /// Source: CUDA driver API, `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING` and
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flush {
-    /// Nothing: the GPU orders such writes itself.
-    Needless,
+pub enum FlushMethod {
+    /// None: the GPU orders such writes itself.
+    NotNeeded,
     /// [`Gpu::flush_writes`].
     ByHost,
-    /// The host cannot: reading back by the NIC that wrote (a read of the last byte on the same
-    /// queue pair) is left.
+    /// The host cannot flush: only a read by the NIC that wrote (of the last byte, on the same
+    /// queue pair) does.
     ByReadBack,
 }
 
@@ -62,9 +63,9 @@ pub struct Gpu {
     granularity_bytes: usize,
     can_share: bool,
     has_dma_buf: bool,
-    /// Whether what is allocated may be made reachable for NICs.
+    /// Whether allocations may be made accessible to NICs.
     is_for_nics: bool,
-    /// For whom the GPU orders writes of NICs itself: the greater, the more.
+    /// How far the GPU orders writes of NICs itself: the greater, the more.
     ordering: c_int,
     can_flush_by_host: bool,
 }
@@ -90,7 +91,7 @@ impl fmt::Debug for Gpu {
 /// The GPUs that are open in this process.
 static OPEN: Mutex<BTreeMap<u32, Weak<Gpu>>> = Mutex::new(BTreeMap::new());
 
-/// How many GPUs the driver shows to this process.
+/// The number of GPUs that the driver shows to this process.
 ///
 /// # Errors
 ///
@@ -100,18 +101,18 @@ pub fn gpus() -> Result<u32, CudaError> {
 }
 
 impl Gpu {
-    /// The GPU of this ordinal, as the driver numbers those that `CUDA_VISIBLE_DEVICES` lets it
-    /// show. All who ask get the same one.
+    /// The GPU of this ordinal, among those that `CUDA_VISIBLE_DEVICES` allows. All callers get the
+    /// same value.
     ///
     /// # Errors
     ///
-    /// No driver, no such GPU, or what the driver says.
+    /// No driver, no such GPU, or the driver's error.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
         let driver = driver()?;
         if ordinal >= driver.gpus {
             return Err(CudaError::NoGpu { ordinal, gpus: driver.gpus });
         }
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
             return Ok(gpu);
         }
@@ -120,11 +121,11 @@ impl Gpu {
         Ok(gpu)
     }
 
-    /// The ordinal in this process of the GPU with this id. Makes no context.
+    /// The ordinal of the GPU with this id in this process. Makes no context.
     ///
     /// # Errors
     ///
-    /// This process does not see it, or what the driver says.
+    /// This process does not see it, or the driver's error.
     pub fn find(id: GpuId) -> Result<u32, CudaError> {
         for ordinal in 0..driver()?.gpus {
             if id_of(ordinal, device(ordinal)?)? == id {
@@ -170,7 +171,7 @@ impl Gpu {
         if virtual_memory == 0 {
             return Err(CudaError::Unable {
                 ordinal,
-                what: "manage virtual memory, which pleach's buffers are made of",
+                ability: "manage virtual memory, which pleach's buffers are made of",
             });
         }
         gpu.can_share =
@@ -187,7 +188,7 @@ impl Gpu {
         // SAFETY: as above. From here on dropping the value releases the context.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut gpu.context, device) };
         gpu.check("cuDevicePrimaryCtxRetain", retained)?;
-        gpu.granularity_bytes = gpu.ask_granularity()?;
+        gpu.granularity_bytes = gpu.query_granularity()?;
         Ok(gpu)
     }
 
@@ -197,7 +198,7 @@ impl Gpu {
         self.ordinal
     }
 
-    /// Which one it is.
+    /// Its UUID.
     #[must_use]
     pub fn id(&self) -> GpuId {
         self.id
@@ -209,71 +210,71 @@ impl Gpu {
         &self.name
     }
 
-    /// Its memory in bytes.
+    /// Its memory, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// How many multiprocessors it has.
+    /// The number of its multiprocessors.
     #[must_use]
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors
     }
 
-    /// Whether its memory can be handed to other processes as a file descriptor.
+    /// Whether its memory can be shared with other processes as a file descriptor.
     #[must_use]
     pub fn can_share(&self) -> bool {
         self.can_share
     }
 
-    /// Whether its memory can be named by a dma-buf, which is how a NIC's driver takes it without a
-    /// module of NVIDIA's.
+    /// Whether its memory can be exported as a dma-buf, which NIC drivers accept without a module
+    /// of NVIDIA's.
     #[must_use]
     pub fn has_dma_buf(&self) -> bool {
         self.has_dma_buf
     }
 
-    /// What must happen between a NIC's write and its being read by these.
+    /// The flush that a read in this scope needs after a NIC's write.
     #[must_use]
-    pub fn flush(&self, readers: Readers) -> Flush {
-        let ordered = match readers {
-            Readers::Own => ORDERED_FOR_OWN,
-            Readers::All => ORDERED_FOR_ALL,
+    pub fn flush(&self, scope: FlushScope) -> FlushMethod {
+        let ordered = match scope {
+            FlushScope::Owner => ORDERED_FOR_OWN,
+            FlushScope::AllDevices => ORDERED_FOR_ALL,
         };
         match self.can_flush_by_host {
-            _ if self.ordering >= ordered => Flush::Needless,
-            true => Flush::ByHost,
-            false => Flush::ByReadBack,
+            _ if self.ordering >= ordered => FlushMethod::NotNeeded,
+            true => FlushMethod::ByHost,
+            false => FlushMethod::ByReadBack,
         }
     }
 
-    /// Makes what a NIC has written to this GPU's memory, whose completion this thread has seen,
-    /// visible to work of these that is submitted from now on. A signal of such a write is shown
-    /// after this (contract line 1).
+    /// Makes NIC writes into this GPU's memory, whose completions this thread has seen, visible to
+    /// work in this scope that is submitted from now on. The signal of such a write is raised after
+    /// this (contract line 1).
     ///
     /// # Errors
     ///
-    /// The host cannot flush ([`Flush::ByReadBack`]), or what the driver says.
-    pub fn flush_writes(&self, readers: Readers) -> Result<(), CudaError> {
+    /// The host cannot flush ([`FlushMethod::ByReadBack`]), or the driver's error.
+    pub fn flush_writes(&self, scope: FlushScope) -> Result<(), CudaError> {
         use sys::CUflushGPUDirectRDMAWritesScope as Scope;
-        let scope = match readers {
-            Readers::Own => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
-            Readers::All => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES,
+        let driver_scope = match scope {
+            FlushScope::Owner => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+            FlushScope::AllDevices => Scope::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES,
         };
-        match self.flush(readers) {
-            Flush::Needless => Ok(()),
-            Flush::ByReadBack => Err(CudaError::Unable {
+        match self.flush(scope) {
+            FlushMethod::NotNeeded => Ok(()),
+            FlushMethod::ByReadBack => Err(CudaError::Unable {
                 ordinal: self.ordinal,
-                what: "flush GPUDirect writes from the host; read the last byte back on the queue pair that wrote",
+                ability: "flush GPUDirect writes from the host; read the last byte back on the queue pair that wrote",
             }),
-            Flush::ByHost => {
-                let _bound = self.bind()?;
+            FlushMethod::ByHost => {
+                let _context = self.bind()?;
                 // SAFETY: the function is there, as `flush` says, and the context is current.
                 let code = unsafe {
                     sys::cuFlushGPUDirectRDMAWrites(
                         sys::CUflushGPUDirectRDMAWritesTarget::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-                        scope,
+                        driver_scope,
                     )
                 };
                 self.check("cuFlushGPUDirectRDMAWrites", code)
@@ -281,11 +282,11 @@ impl Gpu {
         }
     }
 
-    /// Whether its kernels reach memory of the GPU of this ordinal, which may be itself.
+    /// Whether its kernels can access memory of the GPU of this ordinal, which may be itself.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn reaches(&self, other: u32) -> Result<bool, CudaError> {
         if self.ordinal == other {
             return Ok(true);
@@ -300,7 +301,7 @@ impl Gpu {
         Ok(reaches != 0)
     }
 
-    /// How memory of this GPU is allocated.
+    /// The properties of allocations on this GPU.
     pub(super) fn properties(&self) -> sys::CUmemAllocationProp {
         let handle = if self.can_share {
             sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
@@ -317,7 +318,7 @@ impl Gpu {
         properties
     }
 
-    /// That kernels of this GPU may read and write.
+    /// Read and write access for kernels of this GPU.
     pub(super) fn access(&self) -> sys::CUmemAccessDesc {
         sys::CUmemAccessDesc {
             location: self.properties().location,
@@ -325,12 +326,12 @@ impl Gpu {
         }
     }
 
-    /// What sizes of allocations and of mappings are multiples of, in bytes.
+    /// Sizes of allocations and mappings are multiples of this, in bytes.
     pub(super) fn granularity_bytes(&self) -> usize {
         self.granularity_bytes
     }
 
-    fn ask_granularity(&self) -> Result<usize, CudaError> {
+    fn query_granularity(&self) -> Result<usize, CudaError> {
         let (mut bytes, properties) = (0, self.properties());
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
         // SAFETY: it reads the properties and writes one number.
@@ -347,25 +348,25 @@ impl Gpu {
         Ok(value)
     }
 
-    /// Its context is this thread's current one until the result is dropped.
-    pub(super) fn bind(&self) -> Result<Bound, CudaError> {
+    /// Makes its context this thread's current one until the result is dropped.
+    pub(super) fn bind(&self) -> Result<ContextGuard, CudaError> {
         let mut before = std::ptr::null_mut();
         // SAFETY: it writes one pointer.
         self.check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;
         if before == self.context {
-            return Ok(Bound { before: None, _thread: PhantomData });
+            return Ok(ContextGuard { before: None, _thread: PhantomData });
         }
         // SAFETY: the context is retained while `self` lives.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })?;
-        Ok(Bound { before: Some(before), _thread: PhantomData })
+        Ok(ContextGuard { before: Some(before), _thread: PhantomData })
     }
 
-    /// The result of a driver's call about this GPU.
+    /// The result of a driver call about this GPU.
     pub(super) fn check(&self, call: &'static str, code: sys::CUresult) -> Result<(), CudaError> {
         check(self.ordinal, call, code)
     }
 
-    /// The same for a call that wants so much memory.
+    /// The same for a call that requests `bytes` bytes of memory.
     pub(super) fn check_room(
         &self,
         call: &'static str,
@@ -379,7 +380,7 @@ impl Gpu {
     }
 }
 
-/// The driver's name of a GPU.
+/// The driver's handle of a GPU.
 fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     let mut device = 0;
     // SAFETY: the driver is there (the callers asked); it writes one number.
@@ -404,21 +405,21 @@ fn check(ordinal: u32, call: &'static str, code: sys::CUresult) -> Result<(), Cu
 impl Drop for Gpu {
     fn drop(&mut self) {
         if !self.context.is_null() {
-            // SAFETY: retained once by this value; what it made in the context has gone before, as
-            // it holds the value.
+            // SAFETY: retained once by this value; objects of the context hold the value, so they
+            // are gone.
             unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
         }
     }
 }
 
-/// A context is this thread's current one; the one before is again when this is dropped.
-pub(super) struct Bound {
+/// A context is this thread's current one; dropping the guard restores the previous one.
+pub(super) struct ContextGuard {
     before: Option<sys::CUcontext>,
     /// Of this thread.
     _thread: PhantomData<*const ()>,
 }
 
-impl Drop for Bound {
+impl Drop for ContextGuard {
     fn drop(&mut self) {
         if let Some(before) = self.before {
             // SAFETY: it was current before, and who made it so keeps it.

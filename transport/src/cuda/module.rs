@@ -1,4 +1,4 @@
-//! Kernels: PTX that the driver makes into code for the GPU.
+//! Kernels: PTX that the driver compiles for the GPU.
 
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use super::stream::Stream;
 /// Threads of a block.
 const BLOCK_THREADS: u32 = 256;
 
-/// Kernels, loaded.
+/// A loaded module of kernels.
 pub struct Module {
     gpu: Arc<Gpu>,
     raw: sys::CUmodule,
@@ -30,14 +30,14 @@ impl std::fmt::Debug for Module {
 }
 
 impl Module {
-    /// The kernels of a PTX text. The driver compiles it, and keeps the result for the next process
+    /// The kernels of a PTX text. The driver compiles it, and caches the result for later processes
     /// (`CUDA_CACHE_PATH`).
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(gpu: &Arc<Gpu>, ptx: &CStr) -> Result<Arc<Self>, CudaError> {
-        let _bound = gpu.bind()?;
+        let _context = gpu.bind()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the context is current; the text ends with zero; it writes one pointer.
         let code = unsafe { sys::cuModuleLoadData(&mut raw, ptx.as_ptr().cast()) };
@@ -45,7 +45,7 @@ impl Module {
         Ok(Arc::new(Self { gpu: gpu.clone(), raw }))
     }
 
-    /// Whose it is.
+    /// Its GPU.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
@@ -55,14 +55,14 @@ impl Module {
     ///
     /// # Errors
     ///
-    /// What the driver says; that there is none is `CUDA_ERROR_NOT_FOUND`.
+    /// The driver's error; `CUDA_ERROR_NOT_FOUND` if there is no such kernel.
     ///
     /// # Panics
     ///
-    /// When the name holds a zero.
+    /// When the name contains a zero.
     pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel, CudaError> {
         let name = CString::new(name).expect("names of kernels hold no zero");
-        let _bound = self.gpu.bind()?;
+        let _context = self.gpu.bind()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the module is loaded; the name ends with zero; it writes one pointer.
         let code = unsafe { sys::cuModuleGetFunction(&mut raw, self.raw, name.as_ptr()) };
@@ -73,14 +73,14 @@ impl Module {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if let Ok(_bound) = self.gpu.bind() {
+        if let Ok(_context) = self.gpu.bind() {
             // SAFETY: loaded by `new`, unloaded once; kernels of it hold it.
             unsafe { sys::cuModuleUnload(self.raw) };
         }
     }
 }
 
-/// A kernel of a module, which takes one value.
+/// A kernel of a module, with one argument.
 #[derive(Clone)]
 pub struct Kernel {
     module: Arc<Module>,
@@ -99,22 +99,23 @@ impl std::fmt::Debug for Kernel {
 }
 
 impl Kernel {
-    /// Puts it into a stream of the same GPU, with about a thread for each of so many pieces of
-    /// work: never more blocks than keep the GPU busy, so that a thread may have several.
+    /// Launches it in a stream of the same GPU, with about a thread for each of `pieces` pieces of
+    /// work. There are never more blocks than keep the GPU busy, so a thread may have several
+    /// pieces.
     ///
     /// # Safety
     ///
-    /// `argument` is what the kernel takes, and what it names is memory that the kernel may touch
-    /// until the stream has come past it.
+    /// `argument` is what the kernel expects, and the memory that it names may be accessed by the
+    /// kernel until the stream has passed it.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn launch<A>(&self, stream: &Stream, pieces: u64, argument: &A) -> Result<(), CudaError> {
         /// Blocks of 256 threads that a multiprocessor holds at once.
         const BLOCKS_A_MULTIPROCESSOR: u32 = 8;
         let gpu = &self.module.gpu;
-        let _bound = gpu.bind()?;
+        let _context = gpu.bind()?;
         let most = u64::from(gpu.multiprocessors() * BLOCKS_A_MULTIPROCESSOR);
         let blocks = pieces.div_ceil(u64::from(BLOCK_THREADS)).clamp(1, most) as u32;
         let mut arguments = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];

@@ -1,4 +1,4 @@
-//! Host memory that a GPU reaches: where bytes change between a fabric of host memory and kernels.
+//! Host memory that a GPU can access: the staging memory between host fabrics and kernels.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -9,35 +9,35 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use crate::memory::{Memory, Share, Space};
 
-/// Host memory whose pages are locked and that kernels and copies of the GPU reach at its own
-/// addresses. It is registered with devices as the memory under it is.
-pub struct Pinned {
+/// Page-locked host memory, which kernels and copies of the GPU access at its own addresses.
+/// Devices register it as the memory that it contains.
+pub struct PinnedMemory {
     gpu: Arc<Gpu>,
     memory: Arc<dyn Memory>,
 }
 
-impl std::fmt::Debug for Pinned {
+impl std::fmt::Debug for PinnedMemory {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Pinned({} bytes for GPU {})", self.memory.len(), self.gpu.ordinal())
     }
 }
 
-impl Pinned {
-    /// Pins host memory for as long as the value lives.
+impl PinnedMemory {
+    /// Locks host memory for as long as the value lives.
     ///
     /// # Errors
     ///
-    /// It is not host memory, the GPU cannot reach host memory at the host's addresses, or the
-    /// driver refuses (a limit of locked memory, `ulimit -l`, does not apply to it).
+    /// It is not host memory, the GPU cannot access host memory at the host's addresses, or the
+    /// driver's error (the limit of locked memory, `ulimit -l`, does not apply).
     pub fn new(gpu: &Arc<Gpu>, memory: Arc<dyn Memory>) -> Result<Arc<Self>, CudaError> {
         if memory.space() != Space::Host {
             return Err(CudaError::Unable {
                 ordinal: gpu.ordinal(),
-                what: "pin memory that is not the host's",
+                ability: "pin memory that is not the host's",
             });
         }
         if !memory.is_empty() {
-            let _bound = gpu.bind()?;
+            let _context = gpu.bind()?;
             // Portable: for all GPUs; mapped: for kernels, not for copies alone.
             let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
             let base = memory.base().as_ptr();
@@ -50,7 +50,7 @@ impl Pinned {
         if !pinned.is_at_host_addresses()? {
             return Err(CudaError::Unable {
                 ordinal: gpu.ordinal(),
-                what: "reach host memory at the host's own addresses",
+                ability: "reach host memory at the host's own addresses",
             });
         }
         Ok(pinned)
@@ -60,21 +60,21 @@ impl Pinned {
         if self.memory.is_empty() {
             return Ok(true);
         }
-        let _bound = self.gpu.bind()?;
+        let _context = self.gpu.bind()?;
         let mut address: u64 = 0;
         let base = self.memory.base().as_ptr() as u64;
         let attribute = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_DEVICE_POINTER;
-        // SAFETY: of this attribute it writes one address.
+        // SAFETY: for this attribute it writes one address.
         let code = unsafe { sys::cuPointerGetAttribute((&raw mut address).cast(), attribute, base) };
         self.gpu.check("cuPointerGetAttribute", code)?;
         Ok(address == base)
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if !self.memory.is_empty()
-            && let Ok(_bound) = self.gpu.bind()
+            && let Ok(_context) = self.gpu.bind()
         {
             // SAFETY: registered by `new`, once.
             unsafe { sys::cuMemHostUnregister(self.memory.base().as_ptr().cast()) };
@@ -82,8 +82,8 @@ impl Drop for Pinned {
     }
 }
 
-// SAFETY: the memory under it, which it holds.
-unsafe impl Memory for Pinned {
+// SAFETY: the memory that it contains and holds.
+unsafe impl Memory for PinnedMemory {
     fn base(&self) -> NonNull<u8> {
         self.memory.base()
     }

@@ -1,4 +1,4 @@
-//! Memory of a GPU that somebody else allocated.
+//! GPU memory of another allocator.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -11,22 +11,22 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use super::memory::copy;
 
-/// Memory of a GPU that its owner, a framework say, frees. It is checked to be such memory, and
-/// before each use to be the same allocation still: a mistake that the driver can see is an error.
+/// GPU memory that its owner frees, for example a framework. It is checked to be such memory, and
+/// before each use to be the same allocation: an error that the driver can detect is reported.
 ///
-/// Other processes do not map it: a mapping by a legacy handle (`cuIpcOpenMemHandle`) could not be
-/// taken back when a peer is severed, as the allocation behind these addresses cannot be replaced.
-/// It is copied to memory that can.
+/// Other processes cannot map it: a mapping by a legacy handle (`cuIpcOpenMemHandle`) could not be
+/// revoked when a peer is severed, because the allocation cannot be replaced. It is copied to
+/// memory that can.
 #[derive(Clone, Debug)]
 pub struct ForeignMemory {
     gpu: Arc<Gpu>,
     base: NonNull<u8>,
     len: usize,
-    /// The driver's number of the allocation, which no other one of this process ever has.
+    /// The driver's number of the allocation, unique in the process.
     allocation: u64,
 }
 
-// SAFETY: an address; what is behind it is touched by the GPU alone.
+// SAFETY: an address; only the GPU accesses the memory there.
 unsafe impl Send for ForeignMemory {}
 // SAFETY: as above.
 unsafe impl Sync for ForeignMemory {}
@@ -41,9 +41,9 @@ impl ForeignMemory {
     /// # Safety
     ///
     /// All `len` bytes belong to the allocation, and until the value and its clones are dropped
-    /// they are the caller's: neither freed nor given to somebody else, as an allocator with a
-    /// cache does without a word to the driver. Nobody else touches them while an operation on them
-    /// is under way.
+    /// they are the caller's: neither freed nor given to another user, as a caching allocator does
+    /// without telling the driver. No other code accesses them while an operation on them is under
+    /// way.
     pub unsafe fn new(gpu: &Arc<Gpu>, address: *mut u8, len: usize) -> Result<Self, CudaError> {
         let (ordinal, number) = (gpu.ordinal(), address as u64);
         let not_ours = || CudaError::NotDeviceMemory { ordinal, address: number };
@@ -52,7 +52,7 @@ impl ForeignMemory {
         Ok(Self { gpu: gpu.clone(), base, len, allocation })
     }
 
-    /// Whose it is.
+    /// Its GPU.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
@@ -70,30 +70,30 @@ impl ForeignMemory {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Copies host bytes over its first ones; returns when they are there.
+    /// Copies host bytes over its first bytes; returns after the copy.
     ///
     /// # Errors
     ///
-    /// It was freed, not within `limit`, or what the driver says.
+    /// It was freed, not within `limit`, or the driver's error.
     ///
     /// # Panics
     ///
-    /// When there are more than it has: the caller's length check is missing.
+    /// When `bytes` is longer: the caller's length check is missing.
     pub fn store(&self, bytes: &[u8], limit: Duration) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.len, "{} bytes into {} of GPU memory", bytes.len(), self.len);
         self.expect_alive()?;
-        // SAFETY: the memory holds so many bytes (`new`), and nobody else touches them; the host's
-        // are borrowed.
+        // SAFETY: the memory holds so many bytes (`new`), and no other code accesses them; the
+        // host's are borrowed.
         unsafe { copy(&self.gpu, bytes.as_ptr(), self.base.as_ptr(), bytes.len(), limit) }
     }
 
-    /// Copies its first bytes; returns when they are here.
+    /// Copies its first bytes; returns after the copy.
     ///
     /// # Errors
     ///
@@ -101,7 +101,7 @@ impl ForeignMemory {
     ///
     /// # Panics
     ///
-    /// When more are wanted than it has.
+    /// When `bytes` is longer.
     pub fn load(&self, bytes: &mut [u8], limit: Duration) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.len, "{} bytes out of {} of GPU memory", bytes.len(), self.len);
         self.expect_alive()?;
@@ -109,7 +109,7 @@ impl ForeignMemory {
         unsafe { copy(&self.gpu, self.base.as_ptr(), bytes.as_mut_ptr(), bytes.len(), limit) }
     }
 
-    /// Whether the allocation is still the one that it was.
+    /// Checks that the allocation is still the same.
     ///
     /// # Errors
     ///
@@ -123,7 +123,7 @@ impl ForeignMemory {
     }
 }
 
-/// The number of the allocation that the address belongs to, if that is memory of the GPU.
+/// The number of the allocation at the address, if that is memory of the GPU.
 fn allocation_of(gpu: &Gpu, address: u64) -> Result<Option<u64>, CudaError> {
     use sys::CUpointer_attribute_enum as Attribute;
     let (mut kind, mut ordinal, mut allocation): (u32, i32, u64) = (0, -1, 0);
@@ -132,11 +132,10 @@ fn allocation_of(gpu: &Gpu, address: u64) -> Result<Option<u64>, CudaError> {
         (Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, (&raw mut ordinal).cast()),
         (Attribute::CU_POINTER_ATTRIBUTE_BUFFER_ID, (&raw mut allocation).cast()),
     ];
-    let _bound = gpu.bind()?;
+    let _context = gpu.bind()?;
     for (attribute, value) in is_device {
         let value: *mut c_void = value;
-        // SAFETY: each attribute is written to a value of the type that the driver documents for
-        // it.
+        // SAFETY: each attribute is written to a value of the type that the driver documents.
         match unsafe { sys::cuPointerGetAttribute(value, attribute, address) } {
             // An address that the driver does not know.
             sys::CUresult::CUDA_ERROR_INVALID_VALUE => return Ok(None),

@@ -1,4 +1,4 @@
-//! Orders of work on a GPU, and places in them.
+//! CUDA streams and events.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -11,27 +11,26 @@ use super::driver::CudaError;
 use super::gpu::Gpu;
 use crate::{clock, last_resort};
 
-/// How long [`Stream::settle`] waits for what pleach itself put into a stream: copies and kernels
-/// over bounded bytes.
+/// How long [`Stream::synchronize`] waits for pleach's own work: copies and kernels over bounded
+/// bytes.
 const SETTLE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Work that a GPU does in the order in which it was put in. A cheap handle: clones are the same
-/// stream.
+/// A queue of work that a GPU carries out in order. A cheap handle: clones are the same stream.
 #[derive(Clone)]
 pub struct Stream {
-    handle: Arc<Handle>,
+    handle: Arc<StreamHandle>,
 }
 
-struct Handle {
+struct StreamHandle {
     gpu: Arc<Gpu>,
     raw: sys::CUstream,
     is_owned: bool,
 }
 
 // SAFETY: streams may be used from any thread.
-unsafe impl Send for Handle {}
+unsafe impl Send for StreamHandle {}
 // SAFETY: as above; the driver locks.
-unsafe impl Sync for Handle {}
+unsafe impl Sync for StreamHandle {}
 
 impl fmt::Debug for Stream {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,17 +52,17 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let _bound = gpu.bind()?;
+        let _context = gpu.bind()?;
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the context is current; it writes one pointer.
         gpu.check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { handle: Arc::new(Handle { gpu: gpu.clone(), raw, is_owned: true }) })
+        Ok(Self { handle: Arc::new(StreamHandle { gpu: gpu.clone(), raw, is_owned: true }) })
     }
 
-    /// A stream of somebody else's: a `cudaStream_t` or `CUstream`, as of a framework; null is the
+    /// A stream of other code: a `cudaStream_t` or `CUstream`, as of a framework; null is the
     /// default stream.
     ///
     /// # Safety
@@ -71,10 +70,10 @@ impl Stream {
     /// It is a stream of the GPU's primary context (or null) and outlives the value and its clones.
     #[must_use]
     pub unsafe fn foreign(gpu: &Arc<Gpu>, raw: *mut c_void) -> Self {
-        Self { handle: Arc::new(Handle { gpu: gpu.clone(), raw: raw.cast(), is_owned: false }) }
+        Self { handle: Arc::new(StreamHandle { gpu: gpu.clone(), raw: raw.cast(), is_owned: false }) }
     }
 
-    /// Whose it is.
+    /// Its GPU.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.handle.gpu
@@ -84,37 +83,37 @@ impl Stream {
         self.handle.raw
     }
 
-    /// The place behind all that is in the stream now.
+    /// Records a new event after all work that is in the stream now.
     ///
     /// # Errors
     ///
-    /// What the driver says.
-    pub fn mark(&self) -> Result<Mark, CudaError> {
-        let mut mark = Mark::new(self.gpu())?;
-        self.mark_with(&mut mark)?;
-        Ok(mark)
+    /// The driver's error.
+    pub fn record_event(&self) -> Result<CudaEvent, CudaError> {
+        let mut event = CudaEvent::new(self.gpu())?;
+        self.record(&mut event)?;
+        Ok(event)
     }
 
-    /// The same with a mark that there is already.
+    /// The same with an existing event.
     ///
     /// # Errors
     ///
-    /// What the driver says.
-    pub fn mark_with(&self, mark: &mut Mark) -> Result<(), CudaError> {
-        let _bound = self.gpu().bind()?;
+    /// The driver's error.
+    pub fn record(&self, event: &mut CudaEvent) -> Result<(), CudaError> {
+        let _context = self.gpu().bind()?;
         // SAFETY: an event and a stream of one context, both alive.
-        self.gpu().check("cuEventRecord", unsafe { sys::cuEventRecord(mark.raw, self.raw()) })
+        self.gpu().check("cuEventRecord", unsafe { sys::cuEventRecord(event.raw, self.raw()) })
     }
 
-    /// What is put into this stream from now on is done after that place; the host does not wait.
+    /// Makes later work of this stream wait for the event; the host does not wait.
     ///
     /// # Errors
     ///
-    /// What the driver says.
-    pub fn wait_for(&self, mark: &Mark) -> Result<(), CudaError> {
-        let _bound = self.gpu().bind()?;
+    /// The driver's error.
+    pub fn wait_event(&self, event: &CudaEvent) -> Result<(), CudaError> {
+        let _context = self.gpu().bind()?;
         // SAFETY: as above; zero is the only flag.
-        self.gpu().check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw(), mark.raw, 0) })
+        self.gpu().check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw(), event.raw, 0) })
     }
 
     /// Puts a copy into the stream: `bytes` from one address to another, each on a GPU or in host
@@ -122,85 +121,85 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// So many bytes are readable and writable there until the stream has come past the copy, and
-    /// nobody else touches the destination until then. Host memory that is not
-    /// [`Pinned`](super::Pinned) makes the driver copy it aside first.
+    /// So many bytes are readable and writable there until the stream has passed the copy, and no
+    /// other code accesses the destination until then. The driver first copies host memory that is
+    /// not [`PinnedMemory`](super::PinnedMemory).
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn copy(&self, from: *const u8, into: *mut u8, bytes: usize) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
         }
-        let _bound = self.gpu().bind()?;
+        let _context = self.gpu().bind()?;
         // SAFETY: by this function's contract.
         let code = unsafe { sys::cuMemcpyAsync(into as u64, from as u64, bytes, self.raw()) };
         self.gpu().check("cuMemcpyAsync", code)
     }
 
-    /// Puts into the stream that `bytes` of the GPU's memory become this byte.
+    /// Puts a fill of `bytes` of the GPU's memory with `byte` into the stream.
     ///
     /// # Safety
     ///
-    /// So many bytes are memory of the GPU until the stream has come past it, and nobody else
-    /// touches them until then.
+    /// So many bytes are memory of the GPU until the stream has passed the fill, and no other code
+    /// accesses them until then.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub unsafe fn fill(&self, into: *mut u8, byte: u8, bytes: usize) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
         }
-        let _bound = self.gpu().bind()?;
+        let _context = self.gpu().bind()?;
         // SAFETY: by this function's contract.
         let code = unsafe { sys::cuMemsetD8Async(into as u64, byte, bytes, self.raw()) };
         self.gpu().check("cuMemsetD8Async", code)
     }
 
-    /// Waits for what pleach itself has put into a stream of its own.
-    pub(super) fn settle(&self) -> Result<(), CudaError> {
-        self.mark()?.wait(SETTLE_LIMIT)
+    /// Waits for pleach's own work in a stream of its own.
+    pub(super) fn synchronize(&self) -> Result<(), CudaError> {
+        self.record_event()?.wait(SETTLE_LIMIT)
     }
 }
 
-impl Drop for Handle {
+impl Drop for StreamHandle {
     fn drop(&mut self) {
         if self.is_owned
-            && let Ok(_bound) = self.gpu.bind()
+            && let Ok(_context) = self.gpu.bind()
         {
-            // SAFETY: made by `new`, destroyed once; the driver does what is in it first.
+            // SAFETY: made by `new`, destroyed once; the driver completes the work in it first.
             unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
     }
 }
 
-/// A place in a stream.
-pub struct Mark {
+/// An event in a stream.
+pub struct CudaEvent {
     gpu: Arc<Gpu>,
     raw: sys::CUevent,
 }
 
 // SAFETY: events may be used from any thread.
-unsafe impl Send for Mark {}
+unsafe impl Send for CudaEvent {}
 // SAFETY: as above.
-unsafe impl Sync for Mark {}
+unsafe impl Sync for CudaEvent {}
 
-impl fmt::Debug for Mark {
+impl fmt::Debug for CudaEvent {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Mark({:p} on GPU {})", self.raw, self.gpu.ordinal())
     }
 }
 
-impl Mark {
-    /// One that is in no stream yet, and therefore counts as reached.
+impl CudaEvent {
+    /// An event that is not recorded, and therefore counts as reached.
     ///
     /// # Errors
     ///
-    /// What the driver says.
+    /// The driver's error.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self, CudaError> {
-        let _bound = gpu.bind()?;
+        let _context = gpu.bind()?;
         let mut raw = std::ptr::null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: the context is current; it writes one pointer.
@@ -208,13 +207,13 @@ impl Mark {
         Ok(Self { gpu: gpu.clone(), raw })
     }
 
-    /// Whether the GPU has done all that was before it. Never waits.
+    /// Whether the GPU has completed all work before it. Never waits.
     ///
     /// # Errors
     ///
-    /// Something before it failed, or what the driver says.
+    /// Earlier work failed, or the driver's error.
     pub fn is_reached(&self) -> Result<bool, CudaError> {
-        let _bound = self.gpu.bind()?;
+        let _context = self.gpu.bind()?;
         // SAFETY: an event of this context, alive.
         match unsafe { sys::cuEventQuery(self.raw) } {
             sys::CUresult::CUDA_SUCCESS => Ok(true),
@@ -227,7 +226,8 @@ impl Mark {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Late`] when that takes longer than `limit`; otherwise as [`Mark::is_reached`].
+    /// [`CudaError::Late`] when that takes longer than `limit`; otherwise as
+    /// [`CudaEvent::is_reached`].
     pub fn wait(&self, limit: Duration) -> Result<(), CudaError> {
         let began = clock::now();
         while !self.is_reached()? {
@@ -241,14 +241,13 @@ impl Mark {
     }
 }
 
-impl Mark {
-    /// Waits for what pleach itself has put into a stream, and what holds memory that is not
-    /// pleach's to keep.
+impl CudaEvent {
+    /// Waits for pleach's own work in a stream that holds memory which pleach does not own.
     ///
     /// # Errors
     ///
-    /// As [`Mark::is_reached`]. A GPU that does not come to the mark within a limit hangs: then the
-    /// process is aborted, since the memory may not be given back while the GPU writes there.
+    /// As [`CudaEvent::is_reached`]. A GPU that does not reach the event within a limit hangs: then
+    /// the process is aborted, because the memory may not be freed while the GPU writes it.
     pub fn wait_or_abort(&self) -> Result<(), CudaError> {
         match self.wait(SETTLE_LIMIT) {
             Err(error @ CudaError::Late { .. }) => {
@@ -259,11 +258,10 @@ impl Mark {
     }
 }
 
-impl Drop for Mark {
+impl Drop for CudaEvent {
     fn drop(&mut self) {
-        if let Ok(_bound) = self.gpu.bind() {
-            // SAFETY: made by `new`, destroyed once; streams that wait for it are served all the
-            // same.
+        if let Ok(_context) = self.gpu.bind() {
+            // SAFETY: made by `new`, destroyed once; streams that wait for it still complete.
             unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }

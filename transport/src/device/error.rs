@@ -1,8 +1,8 @@
-//! What can go wrong at a device: one type an operation, each saying who and how much.
+//! The errors of a device: one type an operation, each with the peer and the numbers.
 //!
-//! The contract knows no backend. What only one fabric or its hardware can say is a type of that
-//! backend, carried as a [`BackendError`]; of a loss a [`LossKind`] stands beside it, which every
-//! caller can match and which goes to other ranks.
+//! The contract knows no backend. An error of only one fabric or its hardware is a type of that
+//! backend, carried as a [`BackendError`]. A loss also has a [`LossKind`], which every caller can
+//! match and which other ranks are told.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::Rank;
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
 
-/// An error of one fabric or of its hardware, of a type that the backend defines. Two are equal
+/// An error of one fabric or its hardware, of a type that the backend defines. Two errors are equal
 /// when fabric and text are.
 #[derive(Clone)]
 pub struct BackendError {
@@ -37,7 +37,7 @@ impl BackendError {
         self.fabric
     }
 
-    /// The error, where it is of this type.
+    /// The error, if it has this type.
     #[must_use]
     pub fn downcast_ref<T: Error + 'static>(&self) -> Option<&T> {
         self.error.downcast_ref()
@@ -70,19 +70,19 @@ impl PartialEq for BackendError {
 
 impl Eq for BackendError {}
 
-/// What kind of thing a loss is. The same for all fabrics, so callers can match it; ranks tell each
-/// other of it by its [`code`](Self::code).
+/// The kind of a loss. The same for all fabrics, so callers can match it; on the wire it is its
+/// [`code`](Self::code).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum LossKind {
-    /// The peer's process ended without goodbye.
+    /// The peer's process ended without a bye.
     ProcessEnded = 1,
-    /// The peer's end of a connection was closed without goodbye.
+    /// The peer closed a connection without a bye.
     Closed = 2,
     /// A connection to the peer broke.
     Broken = 3,
-    /// The peer's host or NIC does not answer any more.
+    /// The peer's host or NIC does not answer.
     Unresponsive = 4,
     /// The peer was not reached: not in time, or there is no route.
     Unreachable = 5,
@@ -90,11 +90,11 @@ pub enum LossKind {
     Refused = 6,
     /// The peer's NIC refused an access to memory.
     AccessDenied = 7,
-    /// The peer sent something that the protocol does not allow.
+    /// The peer broke the protocol.
     Protocol = 8,
-    /// The two ranks are set up so that their ports do not go together.
+    /// The ports of the two ranks are incompatible.
     Incompatible = 9,
-    /// A limit of this process, this host or this NIC left no room for a connection.
+    /// A limit of this process, host or NIC left no room for a connection.
     Exhausted = 10,
     /// A NIC or a GPU failed.
     Hardware = 11,
@@ -124,7 +124,7 @@ impl LossKind {
         self as u8
     }
 
-    /// The kind of this number, if there is one.
+    /// The kind of this code, if there is one.
     #[must_use]
     pub fn from_code(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
@@ -150,15 +150,15 @@ impl fmt::Display for LossKind {
     }
 }
 
-/// How a loss was found out.
+/// The cause of a loss.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossCause {
-    /// Its process ended without goodbye.
+    /// Its process ended without a bye.
     #[error("its process ended without closing the group")]
     ProcessEnded,
-    /// Its end of a connection was closed without goodbye.
-    #[error("its connection closed without a goodbye")]
+    /// It closed a connection without a bye.
+    #[error("its connection closed without a bye")]
     ConnectionClosed,
     /// The operating system reported a broken connection.
     #[error("its connection broke ({0})")]
@@ -166,36 +166,36 @@ pub enum LossCause {
     /// Its host did not answer keep-alives.
     #[error("its host has not answered for {} ms", .0.as_millis())]
     HostSilent(Duration),
-    /// It sent something that the protocol does not allow.
+    /// It broke the protocol.
     #[error("it broke the protocol: {0}")]
     Protocol(ProtocolViolation),
-    /// It did not come within the time to connect.
+    /// It did not connect in time.
     #[error("it was not reached within {} ms", .0.as_millis())]
     NotReached(Duration),
-    /// There is no connection to it, since this process may open no more files.
+    /// This process may open no more files for a connection to it.
     #[error("this process may open no more than {most} files; raise the limit ('ulimit -n')")]
     Files {
-        /// How many it may have open.
+        /// The limit of open files.
         most: u64,
     },
-    /// What it shares to be connected with cannot be mapped here.
+    /// Memory that it shares for the connection cannot be mapped here.
     #[error("what it shares cannot be mapped ({0}); {UNMAPPED_REMEDY}")]
     Unmapped(std::io::ErrorKind),
     /// A link on the way is down.
     #[error("the link to it is down")]
     LinkDown,
-    /// What only the fabric can say.
+    /// An error of one fabric.
     #[error("{error}")]
     Fabric {
-        /// What kind of thing it is.
+        /// Its kind.
         kind: LossKind,
-        /// What the fabric says.
+        /// The fabric's error.
         error: BackendError,
     },
 }
 
 impl LossCause {
-    /// What kind of thing it is.
+    /// The kind of the loss.
     #[must_use]
     pub fn kind(&self) -> LossKind {
         match self {
@@ -211,7 +211,7 @@ impl LossCause {
         }
     }
 
-    /// What the fabric says, where that is of this type: the typed source beside the kind.
+    /// The fabric's error, if it has this type.
     #[must_use]
     pub fn fabric_error<T: Error + 'static>(&self) -> Option<&T> {
         match self {
@@ -220,7 +220,7 @@ impl LossCause {
         }
     }
 
-    /// What an error of the system says when it keeps this rank from a connection to a peer.
+    /// The cause when an error of the system prevents a connection to a peer.
     #[must_use]
     pub(crate) fn unconnected(error: &std::io::Error) -> Self {
         match files_allowed(error) {
@@ -236,13 +236,13 @@ impl From<ProtocolViolation> for LossCause {
     }
 }
 
-/// How many files this process may have open, if an error of the system says that it has.
+/// The limit of open files, if an error of the system means that it is reached.
 pub(crate) fn files_allowed(error: &std::io::Error) -> Option<u64> {
     let is_out_of_files = Errno::from_io_error(error) == Some(Errno::MFILE);
     is_out_of_files.then(|| getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX))
 }
 
-/// What a peer sent that it may not.
+/// How a peer broke the protocol.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProtocolViolation {
@@ -255,23 +255,22 @@ pub enum ProtocolViolation {
     /// A signal slot that does not exist.
     #[error("a signal to a signal slot that does not exist")]
     UnknownSignalSlot,
-    /// An answer to nothing.
+    /// An answer without a request.
     #[error("an answer that nothing asked for")]
     UnexpectedAnswer,
-    /// A file descriptor that is not what it should be, or whose memory could be taken away under a
-    /// mapping.
+    /// A file descriptor of the wrong kind, or whose memory could be taken away under a mapping.
     #[error("a file that cannot be mapped safely")]
     UnsafeFile,
-    /// More questions at once than were agreed on, or questions without reading the answers.
+    /// More requests at once than allowed, or requests without reading the answers.
     #[error("too many requests at once")]
     TooManyRequests,
-    /// A different protocol version, or not pleach at all.
+    /// Another protocol version, or another protocol.
     #[error("another protocol or version")]
     Version,
     /// It could not prove that it knows the shared secret.
     #[error("a wrong shared secret")]
     WrongSecret,
-    /// It says it is another rank than the one expected.
+    /// It claims to be another rank than expected.
     #[error("another rank than expected")]
     WrongRank,
 }
@@ -283,78 +282,78 @@ pub enum TransferError {
     /// The peer is gone.
     #[error("rank {peer} is lost: {cause}")]
     Lost {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// How it was found out.
+        /// The cause.
         cause: LossCause,
     },
-    /// The peer said goodbye before it was carried out.
+    /// The peer departed before it was carried out.
     #[error("rank {peer} has left")]
-    Left {
-        /// Who.
+    Departed {
+        /// The peer.
         peer: Rank,
     },
     /// [`crate::Device::sever`] ended it.
     #[error("the connection to rank {peer} was severed here")]
     Severed {
-        /// From whom.
+        /// The peer.
         peer: Rank,
     },
-    /// This rank's own hardware did not carry it out; the peer has no part in that.
+    /// This rank's own hardware failed; the peer has no part in it.
     #[error("a transfer from or to memory of rank {peer} failed here: {error}")]
     Fabric {
-        /// Whose memory is at the other end.
+        /// The peer.
         peer: Rank,
-        /// Why.
+        /// The backend's error.
         error: BackendError,
     },
     /// The peer has no such region, or the range does not lie inside it; or this process could not
-    /// map it, which its log says.
+    /// map it, see its log.
     #[error(
         "rank {peer} refuses the access: region {key:?} is unknown there or too short, or this process could not map it"
     )]
     Refused {
-        /// By whom.
+        /// The peer.
         peer: Rank,
         /// The key that was used.
         key: RegionKey,
     },
 }
 
-/// Why a transfer was not accepted. Nothing has happened then.
+/// Why a transfer was not accepted. It has no effect then.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
     /// Too many transfers are under way; poll, then try again.
     #[error("rank {peer} has too many transfers under way")]
     QueueFull {
-        /// To whom.
+        /// The peer.
         peer: Rank,
     },
     /// `Connected` has not come yet.
     #[error("rank {peer} is not connected")]
     NotConnected {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
     /// The peer is gone.
     #[error("rank {peer} is lost: {kind}")]
     Lost {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// How; [`crate::Event::PeerLost`] has said the cause.
+        /// The kind; [`crate::Event::PeerLost`] has the cause.
         kind: LossKind,
     },
-    /// The peer said goodbye.
+    /// The peer departed.
     #[error("rank {peer} has left")]
-    Left {
-        /// Who.
+    Departed {
+        /// The peer.
         peer: Rank,
     },
     /// The peer was severed.
     #[error("the connection to rank {peer} was severed here")]
     Severed {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
     /// Source and destination differ in length.
@@ -373,15 +372,15 @@ pub enum SubmitError {
     NoSuchSignalSlot {
         /// The signal slot.
         signal_slot: u16,
-        /// How many there are.
+        /// The number of signal slots.
         signal_slots: usize,
     },
     /// More bytes than [`crate::DeviceInfo::transfer_bytes_max`].
     #[error("{bytes} bytes are more than the {max} of one transfer")]
     TooLong {
-        /// How many.
+        /// Its length.
         bytes: u64,
-        /// How many are allowed.
+        /// The longest transfer.
         max: u64,
     },
     /// An atomic's word is not 8 aligned bytes.
@@ -389,7 +388,7 @@ pub enum SubmitError {
     MisalignedWord,
 }
 
-// It is what the data path returns: each submission would look whether there is something to drop.
+// The data path returns it: a type that needs no drop costs each submit nothing.
 const _: () = assert!(!std::mem::needs_drop::<SubmitError>() && size_of::<SubmitError>() <= 24);
 
 /// Why memory was not registered.
@@ -401,43 +400,42 @@ pub enum RegisterError {
         "{fabric} moves only memory that other processes can map; allocate it with SharedMemory or Group::buffer"
     )]
     NotShareable {
-        /// Which fabric.
+        /// The fabric.
         fabric: &'static str,
     },
-    /// The fabric does not reach this kind of memory.
+    /// The fabric does not reach this memory space.
     #[error(
         "{fabric} does not reach {space} memory; stage it through host memory, as a group whose Options::space is {space} does"
     )]
     Space {
-        /// Which fabric.
+        /// The fabric.
         fabric: &'static str,
-        /// Which memory.
+        /// The memory space.
         space: Space,
     },
-    /// It was cut off from all peers when one of them was severed, and nobody else can see what is
-    /// written to it.
+    /// It was detached from all peers when one of them was severed; writes to it reach no process.
     #[error("this memory was cut off from other processes by a severed peer; allocate new memory")]
     Detached {
-        /// Which fabric.
+        /// The fabric.
         fabric: &'static str,
     },
-    /// As many regions exist as the fabric can name.
+    /// The fabric's table of regions is full.
     #[error("{fabric} has {regions} regions already; drop some, or register larger ones")]
     TooMany {
-        /// Which fabric.
+        /// The fabric.
         fabric: &'static str,
-        /// How many there are.
+        /// Their number.
         regions: usize,
     },
-    /// What only the fabric can say.
+    /// An error of one fabric.
     #[error(transparent)]
     Fabric(BackendError),
     /// The operating system refused.
     #[error("registering {bytes} bytes failed")]
     System {
-        /// How many.
+        /// The length, in bytes.
         bytes: usize,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -447,62 +445,62 @@ pub enum RegisterError {
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MapError {
-    /// The peer has announced no such region (yet: the announcement may be on its way, poll and try
-    /// again).
+    /// The peer has announced no such region. The announcement may be on its way: poll and try
+    /// again.
     #[error("rank {peer} has announced no region {key:?}")]
     Unknown {
-        /// Whose.
+        /// The peer.
         peer: Rank,
-        /// Which.
+        /// The region.
         key: RegionKey,
     },
     /// The range does not lie inside the region.
     #[error("rank {peer}'s region is shorter")]
     OutOfBounds {
-        /// Whose.
+        /// The peer.
         peer: Rank,
-        /// Which part.
+        /// The range.
         #[source]
         source: OutOfBounds,
     },
-    /// The kernel gave this process no mapping of it, or no file; its log says which.
+    /// The kernel gave this process no mapping of it, or no file; see its log.
     #[error("this process has no room for a mapping of rank {peer}'s region {key:?}")]
     NoRoom {
-        /// Whose.
+        /// The peer.
         peer: Rank,
-        /// Which.
+        /// The region.
         key: RegionKey,
     },
     /// This rank's own hardware does not reach it.
     #[error("rank {peer}'s region {key:?} is out of reach: {error}")]
     Fabric {
-        /// Whose.
+        /// The peer.
         peer: Rank,
-        /// Which.
+        /// The region.
         key: RegionKey,
-        /// Why.
+        /// The backend's error.
         error: BackendError,
     },
-    /// It is on a GPU, and what this rank computes is on its host.
+    /// It is GPU memory, and this rank computes on its host.
     #[error(
         "rank {peer}'s region {key:?} is on a GPU, and this rank's group works on host memory; let all ranks make the group on one kind of memory"
     )]
     OnGpu {
-        /// Whose.
+        /// The region.
         peer: Rank,
-        /// Which.
+        /// The region.
         key: RegionKey,
     },
     /// This device maps nothing ([`crate::Reach::maps`]).
     #[error("{fabric} does not map")]
     Unsupported {
-        /// Which fabric.
+        /// The fabric.
         fabric: &'static str,
     },
-    /// The peer is gone, has left or was severed.
+    /// The peer is lost, departed or severed.
     #[error("rank {peer} is not connected any more")]
     Disconnected {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
 }
@@ -514,29 +512,29 @@ pub enum ConnectError {
     /// The text is no address of this fabric.
     #[error("'{address}' is not an address of {fabric}")]
     Address {
-        /// Which fabric.
+        /// The fabric.
         fabric: &'static str,
-        /// What was given.
+        /// The text.
         address: Address,
     },
     /// A rank outside the world, or this one.
     #[error("rank {peer} is not a peer of rank {own} in a world of {world_size}")]
     Peer {
-        /// Who was named.
+        /// The rank that was given.
         peer: Rank,
-        /// Who asks.
+        /// This rank.
         own: Rank,
-        /// How many there are.
+        /// The number of ranks.
         world_size: u32,
     },
     /// The operating system refused.
     #[error("connecting to rank {peer} at {address} failed")]
     System {
-        /// To whom.
+        /// The peer.
         peer: Rank,
-        /// Where.
+        /// Its address.
         address: Address,
-        /// Why.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -546,22 +544,22 @@ pub enum ConnectError {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PostError {
-    /// The peer is gone, has left, was severed or is not connected yet.
+    /// The peer is lost, departed, severed or not connected yet.
     #[error("rank {peer} is not connected")]
     NotConnected {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
     /// Too many messages wait to be sent.
     #[error("too many messages to rank {peer} are waiting")]
     QueueFull {
-        /// To whom.
+        /// The peer.
         peer: Rank,
     },
     /// Longer than [`MESSAGE_BYTES_MAX`].
     #[error("a message of {bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
     TooLong {
-        /// How long.
+        /// Its length.
         bytes: usize,
     },
 }

@@ -1,35 +1,34 @@
-//! `hybrid`: shared memory where a peer is on this host, sockets or RDMA across.
+//! `hybrid`: shared memory to peers of this host, sockets or RDMA to peers of other hosts.
 //!
-//! One device over an [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** each
-//! pair of ranks is joined by exactly one of them, told when the device is made and the same at
-//! both ends; whatever is about a peer goes to that one alone. So a peer is lost once, by whoever
-//! watches it, and severed by whoever joins it; and what the contract says of a pair holds because
-//! it holds there.
+//! One device over a [`ShmDevice`] and a [`TcpDevice`] or [`VerbsDevice`]. **Invariant:** exactly
+//! one of them connects each pair of ranks. The choice is made when the device is made and is the
+//! same at both ends; every call about a peer goes to that device alone. So a peer is lost once and
+//! severed once, and the contract holds for a pair because it holds for that device.
 //!
-//! What is not about one peer:
+//! Calls that are not about one peer:
 //!
-//! * **Keys.** A region has one key on both. Sockets list it under that which shared memory gives
-//!   it ([`TcpDevice::adopt`]); RDMA has to give its own, which holds the NIC's, and shared memory
-//!   lists it under that ([`ShmDevice::register_as`]). Nothing is translated on the way of data,
-//!   and a key is as dead on both as its generation is, since both hear of the last handle's end
-//!   ([`Both`]). Memory that cannot be mapped is refused, as by shared memory: a region of a device
-//!   is one that every peer reaches. Slices that a caller lends are therefore staged.
-//! * **The wake source** is shared memory's word. A thread sleeps on the file of the other one
-//!   while this device is armed, and wakes the word ([`bridge`]).
-//! * **Severing a neighbour** takes local regions away from all neighbours, as on shared memory;
-//!   peers across keep them over sockets. A NIC would go on with the pages that were replaced,
-//!   which nobody sees any more: over RDMA regions are taken away from peers across as well
+//! * **Keys.** A region has one key on both devices. Sockets use the key of shared memory
+//!   ([`TcpDevice::adopt`]). RDMA chooses the key, because the key contains the NIC's, and shared
+//!   memory uses that ([`ShmDevice::register_as`]). The data path translates nothing, and a key
+//!   ends on both, because both are told of the last handle's end ([`BothRegistries`]). Memory that
+//!   cannot be mapped is refused, as by shared memory: every peer must reach a region. So slices
+//!   that a caller lends are staged.
+//! * **The wake source** is the word of shared memory. While this device is armed a thread sleeps
+//!   on the file of the other device and wakes the word ([`wake_forwarder`]).
+//! * **Severing a peer of this host** unmaps local regions from all peers of this host, as on
+//!   shared memory. Peers of other hosts keep them over sockets. A NIC would go on with the
+//!   replaced pages, so over RDMA the regions are withdrawn from peers of other hosts as well
 //!   ([`VerbsDevice::withdraw`]).
-//! * **Polling** looks at both, in turn first at the one and first at the other, so that neither
-//!   keeps the other's events out of a vector that is always full.
+//! * **Polling** polls both devices and alternates the order, so that neither keeps the other's
+//!   events out of a full vector.
 
-mod bridge;
+mod wake_forwarder;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use self::bridge::Bridge;
+use self::wake_forwarder::WakeForwarder;
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{
@@ -41,27 +40,27 @@ use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
 use crate::signals::{Signal, Signals};
 use crate::tcp::{self, TcpDevice};
-use crate::verbs::{self, Cache, VerbsDevice, Wish};
+use crate::verbs::{self, Cache, VerbsDevice, VerbsOptions};
 
-/// What joins two ranks.
+/// The device that connects two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Route {
-    /// Memory that both map: they are on one host.
+pub enum PeerFabric {
+    /// Shared memory: both ranks are on one host.
     Shm,
     /// Sockets or RDMA.
-    Across,
+    Network,
 }
 
 /// Why the device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Not one route for each rank.
-    #[error("{routes} routes for a world of {world_size} ranks; name one for each")]
-    Routes {
-        /// How many were given.
-        routes: usize,
-        /// How many ranks there are.
+    /// The number of entries is not the number of ranks.
+    #[error("{peer_fabrics} routes for a world of {world_size} ranks; name one for each")]
+    PeerFabrics {
+        /// The number of entries.
+        peer_fabrics: usize,
+        /// The number of ranks.
         world_size: u32,
     },
     /// No shared memory.
@@ -78,13 +77,13 @@ pub enum OpenError {
     WakeSource(#[source] io::Error),
 }
 
-/// What joins this rank to peers of other hosts.
-enum Across {
+/// The device for peers of other hosts.
+enum NetworkDevice {
     Tcp(Box<TcpDevice>),
     Verbs(Box<VerbsDevice>),
 }
 
-impl Across {
+impl NetworkDevice {
     fn device(&self) -> &dyn Device {
         match self {
             Self::Tcp(tcp) => &**tcp,
@@ -99,7 +98,7 @@ impl Across {
         }
     }
 
-    /// The file that `arm` returns, always the same one.
+    /// The descriptor that `arm` returns, always the same.
     fn wake_file(&self) -> &OwnedFd {
         match self {
             Self::Tcp(tcp) => tcp.wake_file(),
@@ -117,102 +116,116 @@ impl Across {
 
 /// One rank's end of both fabrics. See the module.
 pub struct HybridDevice {
-    // Before the devices, whose wake sources it joins.
-    bridge: Bridge,
+    // Dropped before the devices, whose wake sources it connects.
+    wake_forwarder: WakeForwarder,
     shm: ShmDevice,
-    across: Across,
-    /// By rank; this rank's own says nothing.
-    routes: Vec<Route>,
+    network: NetworkDevice,
+    /// By rank; the entry of this rank has no meaning.
+    peer_fabrics: Vec<PeerFabric>,
     info: DeviceInfo,
-    /// What both know already, over RDMA.
+    /// Regions that both devices know, over RDMA.
     cache: Cache,
-    /// Which of the two the next poll looks at first.
-    next: Route,
+    /// The device that the next poll polls first.
+    next: PeerFabric,
 }
 
 impl HybridDevice {
-    /// A device that reaches each rank by the route at its number, sockets across; the peers'
-    /// devices must agree.
+    /// A device that uses shared memory or sockets to each rank as `peer_fabrics` says, which must
+    /// be the same on all ranks.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
-    pub fn new(config: DeviceConfig, routes: Vec<Route>) -> Result<Self, OpenError> {
-        Self::over(config, routes, |config| {
+    pub fn new(config: DeviceConfig, peer_fabrics: Vec<PeerFabric>) -> Result<Self, OpenError> {
+        Self::over(config, peer_fabrics, |config| {
             let tcp = TcpDevice::new(config)?;
             let registry = tcp.registry();
-            Ok((Across::Tcp(Box::new(tcp)), registry))
+            Ok((NetworkDevice::Tcp(Box::new(tcp)), registry))
         })
     }
 
-    /// As [`HybridDevice::new`], with RDMA across, over what `wish` names.
+    /// As [`HybridDevice::new`], with RDMA in place of sockets, on the ports that `options` select.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
-    pub fn over_verbs(config: DeviceConfig, routes: Vec<Route>, wish: &Wish) -> Result<Self, OpenError> {
-        Self::over(config, routes, |config| {
-            let verbs = VerbsDevice::new(config, wish)?;
+    pub fn over_verbs(
+        config: DeviceConfig,
+        peer_fabrics: Vec<PeerFabric>,
+        options: &VerbsOptions,
+    ) -> Result<Self, OpenError> {
+        Self::over(config, peer_fabrics, |config| {
+            let verbs = VerbsDevice::new(config, options)?;
             let registry = verbs.registry();
-            Ok((Across::Verbs(Box::new(verbs)), registry))
+            Ok((NetworkDevice::Verbs(Box::new(verbs)), registry))
         })
     }
 
     fn over(
         config: DeviceConfig,
-        routes: Vec<Route>,
-        open: impl FnOnce(DeviceConfig) -> Result<(Across, Arc<dyn Registry>), OpenError>,
+        peer_fabrics: Vec<PeerFabric>,
+        open: impl FnOnce(DeviceConfig) -> Result<(NetworkDevice, Arc<dyn Registry>), OpenError>,
     ) -> Result<Self, OpenError> {
         let (rank, world_size) = (config.rank, config.world_size);
-        if routes.len() != world_size as usize {
-            return Err(OpenError::Routes { routes: routes.len(), world_size });
+        if peer_fabrics.len() != world_size as usize {
+            return Err(OpenError::PeerFabrics { peer_fabrics: peer_fabrics.len(), world_size });
         }
         let mut shm = ShmDevice::new(config.clone())?;
-        let (mut across, registry) = open(config)?;
-        let both: Arc<dyn Registry> = Arc::new(Both { shm: shm.registry(), across: registry });
-        shm.replace_registry(Arc::clone(&both));
-        match &mut across {
-            Across::Tcp(tcp) => tcp.replace_registry(both),
-            Across::Verbs(verbs) => verbs.replace_registry(both),
+        let (mut network, registry) = open(config)?;
+        let registry_of_both: Arc<dyn Registry> =
+            Arc::new(BothRegistries { shm: shm.registry(), network: registry });
+        shm.replace_registry(Arc::clone(&registry_of_both));
+        match &mut network {
+            NetworkDevice::Tcp(tcp) => tcp.replace_registry(registry_of_both),
+            NetworkDevice::Verbs(verbs) => verbs.replace_registry(registry_of_both),
         }
-        let bridge = Bridge::new(rank, across.wake_file(), Arc::clone(&shm.info().waker))
+        let wake_forwarder = WakeForwarder::new(rank, network.wake_file(), Arc::clone(&shm.info().waker))
             .map_err(OpenError::WakeSource)?;
-        // What a device says holds for all its peers. RDMA's devices may take less than neighbours
-        // could.
-        shm.limit_transfers(across.device().info().transfer_bytes_max);
-        let (here, there) = (shm.info(), across.device().info());
+        // The limits of a device hold for all its peers; RDMA devices may carry less than shared
+        // memory.
+        shm.limit_transfers(network.device().info().transfer_bytes_max);
+        let (here, there) = (shm.info(), network.device().info());
         let reach =
-            routes.iter().zip(&here.reach).zip(&there.reach).map(|((route, here), there)| match route {
-                Route::Shm => *here,
-                Route::Across => *there,
-            });
+            peer_fabrics.iter().zip(&here.reach).zip(&there.reach).map(
+                |((fabric, here), there)| match fabric {
+                    PeerFabric::Shm => *here,
+                    PeerFabric::Network => *there,
+                },
+            );
         let info = DeviceInfo {
             rank,
-            // A peer takes the one of the route that joins it.
+            // A peer uses the part of its fabric.
             address: Address(format!("{} {}", here.address, there.address)),
             reach: reach.collect(),
             waker: Arc::clone(&here.waker),
-            fabric: across.fabric(),
+            fabric: network.fabric(),
             registers_freely: here.registers_freely && there.registers_freely,
             signal_slots: here.signal_slots.min(there.signal_slots),
             transfer_bytes_max: here.transfer_bytes_max.min(there.transfer_bytes_max),
         };
-        Ok(Self { bridge, shm, across, routes, info, cache: Cache::default(), next: Route::Shm })
+        Ok(Self {
+            wake_forwarder,
+            shm,
+            network,
+            peer_fabrics,
+            info,
+            cache: Cache::default(),
+            next: PeerFabric::Shm,
+        })
     }
 
-    /// Who joins this rank to `peer`; the one across, which refuses it, where there is no such
-    /// rank.
+    /// The device that connects `peer`; the network device, which refuses an invalid rank.
     fn to(&self, peer: Rank) -> &dyn Device {
-        match self.routes.get(peer as usize) {
-            Some(Route::Shm) => &self.shm,
-            Some(Route::Across) | None => self.across.device(),
+        match self.peer_fabrics.get(peer as usize) {
+            Some(PeerFabric::Shm) => &self.shm,
+            Some(PeerFabric::Network) | None => self.network.device(),
         }
     }
 
     fn to_mut(&mut self, peer: Rank) -> &mut dyn Device {
-        match self.routes.get(peer as usize) {
-            Some(Route::Shm) => &mut self.shm,
-            Some(Route::Across) | None => self.across.device_mut(),
+        match self.peer_fabrics.get(peer as usize) {
+            Some(PeerFabric::Shm) => &mut self.shm,
+            Some(PeerFabric::Network) | None => self.network.device_mut(),
         }
     }
 }
@@ -225,17 +238,17 @@ unsafe impl Device for HybridDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        match &mut self.across {
-            // The way across would read it as the host's.
-            Across::Tcp(_) if memory.space() != Space::Host => {
+        match &mut self.network {
+            // The network device would read it as host memory.
+            NetworkDevice::Tcp(_) if memory.space() != Space::Host => {
                 Err(RegisterError::Space { fabric: self.info.fabric, space: memory.space() })
             }
-            Across::Tcp(tcp) => {
+            NetworkDevice::Tcp(tcp) => {
                 let region = self.shm.register(memory)?;
                 tcp.adopt(&region);
                 Ok(region)
             }
-            Across::Verbs(verbs) => {
+            NetworkDevice::Verbs(verbs) => {
                 if let Some(region) = self.cache.find(&*memory) {
                     return Ok(region);
                 }
@@ -251,18 +264,20 @@ unsafe impl Device for HybridDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        let Some((here, across)) = address.0.split_once(' ') else {
+        let Some((here, network)) = address.0.split_once(' ') else {
             return Err(ConnectError::Address { fabric: self.info.fabric, address: address.clone() });
         };
-        let address = match self.routes.get(peer as usize) {
-            Some(Route::Shm) => here,
-            Some(Route::Across) | None => across,
+        let address = match self.peer_fabrics.get(peer as usize) {
+            Some(PeerFabric::Shm) => here,
+            Some(PeerFabric::Network) | None => network,
         };
         self.to_mut(peer).connect(peer, &Address(address.to_owned()))
     }
 
     fn sever(&mut self, peer: Rank) {
-        if let (Some(Route::Shm), Across::Verbs(verbs)) = (self.routes.get(peer as usize), &mut self.across) {
+        if let (Some(PeerFabric::Shm), NetworkDevice::Verbs(verbs)) =
+            (self.peer_fabrics.get(peer as usize), &mut self.network)
+        {
             verbs.withdraw();
             self.cache.clear();
         }
@@ -271,17 +286,17 @@ unsafe impl Device for HybridDevice {
 
     #[inline]
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
-        match self.routes.get(peer as usize) {
-            Some(Route::Shm) => self.shm.submit(peer, transfer, id),
-            Some(Route::Across) | None => self.across.device_mut().submit(peer, transfer, id),
+        match self.peer_fabrics.get(peer as usize) {
+            Some(PeerFabric::Shm) => self.shm.submit(peer, transfer, id),
+            Some(PeerFabric::Network) | None => self.network.device_mut().submit(peer, transfer, id),
         }
     }
 
     #[inline]
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
-        match self.routes.get(peer as usize) {
-            Some(Route::Shm) => self.shm.signal(peer, signal, id),
-            Some(Route::Across) | None => self.across.device_mut().signal(peer, signal, id),
+        match self.peer_fabrics.get(peer as usize) {
+            Some(PeerFabric::Shm) => self.shm.signal(peer, signal, id),
+            Some(PeerFabric::Network) | None => self.network.device_mut().signal(peer, signal, id),
         }
     }
 
@@ -294,54 +309,57 @@ unsafe impl Device for HybridDevice {
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
-        self.bridge.disarm(self.across.wake_file());
+        self.wake_forwarder.disarm(self.network.wake_file());
         match self.next {
-            Route::Shm => {
+            PeerFabric::Shm => {
                 self.shm.poll(now, events);
-                self.across.device_mut().poll(now, events);
-                self.next = Route::Across;
+                self.network.device_mut().poll(now, events);
+                self.next = PeerFabric::Network;
             }
-            Route::Across => {
-                self.across.device_mut().poll(now, events);
+            PeerFabric::Network => {
+                self.network.device_mut().poll(now, events);
                 self.shm.poll(now, events);
-                self.next = Route::Shm;
+                self.next = PeerFabric::Shm;
             }
         }
     }
 
     fn arm(&mut self) -> Option<Armed> {
-        let across = self.across.device_mut().arm()?;
-        // Before the word is armed: what the bridge wakes from now on keeps the word from being
-        // armed, or wakes it.
-        self.bridge.arm(self.across.wake_file()).ok()?;
+        let network = self.network.device_mut().arm()?;
+        // Before the word is armed: a wake by the forwarder from now on prevents the arming, or
+        // wakes.
+        self.wake_forwarder.arm(self.network.wake_file()).ok()?;
         let here = self.shm.arm()?;
-        Some(Armed { wake_source: here.wake_source, until: here.until.into_iter().chain(across.until).min() })
+        Some(Armed {
+            wake_source: here.wake_source,
+            until: here.until.into_iter().chain(network.until).min(),
+        })
     }
 
-    fn exchange_processors(&mut self, own: u32, shown: &mut dyn FnMut(Rank, u32)) {
-        self.shm.exchange_processors(own, shown);
+    fn exchange_processors(&mut self, own: u32, visit: &mut dyn FnMut(Rank, u32)) {
+        self.shm.exchange_processors(own, visit);
     }
 
     fn leave(&mut self) {
         self.shm.leave();
-        self.across.device_mut().leave();
+        self.network.device_mut().leave();
     }
 
     fn flush(&mut self, what: Flush) -> bool {
-        let both = [self.shm.flush(what), self.across.device_mut().flush(what)];
-        both == [true; 2]
+        let registry_of_both = [self.shm.flush(what), self.network.device_mut().flush(what)];
+        registry_of_both == [true; 2]
     }
 }
 
-/// Tells both devices that a region is gone.
-struct Both {
+/// Tells both devices that a region is released.
+struct BothRegistries {
     shm: Arc<dyn Registry>,
-    across: Arc<dyn Registry>,
+    network: Arc<dyn Registry>,
 }
 
-impl Registry for Both {
+impl Registry for BothRegistries {
     fn released(&self, key: RegionKey) {
         self.shm.released(key);
-        self.across.released(key);
+        self.network.released(key);
     }
 }

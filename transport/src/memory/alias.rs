@@ -1,4 +1,4 @@
-//! A second view of shared memory at other addresses, which can be cut off.
+//! A second mapping of shared memory at other addresses, which can be cut off.
 
 use std::fmt;
 use std::io;
@@ -13,14 +13,14 @@ use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_
 
 use super::{MEMORY_ALIGN_BYTES, Memory, Share, Space};
 
-/// The bytes of another [`Memory`] of this process, at an address of its own: what one simulated
-/// rank sees of another rank's memory. After [`Alias::cut`] it keeps the bytes it last showed and
-/// reaches nobody.
+/// A second mapping of another [`Memory`] of this process: a simulated rank's view of another
+/// rank's memory. After [`Alias::cut`] it keeps the bytes that it had, and no longer follows the
+/// memory.
 pub struct Alias {
     base: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
-    /// Whose bytes it shows.
+    /// The memory that it maps.
     memory: Arc<dyn Memory>,
 }
 
@@ -31,11 +31,12 @@ impl fmt::Debug for Alias {
 }
 
 impl Alias {
-    /// A second view of `memory`.
+    /// A second mapping of `memory`.
     ///
     /// # Errors
     ///
-    /// `InvalidInput` when the memory is no page-aligned part of a file; else what the kernel says.
+    /// `InvalidInput` when the memory is not a page-aligned part of a file; else the kernel's
+    /// error.
     pub fn of(memory: Arc<dyn Memory>) -> io::Result<Arc<Self>> {
         let (file, offset) = file_of(&*memory)?;
         if !offset.is_multiple_of(MEMORY_ALIGN_BYTES as u64) {
@@ -52,13 +53,13 @@ impl Alias {
         Ok(Arc::new(Self { base, len, mapped_bytes, memory }))
     }
 
-    /// Replaces the view by a private copy at the same addresses. Nobody may write the memory
-    /// meanwhile (a write in between would be missing from the copy); the simulator has one thread.
-    /// Pages that nobody has written take no memory in the copy either.
+    /// Replaces the mapping by a private copy at the same addresses. The memory must not be written
+    /// meanwhile (the copy would miss that write); the simulator has one thread. Pages that were
+    /// never written take no memory in the copy either.
     ///
     /// # Errors
     ///
-    /// What the kernel says; nothing has changed then.
+    /// The kernel's error; nothing has changed then.
     pub fn cut(&self) -> io::Result<()> {
         let (file, offset) = file_of(&*self.memory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
@@ -73,13 +74,13 @@ impl Alias {
             unsafe { mremap_fixed(copy, bytes, bytes, MremapFlags::MAYMOVE, base) }.map_err(io::Error::from)
         });
         if moved.is_err() {
-            // SAFETY: mapped above, moved nowhere, and known to nobody else.
+            // SAFETY: mapped above, not moved, and unknown to other code.
             let _ = unsafe { munmap(copy, self.mapped_bytes) };
         }
         moved.map(drop)
     }
 
-    /// Copies the pages of the file that have been written. To read the others through a mapping
+    /// Copies the pages of the file that have been written. Reading the others through a mapping
     /// would make the kernel allocate them.
     fn copy_written(&self, file: BorrowedFd<'_>, offset: u64, copy: *mut u8) -> io::Result<()> {
         let mut from = 0;
@@ -106,8 +107,8 @@ fn file_of(memory: &dyn Memory) -> io::Result<(BorrowedFd<'_>, u64)> {
     }
 }
 
-/// The first piece of the range that holds data, counted from the memory's first byte, which lies
-/// at `offset` in the file.
+/// The first written part of the range, counted from the memory's first byte, which is at `offset`
+/// in the file.
 fn next_written(file: BorrowedFd<'_>, offset: u64, range: Range<usize>) -> io::Result<Option<Range<usize>>> {
     let start = match seek(file, SeekFrom::Data(offset + range.start as u64)) {
         Ok(start) => (start - offset) as usize,

@@ -1,14 +1,14 @@
-//! From which memory node pages are taken, on machines that have several.
+//! The NUMA node of memory, on machines that have several.
 //!
-//! A page is taken when it is first touched, from the node of whoever touches it. For memory that
-//! is shared that is often the wrong one: a peer writes a result into a rank's output, or a signal
-//! into its signal slots, before the rank itself has looked there, and from then on the rank reads
-//! its own memory from afar. So the owner says where its pages are to be taken from, once, when it
-//! makes the memory: such a policy belongs to the file, and holds whoever touches it.
+//! A page is allocated when it is first accessed, on the node of that thread. For shared memory
+//! this is often the wrong node: a peer writes a result or a signal before the rank itself accesses
+//! the page, and from then on the rank reads its own memory from a remote node. So the owner sets
+//! the node once, when it makes the memory. The policy belongs to the file and holds for every
+//! process.
 //!
-//! The node is the one that the owner's thread runs on then: keep a rank on its processors before
-//! it joins, as launchers do (`pleach run`, `mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`).
-//! Where the node has no page left others give theirs.
+//! The node is that of the owner's thread at that time: bind a rank to its processors before it
+//! joins, as launchers do (`pleach run`, `mpirun --bind-to numa`, `srun --cpu-bind`, `numactl`).
+//! When the node has no free page, other nodes supply it.
 
 use std::ffi::c_ulong;
 use std::ptr::NonNull;
@@ -18,15 +18,15 @@ const NODES_MAX: usize = 1024;
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
 
-/// Asks for pages of this thread's node, in a shared mapping of ours that nobody has touched. Where
-/// the system has no nodes nothing changes.
+/// Prefers pages of this thread's node for a shared mapping of this process that was not accessed
+/// yet. Without NUMA nothing changes.
 pub(crate) fn prefer_own_node(base: NonNull<u8>, bytes: usize) {
     let Some(node) = own_node().filter(|node| *node < NODES_MAX) else { return };
     let mut nodes = [0 as c_ulong; NODES_MAX / WORD_BITS];
     nodes[node / WORD_BITS] |= 1 << (node % WORD_BITS);
-    // SAFETY: the mask is as long as the call says (it counts one bit more than there is), and read
-    // only during the call; where pages are taken from changes no byte. A refusal leaves it to the
-    // first touch.
+    // SAFETY: the mask is as long as the call says (it counts one bit more than exist), and is read
+    // only during the call; the policy changes no byte. If the call fails, pages come from the node
+    // of the first access.
     let _ = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -43,7 +43,7 @@ pub(crate) fn prefer_own_node(base: NonNull<u8>, bytes: usize) {
 fn own_node() -> Option<usize> {
     let (mut processor, mut node) = (0u32, 0u32);
     let nothing = std::ptr::null_mut::<libc::c_void>();
-    // SAFETY: two numbers to be written, and a third argument that no kernel looks at any more.
+    // SAFETY: two numbers to write, and a third argument that kernels ignore.
     let result = unsafe { libc::syscall(libc::SYS_getcpu, &raw mut processor, &raw mut node, nothing) };
     (result == 0).then_some(node as usize)
 }
@@ -65,7 +65,7 @@ mod tests {
         let node = super::own_node().expect("a system with nodes says on which one this is");
         let is_one_of_several = std::fs::read_to_string("/sys/devices/system/node/online")
             .is_ok_and(|online| online.contains(['-', ',']));
-        // Between the two the thread may have moved.
+        // Between the two calls the thread may have moved.
         assert!(
             policy == format!("prefer:{node}") || (is_one_of_several && policy.starts_with("prefer:")),
             "{line}"

@@ -1,9 +1,9 @@
-//! Copies to and from bytes that other threads may copy to and from at the same time.
+//! Copies to and from bytes that other threads may copy at the same time.
 //!
-//! Every access is an atomic and relaxed one of a single byte. So two copies at once are no data
-//! race, wherever their parts begin and end: atomic accesses of different sizes to the same bytes
-//! would be one. What orders copies is the business of whoever wants more than a mixture: a signal.
-//! Transfers do not come this way; they take memory at full speed.
+//! Every access is a relaxed atomic access of a single byte. So two copies at once are not a data
+//! race; atomic accesses of different sizes to the same bytes would be. Copies have no order: for
+//! more than a mixture a signal is needed. Transfers do not use these functions; they access memory
+//! at full speed.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 ///
 /// # Safety
 ///
-/// So many bytes at `into` are writable, and touched by atomic accesses of single bytes or by
-/// transfers alone, as long as this takes.
+/// So many bytes at `into` are writable. During the call they are accessed only by atomic accesses
+/// of single bytes or by transfers.
 pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
     for (index, byte) in bytes.iter().enumerate() {
         // SAFETY: inside of the bytes (this function's contract).
@@ -24,8 +24,8 @@ pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// So many bytes at `from` are readable and writable, and touched by atomic accesses of single
-/// bytes or by transfers alone, as long as this takes.
+/// So many bytes at `from` are readable and writable. During the call they are accessed only by
+/// atomic accesses of single bytes or by transfers.
 pub(crate) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
     for (index, byte) in bytes.iter_mut().enumerate() {
         // SAFETY: inside of the bytes (this function's contract).

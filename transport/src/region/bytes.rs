@@ -1,4 +1,4 @@
-//! The bytes behind a slice: where they are, and how this process copies them.
+//! The bytes of a slice: their address, and copies by this process.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -7,13 +7,13 @@ use super::{LentSlice, Slice};
 use crate::memory::{Space, shared_bytes};
 
 impl Slice {
-    /// Copies `bytes` over the slice's first bytes, as a transfer would: what is loaded or stored
-    /// there at the same time by another thread is a mixture of both.
+    /// Copies `bytes` over the slice's first bytes, as a transfer would: concurrent copies of other
+    /// threads give a mixture of both.
     ///
     /// # Panics
     ///
-    /// When `bytes` is longer than the slice, or the slice is not the host's memory: the caller's
-    /// check is missing.
+    /// When `bytes` is longer than the slice, or the slice is not host memory: the caller's check
+    /// is missing.
     pub fn store(&self, bytes: &[u8]) {
         self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes into a slice of {}", bytes.len(), self.len());
@@ -25,7 +25,7 @@ impl Slice {
     ///
     /// # Panics
     ///
-    /// When `bytes` is longer than the slice, or the slice is not the host's memory.
+    /// When `bytes` is longer than the slice, or the slice is not host memory.
     pub fn load(&self, bytes: &mut [u8]) {
         self.assert_on_host();
         assert!(bytes.len() <= self.len(), "{} bytes out of a slice of {}", bytes.len(), self.len());
@@ -37,7 +37,7 @@ impl Slice {
         assert_eq!(self.region().memory().space(), Space::Host, "a GPU's memory is copied by the GPU");
     }
 
-    /// The slice's bytes, copied.
+    /// A copy of the slice's bytes.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len()];
@@ -54,8 +54,7 @@ impl Slice {
     }
 }
 
-// SAFETY: addresses; who lends vouches for what is behind them (`Slice::lend`), which is Send +
-// Sync.
+// SAFETY: addresses; the lender vouches for the bytes (`Slice::lend`), which are Send + Sync.
 unsafe impl Send for LentSlice {}
 // SAFETY: as above.
 unsafe impl Sync for LentSlice {}
@@ -65,7 +64,7 @@ impl Slice {
     ///
     /// # Safety
     ///
-    /// As long as the result or a copy of it is used, something holds this slice's region.
+    /// While the result or a copy of it is used, a handle of this slice's region exists.
     #[must_use]
     #[inline]
     pub unsafe fn lend(&self) -> LentSlice {
@@ -77,8 +76,8 @@ impl LentSlice {
     /// The slice, with a handle of its region.
     #[must_use]
     pub fn hold(&self) -> Slice {
-        // SAFETY: the pointer is that of an `Arc` which is held (`Slice::lend`), so that its count
-        // may grow by one, which the new handle then owns.
+        // SAFETY: the pointer is that of an `Arc` which is held (`Slice::lend`), so its count may
+        // grow by one, which the new handle owns.
         let inner = unsafe {
             Arc::increment_strong_count(self.inner);
             Arc::from_raw(self.inner)
@@ -87,10 +86,10 @@ impl LentSlice {
     }
 }
 
-/// Where some memory begins, kept beside the memory.
+/// The address of some memory, stored beside the memory.
 pub(crate) struct Base(pub(crate) NonNull<u8>);
 
-// SAFETY: an address; who touches the bytes vouches for it.
+// SAFETY: an address; its users vouch for their accesses.
 unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}

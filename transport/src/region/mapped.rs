@@ -7,15 +7,15 @@ use std::sync::Arc;
 use super::Slice;
 use crate::memory::shared_bytes;
 
-/// Says whether the owner of mapped memory still shares it.
+/// Tells whether the owner of mapped memory still shares it.
 pub trait Sharing: Send + Sync {
     /// See [`Mapped::is_shared`].
     fn is_shared(&self) -> bool;
 }
 
-/// A peer's memory at an address of this process. Valid while held; after the peer is lost or
-/// severed it keeps its last bytes and reaches nobody. When the owner severs somebody it may be
-/// zeros: see [`Mapped::is_shared`].
+/// A peer's memory at an address of this process, valid while held. After the peer is lost or
+/// severed it keeps its last bytes. When the owner severs a peer it may become zeros: see
+/// [`Mapped::is_shared`].
 #[derive(Clone)]
 pub struct Mapped {
     base: NonNull<u8>,
@@ -23,7 +23,7 @@ pub struct Mapped {
     /// Whether the host may dereference the address.
     is_on_host: bool,
     _keep: Arc<dyn Send + Sync>,
-    /// Absent where the owner cannot take the bytes away.
+    /// Absent if the owner cannot take the bytes away.
     sharing: Option<Arc<dyn Sharing>>,
 }
 
@@ -49,15 +49,15 @@ impl Mapped {
         Self { base, len, is_on_host: true, _keep: keep, sharing: None }
     }
 
-    /// For backends whose peers live in this process: these bytes, kept by the slice.
+    /// For backends whose peers are in this process: the bytes of a slice, which it holds.
     #[must_use]
     pub fn of_slice(slice: Slice) -> Self {
         let base = NonNull::new(slice.as_ptr()).expect("a region's address is not null");
         Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice), sharing: None }
     }
 
-    /// For backends: memory of a GPU, at an address for kernels and copies of the GPU alone, kept
-    /// by `keep`.
+    /// For backends: GPU memory, at an address for kernels and copies of the GPU alone, kept by
+    /// `keep`.
     ///
     /// # Safety
     ///
@@ -67,22 +67,22 @@ impl Mapped {
         Self { base, len, is_on_host: false, _keep: keep, sharing: None }
     }
 
-    /// For backends whose owners take memory back: who says whether that has happened.
+    /// For backends whose owners can take memory back: `sharing` tells whether that happened.
     #[must_use]
     pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
         self.sharing = Some(sharing);
         self
     }
 
-    /// Whether the owner still shares the memory. Ask after reading: where the answer is true, all
-    /// bytes that this thread read before were the owner's. Where it is false some may be zeros,
-    /// since the owner has severed a peer, or has dropped the region; then use none of them.
+    /// Whether the owner still shares the memory. Ask after reading: if true, all bytes that this
+    /// thread read before were the owner's. If false, some may be zeros, because the owner has
+    /// severed a peer or dropped the region; then use none of them.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
     }
 
-    /// Whether the host's processors may touch the bytes, or only a GPU.
+    /// Whether the host's processors may access the bytes, or only a GPU.
     #[must_use]
     pub fn is_on_host(&self) -> bool {
         self.is_on_host
@@ -100,7 +100,7 @@ impl Mapped {
         self.len
     }
 
-    /// Whether there are no bytes.
+    /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

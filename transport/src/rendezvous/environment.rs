@@ -1,10 +1,10 @@
-//! Reads who this process is from arguments and from the variables that launchers set.
+//! Reads the world of this process from arguments and from the variables that launchers set.
 //!
-//! [`parse`] is a pure function of the explicit values, a map of variables and a few facts about
-//! the process. Rank and world size come together from the first of: arguments, `PLEACH_*`,
-//! torchrun, Open MPI, Hydra, srun. Where to meet, the secret, the host's name and the interface
-//! come from arguments or `PLEACH_*` whoever said the rank, and only where those are silent from
-//! the launcher. `PLEACH_JOIN_TIMEOUT` says how many seconds ranks wait for each other.
+//! [`parse`] is a pure function of the explicit values, a map of variables and facts about the
+//! process. Rank and world size come together from the first of: arguments, `PLEACH_*`, torchrun,
+//! Open MPI, Hydra, srun. Rendezvous, secret, host name and interface come from arguments or
+//! `PLEACH_*` whatever the source of the rank, and only without those from the launcher.
+//! `PLEACH_JOIN_TIMEOUT` is the number of seconds that ranks wait for each other.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,21 +18,21 @@ use crate::auth::{Secret, SecretError};
 /// Largest world.
 pub const WORLD_SIZE_MAX: u32 = 65_536;
 
-/// First of the ports among which the one of an srun step is chosen.
+/// The first of the ports for srun steps.
 const SRUN_PORT_FIRST: u64 = 20_000;
 
-/// How many those are.
+/// The number of these ports.
 const SRUN_PORTS: u64 = 10_000;
 
-/// Longest that ranks may be told to wait for each other: a day, in seconds.
+/// Largest `PLEACH_JOIN_TIMEOUT`: a day, in seconds.
 const JOIN_TIMEOUT_MAX_S: u32 = 86_400;
 
-/// How many ancestors are looked at to find the launcher.
+/// How many ancestors are searched for the launcher.
 const ANCESTORS_MAX: usize = 16;
 
-/// Values that were given by hand.
+/// Values that were given explicitly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Explicit {
+pub struct ExplicitWorld {
     /// `--rank`.
     pub rank: Option<u32>,
     /// `--world-size`.
@@ -41,22 +41,22 @@ pub struct Explicit {
     pub rendezvous: Option<Rendezvous>,
 }
 
-/// Facts about this process besides its variables.
+/// Facts about this process apart from its variables.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Surroundings {
-    /// Where temporary files go.
+pub struct ProcessInfo {
+    /// The folder of temporary files.
     pub temporary: PathBuf,
     /// The user's number.
     pub user: u32,
-    /// Hydra's proxy among the ancestors: its number and when it was started. It is the same for
-    /// all local ranks.
+    /// Hydra's proxy among the ancestors: its process id and start time. The same for all local
+    /// ranks.
     pub hydra_proxy: Option<(u32, u64)>,
 }
 
-impl Surroundings {
-    /// Asks the operating system.
+impl ProcessInfo {
+    /// The facts of the current process.
     #[must_use]
-    pub fn look() -> Self {
+    pub fn current() -> Self {
         Self {
             temporary: std::env::temp_dir(),
             user: rustix::process::geteuid().as_raw(),
@@ -65,16 +65,16 @@ impl Surroundings {
     }
 }
 
-/// Why it is not clear who this process is.
+/// Why the world of this process is unknown.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorldError {
-    /// A variable that is no number.
+    /// A variable that is not a number.
     #[error("bad value: {variable}='{value}'; set a number from {min} to {max}")]
     Number {
-        /// Which variable or argument.
+        /// The variable or argument.
         variable: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
         /// Least value.
         min: u32,
@@ -84,40 +84,40 @@ pub enum WorldError {
     /// One variable without the other.
     #[error("incomplete: {present} is given without {absent}; give both or neither")]
     Incomplete {
-        /// What is there.
+        /// The one that is set.
         present: &'static str,
-        /// What is not.
+        /// The one that is missing.
         absent: &'static str,
     },
     /// A rank outside the world.
     #[error("rank outside the world: {variable}={rank} in a world of {world_size}; ranks count from 0 to {}", .world_size - 1)]
     RankOutside {
-        /// Which variable or argument.
+        /// The variable or argument.
         variable: &'static str,
         /// Its value.
         rank: u32,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
-    /// A place to meet that is none.
+    /// A malformed rendezvous address.
     #[error("{source} ({variable})")]
     Rendezvous {
-        /// Which variable.
+        /// The variable.
         variable: &'static str,
-        /// What is wrong.
+        /// The error.
         #[source]
         source: RendezvousError,
     },
-    /// Nobody says where to meet.
+    /// No rendezvous address.
     #[error(
         "no rendezvous: {launcher} gives {world_size} ranks no address to meet; set {variable}=tcp://HOST:PORT or file:///DIR for all of them"
     )]
     NoRendezvous {
-        /// Who said the rank.
+        /// The source of the rank.
         launcher: Launcher,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
-        /// What to set.
+        /// The variable to set.
         variable: &'static str,
     },
     /// The secret file is not usable.
@@ -127,14 +127,14 @@ pub enum WorldError {
 
 /// A world whose secret file has not been read yet.
 #[derive(Clone, Debug)]
-pub struct Found {
-    /// All but the secret.
+pub struct ParsedWorld {
+    /// The world without its secret.
     pub world: World,
-    /// Where the secret is.
+    /// The secret file.
     pub secret_file: Option<PathBuf>,
 }
 
-impl Found {
+impl ParsedWorld {
     /// Reads the secret.
     pub(super) fn open(self) -> Result<World, WorldError> {
         let secret = self.secret_file.as_deref().map(Secret::from_file).transpose()?;
@@ -145,27 +145,27 @@ impl Found {
 /// Variables by name.
 pub type Variables = BTreeMap<String, String>;
 
-/// Who this process is; `None` where nobody says so.
+/// The world of this process; `None` without any source.
 ///
 /// # Errors
 ///
 /// See [`WorldError`].
 pub fn parse(
-    explicit: &Explicit,
+    arguments: &ExplicitWorld,
     variables: &Variables,
-    surroundings: &Surroundings,
-) -> Result<Option<Found>, WorldError> {
+    process_info: &ProcessInfo,
+) -> Result<Option<ParsedWorld>, WorldError> {
     let reader = Reader { variables };
-    let Some((launcher, identity)) = identity(explicit, &reader)? else { return Ok(None) };
+    let Some((launcher, identity)) = identity(arguments, &reader)? else { return Ok(None) };
     let Identity { rank, world_size, local_rank } = identity;
-    let rendezvous = match (&explicit.rendezvous, reader.text("PLEACH_RENDEZVOUS")) {
+    let rendezvous = match (&arguments.rendezvous, reader.text("PLEACH_RENDEZVOUS")) {
         (Some(rendezvous), _) => Some(rendezvous.clone()),
         (None, Some(text)) => {
             let parsed = text.parse();
             Some(parsed.map_err(|source| WorldError::Rendezvous { variable: "PLEACH_RENDEZVOUS", source })?)
         }
         (None, None) if world_size == 1 => None,
-        (None, None) => Some(launcher_rendezvous(launcher, world_size, &reader, surroundings)?),
+        (None, None) => Some(launcher_rendezvous(launcher, world_size, &reader, process_info)?),
     };
     let text = |name| reader.text(name).map(str::to_owned);
     let (host, interface) = (text("PLEACH_HOST"), text("PLEACH_INTERFACE"));
@@ -182,7 +182,7 @@ pub fn parse(
         join_timeout,
         launcher,
     };
-    Ok(Some(Found { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
+    Ok(Some(ParsedWorld { world, secret_file: reader.text("PLEACH_SECRET_FILE").map(PathBuf::from) }))
 }
 
 struct Identity {
@@ -191,58 +191,61 @@ struct Identity {
     local_rank: Option<u32>,
 }
 
-/// Names of the variables in which a launcher says who a rank is.
-struct Names {
+/// The variables of a launcher.
+struct LauncherVariables {
     launcher: Launcher,
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
-    /// Without this the others are leftovers or accidents.
-    mark: Option<&'static str>,
+    /// The launcher's other variables are ignored without this one.
+    marker: Option<&'static str>,
 }
 
-const LAUNCHERS: [Names; 5] = [
-    Names {
+const LAUNCHERS: [LauncherVariables; 5] = [
+    LauncherVariables {
         launcher: Launcher::Pleach,
         rank: "PLEACH_RANK",
         world_size: "PLEACH_WORLD_SIZE",
         local_rank: "PLEACH_LOCAL_RANK",
-        mark: None,
+        marker: None,
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::Torchrun,
         rank: "RANK",
         world_size: "WORLD_SIZE",
         local_rank: "LOCAL_RANK",
-        mark: Some("MASTER_ADDR"),
+        marker: Some("MASTER_ADDR"),
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::OpenMpi,
         rank: "OMPI_COMM_WORLD_RANK",
         world_size: "OMPI_COMM_WORLD_SIZE",
         local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
-        mark: None,
+        marker: None,
     },
-    Names {
+    LauncherVariables {
         launcher: Launcher::Hydra,
         rank: "PMI_RANK",
         world_size: "PMI_SIZE",
         local_rank: "MPI_LOCALRANKID",
-        mark: None,
+        marker: None,
     },
-    Names {
-        // A batch script has SLURM_PROCID=0 without being a rank; only a step has a node list of
-        // its own.
+    LauncherVariables {
+        // A batch script has SLURM_PROCID=0 without being a rank; only a step has its own node
+        // list.
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
         world_size: "SLURM_NTASKS",
         local_rank: "SLURM_LOCALID",
-        mark: Some("SLURM_STEP_NODELIST"),
+        marker: Some("SLURM_STEP_NODELIST"),
     },
 ];
 
-fn identity(explicit: &Explicit, reader: &Reader<'_>) -> Result<Option<(Launcher, Identity)>, WorldError> {
-    match (explicit.rank, explicit.world_size) {
+fn identity(
+    arguments: &ExplicitWorld,
+    reader: &Reader<'_>,
+) -> Result<Option<(Launcher, Identity)>, WorldError> {
+    match (arguments.rank, arguments.world_size) {
         (Some(rank), Some(world_size)) => {
             if !(1..=WORLD_SIZE_MAX).contains(&world_size) {
                 let value = world_size.to_string();
@@ -262,18 +265,18 @@ fn identity(explicit: &Explicit, reader: &Reader<'_>) -> Result<Option<(Launcher
     }
     for names in &LAUNCHERS {
         let (rank, world_size) = (reader.text(names.rank), reader.text(names.world_size));
-        let marked = names.mark.is_none_or(|mark| reader.text(mark).is_some());
+        let is_marked = names.marker.is_none_or(|marker| reader.text(marker).is_some());
         match (rank, world_size) {
-            (Some(_), Some(_)) if marked || names.launcher == Launcher::Torchrun => {}
-            (Some(_), None) if marked => {
+            (Some(_), Some(_)) if is_marked || names.launcher == Launcher::Torchrun => {}
+            (Some(_), None) if is_marked => {
                 return Err(WorldError::Incomplete { present: names.rank, absent: names.world_size });
             }
-            (None, Some(_)) if marked => {
+            (None, Some(_)) if is_marked => {
                 return Err(WorldError::Incomplete { present: names.world_size, absent: names.rank });
             }
             _ => continue,
         }
-        // Both were seen to be there.
+        // Both were seen to be set.
         let world_size = reader.number(names.world_size, 1, WORLD_SIZE_MAX)?.unwrap_or(1);
         let rank = reader.number(names.rank, 0, WORLD_SIZE_MAX - 1)?.unwrap_or(0);
         inside(names.rank, rank, world_size)?;
@@ -290,12 +293,12 @@ fn inside(variable: &'static str, rank: u32, world_size: u32) -> Result<(), Worl
     if rank < world_size { Ok(()) } else { Err(WorldError::RankOutside { variable, rank, world_size }) }
 }
 
-/// Where ranks meet that were told no place by hand.
+/// The rendezvous address of ranks without an explicit one.
 fn launcher_rendezvous(
     launcher: Launcher,
     world_size: u32,
     reader: &Reader<'_>,
-    surroundings: &Surroundings,
+    process_info: &ProcessInfo,
 ) -> Result<Rendezvous, WorldError> {
     let none = |variable| WorldError::NoRendezvous { launcher, world_size, variable };
     let all_local =
@@ -313,8 +316,8 @@ fn launcher_rendezvous(
             return tcp(host, u64::from(port) + 1, "MASTER_ADDR");
         }
         Launcher::OpenMpi if all_local("OMPI_COMM_WORLD_LOCAL_SIZE")? => {
-            // The first is the job's number, the others hold random parts: together nothing else
-            // has them.
+            // The first is the job's number, the others have random parts: together they are
+            // unique.
             let parts = [
                 "PMIX_NAMESPACE",
                 "OMPI_MCA_orte_precondition_transports",
@@ -327,7 +330,7 @@ fn launcher_rendezvous(
             (!parts.is_empty()).then(|| format!("openmpi-{}", digest(&parts.join("\n"))))
         }
         Launcher::Hydra if all_local("MPI_LOCALNRANKS")? => {
-            surroundings.hydra_proxy.map(|(process, started)| format!("hydra-{process}-{started}"))
+            process_info.hydra_proxy.map(|(process, started)| format!("hydra-{process}-{started}"))
         }
         Launcher::Srun => match srun_step(reader) {
             Some((_, _, step)) if reader.text("SLURM_STEP_NUM_NODES") == Some("1") => {
@@ -339,7 +342,7 @@ fn launcher_rendezvous(
         Launcher::OpenMpi | Launcher::Hydra => None,
     };
     let job = job.ok_or_else(|| none("PLEACH_RENDEZVOUS"))?;
-    Ok(Rendezvous::JobFolder { folder: job_folder(surroundings, &job) })
+    Ok(Rendezvous::JobFolder { folder: job_folder(process_info, &job) })
 }
 
 fn tcp(host: &str, port: u64, variable: &'static str) -> Result<Rendezvous, WorldError> {
@@ -348,8 +351,8 @@ fn tcp(host: &str, port: u64, variable: &'static str) -> Result<Rendezvous, Worl
     text.parse().map_err(|source| WorldError::Rendezvous { variable, source })
 }
 
-fn job_folder(surroundings: &Surroundings, job: &str) -> PathBuf {
-    surroundings.temporary.join(format!("pleach-{}", surroundings.user)).join(job)
+fn job_folder(process_info: &ProcessInfo, job: &str) -> PathBuf {
+    process_info.temporary.join(format!("pleach-{}", process_info.user)).join(job)
 }
 
 /// First host, port and name of an srun step.
@@ -387,7 +390,7 @@ struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// A variable that is set to something.
+    /// The value of a variable that is not empty.
     fn text(&self, name: &str) -> Option<&'a str> {
         self.variables.get(name).map(|value| value.trim()).filter(|value| !value.is_empty())
     }
@@ -401,15 +404,15 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Hydra's proxy on this host: the ancestor of this name. Ranks may be started by scripts, so the
-/// parent is not enough.
+/// Hydra's proxy on this host: the ancestor of this name. Scripts may start ranks, so the parent is
+/// not enough.
 fn hydra_proxy() -> Option<(u32, u64)> {
     let mut process = std::process::id();
     for _ in 0..ANCESTORS_MAX {
         let status =
             std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("stat")).ok()?;
-        // `pid (name) state parent ... start`: the name may hold anything, so the fields count from
-        // its last bracket.
+        // `pid (name) state parent ... start`: the name may contain anything, so the fields count
+        // from its last bracket.
         let (head, fields) = status.rsplit_once(") ")?;
         let fields: Vec<_> = fields.split(' ').collect();
         if head.split_once('(').is_some_and(|(_, name)| name.starts_with("hydra_pmi_proxy")) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::fabrics::Fabric;
+use super::device_factory::Fabric;
 use super::listening::NoAddress;
 use super::record::Difference;
 use super::{OpenError, StoreError};
@@ -18,55 +18,55 @@ pub enum JoinError {
     /// The store stopped working.
     #[error(transparent)]
     Store(StoreError),
-    /// Several ranks and no place to meet.
+    /// Several ranks and no rendezvous address.
     #[error(
         "no rendezvous: {world_size} ranks have no address to meet; set PLEACH_RENDEZVOUS=tcp://HOST:PORT for all of them"
     )]
     NoRendezvous {
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
-    /// Not all came in time.
+    /// Not all ranks came in time.
     #[error(
         "missing ranks: {} of {world_size} did not come within {} ms{}; start all ranks, or look why these ended",
         ranks_shown(.ranks), .waited.as_millis(), refused_shown(.refused.as_deref())
     )]
     Missing {
-        /// Who.
+        /// The missing ranks.
         ranks: Vec<Rank>,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
-        /// How long was waited.
+        /// How long this rank waited.
         waited: Duration,
-        /// Who was turned away meanwhile, and why.
+        /// A rank that was refused meanwhile, and why.
         refused: Option<String>,
     },
-    /// Somebody else is this rank.
+    /// Another process has this rank.
     #[error("rank taken: {own} and {other} both claim to be rank {rank}; give each process its own rank")]
     Duplicate {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
         /// This process.
         own: String,
-        /// The one that came first.
+        /// The process that came first.
         other: String,
     },
-    /// Two ranks differ in what must be equal.
+    /// Two ranks differ in a setting that must be equal.
     #[error(transparent)]
     Differs(#[from] Difference),
-    /// A rank says what cannot be read.
+    /// A rank's record cannot be decoded.
     #[error("rank {rank} says what this version cannot read; install one version on all hosts")]
     Unreadable {
-        /// Who.
+        /// The rank.
         rank: Rank,
     },
-    /// Another rank ended the meeting.
+    /// Another rank ended the rendezvous.
     #[error("{reason}")]
     Ended {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// Shared memory was asked for, but ranks are on different hosts.
+    /// Shared memory was requested, but ranks are on different hosts.
     #[error(
         "no shared memory: {first} and {second} are not on one host ({reason}); use --fabric tcp or auto"
     )]
@@ -75,10 +75,10 @@ pub enum JoinError {
         first: String,
         /// Another rank and its host.
         second: String,
-        /// How that was found out.
+        /// How this was detected.
         reason: &'static str,
     },
-    /// Ranks of several users, and nobody gave a secret that joins them.
+    /// Ranks of several users, and no configured secret.
     #[error(
         "several users: {first} and {second} are of different users; start all ranks as one user, or give all the same PLEACH_SECRET_FILE"
     )]
@@ -88,7 +88,7 @@ pub enum JoinError {
         /// Another rank and its host.
         second: String,
     },
-    /// Ranks are on several hosts, which only those who know a secret may join.
+    /// Ranks are on several hosts, and no configured secret.
     #[error(
         "secret required: rank {rank} on {host} and rank {other} on {other_host} are on two hosts; write a secret with 'pleach secret FILE', give it to all hosts, and set PLEACH_SECRET_FILE=FILE"
     )]
@@ -102,26 +102,26 @@ pub enum JoinError {
         /// Its host.
         other_host: String,
     },
-    /// Ranks are on several hosts, and this one has no address that the others reach.
+    /// Ranks are on several hosts, and this rank has no address that the others reach.
     #[error(
         "no address: rank {rank} on {host} {reason}, and other ranks are on other hosts; set PLEACH_INTERFACE there to a network interface or address that they reach ('ip addr' lists them)"
     )]
     NoAddress {
-        /// Which rank.
+        /// The rank.
         rank: Rank,
         /// Its host.
         host: String,
-        /// Why.
+        /// The reason.
         reason: NoAddress,
     },
     /// The fabric could not be set up.
     #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]
     Fabric {
-        /// Which.
+        /// The fabric.
         fabric: Fabric,
         /// The first rank where it failed.
         rank: Rank,
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }

@@ -1,57 +1,60 @@
 //! A store in a folder that all ranks can write.
 //!
-//! Rank 0 makes a folder for this one job inside the given one, and puts its name into the file
-//! `current` by renaming; a key is a file there. **Invariant:** the job that `current` names is
-//! alive exactly as long as rank 0 holds a lock (`flock`) on that job's file `alive`, which the
-//! kernel releases when rank 0's process ends, so what an earlier job left behind is recognised,
-//! never used, and removed by the next rank 0.
+//! Rank 0 makes a folder for this job inside the given one, and writes its name to the file
+//! `current` by renaming; a key is a file there. **Invariant:** the job in `current` is alive
+//! exactly as long as rank 0 holds a lock (`flock`) on that job's file `alive`, which the kernel
+//! releases when rank 0's process ends. So files of an earlier job are recognised, never used, and
+//! removed by the next rank 0.
 //!
-//! The folder, and all that is in it, must belong to this user, and nobody else may write it; a
-//! job's own folder is closed to others altogether, as what its ranks tell each other there lets in
-//! whoever knows it ([`folder`]).
-
-mod folder;
+//! The folder and its contents must belong to this user, and other users must not be able to write
+//! it. Other users cannot read a job's own folder, because its contents admit ranks.
 
 use std::fs::File;
-use std::io::{self, Write};
-use std::path::Path;
+use std::io;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, linkat, mkdirat, openat,
+    renameat, statat, unlinkat,
+};
+use rustix::io::Errno;
 
-use self::folder::{Folder, Others, open_error};
-use super::pause::Attempts;
+use super::backoff::Backoff;
 use super::{Claim, OpenError, Store, StoreError, check, cut};
 use crate::auth::challenge;
 use crate::clock::now;
+use crate::control::packet::own_user;
 use crate::{Nanos, Rank};
 
-/// Names the folder of the job that is meeting now.
+/// The name of the current job's folder.
 const CURRENT: &str = "current";
 
 /// Locked by a rank 0 as long as it uses the folder.
 const OWNER: &str = "owner";
 
-/// Locked by a job's rank 0 as long as the job's table is to be used.
+/// Locked by a job's rank 0 as long as the job's table may be used.
 const ALIVE: &str = "alive";
 
-/// Locked, together with others, by every rank but 0 while it uses the job's table.
+/// Locked, shared, by every rank but 0 while it uses the job's table.
 const PRESENT: &str = "present";
 
-/// Beginning of the names of jobs' folders.
+/// Prefix of the names of jobs' folders.
 const JOB: &str = "job-";
 
-/// Random bytes in the names of jobs' folders, written as digits.
+/// Random bytes in the names of jobs' folders, in hexadecimal.
 const UNIQUE_BYTES: usize = 12;
 
-/// What a rank that ends the meeting leaves there.
+/// The reason of a failure.
 const FAILED: &str = "failed";
 
-/// How long rank 0 waits for the rank 0 of the job before to let go of the folder.
+/// How long rank 0 waits for the rank 0 of the previous job to release the folder.
 const OWNER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How long rank 0 keeps the table of a meeting that failed, so that the others read why.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long rank 0 keeps the table of a failed rendezvous, so that the others read the reason.
+const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A table in a shared folder.
 #[derive(Debug)]
@@ -60,13 +63,13 @@ pub struct FileStore {
     job: Folder,
     job_name: String,
     owner: Option<Owner>,
-    /// Of the last call.
+    /// The deadline of the last call.
     deadline: Nanos,
-    /// Holds the lock of a rank that is not 0.
+    /// The lock of a rank that is not 0.
     _present: Option<File>,
 }
 
-/// What rank 0 holds.
+/// The locks of rank 0.
 #[derive(Debug)]
 struct Owner {
     alive: File,
@@ -75,9 +78,9 @@ struct Owner {
 }
 
 impl FileStore {
-    /// Opens the table in `folder`: rank 0 makes it, the others wait for that until the deadline.
-    /// The folder is made if it does not exist; `private` says that it belongs to this job and user
-    /// alone, and goes away with the job.
+    /// Opens the table in `folder`: rank 0 makes it, the others wait for it until the deadline. The
+    /// folder is made if it does not exist. A `private` folder belongs to this job and user, and is
+    /// removed with the job.
     ///
     /// # Errors
     ///
@@ -85,9 +88,9 @@ impl FileStore {
     pub fn open(folder: &Path, rank: Rank, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
         let reach = || match (private, folder.parent(), folder.file_name()) {
             (true, Some(parent), Some(name)) => {
-                Folder::open(parent, Others::Nothing)?.inner(Path::new(name), Others::Nothing)
+                Folder::open(parent, OtherUsers::NoAccess)?.inner(Path::new(name), OtherUsers::NoAccess)
             }
-            _ => Folder::open(folder, Others::Look),
+            _ => Folder::open(folder, OtherUsers::MayRead),
         };
         if rank == 0 { Self::create(reach()?, private, deadline) } else { Self::find(reach, deadline) }
     }
@@ -95,12 +98,12 @@ impl FileStore {
     fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
         let path = folder.path().join(OWNER);
         let owner = folder.open_or_create(OWNER).map_err(|error| open_error(&path, error))?;
-        let mut attempts = Attempts::until(deadline.min(now() + OWNER_PATIENCE));
+        let mut backoff = Backoff::until(deadline.min(now() + OWNER_PATIENCE));
         while let Err(error) = flock(&owner, FlockOperation::NonBlockingLockExclusive) {
             if error != rustix::io::Errno::WOULDBLOCK {
                 return Err(open_error(&path, error.into()));
             }
-            if !attempts.again() {
+            if !backoff.again() {
                 let holder = folder.read(OWNER).unwrap_or_default();
                 let holder = String::from_utf8_lossy(&holder).into_owned();
                 return Err(OpenError::Busy { folder: folder.path().to_owned(), holder });
@@ -120,10 +123,11 @@ impl FileStore {
         let holder = format!("process {} on {}", std::process::id(), super::record::host_name());
         owner.set_len(0).and_then(|()| owner.write_all(holder.as_bytes())).map_err(failed)?;
         folder.remove(CURRENT);
-        // Of jobs that ended without closing. What cannot be removed is still not used.
+        // Folders of jobs that ended without closing. A folder that cannot be removed is still not
+        // used.
         folder.names().iter().filter(|name| is_job(name)).for_each(|name| folder.remove_folder(name));
         let job_name = format!("{JOB}{}", unique());
-        let job = folder.inner(Path::new(&job_name), Others::Nothing)?;
+        let job = folder.inner(Path::new(&job_name), OtherUsers::NoAccess)?;
         let alive = job.create(PRESENT).and_then(|_| job.create(ALIVE)).map_err(failed)?;
         flock(&alive, FlockOperation::NonBlockingLockExclusive).map_err(|errno| failed(errno.into()))?;
         let owner = Owner { alive, owner, remove_folder: private };
@@ -138,35 +142,35 @@ impl FileStore {
         mut reach: impl FnMut() -> Result<Folder, OpenError>,
         deadline: Nanos,
     ) -> Result<Self, OpenError> {
-        let mut attempts = Attempts::until(deadline);
+        let mut backoff = Backoff::until(deadline);
         let mut folder = reach()?;
         loop {
-            if let Some((job_name, job)) = living_job(&folder)?
+            if let Some((job_name, job)) = live_job(&folder)?
                 && let Ok(present) = job.open_to_read(PRESENT)
                 && flock(&present, FlockOperation::NonBlockingLockShared).is_ok()
             {
                 return Ok(Self { folder, job, job_name, owner: None, deadline, _present: Some(present) });
             }
-            if !attempts.again() {
+            if !backoff.again() {
                 let folder = folder.path().to_owned();
-                return Err(OpenError::NoRankZero { folder, waited: attempts.waited() });
+                return Err(OpenError::NoRankZero { folder, waited: backoff.waited() });
             }
-            // Rank 0 may have closed an earlier job of these ranks, and removed its folder; the
-            // next job is in a new one.
+            // Rank 0 may have closed an earlier job of these ranks and removed its folder; the next
+            // job is in a new one.
             if let Ok(reached) = reach() {
                 folder = reached;
             }
         }
     }
 
-    /// A file of the job's folder with these bytes, under a name that nobody looks at.
+    /// A file of the job's folder with these bytes, under a temporary name.
     fn draft(&self, value: &[u8]) -> io::Result<String> {
         let name = format!("draft.{}", unique());
         self.job.create(&name)?.write_all(value)?;
         Ok(name)
     }
 
-    /// Gives `key` this value if it has none.
+    /// Sets `key` if it is not set.
     fn put(&self, key: &str, value: &[u8]) -> Result<Claim, StoreError> {
         let name = file_name(key);
         let failed = |source| self.failed(&name, source);
@@ -215,7 +219,7 @@ impl Store for FileStore {
 
     fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
         self.deadline = deadline;
-        let mut attempts = Attempts::until(until);
+        let mut backoff = Backoff::until(until);
         let mut values = Vec::with_capacity(keys.len());
         loop {
             if let Ok(reason) = self.job.read(FAILED) {
@@ -235,17 +239,17 @@ impl Store for FileStore {
             if self.owner.is_none() && !is_locked(&self.job, ALIVE) {
                 return Err(self.lost(io::ErrorKind::ConnectionAborted.into()));
             }
-            if !attempts.again() {
+            if !backoff.again() {
                 let missing = keys[values.len()..].iter().filter(|key| !self.job.has(&file_name(key)));
                 let keys = missing.cloned().collect();
-                return Err(StoreError::Missing { keys, waited: attempts.waited(), refused: None });
+                return Err(StoreError::Missing { keys, waited: backoff.waited(), refused: None });
             }
         }
     }
 
     fn fail(&mut self, reason: &str, deadline: Nanos) {
         self.deadline = deadline;
-        // The first one counts; if rank 0 is gone, the others find out themselves.
+        // The first reason counts; if rank 0 is gone, the others find out themselves.
         if let Ok(draft) = self.draft(cut(reason).as_bytes()) {
             let _ = self.job.link(&draft, FAILED);
             self.job.remove(&draft);
@@ -266,23 +270,23 @@ impl Drop for FileStore {
         if self.job.has(FAILED)
             && let Ok(present) = self.job.open_to_read(PRESENT)
         {
-            let mut attempts = Attempts::until(self.deadline.min(now() + FAREWELL_TIMEOUT));
-            while flock(&present, FlockOperation::NonBlockingLockExclusive).is_err() && attempts.again() {}
+            let mut backoff = Backoff::until(self.deadline.min(now() + FAIL_REPORT_TIMEOUT));
+            while flock(&present, FlockOperation::NonBlockingLockExclusive).is_err() && backoff.again() {}
         }
         self.folder.remove_folder(&self.job_name);
         if owner.remove_folder {
             self.folder.remove(OWNER);
-            // Not empty when a rank of the next job has written there; it stays then.
+            // Not empty when a rank of the next job has written there; then it stays.
             self.folder.remove_itself();
         }
-        // By hand, since a child that was forked meanwhile keeps the files open.
+        // Explicitly, because a child that was forked meanwhile keeps the files open.
         let _ = flock(&owner.alive, FlockOperation::Unlock);
         let _ = flock(&owner.owner, FlockOperation::Unlock);
     }
 }
 
-/// The folder of the job that `current` names, if its rank 0 is alive.
-fn living_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
+/// The folder of the current job, if its rank 0 is alive.
+fn live_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
     let name = match folder.read(CURRENT) {
         Ok(name) => String::from_utf8_lossy(&name).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -299,14 +303,14 @@ fn living_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
     }
 }
 
-/// Whether somebody holds the lock of a file.
+/// Whether a process holds the lock of a file.
 fn is_locked(folder: &Folder, name: &str) -> bool {
     let Ok(file) = folder.open_to_read(name) else { return false };
-    // Nobody else waits for this lock, so trying disturbs nobody; closing the file gives it back.
+    // No process waits for this lock, so trying it disturbs nothing; closing the file releases it.
     flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
 }
 
-/// Whether a folder of this name was made by a rank 0; others' folders may begin likewise.
+/// Whether a rank 0 made the folder of this name; other folders may have the same prefix.
 fn is_job(name: &str) -> bool {
     name.strip_prefix(JOB).is_some_and(|digits| {
         digits.len() == 2 * UNIQUE_BYTES && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -323,6 +327,191 @@ fn unique() -> String {
     challenge()[..UNIQUE_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Mode of folders that are made.
+const FOLDER_MODE: Mode = Mode::RWXU;
+
+/// Mode of files that are made.
+const FILE_MODE: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// The rights of other users on a folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OtherUsers {
+    /// They may list and read it.
+    MayRead,
+    /// None.
+    NoAccess,
+}
+
+/// An open folder that only this user can change.
+///
+/// **Invariant:** no symbolic link is followed below a folder, nor as its last name, and files of
+/// another user are refused before they are read or written. So a user who can write the folder's
+/// parent can end a rendezvous, but neither take part in it nor redirect it to other files.
+#[derive(Debug)]
+struct Folder {
+    file: OwnedFd,
+    path: PathBuf,
+}
+
+/// A file or folder of another user.
+#[derive(Debug, thiserror::Error)]
+#[error("it belongs to user {owner}")]
+struct OtherOwner {
+    owner: u32,
+}
+
+impl Folder {
+    /// Opens the folder at this path, and makes it if it does not exist.
+    fn open(path: &Path, other_users: OtherUsers) -> Result<Self, OpenError> {
+        Self::open_at(CWD, path, path.to_owned(), other_users, true)
+    }
+
+    /// Opens a folder in this one, and makes it if it does not exist.
+    fn inner(&self, name: &Path, other_users: OtherUsers) -> Result<Self, OpenError> {
+        Self::open_at(&self.file, name, self.path.join(name), other_users, true)
+    }
+
+    /// Opens a folder in this one that other users cannot read; `NotFound` if it does not exist.
+    fn find(&self, name: &str) -> Result<Self, OpenError> {
+        Self::open_at(&self.file, Path::new(name), self.path.join(name), OtherUsers::NoAccess, false)
+    }
+
+    fn open_at(
+        at: impl AsFd,
+        name: &Path,
+        path: PathBuf,
+        other_users: OtherUsers,
+        makes: bool,
+    ) -> Result<Self, OpenError> {
+        let failed = |path: &Path, errno: Errno| open_error(path, errno.into());
+        if makes
+            && let Err(errno) = mkdirat(&at, name, FOLDER_MODE)
+            && errno != Errno::EXIST
+        {
+            return Err(failed(&path, errno));
+        }
+        // A mere name of it, which can be had also where this user may not look into it: so whose
+        // it is can be told.
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(&at, name, flags, Mode::empty()).map_err(|errno| {
+            let is_link = statat(&at, name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Symlink);
+            failed(&path, if is_link { Errno::LOOP } else { errno })
+        })?;
+        let stat = fstat(&file).map_err(|errno| failed(&path, errno))?;
+        check_owner(&stat).map_err(|error| open_error(&path, error))?;
+        let open_to_others = match other_users {
+            OtherUsers::MayRead => Mode::WGRP | Mode::WOTH,
+            OtherUsers::NoAccess => Mode::RWXG | Mode::RWXO,
+        };
+        let mode = Mode::from_raw_mode(stat.st_mode);
+        if mode.intersects(open_to_others) {
+            return Err(OpenError::Unsafe { folder: path, mode: mode.bits() & 0o777 });
+        }
+        Ok(Self { file, path })
+    }
+
+    /// Its path, for messages.
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A new file to write.
+    fn create(&self, name: &str) -> io::Result<File> {
+        self.open_file(name, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)
+    }
+
+    /// A file to read and write, made if it does not exist.
+    fn open_or_create(&self, name: &str) -> io::Result<File> {
+        self.open_file(name, OFlags::RDWR | OFlags::CREATE)
+    }
+
+    /// A file to read.
+    fn open_to_read(&self, name: &str) -> io::Result<File> {
+        self.open_file(name, OFlags::RDONLY)
+    }
+
+    /// The contents of a file.
+    fn read(&self, name: &str) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        self.open_to_read(name)?.read_to_end(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn open_file(&self, name: &str, flags: OFlags) -> io::Result<File> {
+        // Without waiting, as a named pipe would.
+        let flags = flags | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = openat(&self.file, name, flags, FILE_MODE)?;
+        let stat = fstat(&file)?;
+        check_owner(&stat)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+        }
+        Ok(file.into())
+    }
+
+    /// Whether a file of this name exists.
+    fn has(&self, name: &str) -> bool {
+        statat(&self.file, name, AtFlags::SYMLINK_NOFOLLOW).is_ok()
+    }
+
+    /// Gives a file a second name; an error if that exists.
+    fn link(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(linkat(&self.file, from, &self.file, to, AtFlags::empty())?)
+    }
+
+    /// Moves a file to another folder, and replaces a file of that name.
+    fn move_to(&self, from: &str, folder: &Self, to: &str) -> io::Result<()> {
+        Ok(renameat(&self.file, from, &folder.file, to)?)
+    }
+
+    /// Removes a file, which may be gone already.
+    fn remove(&self, name: &str) {
+        let _ = unlinkat(&self.file, name, AtFlags::empty());
+    }
+
+    /// Removes a folder in this one with the files in it, as far as possible.
+    fn remove_folder(&self, name: &str) {
+        let Ok(folder) = self.find(name) else { return };
+        folder.names().iter().for_each(|name| folder.remove(name));
+        let _ = unlinkat(&self.file, name, AtFlags::REMOVEDIR);
+    }
+
+    /// Removes this folder, if it is empty.
+    fn remove_itself(&self) {
+        let _ = unlinkat(CWD, &self.path, AtFlags::REMOVEDIR);
+    }
+
+    /// The names of its entries, without those that are not UTF-8.
+    fn names(&self) -> Vec<String> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let entries = openat(&self.file, ".", flags, Mode::empty()).and_then(Dir::new);
+        let entries = entries.into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| Some(entry.file_name().to_str().ok()?.to_owned()));
+        names.filter(|name| name != "." && name != "..").collect()
+    }
+}
+
+fn check_owner(stat: &Stat) -> io::Result<()> {
+    if stat.st_uid == own_user() {
+        return Ok(());
+    }
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, OtherOwner { owner: stat.st_uid }))
+}
+
+/// The public error at this path.
+fn open_error(path: &Path, source: io::Error) -> OpenError {
+    if source.raw_os_error() == Some(Errno::LOOP.raw_os_error()) {
+        return OpenError::Link { path: path.to_owned() };
+    }
+    match source.get_ref().and_then(|inner| inner.downcast_ref()) {
+        Some(&OtherOwner { owner }) => {
+            OpenError::Owner { place: path.display().to_string(), owner, user: own_user() }
+        }
+        None => OpenError::Folder { path: path.to_owned(), source },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs::DirBuilder;
@@ -333,7 +522,7 @@ mod tests {
     use super::*;
     use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
 
-    /// A folder that goes away with the test.
+    /// A folder that is removed after the test.
     struct TestFolder(PathBuf);
 
     impl TestFolder {
@@ -439,8 +628,8 @@ mod tests {
     #[test]
     fn a_rank_that_waits_while_the_folder_is_made_anew_finds_the_next_job() {
         let folder = TestFolder::new();
-        let meeting = folder.0.join("meeting");
-        let open = || FileStore::open(&meeting, 0, true, late()).expect("rank 0 opens");
+        let protocol = folder.0.join("meeting");
+        let open = || FileStore::open(&protocol, 0, true, late()).expect("rank 0 opens");
         let mut zero = Some(open());
         zero.as_mut().expect("is open").seal(late());
         let mut looks = 0;
@@ -451,7 +640,8 @@ mod tests {
                     drop(zero.take());
                     zero = Some(open());
                 }
-                Folder::open(&folder.0, Others::Nothing)?.inner(Path::new("meeting"), Others::Nothing)
+                Folder::open(&folder.0, OtherUsers::NoAccess)?
+                    .inner(Path::new("meeting"), OtherUsers::NoAccess)
             },
             late(),
         );

@@ -1,14 +1,12 @@
-//! The meeting: ranks claim their numbers, compare what must be equal, agree on a fabric and
-//! connect.
+//! Joining: ranks claim their numbers, compare settings, agree on a fabric and connect.
 //!
-//! Everything is said through the store, in rounds: each rank writes its line, then reads
-//! everybody's. **Invariants:** all ranks take the same fabric and agree on who is on which host,
-//! because each decides from the same lines; and no rank returns before every rank is connected to
-//! all others, so what a caller sends at once reaches a peer that is ready for it. Devices always
-//! have a secret: the user's, or one that rank 0 makes and tells over the store, which lets in only
-//! who may join.
+//! The protocol runs through the store, in rounds: each rank writes its line, then reads the lines
+//! of all. **Invariants:** all ranks take the same fabric and agree on the ranks of each host,
+//! because each decides from the same lines. No rank returns before every rank is connected to all
+//! others, so the first message of a caller reaches a peer that is ready for it. Devices always
+//! have a secret: the user's, or one that rank 0 makes and puts into the store, which admits only
+//! ranks that may join.
 
-mod meeting;
 mod reach_error;
 
 use std::fmt;
@@ -16,59 +14,63 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::reach_error::ReachError;
+use super::deferred_responder::DeferredResponder;
+use super::device_factory::{DeviceFactory, Fabric, FabricChoice};
 use super::error::JoinError;
-use super::fabrics::{Fabric, FabricChoice, Fabrics};
-use super::{Store, World};
-use crate::Rank;
+use super::listening::listening_address;
+use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
+use super::record::{Difference, PROTOCOL_VERSION, RankRecord};
+use super::{Claim, Store, StoreError, World, cut};
 use crate::auth::Secret;
-use crate::clock::{Nanos, now};
-use crate::device::{Device, DeviceConfig, Event, Responder};
-use crate::hybrid::Route;
-use meeting::{Connected, Meeting, Met};
+use crate::clock::now;
+use crate::device::{Address, Device, DeviceConfig, Event, Responder, Urgency};
+use crate::hybrid::PeerFabric;
+use crate::processors::Processors;
+use crate::{Nanos, Rank};
 
-/// How long ranks wait for each other, unless told otherwise.
+/// Default of [`JoinOptions::timeout`].
 pub const DEFAULT_JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How to join.
 #[derive(Clone, Debug)]
 pub struct JoinOptions {
-    /// Which kind of device to take.
+    /// The fabric to use.
     pub fabric: FabricChoice,
     /// Settings that must be equal on all ranks, by name; their values are compared as text.
     pub knobs: Vec<(String, String)>,
-    /// Signal slots to keep for each peer.
+    /// Signal slots for each peer.
     pub signal_slots: usize,
     /// How long ranks wait for each other.
     pub timeout: Duration,
 }
 
-/// A rank that has joined: connected to all its peers.
+/// A rank that has joined: it is connected to all its peers.
 pub struct Joined {
     /// This rank.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: u32,
-    /// This rank's number on its host, where known.
+    /// This rank's number on its host, if known.
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
     /// Whether these are more than the processors that they may run on: of those that have no
     /// others than this rank has.
     pub is_crowded: bool,
-    /// Which fabric was agreed on.
+    /// The fabric that the ranks agreed on.
     pub fabric: Fabric,
-    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory,
-    /// where the fabric does.
+    /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, if
+    /// the fabric does.
     pub hosts: Vec<u32>,
-    /// Connected to all peers.
+    /// The device, connected to all peers.
     pub device: Box<dyn Device>,
-    /// Events that came after `Connected`, for who polls from now on.
+    /// Events that came after `Connected`, for the caller's first poll.
     pub events: Vec<Event>,
     /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job
     /// ends: it tells processes that come too often that all ranks are there.
     pub store: Option<Box<dyn Store>>,
-    /// When [`JoinOptions::timeout`] has passed: for what ranks go on to tell each other in the
-    /// store.
+    /// The end of [`JoinOptions::timeout`]: for later rounds of the ranks in the store.
     pub deadline: Nanos,
 }
 
@@ -78,7 +80,7 @@ impl fmt::Debug for Joined {
     }
 }
 
-/// Meets all ranks of `world` and connects to them, over the fabrics of this machine.
+/// Joins all ranks of `world`, over the fabrics of this machine.
 ///
 /// # Errors
 ///
@@ -88,10 +90,10 @@ pub fn join(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    join_over(world, options, responder, &mut super::Machine)
+    join_over(world, options, responder, &mut super::SystemDevices)
 }
 
-/// As [`join`], over devices made by `fabrics`.
+/// As [`join`], over devices made by `factory`.
 ///
 /// # Errors
 ///
@@ -100,18 +102,18 @@ pub fn join_over(
     world: &World,
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
-    fabrics: &mut dyn Fabrics,
+    fabrics: &mut dyn DeviceFactory,
 ) -> Result<Joined, JoinError> {
-    let began = now();
+    let started = now();
     if world.world_size == 1 {
         return alone(world, options, responder, fabrics);
     }
-    let store = world.open_store(began + options.timeout)?;
+    let store = world.open_store(started + options.timeout)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    meet(Meeting::new(world, options, began, store, responder, fabrics))
+    run(JoinProtocol::new(world, options, started, store, responder, fabrics))
 }
 
-/// As [`join`], but meeting at this store, which nobody but the ranks of `world` uses.
+/// As [`join`], with this store, which only the ranks of `world` use.
 ///
 /// # Errors
 ///
@@ -122,18 +124,19 @@ pub fn join_at(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    meet(Meeting::new(world, options, now(), store, responder, &mut super::Machine))
+    run(JoinProtocol::new(world, options, now(), store, responder, &mut super::SystemDevices))
 }
 
-fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
-    let world = meeting.world;
-    let result = meeting.meet();
+fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
+    let world = protocol.world;
+    let result = protocol.run();
     if let Err(error) = &result
-        && meeting.concerns_all(error)
+        && protocol.concerns_all(error)
     {
-        meeting.store.fail(&error.to_string(), meeting.limit);
+        protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let Met { fabric, ranks_here, is_crowded, hosts, connected: Connected { device, events, .. } } = result?;
+    let JoinOutcome { fabric, ranks_here, is_crowded, hosts, connected: Connected { device, events, .. } } =
+        result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
         rank,
@@ -145,17 +148,17 @@ fn meet(mut meeting: Meeting<'_>) -> Result<Joined, JoinError> {
         hosts: hosts.of,
         device,
         events,
-        store: Some(meeting.store),
-        deadline: meeting.limit,
+        store: Some(protocol.store),
+        deadline: protocol.limit,
     })
 }
 
-/// A world of one: any device will do.
+/// A world of one: any device suffices.
 fn alone(
     world: &World,
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
-    fabrics: &mut dyn Fabrics,
+    fabrics: &mut dyn DeviceFactory,
 ) -> Result<Joined, JoinError> {
     let candidates: &[Fabric] = match &options.fabric {
         FabricChoice::Auto => &[Fabric::Shm, Fabric::Tcp],
@@ -166,7 +169,7 @@ fn alone(
         let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
         match fabrics.make(
             fabric,
-            &[Route::Shm],
+            &[PeerFabric::Shm],
             config(world, options, (secret, None), options.timeout, Arc::clone(&responder)),
         ) {
             Ok(device) => {
@@ -209,6 +212,549 @@ fn config(
         interface: world.interface.clone(),
         address,
         responder,
+    }
+}
+
+/// The most time for trying shared memory, or RDMA, before another fabric is taken.
+const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a rank waits in the store between two polls of its device, which its peers may need to
+/// connect.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Share of the remaining time for the round in which ranks report why they did not connect,
+const OUTCOME_SHARE: u32 = 5;
+
+/// and its upper limit.
+const OUTCOME_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Share of the whole time for reporting a failure in the store,
+const FAILURE_SHARE: u32 = 4;
+
+/// and its upper limit.
+const FAILURE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Events taken from a device at a time.
+const EVENTS: usize = 64;
+
+/// The result of the protocol.
+struct JoinOutcome {
+    fabric: Fabric,
+    /// The number of ranks that share this machine's processors.
+    ranks_here: u32,
+    /// Whether they are more than their processors.
+    is_crowded: bool,
+    hosts: Hosts,
+    connected: Connected,
+}
+
+/// The parameters of a rank's devices.
+struct DeviceParameters {
+    /// The device that connects each rank.
+    peer_fabrics: Vec<PeerFabric>,
+    secret: Secret,
+    /// The address to listen on; loopback when absent.
+    address: Option<IpAddr>,
+}
+
+/// A device that is connected to all peers.
+struct Connected {
+    deferred_responder: Arc<DeferredResponder>,
+    device: Box<dyn Device>,
+    /// Its other events.
+    events: Vec<Event>,
+}
+
+struct JoinProtocol<'a> {
+    world: &'a World,
+    options: &'a JoinOptions,
+    started: Nanos,
+    /// When to give up.
+    deadline: Nanos,
+    /// When the others must know the reason. The protocol ends then in any case.
+    limit: Nanos,
+    store: Box<dyn Store>,
+    responder: Arc<dyn Responder>,
+    fabrics: &'a mut dyn DeviceFactory,
+}
+
+impl<'a> JoinProtocol<'a> {
+    fn new(
+        world: &'a World,
+        options: &'a JoinOptions,
+        started: Nanos,
+        store: Box<dyn Store>,
+        responder: Arc<dyn Responder>,
+        fabrics: &'a mut dyn DeviceFactory,
+    ) -> Self {
+        let limit = started + options.timeout;
+        let deadline = started + (options.timeout - (options.timeout / FAILURE_SHARE).min(FAILURE_TIME_MAX));
+        Self { world, options, started, deadline, limit, store, responder, fabrics }
+    }
+
+    fn run(&mut self) -> Result<JoinOutcome, JoinError> {
+        // Sockets or RDMA alone need no probe for shared memory.
+        let may_share = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
+        let probe_listener =
+            if may_share { ProbeListener::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
+        let records = self.exchange_records(probe_listener.as_ref().ok().map(ProbeListener::address))?;
+        let secret = self.agree_on_secret()?;
+        let own = &records[self.world.rank as usize];
+        let here = records.iter().filter(|record| own.same_machine(record));
+        let ranks_here = here.clone().count() as u32;
+        let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+        let is_crowded = is_crowded(&own.processors, parallelism, here.map(|record| &record.processors));
+        self.store.seal(self.deadline);
+        let hosts = if may_share {
+            self.probe_neighbours(&records)?
+        } else {
+            Hosts::all_separate(self.world.world_size)
+        };
+        drop(probe_listener);
+        self.check_users(&records, &hosts)?;
+        let (fabric, mut connected) = self.agree_on_fabric(&records, &hosts, &secret)?;
+        for (peer, reply) in connected.deferred_responder.open(&self.responder) {
+            // A peer that gets no answer is lost or departed, which the device reports.
+            let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
+        }
+        self.release_store(&mut connected);
+        Ok(JoinOutcome { fabric, ranks_here, is_crowded, hosts, connected })
+    }
+
+    /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
+    /// the store.
+    fn agree_on_secret(&mut self) -> Result<Secret, JoinError> {
+        if let Some(secret) = &self.world.secret {
+            return Ok(secret.clone());
+        }
+        if self.world.rank == 0 {
+            let made = Secret::fresh();
+            self.store.set("secret/0", made.as_bytes(), self.deadline).map_err(JoinError::Store)?;
+        }
+        let address_of = self.wait("secret", 0..1, None)?;
+        Ok(Secret::of_this_host(&address_of[0]))
+    }
+
+    /// Refuses ranks of several users without a configured secret: no other fabric would admit
+    /// them.
+    fn check_users(&self, records: &[RankRecord], hosts: &Hosts) -> Result<(), JoinError> {
+        match hosts.other_users {
+            Some((low, high)) if self.world.secret.is_none() => Err(JoinError::OtherUser {
+                first: format!("rank {low} on {}", records[low as usize].host_shown()),
+                second: format!("rank {high} on {}", records[high as usize].host_shown()),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Finds the ranks of each host, from this rank's probes of the ranks below it and from the
+    /// lines of all others.
+    fn probe_neighbours(&mut self, records: &[RankRecord]) -> Result<Hosts, JoinError> {
+        let rank = self.world.rank;
+        let own = &records[rank as usize];
+        let line: String = records[..rank as usize]
+            .iter()
+            .map(|record| match &record.probe_listener {
+                _ if record.host != own.host => ProbeOutcome::Named,
+                Some(probe_listener) => probe(probe_listener, self.deadline),
+                None => ProbeOutcome::NotFound,
+            })
+            .map(ProbeOutcome::letter)
+            .collect();
+        // A store does not distinguish an empty value from none.
+        let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;
+        let found = (0..).zip(&lines).map(|(rank, line)| {
+            let found: Option<Vec<_>> = line.chars().skip(1).map(ProbeOutcome::from_letter).collect();
+            found.filter(|found| found.len() == rank as usize).ok_or(JoinError::Unreadable { rank })
+        });
+        Ok(Hosts::new(&found.collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// Claims this rank's number and compares its record with all others.
+    fn exchange_records(&mut self, probe_listener: Option<&str>) -> Result<Vec<RankRecord>, JoinError> {
+        let (rank, deadline) = (self.world.rank, self.deadline);
+        let mut knobs = self.options.knobs.clone();
+        knobs.push(("fabric".to_owned(), self.options.fabric.to_string()));
+        let given = if self.world.secret.is_some() { "set" } else { "not set" };
+        knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
+        let (host, path) = (self.world.host.as_deref(), self.store.path());
+        let own = RankRecord::own(self.world.world_size, host, probe_listener, path, &knobs);
+        // As the others will decode it.
+        let encoded = own.encode();
+        let own = decode(rank, &encoded, rank)?;
+        if let Claim::Present(bytes) =
+            self.store.claim(&format!("rank/{rank}"), &encoded, deadline).map_err(JoinError::Store)?
+        {
+            let other = decode(rank, &bytes, rank)?;
+            // Of another world: then that is the error.
+            other.compare(rank, &own, rank)?;
+            return Err(JoinError::Duplicate { rank, own: own.to_string(), other: other.to_string() });
+        }
+        // Rank 0 first: a rank with another world size would otherwise wait for ranks that do not
+        // exist.
+        let first = self.wait("rank", 0..1, None)?;
+        decode(0, &first[0], rank)?.compare(0, &own, rank)?;
+        let bytes = self.wait("rank", 0..self.world.world_size, None)?;
+        let mut records = Vec::with_capacity(bytes.len());
+        for (other, bytes) in (0..).zip(&bytes) {
+            let record = decode(other, bytes, rank)?;
+            own.compare(rank, &record, other)?;
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    /// Chooses the fabric, and connects.
+    fn agree_on_fabric(
+        &mut self,
+        records: &[RankRecord],
+        hosts: &Hosts,
+        secret: &Secret,
+    ) -> Result<(Fabric, Connected), JoinError> {
+        let best = hosts.fabric();
+        let is_asked_for = match self.options.fabric {
+            FabricChoice::Only(Fabric::Shm) if best != Fabric::Shm => {
+                return Err(not_one_host(records, hosts));
+            }
+            FabricChoice::Only(fabric) => Some(fabric),
+            FabricChoice::Auto => None,
+        };
+        // Ranks that share memory are on one host.
+        let address = match is_asked_for.unwrap_or(best) {
+            Fabric::Shm => None,
+            _ => listening_address(self.world, records)?,
+        };
+        let parameters = DeviceParameters {
+            peer_fabrics: hosts.peer_fabrics(self.world.rank),
+            secret: secret.clone(),
+            address,
+        };
+        let (fabric, why, connected) = match is_asked_for {
+            Some(fabric) => {
+                let limit = self.last_connect_limit();
+                (fabric, "it was asked for".to_owned(), self.connect(fabric, &parameters, limit)??)
+            }
+            None => self.connect_best(best, &parameters, &locality_text(records, hosts))?,
+        };
+        let (ranks, count) = (self.world.world_size, hosts.count());
+        let line = match fabric {
+            Fabric::Shm => format!("shm between all of {ranks} ranks ({why})"),
+            Fabric::Tcp => format!("tcp between all of {ranks} ranks ({why})"),
+            Fabric::Verbs => format!("verbs between all of {ranks} ranks ({why})"),
+            Fabric::Hybrid => format!("shm within {count} hosts of {ranks} ranks, tcp across ({why})"),
+            Fabric::HybridVerbs => format!("shm within {count} hosts of {ranks} ranks, verbs across ({why})"),
+        };
+        if self.world.rank == 0 {
+            tracing::info!("fabric: {line}");
+        } else {
+            tracing::debug!("fabric: {line}");
+        }
+        Ok((fabric, connected))
+    }
+
+    /// The best fabric that all ranks have, with the reason. A fabric works on all ranks or on
+    /// none.
+    fn connect_best(
+        &mut self,
+        best: Fabric,
+        parameters: &DeviceParameters,
+        locality: &str,
+    ) -> Result<(Fabric, String, Connected), JoinError> {
+        let candidates: &[Fabric] = match best {
+            Fabric::Shm => &[Fabric::Shm, Fabric::Tcp],
+            Fabric::Hybrid => &[Fabric::HybridVerbs, Fabric::Hybrid, Fabric::Tcp],
+            _ => &[Fabric::Verbs, Fabric::Tcp],
+        };
+        let (last, tried) = candidates.split_last().expect("there are candidates");
+        let mut why = locality.to_owned();
+        for &fabric in tried {
+            let left = self.deadline.since(now());
+            match self.connect(fabric, parameters, (left / 2).min(SHARING_TIMEOUT))? {
+                Ok(connected) => return Ok((fabric, why, connected)),
+                // The next fabric is tried: the remedy of this one is for users who request it.
+                Err(JoinError::Fabric { fabric, rank, reason }) => {
+                    let cause = reason.split(';').next().unwrap_or_default();
+                    why = format!("{why}; no {fabric}: rank {rank}: {cause}");
+                }
+                Err(error) => why = format!("{why}; {error}"),
+            }
+        }
+        let limit = self.last_connect_limit();
+        Ok((*last, why, self.connect(*last, parameters, limit)??))
+    }
+
+    /// The time limit of the last fabric: the remaining time without that of the outcome round.
+    fn last_connect_limit(&self) -> Duration {
+        let left = self.deadline.since(now());
+        left - (left / OUTCOME_SHARE).min(OUTCOME_TIME_MAX)
+    }
+
+    /// Tries one fabric on all ranks. The outer error ends the protocol; the inner one means, on
+    /// all ranks alike, that this fabric does not work.
+    fn connect(
+        &mut self,
+        fabric: Fabric,
+        parameters: &DeviceParameters,
+        limit: Duration,
+    ) -> Result<Result<Connected, JoinError>, JoinError> {
+        let deferred_responder = Arc::new(DeferredResponder::default());
+        let config = config(
+            self.world,
+            self.options,
+            (parameters.secret.clone(), parameters.address),
+            limit,
+            Arc::<DeferredResponder>::clone(&deferred_responder),
+        );
+        // `+` and the address, or `-` and the reason why there is none.
+        let (mut device, line) = match self.fabrics.make(fabric, &parameters.peer_fabrics, config) {
+            Ok(device) => {
+                let line = format!("+{}", device.info().address);
+                (Some(device), line)
+            }
+            Err(error) => (None, format!("-{error}")),
+        };
+        let lines = self.exchange(
+            &format!("{}/address", topic(fabric)),
+            &line,
+            device.as_deref_mut(),
+            &mut Vec::new(),
+        )?;
+        if let Some(error) = first_failure(fabric, &lines) {
+            return Ok(Err(error));
+        }
+        let mut events = Vec::new();
+        let until = self.deadline.min(now() + limit);
+        let mut line = "+".to_owned();
+        if let Some(reached) = &mut device
+            && let Err(error) = self.connect_all(&mut **reached, &lines, until, &mut events)
+        {
+            line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
+            // Dropped at once, so that the others detect it before the time is up.
+            device = None;
+        }
+        let outcomes =
+            self.exchange(&format!("{}/outcome", topic(fabric)), &line, device.as_deref_mut(), &mut events)?;
+        Ok(match (first_failure(fabric, &outcomes), device) {
+            (None, Some(device)) => Ok(Connected { deferred_responder, device, events }),
+            (Some(error), _) => Err(error),
+            (None, None) => unreachable!("without a device this rank's own line is a failure"),
+        })
+    }
+
+    /// Connects to all peers and waits for all connections.
+    fn connect_all(
+        &self,
+        device: &mut dyn Device,
+        lines: &[String],
+        until: Nanos,
+        later: &mut Vec<Event>,
+    ) -> Result<(), ReachError> {
+        let started = now();
+        let address_of = |peer: Rank| &lines[peer as usize][1..];
+        let mut missing: Vec<Rank> =
+            (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect();
+        for &peer in &missing {
+            device.connect(peer, &Address(address_of(peer).to_owned()))?;
+        }
+        let mut events = Vec::with_capacity(EVENTS);
+        loop {
+            device.poll(now(), &mut events);
+            let quiet = events.is_empty();
+            for event in events.drain(..) {
+                match event {
+                    Event::Connected { peer } => missing.retain(|&other| other != peer),
+                    Event::PeerLost { peer, cause } => {
+                        return Err(ReachError::lost(peer, address_of(peer), cause));
+                    }
+                    other => later.push(other),
+                }
+            }
+            if missing.is_empty() {
+                return Ok(());
+            }
+            let left = until.since(now());
+            if left.is_zero() {
+                return Err(ReachError::late(missing, self.world.rank, now().since(started), address_of));
+            }
+            if quiet && let Some(armed) = device.arm() {
+                armed.wait(now(), left);
+            }
+        }
+    }
+
+    /// Tells rank 0 that this rank no longer needs the store; rank 0 waits for all ranks, so that
+    /// it may close the store.
+    fn release_store(&mut self, connected: &mut Connected) {
+        if self.world.rank == 0 {
+            // A rank that does not tell it is lost, which the device reports.
+            let _ = self.wait(
+                "end",
+                1..self.world.world_size,
+                Some((&mut *connected.device, &mut connected.events)),
+            );
+        } else {
+            let _ = self.store.set(&format!("end/{}", self.world.rank), b"", self.deadline);
+        }
+    }
+
+    /// Writes this rank's line and returns the lines of all.
+    fn exchange(
+        &mut self,
+        topic: &str,
+        line: &str,
+        device: Option<&mut (dyn Device + '_)>,
+        events: &mut Vec<Event>,
+    ) -> Result<Vec<String>, JoinError> {
+        let key = format!("{topic}/{}", self.world.rank);
+        self.store.set(&key, cut(line).as_bytes(), self.deadline).map_err(JoinError::Store)?;
+        let lines = self.wait(topic, 0..self.world.world_size, device.map(|device| (device, events)))?;
+        Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
+    }
+
+    /// Waits for the lines of these ranks on a topic, polling the device meanwhile.
+    fn wait(
+        &mut self,
+        topic: &str,
+        ranks: std::ops::Range<Rank>,
+        mut polled: Option<(&mut (dyn Device + '_), &mut Vec<Event>)>,
+    ) -> Result<Vec<Vec<u8>>, JoinError> {
+        let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
+        loop {
+            let until =
+                if polled.is_some() { self.deadline.min(now() + POLL_INTERVAL) } else { self.deadline };
+            let error = match self.store.wait(&keys, until, self.limit) {
+                Ok(values) => return Ok(values),
+                Err(error) => error,
+            };
+            let StoreError::Missing { keys, refused, .. } = error else {
+                return Err(match error {
+                    StoreError::Failed { reason } => JoinError::Ended { reason },
+                    error => JoinError::Store(error),
+                });
+            };
+            let ranks: Vec<Rank> =
+                keys.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok()).collect();
+            let mut lost = false;
+            if let Some((device, later)) = &mut polled {
+                let mut events = Vec::with_capacity(EVENTS);
+                device.poll(now(), &mut events);
+                later.append(&mut events);
+                lost = later.iter().any(|event| {
+                    matches!(event, Event::PeerLost { peer, .. } | Event::Departed { peer } if ranks.contains(peer))
+                });
+            }
+            // A lost rank writes nothing more.
+            if lost || now() >= self.deadline {
+                let (world_size, waited) = (self.world.world_size, now().since(self.started));
+                return Err(JoinError::Missing { ranks, world_size, waited, refused });
+            }
+        }
+    }
+
+    /// Whether the other ranks cannot go on either.
+    fn concerns_all(&self, error: &JoinError) -> bool {
+        match error {
+            JoinError::Ended { .. } => false,
+            // A rank outside rank 0's world is misconfigured; the world may be complete without it.
+            JoinError::Differs(difference) => {
+                difference.setting != "the world size"
+                    || difference.first.1.parse().is_ok_and(|world_size: u32| self.world.rank < world_size)
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Whether more of the ranks `here` run on the processors of this one, and on no others, than it
+/// has. `parallelism` is how many processors this rank may use at a time: fewer than it has if a
+/// control group limits it.
+fn is_crowded<'a>(
+    own: &Processors,
+    parallelism: usize,
+    here: impl Iterator<Item = &'a Processors> + Clone,
+) -> bool {
+    if parallelism < own.len() || own.is_empty() {
+        return here.count() > parallelism;
+    }
+    here.filter(|processors| processors.all_among(own)).count() > own.len()
+}
+
+/// The topic's name in the store.
+fn topic(fabric: Fabric) -> &'static str {
+    match fabric {
+        Fabric::Shm => "shm",
+        Fabric::Tcp => "tcp",
+        Fabric::Hybrid => "hybrid",
+        Fabric::Verbs => "verbs",
+        Fabric::HybridVerbs => "hybrid-verbs",
+    }
+}
+
+/// Two ranks that are not on one host, with the reason; or that all are.
+fn locality_text(records: &[RankRecord], hosts: &Hosts) -> String {
+    let Some((low, high, outcome)) = hosts.separate_pair else {
+        return format!("one host, {}: descriptors arrive and map", records[0].host_shown());
+    };
+    let same_machine = records[low as usize].same_machine(&records[high as usize]);
+    format!("rank {high} and rank {low}: {}", outcome.reason(same_machine))
+}
+
+/// Shared memory was requested, and two ranks cannot share any.
+fn not_one_host(records: &[RankRecord], hosts: &Hosts) -> JoinError {
+    // Ranks of different hosts are no neighbours, except when a third rank separates them.
+    let (low, high, outcome) = hosts.separate_pair.unwrap_or((0, 0, ProbeOutcome::NoDescriptor));
+    let (first, second) = (&records[low as usize], &records[high as usize]);
+    JoinError::DifferentHosts {
+        first: format!("rank {low} on {}", first.host_shown()),
+        second: format!("rank {high} on {}", second.host_shown()),
+        reason: outcome.reason(first.same_machine(second)),
+    }
+}
+
+/// The first rank that failed, with its reason. A rank that knows a cause (`-`) goes before ranks
+/// that only miss a peer (`~`): that peer may be the one that gave up.
+fn first_failure(fabric: Fabric, lines: &[String]) -> Option<JoinError> {
+    let of = |sign: char| (0..).zip(lines).find_map(|(rank, line)| Some((rank, line.strip_prefix(sign)?)));
+    let unsigned =
+        || (0..).zip(lines).find(|(_, line)| !line.starts_with('+')).map(|(rank, line)| (rank, &**line));
+    let (rank, reason) = of('-').or_else(|| of('~')).or_else(unsigned)?;
+    Some(JoinError::Fabric { fabric, rank, reason: reason.to_owned() })
+}
+
+fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<RankRecord, JoinError> {
+    match RankRecord::decode(bytes) {
+        Ok(Ok(record)) => Ok(record),
+        Ok(Err(version)) => Err(JoinError::Differs(Difference {
+            setting: "the protocol version".to_owned(),
+            first: (rank, version.to_string()),
+            second: (own, PROTOCOL_VERSION.to_string()),
+        })),
+        Err(_) => Err(JoinError::Unreadable { rank }),
+    }
+}
+
+#[cfg(test)]
+mod protocol_tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_crowded_where_they_are_more_than_the_processors_that_they_are_kept_on() {
+        let is_crowded = |own: &str, parallelism: usize, here: &[&str]| {
+            let here: Vec<_> = here.iter().map(|list| Processors::of_list(list)).collect();
+            is_crowded(&Processors::of_list(own), parallelism, here.iter())
+        };
+        assert!(!is_crowded("0-1", 2, &["0-1", "0-1"]));
+        assert!(is_crowded("0-1", 2, &["0-1"; 3]));
+        // Each on a processor of its own, as the launcher bound them.
+        assert!(!is_crowded("0", 1, &["0", "1"]));
+        assert!(!is_crowded("4-7", 4, &["0-3", "4-7", "4-7"]));
+        assert!(is_crowded("1", 1, &["0", "1", "1"]));
+        // The others leave no processor for a rank that is not bound.
+        assert!(is_crowded("0-1", 2, &["0", "1", "0-1"]));
+        // A quota, and ranks that do not know their processors.
+        assert!(is_crowded("0-63", 1, &["0-63", "0-63"]));
+        assert!(is_crowded("", 2, &["", "", ""]));
+        assert!(!is_crowded("", 2, &["", ""]));
     }
 }
 

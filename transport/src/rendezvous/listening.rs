@@ -1,50 +1,48 @@
-//! Where a rank listens for its peers.
+//! The address on which a rank listens for its peers.
 //!
-//! Ranks of one host listen on loopback. Ranks of several hosts listen where the rendezvous is
-//! reached from: a rank on its own address of the connection to the store; rank 0, whose connection
-//! may stay inside its host, on the address at which the others found the store. Ranks that meet in
-//! a folder take the address of the default route, or the only address of their host.
-//! `PLEACH_INTERFACE` goes before all of these.
+//! Ranks of one host listen on loopback. Ranks of several hosts listen on the address of their
+//! connection to the store. Rank 0, whose connection may be loopback, listens on the address at
+//! which the others reached the store. Ranks with a store in a folder take the address of the
+//! default route, or the only address of their host. `PLEACH_INTERFACE` takes precedence.
 //!
-//! **Invariant:** ranks of several hosts listen on no loopback address, and on no address without a
+//! **Invariant:** ranks of several hosts do not listen on loopback addresses, and not without a
 //! secret.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 
 use super::error::JoinError;
-use super::record::Record;
+use super::record::RankRecord;
 use super::{StorePath, World};
 use crate::Rank;
 use crate::control;
 use crate::tcp::interface_addresses;
 
-/// Addresses that nobody has, of ranges that are set aside for documents: the way there is the
-/// default route.
-const ANYWHERE: [IpAddr; 2] =
+/// Addresses reserved for documentation: the route to them is the default route.
+const DEFAULT_ROUTE_TARGETS: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
 /// Why a rank has no address that other hosts reach.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NoAddress {
-    /// It was told to listen on an address that means its own host alone.
+    /// It is configured to listen on an address of its own host alone.
     Loopback {
         /// `PLEACH_INTERFACE`.
         interface: String,
         /// The address.
         address: IpAddr,
     },
-    /// Its host has no other address than loopback.
+    /// Its host has only loopback.
     None,
     /// Its host has several addresses and no default route.
     Several {
         /// All of them.
         addresses: Vec<IpAddr>,
     },
-    /// What it was told to listen on is not there.
+    /// The configured interface or address does not exist.
     Interface {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
@@ -66,16 +64,16 @@ impl fmt::Display for NoAddress {
     }
 }
 
-/// The address on which the rank of `world` listens for the ranks that said these records; `None`:
+/// The address on which the rank of `world` listens for the ranks of these records; `None`:
 /// loopback.
 ///
 /// # Errors
 ///
-/// [`JoinError::NoAddress`] and [`JoinError::SecretRequired`], where there are several hosts.
-pub(super) fn listening_address(world: &World, records: &[Record]) -> Result<Option<IpAddr>, JoinError> {
+/// [`JoinError::NoAddress`] and [`JoinError::SecretRequired`], if there are several hosts.
+pub(super) fn listening_address(world: &World, records: &[RankRecord]) -> Result<Option<IpAddr>, JoinError> {
     let Some((rank, other)) = two_hosts(records) else { return Ok(None) };
     let host = |rank: Rank| records[rank as usize].host_shown().to_owned();
-    let address = find(world.interface.as_deref(), world.rank, records, &Kernel)
+    let address = find(world.interface.as_deref(), world.rank, records, &KernelAddresses)
         .map_err(|reason| JoinError::NoAddress { rank: world.rank, host: host(world.rank), reason })?;
     if world.secret.is_none() {
         return Err(JoinError::SecretRequired { rank, host: host(rank), other, other_host: host(other) });
@@ -84,15 +82,15 @@ pub(super) fn listening_address(world: &World, records: &[Record]) -> Result<Opt
 }
 
 /// Two ranks that do not reach each other over loopback, if there are such.
-fn two_hosts(records: &[Record]) -> Option<(Rank, Rank)> {
+fn two_hosts(records: &[RankRecord]) -> Option<(Rank, Rank)> {
     let first = &records[0];
     let other = records.iter().position(|record| !is_one_network(first, record))?;
     Some((0, other as Rank))
 }
 
-/// Whether both are on one host, with one loopback. Names of machines may be copied with the
-/// machine; then the addresses by which the two reach the store tell them apart.
-fn is_one_network(one: &Record, other: &Record) -> bool {
+/// Whether both are on one host, with one loopback. Machine identities may be copied with the
+/// machine; then the addresses of their connections to the store distinguish them.
+fn is_one_network(one: &RankRecord, other: &RankRecord) -> bool {
     let is_one_address = match (one.path, other.path) {
         (Some(one), Some(other)) => {
             one.local == other.local || (one.local.is_loopback() && other.local.is_loopback())
@@ -102,19 +100,19 @@ fn is_one_network(one: &Record, other: &Record) -> bool {
     one.same_machine(other) && one.network == other.network && is_one_address
 }
 
-/// What the kernel knows of this host's addresses.
-trait Addresses {
+/// The kernel's knowledge of this host's addresses.
+trait AddressSource {
     /// All addresses of this host, loopback left out.
     fn own(&self) -> Vec<IpAddr>;
-    /// The address from which this host goes to `target`.
-    fn towards(&self, target: IpAddr) -> Option<IpAddr>;
-    /// The address that `PLEACH_INTERFACE` means; the one that is preferred, where it has it.
+    /// The source address of this host for `target`.
+    fn route_source(&self, target: IpAddr) -> Option<IpAddr>;
+    /// The address that `PLEACH_INTERFACE` means; the preferred one if the interface has it.
     fn named(&self, interface: &str, preferred: Option<IpAddr>) -> Result<IpAddr, String>;
 }
 
-struct Kernel;
+struct KernelAddresses;
 
-impl Addresses for Kernel {
+impl AddressSource for KernelAddresses {
     fn own(&self) -> Vec<IpAddr> {
         let all = interface_addresses().unwrap_or_default();
         let mut own: Vec<_> =
@@ -124,13 +122,13 @@ impl Addresses for Kernel {
         own
     }
 
-    fn towards(&self, target: IpAddr) -> Option<IpAddr> {
+    fn route_source(&self, target: IpAddr) -> Option<IpAddr> {
         let any: IpAddr = match target {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
             IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
         };
-        // Connecting a datagram socket sends nothing: it only asks for the route. Port 9 is the one
-        // for what is thrown away.
+        // Connecting a datagram socket sends nothing: it only looks up the route. Port 9 is the
+        // discard port.
         let socket = UdpSocket::bind((any, 0)).ok()?;
         socket.connect((target, 9)).ok()?;
         socket.local_addr().ok().map(|address: SocketAddr| address.ip())
@@ -141,12 +139,12 @@ impl Addresses for Kernel {
     }
 }
 
-/// Where a rank of several hosts listens.
+/// The listening address of a rank of several hosts.
 fn find(
     interface: Option<&str>,
     rank: Rank,
-    records: &[Record],
-    kernel: &dyn Addresses,
+    records: &[RankRecord],
+    kernel: &dyn AddressSource,
 ) -> Result<IpAddr, NoAddress> {
     let own = &records[rank as usize];
     let local = own.path.map(|path| path.local).filter(is_reachable);
@@ -166,7 +164,9 @@ fn find(
     if let Some(address) = found_at.find(|address| addresses.contains(address)) {
         return Ok(address);
     }
-    if let Some(address) = ANYWHERE.iter().find_map(|&target| kernel.towards(target).filter(is_reachable)) {
+    if let Some(address) =
+        DEFAULT_ROUTE_TARGETS.iter().find_map(|&target| kernel.route_source(target).filter(is_reachable))
+    {
         return Ok(address);
     }
     match &addresses[..] {
@@ -176,8 +176,7 @@ fn find(
     }
 }
 
-/// Whether ranks of other hosts may reach it; a link-local address says nothing without its
-/// interface.
+/// Whether ranks of other hosts may reach it; a link-local address needs its interface.
 fn is_reachable(address: &IpAddr) -> bool {
     let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     !address.is_loopback() && !address.is_unspecified() && !is_link_local
@@ -187,7 +186,7 @@ fn is_reachable(address: &IpAddr) -> bool {
 mod tests {
     use super::*;
 
-    /// A host with these addresses, of which the first is that of its default route, if it has one.
+    /// A host with these addresses; the first is that of its default route, if it has one.
     struct Host {
         own: &'static [&'static str],
         has_default: bool,
@@ -197,11 +196,11 @@ mod tests {
         text.parse().expect("an address")
     }
 
-    impl Addresses for Host {
+    impl AddressSource for Host {
         fn own(&self) -> Vec<IpAddr> {
             self.own.iter().map(|text| ip(text)).collect()
         }
-        fn towards(&self, target: IpAddr) -> Option<IpAddr> {
+        fn route_source(&self, target: IpAddr) -> Option<IpAddr> {
             let first = self.own().into_iter().find(|own| own.is_ipv4() == target.is_ipv4());
             first.filter(|_| self.has_default)
         }
@@ -210,10 +209,10 @@ mod tests {
         }
     }
 
-    /// By host and the ends of its connection to the store.
-    fn record(host: &str, path: Option<[&str; 2]>) -> Record {
+    /// The record of a rank on a host, with the ends of its connection to the store.
+    fn record(host: &str, path: Option<[&str; 2]>) -> RankRecord {
         let path = path.map(|[local, remote]| StorePath { local: ip(local), remote: ip(remote) });
-        let mut record = Record::own(2, None, None, path, &[]);
+        let mut record = RankRecord::own(2, None, None, path, &[]);
         record.network = host.to_owned();
         record
     }

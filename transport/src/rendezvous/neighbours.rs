@@ -1,13 +1,13 @@
-//! Who is on this host: whom this rank can hand memory to.
+//! The ranks of this host: those that can share memory with this rank.
 //!
 //! Two ranks are neighbours when a memfd that each passes to the other over an abstract Unix socket
-//! arrives there and maps, and their `PLEACH_HOST` agrees. Names of hosts and machines are not
-//! asked: containers share or hide them as they like, and shared memory needs what is tried here.
+//! arrives and can be mapped, and their `PLEACH_HOST` agrees. Names of hosts and machines do not
+//! count: containers share or hide them, and shared memory needs exactly what the probe tests.
 //!
-//! Of two ranks the higher one knocks at the other's [`Door`], which a thread answers until all
-//! ranks have told what they found. **Invariant:** a door is there before its address is told, so
-//! one that is not found is on another host, and nobody waits to learn that. All ranks make the
-//! same [`Hosts`] of the same answers.
+//! The rank with the higher number probes the other's [`ProbeListener`], which a thread serves
+//! until all ranks have written their results. **Invariant:** a listener exists before its address
+//! is published, so a listener that is not found is on another host, and no rank waits to learn
+//! that. All ranks compute the same [`Hosts`] from the same results.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,55 +18,54 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::time::Timespec;
 
-use super::fabrics::Fabric;
+use super::device_factory::Fabric;
 use crate::auth::{TAG_BYTES, challenge};
 use crate::clock::now;
 use crate::control::packet::{self, ReceiveError};
 use crate::device::Address;
-use crate::hybrid::Route;
+use crate::hybrid::PeerFabric;
 use crate::memory::{SharedMemory, shows};
 use crate::{Nanos, Rank};
 
-/// How long one who has knocked may take to say the next word, and who was knocked at to answer.
+/// Time limit of an answer, for both ends of a probe.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How two ranks stand to each other, as the higher one found out.
+/// The result of a probe between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Distance {
-    /// Memory passes both ways.
+pub enum ProbeOutcome {
+    /// Memory can be passed in both directions.
     Neighbours,
     /// Their `PLEACH_HOST` differs.
     Named,
-    /// The socket of the other is not here.
+    /// The other's socket is not on this host.
     NotFound,
-    /// It belongs to another user.
+    /// The socket belongs to another user.
     OtherUser,
     /// No answer came, or one without a descriptor.
     NoDescriptor,
-    /// What came does not map.
+    /// The descriptor cannot be mapped.
     NotMapped,
 }
 
-const LETTERS: [(Distance, char); 6] = [
-    (Distance::Neighbours, '+'),
-    (Distance::Named, 'h'),
-    (Distance::NotFound, 'n'),
-    (Distance::OtherUser, 'u'),
-    (Distance::NoDescriptor, 'd'),
-    (Distance::NotMapped, 'm'),
+const LETTERS: [(ProbeOutcome, char); 6] = [
+    (ProbeOutcome::Neighbours, '+'),
+    (ProbeOutcome::Named, 'h'),
+    (ProbeOutcome::NotFound, 'n'),
+    (ProbeOutcome::OtherUser, 'u'),
+    (ProbeOutcome::NoDescriptor, 'd'),
+    (ProbeOutcome::NotMapped, 'm'),
 ];
 
-impl Distance {
+impl ProbeOutcome {
     pub(super) fn letter(self) -> char {
-        LETTERS.iter().find(|(distance, _)| *distance == self).map_or('n', |(_, letter)| *letter)
+        LETTERS.iter().find(|(outcome, _)| *outcome == self).map_or('n', |(_, letter)| *letter)
     }
 
     pub(super) fn from_letter(letter: char) -> Option<Self> {
-        LETTERS.iter().find(|(_, other)| *other == letter).map(|(distance, _)| *distance)
+        LETTERS.iter().find(|(_, other)| *other == letter).map(|(outcome, _)| *outcome)
     }
 
-    /// Why they are no neighbours, for people. `same_machine` makes the words clearer and decides
-    /// nothing.
+    /// The reason in words. `same_machine` only makes the words more precise.
     #[must_use]
     pub fn reason(self, same_machine: bool) -> &'static str {
         match self {
@@ -81,38 +80,38 @@ impl Distance {
     }
 }
 
-/// Where others knock to find out whether memory can be shared.
+/// A listener for probes of other ranks.
 #[derive(Debug)]
-pub struct Door {
+pub struct ProbeListener {
     address: Address,
     stop: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Door {
-    /// A door that is answered until it is dropped.
+impl ProbeListener {
+    /// A listener that is served until it is dropped.
     ///
     /// # Errors
     ///
-    /// What the kernel says: too many files or threads.
+    /// The kernel's error: too many files or threads.
     pub fn open() -> io::Result<Self> {
         let (listener, address) = packet::bind_anywhere()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
         let thread = thread::Builder::new()
             .name("pleach-neighbours".to_owned())
-            .spawn(move || answer_all(&listener, &stopped))?;
+            .spawn(move || serve_probes(&listener, &stopped))?;
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// What others knock at.
+    /// The listener that others probe.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address.0
     }
 }
 
-impl Drop for Door {
+impl Drop for ProbeListener {
     fn drop(&mut self) {
         // It fails only when the counter is full, and then the file is readable already.
         let _ = rustix::io::write(&*self.stop, &1_u64.to_ne_bytes());
@@ -123,10 +122,10 @@ impl Drop for Door {
     }
 }
 
-fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
+fn serve_probes(listener: &OwnedFd, stop: &OwnedFd) {
     loop {
         let mut files = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
-        // Interrupted or not: look at both.
+        // Interrupted or not: check both.
         let _ = poll(&mut files, None);
         if files[1].revents().contains(PollFlags::IN) {
             return;
@@ -134,57 +133,55 @@ fn answer_all(listener: &OwnedFd, stop: &OwnedFd) {
         if let Ok(stream) = packet::accept(listener)
             && packet::is_same_user(&stream)
         {
-            // Who says nothing more is found out by itself, and by nobody else.
+            // A peer that sends nothing more only harms its own probe.
             let _ = answer(stream, stop);
         }
     }
 }
 
-/// Takes a descriptor, and gives one back if it maps. Ends when it is to stop, whatever who knocked
-/// still has to say.
-fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), Distance> {
-    take(&stream, now() + ANSWER_LIMIT, Some(stop))?;
-    give(&stream)
+/// Receives a descriptor, and sends one back if it can be mapped. Ends when `stop` is readable.
+fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), ProbeOutcome> {
+    receive_descriptor(&stream, now() + ANSWER_LIMIT, Some(stop))?;
+    send_descriptor(&stream)
 }
 
-/// Finds out whether whose door this is, is a neighbour. Waits for an answer until `deadline`, and
-/// 10 s at most.
+/// Probes another rank's listener. Waits for an answer until `deadline`, and at most 10 s.
 #[must_use]
-pub fn knock(door: &str, deadline: Nanos) -> Distance {
+pub fn probe(probe_listener: &str, deadline: Nanos) -> ProbeOutcome {
     let until = deadline.min(now() + ANSWER_LIMIT);
-    let outcome = || -> Result<(), Distance> {
-        let name = packet::parse_text(door).ok_or(Distance::NotFound)?;
-        let stream = packet::dial(name).map_err(|_| Distance::NotFound)?;
+    let outcome = || -> Result<(), ProbeOutcome> {
+        let name = packet::parse_text(probe_listener).ok_or(ProbeOutcome::NotFound)?;
+        let stream = packet::dial(name).map_err(|_| ProbeOutcome::NotFound)?;
         if !packet::is_same_user(&stream) {
-            return Err(Distance::OtherUser);
+            return Err(ProbeOutcome::OtherUser);
         }
-        give(&stream)?;
-        take(&stream, until, None)
+        send_descriptor(&stream)?;
+        receive_descriptor(&stream, until, None)
     };
-    outcome().err().unwrap_or(Distance::Neighbours)
+    outcome().err().unwrap_or(ProbeOutcome::Neighbours)
 }
 
-/// Passes a descriptor, and what it shows when it is mapped.
-fn give(stream: &OwnedFd) -> Result<(), Distance> {
+/// Sends a descriptor, and the contents of its memory.
+fn send_descriptor(stream: &OwnedFd) -> Result<(), ProbeOutcome> {
     let token = challenge();
-    let memory = SharedMemory::new(TAG_BYTES).map_err(|_| Distance::NoDescriptor)?;
+    let memory = SharedMemory::new(TAG_BYTES).map_err(|_| ProbeOutcome::NoDescriptor)?;
     if rustix::io::pwrite(memory.file(), &token, 0) != Ok(TAG_BYTES) {
-        return Err(Distance::NoDescriptor);
+        return Err(ProbeOutcome::NoDescriptor);
     }
-    packet::send(stream, &token, &[memory.file()]).map_err(|_| Distance::NoDescriptor)
+    packet::send(stream, &token, &[memory.file()]).map_err(|_| ProbeOutcome::NoDescriptor)
 }
 
-/// Takes a descriptor and looks whether it maps. Waits until then, or until `stop` can be read.
-fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Distance> {
-    // One more than there should be, so that a longer word is seen.
+/// Receives a descriptor and maps it. Waits until `until`, or until `stop` is readable.
+fn receive_descriptor(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), ProbeOutcome> {
+    // One byte more than expected, so that a longer message is detected.
     let mut token = [0; TAG_BYTES + 1];
     loop {
         match packet::receive(stream, &mut token) {
             Ok(mut packet) => {
                 let file = packet.files.pop().filter(|_| packet.bytes == TAG_BYTES);
-                let file = file.ok_or(Distance::NoDescriptor)?;
+                let file = file.ok_or(ProbeOutcome::NoDescriptor)?;
                 let maps = shows(file, &token[..TAG_BYTES]);
-                return if maps { Ok(()) } else { Err(Distance::NotMapped) };
+                return if maps { Ok(()) } else { Err(ProbeOutcome::NotMapped) };
             }
             Err(ReceiveError::System(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {
                 let left = until.since(now());
@@ -195,14 +192,14 @@ fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Di
                     .flatten()
                     .map(|file| PollFd::new(file, PollFlags::IN))
                     .collect();
-                // Interrupted or not: look again.
+                // Interrupted or not: try again.
                 let _ = poll(&mut files, Some(&limit));
                 let is_over = files.get(1).is_some_and(|stop| !stop.revents().is_empty());
                 if left.is_zero() || is_over {
-                    return Err(Distance::NoDescriptor);
+                    return Err(ProbeOutcome::NoDescriptor);
                 }
             }
-            Err(_) => return Err(Distance::NoDescriptor),
+            Err(_) => return Err(ProbeOutcome::NoDescriptor),
         }
     }
 }
@@ -212,20 +209,21 @@ fn take(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) -> Result<(), Di
 pub(super) struct Hosts {
     /// By rank: the number of its host, counted from 0 in the order of their first ranks.
     pub(super) of: Vec<u32>,
-    /// A pair that is not on one host, and how it stands.
-    pub(super) apart: Option<(Rank, Rank, Distance)>,
+    /// A pair that is not on one host, with its probe's result.
+    pub(super) separate_pair: Option<(Rank, Rank, ProbeOutcome)>,
     /// A pair on one host whose users differ.
     pub(super) other_users: Option<(Rank, Rank)>,
 }
 
 impl Hosts {
-    /// From what each rank found out about those below it.
-    pub(super) fn new(found: &[Vec<Distance>]) -> Self {
-        let are_neighbours = |low: usize, high: usize| found[high].get(low) == Some(&Distance::Neighbours);
+    /// From each rank's probes of the ranks below it.
+    pub(super) fn new(found: &[Vec<ProbeOutcome>]) -> Self {
+        let are_neighbours =
+            |low: usize, high: usize| found[high].get(low) == Some(&ProbeOutcome::Neighbours);
         let mut members: Vec<Vec<usize>> = Vec::new();
         let mut of = Vec::with_capacity(found.len());
         for rank in 0..found.len() {
-            // Neighbours of all: a rank that two hosts could claim belongs to the first.
+            // Neighbours of all: a rank that fits two hosts belongs to the first.
             let host = members.iter().position(|ranks| ranks.iter().all(|&low| are_neighbours(low, rank)));
             let host = host.unwrap_or_else(|| {
                 members.push(Vec::new());
@@ -236,26 +234,26 @@ impl Hosts {
         }
         let pairs = (0..found.len()).flat_map(|high| (0..high).map(move |low| (low, high)));
         let mut of_other_users =
-            pairs.clone().filter(|&(low, high)| found[high].get(low) == Some(&Distance::OtherUser));
+            pairs.clone().filter(|&(low, high)| found[high].get(low) == Some(&ProbeOutcome::OtherUser));
         let other_users = of_other_users.next().map(|(low, high)| (low as Rank, high as Rank));
-        let apart = pairs
+        let separate_pair = pairs
             .filter(|&(low, high)| of[low] != of[high])
             .map(|(low, high)| (low as Rank, high as Rank, found[high][low]))
-            .find(|(.., distance)| *distance != Distance::Neighbours);
-        Self { of, apart, other_users }
+            .find(|(.., outcome)| *outcome != ProbeOutcome::Neighbours);
+        Self { of, separate_pair, other_users }
     }
 
-    /// A host for each rank, as if nobody were near.
-    pub(super) fn apart(world_size: u32) -> Self {
-        Self { of: (0..world_size).collect(), apart: None, other_users: None }
+    /// A host for each rank.
+    pub(super) fn all_separate(world_size: u32) -> Self {
+        Self { of: (0..world_size).collect(), separate_pair: None, other_users: None }
     }
 
-    /// How many hosts there are.
+    /// The number of hosts.
     pub(super) fn count(&self) -> u32 {
         self.of.iter().max().map_or(0, |last| last + 1)
     }
 
-    /// The fabric that uses what there is.
+    /// The best fabric.
     pub(super) fn fabric(&self) -> Fabric {
         match self.count() as usize {
             1 => Fabric::Shm,
@@ -264,10 +262,10 @@ impl Hosts {
         }
     }
 
-    /// What joins a rank to each other.
-    pub(super) fn routes(&self, rank: Rank) -> Vec<Route> {
+    /// The device that connects each rank.
+    pub(super) fn peer_fabrics(&self, rank: Rank) -> Vec<PeerFabric> {
         let here = self.of[rank as usize];
-        self.of.iter().map(|&host| if host == here { Route::Shm } else { Route::Across }).collect()
+        self.of.iter().map(|&host| if host == here { PeerFabric::Shm } else { PeerFabric::Network }).collect()
     }
 }
 
@@ -279,15 +277,15 @@ mod tests {
 
     #[test]
     fn a_door_of_this_process_is_a_neighbours_and_one_that_is_not_there_is_not() {
-        let door = Door::open().expect("the system gives a socket");
+        let probe_listener = ProbeListener::open().expect("the system gives a socket");
         let deadline = now() + Duration::from_secs(60);
         for _ in 0..3 {
-            assert_eq!(knock(door.address(), deadline), Distance::Neighbours);
+            assert_eq!(probe(probe_listener.address(), deadline), ProbeOutcome::Neighbours);
         }
-        let address = door.address().to_owned();
-        drop(door);
-        assert_eq!(knock(&address, deadline), Distance::NotFound);
-        assert_eq!(knock("tcp:1.2.3.4:5", deadline), Distance::NotFound);
+        let address = probe_listener.address().to_owned();
+        drop(probe_listener);
+        assert_eq!(probe(&address, deadline), ProbeOutcome::NotFound);
+        assert_eq!(probe("tcp:1.2.3.4:5", deadline), ProbeOutcome::NotFound);
     }
 
     #[test]
@@ -296,38 +294,38 @@ mod tests {
             return;
         }
         let deadline = now() + Duration::from_secs(60);
-        let door = Door::open().expect("the system gives a socket");
-        assert_eq!(as_nobody(|| knock(door.address(), deadline)), Distance::OtherUser);
-        let door = as_nobody(|| Door::open().expect("the system gives a socket"));
-        assert_eq!(knock(door.address(), deadline), Distance::OtherUser);
+        let probe_listener = ProbeListener::open().expect("the system gives a socket");
+        assert_eq!(as_nobody(|| probe(probe_listener.address(), deadline)), ProbeOutcome::OtherUser);
+        let probe_listener = as_nobody(|| ProbeListener::open().expect("the system gives a socket"));
+        assert_eq!(probe(probe_listener.address(), deadline), ProbeOutcome::OtherUser);
     }
 
     #[test]
     fn who_says_nothing_or_passes_nothing_is_no_neighbour() {
         let (listener, address) = packet::bind_anywhere().expect("the system gives a socket");
-        assert_eq!(knock(&address.0, now() + Duration::from_millis(20)), Distance::NoDescriptor);
+        assert_eq!(probe(&address.0, now() + Duration::from_millis(20)), ProbeOutcome::NoDescriptor);
         let mute = thread::spawn(move || {
-            // The one before is still in the queue.
+            // The probe before is still in the queue.
             let _ = packet::accept(&listener);
             WakeSource::File(Arc::new(listener.try_clone().expect("a descriptor"))).wait(ANSWER_LIMIT);
-            let stream = packet::accept(&listener).expect("somebody knocks");
+            let stream = packet::accept(&listener).expect("a peer probes");
             packet::send(&stream, &[7; TAG_BYTES], &[]).expect("there is room");
             WakeSource::File(Arc::new(stream)).wait(ANSWER_LIMIT);
         });
-        assert_eq!(knock(&address.0, now() + Duration::from_secs(60)), Distance::NoDescriptor);
+        assert_eq!(probe(&address.0, now() + Duration::from_secs(60)), ProbeOutcome::NoDescriptor);
         mute.join().expect("it answers without a descriptor");
     }
 
     #[test]
-    fn a_door_closes_at_once_also_while_one_who_knocked_is_silent() {
-        let door = Door::open().expect("the system gives a socket");
-        let name = packet::parse_text(door.address()).expect("an address");
+    fn a_probe_listener_closes_at_once_also_while_a_peer_is_silent() {
+        let probe_listener = ProbeListener::open().expect("the system gives a socket");
+        let name = packet::parse_text(probe_listener.address()).expect("an address");
         let silent = packet::dial(name).expect("it is answered");
-        // Most likely the thread waits for its word by then; where it does not, the door closes all
-        // the sooner.
+        // Probably the thread waits for its message by then; otherwise the listener closes even
+        // sooner.
         let _ = poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 }));
         let closing = now();
-        drop(door);
+        drop(probe_listener);
         let took = now().since(closing);
         assert!(took < ANSWER_LIMIT / 2, "{took:?}");
         drop(silent);
@@ -344,43 +342,49 @@ mod tests {
         .expect("the system gives sockets");
         let memory = SharedMemory::new(TAG_BYTES).expect("memory");
         packet::send(&one, &[7; TAG_BYTES], &[memory.file()]).expect("there is room");
-        assert_eq!(take(&other, now() + ANSWER_LIMIT, None), Err(Distance::NotMapped));
-        give(&one).expect("there is room");
-        assert_eq!(take(&other, now() + ANSWER_LIMIT, None), Ok(()));
+        assert_eq!(receive_descriptor(&other, now() + ANSWER_LIMIT, None), Err(ProbeOutcome::NotMapped));
+        send_descriptor(&one).expect("there is room");
+        assert_eq!(receive_descriptor(&other, now() + ANSWER_LIMIT, None), Ok(()));
     }
 
     #[test]
     fn hosts_are_made_of_ranks_that_are_all_neighbours() {
-        use Distance::{Named, Neighbours, NotFound};
-        let found = |lines: [&[Distance]; 4]| Hosts::new(&lines.map(<[Distance]>::to_vec));
+        use ProbeOutcome::{Named, Neighbours, NotFound};
+        let found = |lines: [&[ProbeOutcome]; 4]| Hosts::new(&lines.map(<[ProbeOutcome]>::to_vec));
         let one = found([&[], &[Neighbours], &[Neighbours; 2], &[Neighbours; 3]]);
-        assert_eq!((one.of.as_slice(), one.apart, one.fabric()), (&[0, 0, 0, 0][..], None, Fabric::Shm));
+        assert_eq!(
+            (one.of.as_slice(), one.separate_pair, one.fabric()),
+            (&[0, 0, 0, 0][..], None, Fabric::Shm)
+        );
         let none = found([&[], &[NotFound], &[NotFound; 2], &[Named; 3]]);
         assert_eq!((none.count(), none.fabric()), (4, Fabric::Tcp));
-        assert_eq!(none.apart, Some((0, 1, NotFound)));
+        assert_eq!(none.separate_pair, Some((0, 1, NotFound)));
         let two = found([&[], &[NotFound], &[Neighbours, NotFound], &[NotFound, Neighbours, NotFound]]);
         assert_eq!((two.of.as_slice(), two.fabric()), (&[0, 1, 0, 1][..], Fabric::Hybrid));
-        assert_eq!(two.routes(1), [Route::Across, Route::Shm, Route::Across, Route::Shm]);
-        // 2 is a neighbour of 1 but not of 0, so it cannot join the two.
+        assert_eq!(
+            two.peer_fabrics(1),
+            [PeerFabric::Network, PeerFabric::Shm, PeerFabric::Network, PeerFabric::Shm]
+        );
+        // 2 is a neighbour of 1 but not of 0, so it cannot be on the host of both.
         let chain = found([&[], &[Neighbours], &[NotFound, Neighbours], &[NotFound, NotFound, Neighbours]]);
         assert_eq!(chain.of, [0, 0, 1, 1]);
-        assert_eq!(chain.apart, Some((0, 2, NotFound)));
+        assert_eq!(chain.separate_pair, Some((0, 2, NotFound)));
     }
 
     #[test]
     fn a_pair_of_different_users_is_seen_also_where_others_are_apart() {
-        use Distance::{Neighbours, NotFound, OtherUser};
-        let found = [&[][..], &[NotFound], &[Neighbours, OtherUser]].map(<[Distance]>::to_vec);
+        use ProbeOutcome::{Neighbours, NotFound, OtherUser};
+        let found = [&[][..], &[NotFound], &[Neighbours, OtherUser]].map(<[ProbeOutcome]>::to_vec);
         assert_eq!(Hosts::new(&found).other_users, Some((1, 2)));
         assert_eq!(Hosts::new(&found[..2]).other_users, None);
     }
 
     #[test]
     fn distances_travel_as_letters() {
-        for (distance, letter) in LETTERS {
-            assert_eq!(distance.letter(), letter);
-            assert_eq!(Distance::from_letter(letter), Some(distance));
+        for (outcome, letter) in LETTERS {
+            assert_eq!(outcome.letter(), letter);
+            assert_eq!(ProbeOutcome::from_letter(letter), Some(outcome));
         }
-        assert_eq!(Distance::from_letter('?'), None);
+        assert_eq!(ProbeOutcome::from_letter('?'), None);
     }
 }

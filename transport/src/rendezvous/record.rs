@@ -1,5 +1,4 @@
-//! What a rank says about itself when it comes: lines of text, so that a person can read them in a
-//! file store.
+//! A rank's record in the store: lines of text, so that a person can read them in a file store.
 
 use std::fmt;
 
@@ -7,58 +6,58 @@ use super::StorePath;
 use crate::Rank;
 use crate::processors::Processors;
 
-/// Version of what ranks say to each other at the meeting and on the fabrics.
+/// Version of the join protocol and of the protocols of the fabrics.
 pub(super) const PROTOCOL_VERSION: u32 = 3;
 
 /// Most settings that are compared.
 const KNOBS_MAX: usize = 64;
 
-/// What a rank says about itself.
+/// A rank's record.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) world_size: u32,
-    pub(super) process: u32,
-    /// Name of the host, for people.
-    pub(super) host_name: String,
-    /// Differs between machines, equal for all processes of one, whatever their containers. Only
-    /// for messages, and to count who shares processors.
-    pub(super) machine: String,
-    /// Number of the network namespace: processes of one machine with equal ones have one loopback.
+pub(super) struct RankRecord {
+    world_size: u32,
+    process: u32,
+    /// Name of the host, for messages.
+    host_name: String,
+    /// Identifies the machine, across its containers. Only for messages, and to count ranks that
+    /// share processors.
+    machine: String,
+    /// The network namespace: processes of one machine with the same one share loopback.
     pub(super) network: String,
-    /// The ends of its connection to the store, if it needs one.
+    /// The ends of its connection to the store, if it has one.
     pub(super) path: Option<StorePath>,
-    /// Where it may run, when it comes; empty where it does not know.
+    /// The processors that it may use; empty if unknown.
     pub(super) processors: Processors,
     /// `PLEACH_HOST`.
     pub(super) host: Option<String>,
-    /// Where neighbours knock, if it tries to find any.
-    pub(super) door: Option<String>,
+    /// The address of its [`ProbeListener`](super::ProbeListener), if it has one.
+    pub(super) probe_listener: Option<String>,
     /// Settings that must be equal everywhere, by name.
-    pub(super) knobs: Vec<(String, String)>,
+    knobs: Vec<(String, String)>,
 }
 
-/// Two ranks that disagree on what must be equal.
+/// Two ranks with different values of a setting that must be equal.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
-#[error("ranks disagree: {what} is {} at rank {} and {} at rank {}; start all ranks alike", .first.1, .first.0, .second.1, .second.0)]
+#[error("ranks disagree: {setting} is {} at rank {} and {} at rank {}; start all ranks alike", .first.1, .first.0, .second.1, .second.0)]
 pub struct Difference {
-    /// On what.
-    pub what: String,
+    /// The setting.
+    pub setting: String,
     /// One rank and its value.
     pub first: (Rank, String),
     /// The other rank and its value.
     pub second: (Rank, String),
 }
 
-/// A record that cannot be read.
+/// A record that cannot be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
-impl Record {
-    /// About this process.
+impl RankRecord {
+    /// The record of this process.
     pub(super) fn own(
         world_size: u32,
         host: Option<&str>,
-        door: Option<&str>,
+        probe_listener: Option<&str>,
         path: Option<StorePath>,
         knobs: &[(String, String)],
     ) -> Self {
@@ -73,7 +72,7 @@ impl Record {
             path,
             processors: Processors::allowed().unwrap_or_default(),
             host: host.map(str::to_owned),
-            door: door.map(str::to_owned),
+            probe_listener: probe_listener.map(str::to_owned),
             knobs,
         }
     }
@@ -95,8 +94,8 @@ impl Record {
         if let Some(host) = &self.host {
             line("host", host);
         }
-        if let Some(door) = &self.door {
-            line("door", door);
+        if let Some(probe_listener) = &self.probe_listener {
+            line("door", probe_listener);
         }
         for (name, value) in &self.knobs {
             line(&format!("knob {}", name.replace(char::is_whitespace, "-")), value);
@@ -104,7 +103,7 @@ impl Record {
         text.into_bytes()
     }
 
-    /// The record of a rank that speaks this version, or the version it speaks.
+    /// The record of a rank of this version, or the other version.
     pub(super) fn decode(bytes: &[u8]) -> Result<Result<Self, u32>, Unreadable> {
         let text = std::str::from_utf8(bytes).map_err(|_| Unreadable)?;
         let mut lines = text.lines();
@@ -131,7 +130,7 @@ impl Record {
         let processors = field("processors").ok_or(Unreadable)?;
         let processors = Processors::of_list(&processors);
         let host = field("host");
-        let door = field("door");
+        let probe_listener = field("door");
         let mut knobs = Vec::new();
         while let Some(knob) = field("knob") {
             let (name, value) = knob.split_once(' ').ok_or(Unreadable)?;
@@ -143,16 +142,27 @@ impl Record {
         if lines.next().is_some() {
             return Err(Unreadable);
         }
-        Ok(Ok(Self { world_size, process, host_name, machine, network, path, processors, host, door, knobs }))
+        Ok(Ok(Self {
+            world_size,
+            process,
+            host_name,
+            machine,
+            network,
+            path,
+            processors,
+            host,
+            probe_listener,
+            knobs,
+        }))
     }
 
-    /// What differs that must not.
+    /// The first setting that differs.
     pub(super) fn compare(&self, own: Rank, other: &Self, theirs: Rank) -> Result<(), Difference> {
-        let differs = |what: &str, first: String, second: String| {
+        let differs = |setting: &str, first: String, second: String| {
             if first == second {
                 return Ok(());
             }
-            Err(Difference { what: what.to_owned(), first: (own, first), second: (theirs, second) })
+            Err(Difference { setting: setting.to_owned(), first: (own, first), second: (theirs, second) })
         };
         differs("the world size", self.world_size.to_string(), other.world_size.to_string())?;
         // As it arrives there: escaped.
@@ -170,35 +180,35 @@ impl Record {
         found.map_or("not set", |(_, value)| value).to_owned()
     }
 
-    /// Whether both run on the processors of one machine.
+    /// Whether both run on one machine.
     pub(super) fn same_machine(&self, other: &Self) -> bool {
         self.machine == other.machine
     }
 
-    /// What people call the host.
+    /// The host's name for messages.
     pub(super) fn host_shown(&self) -> &str {
         self.host.as_deref().unwrap_or(&self.host_name)
     }
 }
 
-impl fmt::Display for Record {
+impl fmt::Display for RankRecord {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "process {} on {}", self.process, self.host_shown())
     }
 }
 
-/// The host's name, for people.
+/// The host's name, for messages.
 pub(super) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// Changes with every start of a machine, so two machines never have the same.
+/// Changes with every boot of a machine, so two machines never have the same.
 fn machine() -> String {
     let identity = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
     identity.map_or_else(|_| host_name(), |text| text.trim().to_owned())
 }
 
-/// The number of this process's network namespace.
+/// The network namespace of this process.
 fn network() -> String {
     let link = std::fs::read_link("/proc/self/ns/net");
     link.map_or_else(|_| "unknown".to_owned(), |link| link.to_string_lossy().into_owned())
@@ -213,8 +223,8 @@ fn path(text: &str) -> Option<StorePath> {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
-        Record {
+    fn record() -> RankRecord {
+        RankRecord {
             world_size: 4,
             process: 77,
             host_name: "vm".to_owned(),
@@ -223,7 +233,7 @@ mod tests {
             path: None,
             processors: Processors::new([0, 1]),
             host: None,
-            door: None,
+            probe_listener: None,
             knobs: vec![
                 ("chunk-bytes".to_owned(), "64".to_owned()),
                 ("fabric".to_owned(), "auto".to_owned()),
@@ -234,28 +244,30 @@ mod tests {
     #[test]
     fn a_record_reads_back_with_and_without_a_host_name_of_its_own() {
         let texts = || [None, Some("rack 1".to_owned())];
-        for (host, door) in texts().into_iter().flat_map(|host| texts().map(|door| (host.clone(), door))) {
+        for (host, probe_listener) in
+            texts().into_iter().flat_map(|host| texts().map(|probe_listener| (host.clone(), probe_listener)))
+        {
             let ends = ["10.1.0.2", "fd00::1"].map(|text| text.parse().expect("an address"));
-            let path = door.as_ref().map(|_| StorePath { local: ends[0], remote: ends[1] });
-            let record = Record { host, door, path, ..record() };
-            assert_eq!(Record::decode(&record.encode()), Ok(Ok(record)));
+            let path = probe_listener.as_ref().map(|_| StorePath { local: ends[0], remote: ends[1] });
+            let record = RankRecord { host, probe_listener, path, ..record() };
+            assert_eq!(RankRecord::decode(&record.encode()), Ok(Ok(record)));
         }
-        assert_eq!(Record::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
+        assert_eq!(RankRecord::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
         for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 3\nworld-size x\n", &[0xff]] {
-            assert_eq!(Record::decode(bytes), Err(Unreadable));
+            assert_eq!(RankRecord::decode(bytes), Err(Unreadable));
         }
         let whole = record().encode();
         let lines = whole.split_inclusive(|&byte| byte == b'\n').count();
-        for kept in 1..lines - 2 {
+        for deferred in 1..lines - 2 {
             let bytes: Vec<u8> =
-                whole.split_inclusive(|&byte| byte == b'\n').take(kept).flatten().copied().collect();
-            assert_eq!(Record::decode(&bytes), Err(Unreadable), "{kept} lines");
+                whole.split_inclusive(|&byte| byte == b'\n').take(deferred).flatten().copied().collect();
+            assert_eq!(RankRecord::decode(&bytes), Err(Unreadable), "{deferred} lines");
         }
     }
 
     #[test]
     fn a_difference_names_both_ranks_and_both_values() {
-        let other = Record { world_size: 5, ..record() };
+        let other = RankRecord { world_size: 5, ..record() };
         let text = record().compare(0, &other, 4).expect_err("differs").to_string();
         assert!(text.contains("the world size is 4 at rank 0 and 5 at rank 4"), "{text}");
         let mut other = record();

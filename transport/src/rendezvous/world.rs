@@ -1,4 +1,4 @@
-//! Who this process is among the ranks of its job, and where they meet.
+//! The rank of this process in its job, and the rendezvous address.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
-use super::environment::{self, Explicit, Surroundings, WorldError};
+use super::environment::{self, ExplicitWorld, ProcessInfo, WorldError};
 use super::{FileStore, OpenError, Store, TcpStore};
 use crate::auth::Secret;
 use crate::{Nanos, Rank};
 
-/// Where ranks meet.
+/// The rendezvous address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Rendezvous {
     /// `tcp://HOST:PORT`: rank 0 listens there, the others connect.
@@ -26,14 +26,14 @@ pub enum Rendezvous {
         /// Absolute path.
         folder: PathBuf,
     },
-    /// A folder of this job and user alone, made by its ranks and removed by them.
+    /// A folder of this job and user, which its ranks make and remove.
     JobFolder {
         /// Absolute path.
         folder: PathBuf,
     },
 }
 
-/// Why a text is no place to meet.
+/// Why a text is not a rendezvous address.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("bad rendezvous address: '{text}'; write tcp://HOST:PORT or file:///DIR")]
 pub struct RendezvousError {
@@ -76,22 +76,22 @@ impl fmt::Display for Rendezvous {
     }
 }
 
-/// Who said which rank this is.
+/// The source of rank and world size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Launcher {
     /// Arguments of the command line or the program.
     Arguments,
-    /// `PLEACH_RANK` and so on, as `pleach run` sets them.
+    /// `PLEACH_RANK` etc., as `pleach run` sets them.
     Pleach,
-    /// `RANK` and so on.
+    /// `RANK` etc.
     Torchrun,
-    /// `OMPI_COMM_WORLD_RANK` and so on.
+    /// `OMPI_COMM_WORLD_RANK` etc.
     OpenMpi,
-    /// `PMI_RANK` and so on: MPICH, Intel MPI.
+    /// `PMI_RANK` etc.: MPICH, Intel MPI.
     Hydra,
-    /// `SLURM_PROCID` and so on.
+    /// `SLURM_PROCID` etc.
     Srun,
-    /// Nobody: a world of one.
+    /// None: a world of one.
     Alone,
 }
 
@@ -109,28 +109,26 @@ impl fmt::Display for Launcher {
     }
 }
 
-/// Who this process is among the ranks of its job, and where they meet.
+/// The rank of this process in its job, and the rendezvous address.
 #[derive(Clone, Debug)]
 pub struct World {
     /// This rank.
     pub rank: Rank,
-    /// How many ranks there are.
+    /// The number of ranks.
     pub world_size: u32,
-    /// This rank's number among those of its host, where the launcher says it.
+    /// This rank's number among those of its host, if the launcher tells it.
     pub local_rank: Option<u32>,
-    /// Where to meet; needed unless the rank is alone.
+    /// The rendezvous address; needed unless the rank is alone.
     pub rendezvous: Option<Rendezvous>,
-    /// What all ranks of the job know; `None` where all are of one user on one host.
+    /// The job's secret; `None` where all ranks are of one user on one host.
     pub secret: Option<Secret>,
-    /// Says which host this is, instead of asking the kernel: ranks with different names do not
-    /// share memory.
+    /// A name for this host: ranks with different names do not share memory.
     pub host: Option<String>,
     /// Address or name of the network interface to use.
     pub interface: Option<String>,
-    /// Longest that its ranks wait for each other to come, where somebody said it
-    /// (`PLEACH_JOIN_TIMEOUT`).
+    /// How long its ranks wait for each other, if it is set (`PLEACH_JOIN_TIMEOUT`).
     pub join_timeout: Option<Duration>,
-    /// Who said all this.
+    /// The source of rank and world size.
     pub launcher: Launcher,
 }
 
@@ -151,18 +149,20 @@ impl World {
         }
     }
 
-    /// From explicit values, then this process's variables; `None` where nobody says anything.
-    /// Reads the secret file.
+    /// From explicit values, then this process's variables; `None` when there are none. Reads the
+    /// secret file.
     ///
     /// # Errors
     ///
     /// See [`WorldError`].
-    pub fn find(explicit: &Explicit) -> Result<Option<Self>, WorldError> {
-        // Variables that are not UTF-8 are nobody's numbers or addresses.
+    pub fn find(arguments: &ExplicitWorld) -> Result<Option<Self>, WorldError> {
+        // Variables that are not UTF-8 are no numbers or addresses.
         let variables = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
         let variables = variables.collect();
-        environment::parse(explicit, &variables, &Surroundings::look())?.map(|found| found.open()).transpose()
+        environment::parse(arguments, &variables, &ProcessInfo::current())?
+            .map(|found| found.open())
+            .transpose()
     }
 
     /// As [`World::find`], or else a world of this process alone.
@@ -171,10 +171,10 @@ impl World {
     ///
     /// See [`WorldError`].
     pub fn from_env() -> Result<Self, WorldError> {
-        Ok(Self::find(&Explicit::default())?.unwrap_or_else(Self::alone))
+        Ok(Self::find(&ExplicitWorld::default())?.unwrap_or_else(Self::alone))
     }
 
-    /// Opens the store where the ranks meet; `None` for a rank that is alone.
+    /// Opens the ranks' store; `None` for a rank that is alone.
     ///
     /// # Errors
     ///

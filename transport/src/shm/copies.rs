@@ -1,8 +1,7 @@
-//! Transfers of which an end is on a GPU: copies that the GPU makes, in a stream of the device's
-//! own.
+//! Transfers with an end on a GPU: the GPU makes the copies, in a stream of the device.
 //!
-//! **Invariant:** a copy ends, well or not, only when the GPU is through with it: until then it
-//! holds both ends, no signal of it is shown and no memory is cut off from anybody.
+//! **Invariant:** a copy ends, with success or not, only when the GPU has finished it. Until then
+//! the copy holds both ends, its signal is not raised, and no memory is detached.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,15 +9,15 @@ use std::time::Duration;
 
 use super::device::FABRIC;
 use super::link::PeerRegion;
-use super::transfer::Request;
+use super::transfer::TransferRequest;
 use crate::Rank;
-use crate::cuda::{CudaError, Gpu, Mark, Stream};
+use crate::cuda::{CudaError, CudaEvent, Gpu, Stream};
 use crate::device::{BackendError, Source, TransferError, TransferId};
 use crate::memory::Space;
 use crate::region::Slice;
 use crate::signals::{Inline, Signal};
 
-/// An error of a GPU as this fabric tells it.
+/// An error of a GPU as an error of this fabric.
 pub(super) fn gpu_failed(error: CudaError) -> BackendError {
     BackendError::new(FABRIC, error)
 }
@@ -30,42 +29,41 @@ const DROP_LIMIT: Duration = Duration::from_secs(10);
 pub(crate) struct GpuCopy {
     pub(crate) peer: Rank,
     pub(crate) id: TransferId,
-    /// What is shown when it is there.
+    /// The signal to raise after the copy.
     pub(crate) signal: Option<Signal>,
-    /// What it ends with, whatever the GPU does: the peer is gone.
+    /// The result after the copy, whatever the GPU does: the peer is gone.
     pub(crate) failure: Option<TransferError>,
-    mark: Mark,
-    _ends: Ends,
-    /// Of copies before it in the stream that have no mark of their own.
-    _before: Vec<Ends>,
+    event: CudaEvent,
+    _ends: CopyEnds,
+    /// The ends of earlier copies in the stream that have no event.
+    _before: Vec<CopyEnds>,
 }
 
-/// Both ends of a copy, held while the GPU may touch them.
-struct Ends {
-    _here: Here,
+/// Both ends of a copy, held while the GPU may access them.
+struct CopyEnds {
+    _here: LocalEnd,
     _there: Arc<PeerRegion>,
 }
 
 /// This rank's end.
-enum Here {
+enum LocalEnd {
     Slice { _slice: Slice },
     Inline { _bytes: Box<Inline> },
 }
 
-/// The copies of a device, in the order in which the GPU makes them.
+/// The copies of a device, in the order of the stream.
 #[derive(Default)]
 pub(crate) struct GpuCopies {
-    /// The GPU whose memory is registered, and its stream once something was copied.
+    /// The GPU whose memory is registered, and its stream after the first copy.
     gpu: Option<Arc<Gpu>>,
     stream: Option<Stream>,
     under_way: VecDeque<GpuCopy>,
-    /// Of copies that are in the stream and could not be marked: held until one behind them has
-    /// ended.
-    unmarked: Vec<Ends>,
+    /// The ends of copies in the stream without an event: held until a later copy has ended.
+    unmarked: Vec<CopyEnds>,
 }
 
 impl GpuCopies {
-    /// Memory of this GPU is registered.
+    /// Records the GPU whose memory is registered.
     pub(crate) fn take_gpu(&mut self, gpu: &Arc<Gpu>) -> Result<(), CudaError> {
         let (first, other) = (self.gpu.get_or_insert_with(|| gpu.clone()).ordinal(), gpu.ordinal());
         if first == other { Ok(()) } else { Err(CudaError::OtherGpu { first, other }) }
@@ -77,10 +75,11 @@ impl GpuCopies {
     }
 
     /// Whether this rank's end of the request is on a GPU.
-    pub(crate) fn reaches(&self, request: &Request) -> bool {
+    pub(crate) fn reaches(&self, request: &TransferRequest) -> bool {
         let slice = match request {
             _ if self.gpu.is_none() => return false,
-            Request::Put { src: Source::Slice(slice), .. } | Request::Get { dst: slice, .. } => slice,
+            TransferRequest::Put { src: Source::Slice(slice), .. }
+            | TransferRequest::Get { dst: slice, .. } => slice,
             _ => return false,
         };
         slice.region().memory().space() != Space::Host
@@ -90,43 +89,45 @@ impl GpuCopies {
         self.under_way.is_empty()
     }
 
-    /// Puts the copy into the stream; false for what a GPU does not do (an atomic), or what lies
-    /// beyond the peer's region.
+    /// Puts the copy into the stream; false for an atomic, which GPUs do not carry out, and for a
+    /// range beyond the peer's region.
     pub(crate) fn begin(
         &mut self,
         peer: Rank,
-        request: Request,
+        request: TransferRequest,
         id: TransferId,
         region: Arc<PeerRegion>,
     ) -> Result<bool, CudaError> {
         let gpu = region.import(self.gpu.as_ref())?;
-        // From now on what peers have on other GPUs is reached from this one.
+        // From now on regions on other GPUs are accessed from this one.
         self.gpu.get_or_insert_with(|| gpu.clone());
         let Some(there) = region.locate(request.remote()) else { return Ok(false) };
         let there = there.as_ptr();
         let (from, into, bytes, here, signal) = match request {
-            Request::Atomic { .. } => return Ok(false),
-            Request::Put { src: Source::Slice(slice), signal, .. } => {
-                (slice.as_ptr(), there, slice.len(), Here::Slice { _slice: slice }, signal)
+            TransferRequest::Atomic { .. } => return Ok(false),
+            TransferRequest::Put { src: Source::Slice(slice), signal, .. } => {
+                (slice.as_ptr(), there, slice.len(), LocalEnd::Slice { _slice: slice }, signal)
             }
-            Request::Put { src: Source::Inline(inline), signal, .. } => {
+            TransferRequest::Put { src: Source::Inline(inline), signal, .. } => {
                 let kept = Box::new(inline);
                 let bytes = kept.as_bytes();
-                (bytes.as_ptr().cast_mut(), there, bytes.len(), Here::Inline { _bytes: kept }, signal)
+                (bytes.as_ptr().cast_mut(), there, bytes.len(), LocalEnd::Inline { _bytes: kept }, signal)
             }
-            Request::Get { dst, .. } => (there, dst.as_ptr(), dst.len(), Here::Slice { _slice: dst }, None),
+            TransferRequest::Get { dst, .. } => {
+                (there, dst.as_ptr(), dst.len(), LocalEnd::Slice { _slice: dst }, None)
+            }
         };
         let stream = match &mut self.stream {
             Some(stream) => stream,
             none => none.insert(Stream::new(&gpu)?),
         };
-        let mut mark = Mark::new(&gpu)?;
+        let mut event = CudaEvent::new(&gpu)?;
         // SAFETY: submit checked that both ends have so many bytes, and `locate` that the peer's
-        // region holds its end; both are held by the copy until the mark is reached, and a
-        // transfer's owner leaves its slice alone until its end.
+        // region holds its end. The copy holds both until the event is reached, and a transfer's
+        // owner leaves its slice alone until its end.
         unsafe { stream.copy(from, into, bytes)? };
-        let ends = Ends { _here: here, _there: region };
-        if let Err(error) = stream.mark_with(&mut mark) {
+        let ends = CopyEnds { _here: here, _there: region };
+        if let Err(error) = stream.record(&mut event) {
             self.unmarked.push(ends);
             return Err(error);
         }
@@ -136,16 +137,16 @@ impl GpuCopies {
             id,
             signal,
             failure: None,
-            mark,
+            event,
             _ends: ends,
             _before: before,
         });
         Ok(true)
     }
 
-    /// The next copy that the GPU is through with. A GPU that has failed is through with all.
+    /// The next copy that the GPU has finished. A GPU that has failed has finished all.
     pub(crate) fn next_ended(&mut self) -> Option<(GpuCopy, Result<(), CudaError>)> {
-        let result = match self.under_way.front()?.mark.is_reached() {
+        let result = match self.under_way.front()?.event.is_reached() {
             Ok(false) => return None,
             Ok(true) => Ok(()),
             Err(error) => Err(error),
@@ -153,7 +154,7 @@ impl GpuCopies {
         self.under_way.pop_front().map(|copy| (copy, result))
     }
 
-    /// What is under way with that peer ends so.
+    /// Sets the result of all copies with that peer.
     pub(crate) fn fail(&mut self, peer: Rank, failure: &TransferError) {
         for copy in self.under_way.iter_mut().filter(|copy| copy.peer == peer) {
             copy.failure.get_or_insert_with(|| failure.clone());
@@ -164,12 +165,12 @@ impl GpuCopies {
 impl Drop for GpuCopies {
     fn drop(&mut self) {
         if let Some(last) = self.under_way.back()
-            && let Err(error) = last.mark.wait(DROP_LIMIT)
+            && let Err(error) = last.event.wait(DROP_LIMIT)
         {
             tracing::error!(%error, "a GPU is still copying; the memory of its copies is kept for ever");
             std::mem::forget(std::mem::take(&mut self.under_way));
         }
-        // No mark says when the GPU is through with these.
+        // No event tells when the GPU has finished these.
         std::mem::forget(std::mem::take(&mut self.unmarked));
     }
 }

@@ -1,8 +1,11 @@
-//! The device: what runs on the thread that owns it. How it meets the contract is in
-//! [`super::contract`].
+//! The device: the part that runs on its owner's thread. Its side of the contract is in
+//! [`contract`].
 //!
-//! **Invariant:** what is submitted is in exactly one of `large`, `waiting` and `events` until its
-//! `Done` is handed out; nothing of it is left when submit said that it has ended.
+//! **Invariant:** a transfer under way is in exactly one of `large`, `waiting`, `copies` and
+//! `events` until its `Done` is returned; nothing of it is left when submit returned that it has
+//! ended.
+
+mod contract;
 
 use std::collections::VecDeque;
 use std::io;
@@ -11,13 +14,15 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use super::board::{End, Known};
 use super::copies::{GpuCopies, gpu_failed};
-use super::detached;
 use super::fence::{Fence, REFUSAL_LIMIT};
 use super::link::{Link, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
+use super::page_detachment;
+use super::peer_status::{ConnectionEnd, SlotState};
 use super::shared::{Shared, wake_sleepers};
-use super::transfer::{Copy, Large, PIECE_BYTES, POLL_BYTES, Request, Waiting, change, store};
+use super::transfer::{
+    HostCopy, LargeCopy, PIECE_BYTES, POLL_BYTES, TransferRequest, WaitingTransfer, apply_atomic, store,
+};
 use super::wake_word;
 use super::watcher::Watcher;
 use crate::Rank;
@@ -36,7 +41,7 @@ use crate::signals::Signal;
 pub(super) const FABRIC: &str = "shm";
 
 /// Transfers under way to one peer.
-pub(super) const QUEUE_DEPTH: usize = 256;
+const QUEUE_DEPTH: usize = 256;
 
 /// Longest transfer, in bytes.
 const TRANSFER_BYTES_MAX: u64 = 1 << 40;
@@ -44,11 +49,11 @@ const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 /// Polls after which those are woken who may have been about to sleep when they were signalled.
 const DUE_POLLS: u32 = 4;
 
-/// How long the announcement of a region that is alive may be on its way.
+/// How long the announcement of an existing region may be on its way.
 const ANNOUNCEMENT_LIMIT: Duration = Duration::from_secs(10);
 
-/// How it reaches any peer.
-pub(super) const REACH: Reach = Reach { fabric: FABRIC, maps: true, passive: true, queue_depth: QUEUE_DEPTH };
+/// The reach of every peer.
+const REACH: Reach = Reach { fabric: FABRIC, maps: true, passive: true, queue_depth: QUEUE_DEPTH };
 
 /// Why the device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -57,19 +62,19 @@ pub enum OpenError {
     /// A rank outside its world.
     #[error("rank {rank} is not in a world of {world_size}")]
     Rank {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// How many ranks there are.
+        /// The number of ranks.
         world_size: u32,
     },
-    /// More signal slots than signals can name.
+    /// More signal slots than signals can address.
     #[error("{signal_slots} signal slots for each peer are more than 65536")]
     Signals {
-        /// How many.
+        /// The number.
         signal_slots: usize,
     },
-    /// The operating system refused what every rank needs: some shared memory, a socket, a
-    /// descriptor of its own process (Linux 5.3 or later), a thread.
+    /// The operating system refused a resource of every rank: shared memory, a socket, a descriptor
+    /// of its own process (Linux 5.3 or later), a thread.
     #[error(
         "the system refused shared memory, a socket, a process descriptor or a thread (Linux 5.3 or later?)"
     )]
@@ -78,71 +83,71 @@ pub enum OpenError {
 
 /// One rank's end of shared memory. See [`crate::shm`].
 pub struct ShmDevice {
-    pub(super) shared: Arc<Shared>,
-    pub(super) registry: Arc<dyn Registry>,
-    pub(super) wake_source: Arc<WakePage>,
-    pub(super) info: DeviceInfo,
-    pub(super) peers: Vec<Peer>,
-    /// Who is signalled but may have been about to sleep: looked at again after one fence.
-    pub(super) due: Vec<Rank>,
+    shared: Arc<Shared>,
+    registry: Arc<dyn Registry>,
+    wake_source: Arc<WakePage>,
+    info: DeviceInfo,
+    peers: Vec<Peer>,
+    /// Peers that were signalled and may have been going to sleep: checked again after one fence.
+    due: Vec<Rank>,
     /// Polls since then.
     polls_due: u32,
-    pub(super) large: VecDeque<Large>,
-    pub(super) waiting: VecDeque<Waiting>,
-    /// What GPUs copy.
-    pub(super) copies: GpuCopies,
-    pub(super) fence: Fence,
-    pub(super) severing: Vec<Rank>,
-    pub(super) events: VecDeque<(Rank, Event)>,
-    pub(super) is_armed: bool,
-    pub(super) is_leaving: bool,
-    pub(super) watcher: WatcherThread,
+    large: VecDeque<LargeCopy>,
+    waiting: VecDeque<WaitingTransfer>,
+    /// Copies by GPUs.
+    copies: GpuCopies,
+    fence: Fence,
+    severing: Vec<Rank>,
+    events: VecDeque<(Rank, Event)>,
+    is_armed: bool,
+    is_leaving: bool,
+    watcher: WatcherThread,
 }
 
-pub(super) struct Peer {
-    pub(super) state: State,
-    /// Submitted, and not yet ended in the caller's hands.
-    pub(super) under_way: usize,
-    /// Of those, too long or too early to be carried out at once.
-    pub(super) pending: usize,
+struct Peer {
+    state: State,
+    /// Transfers that were submitted and whose end was not given to the caller.
+    under_way: usize,
+    /// Those of them that are too long or too early for submit to carry out.
+    pending: usize,
     is_due: bool,
-    pub(super) said_bye: bool,
-    /// What was given out by `map`, each region once.
-    pub(super) mapped: Vec<Weak<PeerRegion>>,
+    has_sent_bye: bool,
+    /// The regions that `map` gave out, each once.
+    mapped: Vec<Weak<PeerRegion>>,
 }
 
-pub(super) enum State {
+enum State {
     Unconnected,
     Connecting,
     Connected(Box<Connected>),
     Lost(LossCause),
-    Left,
+    Departed,
     Severed,
 }
 
 impl State {
-    /// Whether the peer may be there to see how this rank ends.
-    pub(super) fn may_see_an_end(&self) -> bool {
-        matches!(self, Self::Connected(_) | Self::Left)
+    /// Whether the peer may still exist and see how this rank ends.
+    fn may_see_end(&self) -> bool {
+        matches!(self, Self::Connected(_) | Self::Departed)
     }
 }
 
-pub(super) struct Connected {
-    pub(super) link: Link,
-    /// What the peer's signal slots count.
+struct Connected {
+    link: Link,
+    /// The counts of the peer's signal slots.
     counts: Vec<u64>,
-    regions: Vec<Known>,
+    regions: Vec<SlotState>,
 }
 
-/// Where a remote slice is.
-pub(super) enum Place<'a> {
-    Here(NonNull<u8>, &'a Arc<PeerRegion>),
-    /// On a GPU: where, its import says.
+/// The location of a remote slice.
+enum RemoteLocation<'a> {
+    Mapped(NonNull<u8>, &'a Arc<PeerRegion>),
+    /// On a GPU: its import has the address.
     OnGpu(&'a Arc<PeerRegion>),
-    /// Alive, but not announced yet.
-    Later,
-    /// Alive, but this process could not map it.
-    NoRoom,
+    /// The region exists, but is not announced yet.
+    NotAnnounced,
+    /// The region exists, but this process could not map it.
+    Unmappable,
     Refused,
 }
 
@@ -161,7 +166,7 @@ impl ShmDevice {
             return Err(OpenError::Signals { signal_slots });
         }
         let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
-        detached::hear(&shared);
+        page_detachment::register_device(&shared);
         let (listener, address) = packet::bind_anywhere().map_err(OpenError::System)?;
         let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
         let name = format!("pleach-{FABRIC}-{rank}");
@@ -196,34 +201,34 @@ impl ShmDevice {
         })
     }
 
-    /// Takes no longer transfers from now on: the other fabric of a device of two does not.
+    /// Limits the length of transfers to that of the other device of a hybrid device.
     pub(crate) fn limit_transfers(&mut self, bytes_max: u64) {
         self.info.transfer_bytes_max = self.info.transfer_bytes_max.min(bytes_max);
     }
 
-    /// Who is told that regions are gone.
+    /// The registry of this device's regions.
     pub(crate) fn registry(&self) -> Arc<dyn Registry> {
         self.registry.clone()
     }
 
-    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
     }
 
-    pub(super) fn peer(&self, rank: Rank) -> Option<&Peer> {
+    fn peer(&self, rank: Rank) -> Option<&Peer> {
         self.peers.get(rank as usize)
     }
 
-    /// Shows a signal and wakes its target if that has slept for long; [`Self::wake_due`] makes
-    /// sure.
+    /// Raises a signal and wakes its target if that has slept for long; [`Self::wake_due`] wakes
+    /// the others.
     #[inline]
-    pub(super) fn show(&mut self, rank: Rank, signal: &Signal) {
+    fn raise_signal(&mut self, rank: Rank, signal: &Signal) {
         let peer = &mut self.peers[rank as usize];
         let State::Connected(connected) = &mut peer.state else { return };
         connected.signal(signal);
         let word = connected.link.wake_source.as_ref();
-        if wake_word::glance(word) {
+        if wake_word::must_wake(word) {
             wake_sleepers(word);
         }
         if !peer.is_due {
@@ -232,9 +237,9 @@ impl ShmDevice {
         }
     }
 
-    /// As [`Self::wake_due`] after some polls: until then the signals' own lines are on their way
-    /// to their targets, and a fence would wait for them in vain when the answer comes first.
-    pub(super) fn wake_due_sometime(&mut self) {
+    /// As [`Self::wake_due`] after some polls: until then the signals' cache lines are on their way
+    /// to their targets, and the fence would wait for them for nothing if the answer comes first.
+    fn wake_due_sometime(&mut self) {
         if self.due.is_empty() {
             return;
         }
@@ -244,9 +249,9 @@ impl ShmDevice {
         }
     }
 
-    /// One fence for all signals since the last time, then no target of theirs sleeps over them.
+    /// One fence for all signals since the last call; then no target sleeps over its signal.
     #[inline]
-    pub(super) fn wake_due(&mut self) {
+    fn wake_due(&mut self) {
         if self.due.is_empty() {
             return;
         }
@@ -258,81 +263,82 @@ impl ShmDevice {
             peer.is_due = false;
             if let State::Connected(connected) = &peer.state {
                 let word = connected.link.wake_source.as_ref();
-                if wake_word::glance(word) {
-                    // Whom it wakes may have gone to sleep because this rank seemed to be there.
-                    self.shared.own.wake_source.show_processor(processors::current());
+                if wake_word::must_wake(word) {
+                    // The woken peer may have gone to sleep because this rank's processor seemed to
+                    // be elsewhere.
+                    self.shared.own.wake_source.publish_processor(processors::current());
                     wake_sleepers(word);
                 }
             }
         }
     }
 
-    pub(super) fn done(&mut self, peer: Rank, id: TransferId, result: Result<u64, TransferError>) {
+    fn done(&mut self, peer: Rank, id: TransferId, result: Result<u64, TransferError>) {
         self.events.push_back((peer, Event::Done { id, result }));
     }
 
-    /// Carries out a request whose remote slice was asked for, or puts it where poll finds it.
-    pub(super) fn start(
+    /// Carries out a request whose remote slice was checked, or queues it for poll.
+    fn start(
         &mut self,
         rank: Rank,
-        request: Request,
+        request: TransferRequest,
         id: TransferId,
         deadline: Option<Nanos>,
     ) -> Submitted {
         let State::Connected(connected) = &self.peers[rank as usize].state else {
             unreachable!("the caller looked, and what waits goes when the peer goes")
         };
-        let (address, region) = match connected.place(request.remote()) {
-            Place::OnGpu(region) => {
+        let (address, region) = match connected.locate(request.remote()) {
+            RemoteLocation::OnGpu(region) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
             }
-            Place::Here(_, region) if self.copies.reaches(&request) => {
+            RemoteLocation::Mapped(_, region) if self.copies.reaches(&request) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
             }
-            Place::Here(address, region) => (address, region),
-            Place::Later => {
+            RemoteLocation::Mapped(address, region) => (address, region),
+            RemoteLocation::NotAnnounced => {
                 self.peers[rank as usize].pending += 1;
-                self.waiting.push_back(Waiting { peer: rank, id, request, deadline });
+                self.waiting.push_back(WaitingTransfer { peer: rank, id, request, deadline });
                 return Submitted::UnderWay;
             }
-            Place::Refused | Place::NoRoom => {
+            RemoteLocation::Refused | RemoteLocation::Unmappable => {
                 self.refuse(rank, request.remote().key, id);
                 return Submitted::UnderWay;
             }
         };
-        if matches!(request, Request::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
-            // Only a region that begins at an odd place gets here, see `submit`.
+        if matches!(request, TransferRequest::Atomic { .. }) && !address.cast::<u64>().is_aligned() {
+            // Only a region that begins at an odd address gets here, see `submit`.
             self.refuse(rank, request.remote().key, id);
             return Submitted::UnderWay;
         }
         let (len, key) = (request.len(), request.remote().key);
-        let is_get = matches!(request, Request::Get { .. });
+        let is_get = matches!(request, TransferRequest::Get { .. });
         let mut value = 0;
         let (copy, signal) = match request {
-            Request::Atomic { op, .. } => {
+            TransferRequest::Atomic { op, .. } => {
                 // SAFETY: `place` found all of the slice mapped; submit checked its length and
                 // alignment.
-                value = unsafe { change(address, op) };
+                value = unsafe { apply_atomic(address, op) };
                 (None, None)
             }
-            Request::Put { src: Source::Inline(bytes), signal, .. } => {
+            TransferRequest::Put { src: Source::Inline(bytes), signal, .. } => {
                 // SAFETY: `place` found all of the slice mapped, and submit that both are of one
                 // length.
                 unsafe { store(bytes.as_bytes(), address) };
                 (None, signal)
             }
-            Request::Put { src: Source::Slice(src), signal, .. } => {
-                (Some(Copy::Put { src, dst: address, signal }), signal)
+            TransferRequest::Put { src: Source::Slice(src), signal, .. } => {
+                (Some(HostCopy::Put { src, dst: address, signal }), signal)
             }
-            Request::Get { dst, .. } => (Some(Copy::Get { src: address, dst }), None),
+            TransferRequest::Get { dst, .. } => (Some(HostCopy::Get { src: address, dst }), None),
         };
         if let Some(copy) = copy {
             if len > PIECE_BYTES {
                 let region = region.clone();
                 self.peers[rank as usize].pending += 1;
-                self.large.push_back(Large { peer: rank, id, copy, done: 0, region });
+                self.large.push_back(LargeCopy { peer: rank, id, copy, done: 0, region });
                 return Submitted::UnderWay;
             }
             // SAFETY: `place` found all of the slice mapped, and submit that both are of one
@@ -344,16 +350,16 @@ impl ShmDevice {
             }
         }
         if let Some(signal) = signal {
-            self.show(rank, &signal);
+            self.raise_signal(rank, &signal);
         }
         Submitted::Ended(value)
     }
 
-    /// The same where either end is on a GPU, whose copy ends later.
+    /// As `start`, if either end is on a GPU; the copy ends later.
     fn start_on_gpu(
         &mut self,
         peer: Rank,
-        request: Request,
+        request: TransferRequest,
         id: TransferId,
         region: Arc<PeerRegion>,
     ) -> Submitted {
@@ -366,8 +372,8 @@ impl ShmDevice {
         Submitted::UnderWay
     }
 
-    /// Ends what GPUs have copied.
-    pub(super) fn advance_copies(&mut self) {
+    /// Ends the copies that GPUs have finished.
+    fn advance_copies(&mut self) {
         while let Some((copy, result)) = self.copies.next_ended() {
             let peer = copy.peer;
             let result = match (copy.failure, result) {
@@ -376,7 +382,7 @@ impl ShmDevice {
                 (None, Ok(())) => {
                     self.peers[peer as usize].pending -= 1;
                     if let Some(signal) = copy.signal {
-                        self.show(peer, &signal);
+                        self.raise_signal(peer, &signal);
                     }
                     Ok(0)
                 }
@@ -389,8 +395,8 @@ impl ShmDevice {
         self.done(peer, id, Err(TransferError::Refused { peer, key }));
     }
 
-    /// Copies pieces of large transfers, in turn.
-    pub(super) fn advance_large(&mut self) {
+    /// Copies parts of large transfers, in turn.
+    fn advance_large(&mut self) {
         let mut budget = POLL_BYTES;
         while budget > 0
             && let Some(mut large) = self.large.pop_front()
@@ -413,21 +419,21 @@ impl ShmDevice {
                 self.large.push_back(large);
                 continue;
             }
-            if matches!(large.copy, Copy::Get { .. }) && !large.region.is_shared() {
+            if matches!(large.copy, HostCopy::Get { .. }) && !large.region.is_shared() {
                 self.peers[rank as usize].pending -= 1;
                 self.refuse(rank, key, large.id);
                 continue;
             }
-            if let Copy::Put { signal: Some(signal), .. } = large.copy {
-                self.show(rank, &signal);
+            if let HostCopy::Put { signal: Some(signal), .. } = large.copy {
+                self.raise_signal(rank, &signal);
             }
             self.peers[rank as usize].pending -= 1;
             self.done(rank, large.id, Ok(0));
         }
     }
 
-    /// Starts those whose region has been announced meanwhile.
-    pub(super) fn retry_waiting(&mut self, now: Nanos) {
+    /// Starts transfers whose region has been announced meanwhile.
+    fn retry_waiting(&mut self, now: Nanos) {
         for _ in 0..self.waiting.len() {
             let Some(waiting) = self.waiting.pop_front() else { return };
             self.peers[waiting.peer as usize].pending -= 1;
@@ -444,33 +450,35 @@ impl ShmDevice {
         }
     }
 
-    /// Takes over what the watcher wrote on the board.
-    pub(super) fn read_news(&mut self) {
-        // Acquire: pairs with the release in `publish`. Cleared first: what comes later sets it
+    /// Takes over the changes that the watcher has published.
+    fn take_changes(&mut self) {
+        // Acquire: pairs with the release in `publish`. Cleared first: a later change sets it
         // again.
-        if !self.shared.news.load(Ordering::Relaxed) || !self.shared.news.swap(false, Ordering::Acquire) {
+        if !self.shared.has_changes.load(Ordering::Relaxed)
+            || !self.shared.has_changes.swap(false, Ordering::Acquire)
+        {
             return;
         }
         let shared = self.shared.clone();
         let mut garbage = Vec::new();
         let mut ended = Vec::new();
         {
-            let mut board = shared.board();
-            while let Some((rank, news)) = board.next() {
-                if let Some(link) = news.link.take() {
+            let mut peer_status = shared.peer_status();
+            while let Some((rank, status)) = peer_status.next() {
+                if let Some(link) = status.link.take() {
                     self.connected(rank, link);
                 }
-                while let Some((slot, known)) = news.next_slot() {
+                while let Some((slot, state)) = status.next_slot() {
                     if let State::Connected(connected) = &mut self.peers[rank as usize].state {
-                        if let Known::Mapped(region) = &known {
-                            region.listed_in(&connected.link.keys);
+                        if let SlotState::Mapped(region) = &state {
+                            region.set_key_table(&connected.link.keys);
                         }
-                        garbage.push(connected.set(slot, known));
+                        garbage.push(connected.set(slot, state));
                     } else {
-                        garbage.push(known);
+                        garbage.push(state);
                     }
                 }
-                if let Some(end) = news.end.take() {
+                if let Some(end) = status.end.take() {
                     ended.push((rank, end));
                 }
             }
@@ -482,14 +490,14 @@ impl ShmDevice {
         }
     }
 
-    pub(super) fn connected(&mut self, rank: Rank, link: Link) {
+    fn connected(&mut self, rank: Rank, link: Link) {
         let peer = &mut self.peers[rank as usize];
         if !matches!(peer.state, State::Connecting) {
             return;
         }
         let counts = vec![0; link.signal_slots.len()];
         peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new() }));
-        // Room for all that can be under way, so that the data path allocates nothing.
+        // Room for all that can be under way, so that the data path does not allocate.
         let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
         let room = links * QUEUE_DEPTH;
         self.large.reserve(room.saturating_sub(self.large.len()));
@@ -497,24 +505,26 @@ impl ShmDevice {
         self.events.push_back((rank, Event::Connected { peer: rank }));
     }
 
-    fn ended(&mut self, rank: Rank, end: End) {
+    fn ended(&mut self, rank: Rank, end: ConnectionEnd) {
         if !matches!(self.peers[rank as usize].state, State::Connecting | State::Connected(_)) {
             return;
         }
         let (state, event, error) = match end {
-            End::Lost(cause) => (
+            ConnectionEnd::Lost(cause) => (
                 State::Lost(cause.clone()),
                 Event::PeerLost { peer: rank, cause: cause.clone() },
                 TransferError::Lost { peer: rank, cause },
             ),
-            End::Left => (State::Left, Event::Left { peer: rank }, TransferError::Left { peer: rank }),
+            ConnectionEnd::Departed => {
+                (State::Departed, Event::Departed { peer: rank }, TransferError::Departed { peer: rank })
+            }
         };
         self.events.push_back((rank, event));
         self.disconnect(rank, state, &error);
     }
 
-    /// Ends all that is under way with a peer.
-    pub(super) fn disconnect(&mut self, rank: Rank, state: State, error: &TransferError) {
+    /// Ends all transfers of a peer.
+    fn disconnect(&mut self, rank: Rank, state: State, error: &TransferError) {
         let before = std::mem::replace(&mut self.peers[rank as usize].state, state);
         let mut failed = Vec::new();
         self.large.retain(|large| {
@@ -532,14 +542,14 @@ impl ShmDevice {
         for id in failed {
             self.done(rank, id, Err(error.clone()));
         }
-        // A GPU is not stopped: these end when it is through with their memory.
+        // A GPU cannot be stopped: these copies end when it has finished.
         self.copies.fail(rank, error);
         self.peers[rank as usize].pending = 0;
-        let forgotten = self.shared.board().forget(rank);
+        let forgotten = self.shared.peer_status().forget(rank);
         drop((before, forgotten));
     }
 
-    pub(super) fn advance_fence(&mut self, now: Nanos) {
+    fn advance_fence(&mut self, now: Nanos) {
         if !self.copies.is_empty() {
             return;
         }
@@ -557,19 +567,18 @@ impl ShmDevice {
         }
     }
 
-    /// Says goodbye to whom nothing is left to be said. Also to those who have said it themselves:
-    /// they may still have something to say to others, and would take this rank for lost when its
-    /// process ends.
-    pub(super) fn say_bye(&mut self) {
+    /// Sends a bye to each peer without pending transfers. Also to departed peers: they may still
+    /// serve others, and would take this rank as lost when its process ends.
+    fn send_byes(&mut self) {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
-            if !peer.said_bye && peer.pending == 0 && peer.state.may_see_an_end() {
-                peer.said_bye = true;
+            if !peer.has_sent_bye && peer.pending == 0 && peer.state.may_see_end() {
+                peer.has_sent_bye = true;
                 self.shared.directory().bye(rank as Rank);
             }
         }
     }
 
-    pub(super) fn has_work(&self) -> bool {
+    fn has_work(&self) -> bool {
         !self.events.is_empty()
             || !self.large.is_empty()
             || !self.copies.is_empty()
@@ -585,17 +594,17 @@ impl Peer {
             under_way: 0,
             pending: 0,
             is_due: false,
-            said_bye: false,
+            has_sent_bye: false,
             mapped: Vec::new(),
         }
     }
 
-    pub(super) fn connected(&self, peer: Rank) -> Result<&Connected, SubmitError> {
+    fn connected(&self, peer: Rank) -> Result<&Connected, SubmitError> {
         match &self.state {
             State::Connected(connected) => Ok(connected),
             State::Unconnected | State::Connecting => Err(SubmitError::NotConnected { peer }),
             State::Lost(cause) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
-            State::Left => Err(SubmitError::Left { peer }),
+            State::Departed => Err(SubmitError::Departed { peer }),
             State::Severed => Err(SubmitError::Severed { peer }),
         }
     }
@@ -608,32 +617,32 @@ impl Connected {
         self.link.signal_slots.signal_as(signal, *count);
     }
 
-    pub(super) fn place(&self, slice: &RemoteSlice) -> Place<'_> {
+    fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
         // The owner's own table, so that a dropped region is refused from that moment on.
         if !self.link.keys.holds(slice.key) {
-            return Place::Refused;
+            return RemoteLocation::Refused;
         }
         match self.regions.get(usize::from(slot_of(slice.key))) {
-            Some(Known::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
-                Place::OnGpu(region)
+            Some(SlotState::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
+                RemoteLocation::OnGpu(region)
             }
-            Some(Known::Mapped(region)) if region.key == slice.key => {
-                region.locate(slice).map_or(Place::Refused, |address| Place::Here(address, region))
-            }
-            Some(Known::Unmappable(key)) if *key == slice.key => Place::NoRoom,
-            _ => Place::Later,
+            Some(SlotState::Mapped(region)) if region.key == slice.key => region
+                .locate(slice)
+                .map_or(RemoteLocation::Refused, |address| RemoteLocation::Mapped(address, region)),
+            Some(SlotState::Unmappable(key)) if *key == slice.key => RemoteLocation::Unmappable,
+            _ => RemoteLocation::NotAnnounced,
         }
     }
 
-    fn set(&mut self, slot: u16, known: Known) -> Known {
+    fn set(&mut self, slot: u16, state: SlotState) -> SlotState {
         let at = usize::from(slot);
         if self.regions.len() <= at {
-            self.regions.resize(at + 1, Known::Nothing);
+            self.regions.resize(at + 1, SlotState::Empty);
         }
-        std::mem::replace(&mut self.regions[at], known)
+        std::mem::replace(&mut self.regions[at], state)
     }
 
-    pub(super) fn check_signal(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+    fn check_signal(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
         match signal {
             Some(signal) if usize::from(signal.signal_slot) >= self.link.signal_slots.len() => {
                 Err(SubmitError::NoSuchSignalSlot {

@@ -1,8 +1,8 @@
-//! This rank's regions, and the control streams over which peers hear of them. Behind one mutex,
+//! This rank's regions, and the control streams that announce them to peers. Behind one mutex,
 //! never on the data path; nothing under it blocks.
 //!
-//! **Invariant:** every peer hears of every region that lives long enough, before any message
-//! posted after it was registered. What waits to be sent to a peer is bounded: a slot is listed
+//! **Invariant:** every region that lives long enough is announced to every peer, before any
+//! message that is posted after its registration. The queue of a peer is bounded: a slot is listed
 //! once however often it changes.
 
 use std::collections::VecDeque;
@@ -12,12 +12,12 @@ use std::sync::{Arc, Weak};
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::detached::share_pages;
 use super::frame::Frame;
 use super::link::{KeyTable, REGIONS_MAX};
+use super::page_detachment::share_pages;
 use crate::Rank;
 use crate::control::packet::send;
-use crate::control::{Full, Kind, Outgoing};
+use crate::control::{FrameKind, Outgoing, OutgoingFull};
 use crate::cuda::{CudaMemory, SharedAllocation};
 use crate::device::{PostError, Urgency};
 use crate::memory::{Memory, Share};
@@ -27,7 +27,7 @@ use crate::region::RegionKey;
 pub(crate) struct Entry {
     pub(crate) key: RegionKey,
     pub(crate) memory: Arc<dyn Memory>,
-    /// Cut off from all peers.
+    /// Detached from all peers.
     pub(crate) detached: bool,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Control {
 
 /// Why a flush stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Flushed {
+pub(crate) enum FlushResult {
     /// All is sent, or the stream is full: then the watcher is told when it has room.
     AllOrFull,
     /// The stream has room, but the system takes no more now.
@@ -56,10 +56,10 @@ pub(crate) struct Directory {
     epoll: Arc<OwnedFd>,
     entries: Vec<Option<Entry>>,
     free: Vec<u16>,
-    /// Memory that was registered and that peers may still have mapped.
+    /// Released memory that peers may still have mapped.
     former: Vec<Weak<dyn Memory>>,
     controls: Vec<Option<Control>>,
-    /// Severed, so no stream to it may open any more.
+    /// Severed peers; no stream to them may open any more.
     cut: Vec<bool>,
 }
 
@@ -75,8 +75,8 @@ impl Directory {
         }
     }
 
-    /// A slot that [`Directory::insert`] or [`Directory::give_back`] ends; `None` when there are
-    /// too many regions.
+    /// Reserves a slot until [`Directory::insert`] or [`Directory::give_back`]; `None` when there
+    /// are too many regions.
     pub(crate) fn reserve(&mut self) -> Option<u16> {
         match self.free.pop() {
             Some(slot) => Some(slot),
@@ -88,12 +88,12 @@ impl Directory {
         }
     }
 
-    /// A slot that was reserved is not needed.
+    /// Frees a reserved slot.
     pub(crate) fn give_back(&mut self, slot: u16) {
         self.free.push(slot);
     }
 
-    /// Lists the memory under this key, which names a slot that was reserved, and tells all peers.
+    /// Lists the memory under this key, which names a reserved slot, and announces it to all peers.
     pub(crate) fn insert(&mut self, memory: Arc<dyn Memory>, key: RegionKey, keys: &KeyTable) {
         let slot = super::link::slot_of(key);
         self.entries[usize::from(slot)] = Some(Entry { key, memory, detached: false });
@@ -101,8 +101,7 @@ impl Directory {
         self.announce(slot);
     }
 
-    /// Takes the key from its memory and tells all peers. Returns the entry, to be dropped without
-    /// the lock.
+    /// Revokes the key and tells all peers. Returns the entry, to be dropped without the lock.
     pub(crate) fn remove(&mut self, key: RegionKey, keys: &KeyTable) -> Option<Entry> {
         let slot = super::link::slot_of(key);
         let place = self.entries.get_mut(usize::from(slot))?;
@@ -117,8 +116,7 @@ impl Directory {
         Some(entry)
     }
 
-    /// Takes all memory away from all peers, as far as their keys go: returns what they may have
-    /// mapped.
+    /// Revokes the keys of all memory; returns the memory that peers may have mapped.
     pub(crate) fn detach_all(&mut self, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
         let mut memories: Vec<_> = self.former.drain(..).filter_map(|memory| memory.upgrade()).collect();
         for slot in 0..self.entries.len() as u16 {
@@ -133,8 +131,8 @@ impl Directory {
         memories
     }
 
-    /// Takes the memory away from all peers, if it is registered here: another device of this
-    /// process severs one of its own.
+    /// Revokes the keys of the memory, if it is registered here: another device of this process
+    /// severs a peer.
     pub(crate) fn detach(&mut self, memory: &Arc<dyn Memory>, keys: &KeyTable) {
         for slot in 0..self.entries.len() as u16 {
             let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
@@ -146,15 +144,15 @@ impl Directory {
         }
     }
 
-    /// The device ends: closes all streams. Regions that somebody still holds stay until they are
-    /// dropped; peers can reach them until they have noticed the end.
+    /// Closes all streams at the device's end. Regions with handles stay until they are dropped;
+    /// peers can access them until they see the end.
     pub(crate) fn close_all(&mut self) {
         for peer in 0..self.controls.len() {
             self.cut(peer as Rank);
         }
     }
 
-    /// A peer is connected over this stream: tells it of all regions. False when it was severed
+    /// Opens a peer's stream and announces all regions to the peer. False when it was severed
     /// meanwhile.
     pub(crate) fn open(&mut self, peer: Rank, stream: Arc<OwnedFd>, token: u64) -> bool {
         if self.cut[peer as usize] {
@@ -177,7 +175,7 @@ impl Directory {
         true
     }
 
-    /// Ends the stream, also where a forked child holds it too.
+    /// Ends the stream, also if a forked child holds it too.
     pub(crate) fn close(&mut self, peer: Rank) {
         if let Some(control) = self.controls[peer as usize].take() {
             let _ = rustix::net::shutdown(&control.stream, rustix::net::Shutdown::Both);
@@ -194,8 +192,8 @@ impl Directory {
         self.cut[peer as usize]
     }
 
-    /// Sends a message, now or when there is room. For an urgent message there is always room: it
-    /// takes the place of an urgent message that still waits.
+    /// Sends a message, now or when there is room. An urgent message always has room: it replaces
+    /// an urgent message that still waits.
     pub(crate) fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         let control = self
             .controls
@@ -203,53 +201,53 @@ impl Directory {
             .and_then(Option::as_mut)
             .ok_or(PostError::NotConnected { peer })?;
         let kind = match urgency {
-            Urgency::Ordinary => Kind::Post,
-            Urgency::Urgent => Kind::Urgent,
+            Urgency::Ordinary => FrameKind::Post,
+            Urgency::Urgent => FrameKind::Urgent,
         };
         let packet = Frame::Message(message).encode();
-        control.outgoing.push(kind, packet).map_err(|Full| PostError::QueueFull { peer })?;
+        control.outgoing.push(kind, packet).map_err(|OutgoingFull| PostError::QueueFull { peer })?;
         self.flush(peer);
         Ok(())
     }
 
     /// Sends the answer to a message, now or when there is room. A peer that does not read its
-    /// answers does without further ones.
+    /// answers gets no further ones.
     pub(crate) fn answer(&mut self, peer: Rank, message: &[u8]) {
         let Some(control) = &mut self.controls[peer as usize] else { return };
-        if control.outgoing.push(Kind::Reply, Frame::Message(message).encode()) == Err(Full) {
+        if control.outgoing.push(FrameKind::Reply, Frame::Message(message).encode()) == Err(OutgoingFull) {
             tracing::debug!(peer, "an answer was dropped: the peer asks but does not read");
         }
         self.flush(peer);
     }
 
-    /// Says goodbye, after everything that was said before.
+    /// Sends a bye, after all earlier frames.
     pub(crate) fn bye(&mut self, peer: Rank) {
         if let Some(control) = &mut self.controls[peer as usize] {
-            let pushed = control.outgoing.push(Kind::Once, Frame::Bye.encode());
-            debug_assert_eq!(pushed, Ok(()), "there is always room for a goodbye");
+            let pushed = control.outgoing.push(FrameKind::Single, Frame::Bye.encode());
+            debug_assert_eq!(pushed, Ok(()), "there is always room for a bye");
             self.flush(peer);
         }
     }
 
-    /// Whether everything said to everybody is in their streams.
+    /// Whether all frames are in their streams.
     pub(crate) fn is_flushed(&self) -> bool {
         self.controls.iter().flatten().all(|control| control.outgoing.is_empty() && control.slots.is_empty())
     }
 
-    /// Sends what waits, as far as there is room; asks the watcher to come back when there is more.
-    pub(crate) fn flush(&mut self, peer: Rank) -> Flushed {
-        let Some(control) = &mut self.controls[peer as usize] else { return Flushed::AllOrFull };
+    /// Sends what the stream takes; asks the watcher to continue when there is room.
+    pub(crate) fn flush(&mut self, peer: Rank) -> FlushResult {
+        let Some(control) = &mut self.controls[peer as usize] else { return FlushResult::AllOrFull };
         let sent = control.send_all(&self.entries);
         let flushed = match sent {
-            // This user has as many files under way as it may have open, or there is no memory.
-            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Flushed::SystemFull,
-            _ => Flushed::AllOrFull,
+            // This user has too many descriptors in flight, or there is no memory.
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => FlushResult::SystemFull,
+            _ => FlushResult::AllOrFull,
         };
         let is_stalled = match sent {
             Ok(()) => false,
             Err(Errno::AGAIN | Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => true,
             Err(_) => {
-                // The stream broke: the watcher sees that too, and knows what it means.
+                // The stream broke: the watcher detects that too, with the cause.
                 control.slots.clear();
                 control.is_listed.clear();
                 control.outgoing.clear();
@@ -262,8 +260,9 @@ impl Directory {
         flushed
     }
 
-    /// For the watcher: it will flush this peer by itself, as room in its stream says nothing now.
-    pub(crate) fn rest(&mut self, peer: Rank) {
+    /// For the watcher: it will flush this peer by itself, because room in its stream means nothing
+    /// now.
+    pub(crate) fn pause(&mut self, peer: Rank) {
         if let Some(control) = &mut self.controls[peer as usize] {
             control.wait_for_room(&self.epoll, false);
         }
@@ -293,15 +292,16 @@ impl Control {
         self.is_stalled = is_stalled;
         let interest =
             if is_stalled { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
-        // It fails only when the watcher has already taken the stream away.
+        // It fails only when the watcher has already removed the stream.
         let _ = epoll::modify(epoll, &*self.stream, epoll::EventData::new_u64(self.token), interest);
     }
 
     fn send_all(&mut self, entries: &[Option<Entry>]) -> Result<(), Errno> {
         while let Some(&slot) = self.slots.front() {
             let entry = entries.get(usize::from(slot)).and_then(Option::as_ref);
-            let announced = entry.filter(|entry| !entry.detached).and_then(|entry| announce(slot, entry));
-            match announced {
+            let handle_announce =
+                entry.filter(|entry| !entry.detached).and_then(|entry| announce(slot, entry));
+            match handle_announce {
                 Some((frame, file)) => send(&self.stream, &frame.encode(), &[file])?,
                 None => send(&self.stream, &Frame::Revoke { slot }.encode(), &[])?,
             }
@@ -313,8 +313,7 @@ impl Control {
     }
 }
 
-/// How peers are told of a region, and the file that goes with it; `None` where they cannot map it
-/// any more.
+/// The announcement of a region with its file; `None` if peers cannot map it any more.
 fn announce(slot: u16, entry: &Entry) -> Option<(Frame<'static>, BorrowedFd<'_>)> {
     let (key, len) = (entry.key, entry.memory.len() as u64);
     if let Some((file, offset)) = file_of(&*entry.memory) {
@@ -324,7 +323,7 @@ fn announce(slot: u16, entry: &Entry) -> Option<(Frame<'static>, BorrowedFd<'_>)
     Some((Frame::AnnounceGpu { slot, key, bytes, len, gpu }, file))
 }
 
-/// The file behind memory that peers can map, and where in it the memory begins.
+/// The file of memory that peers can map, and the memory's offset in it.
 pub(crate) fn file_of(memory: &dyn Memory) -> Option<(BorrowedFd<'_>, u64)> {
     match memory.share() {
         Share::File { file, offset } => Some((file, offset)),

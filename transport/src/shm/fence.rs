@@ -1,94 +1,91 @@
 //! Severing: this rank's memory is replaced, in place, by private copies, so that no peer's mapping
 //! reaches it.
 //!
-//! Nobody is asked, so it does not matter whether the peer runs, is stopped, or is continued later.
-//! Memory that any peer may have mapped is detached from all of them, as pages cannot be taken from
-//! one of several. A page becomes private by being written to; that is done in pieces, from `poll`.
+//! No peer takes part, so it does not matter whether the peer runs, is stopped, or is continued
+//! later. Memory that any peer may have mapped is detached from all of them, because pages cannot
+//! be taken from one process alone. A write makes a page private; `poll` does this part by part.
 //!
-//! **Memory stays bounded.** Once a piece is private its part of the file is emptied (a hole is
-//! punched), so that the bytes are not kept twice: at most one piece is. Only files that nobody but
-//! devices maps are emptied ([`Memory::may_empty_file`]). Peers that still map the file see zeros
-//! there. That is allowed, whichever peer it is:
+//! **Memory stays bounded.** When a part is private its part of the file is emptied (a hole is
+//! punched), so that at most one part is stored twice. Only files that only devices map are emptied
+//! ([`Memory::may_empty_file`]). Peers that still map the file see zeros there. That is allowed for
+//! every peer:
 //!
-//! * The severed peer may not write; what it still writes lands in new pages of the file, which
-//!   nobody reads, and which are charged to it.
+//! * The severed peer may not write. Its writes go to new pages of the file, which nobody reads,
+//!   and which are charged to it.
 //! * Another peer may be reading in place, as a step of a run that its owner has given up. It must
-//!   not take zeros for data. So the owner takes its keys out of its table *before* the first hole,
-//!   and a reader asks *after* reading whether the key is still there
-//!   ([`Sharing`](crate::region::Sharing), as one reads under a sequence lock). A reader that saw a
-//!   zero of a hole sees the key gone: the kernel took the page out of its tables in between, which
-//!   orders the two. Then the step does not complete, and the group's fault, which the owner has
-//!   told, ends the run. Gets are refused likewise.
-//! * Writers need not ask: what they write to an owner that has severed somebody was lost before,
-//!   too.
-//! * Peers of other devices of this process, which registered the same memory: its keys are taken
-//!   out of their tables too ([`detached`]), as its pages are replaced for the whole process.
+//!   not take zeros for data. So the owner revokes its keys *before* the first hole, and a reader
+//!   checks *after* reading whether the key still exists ([`Sharing`](crate::region::Sharing), like
+//!   a sequence lock). A reader that saw a zero of a hole sees the key revoked: in between the
+//!   kernel removed the page from its tables, which orders the two. Then the step does not
+//!   complete, and the group's fault, which the owner has reported, ends the run. Gets are refused
+//!   likewise.
+//! * Writers need no check: their writes to an owner that has severed a peer are lost in any case.
+//! * Peers of other devices of this process, which registered the same memory: its keys are revoked
+//!   there too ([`page_detachment`]), because its pages are replaced for the whole process.
 //!
-//! **Time stays bounded.** What the system refuses (no memory for a piece, no mapping) is tried
-//! again until [`REFUSAL_LIMIT`]. Then fence cannot be had, and the process is aborted: its
-//! memory may not be given back while a peer can write there. On a GPU there is another way: memory
-//! that cannot be copied is unmapped, its bytes are lost, and using it is an error
-//! ([`CudaMemory::detach`]).
+//! **Time stays bounded.** A refusal of the system (no memory for a part, no mapping) is retried
+//! until [`REFUSAL_LIMIT`]. Then the fence is impossible, and the process is aborted: its memory
+//! may not be freed while a peer can write there. On a GPU there is another way: memory that cannot
+//! be copied is unmapped, its bytes are lost, and using it is an error ([`CudaMemory::detach`]).
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::detached::{self, Part};
 use super::link::PeerRegion;
 use super::mapping::Mapping;
+use super::page_detachment::{self, PendingPages};
 use crate::clock::Nanos;
 use crate::cuda::CudaMemory;
 use crate::memory::Memory;
 
-/// How long the system may refuse the same piece before the process is given up.
+/// How long the system may refuse the same part before the process is aborted.
 pub(crate) const REFUSAL_LIMIT: Duration = Duration::from_secs(10);
 
-enum Job {
+enum FenceJob {
     /// Pages of this rank's memory.
-    Own(Part),
-    /// Memory of this rank on a GPU.
+    OwnMemory(PendingPages),
+    /// GPU memory of this rank.
     OwnOnGpu(Arc<dyn Memory>),
-    /// Signal slots of this rank that the severed peer writes to.
+    /// Signal slots of this rank that the severed peer writes.
     Signals(Arc<Mapping>),
-    /// Memory of the severed peer that somebody here still holds mapped.
-    Theirs(Arc<PeerRegion>),
+    /// Memory of the severed peer that this process still holds mapped.
+    SeveredRegion(Arc<PeerRegion>),
 }
 
-/// What is left to do until all is silent.
+/// The remaining work until the fence holds.
 #[derive(Default)]
 pub(crate) struct Fence {
-    jobs: VecDeque<Job>,
-    /// Since when the system refuses the first of them.
+    jobs: VecDeque<FenceJob>,
+    /// When the system first refused the first job.
     refused_since: Option<Nanos>,
 }
 
 impl Fence {
     pub(crate) fn detach_own(&mut self, memory: Arc<dyn Memory>) {
-        let parts = detached::detach(&memory);
+        let parts = page_detachment::detach(&memory);
         if CudaMemory::of(&*memory).is_some() {
-            self.jobs.push_back(Job::OwnOnGpu(memory));
+            self.jobs.push_back(FenceJob::OwnOnGpu(memory));
         } else {
-            self.jobs.extend(parts.into_iter().map(Job::Own));
+            self.jobs.extend(parts.into_iter().map(FenceJob::OwnMemory));
         }
     }
 
     pub(crate) fn detach_signal_slots(&mut self, mapping: Arc<Mapping>) {
-        self.jobs.push_back(Job::Signals(mapping));
+        self.jobs.push_back(FenceJob::Signals(mapping));
     }
 
     pub(crate) fn detach_theirs(&mut self, region: Arc<PeerRegion>) {
-        self.jobs.push_back(Job::Theirs(region));
+        self.jobs.push_back(FenceJob::SeveredRegion(region));
     }
 
-    /// Whether all that was asked for is done.
+    /// Whether the fence holds.
     pub(crate) fn holds(&self) -> bool {
         self.jobs.is_empty()
     }
 
-    /// Does a piece of what is left. What the system refuses (for want of memory) is tried again at
-    /// the next poll: fence is never claimed that does not hold.
+    /// Carries out a part of the remaining work. After a refusal the next poll retries.
     ///
     /// # Errors
     ///
@@ -96,13 +93,13 @@ impl Fence {
     pub(crate) fn advance(&mut self, now: Nanos) -> io::Result<()> {
         let Some(job) = self.jobs.front_mut() else { return Ok(()) };
         let step = match job {
-            Job::Own(part) => part.advance(),
-            Job::OwnOnGpu(memory) => match CudaMemory::of(&**memory) {
+            FenceJob::OwnMemory(part) => part.advance(),
+            FenceJob::OwnOnGpu(memory) => match CudaMemory::of(&**memory) {
                 Some(memory) => memory.detach().map(|()| true).map_err(io::Error::other),
                 None => Ok(true),
             },
-            Job::Signals(mapping) => mapping.detach_by_copy().map(|()| true),
-            Job::Theirs(region) => region.detach().map(|()| true),
+            FenceJob::Signals(mapping) => mapping.detach_by_copy().map(|()| true),
+            FenceJob::SeveredRegion(region) => region.detach().map(|()| true),
         };
         match step {
             Ok(is_done) => {
@@ -130,7 +127,7 @@ mod tests {
     use std::os::fd::AsFd;
     use std::ptr::NonNull;
 
-    use super::detached::PIECE_BYTES;
+    use super::page_detachment::PIECE_BYTES;
     use super::*;
     use crate::memory::{Share, SharedMemory, Space};
 
@@ -170,7 +167,7 @@ mod tests {
         assert!(!error.to_string().is_empty());
     }
 
-    /// Blocks of 512 bytes that a file in memory keeps.
+    /// Blocks of 512 bytes that a file in memory occupies.
     fn blocks(memory: &SharedMemory) -> u64 {
         let Share::File { file, .. } = Memory::share(memory) else { unreachable!("it is in a file") };
         rustix::fs::fstat(file).unwrap().st_blocks as u64

@@ -1,7 +1,7 @@
 //! Control frames: one packet each. Decoding is a pure function of hostile bytes.
 //!
-//! Connecting is: the dialer's `Hello`, the listener's `Welcome`, the dialer's `Grant`, the
-//! listener's `Accept`; each proves that it knows the secret before the other hands it any file
+//! The handshake is: the dialer's `Hello`, the listener's `Welcome`, the dialer's `Grant`, the
+//! listener's `Accept`; each proves that it knows the secret before the other sends it any file
 //! descriptor. Then `Announce`, `AnnounceGpu`, `Revoke`, `Message` in any number, and `Bye` at the
 //! end.
 
@@ -19,7 +19,7 @@ pub(crate) const PROTOCOL_VERSION: u16 = 2;
 const MAGIC: [u8; 4] = *b"plsh";
 const CLAIM_BYTES: usize = 4 + 2 + 4 + 4 + 4 + 4;
 
-/// What a rank says about itself when connecting.
+/// A rank's claim in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) version: u16,
@@ -30,7 +30,7 @@ pub(crate) struct Claim {
     pub(crate) signal_slots: u32,
 }
 
-/// Why a listener or dialer turns the other away.
+/// Why a listener or dialer rejects the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
     Version,
@@ -74,8 +74,8 @@ pub(crate) enum Frame<'bytes> {
         offset: u64,
         len: u64,
     },
-    /// With the descriptor of a GPU's allocation of so many bytes: the region is the first `len` of
-    /// them.
+    /// With the descriptor of a GPU allocation of `bytes` bytes: the region is its first `len`
+    /// bytes.
     AnnounceGpu {
         slot: u16,
         key: RegionKey,
@@ -102,7 +102,7 @@ const BYE: u8 = 9;
 const ANNOUNCE_GPU: u8 = 10;
 
 impl Claim {
-    /// As it is sent and as it is authenticated. The first six bytes keep their meaning in every
+    /// The claim as it is sent and authenticated. The first six bytes keep their meaning in every
     /// version.
     pub(crate) fn to_bytes(self) -> [u8; CLAIM_BYTES] {
         let mut bytes = [0; CLAIM_BYTES];
@@ -148,7 +148,7 @@ impl Frame<'_> {
         }
     }
 
-    /// Whether the frame comes with file descriptors, and how many.
+    /// The number of file descriptors of the frame.
     pub(crate) fn files(&self) -> usize {
         match self {
             Self::Grant { .. } | Self::Accept => super::link::GRANT_FILES,
@@ -158,7 +158,7 @@ impl Frame<'_> {
     }
 }
 
-/// The frame in a packet.
+/// Decodes a packet.
 pub(crate) fn decode(packet: &[u8]) -> Result<Frame<'_>, ProtocolViolation> {
     if packet.len() > FRAME_BYTES_MAX {
         return Err(ProtocolViolation::OversizedFrame);

@@ -1,57 +1,57 @@
-//! What two connected ranks hold of each other: signal slots, wake source, table of live keys,
+//! The shared memory of two connected ranks: signal slots, wake source, table of valid keys,
 //! regions.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, fence};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::{io, slice};
 
 use rustix::fs::SealFlags;
 
 use super::mapping::{Access, Mapping, check};
-use crate::cuda::{CudaError, Gpu, GpuId, Imported};
+use crate::cuda::{CudaError, Gpu, GpuId, ImportedMemory};
 use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, sealed_file};
+use crate::mutex::lock;
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice, Sharing};
 use crate::signals::{SignalLine, Signals};
 
-/// Files that each end hands to the other: its process, the signal slots it keeps for the other,
-/// its wake source, its live keys.
+/// Files that each end sends to the other: its process, the signal slots for the other, its wake
+/// source, its valid keys.
 pub(crate) const GRANT_FILES: usize = 4;
 
-/// Regions that a device has at most at one time. A peer maps each of them, and Linux gives a
-/// process 65,530 mappings unless `vm.max_map_count` says otherwise.
+/// Regions that a device has at most. A peer maps each of them, and Linux allows 65,530 mappings in
+/// a process by default (`vm.max_map_count`).
 pub(crate) const REGIONS_MAX: usize = 16_384;
 
 const KEY_TABLE_BYTES: usize = REGIONS_MAX * size_of::<u64>();
 const WAKE_PAGE_BYTES: usize = 64;
 const SIGNAL_SLOT_BYTES: usize = size_of::<SignalLine>();
 
-/// A wake source's page: the word that is woken, and beside it where its owner waits.
+/// A wake source's page: the futex word, and the processor on which its owner waits.
 pub(crate) struct WakePage(Mapping);
 
 impl WakePage {
-    /// One more than the number of the processor, so that a page of zeroes says nothing. Relaxed,
-    /// here and there: a hint that orders nothing; its partner is the load in
-    /// [`WakePage::shown_processor`] of a peer.
+    /// The number of the processor plus one; zero: unknown. Relaxed: a hint that orders nothing;
+    /// its partner is the load in [`WakePage::published_processor`] of a peer.
     fn processor(&self) -> &AtomicU32 {
         // SAFETY: the page is mapped, aligned and writable while `self` lives, is longer than two
         // words, and is only ever accessed atomically.
         unsafe { AtomicU32::from_ptr(self.0.base().as_ptr().cast::<u32>().add(1)) }
     }
 
-    /// For the owner. Stores only what differs: peers read the line at each signal.
-    pub(crate) fn show_processor(&self, processor: u32) {
-        let shown = processor.wrapping_add(1);
-        if self.processor().load(Ordering::Relaxed) != shown {
-            self.processor().store(shown, Ordering::Relaxed);
+    /// For the owner. Stores only a changed value: peers read the cache line at each signal.
+    pub(crate) fn publish_processor(&self, processor: u32) {
+        let visit = processor.wrapping_add(1);
+        if self.processor().load(Ordering::Relaxed) != visit {
+            self.processor().store(visit, Ordering::Relaxed);
         }
     }
 
-    /// What the owner last said.
-    pub(crate) fn shown_processor(&self) -> Option<u32> {
+    /// The owner's last value.
+    pub(crate) fn published_processor(&self) -> Option<u32> {
         self.processor().load(Ordering::Relaxed).checked_sub(1)
     }
 }
@@ -64,10 +64,10 @@ impl AsRef<AtomicU32> for WakePage {
     }
 }
 
-/// Which keys are alive, written by their owner, readable by its peers: so a dropped region is
-/// refused at once.
+/// The valid keys, written by their owner and readable by its peers: so a dropped region is refused
+/// at once.
 ///
-/// The lower 16 bits of a key are its slot here.
+/// The lower 16 bits of a key are its slot in the table.
 pub(crate) struct KeyTable(Mapping);
 
 impl KeyTable {
@@ -78,14 +78,13 @@ impl KeyTable {
         words.get(usize::from(slot))
     }
 
-    /// Whether the key is alive. Relaxed: says nothing about anything else (and the page may be
-    /// read-only here).
+    /// Whether the key is valid. Relaxed: orders nothing else (and the page may be read-only here).
     pub(crate) fn holds(&self, key: RegionKey) -> bool {
         key != RegionKey::NONE
             && self.slot(slot_of(key)).is_some_and(|word| word.load(Ordering::Relaxed) == key.0)
     }
 
-    /// For the owner: from now on this key, or none, is alive in the slot.
+    /// For the owner: from now on this key, or none, is valid in the slot.
     pub(crate) fn store(&self, slot: u16, key: RegionKey) {
         if let Some(word) = self.slot(slot) {
             word.store(key.0, Ordering::Relaxed);
@@ -98,8 +97,8 @@ pub(crate) fn slot_of(key: RegionKey) -> u16 {
     key.0 as u16
 }
 
-/// What this rank makes when it starts and hands to every peer.
-pub(crate) struct Own {
+/// The shared memory of this rank, for all peers.
+pub(crate) struct OwnMemory {
     pub(crate) wake_source: Arc<WakePage>,
     pub(crate) wake_file: OwnedFd,
     pub(crate) keys: KeyTable,
@@ -107,7 +106,7 @@ pub(crate) struct Own {
     pub(crate) process: OwnedFd,
 }
 
-impl Own {
+impl OwnMemory {
     pub(crate) fn new() -> io::Result<Self> {
         let wake_file = sealed_file("pleach-wake", WAKE_PAGE_BYTES, SealFlags::empty())?;
         let wake_source = Mapping::new(wake_file.as_fd(), 0, WAKE_PAGE_BYTES, Access::ReadWrite)?;
@@ -138,12 +137,12 @@ fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
 }
 
 /// The signal slots that this rank keeps for one peer: in a file of their own, so that one peer can
-/// be cut off alone.
+/// be detached alone.
 pub(crate) struct OwnSignals {
     pub(crate) signal_slots: Signals,
-    /// Absent when the system gave no memory for it; then the peer cannot be connected to.
+    /// Absent when the system gave no memory for it; then the peer cannot be connected.
     shared: Result<Arc<Mapping>, io::ErrorKind>,
-    /// Until it is handed over.
+    /// Until it is sent.
     file: Mutex<Option<OwnedFd>>,
 }
 
@@ -151,11 +150,9 @@ impl OwnSignals {
     pub(crate) fn new(len: usize) -> Self {
         match Self::in_file(len) {
             Ok(own) => own,
-            Err(error) => Self {
-                signal_slots: Signals::on_heap(len),
-                shared: Err(error.kind()),
-                file: Mutex::new(None),
-            },
+            Err(error) => {
+                Self { signal_slots: Signals::new(len), shared: Err(error.kind()), file: Mutex::new(None) }
+            }
         }
     }
 
@@ -170,23 +167,23 @@ impl OwnSignals {
         Ok(Self { signal_slots, shared: Ok(mapping), file: Mutex::new(Some(file)) })
     }
 
-    /// Why the peer cannot signal these signal slots, if it cannot.
+    /// Why the peer cannot signal these signal slots, if so.
     pub(crate) fn failure(&self) -> Option<io::ErrorKind> {
         self.shared.as_ref().err().copied()
     }
 
     /// The file, once.
     pub(crate) fn take_file(&self) -> Option<OwnedFd> {
-        self.file.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.file).take()
     }
 
-    /// The memory behind the signal slots, where the peer can reach it.
+    /// The memory of the signal slots, if the peer can map it.
     pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
         self.shared.as_ref().ok()
     }
 }
 
-/// A peer's signal slots (for this rank's signals), wake source and live keys.
+/// A peer's signal slots (for this rank's signals), wake source and valid keys.
 pub(crate) struct Link {
     pub(crate) signal_slots: Signals,
     pub(crate) wake_source: WakePage,
@@ -194,11 +191,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Checks and maps what a peer handed over; `signal_slots` is how many it said it keeps. The
-    /// process comes back.
+    /// Checks and maps the files of a peer; `signal_slots` is the number that it claims. Returns
+    /// the process too.
     ///
     /// # Errors
     ///
+    /// The files are not as they must be, or this process cannot map them.
     /// They are not what they should be, or this process cannot map them.
     pub(crate) fn from_files(files: Vec<OwnedFd>, signal_slots: u32) -> Result<(Self, OwnedFd), LossCause> {
         let [process, signal_slots_file, wake_file, keys_file] =
@@ -223,14 +221,12 @@ impl Link {
     }
 }
 
-/// Most signal slots that a device keeps for a peer.
+/// Most signal slots for a peer.
 pub(crate) const SIGNAL_SLOTS_MAX: usize = 65_536;
 
-/// Whether the file is a process descriptor: other kinds may never become readable, or hang who
-/// asks.
+/// Whether the file is a process descriptor: other kinds may never become readable, or block.
 fn is_process(file: &OwnedFd) -> bool {
-    // SAFETY: signal 0 is no signal, it only checks; the call takes no pointers but an optional one
-    // that is null.
+    // SAFETY: signal 0 only checks; the call has no pointers except an optional one, which is null.
     let result = unsafe {
         libc::syscall(
             libc::SYS_pidfd_send_signal,
@@ -244,7 +240,7 @@ fn is_process(file: &OwnedFd) -> bool {
     result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EBADF)
 }
 
-/// An allocation of a GPU's, as a peer hands it over. The driver distrusts it when it is imported.
+/// A GPU allocation that a peer sent. The driver checks it at the import.
 pub(crate) struct GpuFile {
     pub(crate) file: OwnedFd,
     pub(crate) bytes: u64,
@@ -253,8 +249,8 @@ pub(crate) struct GpuFile {
 
 struct GpuRegion {
     file: GpuFile,
-    /// What became of it when it was first wanted, and for which GPU.
-    imported: OnceLock<Result<(Imported, Arc<Gpu>), CudaError>>,
+    /// The result of the import at the first use, and the GPU that uses it.
+    imported: OnceLock<Result<(ImportedMemory, Arc<Gpu>), CudaError>>,
 }
 
 /// A peer's region, mapped here.
@@ -262,12 +258,12 @@ pub(crate) struct PeerRegion {
     pub(crate) key: RegionKey,
     len: u64,
     base: NonNull<u8>,
-    /// Absent for a region without bytes, and for one on a GPU.
+    /// Absent for an empty region, and for one on a GPU.
     mapping: Option<Mapping>,
     gpu: Option<GpuRegion>,
-    /// The owner's, once the device has the region.
+    /// The owner's table, once the device has the region.
     keys: OnceLock<Arc<KeyTable>>,
-    /// Relaxed: only the device asks, and it has one owner.
+    /// Relaxed: only the device uses it, and it has one owner.
     was_given_out: AtomicBool,
 }
 
@@ -295,40 +291,39 @@ impl PeerRegion {
         Ok(Self { key, len, base, mapping: Some(mapping), gpu: None, keys: OnceLock::new(), was_given_out })
     }
 
-    /// One whose bytes are the first ones of a GPU's allocation.
+    /// A region of the first bytes of a GPU allocation.
     pub(crate) fn on_gpu(key: RegionKey, file: GpuFile, len: u64) -> Self {
         let gpu = Some(GpuRegion { file, imported: OnceLock::new() });
         let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
         Self { key, len, base, mapping: None, gpu, keys: OnceLock::new(), was_given_out }
     }
 
-    /// The owner's table, by which the region's end is seen.
-    pub(crate) fn listed_in(&self, keys: &Arc<KeyTable>) {
+    /// Sets the owner's table, which shows the region's end.
+    pub(crate) fn set_key_table(&self, keys: &Arc<KeyTable>) {
         let _ = self.keys.set(keys.clone());
     }
 
-    /// Whether it is on a GPU: then [`PeerRegion::locate`] finds it where [`PeerRegion::import`]
-    /// has put it.
+    /// Whether it is on a GPU: then [`PeerRegion::locate`] needs [`PeerRegion::import`] first.
     pub(crate) fn is_on_gpu(&self) -> bool {
         self.gpu.is_some()
     }
 
-    /// Takes a region on a GPU to where kernels and copies of `reader` find it, the first time; or
-    /// of the GPU that it is on.
+    /// Imports a region on a GPU for kernels and copies of `reader`, or of the GPU that it is on,
+    /// at the first call.
     pub(crate) fn import(&self, reader: Option<&Arc<Gpu>>) -> Result<Arc<Gpu>, CudaError> {
         let Some(GpuRegion { file: GpuFile { file, bytes, gpu }, imported }) = &self.gpu else {
             return reader.cloned().map_or_else(|| Gpu::open(0), Ok);
         };
         let import = || {
             let reader = reader.map_or_else(|| Gpu::open(Gpu::find(*gpu)?), |reader| Ok(reader.clone()))?;
-            // Longer than addresses are: the driver has no such allocation either.
+            // Longer than the address space: the driver has no such allocation either.
             let bytes = usize::try_from(*bytes).unwrap_or(usize::MAX);
-            Imported::new(&reader, *gpu, file.as_fd(), bytes).map(|imported| (imported, reader))
+            ImportedMemory::new(&reader, *gpu, file.as_fd(), bytes).map(|imported| (imported, reader))
         };
         imported.get_or_init(import).as_ref().map(|(_, reader)| reader.clone()).map_err(CudaError::clone)
     }
 
-    /// Whether the device gives this region's address to somebody for the first time.
+    /// Whether the device gives out this region's address for the first time.
     pub(crate) fn is_given_out_first(&self) -> bool {
         !self.was_given_out.swap(true, Ordering::Relaxed)
     }
@@ -349,7 +344,7 @@ impl PeerRegion {
         (end <= self.len).then(|| unsafe { base.add(slice.offset as usize) })
     }
 
-    /// Keeps the bytes and the addresses, and reaches the peer no more.
+    /// Keeps the bytes and the addresses; later writes do not reach the peer.
     pub(crate) fn detach(&self) -> io::Result<()> {
         if let Some(Ok((imported, _))) = self.gpu.as_ref().and_then(|region| region.imported.get()) {
             return imported.detach().map_err(io::Error::other);
@@ -360,14 +355,14 @@ impl PeerRegion {
 
 impl Sharing for PeerRegion {
     fn is_shared(&self) -> bool {
-        // Partner: the fence in `mapping::empty`. What was read before is the owner's if the key is
-        // alive after it.
+        // Partner: the fence in `mapping::empty`. All bytes read before are the owner's if the key
+        // is valid after it.
         fence(Ordering::Acquire);
         self.keys.get().is_some_and(|keys| keys.holds(self.key))
     }
 }
 
-/// The signal slots for each peer, made when first needed: a world may be much larger than a host.
+/// The signal slots for each peer, made at the first use: a world may be much larger than a host.
 pub(crate) struct SignalSlotTable {
     each: usize,
     peers: Vec<OnceLock<OwnSignals>>,
@@ -382,7 +377,7 @@ impl SignalSlotTable {
         self.each
     }
 
-    /// Those that exist already.
+    /// The signal slots of a peer, if they exist.
     pub(crate) fn existing(&self, peer: crate::Rank) -> Option<&OwnSignals> {
         self.peers.get(peer as usize)?.get()
     }

@@ -1,5 +1,5 @@
-//! Every interleaving of senders that signal and an owner that sleeps: no wake-up is lost, and
-//! bytes are visible with their signal.
+//! All interleavings of senders that signal and an owner that sleeps: no wake-up is lost, and bytes
+//! are visible with their signal.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use crate::primitive::{AtomicU32, Ordering, fence};
 use crate::signals::{Inline, Signal, Signals};
 use crate::sleep;
 
-/// What the kernel does: compares the word and goes to sleep in one step as seen by who wakes.
+/// The kernel's futex: compares the word and sleeps in one step, as seen by the waking thread.
 struct Futex {
     queue: Mutex<()>,
     woken: Condvar,
@@ -21,7 +21,7 @@ struct Futex {
 impl Futex {
     fn wait(&self, word: &AtomicU32, seen: u32) {
         let mut queue = self.queue.lock().unwrap();
-        // No spurious end: a lost wake-up is a sleep for ever, which loom reports.
+        // No spurious wake-up: a lost wake-up is a sleep for ever, which loom reports.
         while word.load(Ordering::SeqCst) == seen {
             queue = self.woken.wait(queue).unwrap();
         }
@@ -37,7 +37,7 @@ struct Host {
     word: AtomicU32,
     futex: Futex,
     signal_slots: Signals,
-    /// What the put of each signal slot writes.
+    /// The bytes that the put of each signal slot writes.
     bytes: Vec<UnsafeCell<u64>>,
 }
 
@@ -52,7 +52,7 @@ impl Host {
         Arc::new(Self {
             word: AtomicU32::new(0),
             futex: Futex { queue: Mutex::new(()), woken: Condvar::new() },
-            signal_slots: Signals::on_heap(signal_slots),
+            signal_slots: Signals::new(signal_slots),
             bytes: (0..signal_slots).map(|_| UnsafeCell::new(0)).collect(),
         })
     }
@@ -79,13 +79,13 @@ impl Host {
         self.sleep_until_all_by(signal_slots, |host| host.has(signal_slots));
     }
 
-    /// The same with another look between arming and waiting.
-    fn sleep_until_all_by(&self, signal_slots: u16, look: impl Fn(&Self) -> bool) {
+    /// As above, with another check between arming and waiting.
+    fn sleep_until_all_by(&self, signal_slots: u16, check: impl Fn(&Self) -> bool) {
         while !self.has(signal_slots) {
-            sleep::unless_news(
+            sleep::unless_ready(
                 &mut &*self,
                 |host| Some(wake_word::arm(&host.word)),
-                |host| look(host),
+                |host| check(host),
                 |host, seen| host.futex.wait(&host.word, seen),
             );
             wake_word::disarm(&self.word);
@@ -130,10 +130,10 @@ fn loom_signals_looked_at_again_after_one_fence_wake_their_target() {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(wake_word::glance(&host.word));
+                host.wake_if(wake_word::must_wake(&host.word));
                 // As `wake_due` does in the next poll.
                 fence(Ordering::SeqCst);
-                host.wake_if(wake_word::glance(&host.word));
+                host.wake_if(wake_word::must_wake(&host.word));
             })
         };
         host.sleep_until_all(1);
@@ -161,7 +161,7 @@ fn loom_two_senders_wake_one_target() {
     });
 }
 
-/// A host that is not taken apart while its model fails: loom has ended by then, and would end the
+/// A host that is not dropped while its model fails: loom has ended by then, and would end the
 /// process.
 struct Sleeper(Option<Arc<Host>>);
 
@@ -173,7 +173,7 @@ impl Drop for Sleeper {
     }
 }
 
-/// Shows that the model would find it: a signal between the last look and the arming wakes nobody.
+/// Proves that the model finds a signal between the last check and the arming, which wakes nobody.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn loom_without_the_second_look_a_wake_up_is_lost() {
@@ -192,7 +192,7 @@ fn loom_without_the_second_look_a_wake_up_is_lost() {
     });
 }
 
-/// Shows that the model would find it: without the fence a sender may look at the word too early.
+/// Proves that the model finds a missing fence: a sender may check the word too early.
 #[test]
 #[should_panic(expected = "deadlock")]
 fn loom_without_the_fence_a_wake_up_is_lost() {
@@ -202,7 +202,7 @@ fn loom_without_the_fence_a_wake_up_is_lost() {
             let host = host.clone();
             thread::spawn(move || {
                 host.put(0);
-                host.wake_if(wake_word::glance(&host.word));
+                host.wake_if(wake_word::must_wake(&host.word));
             })
         };
         host.sleep_until_all(1);

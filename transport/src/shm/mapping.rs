@@ -1,8 +1,8 @@
-//! Mapped files: ours, sealed when made, and peers', distrusted until checked.
+//! Mapped files: this process's own, sealed when made, and peers', checked before use.
 //!
 //! **Invariant:** no mapping reaches beyond the end of its file, now or later: sizes are checked
-//! and sealed against change before anything is mapped. So a lying peer can write nonsense but
-//! cannot kill this process.
+//! and sealed before anything is mapped. So a hostile peer can write nonsense but cannot kill this
+//! process.
 
 use std::ffi::c_void;
 use std::io;
@@ -20,11 +20,11 @@ use crate::device::ProtocolViolation;
 use crate::memory::{SEALS_FIXED_SIZE, prefer_huge_pages};
 use crate::primitive::{AtomicU64, Ordering, fence};
 
-/// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused as they can run out under a
+/// `TMPFS_MAGIC`: memfds of ordinary pages. Huge pages are refused because they can run out under a
 /// mapping.
 const FILE_SYSTEM_TMPFS: i64 = 0x0102_1994;
 
-/// What may be done with a mapping.
+/// The access rights of a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -72,9 +72,9 @@ impl Mapping {
         self.base
     }
 
-    /// Replaces the pages in place by private copies. What other threads of this process write
-    /// meanwhile may be lost, so this is for memory that this process only reads, or whose writes
-    /// no longer matter.
+    /// Replaces the pages in place by private copies. Concurrent writes of other threads of this
+    /// process may be lost, so this is for memory that this process only reads, or whose writes no
+    /// longer matter.
     pub(crate) fn detach_by_copy(&self) -> io::Result<()> {
         // SAFETY: a fresh mapping; the copy reads pages that exist (see the invariant) into pages
         // that are ours alone.
@@ -89,8 +89,7 @@ impl Mapping {
             copy
         };
         // SAFETY: both ranges are whole mappings of ours; the move replaces the target in one step,
-        // so that whoever reads it meanwhile waits for a moment and finds the same bytes at the
-        // same address.
+        // so a concurrent reader waits for a moment and finds the same bytes at the same address.
         let moved = unsafe {
             mremap_fixed(
                 copy,
@@ -109,11 +108,10 @@ impl Mapping {
     }
 }
 
-/// Checks a file that a peer passed: that it holds `bytes_min` bytes, that nobody can shorten it,
-/// and that touching its pages cannot fail.
+/// Checks a file of a peer: that it holds `bytes_min` bytes, that it cannot be shortened, and that
+/// access to its pages cannot fail.
 pub(crate) fn check(file: BorrowedFd<'_>, bytes_min: u64) -> Result<(), ProtocolViolation> {
-    // Seals first: only files in memory have them, so that the calls after it reach no strange file
-    // system.
+    // Seals first: only files in memory have them, so later calls reach no other file system.
     let seals = fcntl_get_seals(file).map_err(|_| ProtocolViolation::UnsafeFile)?;
     let system = fstatfs(file).map_err(|_| ProtocolViolation::UnsafeFile)?;
     let size = fstat(file).map_err(|_| ProtocolViolation::UnsafeFile)?.st_size;
@@ -127,7 +125,7 @@ pub(crate) fn check(file: BorrowedFd<'_>, bytes_min: u64) -> Result<(), Protocol
     }
 }
 
-/// Whole pages around a range: where they begin and how many bytes they are.
+/// Whole pages around a range: their first byte and their length.
 pub(crate) fn pages_around(start: u64, len: u64) -> Option<(u64, u64)> {
     let page = page_size() as u64;
     let first = start - start % page;
@@ -136,12 +134,12 @@ pub(crate) fn pages_around(start: u64, len: u64) -> Option<(u64, u64)> {
 }
 
 /// Makes `bytes` of this process's memory at `base`, a shared mapping of the file from `offset` on,
-/// a private one of the same bytes. Pages become copies when they are touched ([`touch`]); until
-/// then a peer's writes still show.
+/// a private mapping of the same bytes. Pages become copies when they are touched ([`touch`]);
+/// until then a peer's writes are visible.
 ///
 /// # Safety
 ///
-/// The range is whole pages that map this file at this offset, and may be mapped so (see
+/// The range is whole pages that map this file at this offset, and may be replaced so (see
 /// [`crate::Memory`]).
 pub(crate) unsafe fn make_private(
     base: NonNull<u8>,
@@ -157,7 +155,7 @@ pub(crate) unsafe fn make_private(
             base.as_ptr().cast(),
             bytes,
             ProtFlags::READ | ProtFlags::WRITE,
-            // Not accounted for: what becomes private is given back by the file, see `fence`.
+            // Without accounting: the file frees what becomes private, see `fence`.
             MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE,
             file.as_fd(),
             offset,
@@ -166,9 +164,8 @@ pub(crate) unsafe fn make_private(
     Ok(())
 }
 
-/// Gives every page of a private mapping its own copy, without changing a byte and without losing
-/// what other threads write meanwhile. A stop in the middle leaves a state from which it may be
-/// repeated.
+/// Gives every page of a private mapping its own copy, without changing a byte or losing concurrent
+/// writes of other threads. After an interruption it may be repeated.
 ///
 /// # Safety
 ///
@@ -178,14 +175,14 @@ pub(crate) unsafe fn make_private(
 ///
 /// The system has no memory for the copies; some pages may have theirs.
 pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
-    // SAFETY: populating writes nothing; it does what a write to each page would.
+    // SAFETY: populating writes nothing; it has the effect of a write to each page.
     match unsafe { madvise(base.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) } {
         Ok(()) => return Ok(()),
         // The answer of kernels before 5.14, which do not know the advice.
         Err(Errno::INVAL) => {}
         Err(errno) => return Err(errno.into()),
     }
-    // On such kernels: an addition of zero is a write to the memory manager and to nobody else.
+    // On such kernels: an addition of zero is a write for the memory manager only.
     for offset in (0..bytes).step_by(page_size()) {
         // SAFETY: inside the range, aligned to a page; other threads' accesses to these bytes are
         // not torn or lost as the addition is atomic.
@@ -194,12 +191,12 @@ pub(crate) unsafe fn touch(base: NonNull<u8>, bytes: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes the pages of a part of the file away from everybody who maps the file shared; they read
-/// zeros there from now on. Private copies stay. What the owner stored before, as into its table of
-/// keys, is seen by who reads such a zero.
+/// Removes the pages of a part of the file from all shared mappings; they read zeros there from now
+/// on. Private copies stay. A process that reads such a zero sees all earlier stores of the owner,
+/// as into its table of keys.
 pub(crate) fn empty(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<()> {
-    // Partner: the fence in `PeerRegion::is_shared`. Between the two the kernel takes the page out
-    // of the reader's tables.
+    // Partner: the fence in `PeerRegion::is_shared`. Between the two the kernel removes the page
+    // from the reader's tables.
     fence(Ordering::SeqCst);
     Ok(fallocate(file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes as u64)?)
 }

@@ -1,35 +1,27 @@
 //! `shm`: ranks of one host, through memory that each maps of the other.
 //!
 //! A region is a sealed memfd that every peer maps when it is announced. A transfer is a copy by
-//! its submitter's processor; a signal is a store into the target's signal slot and, only if the
+//! its submitter's processor. A signal is a store into the target's signal slot and, only if the
 //! target sleeps, a futex wake. So the data path is a few cache lines: no syscall, no lock, no
 //! allocation, and the target does nothing.
 //!
-//! Files are handed over on an abstract Unix socket after both ends have proved the secret, so
-//! there are no names that could be left behind. A [`watcher`] thread sleeps on those sockets and
-//! on the peers' processes; it tells the [`ShmDevice`] what changed over a [`board`] that the
-//! poller looks at when one flag says so.
+//! Files are sent over an abstract Unix socket after both ends have proved the secret, so no names
+//! can be left behind. A [`watcher`] thread sleeps on those sockets and on the peers' processes. It
+//! publishes changes to the [`ShmDevice`] in a [table](peer_status), which the poller reads when
+//! one flag is set.
 //!
-//! A region on a GPU is an allocation whose descriptor is handed over like a memfd, and which a
-//! peer's driver imports when it is first wanted; transfers from and to it are copies by the GPU,
-//! whose signals are shown when it is through ([`copies`]).
+//! A region on a GPU is an allocation whose descriptor is sent like a memfd; a peer's driver
+//! imports it at the first use. The GPU copies transfers from and to it, and their signals are
+//! raised when the copy has ended ([`copies`]).
 //!
-//! **Invariants:** nothing that a peer passes is mapped before it was checked ([`mapping`]);
-//! nothing that a peer does, stopped, killed or lying, makes this process wait or fault; after
-//! `Severed` no page of this rank's memory is shared with anybody ([`fence`]).
+//! **Invariants:** a peer's file is checked before it is mapped ([`mapping`]); a peer that is
+//! stopped, killed or hostile cannot make this process wait or fault; after `Severed` no page of
+//! this rank's memory is shared ([`fence`]).
 
-// Under loom only what loom can look into: the wake source, with the signal slots.
-#[cfg(not(loom))]
-mod board;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-mod contract;
+// Loom builds contain only the parts that loom can check: the wake source, with the signal slots.
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod copies;
-#[cfg(not(loom))]
-#[allow(unsafe_code)]
-mod detached;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod device;
@@ -41,8 +33,6 @@ mod fence;
 #[cfg(not(loom))]
 mod frame;
 #[cfg(not(loom))]
-mod handshake;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod link;
 #[cfg(all(loom, test))]
@@ -50,6 +40,11 @@ mod loom_tests;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod mapping;
+#[cfg(not(loom))]
+#[allow(unsafe_code)]
+mod page_detachment;
+#[cfg(not(loom))]
+mod peer_status;
 #[cfg(not(loom))]
 mod shared;
 #[cfg(all(test, not(loom)))]
@@ -66,11 +61,11 @@ mod watcher;
 #[cfg(not(loom))]
 pub use device::{OpenError, ShmDevice};
 
-/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+/// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
 /// # Panics
 ///
-/// When what was decoded does not survive being encoded and decoded again.
+/// When a decoded value does not survive encoding and decoding.
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {

@@ -11,47 +11,47 @@ use crate::device::{AtomicOp, Source, TransferId};
 use crate::region::{RemoteSlice, Slice};
 use crate::signals::Signal;
 
-/// Bytes copied at once: by submit, or in a piece by poll.
+/// Bytes copied at once, by submit or by a step of poll.
 pub(crate) const PIECE_BYTES: usize = 256 << 10;
 
 /// Bytes copied in one poll: about 100 µs.
 pub(crate) const POLL_BYTES: usize = 1 << 20;
 
 /// A put or get between checked ends.
-pub(crate) enum Copy {
+pub(crate) enum HostCopy {
     Put { src: Slice, dst: NonNull<u8>, signal: Option<Signal> },
     Get { src: NonNull<u8>, dst: Slice },
 }
 
 /// A transfer too long to be carried out by submit.
-pub(crate) struct Large {
+pub(crate) struct LargeCopy {
     pub(crate) peer: Rank,
     pub(crate) id: TransferId,
-    pub(crate) copy: Copy,
+    pub(crate) copy: HostCopy,
     pub(crate) done: usize,
     pub(crate) region: Arc<PeerRegion>,
 }
 
 // SAFETY: the addresses lie in `region`, which is Send + Sync and held by the same value.
-unsafe impl Send for Large {}
+unsafe impl Send for LargeCopy {}
 
-/// A transfer to a region that is alive but whose announcement is still on its way.
-pub(crate) struct Waiting {
+/// A transfer to a region that exists but whose announcement is still on its way.
+pub(crate) struct WaitingTransfer {
     pub(crate) peer: Rank,
     pub(crate) id: TransferId,
-    pub(crate) request: Request,
+    pub(crate) request: TransferRequest,
     /// When it is refused; set by the first poll.
     pub(crate) deadline: Option<Nanos>,
 }
 
-/// A transfer that names remote memory, as submitted.
-pub(crate) enum Request {
+/// A transfer as it was submitted.
+pub(crate) enum TransferRequest {
     Put { src: Source, dst: RemoteSlice, signal: Option<Signal> },
     Get { src: RemoteSlice, dst: Slice },
     Atomic { word: RemoteSlice, op: AtomicOp },
 }
 
-impl Request {
+impl TransferRequest {
     pub(crate) fn remote(&self) -> &RemoteSlice {
         match self {
             Self::Put { dst: remote, .. }
@@ -70,7 +70,7 @@ impl Request {
     }
 }
 
-impl Copy {
+impl HostCopy {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Put { src, .. } => src.len(),
@@ -105,12 +105,12 @@ pub(crate) unsafe fn store(bytes: &[u8], to: NonNull<u8>) {
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.as_ptr(), bytes.len()) }
 }
 
-/// Changes a peer's word; returns what it was.
+/// Carries out an atomic on a peer's word; returns the old value.
 ///
 /// # Safety
 ///
 /// Eight aligned bytes at `word` are mapped and writable.
-pub(crate) unsafe fn change(word: NonNull<u8>, op: AtomicOp) -> u64 {
+pub(crate) unsafe fn apply_atomic(word: NonNull<u8>, op: AtomicOp) -> u64 {
     // SAFETY: by this function's contract; all ranks change such words atomically.
     let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
     // Acquire and release among all ranks' atomics on the word.

@@ -1,9 +1,11 @@
 //! The watcher: one thread a device that sleeps on the listener, the control streams and the peers'
 //! processes.
 //!
-//! It connects, decodes what peers say (hostile until decoded), answers messages through the
-//! responder, and finds losses: at once by the process descriptor, which tells of a killed process
-//! also while its forked children hold its sockets open. It never blocks but in `epoll_wait`.
+//! It connects, decodes peers' frames (hostile until decoded), answers messages through the
+//! responder, and detects losses: at once by the process descriptor, which reports a killed process
+//! also while its forked children hold its sockets open. It blocks only in `epoll_wait`.
+
+mod handshake;
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,63 +16,62 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::time::Timespec;
 
-use super::board::End;
-use super::directory::Flushed;
+use super::directory::FlushResult;
 use super::frame::FRAME_BYTES_MAX;
+use super::peer_status::ConnectionEnd;
 use super::shared::{Command, Shared};
 use crate::Rank;
-use crate::accepting::Rest;
+use crate::accepting::AcceptPause;
 use crate::auth::{Challenges, Secret, TAG_BYTES};
 use crate::clock::{self, Nanos};
 use crate::control::packet::{self, Packet, ReceiveError};
-use crate::control::{SECOND, Slots};
+use crate::control::{SECOND_DESCRIPTOR, Slab};
 use crate::device::files_allowed;
 use crate::device::{DeviceConfig, LossCause, Responder};
 
 /// Packets taken from one stream before the others get their turn.
 const PACKETS_AT_ONCE: usize = 16;
 
-/// Packets that an ended process has left in its stream at most; the stream's buffer holds fewer.
+/// Packets of an ended process in its stream at most; the stream's buffer holds fewer.
 const PACKETS_LEFT_MAX: usize = 4096;
 
-/// How long after its stream closed a process may take to end, so that the cause can be told right.
+/// How long after its stream closed a process may take to end, so that the cause is right.
 const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
 
-/// How long to wait before dialing again where too many wait to be accepted.
+/// The pause before dialing again when the listener's backlog is full.
 const DIAL_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
-/// How long to wait before sending again where the system has no room for more, whatever the stream
-/// has.
-const SYSTEM_FULL_REST: Duration = Duration::from_millis(5);
+/// The pause before sending again when the system has no room for more descriptors.
+const SYSTEM_FULL_PAUSE: Duration = Duration::from_millis(5);
 
-/// Connections that have not said yet who they are; further ones are turned away.
-const UNPROVED_MAX: usize = 1024;
+/// Unauthenticated connections; further ones are rejected.
+const UNAUTHENTICATED_MAX: usize = 1024;
 
 const EVENTS_AT_ONCE: usize = 32;
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-/// What this rank wants of a peer.
-pub(super) enum Want {
+/// What this rank's device has asked for of a peer.
+enum ConnectState {
     /// `connect` was not called yet.
-    Nothing,
-    /// Nor was it called before this happened to a connection that came early.
-    LostEarly(LossCause),
-    /// To dial, as soon as the other's queue has room.
+    NotRequested,
+    /// Not yet asked for, and an early connection of the peer was lost.
+    LostBeforeConnect(LossCause),
+    /// Dial, as soon as the other's queue has room.
     Dial { name: String, again_at: Nanos, deadline: Nanos },
-    /// A connection, under way or yet to come.
+    /// A connection, under way or expected.
     Connection { deadline: Nanos },
     /// Connected once, or lost.
     Settled,
 }
 
-/// How far a connection is.
-pub(super) enum Phase {
-    /// Accepted: says `Hello` next.
-    Unproved {
+/// The phase of a connection.
+enum Phase {
+    /// Accepted: expects `Hello`.
+    Unauthenticated {
         deadline: Nanos,
     },
-    /// Said `Hello`, but `connect` was not called here yet.
+    /// `Hello` came, but `connect` was not called here yet.
     Parked {
         peer: Rank,
         signal_slots: u32,
@@ -94,9 +95,9 @@ pub(super) enum Phase {
     },
     Open {
         peer: Rank,
-        said_bye: bool,
+        has_sent_bye: bool,
     },
-    /// Its stream has ended without goodbye; its process may be ending.
+    /// Its stream has ended without a bye; its process may be ending.
     Ending {
         peer: Rank,
         cause: LossCause,
@@ -105,9 +106,9 @@ pub(super) enum Phase {
 }
 
 impl Phase {
-    pub(super) fn peer(&self) -> Option<Rank> {
+    fn peer(&self) -> Option<Rank> {
         match self {
-            Self::Unproved { .. } => None,
+            Self::Unauthenticated { .. } => None,
             Self::Parked { peer, .. }
             | Self::AwaitWelcome { peer, .. }
             | Self::AwaitGrant { peer, .. }
@@ -118,24 +119,24 @@ impl Phase {
     }
 }
 
-pub(super) struct Connection {
-    pub(super) stream: Arc<OwnedFd>,
-    pub(super) process: Option<OwnedFd>,
-    pub(super) phase: Phase,
+struct Connection {
+    stream: Arc<OwnedFd>,
+    process: Option<OwnedFd>,
+    phase: Phase,
 }
 
 pub(super) struct Watcher {
-    pub(super) shared: Arc<Shared>,
-    pub(super) responder: Arc<dyn Responder>,
-    pub(super) secret: Option<Secret>,
+    shared: Arc<Shared>,
+    responder: Arc<dyn Responder>,
+    secret: Option<Secret>,
     listener: OwnedFd,
     connect_timeout: Duration,
-    pub(super) connections: Slots<Connection>,
-    pub(super) wants: Vec<Want>,
+    connections: Slab<Connection>,
+    connect_states: Vec<ConnectState>,
     /// Peers to which nothing can be sent before that time, though their streams have room.
-    resting: Vec<(Rank, Nanos)>,
-    /// Until when no connection is accepted, as this process may open no more files.
-    rest: Rest,
+    paused: Vec<(Rank, Nanos)>,
+    /// A pause of accepts, when this process may open no more files.
+    rest: AcceptPause,
     buffer: Vec<u8>,
 }
 
@@ -149,16 +150,16 @@ impl Watcher {
             secret: config.secret.clone(),
             listener,
             connect_timeout: config.connect_timeout,
-            connections: Slots::default(),
-            wants: (0..config.world_size).map(|_| Want::Nothing).collect(),
-            resting: Vec::new(),
-            rest: Rest::default(),
+            connections: Slab::default(),
+            connect_states: (0..config.world_size).map(|_| ConnectState::NotRequested).collect(),
+            paused: Vec::new(),
+            rest: AcceptPause::default(),
             buffer: vec![0; FRAME_BYTES_MAX],
             shared,
         })
     }
 
-    /// Until the device is dropped.
+    /// Runs until the device is dropped.
     pub(super) fn run(mut self) {
         let mut events = Vec::with_capacity(EVENTS_AT_ONCE);
         loop {
@@ -166,7 +167,7 @@ impl Watcher {
                 match command {
                     Command::Connect { peer, dial } => self.connect(peer, dial),
                     Command::Cut { peer } => {
-                        self.wants[peer as usize] = Want::Settled;
+                        self.connect_states[peer as usize] = ConnectState::Settled;
                         self.close_all_of(peer);
                     }
                     Command::Stop => return,
@@ -179,7 +180,7 @@ impl Watcher {
             events.clear();
             let waited =
                 epoll::wait(&*self.shared.epoll, rustix::buffer::spare_capacity(&mut events), limit.as_ref());
-            // Interrupted: look again.
+            // Interrupted: poll again.
             if waited.is_err() {
                 continue;
             }
@@ -191,20 +192,21 @@ impl Watcher {
 
     fn connect(&mut self, peer: Rank, dial: Option<String>) {
         let deadline = clock::now() + self.connect_timeout;
-        match (&self.wants[peer as usize], dial) {
-            (Want::LostEarly(cause), _) => {
+        match (&self.connect_states[peer as usize], dial) {
+            (ConnectState::LostBeforeConnect(cause), _) => {
                 let cause = cause.clone();
                 self.lose(peer, cause);
             }
-            (Want::Nothing, Some(name)) => {
-                self.wants[peer as usize] = Want::Dial { name, again_at: Nanos::ZERO, deadline };
+            (ConnectState::NotRequested, Some(name)) => {
+                self.connect_states[peer as usize] =
+                    ConnectState::Dial { name, again_at: Nanos::ZERO, deadline };
                 self.dial(peer);
             }
-            (Want::Nothing, None) => {
-                self.wants[peer as usize] = Want::Connection { deadline };
+            (ConnectState::NotRequested, None) => {
+                self.connect_states[peer as usize] = ConnectState::Connection { deadline };
                 let is_early = |connection: &Connection| matches!(&connection.phase, Phase::Parked { peer: early, .. } if *early == peer);
                 if let Some(index) = self.connections.slots(is_early).first().copied() {
-                    self.welcome(index);
+                    self.send_welcome(index);
                 }
             }
             _ => {}
@@ -212,33 +214,37 @@ impl Watcher {
     }
 
     fn dial(&mut self, peer: Rank) {
-        let Want::Dial { name, again_at, deadline } = &mut self.wants[peer as usize] else { return };
+        let ConnectState::Dial { name, again_at, deadline } = &mut self.connect_states[peer as usize] else {
+            return;
+        };
         let deadline = *deadline;
         match packet::dial(name) {
             Ok(stream) => {
-                self.wants[peer as usize] = Want::Connection { deadline };
-                self.greet(peer, stream);
+                self.connect_states[peer as usize] = ConnectState::Connection { deadline };
+                self.send_hello(peer, stream);
             }
             Err(Errno::AGAIN) => *again_at = clock::now() + DIAL_AGAIN_AFTER,
             Err(errno) => self.lose(peer, LossCause::unconnected(&errno.into())),
         }
     }
 
-    /// Ends what has taken too long; returns how long until the next such moment.
+    /// Handles expired timers; returns the time until the next.
     fn expire(&mut self, now: Nanos) -> Option<Duration> {
         let accepting = self.rest.end(&*self.shared.epoll, &self.listener, LISTENER, now);
-        for peer in 0..self.wants.len() as Rank {
-            match &self.wants[peer as usize] {
-                Want::Dial { deadline, .. } | Want::Connection { deadline } if *deadline <= now => {
+        for peer in 0..self.connect_states.len() as Rank {
+            match &self.connect_states[peer as usize] {
+                ConnectState::Dial { deadline, .. } | ConnectState::Connection { deadline }
+                    if *deadline <= now =>
+                {
                     self.lose(peer, LossCause::NotReached(self.connect_timeout));
                 }
-                Want::Dial { again_at, .. } if *again_at <= now => self.dial(peer),
+                ConnectState::Dial { again_at, .. } if *again_at <= now => self.dial(peer),
                 _ => {}
             }
         }
         for index in self.connections.slots(|_| true) {
             match self.phase(index) {
-                Some(Phase::Unproved { deadline }) if *deadline <= now => self.close(index),
+                Some(Phase::Unauthenticated { deadline }) if *deadline <= now => self.close(index),
                 Some(Phase::Ending { peer, cause, deadline }) if *deadline <= now => {
                     let (peer, cause) = (*peer, cause.clone());
                     self.lose(peer, cause);
@@ -246,26 +252,26 @@ impl Watcher {
                 _ => {}
             }
         }
-        self.resting.retain(|&(peer, until)| {
+        self.paused.retain(|&(peer, until)| {
             let is_over = until <= now;
             if is_over {
-                // If it fails again, the stream's room is asked for again, and with it comes the
-                // next rest.
+                // If it fails again, room in the stream is asked for again, and the next pause
+                // follows.
                 self.shared.directory().flush(peer);
             }
             !is_over
         });
-        let rests = self.resting.iter().map(|&(_, until)| until);
-        let wants = self.wants.iter().filter_map(|want| match want {
-            Want::Dial { again_at, deadline, .. } => Some(*again_at.min(deadline)),
-            Want::Connection { deadline } => Some(*deadline),
+        let rests = self.paused.iter().map(|&(_, until)| until);
+        let connect_states = self.connect_states.iter().filter_map(|want| match want {
+            ConnectState::Dial { again_at, deadline, .. } => Some(*again_at.min(deadline)),
+            ConnectState::Connection { deadline } => Some(*deadline),
             _ => None,
         });
         let phases = self.connections.iter().filter_map(|(_, connection)| match &connection.phase {
-            Phase::Unproved { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
+            Phase::Unauthenticated { deadline } | Phase::Ending { deadline, .. } => Some(*deadline),
             _ => None,
         });
-        wants.chain(phases).chain(rests).chain(accepting).min().map(|next| next.since(now))
+        connect_states.chain(phases).chain(rests).chain(accepting).min().map(|next| next.since(now))
     }
 
     fn event(&mut self, token: u64, flags: epoll::EventFlags) {
@@ -275,9 +281,9 @@ impl Watcher {
                 self.shared.commands.wake().drain();
             }
             _ => {
-                // The connection may have ended by an earlier event of the same batch.
+                // An earlier event of the same batch may have ended the connection.
                 let Some(index) = self.connections.find(token) else { return };
-                let is_process = token & SECOND != 0;
+                let is_process = token & SECOND_DESCRIPTOR != 0;
                 if is_process {
                     self.process_ended(index);
                 } else {
@@ -291,12 +297,12 @@ impl Watcher {
         for _ in 0..PACKETS_AT_ONCE {
             match packet::accept(&self.listener) {
                 Ok(stream) => {
-                    let is_unproved =
-                        |connection: &Connection| matches!(connection.phase, Phase::Unproved { .. });
-                    let unproved = self.connections.slots(is_unproved).len();
-                    if unproved < UNPROVED_MAX && packet::is_same_user(&stream) {
+                    let is_unauthenticated =
+                        |connection: &Connection| matches!(connection.phase, Phase::Unauthenticated { .. });
+                    let unauthenticated = self.connections.slots(is_unauthenticated).len();
+                    if unauthenticated < UNAUTHENTICATED_MAX && packet::is_same_user(&stream) {
                         let deadline = clock::now() + self.connect_timeout;
-                        self.add(stream, Phase::Unproved { deadline });
+                        self.add(stream, Phase::Unauthenticated { deadline });
                     }
                 }
                 Err(Errno::AGAIN) => return,
@@ -310,13 +316,13 @@ impl Watcher {
         }
     }
 
-    /// Peers whose connection this rank has no room for would wait for it until their time is up.
+    /// Gives up the peers whose connections have no room; they would wait until their deadline.
     fn cannot_accept(&mut self, error: &io::Error) {
         if files_allowed(error).is_none() {
             return;
         }
-        for peer in 0..self.wants.len() as Rank {
-            if matches!(self.wants[peer as usize], Want::Connection { .. }) {
+        for peer in 0..self.connect_states.len() as Rank {
+            if matches!(self.connect_states[peer as usize], ConnectState::Connection { .. }) {
                 self.lose(peer, LossCause::unconnected(error));
             }
         }
@@ -328,15 +334,15 @@ impl Watcher {
         {
             let peer = *peer;
             let mut directory = self.shared.directory();
-            if directory.flush(peer) == Flushed::SystemFull {
-                directory.rest(peer);
-                self.resting.push((peer, clock::now() + SYSTEM_FULL_REST));
+            if directory.flush(peer) == FlushResult::SystemFull {
+                directory.pause(peer);
+                self.paused.push((peer, clock::now() + SYSTEM_FULL_PAUSE));
             }
         }
         self.read(index, PACKETS_AT_ONCE);
     }
 
-    /// Takes up to so many packets from a stream.
+    /// Takes up to `packets_max` packets from a stream.
     fn read(&mut self, index: usize, packets_max: usize) {
         for _ in 0..packets_max {
             let Some(connection) = self.connections.value(index) else { return };
@@ -373,7 +379,7 @@ impl Watcher {
             let peer = *peer;
             return self.lose(peer, LossCause::ProcessEnded);
         }
-        // What it said before it ended may be a goodbye.
+        // The last packet before its end may be a bye.
         self.read(index, PACKETS_LEFT_MAX);
         if self.connections.value(index).is_some() {
             self.fail(index, LossCause::ProcessEnded);
@@ -382,7 +388,8 @@ impl Watcher {
 
     fn stream_ended(&mut self, index: usize, cause: LossCause) {
         let Some(connection) = self.connections.value_mut(index) else { return };
-        if let (Phase::Open { peer, said_bye: false }, Some(_)) = (&connection.phase, &connection.process) {
+        if let (Phase::Open { peer, has_sent_bye: false }, Some(_)) = (&connection.phase, &connection.process)
+        {
             let deadline = clock::now() + PROCESS_END_LIMIT;
             connection.phase = Phase::Ending { peer: *peer, cause, deadline };
             let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
@@ -391,19 +398,19 @@ impl Watcher {
         }
     }
 
-    /// A connection ended otherwise than by a goodbye, unless there was one.
-    pub(super) fn fail(&mut self, index: usize, cause: LossCause) {
+    /// A connection ended without a bye, unless a bye came before.
+    fn fail(&mut self, index: usize, cause: LossCause) {
         match self.phase(index) {
-            None | Some(Phase::Unproved { .. }) => self.close(index),
-            Some(&Phase::Open { peer, said_bye: true }) => {
+            None | Some(Phase::Unauthenticated { .. }) => self.close(index),
+            Some(&Phase::Open { peer, has_sent_bye: true }) => {
                 self.close(index);
                 self.shared.directory().close(peer);
             }
             Some(Phase::Parked { peer, .. }) => {
                 let peer = *peer as usize;
                 self.close(index);
-                if matches!(self.wants[peer], Want::Nothing) {
-                    self.wants[peer] = Want::LostEarly(cause);
+                if matches!(self.connect_states[peer], ConnectState::NotRequested) {
+                    self.connect_states[peer] = ConnectState::LostBeforeConnect(cause);
                 }
             }
             Some(phase) => {
@@ -414,9 +421,9 @@ impl Watcher {
         }
     }
 
-    /// A peer is lost: closes what belongs to it, tells the responder, then the poller.
-    pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
-        self.wants[peer as usize] = Want::Settled;
+    /// Marks a peer lost: closes its connections, tells the responder, then the poller.
+    fn lose(&mut self, peer: Rank, cause: LossCause) {
+        self.connect_states[peer as usize] = ConnectState::Settled;
         self.close_all_of(peer);
         let is_cut = {
             let mut directory = self.shared.directory();
@@ -426,17 +433,17 @@ impl Watcher {
         if !is_cut {
             tracing::debug!(rank = self.shared.rank, peer, %cause, "peer lost");
             self.responder.lost(peer, &cause);
-            self.shared.board().about(peer).end = Some(End::Lost(cause));
+            self.shared.peer_status().status_of(peer).end = Some(ConnectionEnd::Lost(cause));
             self.shared.publish();
         }
     }
 
-    pub(super) fn phase(&self, index: usize) -> Option<&Phase> {
+    fn phase(&self, index: usize) -> Option<&Phase> {
         self.connections.value(index).map(|connection| &connection.phase)
     }
 
     /// A new connection; its index, if it can be watched.
-    pub(super) fn add(&mut self, stream: OwnedFd, phase: Phase) -> Option<usize> {
+    fn add(&mut self, stream: OwnedFd, phase: Phase) -> Option<usize> {
         let stream = Arc::new(stream);
         let index = self.connections.insert(Connection { stream: Arc::clone(&stream), process: None, phase });
         let data = epoll::EventData::new_u64(self.connections.token(index));
@@ -455,7 +462,7 @@ impl Watcher {
     }
 
     /// Ends a connection here and, also where a forked child holds its socket, at the other end.
-    pub(super) fn close(&mut self, index: usize) {
+    fn close(&mut self, index: usize) {
         if let Some(connection) = self.connections.remove(index) {
             let _ = epoll::delete(&*self.shared.epoll, &*connection.stream);
             if let Some(process) = &connection.process {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::{RankMapping, SimEvent, State, WakeWord};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{
@@ -12,18 +13,17 @@ use crate::device::{
 use crate::memory::{Alias, Memory, Share};
 use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::signals::{Signal, Signals};
-use crate::sim::flight::Flight;
 use crate::sim::observer::Record;
-use crate::sim::pair::Bond;
+use crate::sim::pair::PairStatus;
 use crate::sim::regions::{RegionTable, unregistered};
-use crate::sim::state::{Happening, State, View, WakeWord};
+use crate::sim::transfers::ActiveTransfer;
 use crate::sim::world::World;
 
 /// The name of this fabric.
 const FABRIC: &str = "sim";
 
-/// A rank's device, made by [`World::device`]. Dropping it is the end of the rank's process:
-/// without [`Device::leave`], or before [`Flush::All`], the others lose it.
+/// A rank's device, made by [`World::device`]. Dropping it ends the rank's process: without
+/// [`Device::leave`], or before [`Flush::All`], the others lose it.
 pub struct SimDevice {
     world: World,
     rank: Rank,
@@ -74,7 +74,7 @@ impl SimDevice {
         Self { world, rank, connect_timeout, info, table, registry, wake_source }
     }
 
-    /// The world that it is part of.
+    /// The device's world.
     #[must_use]
     pub fn world(&self) -> &World {
         &self.world
@@ -87,13 +87,13 @@ impl SimDevice {
         state.may_submit(self.rank, peer)
     }
 
-    /// Whether one more transfer may be under way, and the peer has the signal slot of its signal.
+    /// Whether one more transfer may be under way, and the peer has the signal slot.
     fn expect_room(&self, state: &mut State, peer: Rank, signal: Option<&Signal>) -> Result<(), SubmitError> {
         let signal_slots = state.ranks[peer as usize].signal_slots;
         if let Some(signal) = signal.filter(|signal| usize::from(signal.signal_slot) >= signal_slots) {
             return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
         }
-        if state.side(self.rank, peer).under_way >= state.queue_depth {
+        if state.peer_state(self.rank, peer).under_way >= state.queue_depth {
             return Err(SubmitError::QueueFull { peer });
         }
         Ok(())
@@ -104,11 +104,11 @@ impl SimDevice {
         if state.ranks[rank as usize].dead || state.is_frozen(rank) {
             return;
         }
-        state.work_off(rank);
+        state.process_inbox(rank);
         while events.len() < events.capacity() {
             let Some(ready) = state.ranks[rank as usize].ready.pop_front() else { return };
             if let Some((peer, number)) = ready.transfer {
-                state.side(rank, peer).under_way -= 1;
+                state.peer_state(rank, peer).under_way -= 1;
                 let succeeded = matches!(ready.event, Event::Done { result: Ok(_), .. });
                 state.event("done", &[number.0, u64::from(succeeded)]);
                 state.note(|| Record::Completed { rank, transfer: number, succeeded });
@@ -122,7 +122,7 @@ impl SimDevice {
 }
 
 // SAFETY: the conformance suite tests each line of the contract, which only a
-// [`Canary`](super::Canary) breaks, in bytes that slices keep alive.
+// [`Mutant`](super::Mutant) breaks, in bytes that slices keep alive.
 #[allow(unsafe_code)]
 unsafe impl Device for SimDevice {
     fn info(&self) -> &DeviceInfo {
@@ -130,7 +130,7 @@ unsafe impl Device for SimDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        // Like shared memory: what others shall map must be mappable.
+        // As on shared memory, memory must be mappable by the others.
         let is_shareable = matches!(memory.share(), Share::File { .. });
         let rank = self.rank;
         let key = self.world.with(|state| {
@@ -138,13 +138,13 @@ unsafe impl Device for SimDevice {
                 return None;
             }
             let key = RegionKey(state.keys.bits().max(1));
-            let wait = state.lateness();
+            let wait = state.random_delay();
             state.event("register", &[u64::from(rank), memory.len() as u64]);
             if state.maps {
-                state.after(wait, Happening::Announce(rank));
+                state.after(wait, SimEvent::Announce(rank));
                 state.hold_messages_back(rank, state.now + wait);
             }
-            // A dead rank's memory is nobody's any more.
+            // Nobody owns a dead rank's memory.
             if !state.ranks[rank as usize].dead {
                 self.table.insert(memory.clone(), key, state.now + wait);
             }
@@ -160,26 +160,29 @@ unsafe impl Device for SimDevice {
             if !state.maps(rank, peer) {
                 return Err(MapError::Unsupported { fabric: FABRIC });
             }
-            if peer as usize >= state.ranks.len() || state.side(rank, peer).bond != Bond::Connected {
+            if peer as usize >= state.ranks.len()
+                || state.peer_state(rank, peer).status != PairStatus::Connected
+            {
                 return Err(MapError::Disconnected { peer });
             }
             let unknown = MapError::Unknown { peer, key: slice.key };
             let Some(region) = state.ranks[peer as usize].table.announced(slice.key, state.now) else {
                 return Err(unknown);
             };
-            let known = state.views.get(&(rank, peer, slice.key)).and_then(|view| view.alias.upgrade());
+            let known =
+                state.mappings.get(&(rank, peer, slice.key)).and_then(|mapping| mapping.alias.upgrade());
             let alias = match known {
                 Some(alias) => alias,
                 None => {
                     let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
-                    if state.side(rank, peer).cut {
-                        // The owner is out of reach, only this rank does not know yet: what it maps
-                        // now reaches nobody.
+                    if state.peer_state(rank, peer).cut {
+                        // The owner is out of reach, but this rank does not know yet: its new
+                        // mapping does not reach the owner.
                         alias.cut().expect("the host has memory for a copy of a mapping");
                     } else {
                         let owner_base = region.base().as_ptr() as usize;
-                        let view = View { alias: Arc::downgrade(&alias), owner_base };
-                        state.views.insert((rank, peer, slice.key), view);
+                        let mapping = RankMapping { alias: Arc::downgrade(&alias), owner_base };
+                        state.mappings.insert((rank, peer, slice.key), mapping);
                     }
                     alias
                 }
@@ -225,8 +228,8 @@ unsafe impl Device for SimDevice {
             transfer.check(&self.registry, self.info.transfer_bytes_max)?;
             let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
             self.expect_room(state, peer, signal)?;
-            state.side(self.rank, peer).under_way += 1;
-            state.launch(Flight::new(self.rank, peer, id, transfer));
+            state.peer_state(self.rank, peer).under_way += 1;
+            state.start_transfer(ActiveTransfer::new(self.rank, peer, id, transfer));
             Ok(Submitted::UnderWay)
         })
     }
@@ -235,13 +238,13 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| {
             self.expect_connected(state, peer)?;
             self.expect_room(state, peer, Some(signal))?;
-            // A signal alone holds nothing of the submitter's, so some end with submit, as on real
-            // fabrics.
+            // A signal without data holds nothing of the submitter, so some end in submit, as on
+            // real fabrics.
             let ends_now = state.choices.coin();
             if !ends_now {
-                state.side(self.rank, peer).under_way += 1;
+                state.peer_state(self.rank, peer).under_way += 1;
             }
-            state.launch(Flight::of_signal(self.rank, peer, id, *signal, ends_now));
+            state.start_transfer(ActiveTransfer::of_signal(self.rank, peer, id, *signal, ends_now));
             Ok(if ends_now { Submitted::Ended(0) } else { Submitted::UnderWay })
         })
     }
@@ -255,15 +258,14 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| state.post(self.rank, peer, message.to_vec(), is_urgent))
     }
 
-    /// `now` is the world's own; what is passed has no influence.
+    /// `now` is the world's own; the argument has no effect.
     fn poll(&mut self, _now: Nanos, events: &mut Vec<Event>) {
         self.world.with(|state| self.poll_once(state, events));
     }
 
-    /// Without a time: what the world will do is known to [`World::advance`].
+    /// Without a deadline: [`World::advance`] knows the next event.
     fn arm(&mut self) -> Option<Armed> {
-        // The count is read first, so that whatever wakes after the look wakes the sleeper that
-        // is returned.
+        // The count is read first, so that a wake after the check wakes the sleeper.
         let seen = self.wake_source.arm();
         let idle = self.world.with(|state| {
             let rank = &state.ranks[self.rank as usize];
@@ -279,7 +281,7 @@ unsafe impl Device for SimDevice {
         self.world.with(|state| state.leave(self.rank));
     }
 
-    /// The world carries everything out.
+    /// The world carries out all transfers.
     fn flush(&mut self, what: Flush) -> bool {
         what == Flush::Transfers || self.world.with(|state| state.is_flushed(self.rank))
     }
@@ -288,7 +290,7 @@ unsafe impl Device for SimDevice {
 impl Drop for SimDevice {
     fn drop(&mut self) {
         let rank = self.rank;
-        // The responder is dropped here, outside of the lock: it may hold anything.
+        // The responder is dropped here, outside of the lock, because it may hold anything.
         let _responder = self.world.with(|state| {
             state.die(rank, LossCause::ConnectionClosed);
             state.ranks[rank as usize].responder.take()

@@ -1,7 +1,7 @@
-//! What goes wrong, as data: a plan that a seed draws, or that a test writes down.
+//! Faults as data: a plan that a seed draws, or that a test writes.
 //!
-//! **Invariant:** a fault never makes the device break its contract; it only uses up what the
-//! contract allows.
+//! **Invariant:** a fault never makes the device break its contract; it only uses the freedom of
+//! the contract.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,14 +13,14 @@ use crate::clock::Nanos;
 use crate::sim::network::LinkId;
 use crate::sim::random::Random;
 
-/// Kinds of faults, by the names of the command line.
+/// Kinds of faults, with the names of the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum FaultKind {
     /// Some transfers and messages take much longer.
     Delay,
-    /// Every arrival, signal and completion comes a little later by a random time, so none keep
-    /// their order.
+    /// Every arrival, signal and completion is delayed by a short random time, so they lose their
+    /// order.
     Reorder,
     /// Puts become visible in random pieces in random order before their signal.
     Tear,
@@ -32,7 +32,7 @@ pub enum FaultKind {
     LinkDown,
     /// A rank dies.
     RankDeath,
-    /// One end of a pair loses the other, which signals later.
+    /// One end of a pair loses the other, which detects the loss later.
     OneSidedLoss,
 }
 
@@ -64,52 +64,51 @@ impl FaultKind {
         }
     }
 
-    /// Whether a collective must come to its right end in spite of it.
+    /// Whether a collective must end correctly in spite of it.
     #[must_use]
     pub const fn is_harmless(self) -> bool {
         matches!(self, Self::Delay | Self::Reorder | Self::Tear | Self::QueueFull)
     }
 }
 
-/// A name that is no fault.
+/// An unknown fault.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("'{name}' is no fault; there are {}, all, none", FaultKind::ALL.map(FaultKind::name).join(", "))]
 pub struct UnknownFault {
-    /// What was given.
+    /// The name.
     pub name: String,
 }
 
-/// A set of kinds of faults. Text form: names with commas between them, `all`, or `none`.
+/// A set of kinds of faults. As text: names separated by commas, `all`, or `none`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FaultKinds(BTreeSet<FaultKind>);
 
 impl FaultKinds {
-    /// These.
+    /// The set of these kinds.
     #[must_use]
     pub fn of(kinds: &[FaultKind]) -> Self {
         Self(kinds.iter().copied().collect())
     }
 
-    /// All of them.
+    /// All kinds.
     #[must_use]
     pub fn all() -> Self {
         Self::of(&FaultKind::ALL)
     }
 
-    /// All in spite of which everything must succeed.
+    /// All kinds with which everything must succeed.
     #[must_use]
     pub fn harmless() -> Self {
         Self(FaultKind::ALL.into_iter().filter(|kind| kind.is_harmless()).collect())
     }
 
-    /// A random subset of these, empty ones and all of them included: a swarm of such sets finds
-    /// more than always all of them would.
+    /// A random subset, possibly empty or all: such swarms find more than the full set.
     #[must_use]
     pub fn swarm(&self, random: &mut Random) -> Self {
         Self(self.0.iter().copied().filter(|_| random.coin()).collect())
     }
 
-    /// Whether this kind is among them.
+    /// Whether this kind is in the set.
     #[must_use]
     pub fn contains(&self, kind: FaultKind) -> bool {
         self.0.contains(&kind)
@@ -147,76 +146,74 @@ impl fmt::Display for FaultKinds {
     }
 }
 
-/// Something that goes wrong at one instant.
+/// A fault at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
     /// A rank is not polled for a while ([`super::World::is_frozen`]).
     Freeze {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// For how long.
+        /// The duration.
         duration: Duration,
-        /// Whether its watcher stops too, so that it does not even answer control messages: a
-        /// stopped process rather than a busy thread.
+        /// Whether its watcher stops too, so that it does not answer control messages: a stopped
+        /// process rather than a busy thread.
         watcher: bool,
     },
-    /// A link goes down for good. Every pair with a route over it is cut at once, each end finds
-    /// out by itself.
+    /// A link goes down for good. Every pair with a route over it is cut at once; each end detects
+    /// it by itself.
     LinkDown {
-        /// Which.
+        /// The link.
         link: LinkId,
     },
     /// A rank dies: nothing of it happens any more, except that bytes already on the wire may land.
     RankDeath {
-        /// Which.
+        /// The rank.
         rank: Rank,
     },
     /// `rank` loses `peer` at once, `peer` loses `rank` within [`Faults::detection`] and goes on
     /// until then.
     OneSidedLoss {
-        /// Who sees it first.
+        /// The rank that detects the loss first.
         rank: Rank,
-        /// Whom it loses.
+        /// The rank that it loses.
         peer: Rank,
     },
 }
 
-/// Everything that goes wrong in one run.
+/// All faults of one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
     /// How many of a million arrivals and messages are delayed.
     pub delay_per_million: u32,
     /// The longest such delay.
     pub delay: Duration,
-    /// Every arrival, signal and completion is later by a random time up to this; zero keeps their
-    /// order.
+    /// Every arrival, signal and completion is delayed by a random time up to this; zero keeps
+    /// their order.
     pub reorder: Duration,
-    /// Into how many pieces a put is torn at most; 1 shows it at once.
+    /// The most pieces of a put; 1: all bytes become visible at once.
     pub pieces: u32,
-    /// How many transfers to one peer are under way at most; `None`: as many as the world's options
-    /// say.
+    /// The most transfers under way to one peer; `None`: as in the world's options.
     pub queue_depth: Option<usize>,
-    /// How long it takes at most until an end finds out that a peer is gone.
+    /// The most time until an end detects that a peer is gone.
     pub detection: Duration,
-    /// How long it takes at most until a severed peer is fenced.
+    /// The most time until a severed peer is fenced.
     pub severance: Duration,
-    /// What happens at given instants of virtual time.
+    /// Faults at given instants of virtual time.
     pub timed: Vec<(Nanos, Fault)>,
 }
 
-/// How long it takes at most until an end finds out that a peer is gone, if a plan says nothing
-/// else.
+/// Default of [`Faults::detection`].
 pub const DETECTION: Duration = Duration::from_millis(100);
 
-/// Longest delay of one transfer or message that a plan draws.
+/// Longest delay of one transfer or message in a drawn plan.
 pub const DELAY_MAX: Duration = Duration::from_millis(2);
 
-/// Longest freeze that a plan draws.
+/// Longest freeze in a drawn plan.
 pub const FREEZE_MAX: Duration = Duration::from_millis(20);
 
 impl Faults {
-    /// Nothing goes wrong; transfers take exactly the time that the network says.
+    /// No faults; transfers take exactly the time of the network.
     #[must_use]
     pub fn none() -> Self {
         Self {
@@ -242,8 +239,8 @@ impl Faults {
             Duration::from_nanos(random.between(low, high.as_nanos() as u64))
         };
         for kind in kinds.iter() {
-            // A stream of its own for each kind: removing one from the set leaves the others as
-            // they were, so that a failing set can be made smaller.
+            // A stream of its own for each kind: removing a kind leaves the others as they were, so
+            // that a failing set can be made smaller.
             let random = &mut random.split(kind.name());
             match kind {
                 FaultKind::Delay => {
@@ -287,8 +284,7 @@ impl Faults {
         faults
     }
 
-    /// Whether everything must come to its right end in spite of this plan, if only nobody's
-    /// deadline is near.
+    /// Whether everything must end correctly with this plan, if no deadline is near.
     #[must_use]
     pub fn is_harmless(&self) -> bool {
         self.timed.iter().all(|(_, fault)| matches!(fault, Fault::Freeze { .. }))

@@ -1,12 +1,11 @@
-//! How transfers under way share the links fairly: max-min fair, recomputed when one begins or
-//! ends.
+//! Max-min fair sharing of links between transfers, recomputed when a transfer begins or ends.
 //!
-//! A flow over several routes loads each link with its part of them, and goes at one speed.
+//! A flow over several routes loads each link with its share, and has one rate.
 //!
 //! **Invariant:** no link carries more than its bandwidth, and no flow could be faster without
-//! making one slower that is not faster than it. Arithmetic is in integers, so results do not
-//! depend on the machine; a flow that has every link to at most 16 flows at any time ends at the
-//! exact nanosecond, rounded up.
+//! slowing a flow that is not faster than it. Arithmetic is in integers, so results do not depend
+//! on the machine; a flow whose links never have more than 16 flows ends at the exact nanosecond,
+//! rounded up.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,17 +18,16 @@ use crate::sim::network::{LinkId, Network, Route};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u64);
 
-/// Rates are counted in this part of a byte a second: it is divided by every number up to 16
-/// without rest.
+/// Rates are counted in this fraction of a byte a second: every number up to 16 divides it.
 const RATE_UNITS: u128 = 720_720;
 const NANOS_PER_S: u128 = 1_000_000_000;
 
-/// The part of a flow that goes over a link is counted in this part of the flow.
+/// The share of a flow on a link is counted in this fraction of the flow.
 const SHARE_UNITS: u64 = 1 << 20;
 
 #[derive(Debug)]
 struct Flow {
-    /// Which part of it goes over which link.
+    /// The share of the flow on each link.
     route: Vec<(LinkId, u64)>,
     bytes: u64,
     /// In `1 / (RATE_UNITS * NANOS_PER_S)` of a byte, as of `settled_at`.
@@ -57,7 +55,7 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// No flow yet.
+    /// A network without flows.
     #[must_use]
     pub fn new(network: Arc<Network>) -> Self {
         Self { network, flows: BTreeMap::new(), over_link: BTreeMap::new(), ends: BTreeSet::new(), next: 0 }
@@ -79,7 +77,7 @@ impl Flows {
         id
     }
 
-    /// Ends a flow, whether all its bytes have gone or not. Ending it twice is nothing.
+    /// Ends a flow, whether all its bytes were sent or not. Ending it again does nothing.
     pub fn stop(&mut self, now: Nanos, id: FlowId) {
         let Some(flow) = self.flows.remove(&id) else { return };
         self.ends.remove(&(flow.ends_at, id));
@@ -100,7 +98,7 @@ impl Flows {
         self.ends.first().copied()
     }
 
-    /// How many whole bytes of a flow have entered the wire by `now`; `None` when it was stopped.
+    /// The whole bytes of a flow that have entered the wire by `now`; `None` when it was stopped.
     #[must_use]
     pub fn sent(&self, now: Nanos, id: FlowId) -> Option<u64> {
         let flow = self.flows.get(&id)?;
@@ -115,7 +113,8 @@ impl Flows {
         self.flows.get(&id).map(|flow| flow.ends_at)
     }
 
-    /// Shares out anew the links that compete, over however many flows, with those of `route`.
+    /// Recomputes the rates on all links that compete, over any number of flows, with those of
+    /// `route`.
     fn share(&mut self, now: Nanos, route: &[(LinkId, u64)]) {
         let (links, flows) = self.competing(route);
         let mut capacity: BTreeMap<LinkId, u128> = links
@@ -129,8 +128,8 @@ impl Flows {
             *loads.entry(link).or_default() += part;
         }
         let mut rates: BTreeMap<FlowId, u128> = BTreeMap::new();
-        // Water filling: the link with the smallest fair share limits its flows; take them out and
-        // go on.
+        // Water filling: the link with the smallest fair share limits its flows; remove them and go
+        // on.
         while let Some((share, bottleneck)) = open
             .keys()
             .map(|&link| (capacity[&link] * u128::from(SHARE_UNITS) / u128::from(loads[&link]), link))
@@ -156,8 +155,7 @@ impl Flows {
             }
         }
         for id in flows {
-            // A share of nothing happens only with more flows than units of bandwidth; keep it
-            // moving.
+            // A share of zero happens only with more flows than units of bandwidth; keep it moving.
             self.settle(now, id, rates.get(&id).copied().unwrap_or(1).max(1));
         }
     }
@@ -189,7 +187,7 @@ impl Flows {
     }
 }
 
-/// Which part of what is sent goes over each link, every part at least one unit.
+/// The share of the bytes on each link, every share at least one unit.
 fn shares(routes: &[Route]) -> Vec<(LinkId, u64)> {
     let sum: u128 = routes.iter().map(|route| u128::from(route.weight)).sum();
     let mut parts: BTreeMap<LinkId, u64> = BTreeMap::new();

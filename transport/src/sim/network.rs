@@ -1,11 +1,12 @@
-//! The wires: nodes, one-way links with bandwidth and latency, and routes for each ordered pair of
-//! ranks.
+//! The network: nodes, one-way links with bandwidth and latency, and routes for each ordered pair
+//! of ranks.
 //!
-//! A pair has one route, or several with weights: then everything sent is split over them in
-//! proportion, and has arrived when the last of it has. How transfers share links is [`Sharing`].
+//! A pair has one route, or several with weights: then every transfer is split over them in
+//! proportion, and has arrived when its last part has. [`LinkSharing`] says how transfers share
+//! links.
 //!
-//! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data and
-//! knows no time; how routes share their links over time is [`super::flows`] and [`super::queues`].
+//! **Invariant:** a [`Network`] has a route between any two of its ranks. It is plain data without
+//! time; [`super::flows`] and [`super::queues`] share links over time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,39 +17,39 @@ use crate::Rank;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// One direction of a wire.
+/// Names one direction of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkId(pub u32);
 
-/// One direction of a wire: what it joins and what it carries.
+/// One direction of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Where bytes enter.
+    /// The node where bytes enter.
     pub from: NodeId,
-    /// Where they come out.
+    /// The node where bytes come out.
     pub to: NodeId,
-    /// How many bytes a second enter it at most, at least 1.
+    /// Bandwidth in bytes a second, at least 1.
     pub bytes_per_s: u64,
-    /// How long a byte is under way.
+    /// The time of a byte from end to end.
     pub latency: Duration,
 }
 
-/// One of the ways from a rank to another.
+/// A route from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// One after the other.
+    /// Its links, in order.
     pub links: Vec<LinkId>,
-    /// Its part of what is sent, beside the weights of the pair's other routes; at least 1.
+    /// Its share of the bytes, relative to the pair's other routes; at least 1.
     pub weight: u64,
 }
 
-/// How transfers under way at the same time share a link.
+/// How concurrent transfers share a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sharing {
+pub enum LinkSharing {
     /// All at once, each with a fair share: as packets of different connections.
     Fair,
-    /// One after the other, in the order in which they come to it: as messages on a queue pair.
-    /// What has no bytes waits for nobody.
+    /// One after the other, in the order of their arrival: as messages on a queue pair. A transfer
+    /// without bytes does not wait.
     InOrder,
 }
 
@@ -59,41 +60,41 @@ pub enum NetworkError {
     /// No path of links leads from one rank to another.
     #[error("no links lead from rank {from} to rank {to}")]
     Disconnected {
-        /// Where the path should begin.
+        /// The first rank of the path.
         from: Rank,
-        /// Where it should end.
+        /// The last rank of it.
         to: Rank,
     },
     /// A given route does not lead from link to link.
     #[error("the route from rank {from} to rank {to} is no path from the one to the other")]
     BrokenRoute {
-        /// Where the route should begin.
+        /// The first rank of the route.
         from: Rank,
-        /// Where it should end.
+        /// The last rank of it.
         to: Rank,
     },
     /// A pair of ranks whose routes weigh nothing.
     #[error("the routes from rank {from} to rank {to} have no weight")]
     NoWeight {
-        /// Where the routes begin.
+        /// The first rank.
         from: Rank,
-        /// Where they end.
+        /// The last rank.
         to: Rank,
     },
     /// A link to or from a node that was not made.
     #[error("a link names node {node}, there are {nodes}")]
     NoSuchNode {
-        /// Which.
+        /// The node.
         node: u32,
-        /// How many there are.
+        /// The number of ranks.
         nodes: u32,
     },
     /// A link that carries nothing.
     #[error("the link from node {from} to node {to} carries 0 bytes a second")]
     NoBandwidth {
-        /// Where it begins.
+        /// The first node.
         from: u32,
-        /// Where it ends.
+        /// The last node.
         to: u32,
     },
 }
@@ -103,7 +104,7 @@ pub enum NetworkError {
 pub struct Network {
     ranks: u32,
     links: Vec<Link>,
-    sharing: Sharing,
+    sharing: LinkSharing,
     /// Row by row: the routes from rank `row` to rank `column`; one without links on the diagonal.
     routes: Vec<Vec<Route>>,
     /// In the same order: the time on the longest of them.
@@ -151,17 +152,17 @@ impl Network {
 
     /// The same with links that are shared in this way; they are shared fairly otherwise.
     #[must_use]
-    pub fn shared(self, sharing: Sharing) -> Self {
+    pub fn shared(self, sharing: LinkSharing) -> Self {
         Self { sharing, ..self }
     }
 
     /// How transfers share a link.
     #[must_use]
-    pub fn sharing(&self) -> Sharing {
+    pub fn sharing(&self) -> LinkSharing {
         self.sharing
     }
 
-    /// How many ranks.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ranks
@@ -309,7 +310,7 @@ impl NetworkBuilder {
         let time = |route: &Route| route.links.iter().map(|link| self.links[link.0 as usize].latency).sum();
         let longest = |routes: &Vec<Route>| routes.iter().map(time).max().unwrap_or_default();
         let latencies = routes.iter().map(longest).collect();
-        Ok(Network { ranks: self.ranks, links: self.links, sharing: Sharing::Fair, routes, latencies })
+        Ok(Network { ranks: self.ranks, links: self.links, sharing: LinkSharing::Fair, routes, latencies })
     }
 
     fn checked_routes(&self, from: Rank, to: Rank, given: &[Route]) -> Result<Vec<Route>, NetworkError> {

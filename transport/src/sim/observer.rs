@@ -1,23 +1,24 @@
-//! What checkers that stand outside are told.
+//! The records for checkers outside of the simulation.
 //!
-//! Records come in the order of virtual time and of cause. They suffice to build vector clocks: a
-//! rank's thread and every transfer are actors; `Submitted` orders a rank before its transfer,
-//! `Noticed` then `Consumed` a transfer before the rank that saw its signal, `Completed` a
-//! transfer's reads (a get's writes) before its submitter. What ranks tell each other by control
-//! messages or in payload orders them by `Released` and `Acquired`.
+//! Records come in the order of virtual time and of cause. They suffice for vector clocks. A rank's
+//! thread and every transfer are actors. `Submitted` orders a rank before its transfer; `Signalled`
+//! then `Consumed` order a transfer before the rank that saw its signal; `Completed` orders a
+//! transfer's reads (a get's writes) before its submitter. `Released` and `Acquired` order ranks by
+//! their control messages and payloads.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use crate::Rank;
 use crate::clock::Nanos;
+use crate::mutex::lock;
 use crate::region::RegionKey;
 
 /// Numbers all transfers of a world, in the order of submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TransferNumber(pub u64);
 
-/// Who touches bytes.
+/// The actor of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Actor {
     /// A rank's thread, or its compute.
@@ -26,7 +27,7 @@ pub enum Actor {
     Transfer(TransferNumber, Rank),
 }
 
-/// What is done to bytes.
+/// The kind of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AccessKind {
     /// They are read.
@@ -37,29 +38,29 @@ pub enum AccessKind {
     Atomic,
 }
 
-/// Bytes that someone touches.
+/// An access to bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Who.
+    /// The actor.
     pub by: Actor,
-    /// Whose bytes.
+    /// The owner of the bytes.
     pub owner: Rank,
-    /// In which region; [`RegionKey::NONE`] for memory that is not registered.
+    /// The region; [`RegionKey::NONE`] for memory that is not registered.
     pub key: RegionKey,
-    /// Which bytes of the region; for memory that is not registered the addresses.
+    /// The range in the region; for memory that is not registered the addresses.
     pub range: Range<u64>,
-    /// Addresses of the bytes in their owner's memory: equal for the same bytes however they were
-    /// reached. Not the same in two runs of one seed.
+    /// Addresses of the bytes in their owner's memory: the same for the same bytes, however they
+    /// were accessed. Different in two runs of one seed.
     pub addresses: Range<usize>,
-    /// How.
+    /// The kind.
     pub kind: AccessKind,
-    /// Not before.
+    /// Not before this time.
     pub start: Nanos,
-    /// Not after.
+    /// Not after this time.
     pub end: Nanos,
 }
 
-/// What an [`Observer`] is told.
+/// A record for an [`Observer`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Record {
@@ -67,99 +68,99 @@ pub enum Record {
     Access(Access),
     /// A transfer was accepted.
     Submitted {
-        /// From whom.
+        /// The submitter.
         rank: Rank,
-        /// To whom.
+        /// The peer.
         peer: Rank,
-        /// Which.
+        /// The transfer.
         transfer: TransferNumber,
     },
-    /// A signal was shown: the signal slot that `to` keeps for `from` now counts `count`.
-    Noticed {
-        /// Whose signal.
+    /// A signal was raised: the signal slot that `to` keeps for `from` now counts `count`.
+    Signalled {
+        /// The sender.
         from: Rank,
-        /// Who may see it.
+        /// The target.
         to: Rank,
-        /// In which signal slot.
+        /// The signal slot.
         signal_slot: u16,
-        /// What the signal slot counts now.
+        /// The new count.
         count: u64,
-        /// By which transfer.
+        /// The transfer of the signal.
         transfer: TransferNumber,
     },
-    /// `rank` saw the signal slot that it keeps for `from` count at least `count` (told by
+    /// `rank` saw the signal slot that it keeps for `from` count at least `count` (reported by
     /// [`super::World::consumed`]).
     Consumed {
-        /// Who saw it.
+        /// The rank.
         rank: Rank,
-        /// Whose signal.
+        /// The sender.
         from: Rank,
-        /// In which signal slot.
+        /// The signal slot.
         signal_slot: u16,
         /// The count that was seen.
         count: u64,
     },
-    /// `rank` says, on a way that carries no signal, that all it did so far for `number` things of
-    /// a sequence is over (told by [`super::World::released`]).
+    /// `rank` reports, without a signal, that all its work for the first `number` elements of a
+    /// sequence is over (reported by [`super::World::released`]).
     Released {
-        /// Who says so.
+        /// The rank.
         rank: Rank,
-        /// Which things are counted.
+        /// The sequence.
         sequence: u64,
-        /// Of how many things.
+        /// The number of elements.
         number: u64,
     },
-    /// `rank` has heard that `from` [`Record::Released`] at least `number` things, and goes on
+    /// `rank` has learned that `from` [`Record::Released`] at least `number` elements, and goes on
     /// because of it.
     Acquired {
-        /// Who heard.
+        /// The rank that learned it.
         rank: Rank,
-        /// Whose word it is.
+        /// The rank that reported it.
         from: Rank,
-        /// Which things are counted.
+        /// The sequence.
         sequence: u64,
-        /// Of how many things.
+        /// The number of elements.
         number: u64,
     },
     /// The submitter has polled the transfer's `Done`.
     Completed {
         /// The submitter.
         rank: Rank,
-        /// Which.
+        /// The transfer.
         transfer: TransferNumber,
         /// Whether it succeeded.
         succeeded: bool,
     },
     /// `rank` has polled that it lost `peer`.
     Lost {
-        /// Who knows.
+        /// The rank that lost its peer.
         rank: Rank,
-        /// Who is gone.
+        /// The lost peer.
         peer: Rank,
     },
-    /// From now on nothing of `peer` may change a byte of `rank`.
+    /// From now on `peer` may not change a byte of `rank`.
     Severed {
-        /// Whose memory.
+        /// The owner of the memory.
         rank: Rank,
         /// The peer that must be fenced.
         peer: Rank,
     },
-    /// A rank ended without goodbye.
+    /// A rank ended without a bye.
     Died {
-        /// Which.
+        /// The rank.
         rank: Rank,
     },
 }
 
-/// A checker outside of what it checks.
+/// A checker, apart from the code that it checks.
 pub trait Observer: Send {
-    /// Something happened at `now`. Must not call the world, which is in the middle of it.
+    /// Handles a record at `now`. Must not call the world, which is locked.
     fn observe(&mut self, now: Nanos, record: &Record);
 }
 
-/// So that who installs a checker can ask it afterwards.
+/// So that a checker can be read after the run.
 impl<T: Observer> Observer for Arc<Mutex<T>> {
     fn observe(&mut self, now: Nanos, record: &Record) {
-        self.lock().unwrap_or_else(std::sync::PoisonError::into_inner).observe(now, record);
+        lock(self).observe(now, record);
     }
 }

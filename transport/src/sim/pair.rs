@@ -1,23 +1,23 @@
-//! Pairs of ranks: connecting, control messages, goodbyes, losses, severing, deaths.
+//! Pairs of ranks: connecting, control messages, byes, losses, severing, deaths.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use super::{Callback, QueueKey, SimEvent, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{Event, LossCause, MESSAGE_BYTES_MAX, PostError, SubmitError, TransferError};
 use crate::region::RegionKey;
 use crate::signals::Signals;
 use crate::sim::observer::Record;
-use crate::sim::state::{Callback, Happening, QueueKey, State};
-use crate::sim::world::Canary;
+use crate::sim::world::Mutant;
 
 /// Control messages to one peer that are under way before `QueueFull`.
-pub(super) const POSTS_MAX: usize = 1024;
+const POSTS_MAX: usize = 1024;
 
-/// How far a rank is with a peer.
+/// The state of a rank's pair with a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum Bond {
+pub(super) enum PairStatus {
     #[default]
     Idle,
     Connecting,
@@ -28,91 +28,91 @@ pub(super) enum Bond {
     Lost(LossCause),
 }
 
-/// What a rank knows of a peer, and the way from the rank to the peer.
+/// A rank's state of a peer, and of the wire from the rank to the peer.
 #[derive(Default)]
-pub(super) struct Side {
-    pub(super) bond: Bond,
+pub(super) struct PeerState {
+    pub(super) status: PairStatus,
     /// `sever` was called, whatever had happened before.
-    pub(super) severing: bool,
+    severing: bool,
     /// The rank's signal slots for the peer.
-    pub(super) signal_slots: Option<Signals>,
+    signal_slots: Option<Signals>,
     /// Transfers to the peer whose `Done` was not polled yet.
     pub(super) under_way: usize,
-    /// Nothing from the rank reaches the peer any more.
+    /// The wire to the peer is cut.
     pub(super) cut: bool,
-    /// When connecting is given up.
+    /// The event that gives up connecting.
     timeout: Option<QueueKey>,
-    messages: VecDeque<Control>,
+    messages: VecDeque<QueuedMessage>,
     last_message_at: Nanos,
-    /// The goodbye has arrived at the peer, but something that was sent before it has not.
-    goodbye_waits: bool,
+    /// The bye has arrived at the peer, but earlier transfers have not.
+    bye_waits: bool,
 }
 
-enum Control {
+enum QueuedMessage {
     Message(Vec<u8>),
-    Goodbye,
+    Bye,
 }
 
 impl State {
-    pub(super) fn side(&mut self, rank: Rank, peer: Rank) -> &mut Side {
-        &mut self.sides[rank as usize * self.ranks.len() + peer as usize]
+    pub(super) fn peer_state(&mut self, rank: Rank, peer: Rank) -> &mut PeerState {
+        &mut self.peer_states[rank as usize * self.ranks.len() + peer as usize]
     }
 
     pub(super) fn signal_slots(&mut self, rank: Rank, peer: Rank) -> Signals {
         let signal_slots = self.ranks[rank as usize].signal_slots;
-        self.side(rank, peer).signal_slots.get_or_insert_with(|| Signals::on_heap(signal_slots)).clone()
+        self.peer_state(rank, peer).signal_slots.get_or_insert_with(|| Signals::new(signal_slots)).clone()
     }
 
     pub(super) fn is_reachable(&mut self, rank: Rank, peer: Rank) -> bool {
-        matches!(self.side(rank, peer).bond, Bond::Connecting | Bond::Connected)
+        matches!(self.peer_state(rank, peer).status, PairStatus::Connecting | PairStatus::Connected)
     }
 
     pub(super) fn connect(&mut self, rank: Rank, peer: Rank, limit: Duration) {
-        if self.side(rank, peer).bond != Bond::Idle {
+        if self.peer_state(rank, peer).status != PairStatus::Idle {
             return;
         }
         self.event("connect", &[u64::from(rank), u64::from(peer)]);
-        self.side(rank, peer).bond = Bond::Connecting;
-        let timeout = self.after(limit, Happening::ConnectTimeout(rank, peer, limit));
-        self.side(rank, peer).timeout = Some(timeout);
+        self.peer_state(rank, peer).status = PairStatus::Connecting;
+        let timeout = self.after(limit, SimEvent::ConnectTimeout(rank, peer, limit));
+        self.peer_state(rank, peer).timeout = Some(timeout);
         let mutual = self.is_reachable(peer, rank) && !self.ranks[peer as usize].dead;
-        let whole = !self.side(rank, peer).cut && !self.side(peer, rank).cut;
+        let whole = !self.peer_state(rank, peer).cut && !self.peer_state(peer, rank).cut;
         if mutual && whole {
             for (rank, peer) in [(rank, peer), (peer, rank)] {
-                let wait = self.network.latency(rank, peer) + self.lateness();
-                self.after(wait, Happening::Connected(rank, peer));
+                let wait = self.network.latency(rank, peer) + self.random_delay();
+                self.after(wait, SimEvent::Connected(rank, peer));
             }
         }
     }
 
     pub(super) fn connected(&mut self, rank: Rank, peer: Rank) {
-        if self.side(rank, peer).bond != Bond::Connecting || self.ranks[rank as usize].dead {
+        if self.peer_state(rank, peer).status != PairStatus::Connecting || self.ranks[rank as usize].dead {
             return;
         }
         self.event("connected", &[u64::from(rank), u64::from(peer)]);
-        self.side(rank, peer).bond = Bond::Connected;
-        if let Some(timeout) = self.side(rank, peer).timeout.take() {
+        self.peer_state(rank, peer).status = PairStatus::Connected;
+        if let Some(timeout) = self.peer_state(rank, peer).timeout.take() {
             self.cancel(timeout);
         }
         self.push_ready(rank, Event::Connected { peer }, None);
-        self.say_goodbye_if_quiet(peer, rank);
+        self.deliver_bye_if_quiet(peer, rank);
     }
 
-    pub(super) fn not_reached(&mut self, rank: Rank, peer: Rank, limit: Duration) {
-        if self.side(rank, peer).bond == Bond::Connecting {
+    pub(super) fn connect_timed_out(&mut self, rank: Rank, peer: Rank, limit: Duration) {
+        if self.peer_state(rank, peer).status == PairStatus::Connecting {
             self.detect(rank, peer, LossCause::NotReached(limit));
         }
     }
 
     pub(super) fn may_submit(&mut self, rank: Rank, peer: Rank) -> Result<(), SubmitError> {
         let left = self.ranks[rank as usize].left;
-        match &self.side(rank, peer).bond {
-            Bond::Connected if left => Err(SubmitError::NotConnected { peer }),
-            Bond::Connected => Ok(()),
-            Bond::Idle | Bond::Connecting => Err(SubmitError::NotConnected { peer }),
-            Bond::Severed => Err(SubmitError::Severed { peer }),
-            Bond::Left => Err(SubmitError::Left { peer }),
-            Bond::Lost(cause) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
+        match &self.peer_state(rank, peer).status {
+            PairStatus::Connected if left => Err(SubmitError::NotConnected { peer }),
+            PairStatus::Connected => Ok(()),
+            PairStatus::Idle | PairStatus::Connecting => Err(SubmitError::NotConnected { peer }),
+            PairStatus::Severed => Err(SubmitError::Severed { peer }),
+            PairStatus::Left => Err(SubmitError::Departed { peer }),
+            PairStatus::Lost(cause) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
         }
     }
 
@@ -127,67 +127,66 @@ impl State {
             return Err(PostError::NotConnected { peer });
         }
         let quiet = self.ranks[rank as usize].left || self.ranks[rank as usize].dead;
-        let side = self.side(rank, peer);
-        if side.bond != Bond::Connected || quiet {
+        let peer_state = self.peer_state(rank, peer);
+        if peer_state.status != PairStatus::Connected || quiet {
             return Err(PostError::NotConnected { peer });
         }
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
         }
-        if side.messages.len() >= POSTS_MAX && !is_urgent {
+        if peer_state.messages.len() >= POSTS_MAX && !is_urgent {
             return Err(PostError::QueueFull { peer });
         }
-        if is_urgent && self.canary == Some(Canary::UrgentLost) {
+        if is_urgent && self.mutant == Some(Mutant::UrgentLost) {
             return Ok(());
         }
         self.event("post", &[u64::from(rank), u64::from(peer), message.len() as u64]);
-        self.send_control(rank, peer, Control::Message(message));
+        self.send_control(rank, peer, QueuedMessage::Message(message));
         Ok(())
     }
 
     /// Control messages keep their order, however late one is.
-    fn send_control(&mut self, rank: Rank, peer: Rank, control: Control) {
-        let earliest = self.now + self.network.latency(rank, peer) + self.lateness();
-        let side = self.side(rank, peer);
-        side.messages.push_back(control);
-        side.last_message_at = side.last_message_at.max(earliest);
-        let at = side.last_message_at;
-        self.at(at, Happening::Message(rank, peer));
+    fn send_control(&mut self, rank: Rank, peer: Rank, message: QueuedMessage) {
+        let earliest = self.now + self.network.latency(rank, peer) + self.random_delay();
+        let peer_state = self.peer_state(rank, peer);
+        peer_state.messages.push_back(message);
+        peer_state.last_message_at = peer_state.last_message_at.max(earliest);
+        let at = peer_state.last_message_at;
+        self.at(at, SimEvent::Message(rank, peer));
     }
 
-    /// What is posted from now on arrives no earlier: a key in a message is known to who reads the
-    /// message.
+    /// Delays later messages until then: a reader of a message knows a key in it.
     pub(super) fn hold_messages_back(&mut self, rank: Rank, until: Nanos) {
         for peer in 0..self.ranks.len() as Rank {
-            let side = self.side(rank, peer);
-            side.last_message_at = side.last_message_at.max(until);
+            let peer_state = self.peer_state(rank, peer);
+            peer_state.last_message_at = peer_state.last_message_at.max(until);
         }
     }
 
     pub(super) fn deliver_message(&mut self, from: Rank, to: Rank) {
         let stopped_until = self.ranks[to as usize].stopped_until;
         if self.now < stopped_until {
-            self.at(stopped_until, Happening::Message(from, to));
+            self.at(stopped_until, SimEvent::Message(from, to));
             return;
         }
         let reachable = self.is_reachable(to, from) && !self.ranks[to as usize].dead;
-        let side = self.side(from, to);
-        // Losses empty the queue but leave their happenings.
-        let Some(control) = side.messages.pop_front() else { return };
-        if side.cut || !reachable {
+        let peer_state = self.peer_state(from, to);
+        // Losses empty the queue but leave the events.
+        let Some(message) = peer_state.messages.pop_front() else { return };
+        if peer_state.cut || !reachable {
             return;
         }
-        match control {
-            Control::Message(message) => {
+        match message {
+            QueuedMessage::Message(message) => {
                 self.event("message", &[u64::from(from), u64::from(to), message.len() as u64]);
                 if let Some(responder) = self.ranks[to as usize].responder.clone() {
                     self.callbacks.push(Callback::Message { responder, from, to, message });
                 }
                 self.wake(to);
             }
-            Control::Goodbye => {
-                side.goodbye_waits = true;
-                self.say_goodbye_if_quiet(from, to);
+            QueuedMessage::Bye => {
+                peer_state.bye_waits = true;
+                self.deliver_bye_if_quiet(from, to);
             }
         }
     }
@@ -198,44 +197,44 @@ impl State {
         }
         self.event("leave", &[u64::from(rank)]);
         for peer in 0..self.ranks.len() as Rank {
-            if self.side(rank, peer).bond == Bond::Connected {
-                self.send_control(rank, peer, Control::Goodbye);
+            if self.peer_state(rank, peer).status == PairStatus::Connected {
+                self.send_control(rank, peer, QueuedMessage::Bye);
             }
         }
     }
 
-    /// The peer hears a goodbye when all that was sent before it is there.
-    pub(super) fn say_goodbye_if_quiet(&mut self, from: Rank, to: Rank) {
-        if !self.side(from, to).goodbye_waits || self.side(to, from).bond != Bond::Connected {
+    /// Delivers a bye when all that was sent before it has arrived.
+    pub(super) fn deliver_bye_if_quiet(&mut self, from: Rank, to: Rank) {
+        if !self.peer_state(from, to).bye_waits || self.peer_state(to, from).status != PairStatus::Connected {
             return;
         }
-        if self.flights.iter().any(|(_, flight)| flight.submitter == from && flight.peer == to) {
+        if self.transfers.iter().any(|(_, active)| active.submitter == from && active.peer == to) {
             return;
         }
         self.event("left", &[u64::from(to), u64::from(from)]);
-        self.side(from, to).goodbye_waits = false;
-        self.side(to, from).bond = Bond::Left;
-        self.push_ready(to, Event::Left { peer: from }, None);
-        self.fail_transfers(to, from, &TransferError::Left { peer: from });
+        self.peer_state(from, to).bye_waits = false;
+        self.peer_state(to, from).status = PairStatus::Left;
+        self.push_ready(to, Event::Departed { peer: from }, None);
+        self.fail_transfers(to, from, &TransferError::Departed { peer: from });
     }
 
     pub(super) fn is_flushed(&self, rank: Rank) -> bool {
-        let flights = self.flights.iter().any(|(_, flight)| flight.submitter == rank);
+        let transfers = self.transfers.iter().any(|(_, active)| active.submitter == rank);
         let ranks = self.ranks.len();
-        let said = (self.sides[rank as usize * ranks..][..ranks].iter())
-            .all(|side| side.messages.is_empty() && !side.goodbye_waits);
-        !flights && said
+        let said = (self.peer_states[rank as usize * ranks..][..ranks].iter())
+            .all(|peer_state| peer_state.messages.is_empty() && !peer_state.bye_waits);
+        !transfers && said
     }
 
-    /// `rank` finds out that `peer` is gone.
+    /// `rank` detects that `peer` is gone.
     pub(super) fn detect(&mut self, rank: Rank, peer: Rank, cause: LossCause) {
         if !self.is_reachable(rank, peer) || self.ranks[rank as usize].dead {
             return;
         }
         self.event("lost", &[u64::from(rank), u64::from(peer)]);
-        self.side(rank, peer).bond = Bond::Lost(cause.clone());
-        self.hang_up(rank, peer);
-        self.cut_views(rank, peer);
+        self.peer_state(rank, peer).status = PairStatus::Lost(cause.clone());
+        self.drop_messages(rank, peer);
+        self.cut_mappings(rank, peer);
         if let Some(responder) = self.ranks[rank as usize].responder.clone() {
             self.callbacks.push(Callback::Lost { responder, peer, cause: cause.clone() });
         }
@@ -243,68 +242,69 @@ impl State {
         self.fail_transfers(rank, peer, &TransferError::Lost { peer, cause });
     }
 
-    /// No control message between the two arrives any more.
-    fn hang_up(&mut self, rank: Rank, peer: Rank) {
+    /// Drops all control messages between the two.
+    fn drop_messages(&mut self, rank: Rank, peer: Rank) {
         for (from, to) in [(rank, peer), (peer, rank)] {
-            let side = self.side(from, to);
-            side.messages.clear();
-            side.goodbye_waits = false;
+            let peer_state = self.peer_state(from, to);
+            peer_state.messages.clear();
+            peer_state.bye_waits = false;
         }
     }
 
-    /// Nothing from `rank` reaches `peer` any more.
+    /// Cuts the wire from `rank` to `peer`.
     pub(super) fn cut_wire(&mut self, rank: Rank, peer: Rank) {
-        self.side(rank, peer).cut = true;
-        self.side(rank, peer).messages.clear();
-        let numbers: Vec<_> = (self.flights.iter())
-            .filter(|(_, flight)| flight.uses_way(rank, peer))
+        self.peer_state(rank, peer).cut = true;
+        self.peer_state(rank, peer).messages.clear();
+        let numbers: Vec<_> = (self.transfers.iter())
+            .filter(|(_, active)| active.uses_wire(rank, peer))
             .map(|(number, _)| number)
             .collect();
         for number in numbers {
             self.end(number);
         }
-        self.cut_views(rank, peer);
+        self.cut_mappings(rank, peer);
     }
 
-    /// What `rank` mapped of `peer` keeps its bytes and reaches nobody.
-    fn cut_views(&mut self, rank: Rank, peer: Rank) {
-        let keys: Vec<_> = (self.views.range((rank, peer, RegionKey(0))..=(rank, peer, RegionKey(u64::MAX))))
-            .map(|(&key, _)| key)
-            .collect();
+    /// Cuts the mappings of `rank` off from `peer`; they keep their bytes.
+    fn cut_mappings(&mut self, rank: Rank, peer: Rank) {
+        let keys: Vec<_> =
+            (self.mappings.range((rank, peer, RegionKey(0))..=(rank, peer, RegionKey(u64::MAX))))
+                .map(|(&key, _)| key)
+                .collect();
         for key in keys {
-            if let Some(alias) = self.views.remove(&key).and_then(|view| view.alias.upgrade()) {
+            if let Some(alias) = self.mappings.remove(&key).and_then(|mapping| mapping.alias.upgrade()) {
                 alias.cut().expect("the host has memory for a copy of a mapping");
             }
         }
     }
 
     pub(super) fn sever(&mut self, rank: Rank, peer: Rank) {
-        if std::mem::replace(&mut self.side(rank, peer).severing, true) {
+        if std::mem::replace(&mut self.peer_state(rank, peer).severing, true) {
             return;
         }
         self.event("sever", &[u64::from(rank), u64::from(peer)]);
-        let side = self.side(rank, peer);
-        if matches!(side.bond, Bond::Idle | Bond::Connecting | Bond::Connected) {
-            side.bond = Bond::Severed;
+        let peer_state = self.peer_state(rank, peer);
+        if matches!(peer_state.status, PairStatus::Idle | PairStatus::Connecting | PairStatus::Connected) {
+            peer_state.status = PairStatus::Severed;
         }
         let wait = self.up_to(self.faults.severance);
-        self.after(wait, Happening::Fenced(rank, peer));
+        self.after(wait, SimEvent::Fenced(rank, peer));
     }
 
     pub(super) fn fenced(&mut self, rank: Rank, peer: Rank) {
         self.event("fenced", &[u64::from(rank), u64::from(peer)]);
-        self.hang_up(rank, peer);
-        if self.canary != Some(Canary::SeveredPeerWrites) {
+        self.drop_messages(rank, peer);
+        if self.mutant != Some(Mutant::SeveredPeerWrites) {
             self.cut_wire(peer, rank);
         }
-        self.cut_views(rank, peer);
+        self.cut_mappings(rank, peer);
         self.fail_transfers(rank, peer, &TransferError::Severed { peer });
         self.note(|| Record::Severed { rank, peer });
         self.push_ready(rank, Event::Severed { peer }, None);
         self.detect_later(peer, rank, LossCause::ConnectionClosed);
     }
 
-    /// Everything of a rank vanishes; the others find out one by one.
+    /// Removes everything of a rank; the others detect it one by one.
     pub(super) fn die(&mut self, rank: Rank, cause: LossCause) {
         if std::mem::replace(&mut self.ranks[rank as usize].dead, true) {
             return;
@@ -319,9 +319,9 @@ impl State {
         state.ready.clear();
         state.table.clear();
         for peer in (0..self.ranks.len() as Rank).filter(|&peer| peer != rank) {
-            self.hang_up(rank, peer);
+            self.drop_messages(rank, peer);
             self.cut_wire(peer, rank);
-            self.cut_views(rank, peer);
+            self.cut_mappings(rank, peer);
             self.detect_later(peer, rank, cause.clone());
         }
     }

@@ -1,10 +1,10 @@
-//! Links that carry one transfer after the other: each is a queue, served in the order in which
-//! transfers come to it.
+//! Links that serve one transfer after the other: each is a queue, in the order of the transfers'
+//! arrival.
 //!
-//! A transfer over several routes is cut into parts by weight. A part passes its links cut-through:
-//! it may enter the next link as soon as its first byte is there, occupies every link for as long
-//! as its bytes take at that link's bandwidth, and cannot leave one before it has come out of the
-//! one before. What has no bytes occupies nothing and waits for nobody.
+//! A transfer over several routes is split into parts by weight. A part passes its links
+//! cut-through: it may enter the next link when its first byte has arrived, occupies every link for
+//! the time of its bytes at that link's bandwidth, and cannot leave a link before the previous one.
+//! A transfer without bytes occupies no link and does not wait.
 //!
 //! **Invariant:** no two transfers occupy a link at the same time. Times are in whole picoseconds,
 //! rounded up, so that many short transfers do not each lose part of a nanosecond.
@@ -18,21 +18,21 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::sim::flows::FlowId;
 use crate::sim::network::{LinkId, Network, Route};
-use crate::sim::numbered::Numbered;
+use crate::sim::sequence_map::SequenceMap;
 
 const PICOS_PER_NANO: u128 = 1_000;
 const PICOS_PER_S: u128 = 1_000_000_000_000;
 
-/// What can be known of a transfer.
+/// The progress of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Passage {
+pub(super) enum FlowProgress {
     /// Its last byte has left its sender.
     Left(FlowId),
-    /// Its last byte has come.
+    /// Its last byte has arrived.
     Arrived(FlowId),
 }
 
-/// What happens inside.
+/// An internal event.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// The first byte of a part is at a link; the part has come out of the link before at this
@@ -43,36 +43,36 @@ enum Step {
         hop: u32,
         behind: u128,
     },
-    Passage(Passage),
+    FlowProgress(FlowProgress),
 }
 
 /// When it happens. Equal and ordered by that alone.
 #[derive(Clone, Copy, Debug)]
-struct Timed {
+struct QueuedStep {
     at: u128,
     number: u64,
     step: Step,
 }
 
-impl Ord for Timed {
+impl Ord for QueuedStep {
     fn cmp(&self, other: &Self) -> Ordering {
         (self.at, self.number).cmp(&(other.at, other.number))
     }
 }
 
-impl PartialOrd for Timed {
+impl PartialOrd for QueuedStep {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl PartialEq for Timed {
+impl PartialEq for QueuedStep {
     fn eq(&self, other: &Self) -> bool {
         self.cmp(other) == Ordering::Equal
     }
 }
 
-impl Eq for Timed {}
+impl Eq for QueuedStep {}
 
 #[derive(Debug)]
 struct Transit {
@@ -90,9 +90,9 @@ pub(super) struct Queues {
     network: Arc<Network>,
     /// By link: until when it is occupied.
     free: Vec<u128>,
-    transits: Numbered<FlowId, Transit>,
+    transits: SequenceMap<FlowId, Transit>,
     /// The first on top: by time, then in the order in which they were added.
-    steps: BinaryHeap<Reverse<Timed>>,
+    steps: BinaryHeap<Reverse<QueuedStep>>,
     stepped: u64,
     next: u64,
 }
@@ -102,7 +102,7 @@ impl Queues {
     #[must_use]
     pub(super) fn new(network: Arc<Network>) -> Self {
         let free = vec![0; network.links().len()];
-        Self { network, free, transits: Numbered::new(), steps: BinaryHeap::new(), stepped: 0, next: 0 }
+        Self { network, free, transits: SequenceMap::new(), steps: BinaryHeap::new(), stepped: 0, next: 0 }
     }
 
     /// Starts to send `bytes` from one rank to another. `now` never goes backwards.
@@ -114,7 +114,7 @@ impl Queues {
         let parts = bytes.len();
         self.transits.insert(flow, Transit { from, to, bytes, parts_left: parts, arrives: now });
         let left = (0..parts as u32).map(|part| self.enter(flow, part, 0, now, now)).max();
-        self.add(left.unwrap_or(now), Step::Passage(Passage::Left(flow)));
+        self.add(left.unwrap_or(now), Step::FlowProgress(FlowProgress::Left(flow)));
         flow
     }
 
@@ -130,8 +130,8 @@ impl Queues {
     }
 
     /// Lets it happen.
-    pub(super) fn step(&mut self) -> Option<Passage> {
-        let Reverse(Timed { at, step, .. }) = self.steps.pop()?;
+    pub(super) fn step(&mut self) -> Option<FlowProgress> {
+        let Reverse(QueuedStep { at, step, .. }) = self.steps.pop()?;
         match step {
             Step::Head { flow, part, hop, behind } => {
                 if self.transits.find(&flow).is_some() {
@@ -139,7 +139,7 @@ impl Queues {
                 }
                 None
             }
-            Step::Passage(passage) => Some(passage),
+            Step::FlowProgress(passage) => Some(passage),
         }
     }
 
@@ -168,14 +168,14 @@ impl Queues {
         transit.parts_left -= 1;
         if transit.parts_left == 0 {
             let arrives = transit.arrives;
-            self.add(arrives, Step::Passage(Passage::Arrived(flow)));
+            self.add(arrives, Step::FlowProgress(FlowProgress::Arrived(flow)));
         }
         end
     }
 
     fn add(&mut self, at: u128, step: Step) {
         self.stepped += 1;
-        self.steps.push(Reverse(Timed { at, number: self.stepped, step }));
+        self.steps.push(Reverse(QueuedStep { at, number: self.stepped, step }));
     }
 }
 
@@ -214,8 +214,8 @@ mod tests {
         let mut seen: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
         while let Some(at) = queues.next_step() {
             match queues.step() {
-                Some(Passage::Left(flow)) => seen.entry(flow.0).or_default().0 = at.0,
-                Some(Passage::Arrived(flow)) => seen.entry(flow.0).or_default().1 = at.0,
+                Some(FlowProgress::Left(flow)) => seen.entry(flow.0).or_default().0 = at.0,
+                Some(FlowProgress::Arrived(flow)) => seen.entry(flow.0).or_default().1 = at.0,
                 None => {}
             }
         }

@@ -25,7 +25,7 @@ impl Random {
         Self { seed, state }
     }
 
-    /// The stream for `purpose`: depends on the seed and the name, not on what was drawn so far.
+    /// The stream for `purpose`: a function of the seed and the name, not of earlier draws.
     #[must_use]
     pub fn split(&self, purpose: &str) -> Self {
         let mut seed = mix(self.seed ^ 0x706c_6561_6368_0001);
@@ -35,7 +35,7 @@ impl Random {
         Self::new(seed)
     }
 
-    /// The stream for the `number`-th of several alike things.
+    /// The stream for the `number`-th of several equal purposes.
     #[must_use]
     pub fn split_number(&self, number: u64) -> Self {
         Self::new(mix(mix(self.seed ^ 0x706c_6561_6368_0002) ^ number))
@@ -57,7 +57,7 @@ impl Random {
     /// When `limit` is zero.
     pub fn below(&mut self, limit: u64) -> u64 {
         assert!(limit > 0, "a number below zero was asked for");
-        // Multiplying is biased by at most limit / 2^64, far below what a simulation could signal.
+        // The bias is at most limit / 2^64, far below what a simulation can detect.
         ((u128::from(self.bits()) * u128::from(limit)) >> 64) as u64
     }
 
@@ -70,7 +70,7 @@ impl Random {
         }
     }
 
-    /// An index into something of this length.
+    /// An index into a sequence of this length.
     ///
     /// # Panics
     ///
@@ -89,14 +89,14 @@ impl Random {
         self.bits() >> 63 == 1
     }
 
-    /// Puts the items into a random order.
+    /// Shuffles the items.
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.index(last + 1));
         }
     }
 
-    /// Fills `bytes` with random ones.
+    /// Fills `bytes` with random bytes.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
             chunk.copy_from_slice(&self.bits().to_le_bytes()[..chunk.len()]);

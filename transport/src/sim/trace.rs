@@ -1,4 +1,4 @@
-//! The run as a number and, if asked for, as text.
+//! The trace of a run as a hash and, on request, as text.
 
 use std::fmt;
 use std::io::Write;
@@ -6,8 +6,7 @@ use std::io::Write;
 use crate::clock::Nanos;
 use crate::sim::random::mix;
 
-/// All that happened in a run, folded into 64 bits: the same commit and the same seed give the same
-/// hash.
+/// All events of a run, folded into 64 bits: the same commit and the same seed give the same hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceHash(pub u64);
 
@@ -17,7 +16,7 @@ impl fmt::Display for TraceHash {
     }
 }
 
-/// Folds every event, and writes a line for each where someone reads them.
+/// Folds every event, and writes a line for each if a writer is set.
 pub(super) struct Trace {
     hash: u64,
     events: u64,
@@ -33,8 +32,8 @@ impl Trace {
         self.lines = Some(lines);
     }
 
-    /// One event. Words and name must not depend on addresses or on anything else outside of the
-    /// simulation.
+    /// Records an event. Words and name must not depend on addresses or on anything else outside of
+    /// the simulation.
     pub(super) fn event(&mut self, now: Nanos, name: &'static str, words: &[u64]) {
         self.events += 1;
         for word in [now.0, name.len() as u64].into_iter().chain(name.bytes().map(u64::from)) {

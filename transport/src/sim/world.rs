@@ -1,74 +1,75 @@
-//! The handle by which a world is made, driven and asked.
+//! The handle of a simulated world: making, driving, and reading it.
 
 use std::io::Write;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use super::{Callback, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::DeviceConfig;
+use crate::mutex::lock;
 use crate::sim::device::SimDevice;
 use crate::sim::faults::{Fault, Faults};
 use crate::sim::network::Network;
 use crate::sim::observer::{AccessKind, Observer, Record};
 use crate::sim::random::Random;
-use crate::sim::state::{Callback, State};
 use crate::sim::trace::TraceHash;
 
-/// A contract that is broken on purpose, to see whether checkers signal.
+/// A deliberate violation of the contract, which checkers must detect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Canary {
-    /// Signals are shown some time before the last bytes of their puts.
+pub enum Mutant {
+    /// Signals are raised some time before the last bytes of their puts.
     SignalBeforeBytes,
     /// A severed peer's transfers under way still land.
     SeveredPeerWrites,
-    /// Two puts to one peer that are under way at once show each other's signals.
+    /// Two puts to one peer that are under way at once exchange their signals.
     SignalsSwapped,
     /// A put's source is still read after its `Done`.
     SourceReadAfterDone,
-    /// A put's signal is a transfer of its own that is submitted after the put's `Done`, as by
-    /// someone who thinks that `Done` means landed: it overtakes the put's bytes.
+    /// A put's signal is a separate transfer that is submitted after the put's `Done`, as if `Done`
+    /// meant landed: it overtakes the put's bytes.
     SignalAfterDone,
     /// Urgent messages are accepted and never sent.
     UrgentLost,
 }
 
-/// What a world is made from.
+/// The parameters of a world.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The wires; it says how many ranks there are.
+    /// The network, with the number of ranks.
     pub network: Network,
-    /// Everything random follows from it.
+    /// The seed of all random choices.
     pub seed: u64,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Faults,
-    /// Whether ranks of one host map each other's memory; then, as on shared memory, only memory
-    /// that others can map is registered.
+    /// Whether ranks of one host map each other's memory; then, as on shared memory, only mappable
+    /// memory is registered.
     pub maps: bool,
-    /// Whether transfers inside a host need nobody to be polled: bytes land and sources are read
-    /// while their ranks do nothing.
+    /// Whether transfers inside a host need no polls: bytes land and sources are read while their
+    /// ranks do nothing.
     pub passive: bool,
-    /// By rank: the number of its host. Empty: all are on one.
+    /// By rank: the number of its host. Empty: all ranks are on one host.
     pub hosts: Vec<u32>,
     /// Transfers under way to one peer, unless the faults allow fewer.
     pub queue_depth: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// Whether payload is copied. Without, transfers take the time that they take and signals come,
-    /// but the memory that they name is neither read nor written: for measuring times alone.
+    /// Whether payload is copied. Without, transfers take their time and signals come, but the
+    /// memory is neither read nor written: for measuring times alone.
     pub moves_bytes: bool,
-    /// Which contract is broken on purpose.
-    pub canary: Option<Canary>,
+    /// The deliberate violation, if any.
+    pub mutant: Option<Mutant>,
 }
 
-/// Transfers under way to one peer, if the options say nothing else.
+/// Default of [`Options::queue_depth`].
 const QUEUE_DEPTH: usize = 64;
 
-/// Longest transfer, if the options say nothing else, in bytes.
+/// Default of [`Options::transfer_bytes_max`], in bytes.
 const TRANSFER_BYTES_MAX: u64 = 16 << 20;
 
 impl Options {
-    /// No faults, no mappings, one host, ranks have to be polled, bytes move.
+    /// No faults, no mappings, one host, ranks must be polled, bytes are copied.
     #[must_use]
     pub fn new(network: Network, seed: u64) -> Self {
         Self {
@@ -81,7 +82,7 @@ impl Options {
             queue_depth: QUEUE_DEPTH,
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             moves_bytes: true,
-            canary: None,
+            mutant: None,
         }
     }
 }
@@ -103,7 +104,7 @@ impl World {
     ///
     /// # Panics
     ///
-    /// When the queue depth is zero: nothing could ever be submitted.
+    /// When the queue depth is zero.
     #[must_use]
     pub fn new(options: Options) -> Self {
         let hosts = options.hosts.len();
@@ -116,31 +117,31 @@ impl World {
     ///
     /// # Panics
     ///
-    /// When the configuration names another number of ranks than the network has, a rank outside of
-    /// them, or a rank whose device was made before.
+    /// When the configuration has another number of ranks than the network, a rank outside of them,
+    /// or a rank whose device was made before.
     #[must_use]
     pub fn device(&self, config: DeviceConfig) -> SimDevice {
         SimDevice::new(self.clone(), config)
     }
 
-    /// What time it is.
+    /// The virtual time.
     #[must_use]
     pub fn now(&self) -> Nanos {
         self.with(|state| state.now)
     }
 
-    /// A stream of random numbers of this world's seed, for a purpose of the caller's.
+    /// A stream of random numbers of this world's seed, for a purpose of the caller.
     #[must_use]
     pub fn random(&self, purpose: &str) -> Random {
         self.with(|state| state.root.split("caller").split(purpose))
     }
 
-    /// Goes to the next event and lets it happen, or to `wakeup` if that is earlier: when the first
-    /// of the ranks wants to be polled. False when there is neither: nothing will ever happen any
-    /// more unless somebody submits.
+    /// Goes to the next event and carries it out, or to `wakeup` if that is earlier: the time at
+    /// which the first rank wants to be polled. False when there is neither: nothing will happen
+    /// any more unless a rank submits.
     ///
     /// One event at a time, so that ranks can be polled between any two. Answers of
-    /// [`crate::Responder`]s are asked for in here, outside of the world's lock.
+    /// [`crate::Responder`]s are requested in here, outside of the world's lock.
     pub fn advance(&self, wakeup: Option<Nanos>) -> bool {
         self.with(|state| state.advance(wakeup))
     }
@@ -185,8 +186,8 @@ impl World {
     }
 
     /// Lets something go wrong now.
-    pub fn inflict(&self, fault: Fault) {
-        self.with(|state| state.inflict(fault));
+    pub fn inject(&self, fault: Fault) {
+        self.with(|state| state.inject(fault));
     }
 
     /// Installs a checker; it is told what happens from now on.
@@ -241,7 +242,7 @@ impl World {
     /// was released.
     #[must_use]
     pub fn transfers_under_way(&self) -> usize {
-        self.with(|state| state.flights.len())
+        self.with(|state| state.transfers.len())
     }
 
     /// How many events there have been.
@@ -261,11 +262,11 @@ impl World {
     /// Appends the signal slots of a rank in which something has come since this was asked last,
     /// each with the peer that it is kept for. True when all are named, which the first answer does
     /// not.
-    pub fn take_noticed(&self, rank: Rank, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
+    pub fn take_signalled(&self, rank: Rank, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
         self.with(|state| {
-            let noticed = &mut state.ranks[rank as usize].noticed;
-            let is_first = noticed.is_none();
-            signal_slots.append(noticed.get_or_insert_default());
+            let signalled = &mut state.ranks[rank as usize].signalled;
+            let is_first = signalled.is_none();
+            signal_slots.append(signalled.get_or_insert_default());
             !is_first
         })
     }
@@ -297,6 +298,6 @@ impl World {
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         // A panic of a checker inside of the world ends the test anyway; let others still drop
         // their devices.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }

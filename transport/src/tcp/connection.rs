@@ -1,5 +1,5 @@
-//! One direction of one connection. An [`OutConnection`] sends queued frames, many in one call and
-//! data straight out of its slice; an [`InConnection`] receives frames through a small buffer and
+//! One direction of one connection. An [`OutConnection`] sends queued frames, many in one call, and
+//! data straight out of its slice. An [`InConnection`] receives frames through a small buffer and
 //! data straight into its slice.
 
 use std::collections::VecDeque;
@@ -14,15 +14,15 @@ use crate::device::TransferId;
 use crate::region::Slice;
 use crate::signals::Inline;
 
-/// Receive buffer of a connection, in bytes: many small frames a call, little to copy twice of a
-/// large one.
+/// Receive buffer of a connection, in bytes: large enough for many small frames a call, small
+/// enough that few bytes of a large frame are copied twice.
 const RECEIVE_BUFFER_BYTES: usize = 16 << 10;
 
-/// Bytes that one connection receives in one poll at most, so that a poll stays short and the other
+/// Bytes that one connection receives in one poll at most, so that polls stay short and the other
 /// connections get their turn.
-pub(super) const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
+const RECEIVE_BYTES_PER_POLL: usize = 1 << 20;
 
-/// What follows a frame on the wire.
+/// The data that follow a frame on the wire.
 pub(super) enum Body {
     Nothing,
     Inline(Inline),
@@ -39,25 +39,25 @@ impl Body {
     }
 }
 
-/// What a frame having been accepted by the socket means.
+/// The effect of a frame having been accepted by the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum SendCompletion {
     Nothing,
-    /// This transfer is done.
+    /// This transfer is complete.
     Transfer(TransferId),
-    /// A part of a transfer is done.
+    /// A part of a transfer is complete.
     Part(u64),
-    /// An answer has gone out.
+    /// An answer was sent.
     Answer,
-    /// The goodbye has gone out.
+    /// The bye was sent.
     Bye,
 }
 
-/// A frame to be sent.
+/// A frame to send.
 pub(super) struct OutFrame {
     pub(super) head: Encoded,
     pub(super) body: Body,
-    pub(super) written: Written,
+    pub(super) completion: SendCompletion,
 }
 
 impl OutFrame {
@@ -72,9 +72,9 @@ pub(super) struct OutConnection {
     queue: VecDeque<OutFrame>,
     /// Bytes of the first frame that have been sent.
     sent: usize,
-    /// The socket took less than it was given.
+    /// The socket took fewer bytes than it was given.
     blocked: bool,
-    /// Whether a sleeper is woken when the socket takes more.
+    /// Whether epoll reports that the socket takes more.
     pub(super) watched: bool,
 }
 
@@ -97,13 +97,13 @@ impl OutConnection {
         self.queue.is_empty()
     }
 
-    /// Whether there is something to send and the socket is not known to be full.
+    /// Whether frames wait and the socket is not known to be full.
     pub(super) fn is_ready(&self) -> bool {
         !self.queue.is_empty() && !self.blocked
     }
 
-    /// Sends what the socket takes; appends what that means.
-    pub(super) fn flush(&mut self, written: &mut Vec<Written>) -> io::Result<()> {
+    /// Sends what the socket takes; appends the effects to `written`.
+    pub(super) fn flush(&mut self, written: &mut Vec<SendCompletion>) -> io::Result<()> {
         self.blocked = false;
         while !self.queue.is_empty() {
             let mut gather = Gather::new();
@@ -142,7 +142,7 @@ impl OutConnection {
         Ok(())
     }
 
-    fn advance(&mut self, count: usize, written: &mut Vec<Written>) {
+    fn advance(&mut self, count: usize, written: &mut Vec<SendCompletion>) {
         self.sent += count;
         while let Some(first) = self.queue.front() {
             let len = first.len();
@@ -150,43 +150,43 @@ impl OutConnection {
                 break;
             }
             self.sent -= len;
-            written.push(first.written);
+            written.push(first.completion);
             self.queue.pop_front();
         }
     }
 
-    /// Gives up what has not begun to go out; a frame that has begun stays, so that the stream
-    /// keeps its meaning.
-    pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<Written>) {
+    /// Drops the frames that have not begun to be sent. A frame that has begun stays, so that the
+    /// stream stays well-formed.
+    pub(super) fn abandon_waiting(&mut self, abandoned: &mut Vec<SendCompletion>) {
         let keep = usize::from(self.sent > 0);
-        abandoned.extend(self.queue.drain(keep..).map(|frame| frame.written));
+        abandoned.extend(self.queue.drain(keep..).map(|frame| frame.completion));
     }
 
-    /// Gives up everything.
-    pub(super) fn abandon(&mut self, abandoned: &mut Vec<Written>) {
+    /// Drops all frames.
+    pub(super) fn abandon(&mut self, abandoned: &mut Vec<SendCompletion>) {
         self.sent = 0;
-        abandoned.extend(self.queue.drain(..).map(|frame| frame.written));
+        abandoned.extend(self.queue.drain(..).map(|frame| frame.completion));
     }
 }
 
-/// Where the data that is arriving goes.
+/// The destination of the data that are arriving.
 pub(super) struct Incoming<T> {
-    /// `None`: nowhere; it named memory that is not there.
+    /// `None`: the frame named memory that does not exist, and the data are dropped.
     pub(super) dst: Option<Slice>,
     /// Bytes that have arrived.
     pub(super) at: usize,
     /// Bytes that are still to arrive.
     pub(super) remaining: u64,
-    /// What to do when all are there.
-    pub(super) then: T,
+    /// The action when all data have arrived.
+    pub(super) action: T,
 }
 
-/// How a receive went.
+/// The result of a receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Received {
     /// There may be more.
     More,
-    /// This was all for now.
+    /// No more bytes for now.
     Drained,
     /// The peer has closed its end.
     Closed,
@@ -198,12 +198,12 @@ pub(super) struct InConnection<T> {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// The data that is arriving; `None` at a frame's beginning.
+    /// The data that are arriving; `None` between frames.
     pub(super) incoming: Option<Incoming<T>>,
-    /// Whether a sleeper is woken when there is something to receive.
+    /// Whether epoll reports that there is something to receive.
     pub(super) watched: bool,
-    /// Whether a frame waits for what another connection is to say first.
-    pub(super) held: bool,
+    /// Whether a piece waits for its announcement on another connection.
+    pub(super) is_held: bool,
     /// Bytes received in this poll.
     spent: usize,
 }
@@ -217,12 +217,12 @@ impl<T> InConnection<T> {
             end: 0,
             incoming: None,
             watched: false,
-            held: false,
+            is_held: false,
             spent: 0,
         }
     }
 
-    /// Bytes that have arrived and were not taken.
+    /// Bytes that have arrived and were not consumed.
     pub(super) fn buffered(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
@@ -238,7 +238,7 @@ impl<T> InConnection<T> {
         self.spent = 0;
     }
 
-    /// Whether anything has come in this poll.
+    /// Whether any bytes have come in this poll.
     pub(super) fn has_received(&self) -> bool {
         self.spent > 0
     }
@@ -248,8 +248,8 @@ impl<T> InConnection<T> {
         self.spent >= RECEIVE_BYTES_PER_POLL
     }
 
-    /// Moves buffered bytes to where the data that is arriving goes; returns what to do then when
-    /// all of it is there.
+    /// Moves buffered bytes to the destination of the arriving data; returns the action when all of
+    /// them have arrived.
     pub(super) fn settle(&mut self) -> Option<T> {
         let incoming = self.incoming.as_mut()?;
         let count = usize::try_from(incoming.remaining).unwrap_or(usize::MAX).min(self.end - self.start);
@@ -262,18 +262,18 @@ impl<T> InConnection<T> {
             self.consume(count);
         }
         match &self.incoming {
-            Some(incoming) if incoming.remaining == 0 => self.incoming.take().map(|incoming| incoming.then),
+            Some(incoming) if incoming.remaining == 0 => self.incoming.take().map(|incoming| incoming.action),
             _ => None,
         }
     }
 
-    /// Receives once. Buffered bytes must have been settled or found too few for a frame.
+    /// Receives once. Before, the buffered bytes must have been settled, or be too few for a frame.
     pub(super) fn receive(&mut self) -> io::Result<Received> {
         let (asked, result) = match &mut self.incoming {
             Some(Incoming { dst: Some(dst), at, remaining, .. }) => {
                 let remaining_bytes = usize::try_from(*remaining).unwrap_or(usize::MAX);
                 let limit = remaining_bytes.min(RECEIVE_BYTES_PER_POLL);
-                // What comes after the data goes to the buffer, in the same call.
+                // The bytes after the data go to the buffer, in the same call.
                 let tail = if limit == remaining_bytes { &mut self.buffer[..] } else { &mut [] };
                 let asked = limit + tail.len();
                 let result = dst.receive(self.socket.as_fd(), *at, limit, tail);
@@ -314,8 +314,7 @@ impl<T> InConnection<T> {
     }
 }
 
-/// A data socket: nobody keeps the connection open once this end is dropped, not even a forked
-/// child.
+/// A data socket. Dropping it closes the connection, even if a forked child keeps a descriptor.
 pub(super) struct Socket(OwnedFd);
 
 impl AsFd for Socket {
@@ -326,7 +325,7 @@ impl AsFd for Socket {
 
 impl Drop for Socket {
     fn drop(&mut self) {
-        // Fails when the connection is gone already, which is what is wanted.
+        // Fails when the connection is closed already.
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }
 }

@@ -1,12 +1,11 @@
-//! The frames of a data connection: what is said before bytes follow. A pure codec: no I/O, no
-//! allocation, no panic.
+//! The frames of a data connection. A pure codec: no I/O, no allocation, no panic.
 //!
 //! A frame is a header of [`HEADER_BYTES`] and at most [`SIGNAL_SLOT_PAYLOAD_BYTES`] of *extra* (a
-//! signal's payload, an atomic's operands). [`Frame::body_bytes`] says how many bytes of data
-//! follow it on the stream.
+//! signal's payload, an atomic's operands). [`Frame::body_bytes`] returns how many bytes of data
+//! follow the frame on the stream.
 //!
-//! **Invariant:** there is one encoding for each frame. What does not encode back to the very same
-//! bytes is refused, so unused fields are zero and may get a meaning in a later version.
+//! **Invariant:** each frame has one encoding. Bytes that do not encode back to themselves are
+//! refused, so unused fields are zero and may get a meaning in a later version.
 
 use crate::device::{AtomicOp, ProtocolViolation};
 use crate::region::{RegionKey, RemoteSlice};
@@ -18,15 +17,15 @@ pub const HEADER_BYTES: usize = 40;
 /// Longest frame without the data that follows it, in bytes.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + SIGNAL_SLOT_PAYLOAD_BYTES;
 
-/// Longest transfer, in bytes. Only bounds what a header may claim: data goes to its destination,
-/// never to a buffer made to measure.
+/// Longest transfer, in bytes. It only bounds the length in a header: data go to their destination,
+/// and no buffer of that length is allocated.
 pub const TRANSFER_BYTES_MAX: u64 = 1 << 40;
 
-/// Names an operation that awaits an answer, or a put that arrives in several pieces. Chosen by its
-/// sender.
+/// Names an operation that awaits an answer, or a put that arrives in several pieces. Its sender
+/// chooses it.
 pub type Token = u64;
 
-/// What is said on a data connection.
+/// A frame of a data connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
     /// Only a signal.
@@ -34,82 +33,83 @@ pub enum Frame {
         /// The signal.
         signal: Signal,
     },
-    /// Bytes for the receiver's memory follow.
+    /// Data for the receiver's memory follow.
     Put {
-        /// Where they belong.
+        /// The destination.
         dst: RemoteSlice,
-        /// To be shown when they, and all other pieces, are there.
+        /// The signal to raise when this piece and all others have arrived.
         signal: Option<Signal>,
-        /// Whether the receiver is to say [`Frame::Accepted`] when all is there. It says
-        /// [`Frame::Refused`] anyway.
-        answered: bool,
+        /// Whether the receiver answers [`Frame::Accepted`] when all data have arrived. It always
+        /// answers [`Frame::Refused`].
+        wants_answer: bool,
         /// Bit `n`: connection `n` carries another piece. Connection 0 carries this one.
-        others: u8,
+        other_connections: u8,
         /// Names the put.
         token: Token,
     },
-    /// Another piece of a put that connection 0 has announced; its bytes follow.
+    /// Another piece of a put that connection 0 has announced; its data follow.
     Piece {
-        /// Where they belong.
+        /// The destination.
         dst: RemoteSlice,
         /// Names the put.
         token: Token,
     },
-    /// Asks for bytes of the receiver's memory.
+    /// Requests bytes of the receiver's memory.
     Get {
-        /// Which.
+        /// The source.
         src: RemoteSlice,
-        /// On which connection they are to come.
+        /// The connection that the answer uses.
         connection: u8,
         /// Names the request.
         token: Token,
     },
-    /// Bytes that were asked for follow.
+    /// The requested data follow.
     GetReply {
-        /// How many.
+        /// Their length, in bytes.
         len: u64,
         /// Names the request.
         token: Token,
     },
-    /// Asks for an atomic operation on a word of the receiver's memory.
+    /// Requests an atomic operation on a word of the receiver's memory.
     Atomic {
         /// The region.
         key: RegionKey,
-        /// Where in the region the word begins, in bytes.
+        /// The word's offset in the region, in bytes.
         offset: u64,
-        /// What to do with it.
+        /// The operation.
         op: AtomicOp,
         /// Names the request.
         token: Token,
     },
-    /// An atomic was carried out.
+    /// The result of an atomic operation.
     AtomicReply {
-        /// What the word was before.
+        /// The word's value before the operation.
         old: u64,
         /// Names the request.
         token: Token,
     },
-    /// A put is there in full.
+    /// All data of a put have arrived.
     Accepted {
-        /// The key it used.
+        /// The key that it used.
         key: RegionKey,
-        /// How long the key's region is: puts inside it need no answer until its key is revoked.
+        /// Length of the key's region, in bytes: puts inside it need no answer until the key is
+        /// revoked.
         region_bytes: u64,
         /// Names the put.
         token: Token,
     },
-    /// A put, get or atomic named memory that is not there; nothing was touched.
+    /// A put, get or atomic named memory that does not exist; no byte was read or written.
     Refused {
-        /// The key it used.
+        /// The key that it used.
         key: RegionKey,
         /// Names the operation.
         token: Token,
     },
-    /// Nothing more will come.
+    /// The last frame.
     Bye,
 }
 
-/// A frame's bytes.
+/// The bytes of a frame.
 #[derive(Clone, Copy)]
 pub struct Encoded {
     bytes: [u8; FRAME_BYTES_MAX],
@@ -123,13 +123,13 @@ impl Encoded {
         &self.bytes[..self.len()]
     }
 
-    /// How many.
+    /// Their number.
     #[must_use]
     pub fn len(&self) -> usize {
         usize::from(self.len)
     }
 
-    /// Never: a frame has a header.
+    /// Always false: a frame has a header.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         false
@@ -153,9 +153,9 @@ const FLAG_ANSWERED: u8 = 2;
 const ATOMIC_ADD: u8 = 1;
 const ATOMIC_COMPARE_SWAP: u8 = 2;
 
-/// The header's fields before they mean anything. On the wire, little endian: kind (1 byte), flags
-/// (1), signal slot (2), extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length
-/// (8), token (8), then the extra bytes.
+/// A decoded header without its meaning. On the wire, little endian: kind (1 byte), flags (1),
+/// signal slot (2), extra's length (1), auxiliary (1), zero (2), key (8), offset (8), length (8),
+/// token (8), then the extra bytes.
 #[derive(Clone, Copy)]
 struct Fields {
     kind: u8,
@@ -260,12 +260,12 @@ impl Fields {
 }
 
 impl Frame {
-    /// The frame at the beginning of `bytes` and its length; `None` when more bytes are needed,
-    /// which never are more than [`FRAME_BYTES_MAX`].
+    /// The frame at the beginning of `bytes` and its length; `None` when more bytes are needed. A
+    /// frame never needs more than [`FRAME_BYTES_MAX`].
     ///
     /// # Errors
     ///
-    /// When the bytes are no frame, whatever follows.
+    /// When the bytes are no frame, whatever follows them.
     pub fn decode(bytes: &[u8]) -> Result<Option<(Self, usize)>, ProtocolViolation> {
         let Some(fields) = Fields::read(bytes)? else { return Ok(None) };
         let (token, key) = (fields.token, RegionKey(fields.key));
@@ -274,8 +274,8 @@ impl Frame {
             PUT => Some(Self::Put {
                 dst: fields.to_slice(),
                 signal: fields.to_signal(),
-                answered: fields.flags & FLAG_ANSWERED != 0,
-                others: fields.auxiliary,
+                wants_answer: fields.flags & FLAG_ANSWERED != 0,
+                other_connections: fields.auxiliary,
                 token,
             }),
             PIECE => Some(Self::Piece { dst: fields.to_slice(), token }),
@@ -292,8 +292,8 @@ impl Frame {
         if frame.body_bytes() > TRANSFER_BYTES_MAX {
             return Err(ProtocolViolation::OversizedFrame);
         }
-        // One encoding for each frame: see the module's invariant. Forty bytes cost less than a
-        // look at every field.
+        // The invariant of the module: one encoding for each frame. Comparing forty bytes costs
+        // less than checking every field.
         let encoded = frame.encode();
         if !bytes.starts_with(encoded.as_bytes()) {
             return Err(ProtocolViolation::MalformedFrame);
@@ -301,7 +301,7 @@ impl Frame {
         Ok(Some((frame, encoded.len())))
     }
 
-    /// The frame's bytes.
+    /// Encodes the frame.
     #[must_use]
     pub fn encode(&self) -> Encoded {
         self.fields().write()
@@ -310,13 +310,13 @@ impl Frame {
     fn fields(&self) -> Fields {
         match *self {
             Self::Signal { signal } => Fields::new(SIGNAL).signal(&signal),
-            Self::Put { dst, signal, answered, others, token } => {
+            Self::Put { dst, signal, wants_answer, other_connections, token } => {
                 let mut fields = Fields::new(PUT).slice(&dst);
                 if let Some(signal) = &signal {
                     fields = fields.signal(signal);
                 }
-                fields.flags |= if answered { FLAG_ANSWERED } else { 0 };
-                Fields { auxiliary: others, token, ..fields }
+                fields.flags |= if wants_answer { FLAG_ANSWERED } else { 0 };
+                Fields { auxiliary: other_connections, token, ..fields }
             }
             Self::Piece { dst, token } => Fields { token, ..Fields::new(PIECE).slice(&dst) },
             Self::Get { src, connection, token } => {

@@ -31,7 +31,13 @@ fn frame() -> impl Strategy<Value = Frame> {
     prop_oneof![
         signal().prop_map(|signal| Frame::Signal { signal }),
         (remote(), proptest::option::of(signal()), any::<bool>(), any::<u8>(), any::<u64>()).prop_map(
-            |(dst, signal, answered, others, token)| Frame::Put { dst, signal, answered, others, token }
+            |(dst, signal, wants_answer, other_connections, token)| Frame::Put {
+                dst,
+                signal,
+                wants_answer,
+                other_connections,
+                token
+            }
         ),
         (remote(), any::<u64>()).prop_map(|(dst, token)| Frame::Piece { dst, token }),
         (remote(), any::<u8>(), any::<u64>()).prop_map(|(src, connection, token)| Frame::Get {
@@ -95,7 +101,7 @@ proptest! {
     }
 }
 
-/// What the fuzz target asserts, too.
+/// The assertions of the fuzz target.
 fn check(bytes: &[u8]) {
     match Frame::decode(bytes) {
         Ok(Some((frame, used))) => {

@@ -1,8 +1,8 @@
 //! Registered memory and sockets: sending straight out of a slice, receiving straight into one.
 //!
-//! The safe surface of what `tcp` does with raw memory. **Invariant:** every address given to the
-//! kernel lies inside a slice or a buffer that is borrowed for the whole call, and the kernel keeps
-//! none of them afterwards.
+//! This is the safe interface to all raw memory accesses of `tcp`. **Invariant:** every address
+//! given to the kernel lies inside a slice or a buffer that is borrowed for the whole call, and the
+//! kernel keeps none of them afterwards.
 
 use std::io;
 use std::marker::PhantomData;
@@ -12,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::device::AtomicOp;
 use crate::region::Slice;
 
-/// Pieces that one send gathers at most. The kernel takes 1,024; more than these save nothing.
+/// Pieces that one send gathers at most. The kernel takes 1,024; more than 64 save nothing.
 pub(crate) const GATHER_PIECES_MAX: usize = 64;
 
-/// Pieces of memory that go out in one send, in order.
+/// Pieces of memory that one send transmits, in order.
 pub(crate) struct Gather<'a> {
     vectors: [libc::iovec; GATHER_PIECES_MAX],
     len: usize,
@@ -24,7 +24,7 @@ pub(crate) struct Gather<'a> {
 }
 
 impl<'a> Gather<'a> {
-    /// Nothing yet.
+    /// An empty list.
     pub(crate) fn new() -> Self {
         let nothing = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self { vectors: [nothing; GATHER_PIECES_MAX], len: 0, bytes: 0, _borrows: PhantomData }
@@ -35,7 +35,7 @@ impl<'a> Gather<'a> {
         GATHER_PIECES_MAX - self.len
     }
 
-    /// How many bytes it holds.
+    /// Their length in total, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -63,7 +63,7 @@ impl<'a> Gather<'a> {
         }
     }
 
-    /// Sends as much as the socket takes without blocking; returns how many bytes that was.
+    /// Sends as many bytes as the socket takes without blocking; returns their number.
     pub(crate) fn send(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
         // SAFETY: all-zero is the documented empty value of this plain C structure.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -97,9 +97,9 @@ impl Slice {
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.as_ptr().add(at), bytes.len()) }
     }
 
-    /// Receives at most `limit` bytes into the slice from byte `at` on, and what comes after them
-    /// into `tail`, in one call that does not block. Returns how many bytes came in all; zero means
-    /// that the peer has closed.
+    /// Receives at most `limit` bytes into the slice from byte `at` on, and the bytes after them
+    /// into `tail`, in one call that does not block. Returns the number of bytes received; zero
+    /// means that the peer has closed.
     ///
     /// # Panics
     ///
@@ -131,8 +131,8 @@ impl Slice {
         usize::try_from(received).map_err(|_| io::Error::last_os_error())
     }
 
-    /// Carries out an atomic on the word that this slice is; `None` when it is not 8 aligned bytes.
-    /// Returns the old value.
+    /// Carries out an atomic on the word that this slice holds, and returns the old value; `None`
+    /// when the slice is not 8 aligned bytes.
     pub(crate) fn atomic(&self, operation: AtomicOp) -> Option<u64> {
         let word = self.as_ptr().cast::<u64>();
         if self.len() != size_of::<u64>() || !word.is_aligned() {

@@ -1,57 +1,59 @@
 //! `tcp`: the device contract over sockets, anywhere.
 //!
-//! Each pair has a control stream of the [control plane](crate::control), read also while nobody
-//! polls, and [`CONNECTIONS`] data connections in each direction, written and read by `poll`
-//! itself. Frames ([`frame`]) name region, offset and signal; data is sent straight out of
+//! Each pair has a control stream of the [control plane](crate::control), which is read also while
+//! nobody polls, and [`CONNECTIONS`] data connections in each direction, which `poll` itself writes
+//! and reads. Frames ([`frame`]) name region, offset and signal. Data are sent straight out of
 //! registered memory and received straight into it.
-//!
-//! * A connection carries data one way only. So closing after a goodbye never destroys what is
-//!   still to be read, and both directions run at once without sharing a connection.
+//! * A connection carries data in one direction only. So closing after a bye never destroys bytes
+//!   that the peer has not read, and the two directions do not share a connection.
 //! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all connections. Connection 0
-//!   announces what comes on the others, which are not looked at otherwise: a poll with nothing to
-//!   do costs one call a peer.
-//! * `Done` of a put means that the socket has taken it. The first put to a region is answered by
-//!   its owner, so that a bad key is an error of its transfer; later ones need no answer until the
-//!   owner takes the key back. A put that crosses with that is dropped by the target, which then
-//!   says so; it is logged here.
+//!   announces the pieces on the others, which are not read otherwise: an idle poll costs one call
+//!   a peer.
+//! * `Done` of a put means that the socket has taken it. The owner of a region answers the first
+//!   put to it, so that a bad key is an error of its transfer. Later puts need no answer until the
+//!   owner revokes the key. If a put crosses with the revocation, the target drops the put and
+//!   refuses it; this rank logs the refusal.
 //!
-//! **Invariant:** memory is written only by the polling thread, for a pair that is open, inside
-//! a region that the thread holds a handle of: so dropping a pair's connections is fence (contract
-//! line 9).
+//! **Invariant:** memory is written only by the polling thread, for an open pair, inside a region
+//! of which the thread holds a handle. So dropping a pair's connections is the fence (contract line
+//! 9).
 
 mod connection;
-mod contract;
 pub mod frame;
 #[allow(unsafe_code)]
 mod memory;
 mod pair;
-mod poll;
 mod regions;
 mod slab;
 
-use std::os::fd::OwnedFd;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use rustix::event::epoll;
 
-use self::pair::{Bye, Outbox, Pair};
+use self::connection::{InConnection, OutConnection};
+use self::pair::{ByeState, EventQueue, Outcome, Pair, PairState};
 use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{Control, ControlEvent, Releases, socket};
+use crate::control::{Control, ControlEvent, ReleasedRegions, socket};
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
-    Device, DeviceConfig, DeviceInfo, Event, LossCause, PostError, Reach, SubmitError, Transfer,
-    TransferError,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
+    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    WakeSource,
 };
-use crate::region::{Region, Registry};
-use crate::signals::Signals;
+use crate::memory::{Memory, Space};
+use crate::region::{Mapped, Region, Registry, RemoteSlice, random_key};
+use crate::signals::{Signal, Signals};
 
-/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+/// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
 /// # Panics
 ///
-/// When what was decoded does not survive being encoded and decoded again.
+/// When a decoded value does not survive encoding and decoding.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
     crate::control::check_decoders(bytes);
@@ -60,66 +62,66 @@ pub fn check_decoders(bytes: &[u8]) {
 /// Data connections of a pair in each direction.
 pub const CONNECTIONS: usize = 2;
 
-/// Transfers of so many bytes and more travel on all connections.
+/// Transfers of at least this many bytes travel on all connections.
 pub const SPLIT_BYTES_MIN: usize = 1 << 20;
 
 /// Transfers under way to one peer.
 pub const QUEUE_DEPTH: usize = 1024;
 
 /// Events that wait to be polled before submits are refused.
-const OUTBOX_MAX: usize = 4 * QUEUE_DEPTH;
+const EVENTS_MAX: usize = 4 * QUEUE_DEPTH;
 
 const FABRIC: &str = "tcp";
 
-/// Epoll data of the wake source itself; others are peers.
+/// Epoll data of the wake source; all other data are peers.
 const WAKE_SOURCE: u64 = u64::MAX;
 
 /// One rank's end of the tcp fabric.
 pub struct TcpDevice {
-    // The data connections close before the control streams do, so that peers read what was sent
-    // first.
+    // The data connections close before the control streams, so that peers read all that was sent.
     peers: Vec<Peer>,
     control: Control<Revoked>,
     info: DeviceInfo,
     epoll: Arc<OwnedFd>,
     signal_slots: Vec<OnceLock<Signals>>,
     regions: Regions,
-    releases: Arc<Releases>,
+    releases: Arc<ReleasedRegions>,
     registry: Arc<dyn Registry>,
-    /// Peers whose connections are to be read.
+    /// Peers whose connections are read.
     open: Vec<Rank>,
-    /// Peers to whom something waits to be sent.
+    /// Peers with frames to send.
     sending: Vec<Rank>,
-    outbox: Outbox,
-    /// The last poll left something behind that wakes nobody.
+    event_queue: EventQueue,
+    /// The last poll left work that wakes nobody.
     unfinished: bool,
-    leaving: bool,
+    is_leaving: bool,
     now: Nanos,
 }
 
 enum Peer {
     Idle,
     Connecting,
-    Open(Box<Open>),
+    Open(Box<OpenPeer>),
     Lost(LossCause),
     Severed,
 }
 
-struct Open {
+struct OpenPeer {
     pair: Pair,
-    /// Its goodbye has come: it is not received from any more, but may still be told ours.
+    /// The peer's bye has come: nothing more is received from it, but it may still get this rank's
+    /// bye.
     departed: bool,
-    /// A connection with it broke; its goodbye may still come until this time.
+    /// A connection broke; the peer's bye may still come until this time.
     suspect: Option<(Nanos, LossCause)>,
-    /// Nothing can come any more: what broke is a connection from it. Who has left and closed takes
-    /// nothing, but what it sent before still comes.
+    /// Nothing more can come, because a connection from the peer broke. When a connection to the
+    /// peer broke, data that the peer sent before can still come.
     is_silent: bool,
 }
 
 impl TcpDevice {
-    /// Listens, on loopback or where the configuration says, and starts the watcher. It takes a
-    /// secret, also on loopback, where every user of the host can connect:
-    /// [`Secret::fresh`](crate::Secret::fresh) will do there.
+    /// Listens, on loopback or at the configured interface, and starts the watcher. A secret is
+    /// required also on loopback, because every user of the host can connect there;
+    /// [`Secret::fresh`](crate::Secret::fresh) suffices for it.
     ///
     /// # Errors
     ///
@@ -132,7 +134,7 @@ impl TcpDevice {
                 let data = epoll::EventData::new_u64(WAKE_SOURCE);
                 epoll::add(&epoll, control.wake_source(), data, epoll::EventFlags::IN).map(|()| epoll)
             })
-            .map_err(|error| OpenError::System { what: "epoll descriptor", source: error.into() })?;
+            .map_err(|error| OpenError::System { resource: "epoll descriptor", source: error.into() })?;
         let releases = Arc::new(control.releases());
         let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth: QUEUE_DEPTH };
         let info = DeviceInfo {
@@ -156,30 +158,30 @@ impl TcpDevice {
             releases,
             open: Vec::new(),
             sending: Vec::new(),
-            outbox: Outbox::with_capacity(64),
+            event_queue: EventQueue::with_capacity(64),
             unfinished: false,
-            leaving: false,
+            is_leaving: false,
             now: Nanos::ZERO,
         })
     }
 
-    /// Who is told that regions are gone.
+    /// The registry of this device's regions.
     pub(crate) fn registry(&self) -> Arc<dyn Registry> {
         Arc::clone(&self.registry)
     }
 
-    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
     }
 
-    /// Makes a region of the shared registry reachable by its own key.
+    /// Makes a region of the shared registry reachable by its key.
     pub(crate) fn adopt(&mut self, region: &Region) {
         debug_assert!(region.belongs_to(&self.registry), "released regions are told to the shared registry");
         self.regions.insert(region);
     }
 
-    /// The file that `arm` returns, always the same one.
+    /// The descriptor that `arm` returns, always the same.
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
     }
@@ -190,7 +192,7 @@ impl TcpDevice {
             Some(Peer::Open(open)) if !open.departed => {}
             _ => return Err(PostError::NotConnected { peer }),
         }
-        // Who has this message knows what was released before.
+        // A peer that has this message must know all earlier releases.
         if self.releases.has_any() {
             self.release_regions();
         }
@@ -202,9 +204,9 @@ impl TcpDevice {
         self.expect_room(peer)
     }
 
-    /// Whether events of one more transfer would find room.
+    /// Whether the event queue has room for the events of one more transfer.
     fn expect_room(&self, peer: Rank) -> Result<(), SubmitError> {
-        if self.outbox.len() >= OUTBOX_MAX {
+        if self.event_queue.len() >= EVENTS_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
         Ok(())
@@ -212,11 +214,11 @@ impl TcpDevice {
 
     fn list_sending(&mut self, peer: Rank) {
         if let Peer::Open(open) = &mut self.peers[peer as usize]
-            && !open.pair.core.listed
+            && !open.pair.state.is_listed
             && open.suspect.is_none()
-            && open.pair.core.has_output()
+            && open.pair.state.has_output()
         {
-            open.pair.core.listed = true;
+            open.pair.state.is_listed = true;
             self.sending.push(peer);
         }
     }
@@ -229,16 +231,16 @@ impl TcpDevice {
                 }
                 ControlEvent::Message { peer, message: Revoked(key) } => {
                     if let Peer::Open(open) = &mut self.peers[peer as usize] {
-                        open.pair.core.revoked(key);
+                        open.pair.state.revoked(key);
                     }
                 }
-                // Data may still be on its way, and the last frame there says so too.
+                // Data may still be on their way; the last data frame is a bye too.
                 ControlEvent::Departed { .. } => {}
                 ControlEvent::Lost { peer, cause } => {
                     let error = TransferError::Lost { peer, cause: cause.clone() };
                     if !matches!(self.peers[peer as usize], Peer::Lost(_) | Peer::Severed) {
                         self.close(peer, Peer::Lost(cause.clone()), &error);
-                        self.outbox.push_back(Event::PeerLost { peer, cause });
+                        self.event_queue.push_back(Event::PeerLost { peer, cause });
                     }
                 }
             }
@@ -256,35 +258,35 @@ impl TcpDevice {
             return;
         }
         pair.incoming[0].watched = true;
-        if self.leaving {
-            pair.core.bye = Bye::Wanted;
-            pair.core.say_bye();
+        if self.is_leaving {
+            pair.state.bye = ByeState::Wanted;
+            pair.state.queue_bye();
         }
-        let open = Open { pair, departed: false, suspect: None, is_silent: false };
+        let open = OpenPeer { pair, departed: false, suspect: None, is_silent: false };
         self.peers[peer as usize] = Peer::Open(Box::new(open));
         self.open.push(peer);
         self.list_sending(peer);
-        self.outbox.push_back(Event::Connected { peer });
+        self.event_queue.push_back(Event::Connected { peer });
     }
 
-    /// Closes all of a pair's connections and ends its transfers with `error`.
+    /// Closes all connections of a pair and ends its transfers with `error`.
     fn close(&mut self, peer: Rank, then: Peer, error: &TransferError) {
         self.open.retain(|open| *open != peer);
         self.sending.retain(|sending| *sending != peer);
         if let Peer::Open(mut open) = std::mem::replace(&mut self.peers[peer as usize], then) {
             self.close_incoming(&mut open.pair);
-            for connection in &open.pair.core.out {
+            for connection in &open.pair.state.out {
                 if connection.watched {
                     let _ = epoll::delete(&self.epoll, &connection.socket);
                 }
             }
-            open.pair.core.fail_all(error, false, &mut self.outbox);
+            open.pair.state.fail_all(error, false, &mut self.event_queue);
         }
     }
 
     fn close_incoming(&self, pair: &mut Pair) {
         for connection in pair.incoming.drain(..) {
-            // Explicitly, as a forked child may keep the connection open.
+            // Explicitly, because a forked child may keep the connection open.
             if connection.watched {
                 let _ = epoll::delete(&self.epoll, &connection.socket);
             }
@@ -298,29 +300,365 @@ impl TcpDevice {
         self.close_incoming(&mut open.pair);
         open.departed = true;
         open.suspect = None;
-        let core = &mut open.pair.core;
-        core.fail_all(&TransferError::Left { peer }, true, &mut self.outbox);
-        if core.bye == Bye::Queued {
-            core.bye = Bye::Wanted;
-            core.say_bye();
+        let state = &mut open.pair.state;
+        state.fail_all(&TransferError::Departed { peer }, true, &mut self.event_queue);
+        if state.bye == ByeState::Queued {
+            state.bye = ByeState::Wanted;
+            state.queue_bye();
         }
         self.peers[peer as usize] = Peer::Open(open);
-        self.outbox.push_back(Event::Left { peer });
+        self.event_queue.push_back(Event::Departed { peer });
     }
 
-    /// Forgets released regions and tells who counts on them.
+    /// Removes released regions and tells the peers that rely on them.
     fn release_regions(&mut self) {
         for key in self.releases.take() {
             for peer in self.regions.remove(key) {
-                // A peer that reads nothing is found out by other means.
-                self.control.say(peer, &Revoked(key).encode());
+                // A peer that does not read is found out by other means.
+                self.control.send_message(peer, &Revoked(key).encode());
             }
         }
     }
 
     fn deliver(&mut self, events: &mut Vec<Event>) {
         let room = events.capacity() - events.len();
-        let count = room.min(self.outbox.len());
-        events.extend(self.outbox.drain(..count));
+        let count = room.min(self.event_queue.len());
+        events.extend(self.event_queue.drain(..count));
     }
+}
+
+// SAFETY: the conformance suite tests each line of the contract.
+#[allow(unsafe_code)]
+unsafe impl Device for TcpDevice {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        match memory.space() {
+            Space::Host => {}
+            space => return Err(RegisterError::Space { fabric: FABRIC, space }),
+        }
+        let region = Region::new(memory, random_key(), Arc::clone(&self.registry));
+        self.regions.insert(&region);
+        Ok(region)
+    }
+
+    fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: FABRIC })
+    }
+
+    fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        self.control.connect(peer, address)?;
+        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
+            *slot = Peer::Connecting;
+        }
+        Ok(())
+    }
+
+    fn sever(&mut self, peer: Rank) {
+        self.control.sever(peer);
+        self.close(peer, Peer::Severed, &TransferError::Severed { peer });
+        self.event_queue.push_back(Event::Severed { peer });
+    }
+
+    fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.expect_open(peer)?;
+        self.check(peer, &transfer)?;
+        self.queue(peer, |state| state.submit(transfer, id))
+    }
+
+    fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
+        self.expect_open(peer)?;
+        self.expect_room(peer)?;
+        self.queue(peer, |state| state.signal(signal, id))
+    }
+
+    fn signal_slots(&self, peer: Rank) -> Signals {
+        self.signal_slots[peer as usize].get_or_init(|| Signals::new(self.info.signal_slots)).clone()
+    }
+
+    fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
+        self.post_message(peer, message, urgency == Urgency::Urgent)
+    }
+
+    fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
+        self.now = now;
+        self.unfinished = false;
+        if self.control.wake_source().is_set() {
+            self.control.wake_source().drain();
+        }
+        if self.control.has_events() {
+            self.take_events();
+        }
+        if self.releases.has_any() {
+            self.release_regions();
+        }
+        if !self.sending.is_empty() {
+            self.flush_connections();
+        }
+        self.receive();
+        // Answers, and frames that had to wait for a frame of the peer.
+        if !self.sending.is_empty() {
+            self.flush_connections();
+        }
+        self.expire_suspects();
+        if self.control.has_events() {
+            self.take_events();
+        }
+        self.deliver(events);
+    }
+
+    fn arm(&mut self) -> Option<Armed> {
+        let is_woken = self.control.wake_source().drain();
+        let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
+            Peer::Open(open) => open.pair.state.out.iter().any(OutConnection::is_ready),
+            _ => false,
+        });
+        if is_woken
+            || sendable
+            || self.unfinished
+            || self.control.has_events()
+            || !self.event_queue.is_empty()
+        {
+            return None;
+        }
+        for (peer, state) in self.peers.iter_mut().enumerate() {
+            if let Peer::Open(open) = state
+                && Self::watch(&self.epoll, peer as Rank, open).is_err()
+            {
+                return None;
+            }
+        }
+        let suspects = self.open.iter().filter_map(|peer| match &self.peers[*peer as usize] {
+            Peer::Open(open) => open.suspect.as_ref().map(|(until, _)| *until),
+            _ => None,
+        });
+        Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: suspects.min() })
+    }
+
+    fn leave(&mut self) {
+        self.is_leaving = true;
+        for peer in 0..self.control.world_size() {
+            if let Peer::Open(open) = &mut self.peers[peer as usize] {
+                if open.pair.state.bye == ByeState::No {
+                    open.pair.state.bye = ByeState::Wanted;
+                }
+                open.pair.state.queue_bye();
+                self.list_sending(peer);
+            }
+        }
+        self.flush_connections();
+    }
+
+    fn flush(&mut self, scope: Flush) -> bool {
+        if !self.sending.is_empty() {
+            self.flush_connections();
+        }
+        (0..).zip(&self.peers).all(|(rank, peer)| match peer {
+            Peer::Open(open) => {
+                let is_sent = open.suspect.is_none() && open.pair.is_flushed();
+                is_sent && (scope == Flush::Transfers || !self.control.has_output(rank))
+            }
+            _ => true,
+        })
+    }
+}
+
+impl TcpDevice {
+    /// Whether transfers to a peer are accepted.
+    fn expect_open(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        if self.control.has_events() {
+            // The owner of a key may have revoked it.
+            self.take_events();
+        }
+        match self.peers.get(peer as usize) {
+            Some(Peer::Open(open)) if open.departed || self.is_leaving => Err(SubmitError::Departed { peer }),
+            Some(Peer::Open(_)) => Ok(()),
+            None | Some(Peer::Idle | Peer::Connecting) => Err(SubmitError::NotConnected { peer }),
+            Some(Peer::Lost(cause)) => Err(SubmitError::Lost { peer, kind: cause.kind() }),
+            Some(Peer::Severed) => Err(SubmitError::Severed { peer }),
+        }
+    }
+
+    /// Queues a frame for an open peer, and lists the peer among those to send to.
+    fn queue(
+        &mut self,
+        peer: Rank,
+        queue: impl FnOnce(&mut PairState) -> Result<(), SubmitError>,
+    ) -> Result<Submitted, SubmitError> {
+        if let Peer::Open(open) = &mut self.peers[peer as usize] {
+            queue(&mut open.pair.state)?;
+            if !open.pair.state.is_listed && open.suspect.is_none() {
+                open.pair.state.is_listed = true;
+                self.sending.push(peer);
+            }
+        }
+        Ok(Submitted::UnderWay)
+    }
+}
+
+/// Up to this number of open peers a poll reads all their sockets; with more peers epoll first
+/// tells which sockets are ready.
+const DIRECT_PEERS_MAX: usize = 4;
+
+/// Peers that one poll serves at most when epoll tells which are ready; the next poll serves the
+/// others.
+const READY_MAX: usize = 64;
+
+/// How long a poll waits for the bye of a peer whose connection broke, from the last bytes on.
+const BYE_GRACE: Duration = Duration::from_millis(500);
+
+impl TcpDevice {
+    /// Sends what the sockets take.
+    fn flush_connections(&mut self) {
+        let mut sending = std::mem::take(&mut self.sending);
+        sending.retain(|peer| {
+            let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
+            let said = open.pair.state.bye;
+            match open.pair.state.flush(&mut self.event_queue) {
+                Ok(()) => {}
+                Err(_) if open.departed => {
+                    open.pair.state.fail_all(
+                        &TransferError::Departed { peer: *peer },
+                        false,
+                        &mut self.event_queue,
+                    );
+                    open.pair.state.bye = ByeState::Sent;
+                }
+                Err(cause) => {
+                    open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
+                    open.pair.state.is_listed = false;
+                    return false;
+                }
+            }
+            open.pair.state.queue_bye();
+            if said != ByeState::Sent && open.pair.state.bye == ByeState::Sent {
+                self.control.send_bye(*peer);
+            }
+            open.pair.state.is_listed = open.pair.state.has_output();
+            open.pair.state.is_listed
+        });
+        // The list had no other additions meanwhile.
+        self.sending = sending;
+    }
+
+    fn receive_from(&mut self, peer: Rank) {
+        let Peer::Open(open) = &mut self.peers[peer as usize] else { return };
+        if open.departed || open.is_silent {
+            return;
+        }
+        let outcome = open.pair.receive(&mut self.regions, &mut self.event_queue);
+        if let Some((until, _)) = &mut open.suspect
+            && open.pair.incoming.iter().any(InConnection::has_received)
+        {
+            *until = self.now + BYE_GRACE;
+        }
+        if open.pair.state.bye == ByeState::Wanted {
+            open.pair.state.queue_bye();
+        }
+        match outcome {
+            Ok(Outcome::Idle) => self.list_sending(peer),
+            Ok(Outcome::More) => {
+                self.unfinished = true;
+                self.list_sending(peer);
+            }
+            Ok(Outcome::Left) => {
+                self.departed(peer);
+                self.list_sending(peer);
+            }
+            Err(cause @ LossCause::Protocol(_)) => self.control.lose_at_once(peer, cause),
+            // The peer's last message is on the control stream, which the watcher reads; a
+            // connection may end before that.
+            Err(cause) => {
+                open.is_silent = true;
+                open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
+            }
+        }
+    }
+
+    fn receive(&mut self) {
+        if self.open.len() <= DIRECT_PEERS_MAX {
+            // By index, because a departing peer leaves the list. A peer that is skipped by that is
+            // served by the next poll.
+            let mut at = 0;
+            while let Some(peer) = self.open.get(at).copied() {
+                self.receive_from(peer);
+                at += 1;
+            }
+            return;
+        }
+        // Announced data are under way already: no need to ask.
+        let mut at = 0;
+        while let Some(peer) = self.open.get(at).copied() {
+            if let Peer::Open(open) = &self.peers[peer as usize]
+                && open.pair.expects_more()
+            {
+                self.receive_from(peer);
+            }
+            at += 1;
+        }
+        let mut space = [const { MaybeUninit::uninit() }; READY_MAX];
+        let at_once = rustix::time::Timespec { tv_sec: 0, tv_nsec: 0 };
+        // After an interruption no peer is known to be ready, and the next poll asks again.
+        let Ok((ready, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else { return };
+        self.unfinished |= ready.len() == READY_MAX;
+        for event in ready {
+            let token = event.data.u64();
+            if token < u64::from(self.control.world_size()) {
+                self.receive_from(token as Rank);
+            }
+        }
+    }
+
+    fn expire_suspects(&mut self) {
+        for at in 0..self.open.len() {
+            let peer = self.open[at];
+            if let Peer::Open(open) = &mut self.peers[peer as usize]
+                && let Some((until, cause)) = &mut open.suspect
+                && self.now >= *until
+            {
+                // This process may have been stopped all that time, and its watcher too.
+                *until = Nanos::MAX;
+                self.control.lose(peer, cause.clone());
+            }
+        }
+    }
+
+    /// Makes the epoll descriptor readable exactly when a connection of this peer can proceed.
+    fn watch(epoll: &OwnedFd, peer: Rank, open: &mut OpenPeer) -> rustix::io::Result<()> {
+        for connection in 0..open.pair.incoming.len() {
+            let expects = !open.is_silent && open.pair.expects(connection);
+            let incoming = &mut open.pair.incoming[connection];
+            let socket = incoming.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;
+        }
+        let suspect = open.suspect.is_some();
+        for connection in &mut open.pair.state.out {
+            let waits = !connection.is_empty() && !suspect;
+            let socket = connection.socket.as_fd();
+            watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut connection.watched, waits)?;
+        }
+        Ok(())
+    }
+}
+
+/// Adds the socket to epoll or removes it, if that changes.
+fn watch_socket(
+    epoll: &OwnedFd,
+    peer: Rank,
+    (socket, readiness): (BorrowedFd<'_>, epoll::EventFlags),
+    is_watched: &mut bool,
+    wanted: bool,
+) -> rustix::io::Result<()> {
+    if wanted == *is_watched {
+        return Ok(());
+    }
+    if wanted {
+        epoll::add(epoll, socket, epoll::EventData::new_u64(u64::from(peer)), readiness)?;
+    } else {
+        epoll::delete(epoll, socket)?;
+    }
+    *is_watched = wanted;
+    Ok(())
 }

@@ -1,38 +1,36 @@
-//! This rank's end of a connected pair: its connections, and what is under way on them; [`frames`]
-//! says what the peer's frames mean, [`submit`] what this rank's are.
+//! This rank's end of a connected pair: its connections, and the operations under way on them.
 //!
-//! **Invariants:** every accepted transfer is named exactly once, by a queued frame, a [`Parts`] or
-//! a [`Pending`], and whoever takes that name reports it. A signal is shown when every byte of its
-//! put has been received, by this thread.
-
-mod frames;
-mod submit;
+//! **Invariants:** every accepted transfer has exactly one owner: a queued frame, a
+//! [`SplitTransfer`] or a [`Pending`]. The code that removes the owner reports the transfer. A
+//! signal is raised when this thread has received every byte of its put.
 
 use std::os::fd::OwnedFd;
 
-use super::CONNECTIONS;
-use super::connection::{Body, InConnection, OutConnection, OutFrame, Received, Written};
+use super::connection::{Body, InConnection, Incoming, OutConnection, OutFrame, Received, SendCompletion};
 use super::frame::{Frame, Token};
 use super::regions::Regions;
-use super::slab::Slab;
+use super::slab::{Slab, UNTRACKED_TOKEN};
+use super::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 use crate::Rank;
 use crate::control::socket;
-use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
-use crate::region::{KeyMap, RegionKey, Slice};
+use crate::device::{
+    Event, LossCause, ProtocolViolation, Source, SubmitError, Transfer, TransferError, TransferId,
+};
+use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Signal, Signals};
 
 /// Events that wait to be polled.
-pub(super) type Outbox = std::collections::VecDeque<Event>;
+pub(super) type EventQueue = std::collections::VecDeque<Event>;
 
-/// How a transfer's end is reported.
+/// How the end of an operation is reported.
 #[derive(Clone, Copy)]
 enum Report {
     Transfer(TransferId),
     Part(u64),
 }
 
-/// A transfer that ends with several parts.
-struct Parts {
+/// A transfer in several parts.
+struct SplitTransfer {
     id: TransferId,
     remaining: u8,
     result: Result<u64, TransferError>,
@@ -46,34 +44,34 @@ enum Pending {
 }
 
 /// A put that arrives in pieces.
-struct Split {
+struct IncomingSplitPut {
     token: Token,
     remaining: u32,
-    end: PutEnd,
+    end: PutCompletion,
 }
 
-/// What to do when a put is there.
+/// The completion of a put that arrives.
 #[derive(Clone, Copy)]
-struct PutEnd {
+pub(super) struct PutCompletion {
     signal: Option<Signal>,
-    answered: bool,
+    wants_answer: bool,
     refused: bool,
     key: RegionKey,
     token: Token,
 }
 
-/// What to do when data is there.
-enum Then {
-    Put(PutEnd),
+/// The action when data have arrived.
+pub(super) enum ReceiveAction {
+    Put(PutCompletion),
     Piece { token: Token, connection: usize },
     Get { token: Token, connection: usize },
 }
 
-/// How far this rank's goodbye has come.
+/// The state of this rank's bye.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bye {
+pub(super) enum ByeState {
     No,
-    /// Asked for; waits for answers to what was asked before.
+    /// Asked for; waits for answers to earlier requests.
     Wanted,
     Queued,
     Sent,
@@ -81,47 +79,43 @@ pub(super) enum Bye {
 
 /// A connected pair.
 pub(super) struct Pair {
-    pub(super) incoming: Vec<InConnection<Arrival>>,
-    pub(super) core: Core,
+    pub(super) incoming: Vec<InConnection<ReceiveAction>>,
+    pub(super) state: PairState,
 }
 
-/// What a receiving connection keeps with the data that is arriving.
-pub(super) struct Arrival(Then);
-
-/// All of a pair but its receiving connections.
-pub(super) struct Core {
-    pub(super) peer: Rank,
+/// The state of a pair without its receiving connections.
+pub(super) struct PairState {
+    peer: Rank,
     signal_slots: Signals,
     peer_signal_slots: usize,
     pub(super) out: Vec<OutConnection>,
     pending: Slab<Pending>,
-    parts: Slab<Parts>,
-    splits: Vec<Split>,
+    parts: Slab<SplitTransfer>,
+    splits: Vec<IncomingSplitPut>,
     next_split: u64,
-    /// How long the peer's regions are that it has accepted a put to: such puts need no answer.
-    proved: KeyMap<u64>,
-    /// Regions that were taken back before they were proved.
+    /// Lengths of the peer's regions that have accepted a put: puts inside them need no answer.
+    accepted: KeyMap<u64>,
+    /// Regions that were revoked before they were accepted.
     revoked: Vec<RegionKey>,
-    /// Data on connection `n` that connection 0 or a request has announced: connection 0's says
-    /// nothing.
+    /// Pieces that connection 0 or a request has announced on connection `n`. Entry 0 is unused.
     announced: [u32; CONNECTIONS],
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
-    pub(super) bye: Bye,
+    pub(super) bye: ByeState,
     has_peer_bye: bool,
-    /// Whether the device's list of pairs with something to send has it.
-    pub(super) listed: bool,
-    written: Vec<Written>,
+    /// Whether the device lists this pair among those to send to.
+    pub(super) is_listed: bool,
+    written: Vec<SendCompletion>,
 }
 
-/// How receiving went.
+/// The result of receiving.
 pub(super) enum Outcome {
-    /// All that is there has been received.
+    /// All available bytes have been received.
     Idle,
     /// There is more.
     More,
-    /// The peer has said goodbye, and all it sent before is here.
+    /// The peer has sent its bye, and all earlier data have arrived.
     Left,
 }
 
@@ -135,7 +129,7 @@ impl Pair {
     ) -> Self {
         Self {
             incoming: incoming.into_iter().map(InConnection::new).collect(),
-            core: Core {
+            state: PairState {
                 peer,
                 signal_slots,
                 peer_signal_slots,
@@ -144,46 +138,46 @@ impl Pair {
                 parts: Slab::new(),
                 splits: Vec::new(),
                 next_split: 0,
-                proved: KeyMap::default(),
+                accepted: KeyMap::default(),
                 revoked: Vec::new(),
                 announced: [0; CONNECTIONS],
                 under_way: 0,
                 answers: 0,
-                bye: Bye::No,
+                bye: ByeState::No,
                 has_peer_bye: false,
-                listed: false,
+                is_listed: false,
                 written: Vec::new(),
             },
         }
     }
 
-    /// Whether connection `connection` is to be received from: connection 0 always, others when
-    /// something is announced on them.
+    /// Whether to receive from `connection`: always from connection 0, from others when a piece is
+    /// announced.
     pub(super) fn expects(&self, connection: usize) -> bool {
         if connection == 0 {
-            !self.core.has_peer_bye
+            !self.state.has_peer_bye
         } else {
-            self.core.announced[connection] > 0 && !self.incoming[connection].held
+            self.state.announced[connection] > 0 && !self.incoming[connection].is_held
         }
     }
 
-    /// Whether data is announced on connections that say nothing by themselves.
+    /// Whether pieces are announced on connections other than 0.
     pub(super) fn expects_more(&self) -> bool {
-        self.core.announced[1..].iter().any(|announced| *announced > 0)
+        self.state.announced[1..].iter().any(|announced| *announced > 0)
     }
 
-    /// Receives what is there, up to the connections' share of a poll.
+    /// Receives available bytes, up to the limit of a poll.
     pub(super) fn receive(
         &mut self,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<Outcome, LossCause> {
         let mut more = false;
         for connection in 0..self.incoming.len() {
             self.incoming[connection].start_poll();
-            more |= self.receive_connection(connection, regions, outbox)?;
+            more |= self.receive_connection(connection, regions, event_queue)?;
         }
-        if self.core.has_peer_bye && self.core.splits.is_empty() {
+        if self.state.has_peer_bye && self.state.splits.is_empty() {
             return Ok(Outcome::Left);
         }
         Ok(if more { Outcome::More } else { Outcome::Idle })
@@ -194,11 +188,11 @@ impl Pair {
         &mut self,
         connection: usize,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<bool, LossCause> {
         let mut drained = false;
         loop {
-            self.decode(connection, regions, outbox).map_err(LossCause::Protocol)?;
+            self.decode(connection, regions, event_queue).map_err(LossCause::Protocol)?;
             if !self.expects(connection) || drained {
                 return Ok(false);
             }
@@ -214,63 +208,63 @@ impl Pair {
         }
     }
 
-    /// Takes what is buffered as far as it goes.
+    /// Handles the buffered frames.
     fn decode(
         &mut self,
         connection: usize,
         regions: &mut Regions,
-        outbox: &mut Outbox,
+        event_queue: &mut EventQueue,
     ) -> Result<(), ProtocolViolation> {
-        let Self { incoming, core } = self;
+        let Self { incoming, state } = self;
         let stream = &mut incoming[connection];
-        stream.held = false;
+        stream.is_held = false;
         loop {
             if stream.incoming.is_some() {
                 match stream.settle() {
-                    Some(then) => core.arrived(then.0, regions, outbox)?,
+                    Some(action) => state.arrived(action, regions, event_queue)?,
                     None => return Ok(()),
                 }
             }
-            let silent = if connection == 0 { core.has_peer_bye } else { core.announced[connection] == 0 };
+            let silent = if connection == 0 { state.has_peer_bye } else { state.announced[connection] == 0 };
             if silent {
                 return Ok(());
             }
             let Some((frame, used)) = Frame::decode(stream.buffered())? else { return Ok(()) };
             if let Frame::Piece { token, .. } = &frame
-                && !core.splits.iter().any(|split| split.token == *token)
+                && !state.splits.iter().any(|split| split.token == *token)
             {
-                // It overtook its announcement on connection 0.
-                stream.held = true;
+                // The piece overtook its announcement on connection 0.
+                stream.is_held = true;
                 return Ok(());
             }
             stream.consume(used);
-            stream.incoming = core.handle(connection, &frame, regions, outbox)?;
+            stream.incoming = state.handle(connection, &frame, regions, event_queue)?;
         }
     }
 
-    /// Whether nothing waits to be sent or answered.
+    /// Whether no frame waits to be sent or answered.
     pub(super) fn is_flushed(&self) -> bool {
-        let core = &self.core;
-        core.out.iter().all(OutConnection::is_empty)
-            && core.pending.len() == 0
-            && !matches!(core.bye, Bye::Wanted | Bye::Queued)
+        let state = &self.state;
+        state.out.iter().all(OutConnection::is_empty)
+            && state.pending.len() == 0
+            && !matches!(state.bye, ByeState::Wanted | ByeState::Queued)
     }
 }
 
-impl Core {
-    fn push(&mut self, connection: usize, frame: &Frame, body: Body, written: Written) {
-        self.out[connection].push(OutFrame { head: frame.encode(), body, written });
+impl PairState {
+    fn push(&mut self, connection: usize, frame: &Frame, body: Body, completion: SendCompletion) {
+        self.out[connection].push(OutFrame { head: frame.encode(), body, completion });
     }
 
-    /// The peer says that a region is gone.
+    /// Handles a revocation by the peer.
     pub(super) fn revoked(&mut self, key: RegionKey) {
-        if self.proved.remove(&key).is_none() && self.pending.len() > 0 {
+        if self.accepted.remove(&key).is_none() && self.pending.len() > 0 {
             // Its acceptance may still be under way, on another connection.
             self.revoked.push(key);
         }
     }
 
-    fn report(&mut self, report: Report, result: Result<u64, TransferError>, outbox: &mut Outbox) {
+    fn report(&mut self, report: Report, result: Result<u64, TransferError>, event_queue: &mut EventQueue) {
         let (id, result) = match report {
             Report::Transfer(id) => (id, result),
             Report::Part(token) => {
@@ -289,11 +283,11 @@ impl Core {
             }
         };
         self.under_way -= 1;
-        outbox.push_back(Event::Done { id, result });
+        event_queue.push_back(Event::Done { id, result });
     }
 
     /// Sends what the sockets take.
-    pub(super) fn flush(&mut self, outbox: &mut Outbox) -> Result<(), LossCause> {
+    pub(super) fn flush(&mut self, event_queue: &mut EventQueue) -> Result<(), LossCause> {
         let mut written = std::mem::take(&mut self.written);
         let mut result = Ok(());
         for connection in 0..self.out.len() {
@@ -304,43 +298,48 @@ impl Core {
                 result = Err(socket::loss(&error));
             }
         }
-        for what in written.drain(..) {
-            self.wrote(what, Ok(0), outbox);
+        for completion in written.drain(..) {
+            self.complete_send(completion, Ok(0), event_queue);
         }
         self.written = written;
         result
     }
 
-    fn wrote(&mut self, what: Written, result: Result<u64, TransferError>, outbox: &mut Outbox) {
-        match what {
-            Written::Nothing => {}
-            Written::Transfer(id) => self.report(Report::Transfer(id), result, outbox),
-            Written::Part(token) => self.report(Report::Part(token), result, outbox),
-            Written::Answer => self.answers -= 1,
-            Written::Bye => {
+    fn complete_send(
+        &mut self,
+        completion: SendCompletion,
+        result: Result<u64, TransferError>,
+        event_queue: &mut EventQueue,
+    ) {
+        match completion {
+            SendCompletion::Nothing => {}
+            SendCompletion::Transfer(id) => self.report(Report::Transfer(id), result, event_queue),
+            SendCompletion::Part(token) => self.report(Report::Part(token), result, event_queue),
+            SendCompletion::Answer => self.answers -= 1,
+            SendCompletion::Bye => {
                 if result.is_ok() {
-                    self.bye = Bye::Sent;
+                    self.bye = ByeState::Sent;
                 }
             }
         }
     }
 
-    /// Queues the goodbye when it is wanted and nothing is awaited any more.
-    pub(super) fn say_bye(&mut self) {
-        if self.bye == Bye::Wanted && self.pending.len() == 0 {
-            self.bye = Bye::Queued;
-            self.push(0, &Frame::Bye, Body::Nothing, Written::Bye);
+    /// Queues the bye when it is wanted and no answer is awaited.
+    pub(super) fn queue_bye(&mut self) {
+        if self.bye == ByeState::Wanted && self.pending.len() == 0 {
+            self.bye = ByeState::Queued;
+            self.push(0, &Frame::Bye, Body::Nothing, SendCompletion::Bye);
         }
     }
 
-    /// Whether something waits to be sent.
+    /// Whether frames wait to be sent.
     pub(super) fn has_output(&self) -> bool {
         self.out.iter().any(|connection| !connection.is_empty())
     }
 
-    /// Ends every transfer with this error. With `finish`, a frame that has begun to go out is
-    /// still finished (the peer has left, but reads on).
-    pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, outbox: &mut Outbox) {
+    /// Ends every transfer with this error. With `finish`, a frame that is partly sent is still
+    /// sent to its end (the peer departed, but reads on).
+    pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, event_queue: &mut EventQueue) {
         let mut abandoned = std::mem::take(&mut self.written);
         for connection in &mut self.out {
             if finish {
@@ -349,8 +348,8 @@ impl Core {
                 connection.abandon(&mut abandoned)
             }
         }
-        for what in abandoned.drain(..) {
-            self.wrote(what, Err(error.clone()), outbox);
+        for completion in abandoned.drain(..) {
+            self.complete_send(completion, Err(error.clone()), event_queue);
         }
         self.written = abandoned;
         while let Some(pending) = self.pending.take_any() {
@@ -358,7 +357,363 @@ impl Core {
                 Pending::Put(id) | Pending::Atomic(id) => Report::Transfer(id),
                 Pending::Get { report, .. } => report,
             };
-            self.report(report, Err(error.clone()), outbox);
+            self.report(report, Err(error.clone()), event_queue);
         }
     }
+}
+
+/// Answers that wait to be sent at most; a peer has at most this many requests under way.
+const ANSWERS_MAX: usize = QUEUE_DEPTH * CONNECTIONS;
+
+impl PairState {
+    /// Handles a frame; returns the destination of its data, if data follow.
+    fn handle(
+        &mut self,
+        connection: usize,
+        frame: &Frame,
+        regions: &mut Regions,
+        event_queue: &mut EventQueue,
+    ) -> Result<Option<Incoming<ReceiveAction>>, ProtocolViolation> {
+        if connection > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        let (dst, action) = match *frame {
+            Frame::Signal { signal } => {
+                self.check_signal(&signal)?;
+                self.signal_slots.signal(&signal);
+                return Ok(None);
+            }
+            Frame::Put { dst, signal, wants_answer, other_connections, token } => {
+                if let Some(signal) = &signal {
+                    self.check_signal(signal)?;
+                }
+                let place = regions.find(&dst);
+                let end =
+                    PutCompletion { signal, wants_answer, refused: place.is_none(), key: dst.key, token };
+                if other_connections == 0 {
+                    (place, ReceiveAction::Put(end))
+                } else {
+                    self.announce_split(other_connections, end)?;
+                    (place, ReceiveAction::Piece { token, connection })
+                }
+            }
+            Frame::Piece { dst, token } => {
+                let place = regions.find(&dst);
+                let split = self.splits.iter_mut().find(|split| split.token == token);
+                let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
+                split.end.refused |= place.is_none();
+                (place, ReceiveAction::Piece { token, connection })
+            }
+            Frame::GetReply { len, token } => match self.pending.find(token) {
+                Some(Pending::Get { dst, connection: asked, .. })
+                    if *asked == connection && dst.len() as u64 == len =>
+                {
+                    (Some(dst.clone()), ReceiveAction::Get { token, connection })
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Get { src, connection, token } => {
+                if usize::from(connection) >= CONNECTIONS {
+                    return Err(ProtocolViolation::MalformedFrame);
+                }
+                match regions.find(&src) {
+                    Some(slice) => {
+                        let reply = Frame::GetReply { len: src.len, token };
+                        self.answer(usize::from(connection), &reply, Body::Slice(slice))?;
+                    }
+                    None => self.answer(0, &Frame::Refused { key: src.key, token }, Body::Nothing)?,
+                }
+                return Ok(None);
+            }
+            Frame::Atomic { key, offset, op, token } => {
+                let word = regions.find(&RemoteSlice { key, offset, len: 8 });
+                let reply = match word.and_then(|word| word.atomic(op)) {
+                    Some(old) => Frame::AtomicReply { old, token },
+                    None => Frame::Refused { key, token },
+                };
+                self.answer(0, &reply, Body::Nothing)?;
+                return Ok(None);
+            }
+            _ => return self.handle_answer(frame, event_queue).map(|()| None),
+        };
+        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), action }))
+    }
+
+    fn handle_answer(
+        &mut self,
+        frame: &Frame,
+        event_queue: &mut EventQueue,
+    ) -> Result<(), ProtocolViolation> {
+        match *frame {
+            Frame::AtomicReply { old, token } => match self.pending.take(token) {
+                Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), event_queue),
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Accepted { key, region_bytes, token } => match self.pending.take(token) {
+                Some(Pending::Put(id)) => {
+                    if !self.revoked.contains(&key) {
+                        self.accepted.insert(key, region_bytes);
+                    }
+                    if self.pending.len() == 0 {
+                        self.revoked.clear();
+                    }
+                    self.report(Report::Transfer(id), Ok(0), event_queue);
+                }
+                _ => return Err(ProtocolViolation::UnexpectedAnswer),
+            },
+            Frame::Refused { key, token } => {
+                self.accepted.remove(&key);
+                if token == 0 || token & UNTRACKED_TOKEN != 0 {
+                    // The put was complete before the peer's revocation arrived.
+                    tracing::warn!(
+                        peer = self.peer,
+                        ?key,
+                        "a put named a region that its owner had released; nothing was written and no signal shown"
+                    );
+                    return Ok(());
+                }
+                let refused = Err(TransferError::Refused { peer: self.peer, key });
+                match self.pending.take(token) {
+                    Some(Pending::Put(id) | Pending::Atomic(id)) => {
+                        self.report(Report::Transfer(id), refused, event_queue);
+                    }
+                    Some(Pending::Get { connection, report, .. }) => {
+                        self.announced[connection] = self.announced[connection].saturating_sub(1);
+                        self.report(report, refused, event_queue);
+                    }
+                    None => return Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+            Frame::Bye => self.has_peer_bye = true,
+            _ => return Err(ProtocolViolation::MalformedFrame),
+        }
+        Ok(())
+    }
+
+    fn announce_split(&mut self, other_connections: u8, end: PutCompletion) -> Result<(), ProtocolViolation> {
+        let known = self.splits.iter().any(|split| split.token == end.token);
+        if other_connections & 1 != 0
+            || u32::from(other_connections) >> CONNECTIONS != 0
+            || known
+            || self.splits.len() >= QUEUE_DEPTH
+        {
+            return Err(ProtocolViolation::MalformedFrame);
+        }
+        for connection in 1..CONNECTIONS {
+            self.announced[connection] += u32::from(other_connections >> connection & 1);
+        }
+        self.splits.push(IncomingSplitPut {
+            token: end.token,
+            remaining: 1 + other_connections.count_ones(),
+            end,
+        });
+        Ok(())
+    }
+
+    /// Handles data that have arrived in full.
+    fn arrived(
+        &mut self,
+        action: ReceiveAction,
+        regions: &mut Regions,
+        event_queue: &mut EventQueue,
+    ) -> Result<(), ProtocolViolation> {
+        match action {
+            ReceiveAction::Put(end) => self.put_arrived(&end, regions),
+            ReceiveAction::Piece { token, connection } => {
+                if connection > 0 {
+                    self.announced[connection] = self.announced[connection].saturating_sub(1);
+                }
+                let Some(at) = self.splits.iter().position(|split| split.token == token) else {
+                    return Err(ProtocolViolation::UnexpectedAnswer);
+                };
+                self.splits[at].remaining = self.splits[at].remaining.saturating_sub(1);
+                if self.splits[at].remaining == 0 {
+                    let split = self.splits.swap_remove(at);
+                    self.put_arrived(&split.end, regions)?;
+                }
+                Ok(())
+            }
+            ReceiveAction::Get { token, connection } => {
+                if connection > 0 {
+                    self.announced[connection] = self.announced[connection].saturating_sub(1);
+                }
+                match self.pending.take(token) {
+                    Some(Pending::Get { report, .. }) => {
+                        self.report(report, Ok(0), event_queue);
+                        Ok(())
+                    }
+                    _ => Err(ProtocolViolation::UnexpectedAnswer),
+                }
+            }
+        }
+    }
+
+    fn put_arrived(&mut self, end: &PutCompletion, regions: &mut Regions) -> Result<(), ProtocolViolation> {
+        let PutCompletion { key, token, .. } = *end;
+        if end.refused {
+            // Refusals that nobody awaits count against the limit of answers.
+            if end.wants_answer || self.answers < ANSWERS_MAX {
+                self.answer(0, &Frame::Refused { key, token }, Body::Nothing)?;
+            }
+            return Ok(());
+        }
+        if let Some(signal) = &end.signal {
+            self.signal_slots.signal(signal);
+        }
+        if end.wants_answer {
+            // Zero: released meanwhile; the next put must ask again.
+            let region_bytes = regions.grant(key, self.peer).unwrap_or(0);
+            self.answer(0, &Frame::Accepted { key, region_bytes, token }, Body::Nothing)?;
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, connection: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
+        if self.answers >= ANSWERS_MAX {
+            return Err(ProtocolViolation::TooManyRequests);
+        }
+        self.answers += 1;
+        self.push(connection, frame, body, SendCompletion::Answer);
+        Ok(())
+    }
+
+    fn check_signal(&self, signal: &Signal) -> Result<(), ProtocolViolation> {
+        if usize::from(signal.signal_slot) < self.signal_slots.len() {
+            Ok(())
+        } else {
+            Err(ProtocolViolation::UnknownSignalSlot)
+        }
+    }
+}
+
+/// Pieces of split puts begin at multiples of this many bytes of the put.
+const SPLIT_ALIGN_BYTES: usize = 4096;
+
+impl PairState {
+    /// Queues a transfer that the device has checked.
+    pub(super) fn submit(&mut self, transfer: Transfer, id: TransferId) -> Result<(), SubmitError> {
+        let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
+        self.expect_room(signal)?;
+        self.under_way += 1;
+        match transfer {
+            Transfer::Put { src, dst, signal } => self.submit_put(src, dst, signal, id),
+            Transfer::Get { src, dst } => self.submit_get(src, &dst, id),
+            Transfer::Atomic { word, op } => {
+                let token = self.pending.insert(Pending::Atomic(id));
+                let frame = Frame::Atomic { key: word.key, offset: word.offset, op, token };
+                self.push(0, &frame, Body::Nothing, SendCompletion::Nothing);
+            }
+        }
+        Ok(())
+    }
+
+    /// Queues a signal without data.
+    pub(super) fn signal(&mut self, signal: &Signal, id: TransferId) -> Result<(), SubmitError> {
+        self.expect_room(Some(signal))?;
+        self.under_way += 1;
+        self.push(0, &Frame::Signal { signal: *signal }, Body::Nothing, SendCompletion::Transfer(id));
+        Ok(())
+    }
+
+    /// Whether one more transfer may be under way, and the peer has the signal slot.
+    fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+        if self.under_way >= QUEUE_DEPTH {
+            return Err(SubmitError::QueueFull { peer: self.peer });
+        }
+        match signal {
+            Some(signal) if usize::from(signal.signal_slot) >= self.peer_signal_slots => {
+                Err(SubmitError::NoSuchSignalSlot {
+                    signal_slot: signal.signal_slot,
+                    signal_slots: self.peer_signal_slots,
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn submit_put(&mut self, src: Source, dst: RemoteSlice, signal: Option<Signal>, id: TransferId) {
+        let end = dst.offset.checked_add(dst.len);
+        let accepted = self.accepted.get(&dst.key).is_some_and(|len| end.is_some_and(|end| end <= *len));
+        let pieces = pieces(src.len());
+        match src {
+            Source::Slice(slice) if pieces > 1 => {
+                let (token, written) = if accepted {
+                    self.next_split += 1;
+                    let parts = SplitTransfer { id, remaining: pieces as u8, result: Ok(0) };
+                    (UNTRACKED_TOKEN | self.next_split, SendCompletion::Part(self.parts.insert(parts)))
+                } else {
+                    (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
+                };
+                for (connection, (from, to)) in piece_bounds(slice.len(), pieces).enumerate() {
+                    let piece = slice.slice(from..to).expect("pieces lie inside their whole");
+                    let dst = RemoteSlice {
+                        key: dst.key,
+                        offset: dst.offset.saturating_add(from as u64),
+                        len: (to - from) as u64,
+                    };
+                    let frame = if connection == 0 {
+                        let other_connections = ((1u32 << pieces) - 2) as u8;
+                        Frame::Put { dst, signal, wants_answer: !accepted, other_connections, token }
+                    } else {
+                        Frame::Piece { dst, token }
+                    };
+                    self.push(connection, &frame, Body::Slice(piece), written);
+                }
+            }
+            src => {
+                let (token, written) = if accepted {
+                    (0, SendCompletion::Transfer(id))
+                } else {
+                    (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
+                };
+                let frame = Frame::Put { dst, signal, wants_answer: !accepted, other_connections: 0, token };
+                let body = match src {
+                    Source::Slice(slice) => Body::Slice(slice),
+                    Source::Inline(inline) => Body::Inline(inline),
+                };
+                self.push(0, &frame, body, written);
+            }
+        }
+    }
+
+    fn submit_get(&mut self, src: RemoteSlice, dst: &Slice, id: TransferId) {
+        let pieces = pieces(dst.len());
+        let report = if pieces == 1 {
+            Report::Transfer(id)
+        } else {
+            Report::Part(self.parts.insert(SplitTransfer { id, remaining: pieces as u8, result: Ok(0) }))
+        };
+        for (connection, (from, to)) in piece_bounds(dst.len(), pieces).enumerate() {
+            let piece = dst.slice(from..to).expect("pieces lie inside their whole");
+            let src = RemoteSlice {
+                key: src.key,
+                offset: src.offset.saturating_add(from as u64),
+                len: (to - from) as u64,
+            };
+            let token = self.pending.insert(Pending::Get { dst: piece, connection, report });
+            if connection > 0 {
+                self.announced[connection] += 1;
+            }
+            self.push(
+                0,
+                &Frame::Get { src, connection: connection as u8, token },
+                Body::Nothing,
+                SendCompletion::Nothing,
+            );
+        }
+    }
+}
+
+/// The number of pieces of a transfer of this many bytes.
+fn pieces(bytes: usize) -> usize {
+    if bytes >= SPLIT_BYTES_MIN { CONNECTIONS } else { 1 }
+}
+
+/// The first byte and the end of each piece.
+fn piece_bounds(bytes: usize, pieces: usize) -> impl Iterator<Item = (usize, usize)> {
+    let step = bytes.div_ceil(pieces).next_multiple_of(SPLIT_ALIGN_BYTES).min(bytes.max(1));
+    (0..pieces).map(move |piece| {
+        let from = (piece * step).min(bytes);
+        (from, if piece + 1 == pieces { bytes } else { (from + step).min(bytes) })
+    })
 }

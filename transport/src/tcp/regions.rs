@@ -1,11 +1,11 @@
-//! The regions of this rank, as peers name them: which exist, and which peers count on which.
+//! The regions of this rank by key, and the peers that rely on each.
 
 use crate::Rank;
 use crate::control::FabricMessage;
 use crate::region::{KeyMap, Region, RegionKey, RemoteSlice, Slice, WeakRegion};
 
-/// What a rank says to those that it told that a key is good: its region is gone. Comes before any
-/// message that was posted after the region went.
+/// Tells the peers that rely on a key that its region is gone. Comes before any message that was
+/// posted after the release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Revoked(pub(super) RegionKey);
 
@@ -21,24 +21,25 @@ impl FabricMessage for Revoked {
     }
 }
 
-/// This rank's regions, owned by the polling thread: finding one takes no lock.
+/// This rank's regions, owned by the polling thread: a lookup takes no lock.
 #[derive(Default)]
 pub(super) struct Regions {
-    by_key: KeyMap<Known>,
+    by_key: KeyMap<RegionEntry>,
 }
 
-struct Known {
+struct RegionEntry {
     region: WeakRegion,
-    /// Peers that were told that the key is good, and have to be told when it no longer is.
-    trusting: Vec<Rank>,
+    /// Peers that know that the key is valid, and must be told when it is not.
+    informed_peers: Vec<Rank>,
 }
 
 impl Regions {
     pub(super) fn insert(&mut self, region: &Region) {
-        self.by_key.insert(region.key(), Known { region: region.downgrade(), trusting: Vec::new() });
+        self.by_key
+            .insert(region.key(), RegionEntry { region: region.downgrade(), informed_peers: Vec::new() });
     }
 
-    /// The memory that a peer names, held while the slice is.
+    /// The slice that a peer names; it keeps the memory alive.
     pub(super) fn find(&self, named: &RemoteSlice) -> Option<Slice> {
         let region = self.by_key.get(&named.key)?.region.upgrade()?;
         let start = usize::try_from(named.offset).ok()?;
@@ -46,19 +47,19 @@ impl Regions {
         region.slice(start..end).ok()
     }
 
-    /// Notes that `peer` is told that the key is good; returns the region's length.
-    pub(super) fn entrust(&mut self, key: RegionKey, peer: Rank) -> Option<u64> {
+    /// Records that `peer` knows the key as valid; returns the region's length.
+    pub(super) fn grant(&mut self, key: RegionKey, peer: Rank) -> Option<u64> {
         let known = self.by_key.get_mut(&key)?;
         let len = known.region.upgrade()?.len();
-        if !known.trusting.contains(&peer) {
-            known.trusting.push(peer);
+        if !known.informed_peers.contains(&peer) {
+            known.informed_peers.push(peer);
         }
         Some(len as u64)
     }
 
-    /// Forgets a region; returns who is to be told.
+    /// Removes a region; returns the peers to tell.
     pub(super) fn remove(&mut self, key: RegionKey) -> Vec<Rank> {
-        self.by_key.remove(&key).map(|known| known.trusting).unwrap_or_default()
+        self.by_key.remove(&key).map(|known| known.informed_peers).unwrap_or_default()
     }
 }
 

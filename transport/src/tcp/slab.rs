@@ -13,7 +13,7 @@ struct Entry<T> {
 }
 
 /// Tokens of a slab have this bit clear, so others can be told apart.
-pub(super) const FOREIGN_TOKEN: u64 = 1 << 63;
+pub(super) const UNTRACKED_TOKEN: u64 = 1 << 63;
 
 impl<T> Slab<T> {
     pub(super) fn new() -> Self {

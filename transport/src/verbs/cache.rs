@@ -1,38 +1,35 @@
-//! Which memory is registered already, so that it is not registered twice.
+//! The registration cache: memory that is registered already is not registered again.
 //!
-//! To register memory is dear: the kernel finds and locks every page, and the NIC takes a table of
-//! them. So where the same bytes are registered again while a handle of their region lives, that
-//! region gets one more handle: same key, one registration with each NIC. **Invariant:** the cache
-//! holds no memory and no region. The handles are the count of uses, so the registration ends with
-//! the last of them, not earlier and not later, and what is allocated at the same address
-//! afterwards is other memory: nothing has to watch `malloc` or `munmap`, as caches must that live
-//! longer than their users' buffers.
+//! Registering memory is expensive: the kernel finds and locks every page, and the NIC gets a table
+//! of them. If the same bytes are registered again while a handle of their region lives, the region
+//! gets one more handle: same key, one registration with each NIC. **Invariant:** the cache holds
+//! no memory and no region. The registration ends with the last handle. Memory that is allocated at
+//! the same address afterwards is other memory, so nothing has to watch `malloc` or `munmap`.
 //!
-//! The same bytes are a [`Span`]: the same space, address and length. That holds for a dma-buf as
-//! well, since addresses of GPUs' memory are told apart in a process too. Two `Memory` values may
-//! name one span; the region keeps the one that came first, whose bytes stay what they are as long
-//! as it lives, which is what registering takes. All regions have the same rights
-//! (`registered::ACCESS`), so rights are no part of what is looked up.
+//! The same bytes are a [`Span`]: the same space, address and length. This holds for a dma-buf as
+//! well, because addresses of GPU memory are unique in a process. Two `Memory` values may name one
+//! span; the region keeps the first, which keeps the bytes alive. All regions have the same rights
+//! (`registered::ACCESS`), so rights are not part of the key.
 
 use std::collections::BTreeMap;
 
 use crate::memory::{Memory, Space};
 use crate::region::{Region, WeakRegion};
 
-/// Entries from which on those whose regions are gone are looked for.
+/// The number of entries from which entries of dropped regions are removed.
 const SWEEP_FROM: usize = 64;
 
 /// Bytes that may be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Span {
-    /// Which GPU; `None`: the host.
+    /// The GPU; `None`: the host.
     gpu: Option<u32>,
     address: usize,
     bytes: usize,
 }
 
 impl Span {
-    /// `None` for what has no bytes, whose address says nothing.
+    /// `None` for memory without bytes, whose address has no meaning.
     fn of(memory: &dyn Memory) -> Option<Self> {
         let gpu = match memory.space() {
             Space::Host => None,
@@ -56,18 +53,18 @@ impl Cache {
         self.regions.get(&Span::of(memory)?)?.upgrade()
     }
 
-    /// Remembers a region as that of its memory.
+    /// Records a region as that of its memory.
     pub(crate) fn add(&mut self, region: &Region) {
         let Some(span) = Span::of(&**region.memory()) else { return };
         self.regions.insert(span, region.downgrade());
         if self.regions.len() > self.sweep_at.max(SWEEP_FROM) {
             self.regions.retain(|_, region| region.upgrade().is_some());
-            // So that sweeping costs each entry a constant at most.
+            // So that the removal costs each entry a constant at most.
             self.sweep_at = 2 * self.regions.len();
         }
     }
 
-    /// Forgets all: their pages are others from now on.
+    /// Removes all entries, because their pages are about to be replaced.
     pub(crate) fn clear(&mut self) {
         self.regions.clear();
     }
@@ -81,14 +78,14 @@ mod tests {
     use crate::memory::HostMemory;
     use crate::region::{RegionKey, Registry};
 
-    struct Nobody;
+    struct NoOwner;
 
-    impl Registry for Nobody {
+    impl Registry for NoOwner {
         fn released(&self, _key: RegionKey) {}
     }
 
     fn region(memory: &Arc<HostMemory>, key: u64) -> Region {
-        Region::new(Arc::clone(memory) as _, RegionKey(key), Arc::new(Nobody))
+        Region::new(Arc::clone(memory) as _, RegionKey(key), Arc::new(NoOwner))
     }
 
     #[test]

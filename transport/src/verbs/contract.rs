@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::joining::Joining;
+use super::connecting::Connecting;
 use super::pair::Pair;
 use super::wire::NICS_MAX;
-use super::{CONTROL_POLLS, FABRIC, OUTBOX_MAX, Peer, VerbsDevice};
+use super::{CONTROL_POLLS, EVENTS_MAX, FABRIC, Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock::{self, Nanos};
 use crate::device::{
@@ -41,7 +41,7 @@ unsafe impl Device for VerbsDevice {
         self.control.connect(peer, address)?;
         if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
             let deadline = clock::now() + self.connect_timeout;
-            *slot = Peer::Joining(Box::new(Joining::new(deadline)));
+            *slot = Peer::Connecting(Box::new(Connecting::new(deadline)));
         }
         Ok(())
     }
@@ -49,7 +49,7 @@ unsafe impl Device for VerbsDevice {
     fn sever(&mut self, peer: Rank) {
         self.end(peer, Peer::Severed, &TransferError::Severed { peer });
         self.control.sever(peer);
-        self.outbox.push_back(Event::Severed { peer });
+        self.event_queue.push_back(Event::Severed { peer });
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
@@ -57,22 +57,22 @@ unsafe impl Device for VerbsDevice {
             return Err(self.not_open(peer));
         };
         if self.is_leaving {
-            return Err(SubmitError::Left { peer });
+            return Err(SubmitError::Departed { peer });
         }
         transfer.check(&self.registry, self.info.transfer_bytes_max)?;
-        if self.outbox.len() >= OUTBOX_MAX {
+        if self.event_queue.len() >= EVENTS_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
         let keys = match &transfer {
             Transfer::Put { src: Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
-                // One that was withdrawn is not of this device any more.
+                // A withdrawn region no longer belongs to this device.
                 let registered = self.regions.get(&slice.region().key());
                 registered.map(|registered| registered.local_keys).ok_or(SubmitError::ForeignRegion)?
             }
             _ => [0; NICS_MAX],
         };
-        let others = &self.known_regions[peer as usize];
-        let submitted = pair.submit(&transfer, id, keys, others, &mut self.outbox)?;
+        let remote_regions = &self.remote_regions[peer as usize];
+        let submitted = pair.submit(&transfer, id, keys, remote_regions, &mut self.event_queue)?;
         if is_due(pair, &mut self.due) {
             self.post_or_list(peer);
         }
@@ -84,9 +84,9 @@ unsafe impl Device for VerbsDevice {
             return Err(self.not_open(peer));
         };
         if self.is_leaving {
-            return Err(SubmitError::Left { peer });
+            return Err(SubmitError::Departed { peer });
         }
-        if self.outbox.len() >= OUTBOX_MAX {
+        if self.event_queue.len() >= EVENTS_MAX {
             return Err(SubmitError::QueueFull { peer });
         }
         let submitted = pair.signal(signal)?;
@@ -97,7 +97,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn signal_slots(&self, peer: Rank) -> Signals {
-        self.signal_slots[peer as usize].get_or_init(|| Signals::on_heap(self.info.signal_slots)).clone()
+        self.signal_slots[peer as usize].get_or_init(|| Signals::new(self.info.signal_slots)).clone()
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
@@ -116,23 +116,23 @@ unsafe impl Device for VerbsDevice {
             || self.control.wake_source().is_set()
             || self.control.has_events();
         if is_due {
-            self.look_around(now);
+            self.poll_slow_path(now);
         }
         if self.releases.has_any() {
             self.forget_released();
         }
         if self.is_leaving && !self.has_left {
-            self.go();
+            self.finish_leaving();
         }
         self.post_all();
-        if !self.outbox.is_empty() {
+        if !self.event_queue.is_empty() {
             self.deliver(events);
         }
     }
 
     fn arm(&mut self) -> Option<Armed> {
         self.post_all();
-        if self.unfinished || self.releases.has_any() || !self.outbox.is_empty() {
+        if self.unfinished || self.releases.has_any() || !self.event_queue.is_empty() {
             return None;
         }
         self.control_polls = CONTROL_POLLS;
@@ -142,29 +142,29 @@ unsafe impl Device for VerbsDevice {
             nic.completions.ack_events();
             nic.completions.arm().ok()?;
         }
-        // What completed before it was armed rings nothing.
+        // A completion before the arming causes no event.
         self.unfinished = self.take_completions();
-        if is_woken || self.unfinished || !self.outbox.is_empty() {
+        if is_woken || self.unfinished || !self.event_queue.is_empty() {
             return None;
         }
-        // What was taken may have made room, or credits to give back.
+        // Completions may have made room, or have made credits due.
         self.post_all();
-        let joining = self.peers.iter().filter_map(|peer| match peer {
-            Peer::Joining(joining) => Some(joining.deadline),
+        let connecting = self.peers.iter().filter_map(|peer| match peer {
+            Peer::Connecting(connecting) => Some(connecting.deadline),
             _ => None,
         });
-        Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: joining.min() })
+        Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: connecting.min() })
     }
 
     fn leave(&mut self) {
         self.is_leaving = true;
-        self.go();
+        self.finish_leaving();
     }
 
-    fn flush(&mut self, what: Flush) -> bool {
-        // The NIC sends what it was given by itself.
+    fn flush(&mut self, scope: Flush) -> bool {
+        // The NIC sends posted requests by itself.
         self.post_all();
-        if what == Flush::Transfers || !self.due.is_empty() {
+        if scope == Flush::Transfers || !self.due.is_empty() {
             return self.due.is_empty();
         }
         let is_sent = self.peers.iter().all(|peer| match peer {
@@ -178,7 +178,7 @@ unsafe impl Device for VerbsDevice {
 }
 
 impl VerbsDevice {
-    /// Takes what has rung since it was armed.
+    /// Takes the events since the arming.
     #[cold]
     fn disarm(&mut self) {
         self.is_armed = false;
@@ -186,20 +186,21 @@ impl VerbsDevice {
         self.nics.iter_mut().for_each(|nic| nic.completions.ack_events());
     }
 
-    /// Why nothing is submitted to a peer that is not open.
+    /// The error of a submit to a peer that is not open.
     #[cold]
     fn not_open(&self, peer: Rank) -> SubmitError {
         match self.peers.get(peer as usize) {
-            None | Some(Peer::Idle | Peer::Joining(_) | Peer::Open(_)) => SubmitError::NotConnected { peer },
-            Some(Peer::Left) => SubmitError::Left { peer },
+            None | Some(Peer::Idle | Peer::Connecting(_) | Peer::Open(_)) => {
+                SubmitError::NotConnected { peer }
+            }
+            Some(Peer::Departed) => SubmitError::Departed { peer },
             Some(Peer::Lost(cause)) => SubmitError::Lost { peer, kind: cause.kind() },
             Some(Peer::Severed) => SubmitError::Severed { peer },
         }
     }
 }
 
-/// Whether what was submitted to a pair is to be posted at once. Mostly it waits for more: then the
-/// pair is listed, while it is at hand.
+/// Whether to post at once. Mostly the pair is listed, so that later requests share the doorbell.
 #[inline]
 fn is_due(pair: &mut Pair, due: &mut Vec<Rank>) -> bool {
     let is_due = pair.is_due();

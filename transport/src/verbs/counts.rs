@@ -1,34 +1,34 @@
-//! What a device has asked of its NICs so far.
+//! Counters of a device's requests to its NICs.
 
 use std::fmt;
 use std::ops::AddAssign;
 
-/// The work of NIC and processor that speed is made of, counted since the device was made. Counting
-/// is part of the data path and costs an addition each.
+/// The work of NIC and processor, counted since the device was made. Counting is part of the data
+/// path and costs an addition each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
     /// Requests posted to send queues.
     pub requests: u64,
-    /// Calls that posted them, each one ring of a doorbell.
+    /// Calls that posted them, each with one doorbell.
     pub doorbells: u64,
     /// Requests that asked for a completion.
     pub signaled: u64,
-    /// Requests that carried their bytes themselves.
+    /// Requests with inline data.
     pub inlined: u64,
-    /// Looks at completion queues.
+    /// Polls of completion queues.
     pub polls: u64,
-    /// Those that found something.
+    /// Polls that found completions.
     pub polls_with_completions: u64,
-    /// Completions found, of requests and of receives.
+    /// Completions of requests and of receives.
     pub completions: u64,
-    /// Receives used up: signals, parts of striped puts, credits.
+    /// Receives consumed: signals, parts of striped puts, credits.
     pub receives: u64,
-    /// Calls that posted receives anew.
+    /// Calls that posted receives again.
     pub receive_doorbells: u64,
-    /// Memory regions that a NIC was given, those of this backend among them; each NIC counts.
+    /// Memory regions registered, with those of this backend itself; each NIC counts.
     pub registrations: u64,
-    /// Those of them that were taken back.
+    /// Memory regions deregistered.
     pub deregistrations: u64,
 }
 

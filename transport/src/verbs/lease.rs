@@ -1,12 +1,11 @@
-//! Keys that one peer may use for a while: memory windows of type 2, where the NIC has them.
+//! Revocable keys for one peer: memory windows of type 2, if the NIC has them.
 //!
-//! A region's own key is good for every peer and as long as the region. A lease is good for one
-//! peer, on the queue pair that joins the two, and can be taken back at once, without the cost of
-//! registering the memory anew. **Invariant:** a lease holds its slice, so its region is
-//! deregistered after the last lease of it.
+//! A region's own key is valid for every peer and as long as the region. A lease is valid for one
+//! peer, on its queue pair, and can be revoked at once, without registering the memory anew.
+//! **Invariant:** a lease holds its slice, so its region is deregistered after its last lease.
 
-use super::limits::{Limit, NotMade};
-use super::objects::Window;
+use super::limits::{CreateError, Limit};
+use super::objects::MemoryWindow;
 use super::pair::Pair;
 use super::{Peer, VerbsDevice, sys};
 use crate::Rank;
@@ -20,51 +19,49 @@ pub enum LeaseError {
     /// Not connected, or no longer.
     #[error("rank {peer} is not connected")]
     NotConnected {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
-    /// A lease is good on one queue pair, and there are several to this peer.
+    /// A lease is valid on one queue pair, and this peer has several.
     #[error("rank {peer} is joined by {queue_pairs} queue pairs, and a lease is good on one only")]
     SeveralQueuePairs {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// How many.
+        /// Their number.
         queue_pairs: usize,
     },
-    /// The slice is of another device, or has no bytes.
+    /// The slice belongs to another device, or is empty.
     #[error("there are no bytes of this device to lease")]
     Nothing,
-    /// Too much is under way to the peer; poll, then try again.
+    /// Too many transfers are under way to the peer; poll, then try again.
     #[error("rank {peer} has too many transfers under way")]
     QueueFull {
-        /// Who.
+        /// The peer.
         peer: Rank,
     },
     /// The NIC has no memory windows of type 2, or no more of them.
     #[error("RDMA device {device} gives no memory window of type 2")]
     NoWindow {
-        /// Which device.
+        /// The device.
         device: String,
-        /// Why.
+        /// The NIC's error.
         #[source]
         source: std::io::Error,
     },
-    /// It gives so many.
+    /// A limit of the NIC.
     #[error(transparent)]
     Limit(#[from] Limit),
 }
 
-/// A lease that was not taken back.
-pub(super) struct Leased {
-    _window: Window,
+/// A lease that was not revoked.
+pub(super) struct HeldLease {
+    _window: MemoryWindow,
     _holds: Slice,
 }
 
 impl VerbsDevice {
-    /// Leases a slice to one peer: it may use the name that is returned as it would the slice's
-    /// own, from when [`Event::Done`](crate::Event::Done) with `id` has come here until
-    /// [`VerbsDevice::revoke`], and not beyond the slice.
-    ///
+    /// Leases a slice to one peer. The peer may use the returned name in place of the slice's own,
+    /// from the [`Event::Done`](crate::Event::Done) of `id` here until [`VerbsDevice::revoke`].
     /// # Errors
     ///
     /// See [`LeaseError`].
@@ -76,17 +73,17 @@ impl VerbsDevice {
         let region =
             registered.and_then(|registered| registered.on_first_nic()).ok_or(LeaseError::Nothing)?;
         let nic = &self.nics[0];
-        let window = Window::new(&nic.domain).map_err(|error| match error {
-            NotMade::Limit(limit) => LeaseError::Limit(limit),
-            NotMade::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
+        let window = MemoryWindow::new(&nic.domain).map_err(|error| match error {
+            CreateError::Limit(limit) => LeaseError::Limit(limit),
+            CreateError::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
         })?;
         let leased = pair.lease(peer, window, region, slice, id)?;
         self.post_or_list(peer);
         Ok(leased)
     }
 
-    /// Takes a lease back: when this returns, the peer's NIC is refused, and who still uses it
-    /// loses the pair. Nothing where there is no such lease (any more).
+    /// Revokes a lease. When this returns the NIC refuses the key, and a peer that still uses it
+    /// loses the pair. Ignored when no such lease exists.
     pub fn revoke(&mut self, peer: Rank, key: RegionKey) {
         if let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) {
             pair.revoke(key);
@@ -99,7 +96,7 @@ impl Pair {
     fn lease(
         &mut self,
         peer: Rank,
-        window: Window,
+        window: MemoryWindow,
         region: &super::objects::MemoryRegion,
         slice: &Slice,
         id: TransferId,
@@ -113,12 +110,12 @@ impl Pair {
             return Err(LeaseError::QueueFull { peer });
         }
         let named = slice.remote();
-        let address = super::request::Target::of(&named).address;
+        let address = super::send_queue::Target::of(&named).address;
         let bind = window.bind(region, address, slice.len() as u64, access);
         let parts =
             super::wire::KeyParts { remote_key: bind.rkey, ..super::wire::KeyParts::decode(named.key.0) };
         let key = RegionKey(parts.encode());
-        self.bind(bind, id, key, Leased { _window: window, _holds: slice.clone() });
+        self.bind(bind, id, key, HeldLease { _window: window, _holds: slice.clone() });
         Ok(RemoteSlice { key, ..named })
     }
 }

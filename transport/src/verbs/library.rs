@@ -1,9 +1,9 @@
-//! libibverbs, found at run time.
+//! libibverbs, loaded at run time.
 //!
-//! The library is opened with the first device and stays open. **Invariant:** a [`Library`] holds
-//! every function that is not optional; where one is missing there is no library, and the error
-//! names it. What the headers define as inline functions (posting and polling) goes through the
-//! tables of the context, in [`super::objects`].
+//! The library is loaded with the first device and stays open. **Invariant:** a [`Library`] holds
+//! every function that is not optional; if one is missing, loading fails with its name. Functions
+//! that are inline in the headers (posting and polling) go through the tables of the context, in
+//! [`super::objects`].
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::OnceLock;
@@ -12,35 +12,35 @@ use super::sys;
 
 const NAME: &CStr = c"libibverbs.so.1";
 
-/// Why there is no library.
+/// Why the library was not loaded.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It is not installed, or not where libraries are looked for.
+    /// The dynamic linker does not find it.
     #[error(
         "libibverbs is not here ({reason}); install it (Debian: apt-get install libibverbs1 ibverbs-providers) or take another fabric"
     )]
     Absent {
-        /// As the dynamic linker says it.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// It is too old.
     #[error("libibverbs has no function {symbol}; install rdma-core 28 or newer")]
     Symbol {
-        /// Which.
+        /// The missing function.
         symbol: &'static str,
     },
 }
 
-/// What is missing of a library.
+/// The missing part of a library.
 #[derive(Clone)]
 pub(super) enum Missing {
-    /// All of it, as the dynamic linker says.
+    /// The library, with the dynamic linker's message.
     File(String),
     Symbol(&'static str),
 }
 
-/// The functions of a library, found at run time.
+/// Declares the functions of a library that is loaded at run time.
 macro_rules! functions {
     (
         $(#[$comment:meta])*
@@ -49,9 +49,9 @@ macro_rules! functions {
         optional { $($optional:ident: fn($($optional_argument:ty),*) $(-> $optional_result:ty)?;)* }
     ) => {
         $(#[$comment])*
-        pub(in crate::verbs) struct $library {
-            $(pub(in crate::verbs) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-            $(pub(in crate::verbs) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
+        pub(super) struct $library {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $(pub(super) $optional: Option<unsafe extern "C" fn($($optional_argument),*) $(-> $optional_result)?>,)*
         }
 
         impl $library {
@@ -84,7 +84,7 @@ macro_rules! functions {
 pub(super) use functions;
 
 functions! {
-    /// The functions of libibverbs, by their names there without the prefix.
+    /// The functions of libibverbs, by their names without the prefix.
     Library of NAME, "ibv_", c"IBVERBS_1.1";
     needed {
     get_device_list: fn(*mut c_int) -> *mut *mut sys::ibv_device;
@@ -116,7 +116,7 @@ functions! {
     }
 }
 
-/// The library, opened at the first call.
+/// The library, loaded at the first call.
 pub(super) fn library() -> Result<&'static Library, LoadError> {
     static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
     LIBRARY.get_or_init(Library::load).as_ref().map_err(|missing| match missing.clone() {
@@ -125,7 +125,7 @@ pub(super) fn library() -> Result<&'static Library, LoadError> {
     })
 }
 
-/// Opens a library, for as long as the process lives; or why not.
+/// Loads a library for the life of the process; returns the dynamic linker's message on failure.
 pub(super) fn open(name: &CStr) -> Result<*mut c_void, String> {
     // SAFETY: a text that ends with zero; the library's own initialisers are trusted.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
@@ -139,7 +139,7 @@ pub(super) fn open(name: &CStr) -> Result<*mut c_void, String> {
     })
 }
 
-/// A symbol of this version, else of any; null where there is none.
+/// A symbol of this version, else of any version; null if there is none.
 pub(super) fn look_up(handle: *mut c_void, symbol: &str, version: &CStr) -> *mut c_void {
     debug_assert!(symbol.ends_with('\0'));
     // Of versioned symbols `dlsym` may find the oldest, which the library keeps for programs of

@@ -1,27 +1,28 @@
-//! What a NIC says that it has at most, kept to before the NIC is asked: it would answer a number
-//! that says neither what there is too little of nor what to do.
+//! The limits of a NIC, checked before a request: an error number of the NIC names neither the
+//! scarce resource nor a remedy.
 //!
-//! **Invariant:** [`Limits::take`] and [`Limits::allow`] refuse exactly what exceeds a limit that
-//! the device told; a driver that tells zero has told none. What this process has made is counted,
-//! by all its devices on that NIC; what others hold of it shows as an error of the system.
+//! **Invariant:** [`Limits::reserve`] and [`Limits::allow`] refuse exactly the requests that exceed
+//! a limit of the device; zero means no limit. The objects of this process are counted for each NIC
+//! over all devices; objects of other processes show as an error of the system.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::sys;
+use crate::mutex::lock;
 
-/// Of what a NIC has only so much.
+/// A limited resource of a NIC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Kind {
+pub enum LimitKind {
     /// Registered memory regions (`max_mr`).
     Regions,
-    /// Bytes of one of them (`max_mr_size`).
+    /// Bytes of one memory region (`max_mr_size`).
     RegionBytes,
-    /// Memory windows, of which each lease is one (`max_mw`).
+    /// Memory windows, one for each lease (`max_mw`).
     Windows,
     /// Queue pairs (`max_qp`).
     QueuePairs,
@@ -29,7 +30,7 @@ pub enum Kind {
     CompletionQueues,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for LimitKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Regions => "registered regions (max_mr)",
@@ -41,8 +42,8 @@ impl fmt::Display for Kind {
     }
 }
 
-impl Kind {
-    /// What to do where a limit is met.
+impl LimitKind {
+    /// The remedy when the limit is reached.
     pub(crate) fn remedy(self) -> &'static str {
         match self {
             Self::Regions => "drop some, or register fewer that are larger",
@@ -56,33 +57,33 @@ impl Kind {
     }
 }
 
-/// A limit of a NIC is met.
+/// A limit of a NIC is reached.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("RDMA device {device} has no more than {most} {kind}, and {wanted} are asked for; {}", .kind.remedy())]
 pub struct Limit {
-    /// Which device.
+    /// The device.
     pub device: String,
-    /// Of what.
-    pub kind: Kind,
-    /// How many there may be.
+    /// The resource.
+    pub kind: LimitKind,
+    /// The limit.
     pub most: u64,
-    /// How many there would be.
+    /// The number that was requested.
     pub wanted: u64,
 }
 
-/// Why the NIC gave no object.
+/// Why an object was not created.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotMade {
-    /// It was not asked.
+pub(super) enum CreateError {
+    /// It would exceed a limit.
     #[error(transparent)]
     Limit(#[from] Limit),
-    /// It, or the kernel, refused.
+    /// The NIC or the kernel refused.
     #[error(transparent)]
     System(#[from] io::Error),
 }
 
-impl NotMade {
-    /// As errors of the system are told apart.
+impl CreateError {
+    /// The error as a kind of system error.
     pub(super) fn kind(&self) -> io::ErrorKind {
         match self {
             Self::Limit(_) => io::ErrorKind::QuotaExceeded,
@@ -91,40 +92,40 @@ impl NotMade {
     }
 }
 
-/// What a device told, and what this process has of it.
+/// The limits of a device, and the objects of this process.
 #[derive(Clone)]
 pub(super) struct Limits {
     device: String,
-    /// By [`Kind`]; zero: none was told.
+    /// By [`LimitKind`]; zero: no limit.
     most: [u64; KINDS],
     used: Arc<Used>,
 }
 
-/// How many kinds there are.
+/// The number of kinds.
 const KINDS: usize = 5;
 
-/// What all objects of this process use of one device, by [`Kind`]. Relaxed, all of it: counts that
+/// The objects of this process on one device, by [`LimitKind`]. Relaxed everywhere: these counts
 /// publish nothing.
 #[derive(Default)]
 struct Used([AtomicU64; KINDS]);
 
-/// One of a kind that is used; not any more when this is dropped.
-pub(super) struct Taken {
+/// The count of one object; it ends when this is dropped.
+pub(super) struct LimitReservation {
     used: Arc<Used>,
-    kind: Kind,
+    kind: LimitKind,
 }
 
-impl Drop for Taken {
+impl Drop for LimitReservation {
     fn drop(&mut self) {
         // Relaxed: see `Used`.
         self.used.0[self.kind as usize].fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-/// What is used of the device of this name, by all that this process has opened of it.
+/// The counts of the device of this name in this process.
 fn used_of(device: &str) -> Arc<Used> {
     static DEVICES: Mutex<BTreeMap<String, Arc<Used>>> = Mutex::new(BTreeMap::new());
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut devices = lock(&DEVICES);
     Arc::clone(devices.entry(device.to_owned()).or_default())
 }
 
@@ -132,16 +133,16 @@ impl Limits {
     pub(super) fn of(device: &str, told: &sys::ibv_device_attr) -> Self {
         let number = |told: i32| u64::try_from(told).unwrap_or(0);
         let mut most = [0; KINDS];
-        most[Kind::Regions as usize] = number(told.max_mr);
-        most[Kind::RegionBytes as usize] = told.max_mr_size;
-        most[Kind::Windows as usize] = number(told.max_mw);
-        most[Kind::QueuePairs as usize] = number(told.max_qp);
-        most[Kind::CompletionQueues as usize] = number(told.max_cq);
+        most[LimitKind::Regions as usize] = number(told.max_mr);
+        most[LimitKind::RegionBytes as usize] = told.max_mr_size;
+        most[LimitKind::Windows as usize] = number(told.max_mw);
+        most[LimitKind::QueuePairs as usize] = number(told.max_qp);
+        most[LimitKind::CompletionQueues as usize] = number(told.max_cq);
         Self { device: device.to_owned(), most, used: used_of(device) }
     }
 
-    /// Whether there may be so many more; of bytes in a region, whether there may be so many.
-    pub(super) fn allow(&self, kind: Kind, more: u64) -> Result<(), Limit> {
+    /// Whether `more` objects are allowed; for bytes of a region, whether that length is.
+    pub(super) fn allow(&self, kind: LimitKind, more: u64) -> Result<(), Limit> {
         let most = self.most[kind as usize];
         // Relaxed: see `Used`.
         let wanted = self.used.0[kind as usize].load(Ordering::Relaxed).saturating_add(more);
@@ -151,14 +152,14 @@ impl Limits {
         Ok(())
     }
 
-    /// Counts one more, to be kept with it.
-    pub(super) fn take(&self, kind: Kind) -> Result<Taken, Limit> {
-        // Relaxed: see `Used`. Counted before it is looked at, so that of two who take the last one
-        // neither gets it too much.
+    /// Counts one more object; the result is kept with the object.
+    pub(super) fn reserve(&self, kind: LimitKind) -> Result<LimitReservation, Limit> {
+        // Relaxed: see `Used`. Counted before the check, so that two threads never share the last
+        // object.
         self.used.0[kind as usize].fetch_add(1, Ordering::Relaxed);
-        let taken = Taken { used: Arc::clone(&self.used), kind };
+        let reservation = LimitReservation { used: Arc::clone(&self.used), kind };
         self.allow(kind, 0)?;
-        Ok(taken)
+        Ok(reservation)
     }
 }
 
@@ -166,7 +167,7 @@ impl Limits {
 mod tests {
     use super::*;
 
-    /// Of a device of this name with so many of everything.
+    /// The limits of a device of this name with `most` of each resource.
     fn limits(device: &str, most: i32) -> Limits {
         // SAFETY: plain numbers, of which zero is one.
         let mut told: sys::ibv_device_attr = unsafe { std::mem::zeroed() };
@@ -175,19 +176,19 @@ mod tests {
         Limits::of(device, &told)
     }
 
-    const COUNTED: [(Kind, &str); 4] = [
-        (Kind::Regions, "(max_mr)"),
-        (Kind::Windows, "(max_mw)"),
-        (Kind::QueuePairs, "(max_qp)"),
-        (Kind::CompletionQueues, "(max_cq)"),
+    const COUNTED: [(LimitKind, &str); 4] = [
+        (LimitKind::Regions, "(max_mr)"),
+        (LimitKind::Windows, "(max_mw)"),
+        (LimitKind::QueuePairs, "(max_qp)"),
+        (LimitKind::CompletionQueues, "(max_cq)"),
     ];
 
     #[test]
     fn as_many_as_a_device_has_are_given_and_one_more_is_an_error_that_names_the_limit() {
         for (kind, name) in COUNTED {
             let limits = limits(name, 3);
-            let mut taken: Vec<_> = (0..3).map(|_| limits.take(kind).expect("there are three")).collect();
-            for refused in [limits.take(kind).err(), limits.allow(kind, 1).err()] {
+            let mut taken: Vec<_> = (0..3).map(|_| limits.reserve(kind).expect("there are three")).collect();
+            for refused in [limits.reserve(kind).err(), limits.allow(kind, 1).err()] {
                 let error = refused.expect("there are only three");
                 assert_eq!((error.most, error.wanted, error.kind), (3, 4, kind));
                 let text = error.to_string();
@@ -195,24 +196,24 @@ mod tests {
                 assert!(text.ends_with(kind.remedy()), "what to do: {text}");
             }
             taken.pop();
-            assert!(limits.take(kind).is_ok(), "one was given back");
+            assert!(limits.reserve(kind).is_ok(), "one was given back");
         }
     }
 
     #[test]
     fn all_that_a_process_has_opened_of_a_device_counts() {
         let (one, other) = (limits("shared", 2), limits("shared", 2));
-        let _first = one.take(Kind::QueuePairs).expect("there are two");
-        let _second = other.take(Kind::QueuePairs).expect("there are two");
-        assert!(one.take(Kind::QueuePairs).is_err());
-        assert!(limits("another", 2).take(Kind::QueuePairs).is_ok());
+        let _first = one.reserve(LimitKind::QueuePairs).expect("there are two");
+        let _second = other.reserve(LimitKind::QueuePairs).expect("there are two");
+        assert!(one.reserve(LimitKind::QueuePairs).is_err());
+        assert!(limits("another", 2).reserve(LimitKind::QueuePairs).is_ok());
     }
 
     #[test]
     fn a_region_is_at_most_as_long_as_the_device_takes() {
         let limits = limits("long", 4096);
-        assert_eq!(limits.allow(Kind::RegionBytes, 4096), Ok(()));
-        let error = limits.allow(Kind::RegionBytes, 4097).unwrap_err();
+        assert_eq!(limits.allow(LimitKind::RegionBytes, 4096), Ok(()));
+        let error = limits.allow(LimitKind::RegionBytes, 4097).unwrap_err();
         let text = error.to_string();
         assert!(text.contains("4096 bytes in one registered region (max_mr_size), and 4097"), "{text}");
     }
@@ -221,9 +222,9 @@ mod tests {
     fn a_device_that_tells_no_limit_has_none() {
         for told in [0, -1] {
             let limits = limits("unlimited", told);
-            assert_eq!(limits.allow(Kind::RegionBytes, u64::MAX), Ok(()));
+            assert_eq!(limits.allow(LimitKind::RegionBytes, u64::MAX), Ok(()));
             for (kind, name) in COUNTED {
-                assert!(limits.take(kind).is_ok() && limits.allow(kind, u64::MAX).is_ok(), "{name}");
+                assert!(limits.reserve(kind).is_ok() && limits.allow(kind, u64::MAX).is_ok(), "{name}");
             }
         }
     }

@@ -1,47 +1,46 @@
-//! `verbs`: the device contract over RDMA, by libibverbs found at run time.
+//! `verbs`: the device contract over RDMA, by libibverbs, which is loaded at run time.
 //!
-//! Each pair of ranks has a reliable connection ([`pair`]), or several, perhaps over several NICs
-//! ([`nic`]), over which long transfers go in parts ([`stripes`]): a put is an RDMA write, its
-//! signal an immediate on the same queue pair. All completions of a NIC come to one queue, whose
-//! entries `poll` turns into counted signal slots, ends of transfers and losses; signals use up
-//! receives of one shared queue, covered by credits. Beside it each pair has one socket, the stream
-//! of the [control plane](crate::control): over it ranks prove that they know the secret, tell each
-//! other their queue pairs ([`wire`]) or where the connection manager finds them ([`cm`]), post
-//! messages and say goodbye, and its watcher finds out who has died.
+//! Each pair of ranks has one or several reliable connections ([`pair`]), perhaps over several NICs
+//! ([`open`]); long transfers are striped over all of them ([`pair`]). A put is an RDMA write,
+//! its signal an immediate on the same queue pair. All completions of a NIC come to one completion
+//! queue. `poll` turns them into signals, ends of transfers and losses. Signals consume receives of
+//! one shared receive queue, which credits cover. Each pair also has the stream of the [control
+//! plane](crate::control): over it ranks authenticate each other, exchange their queue pairs
+//! ([`wire`]) or the addresses of their connection managers ([`cm`]), and post messages. Its
+//! watcher detects dead peers.
 //!
-//! * **Keys** hold all that a peer's NIC asks for ([`wire::KeyParts`]), so nothing is announced;
-//!   its length, and by what further NICs know a region, are where pairs have several queue pairs,
-//!   and who has not heard of it yet does without. The NIC checks keys; one that is stale or forged
-//!   costs the pair, which is lost with that cause.
-//! * **Registered twice** is registered once: memory that has a region gets another handle of it
-//!   ([`cache`]), and the NIC keeps it until the last one is gone. What a NIC has only so much of
-//!   is counted before it is asked ([`limits`]).
-//! * **Fence**: a queue pair is destroyed when its peer is severed or lost, after which the NIC
-//!   takes nothing of it.
-//! * **GPUs**: their memory is registered where the kernel lets NICs at it, and signals are counted
-//!   after a flush ([`direct`]).
-//! * **Progress**: the NIC works by itself, but signal slots are counted by `poll`.
+//! * **Keys** contain everything that a peer's NIC needs ([`wire::KeyParts`]), so no region is
+//!   announced. Only where pairs have several queue pairs, ranks announce a region's length and its
+//!   keys on further NICs; a transfer to a region whose announcement has not come uses one queue
+//!   pair. The NIC checks keys; a stale or forged key costs the pair, which is lost with that
+//!   cause.
+//! * **Registrations are shared**: registering memory again returns another handle of its region
+//!   ([`cache`]), and the NIC keeps it until the last handle is gone. Limited resources of a NIC
+//!   are counted before they are requested ([`limits`]).
+//! * **Fence**: a queue pair is destroyed when its peer is severed or lost; then the NIC accepts
+//!   nothing from the peer.
+//! * **GPUs**: their memory is registered where the kernel gives NICs access, and signals are
+//!   counted after a flush ([`direct`]).
+//! * **Progress**: the NIC transfers without a poll, but `poll` counts signals.
 //! * **Sleeping** is on the completion channel and the control streams at once.
 //!
-//! Costs a put with signal: one doorbell, shared by what is submitted between two polls
-//! ([`send_queue`]); one request where the signal has no payload, else two; one completion here,
-//! shared likewise (none for what is copied by submit, but every 32nd), and one there.
+//! Costs of a put with a signal: one doorbell, shared by all submits between two polls
+//! ([`send_queue`]); one work request if the signal has no payload, else two; one completion here,
+//! shared likewise (none for bytes that submit copies, except every 32nd), and one at the target.
 //! [`VerbsDevice::counts`] counts them.
 
 mod cache;
 #[allow(unsafe_code)]
 mod cm;
+mod connecting;
 mod contract;
-mod control_message;
 mod counts;
 mod direct;
-mod joining;
 mod lease;
 #[allow(unsafe_code)]
 mod library;
 #[cfg_attr(test, allow(unsafe_code))]
 mod limits;
-mod nic;
 #[allow(unsafe_code)]
 mod objects;
 mod open;
@@ -53,13 +52,10 @@ mod pair;
 mod pair_error;
 pub mod port;
 mod progress;
-mod refusal;
 mod registered;
-mod request;
 #[allow(unsafe_code)]
 mod send_queue;
 mod status;
-mod stripes;
 pub mod survey;
 #[allow(
     dead_code,
@@ -72,8 +68,6 @@ pub mod survey;
 )]
 mod sys;
 mod wire;
-#[allow(unsafe_code)]
-mod work_requests;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -84,158 +78,160 @@ use std::time::Duration;
 use rustix::event::epoll;
 
 pub(crate) use self::cache::Cache;
-use self::cm::Switchboard;
-pub use self::cm::{CallFailure, LoadError as RdmaCmLoadError};
-use self::control_message::ControlMessage;
+use self::cm::ConnectionManager;
+pub use self::cm::{ConnectFailure, LoadError as RdmaCmLoadError};
+use self::connecting::Connecting;
 pub use self::counts::Counts;
 use self::direct::Gpus;
-use self::joining::Joining;
 pub use self::lease::LeaseError;
 pub use self::library::LoadError;
 use self::library::library;
-pub use self::limits::{Kind as LimitKind, Limit};
-use self::nic::{Nic, Opened};
+pub use self::limits::{Limit, LimitKind};
 use self::open::sizes;
+use self::open::{Nic, OpenPort};
 pub use self::open::{OpenError, QUEUE_DEPTH};
-use self::pair::{KnownRegions, Pair};
+use self::pair::{Pair, RemoteRegions};
 pub use self::pair_error::PairError;
-pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, Wish};
-pub use self::refusal::Refusal;
+pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, VerbsOptions};
 pub use self::registered::MemoryError;
-use self::registered::Registered;
-use self::send_queue::Sizes;
+use self::registered::RegisteredMemory;
+use self::send_queue::QueueSizes;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
+use self::wire::ControlMessage;
+pub use self::wire::Refusal;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{Control, FabricMessage, Releases};
-use crate::cuda::Readers;
+use crate::control::{Control, FabricMessage, ReleasedRegions};
+use crate::cuda::FlushScope;
 use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
 
-/// Gives bytes to every decoder of what peers say on this fabric: for fuzzing.
+/// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
 /// # Panics
 ///
-/// When what was decoded does not survive being encoded and decoded again.
+/// When a decoded value does not survive encoding and decoding.
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
-    survives(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
-    survives(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
-    survives(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
-    survives(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
+    assert_round_trip(wire::Hello::decode(bytes), |said| wire::Hello::decode(&said.encode()));
+    assert_round_trip(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
+    assert_round_trip(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
+    assert_round_trip(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
     cm::check_decoders(bytes);
     if let Some(word) = bytes.first_chunk() {
         let word = u32::from_le_bytes(*word);
-        survives(wire::Immediate::decode(word), |said| wire::Immediate::decode(said.encode()));
+        assert_round_trip(wire::Immediate::decode(word), |said| wire::Immediate::decode(said.encode()));
     }
 }
 
-fn survives<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&T) -> Option<T>) {
+fn assert_round_trip<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&T) -> Option<T>) {
     if let Some(decoded) = decoded {
         assert_eq!(again(&decoded).as_ref(), Some(&decoded));
     }
 }
 
-/// Longest transfer, in bytes, where the NIC carries more.
+/// Longest transfer, in bytes, if the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
 
 /// Events that wait to be polled before submits are refused.
-const OUTBOX_MAX: usize = 4096;
+const EVENTS_MAX: usize = 4096;
 
-/// Time limits and the connection manager are looked at so often.
+/// Interval of the polls of the control plane, the connection manager and time limits.
 const CONTROL_INTERVAL: Duration = Duration::from_micros(200);
-/// And at every so many polls, as the time that polls are told may stand still.
+/// They are also polled after this many polls of the device, because the caller's clock may stand
+/// still.
 const CONTROL_POLLS: u32 = 512;
 
 const FABRIC: &str = "verbs";
 
 enum Peer {
     Idle,
-    Joining(Box<Joining>),
+    Connecting(Box<Connecting>),
     Open(Box<Pair>),
-    Left,
+    Departed,
     Lost(LossCause),
     Severed,
 }
 
 /// One rank's end of the verbs fabric. See the module.
 pub struct VerbsDevice {
-    // Queue pairs go before all that they stand on, which is dropped in this order.
+    // Queue pairs are dropped before the objects that they use; fields are dropped in this order.
     peers: Vec<Peer>,
-    /// Where the connection manager joins pairs.
-    switchboard: Option<Switchboard>,
-    regions: KeyMap<Registered>,
+    /// Set when the connection manager connects pairs.
+    connection_manager: Option<ConnectionManager>,
+    regions: KeyMap<RegisteredMemory>,
     cache: Cache,
     nics: Vec<Nic>,
     gpus: Gpus,
     control: Control<ControlMessage>,
-    releases: Arc<Releases>,
+    releases: Arc<ReleasedRegions>,
     registry: Arc<dyn Registry>,
     epoll: Arc<OwnedFd>,
     info: DeviceInfo,
     reason: String,
-    sizes: Sizes,
+    sizes: QueueSizes,
     stripe_bytes: usize,
-    /// By rank.
-    known_regions: Vec<KnownRegions>,
-    /// Peers for whom something waits to be posted.
+    /// The peers' regions, by rank.
+    remote_regions: Vec<RemoteRegions>,
+    /// Peers with work requests to post.
     due: Vec<Rank>,
-    /// What was asked of the NICs for peers that are gone.
-    past: Counts,
+    /// Counts of peers that are gone.
+    past_counts: Counts,
     signal_slots: Vec<OnceLock<Signals>>,
     connect_timeout: Duration,
-    outbox: VecDeque<Event>,
+    event_queue: VecDeque<Event>,
     control_due_at: Nanos,
     control_polls: u32,
     is_armed: bool,
-    /// It was armed since the connection manager was last asked.
+    /// The device was armed since the last poll of the connection manager.
     has_slept: bool,
     unfinished: bool,
-    /// This rank leaves, but what it sent is still under way.
+    /// This rank leaves, but its transfers are still under way.
     is_leaving: bool,
     has_left: bool,
 }
 
 impl VerbsDevice {
-    /// Takes the port that `wish` names, or the first that is usable, and listens as the
-    /// configuration says.
+    /// Opens the port that `options` names, or the first usable one, and listens at the configured
+    /// interface.
     ///
     /// # Errors
     ///
     /// See [`OpenError`].
-    pub fn new(config: DeviceConfig, wish: &Wish) -> Result<Self, OpenError> {
+    pub fn new(config: DeviceConfig, options: &VerbsOptions) -> Result<Self, OpenError> {
         let library = library()?;
         let listed = objects::device_names(library);
         let names = listed.map_err(|_| PortError::NoDevice)?;
         let ports = port::ports(Path::new(port::SYSFS), &names)?;
-        let mut wish = wish.clone();
-        if wish.interface.is_none() {
-            wish.interface.clone_from(&config.interface);
+        let mut options = options.clone();
+        if options.interface.is_none() {
+            options.interface.clone_from(&config.interface);
         }
-        let chosen = port::choose_all(&ports, &wish)?;
-        let queue_pairs = wish.queue_pairs(chosen.len())?;
+        let chosen = port::choose_all(&ports, &options)?;
+        let queue_pairs = options.queue_pairs(chosen.len())?;
         let reason = port::reason(&chosen);
         tracing::info!("verbs: {reason}");
-        let opened = chosen.into_iter().map(|chosen| Opened::new(library, chosen));
+        let opened = chosen.into_iter().map(|chosen| OpenPort::new(library, chosen));
         let opened = opened.collect::<Result<Vec<_>, _>>()?;
         let (world_size, connect_timeout) = (config.world_size, config.connect_timeout);
-        let sizes = Sizes { service: wish.service()?, ..sizes(&opened, world_size, queue_pairs)? };
+        let sizes = QueueSizes { service: options.service()?, ..sizes(&opened, world_size, queue_pairs)? };
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
         let control = Control::new(config, FABRIC, 0)?;
-        let switchboard = match wish.connect {
+        let connection_manager = match options.connect {
             Connect::Rendezvous => None,
-            Connect::RdmaCm => Some(Switchboard::new(&nics, world_size)?),
+            Connect::RdmaCm => Some(ConnectionManager::new(&nics, world_size)?),
         };
-        let joined =
-            join_wake_sources(&nics, &control, switchboard.as_ref()).map_err(|error| OpenError::Refused {
+        let joined = combine_wake_sources(&nics, &control, connection_manager.as_ref()).map_err(|error| {
+            OpenError::Refused {
                 device: nics[0].chosen.device.clone(),
-                what: "an epoll descriptor",
+                object: "an epoll descriptor",
                 source: error.into(),
-            })?;
+            }
+        })?;
         let releases = Arc::new(control.releases());
         let message_bytes_max = nics.iter().map(|nic| u64::from(nic.port.max_msg_sz)).min().unwrap_or(0);
         let queue_depth = sizes.depth as usize;
@@ -252,7 +248,7 @@ impl VerbsDevice {
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
-            switchboard,
+            connection_manager,
             regions: KeyMap::default(),
             cache: Cache::default(),
             nics,
@@ -264,13 +260,13 @@ impl VerbsDevice {
             info,
             reason,
             sizes,
-            stripe_bytes: wish.stripe_bytes.unwrap_or(STRIPE_BYTES),
-            known_regions: vec![KnownRegions::default(); world_size as usize],
+            stripe_bytes: options.stripe_bytes.unwrap_or(STRIPE_BYTES),
+            remote_regions: vec![RemoteRegions::default(); world_size as usize],
             due: Vec::with_capacity(world_size as usize),
-            past: Counts::default(),
+            past_counts: Counts::default(),
             signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
             connect_timeout,
-            outbox: VecDeque::with_capacity(64),
+            event_queue: VecDeque::with_capacity(64),
             control_due_at: Nanos::ZERO,
             control_polls: 0,
             is_armed: false,
@@ -281,51 +277,51 @@ impl VerbsDevice {
         })
     }
 
-    /// Which devices, ports and addresses it uses, and why.
+    /// Which devices, ports and addresses the device uses, and why.
     #[must_use]
     pub fn reason(&self) -> &str {
         &self.reason
     }
 
-    /// What it has asked of its NICs so far.
+    /// The requests to its NICs so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let mut counts = self.past;
+        let mut counts = self.past_counts;
         self.nics.iter().for_each(|nic| counts += nic.counts());
         self.peers.iter().filter_map(Peer::pair).for_each(|pair| counts += pair.counts());
         counts
     }
 
-    /// Messages on its ports that found no receive since it was made, also those of other
-    /// processes; `None` where no driver counts them. Credits see to it that this is zero.
+    /// Messages on its ports that found no receive since the device was made, also those of other
+    /// processes; `None` where no driver counts them. Credits keep the number at zero.
     #[must_use]
     pub fn receivers_not_ready(&self) -> Option<u64> {
         self.nics.iter().filter_map(Nic::not_ready).reduce(|sum, count| sum + count)
     }
 
-    /// Who is told that regions are gone.
+    /// The registry of this device's regions.
     pub(crate) fn registry(&self) -> Arc<dyn Registry> {
         Arc::clone(&self.registry)
     }
 
-    /// Who is told instead, of the regions made from now on; it tells the one before too.
+    /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
     }
 
-    /// The file that `arm` returns, always the same one.
+    /// The descriptor that `arm` returns, always the same.
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
     }
 
-    /// Makes memory reachable by a key that ends with `slot`; the region of that key is of the
+    /// Registers memory under a key that ends with `slot`; the region of the key belongs to the
     /// shared registry.
     pub(crate) fn adopt(&mut self, memory: &Arc<dyn Memory>, slot: u16) -> Result<RegionKey, RegisterError> {
         self.list(memory, Some(slot))
     }
 
-    /// Takes all regions from the NICs, whose pages are about to be others than those that were
-    /// registered: peers that still write there get an error, and lose the pair with it.
+    /// Deregisters all regions, because their pages are about to be replaced. A peer that still
+    /// writes there gets an error and loses the pair.
     pub(crate) fn withdraw(&mut self) {
         self.cache.clear();
         let keys: Vec<_> = self.regions.drain().map(|(key, _)| key).collect();
@@ -334,11 +330,11 @@ impl VerbsDevice {
 
     fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
         self.forget_released();
-        // What neighbours map, their GPUs read.
-        let readers = if slot.is_some() { Readers::All } else { Readers::Own };
-        let gpu = Gpus::of(&**memory, readers)?;
-        let (key, registered) = Registered::new(&self.nics, memory, slot)?;
-        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu, readers));
+        // GPUs read memory that ranks of this host map.
+        let scope = if slot.is_some() { FlushScope::AllDevices } else { FlushScope::Owner };
+        let gpu = Gpus::of(&**memory, scope)?;
+        let (key, registered) = RegisteredMemory::new(&self.nics, memory, slot)?;
+        gpu.into_iter().for_each(|gpu| self.gpus.note(gpu, scope));
         self.regions.insert(key, registered);
         self.announce(key);
         Ok(key)
@@ -346,11 +342,11 @@ impl VerbsDevice {
 }
 
 impl Peer {
-    /// Its pair, when it is open or on its way.
+    /// The pair of a peer that is open or connecting.
     fn pair(&self) -> Option<&Pair> {
         match self {
             Self::Open(pair) => Some(pair),
-            Self::Joining(joining) => joining.pair.as_ref(),
+            Self::Connecting(connecting) => connecting.pair.as_ref(),
             _ => None,
         }
     }
@@ -359,18 +355,18 @@ impl Peer {
     fn pair_mut(&mut self) -> Option<&mut Pair> {
         match self {
             Self::Open(pair) => Some(pair),
-            Self::Joining(joining) => joining.pair.as_mut(),
+            Self::Connecting(connecting) => connecting.pair.as_mut(),
             _ => None,
         }
     }
 }
 
-/// One file that is readable when a completion queue has rung, or the control streams or the
-/// connection manager have news.
-fn join_wake_sources(
+/// One epoll descriptor that is readable when a completion queue, the control plane or the
+/// connection manager has an event.
+fn combine_wake_sources(
     nics: &[Nic],
     control: &Control<ControlMessage>,
-    switchboard: Option<&Switchboard>,
+    connection_manager: Option<&ConnectionManager>,
 ) -> rustix::io::Result<OwnedFd> {
     let joined = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     let data = epoll::EventData::new_u64(0);
@@ -378,8 +374,8 @@ fn join_wake_sources(
         epoll::add(&joined, nic.completions.file(), data, epoll::EventFlags::IN)?;
     }
     epoll::add(&joined, control.wake_source(), data, epoll::EventFlags::IN)?;
-    if let Some(switchboard) = switchboard {
-        epoll::add(&joined, switchboard.file(), data, epoll::EventFlags::IN)?;
+    if let Some(connection_manager) = connection_manager {
+        epoll::add(&joined, connection_manager.file(), data, epoll::EventFlags::IN)?;
     }
     Ok(joined)
 }

@@ -1,36 +1,33 @@
-//! What libibverbs makes, each owned by a value that keeps alive what it stands on.
+//! The objects of libibverbs, each owned by a value that keeps alive the objects that it uses.
 //!
-//! **Invariant:** nothing is destroyed before what uses it: a region and a queue pair hold their
-//! domain, which holds the context; queues hold the context. So whatever order values are dropped
-//! in, the library sees the right one.
-
-mod memory;
-mod window;
+//! **Invariant:** no object is destroyed before its users. A memory region and a queue pair hold
+//! their protection domain, which holds the context; queues hold the context. So values may be
+//! dropped in any order.
 
 use std::ffi::{CStr, c_int, c_void};
-use std::io;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::{io, ptr};
 
-pub(super) use self::memory::{Domain, MemoryRegion};
-pub(super) use self::window::Window;
 use super::library::Library;
-use super::limits::{Kind, Limits, NotMade, Taken};
+use super::limits::{CreateError, LimitKind, LimitReservation, Limits};
 use super::sys;
+use crate::memory::Memory;
 
-/// The error that a function reported by its result.
+/// Converts the result of a function to an error.
 pub(super) fn checked(result: c_int) -> io::Result<()> {
     match result {
         0 => Ok(()),
-        // Some report the number, some -1 and errno.
+        // Some functions return the error number, some return -1 and set errno.
         -1 => Err(io::Error::last_os_error()),
         number => Err(io::Error::from_raw_os_error(number.abs())),
     }
 }
 
-/// The object that a function made, or why not.
+/// Converts a null pointer to an error.
 fn made<T>(object: *mut T) -> io::Result<NonNull<T>> {
     NonNull::new(object).ok_or_else(io::Error::last_os_error)
 }
@@ -85,13 +82,13 @@ impl Context {
             let Some((device, _)) = devices.iter().find(|(_, known)| known == name) else { return Ok(None) };
             // SAFETY: a device of the list.
             let raw = made(unsafe { (library.open_device)(*device) });
-            // The library tries several ways, and tells why the last one failed.
+            // The library tries several ways, and reports the error of the last.
             let raw = raw.map_err(|error| super::port::refusal(name).unwrap_or(error))?;
             Ok(Some(Arc::new(Self { raw, library })))
         })
     }
 
-    /// The file that the device's provider lies in.
+    /// The file of the device's provider library.
     pub(super) fn provider(&self) -> Option<PathBuf> {
         // SAFETY: a live context; the address of one of its provider's functions is looked up, and
         // nothing called.
@@ -132,52 +129,51 @@ impl Drop for Context {
     }
 }
 
-/// Completions taken at once.
+/// Completions that one poll takes.
 pub(super) const COMPLETIONS_AT_ONCE: usize = 32;
 
-/// The number of every receive, which no request has. Of one that failed the opcode says nothing.
+/// The number of every receive; no request has it. The opcode of a failed completion is undefined.
 const RECEIVE: u64 = u64::MAX;
 
-/// How a request or a receive ended. Of one that failed only the first four say anything.
+/// The end of a work request or a receive. If it failed, only the first four fields are valid.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Completion {
-    /// As the request was posted with.
+pub(super) struct WorkCompletion {
+    /// The number that the request was posted with.
     pub(super) number: u64,
     pub(super) queue_pair: u32,
-    /// As the verbs number it.
+    /// The status code of the verbs.
     pub(super) status: u32,
     pub(super) is_receive: bool,
-    /// What came with a write.
+    /// The immediate of a write.
     pub(super) immediate: u32,
-    /// How long that write was.
+    /// Length of the write, in bytes.
     pub(super) bytes: u32,
 }
 
 type PollQueue = unsafe extern "C" fn(*mut sys::ibv_cq, c_int, *mut sys::ibv_wc) -> c_int;
 
-/// A completion queue with the channel that wakes who sleeps on it.
-pub(super) struct Completions {
+/// A completion queue with its completion channel.
+pub(super) struct CompletionQueue {
     queue: NonNull<sys::ibv_cq>,
-    /// The context's own function for it.
+    /// The provider's function for it.
     poll: PollQueue,
-    /// As the library fills it; kept, since clearing it at every look would cost more than the
-    /// look.
+    /// Filled by the library; kept, because clearing it at each poll would cost more than the poll.
     found: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
     unacknowledged: u32,
-    _taken: Taken,
+    _reservation: LimitReservation,
 }
 
 // SAFETY: as for `Context`.
-unsafe impl Send for Completions {}
+unsafe impl Send for CompletionQueue {}
 
 /// Events that are acknowledged at once: each acknowledgement takes a lock.
 const ACKNOWLEDGE_EVERY: u32 = 1024;
 
-impl Completions {
-    pub(super) fn new(context: &Arc<Context>, limits: &Limits, entries: u32) -> Result<Self, NotMade> {
-        let taken = limits.take(Kind::CompletionQueues)?;
+impl CompletionQueue {
+    pub(super) fn new(context: &Arc<Context>, limits: &Limits, entries: u32) -> Result<Self, CreateError> {
+        let reservation = limits.reserve(LimitKind::CompletionQueues)?;
         let library = context.library;
         // SAFETY: an open context; the queue keeps no address of ours.
         unsafe {
@@ -200,7 +196,8 @@ impl Completions {
             let found = Box::new(std::mem::zeroed());
             let context = Arc::clone(context);
             let poll = context.raw.as_ref().ops.poll_cq.expect("every provider polls");
-            let made = Self { queue, poll, found, channel, context, unacknowledged: 0, _taken: taken };
+            let made =
+                Self { queue, poll, found, channel, context, unacknowledged: 0, _reservation: reservation };
             rustix::io::ioctl_fionbio(made.file(), true).map_err(io::Error::from)?;
             Ok(made)
         }
@@ -211,28 +208,28 @@ impl Completions {
         unsafe { self.channel.as_ref().fd }
     }
 
-    /// Readable when the queue has rung since it was armed.
+    /// Readable when a completion has come since the queue was armed.
     pub(super) fn file(&self) -> BorrowedFd<'_> {
         // SAFETY: open as long as the channel, which the borrow does not outlive.
         unsafe { BorrowedFd::borrow_raw(self.descriptor()) }
     }
 
-    /// Takes what has completed, at most [`COMPLETIONS_AT_ONCE`]; how many, each of which
-    /// [`Completions::found`] tells until the next look.
+    /// Polls at most [`COMPLETIONS_AT_ONCE`] completions and returns their number.
+    /// [`CompletionQueue::found`] returns each of them until the next poll.
     #[inline]
     pub(super) fn poll(&mut self) -> usize {
         // SAFETY: a live queue, and room for as many as it is told.
         let count = unsafe {
             (self.poll)(self.queue.as_ptr(), COMPLETIONS_AT_ONCE as c_int, self.found.as_mut_ptr())
         };
-        // Of a device that fails nothing is found, and peers find out by the control streams.
+        // A device that fails completes nothing; peers find out by the control streams.
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// One of those that the last look found.
-    pub(super) fn found(&self, index: usize) -> Completion {
+    /// A completion of the last poll.
+    pub(super) fn found(&self, index: usize) -> WorkCompletion {
         let completion = &self.found[index];
-        Completion {
+        WorkCompletion {
             number: completion.wr_id,
             queue_pair: completion.qp_num,
             status: completion.status,
@@ -243,7 +240,7 @@ impl Completions {
         }
     }
 
-    /// Rings at the next completion.
+    /// Asks for an event at the next completion.
     pub(super) fn arm(&mut self) -> io::Result<()> {
         // SAFETY: as above.
         checked(unsafe {
@@ -252,7 +249,7 @@ impl Completions {
         })
     }
 
-    /// Takes what woke, so that the file is not readable any more.
+    /// Takes the events of the channel, so that its file is no longer readable.
     pub(super) fn ack_events(&mut self) {
         let library = self.context.library;
         let (mut queue, mut unused) = (ptr::null_mut(), ptr::null_mut());
@@ -273,7 +270,7 @@ impl Completions {
     }
 }
 
-impl Drop for Completions {
+impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let library = self.context.library;
         // SAFETY: queue pairs hold their completions; a queue is destroyed when all its events were
@@ -286,21 +283,21 @@ impl Drop for Completions {
     }
 }
 
-/// A receive queue that all queue pairs of a device share. Receives hold no memory: they are for
-/// signals.
-pub(super) struct Receives {
+/// A receive queue that all queue pairs of a device share. Its receives hold no memory, because
+/// they are only for signals.
+pub(super) struct SharedReceiveQueue {
     raw: NonNull<sys::ibv_srq>,
-    domain: Arc<Domain>,
+    domain: Arc<ProtectionDomain>,
 }
 
 // SAFETY: as for `Context`.
-unsafe impl Send for Receives {}
+unsafe impl Send for SharedReceiveQueue {}
 
 /// Receives that are posted at once.
 const POST_AT_ONCE: usize = 64;
 
-impl Receives {
-    pub(super) fn new(domain: &Arc<Domain>, entries: u32) -> io::Result<Self> {
+impl SharedReceiveQueue {
+    pub(super) fn new(domain: &Arc<ProtectionDomain>, entries: u32) -> io::Result<Self> {
         let attr = sys::ibv_srq_attr { max_wr: entries, max_sge: 1, srq_limit: 0 };
         let mut wanted = sys::ibv_srq_init_attr { srq_context: ptr::null_mut(), attr };
         // SAFETY: a live domain.
@@ -308,7 +305,7 @@ impl Receives {
         Ok(Self { raw: made(raw)?, domain: Arc::clone(domain) })
     }
 
-    /// Posts so many more.
+    /// Posts `count` receives.
     pub(super) fn post(&mut self, mut count: usize) -> io::Result<()> {
         while count > 0 {
             let batch = count.min(POST_AT_ONCE);
@@ -337,33 +334,34 @@ impl Receives {
     }
 }
 
-impl Drop for Receives {
+impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
         // SAFETY: queue pairs are dropped before (see the device).
         unsafe { (self.domain.context.library.destroy_srq)(self.raw.as_ptr()) };
     }
 }
 
-/// A reliable connection.
+/// A queue pair of type RC (reliable connection).
 pub(super) struct QueuePair {
     raw: NonNull<sys::ibv_qp>,
-    domain: Arc<Domain>,
-    _taken: Taken,
+    domain: Arc<ProtectionDomain>,
+    _reservation: LimitReservation,
 }
 
 // SAFETY: as for `Context`.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// One with room for `requests` under way, which may carry `inline` bytes themselves.
+    /// Makes a queue pair with room for `requests` under way, each with at most `inline` bytes of
+    /// inline data.
     pub(super) fn new(
-        domain: &Arc<Domain>,
-        completions: &Completions,
-        receives: &Receives,
+        domain: &Arc<ProtectionDomain>,
+        completions: &CompletionQueue,
+        receives: &SharedReceiveQueue,
         requests: u32,
         inline: u32,
-    ) -> Result<Self, NotMade> {
-        let taken = domain.limits.take(Kind::QueuePairs)?;
+    ) -> Result<Self, CreateError> {
+        let reservation = domain.limits.reserve(LimitKind::QueuePairs)?;
         let mut wanted = sys::ibv_qp_init_attr {
             qp_context: ptr::null_mut(),
             send_cq: completions.queue.as_ptr(),
@@ -381,16 +379,16 @@ impl QueuePair {
         };
         // SAFETY: live objects of one context.
         let raw = made(unsafe { (domain.context.library.create_qp)(domain.raw.as_ptr(), &raw mut wanted) })?;
-        Ok(Self { raw, domain: Arc::clone(domain), _taken: taken })
+        Ok(Self { raw, domain: Arc::clone(domain), _reservation: reservation })
     }
 
-    /// Its number, by which completions and the peer name it.
+    /// The number by which completions and the peer name it.
     pub(super) fn number(&self) -> u32 {
         // SAFETY: a live queue pair, whose number does not change.
         unsafe { self.raw.as_ref().qp_num }
     }
 
-    /// Changes what `mask` names.
+    /// Changes the attributes that `mask` names.
     pub(super) fn modify(&mut self, mut attributes: sys::ibv_qp_attr, mask: u32) -> io::Result<()> {
         // SAFETY: a live queue pair; the attributes are only read.
         checked(unsafe {
@@ -398,8 +396,8 @@ impl QueuePair {
         })
     }
 
-    /// Posts a list of requests by one ring of the doorbell. Where not all of it is taken: why,
-    /// and the first one that was not.
+    /// Posts a list of work requests with one doorbell. When not all of it was taken, returns the
+    /// error and the first request that was not taken.
     ///
     /// # Safety
     ///
@@ -424,5 +422,218 @@ impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: a live queue pair. After this returns the device touches no memory on its behalf.
         unsafe { (self.domain.context.library.destroy_qp)(self.raw.as_ptr()) };
+    }
+}
+
+/// A protection domain: memory regions and queue pairs of one domain can be used together. It
+/// enforces the limits of the device, so that an error names the limit.
+pub(super) struct ProtectionDomain {
+    raw: NonNull<sys::ibv_pd>,
+    context: Arc<Context>,
+    limits: Limits,
+    /// Regions registered so far. Relaxed, as the next field: only counted.
+    registered: AtomicU64,
+    deregistered: AtomicU64,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for ProtectionDomain {}
+// SAFETY: as above.
+unsafe impl Sync for ProtectionDomain {}
+
+impl ProtectionDomain {
+    pub(super) fn new(context: &Arc<Context>, limits: Limits) -> io::Result<Arc<Self>> {
+        // SAFETY: an open context.
+        let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
+        let (registered, deregistered) = (AtomicU64::new(0), AtomicU64::new(0));
+        Ok(Arc::new(Self { raw, context: Arc::clone(context), limits, registered, deregistered }))
+    }
+
+    /// The numbers of regions registered and deregistered so far.
+    pub(super) fn registrations(&self) -> (u64, u64) {
+        // Relaxed: see the fields.
+        (self.registered.load(Ordering::Relaxed), self.deregistered.load(Ordering::Relaxed))
+    }
+}
+
+impl Drop for ProtectionDomain {
+    fn drop(&mut self) {
+        // SAFETY: regions and queue pairs hold their domain.
+        unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+    }
+}
+
+/// Memory that the device may access.
+pub(super) struct MemoryRegion {
+    raw: NonNull<sys::ibv_mr>,
+    domain: Arc<ProtectionDomain>,
+    /// Kept as long as it is registered.
+    memory: Arc<dyn Memory>,
+    _reservation: LimitReservation,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryRegion {}
+
+impl MemoryRegion {
+    /// Registers memory of at least one byte, which peers address from `iova` on; as a dma-buf if
+    /// it is one.
+    pub(super) fn new(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, CreateError> {
+        if memory.dma_buf().is_some() && domain.context.library.reg_dmabuf_mr.is_some() {
+            return Self::by_dma_buf(domain, memory, iova, access);
+        }
+        Self::by_address(domain, memory, iova, access)
+    }
+
+    /// Registers a dma-buf.
+    pub(super) fn by_dma_buf(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, CreateError> {
+        let reservation = Self::expect_room(domain, memory.len())?;
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "libibverbs registers no dma-bufs");
+        let register = domain.context.library.reg_dmabuf_mr.ok_or_else(without)?;
+        let without = || io::Error::new(io::ErrorKind::Unsupported, "it is no dma-buf");
+        let part = memory.dma_buf().ok_or_else(without)?;
+        let (file, len) = (part.file.as_raw_fd(), memory.len());
+        // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is
+        // kept longer than the registration.
+        let raw =
+            unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
+        Self::registered(domain, memory, raw, reservation)
+    }
+
+    /// Registers memory by its address.
+    pub(super) fn by_address(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        iova: u64,
+        access: u32,
+    ) -> Result<Self, CreateError> {
+        let reservation = Self::expect_room(domain, memory.len())?;
+        let library = domain.context.library;
+        let (base, len) = (memory.base().as_ptr().cast(), memory.len());
+        // SAFETY: the memory has `len` bytes at `base` and is kept longer than the registration.
+        let raw = unsafe {
+            match library.reg_mr_iova2 {
+                Some(register) => register(domain.raw.as_ptr(), base, len, iova, access),
+                None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, older(access) as c_int),
+            }
+        };
+        Self::registered(domain, memory, raw, reservation)
+    }
+
+    fn expect_room(domain: &ProtectionDomain, bytes: usize) -> Result<LimitReservation, CreateError> {
+        domain.limits.allow(LimitKind::RegionBytes, bytes as u64)?;
+        Ok(domain.limits.reserve(LimitKind::Regions)?)
+    }
+
+    fn registered(
+        domain: &Arc<ProtectionDomain>,
+        memory: Arc<dyn Memory>,
+        raw: *mut sys::ibv_mr,
+        reservation: LimitReservation,
+    ) -> Result<Self, CreateError> {
+        let raw = made(raw)?;
+        // Relaxed: see the field.
+        domain.registered.fetch_add(1, Ordering::Relaxed);
+        Ok(Self { raw, domain: Arc::clone(domain), memory, _reservation: reservation })
+    }
+
+    pub(super) fn local_key(&self) -> u32 {
+        // SAFETY: a live region, whose keys do not change.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    pub(super) fn remote_key(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { self.raw.as_ref().rkey }
+    }
+
+    pub(super) fn memory(&self) -> &Arc<dyn Memory> {
+        &self.memory
+    }
+}
+
+/// Removes the flags that functions older than `ibv_reg_mr_iova2` do not know.
+fn older(access: u32) -> u32 {
+    access & !sys::IBV_ACCESS_RELAXED_ORDERING
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: a live region; peers that still use its key get an error.
+        unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
+        // Relaxed: see the field.
+        self.domain.deregistered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A window, bound by a request on the queue pair whose peer may use it.
+pub(super) struct MemoryWindow {
+    raw: NonNull<sys::ibv_mw>,
+    domain: Arc<ProtectionDomain>,
+    _reservation: LimitReservation,
+}
+
+// SAFETY: as for `Context`.
+unsafe impl Send for MemoryWindow {}
+
+impl MemoryWindow {
+    /// Makes a window that is not bound; an error if the device supports none.
+    pub(super) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, CreateError> {
+        let reservation = domain.limits.reserve(LimitKind::Windows)?;
+        // SAFETY: a live domain; the context's own function for it.
+        let raw = unsafe {
+            let Some(allocate) = domain.context.raw.as_ref().ops.alloc_mw else {
+                return Err(io::Error::from(io::ErrorKind::Unsupported).into());
+            };
+            made(allocate(domain.raw.as_ptr(), sys::IBV_MW_TYPE_2))?
+        };
+        Ok(Self { raw, domain: Arc::clone(domain), _reservation: reservation })
+    }
+
+    /// The binding of the window to bytes of a region, in the addresses that peers use, with the
+    /// key that is valid when the request has completed. Once a window, because each binding has
+    /// another key.
+    pub(super) fn bind(
+        &self,
+        region: &MemoryRegion,
+        address: u64,
+        bytes: u64,
+        access: u32,
+    ) -> sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+        // SAFETY: a live window. Its key does not change before the binding: the request names the
+        // window by it.
+        let before = unsafe { self.raw.as_ref().rkey };
+        sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1 {
+            mw: self.raw.as_ptr(),
+            // The upper bits are the device's, the lower ones the binder's, and must change.
+            rkey: before & !0xff | before.wrapping_add(1) & 0xff,
+            bind_info: sys::ibv_mw_bind_info {
+                mr: region.raw.as_ptr(),
+                addr: address,
+                length: bytes,
+                mw_access_flags: access,
+            },
+        }
+    }
+}
+
+impl Drop for MemoryWindow {
+    fn drop(&mut self) {
+        // SAFETY: a live window; after this the device refuses its key.
+        unsafe {
+            if let Some(free) = self.domain.context.raw.as_ref().ops.dealloc_mw {
+                free(self.raw.as_ptr());
+            }
+        }
     }
 }

@@ -1,9 +1,9 @@
-//! Whether our types and constants are what libibverbs means by them: compared with the bindings of
-//! `rdma-sys` (of the headers of this system) and of `ibverbs-sys` (of rdma-core 55), which others
-//! made; and a second way to open a device.
+//! Compares our types and constants of libibverbs with other bindings: those of `rdma-sys` (from
+//! the headers of this system) and of `ibverbs-sys` (from rdma-core 55); and opens a device with
+//! them.
 //!
-//! Only with the feature `verbs-oracle`. **Invariant:** whatever of `sys` this backend uses is
-//! compared with both, which the last test looks up in the sources.
+//! Only with the feature `verbs-oracle`. **Invariant:** every name of `sys` that this backend uses
+//! is compared with both; the last test finds the names in the sources.
 
 use std::collections::BTreeSet;
 use std::ffi::CStr;

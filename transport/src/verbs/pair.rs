@@ -1,85 +1,88 @@
-//! One connected peer: queue pairs ([`send_queue`](super::send_queue pair)), and what each end may
-//! still send.
+//! One connected peer: its queue pairs ([`SendQueue`]), and the credits of
+//! each end.
 //!
-//! * **A put** is an RDMA write; its signal is the immediate of that write, or of a second one on
-//!   the same queue pair that carries the payload to the signal slot's place in the target's inbox.
-//!   A queue pair places writes in their order before it completes the receive of an immediate, so
-//!   whoever takes that completion has all of it (contract line 1).
-//! * **Several queue pairs**: a long transfer goes in parts over all of them
-//!   ([`stripes`](super::stripes)), others over one, signals of one signal slot always over the
-//!   same, since payloads of a signal slot share a place. Atomics keep to the first: they are
-//!   atomic among those of one NIC.
-//! * **Credits.** An immediate consumes a receive of its target. Each end says in the hello how
-//!   many it takes, and gives back what it took with its own immediates, or with one of their own
-//!   when half of them wait. So an immediate always finds a receive, and who has no credit left
-//!   hears `QueueFull` instead of the NIC's retries.
-
-mod submit;
+//! * **A put** is an RDMA write. Its signal is the immediate of that write, or of a second write on
+//!   the same queue pair that carries the payload to the slot of the signal in the target's inbox.
+//!   A queue pair places writes in order before it completes the receive of an immediate, so all
+//!   bytes are visible with that completion (contract line 1).
+//! * **Several queue pairs**: a long transfer is striped over all of them, any other uses one of
+//!   them. Signals of one signal slot always use the same
+//!   queue pair, because their payloads share a slot of the inbox. Atomics use the first queue
+//!   pair: they are atomic among those of one NIC.
+//! * **Credits.** An immediate consumes a receive of its target. The hello of each end states the
+//!   number of its receives. Each end returns credits with its own immediates, or with a separate
+//!   immediate when half of the credits are due. So an immediate always finds a receive, and a
+//!   submit without credit returns `QueueFull` instead of causing retries of the NIC.
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
-use super::lease::Leased;
-use super::limits::NotMade;
-use super::nic::Nic;
+use super::lease::HeldLease;
+use super::limits::CreateError;
 use super::objects::MemoryRegion;
-use super::request::{Local, with_immediate};
-use super::send_queue::{SLOT_BYTES, SendQueue, Sizes, Waits};
+use super::open::Nic;
+use super::send_queue::{CompletionOwner, QueueSizes, SLOT_BYTES, SendQueue};
+use super::send_queue::{Local, Request, Target, of_slice, request, with_immediate};
 use super::status::Operation;
-use super::stripes::{Arriving, Ends};
-use super::wire::{Besides, CREDITS_MAX, Hello, Immediate, KnownRegion, QueuePairHello};
+use super::wire::{
+    CREDITS_MAX, Hello, Immediate, NicKeys, Piggyback, QUEUE_PAIRS_MAX, QueuePairHello, RemoteRegion, Stripe,
+};
 use super::{Counts, sys};
 use crate::Rank;
-use crate::device::{Event, LossCause, ProtocolViolation, TransferError, TransferId};
-use crate::memory::{HostMemory, Memory};
-use crate::region::{KeyMap, RegionKey};
+use crate::device::{
+    AtomicOp, Event, LossCause, ProtocolViolation, Source, SubmitError, Submitted, Transfer, TransferError,
+    TransferId,
+};
+use crate::memory::{HostMemory, Memory, Space};
+use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 
-/// What a peer has told of its regions.
-pub(super) type KnownRegions = KeyMap<KnownRegion>;
+/// The announced regions of a peer.
+pub(super) type RemoteRegions = KeyMap<RemoteRegion>;
 
 /// See the module.
 pub(super) struct Pair {
     peer: Rank,
-    // Before the memory that they touch.
+    // Before the memory that they access.
     queues: Vec<SendQueue>,
-    /// Where the peer's payloads go, a slot for each signal slot; registered with each NIC.
+    /// The peer's payloads, a slot for each signal slot; registered with each NIC.
     inboxes: Vec<MemoryRegion>,
-    /// By their keys.
-    leases: KeyMap<Leased>,
+    /// Memory windows by their keys.
+    leases: KeyMap<HeldLease>,
     signal_slots: Signals,
-    sizes: Sizes,
+    sizes: QueueSizes,
     stripe_bytes: usize,
-    /// What the peer takes; none before it is connected.
+    /// Credits that the peer grants; zero before it is connected.
     remote_credits: u32,
     remote_signal_slots: u32,
-    /// Immediates that the peer takes now.
+    /// Immediates that the peer accepts now.
     credits: u32,
-    /// Immediates of the peer that it has not been told of as taken.
-    owed: u32,
-    /// Transfers whose ends somebody waits for.
+    /// Immediates of the peer whose credits were not returned.
+    unreturned: u32,
+    /// Transfers whose ends will be reported.
     waiting: u32,
-    ends: Ends,
-    arriving: Arriving,
+    striped_transfers: StripedTransfers,
+    arriving: IncomingStripedPuts,
     /// Striped puts with a signal so far.
     striped: u64,
-    /// Where the next transfer goes that may go anywhere.
+    /// The queue pair of the last transfer that could use any.
     next: usize,
-    /// The device knows that there is something to post.
+    /// Whether the device lists this pair among those to post.
     pub(super) is_listed: bool,
 }
 
 impl Pair {
-    /// One that can be told where its peer is.
+    /// A pair that is not connected yet.
     pub(super) fn new(
         nics: &[Nic],
         peer: Rank,
         signal_slots: Signals,
-        sizes: Sizes,
+        sizes: QueueSizes,
         stripe_bytes: usize,
         mut random: impl FnMut() -> u64,
-    ) -> Result<Self, NotMade> {
+    ) -> Result<Self, CreateError> {
         let memory: Arc<dyn Memory> = HostMemory::new(signal_slots.len().max(1) * SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
         let access = sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_WRITE;
@@ -99,10 +102,10 @@ impl Pair {
             remote_credits: 0,
             remote_signal_slots: 0,
             credits: 0,
-            owed: 0,
+            unreturned: 0,
             waiting: 0,
-            ends: Ends::default(),
-            arriving: Arriving::default(),
+            striped_transfers: StripedTransfers::default(),
+            arriving: IncomingStripedPuts::default(),
             striped: 0,
             next: 0,
             is_listed: false,
@@ -114,7 +117,7 @@ impl Pair {
         self.queues.iter().map(|queue| (queue.nic, queue.number()))
     }
 
-    /// What the peer must know.
+    /// The hello for the peer.
     pub(super) fn hello(&self, nics: &[Nic]) -> Hello {
         let queues = self.queues.iter().map(|queue| queue.hello(nics, self.inboxes[queue.nic].remote_key()));
         Hello {
@@ -126,23 +129,22 @@ impl Pair {
         }
     }
 
-    /// Joins it to the peer that said this, over as many queue pairs as both have.
+    /// Connects it to the peer of this hello, over as many queue pairs as both have.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello) -> io::Result<()> {
-        self.keep_first(hello.queues.len());
+        self.truncate_queues(hello.queues.len());
         for (queue, other) in self.queues.iter_mut().zip(&hello.queues) {
             queue.connect(nics, hello, other)?;
         }
-        self.agree(hello);
+        self.set_remote_limits(hello);
         Ok(())
     }
 
-    /// Gives up the queue pairs that the peer, who has so many, has no other end for.
-    pub(super) fn keep_first(&mut self, count: usize) {
+    /// Drops the queue pairs for which the peer has no counterpart.
+    pub(super) fn truncate_queues(&mut self, count: usize) {
         self.queues.truncate(count);
     }
 
-    /// Joins one of its queue pairs to that of the peer that said this, over the way that
-    /// `attributes` tell.
+    /// Connects one of its queue pairs to the peer's, with the path in `attributes`.
     pub(super) fn connect_queue(
         &mut self,
         queue: usize,
@@ -151,23 +153,23 @@ impl Pair {
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
         self.queues[queue].connect_as(hello, other, attributes)?;
-        self.agree(hello);
+        self.set_remote_limits(hello);
         Ok(())
     }
 
-    /// What the peer takes, before anything was sent.
-    fn agree(&mut self, hello: &Hello) {
+    /// Takes over the peer's limits, before anything was sent.
+    fn set_remote_limits(&mut self, hello: &Hello) {
         self.remote_credits = hello.credits;
         self.remote_signal_slots = hello.signal_slots;
         self.credits = hello.credits;
     }
 
-    /// Whether what was submitted should not wait to be posted.
+    /// Whether the work requests should be posted now.
     pub(super) fn is_due(&self) -> bool {
         self.queues.iter().any(SendQueue::is_due)
     }
 
-    /// Notes that the device has something to post for it.
+    /// Lists the pair among those to post.
     pub(super) fn list(&mut self, due: &mut Vec<Rank>) {
         if !self.is_listed {
             self.is_listed = true;
@@ -175,12 +177,12 @@ impl Pair {
         }
     }
 
-    /// Whether all was posted.
-    pub(super) fn has_woken(&self) -> bool {
-        self.queues.iter().all(SendQueue::has_woken)
+    /// Whether all work requests were posted.
+    pub(super) fn has_posted_all(&self) -> bool {
+        self.queues.iter().all(SendQueue::has_posted_all)
     }
 
-    /// Posts what was submitted.
+    /// Posts the work requests.
     #[inline]
     pub(super) fn post(&mut self) -> Result<(), LossCause> {
         for queue in &mut self.queues {
@@ -189,13 +191,13 @@ impl Pair {
         Ok(())
     }
 
-    /// The requests of this queue pair up to this one have ended well.
+    /// Handles the success of the requests of this queue pair up to `number`.
     pub(super) fn completed(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
-        while let Some(ended) = self.queues[queue].take_ended(number) {
-            let id = match ended.waits {
-                Waits::Nobody => None,
-                Waits::Whole(id) => Some(id),
-                Waits::Part => self.ends.part_ended(queue),
+        while let Some(ended) = self.queues[queue].pop_completed(number) {
+            let id = match ended.owner {
+                CompletionOwner::NoOwner => None,
+                CompletionOwner::Transfer(id) => Some(id),
+                CompletionOwner::StripePart => self.striped_transfers.part_ended(queue),
             };
             let Some(id) = id else { continue };
             self.waiting -= 1;
@@ -203,10 +205,10 @@ impl Pair {
         }
     }
 
-    /// An immediate has come, with a write of so many bytes.
+    /// Handles an immediate that came with a write of `bytes` bytes.
     pub(super) fn received(&mut self, queue: usize, word: u32, bytes: u32) -> Result<(), ProtocolViolation> {
         let said = Immediate::decode(word).ok_or(ProtocolViolation::MalformedFrame)?;
-        if let Besides::Credits(credits) = said.besides {
+        if let Piggyback::Credits(credits) = said.piggyback {
             if credits > self.remote_credits - self.credits {
                 return Err(ProtocolViolation::UnexpectedAnswer);
             }
@@ -216,12 +218,12 @@ impl Pair {
         if usize::from(signal_slot) >= self.signal_slots.len() {
             return Err(ProtocolViolation::UnknownSignalSlot);
         }
-        self.owed += 1;
-        if self.owed > self.sizes.credits {
+        self.unreturned += 1;
+        if self.unreturned > self.sizes.credits {
             return Err(ProtocolViolation::TooManyRequests);
         }
         let mut payload_bytes = said.has_payload.then_some(bytes);
-        if let Besides::Stripe(stripe) = said.besides {
+        if let Piggyback::Stripe(stripe) = said.piggyback {
             let put = self.arriving.part(queue, self.queues.len(), stripe, signal_slot, payload_bytes)?;
             let Some(put) = put else { return Ok(()) };
             payload_bytes = put.payload_bytes;
@@ -231,13 +233,13 @@ impl Pair {
         Ok(())
     }
 
-    /// What the peer has written to a signal slot's place in the inbox.
+    /// The payload that the peer has written to the inbox slot of a signal slot.
     fn payload(&self, signal_slot: u16, bytes: u32) -> Result<Inline, ProtocolViolation> {
         let mut buffer = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
         let buffer = buffer.get_mut(..bytes as usize).ok_or(ProtocolViolation::OversizedFrame)?;
-        // SAFETY: the signal slot's slot of the inbox, which has room for any payload; the peer
-        // writes it again only after it knows that this signal was taken (or breaks the rules, and
-        // then these are just bytes).
+        // SAFETY: the inbox slot of the signal slot has room for any payload. The peer writes it
+        // again only after it knows that this signal was taken. A peer that breaks this rule
+        // changes these bytes only.
         unsafe {
             let slot = self.inboxes[0].memory().base().as_ptr().add(usize::from(signal_slot) * SLOT_BYTES);
             std::ptr::copy_nonoverlapping(slot, buffer.as_mut_ptr(), buffer.len());
@@ -245,22 +247,22 @@ impl Pair {
         Ok(Inline::new(buffer).unwrap_or(Inline::EMPTY))
     }
 
-    /// Gives back what the peer would otherwise soon wait for; whether it did, and so there is
-    /// something to post.
+    /// Returns credits before the peer has to wait for them; returns whether a work request was
+    /// added.
     #[inline]
-    pub(super) fn give_back(&mut self) -> bool {
-        self.owed >= self.sizes.credits.div_ceil(2) && self.give_all_back()
+    pub(super) fn return_credits(&mut self) -> bool {
+        self.unreturned >= self.sizes.credits.div_ceil(2) && self.return_all_credits()
     }
 
     #[cold]
-    fn give_all_back(&mut self) -> bool {
+    fn return_all_credits(&mut self) -> bool {
         if !self.queues[0].has_spare_room() {
             return false;
         }
-        let besides = Besides::Credits(self.owed.min(CREDITS_MAX));
-        let immediate = Immediate { signal_slot: None, has_payload: false, besides };
+        let piggyback = Piggyback::Credits(self.unreturned.min(CREDITS_MAX));
+        let immediate = Immediate { signal_slot: None, has_payload: false, piggyback };
         let write = with_immediate(self.queues[0].inbox, immediate);
-        self.queues[0].push(Waits::Nobody, None, RegionKey::NONE, &[(write, Local::Nothing)]);
+        self.queues[0].push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(write, Local::Nothing)]);
         self.charge(immediate);
         true
     }
@@ -270,52 +272,52 @@ impl Pair {
         self.waiting < self.sizes.depth && self.queues.iter().all(SendQueue::has_room)
     }
 
-    /// Submits a request that makes a lease good.
+    /// Adds a request that binds a memory window.
     pub(super) fn bind(
         &mut self,
         bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
         id: TransferId,
         key: RegionKey,
-        leased: Leased,
+        leased: HeldLease,
     ) {
         self.waiting += 1;
         self.queues[0].push_bind(id, key, bind);
         self.leases.insert(key, leased);
     }
 
-    /// Takes a lease back.
+    /// Revokes a memory window.
     pub(super) fn revoke(&mut self, key: RegionKey) {
         self.leases.remove(&key);
     }
 
-    /// Sends nothing over each queue pair, so that its end shows that the way is open.
-    pub(super) fn try_ways(&mut self) -> Result<(), LossCause> {
-        self.queues.iter_mut().for_each(SendQueue::push_nothing);
+    /// Sends a write of no bytes over each queue pair; its completion proves that the path works.
+    pub(super) fn probe_paths(&mut self) -> Result<(), LossCause> {
+        self.queues.iter_mut().for_each(SendQueue::push_empty_write);
         self.post()
     }
 
-    /// Sees to it that the end of what was submitted will be known.
-    pub(super) fn seal(&mut self) {
-        self.queues.iter_mut().for_each(SendQueue::seal);
+    /// Makes sure that all submitted requests will be completed.
+    pub(super) fn request_completion(&mut self) {
+        self.queues.iter_mut().for_each(SendQueue::request_completion);
     }
 
-    /// Whether the peer has all that was submitted.
+    /// Whether the peer has acknowledged all requests.
     pub(super) fn is_idle(&self) -> bool {
         self.queues.iter().all(SendQueue::is_idle)
     }
 
-    /// What the request of this number on this queue pair is.
+    /// The operation of the request of this number.
     pub(super) fn operation(&self, queue: usize, number: u64) -> Operation {
         self.queues[queue].operation(number)
     }
 
-    /// The request of this number on this queue pair failed because of what it names at the peer.
+    /// Reports a request that failed because of its remote key.
     pub(super) fn refuse(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
-        let Some((waits, key)) = self.queues[queue].refuse(number) else { return };
-        let id = match waits {
-            Waits::Nobody => None,
-            Waits::Whole(id) => Some(id),
-            Waits::Part => self.ends.part_failed(queue),
+        let Some((owner, key)) = self.queues[queue].refuse(number) else { return };
+        let id = match owner {
+            CompletionOwner::NoOwner => None,
+            CompletionOwner::Transfer(id) => Some(id),
+            CompletionOwner::StripePart => self.striped_transfers.part_failed(queue),
         };
         if let Some(id) = id {
             let refused = TransferError::Refused { peer: self.peer, key };
@@ -323,17 +325,522 @@ impl Pair {
         }
     }
 
-    /// What was asked of the NICs for it.
+    /// The requests to the NICs for this pair.
     pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
         self.queues.iter().for_each(|queue| counts += queue.counts);
         counts
     }
 
-    /// Ends all that is under way; the queue pairs go.
+    /// Ends all transfers with `error` and destroys the queue pairs.
     pub(super) fn fail(self, error: &TransferError, events: &mut VecDeque<Event>) {
-        let Self { queues, ends, .. } = self;
-        let ids: Vec<_> = queues.into_iter().flat_map(SendQueue::fail).chain(ends.into_ids()).collect();
+        let Self { queues, striped_transfers, .. } = self;
+        let ids: Vec<_> =
+            queues.into_iter().flat_map(SendQueue::fail).chain(striped_transfers.into_ids()).collect();
         events.extend(ids.into_iter().map(|id| Event::Done { id, result: Err(error.clone()) }));
+    }
+}
+
+/// The checked slices of a transfer.
+struct TransferSlices<'a> {
+    local: &'a Slice,
+    remote: RemoteSlice,
+    /// The local slice's keys, by NIC of this rank.
+    keys: NicKeys,
+    /// The announced regions of the peer.
+    remote_regions: &'a RemoteRegions,
+}
+
+impl Pair {
+    /// Starts a transfer whose lengths and local slice were checked. `keys` are those of the local
+    /// slice, `remote_regions` the announced regions of the peer.
+    pub(super) fn submit(
+        &mut self,
+        transfer: &Transfer,
+        id: TransferId,
+        keys: NicKeys,
+        remote_regions: &RemoteRegions,
+        events: &mut VecDeque<Event>,
+    ) -> Result<Submitted, SubmitError> {
+        let signal = if let Transfer::Put { signal, .. } = transfer { signal.as_ref() } else { None };
+        self.expect_room(signal)?;
+        Ok(match transfer {
+            Transfer::Put { dst, signal, .. } if dst.len == 0 => {
+                signal.as_ref().map_or(Submitted::Ended(0), |signal| self.submit_signal(signal))
+            }
+            Transfer::Put { src: Source::Inline(inline), dst, signal } => {
+                self.put_inline(inline, dst, signal.as_ref(), remote_regions)
+            }
+            Transfer::Put { src: Source::Slice(local), dst, signal } => match inline_bytes(local) {
+                Some(inline) => self.put_inline(&inline, dst, signal.as_ref(), remote_regions),
+                None => self.put(
+                    &TransferSlices { local, remote: *dst, keys, remote_regions },
+                    signal.as_ref(),
+                    id,
+                ),
+            },
+            Transfer::Get { dst, .. } if dst.is_empty() => Submitted::Ended(0),
+            Transfer::Get { src, dst } => {
+                self.get(&TransferSlices { local: dst, remote: *src, keys, remote_regions }, id)
+            }
+            Transfer::Atomic { word, op } => self.atomic(word, *op, id, events),
+        })
+    }
+
+    /// Starts a signal without data.
+    pub(super) fn signal(&mut self, signal: &Signal) -> Result<Submitted, SubmitError> {
+        self.expect_room(Some(signal))?;
+        Ok(self.submit_signal(signal))
+    }
+
+    /// Whether one more transfer may be under way, and the peer accepts its signal.
+    fn expect_room(&self, signal: Option<&Signal>) -> Result<(), SubmitError> {
+        let full = Err(SubmitError::QueueFull { peer: self.peer });
+        if let Some(signal) = signal {
+            if u32::from(signal.signal_slot) >= self.remote_signal_slots {
+                let signal_slots = self.remote_signal_slots as usize;
+                return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
+            }
+            if (self.credits as usize) < self.queues.len() {
+                return full;
+            }
+        }
+        if self.has_room() { Ok(()) } else { full }
+    }
+
+    fn submit_signal(&mut self, signal: &Signal) -> Submitted {
+        let (queue, immediate) = (self.queue_of(signal.signal_slot), self.immediate(signal));
+        let signal_write = signal_write(&self.queues[queue], signal, immediate);
+        self.queues[queue].push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[signal_write]);
+        self.charge(immediate);
+        Submitted::Ended(0)
+    }
+
+    /// A put whose bytes are copied now.
+    fn put_inline(
+        &mut self,
+        inline: &Inline,
+        dst: &RemoteSlice,
+        signal: Option<&Signal>,
+        remote_regions: &RemoteRegions,
+    ) -> Submitted {
+        let (queue, target) = self.select_queue(signal, dst, remote_regions);
+        self.put_over(
+            queue,
+            CompletionOwner::NoOwner,
+            None,
+            (target, Local::Inline(inline)),
+            signal,
+            dst.key,
+        );
+        Submitted::Ended(0)
+    }
+
+    fn put(&mut self, bytes: &TransferSlices<'_>, signal: Option<&Signal>, id: TransferId) -> Submitted {
+        self.waiting += 1;
+        if self.is_striped(bytes) {
+            self.put_striped(bytes, signal, id);
+        } else {
+            let (queue, target) = self.select_queue(signal, &bytes.remote, bytes.remote_regions);
+            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
+            let holds = Some(bytes.local.clone());
+            self.put_over(
+                queue,
+                CompletionOwner::Transfer(id),
+                holds,
+                (target, local),
+                signal,
+                bytes.remote.key,
+            );
+        }
+        Submitted::UnderWay
+    }
+
+    /// A put over one queue pair.
+    #[inline(always)]
+    fn put_over(
+        &mut self,
+        queue: usize,
+        owner: CompletionOwner,
+        holds: Option<Slice>,
+        (target, local): (Target, Local<'_>),
+        signal: Option<&Signal>,
+        key: RegionKey,
+    ) {
+        let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
+        let Some(signal) = signal else { return self.queues[queue].push(owner, holds, key, &[write]) };
+        let immediate = self.immediate(signal);
+        if signal.payload.is_empty() {
+            self.queues[queue].push(owner, holds, key, &[(with_immediate(target, immediate), local)]);
+        } else {
+            let signal_write = signal_write(&self.queues[queue], signal, immediate);
+            self.queues[queue].push(owner, holds, key, &[write, signal_write]);
+        }
+        self.charge(immediate);
+    }
+
+    /// A put over all queue pairs: on each a part and, if there is a signal, an immediate that
+    /// announces the part.
+    fn put_striped(&mut self, bytes: &TransferSlices<'_>, signal: Option<&Signal>, id: TransferId) {
+        let count = self.queues.len();
+        self.striped_transfers.begin(id, count);
+        let stripe = Stripe { number: Stripe::number(self.striped), parts: count as u8 };
+        for queue in 0..count {
+            let (target, local) = self.part(bytes, queue);
+            let (holds, key) = (Some(bytes.local.clone()), bytes.remote.key);
+            let write = (request(sys::IBV_WR_RDMA_WRITE, target), local);
+            let Some(signal) = signal else {
+                self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write]);
+                continue;
+            };
+            let has_payload = !signal.payload.is_empty() && queue == self.queue_of(signal.signal_slot);
+            let piggyback = Piggyback::Stripe(stripe);
+            let immediate = Immediate { signal_slot: Some(signal.signal_slot), has_payload, piggyback };
+            if has_payload {
+                let signal_write = signal_write(&self.queues[queue], signal, immediate);
+                self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write, signal_write]);
+            } else {
+                let write = (with_immediate(target, immediate), local);
+                self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write]);
+            }
+            self.charge(immediate);
+        }
+        self.striped += u64::from(signal.is_some());
+    }
+
+    fn get(&mut self, bytes: &TransferSlices<'_>, id: TransferId) -> Submitted {
+        self.waiting += 1;
+        let key = bytes.remote.key;
+        if self.is_striped(bytes) {
+            self.striped_transfers.begin(id, self.queues.len());
+            for queue in 0..self.queues.len() {
+                let (target, local) = self.part(bytes, queue);
+                let read = (request(sys::IBV_WR_RDMA_READ, target), local);
+                self.queues[queue].push(CompletionOwner::StripePart, Some(bytes.local.clone()), key, &[read]);
+            }
+        } else {
+            let (queue, target) = self.select_queue(None, &bytes.remote, bytes.remote_regions);
+            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
+            let read = (request(sys::IBV_WR_RDMA_READ, target), local);
+            self.queues[queue].push(CompletionOwner::Transfer(id), Some(bytes.local.clone()), key, &[read]);
+        }
+        Submitted::UnderWay
+    }
+
+    fn atomic(
+        &mut self,
+        word: &RemoteSlice,
+        op: AtomicOp,
+        id: TransferId,
+        events: &mut VecDeque<Event>,
+    ) -> Submitted {
+        let target = Target::of(word);
+        if !target.address.is_multiple_of(8) {
+            // No region begins there: a forged key. This NIC would not send the request.
+            let refused = TransferError::Refused { peer: self.peer, key: word.key };
+            events.push_back(Event::Done { id, result: Err(refused) });
+            return Submitted::UnderWay;
+        }
+        let (opcode, compare_add, swap) = match op {
+            AtomicOp::Add(value) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, value, 0),
+            AtomicOp::CompareSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
+        };
+        let atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+            remote_addr: target.address,
+            compare_add,
+            swap,
+            rkey: target.key,
+        };
+        self.waiting += 1;
+        self.queues[0].push_atomic(id, word.key, opcode, atomic);
+        Submitted::UnderWay
+    }
+
+    /// Whether a transfer is striped. It must be known to lie inside its region, else the peer
+    /// might accept some parts only.
+    fn is_striped(&self, bytes: &TransferSlices<'_>) -> bool {
+        let lies_inside = |known: &RemoteRegion| {
+            bytes.remote.offset.checked_add(bytes.remote.len).is_some_and(|end| end <= known.bytes)
+        };
+        self.queues.len() > 1
+            && bytes.local.len() >= self.stripe_bytes
+            && bytes.remote_regions.get(&bytes.remote.key).is_some_and(lies_inside)
+    }
+
+    /// The part of a striped transfer on this queue pair.
+    fn part(&self, bytes: &TransferSlices<'_>, queue: usize) -> (Target, Local<'static>) {
+        let range = part(bytes.local.len(), self.queues.len(), queue);
+        let queue = &self.queues[queue];
+        let local = match bytes.local.slice(range.clone()) {
+            Ok(slice) if !slice.is_empty() => of_slice(&slice, bytes.keys[queue.nic]),
+            _ => return (queue.inbox, Local::Nothing),
+        };
+        let remote =
+            RemoteSlice { offset: bytes.remote.offset.wrapping_add(range.start as u64), ..bytes.remote };
+        (target(queue, &remote, bytes.remote_regions).unwrap_or_else(|| Target::of(&remote)), local)
+    }
+
+    /// The queue pair of a transfer that is not striped, and its target: a queue pair whose NIC's
+    /// key is known. The key of the first NIC always is.
+    #[inline]
+    fn select_queue(
+        &mut self,
+        signal: Option<&Signal>,
+        dst: &RemoteSlice,
+        remote_regions: &RemoteRegions,
+    ) -> (usize, Target) {
+        let queue = match signal {
+            Some(signal) => self.queue_of(signal.signal_slot),
+            None => {
+                self.next = if self.next + 1 < self.queues.len() { self.next + 1 } else { 0 };
+                self.next
+            }
+        };
+        match target(&self.queues[queue], dst, remote_regions) {
+            Some(target) => (queue, target),
+            None => (0, Target::of(dst)),
+        }
+    }
+
+    fn queue_of(&self, signal_slot: u16) -> usize {
+        // A division is expensive compared with the other costs of a small put.
+        if self.queues.len() == 1 { 0 } else { usize::from(signal_slot) % self.queues.len() }
+    }
+
+    fn immediate(&self, signal: &Signal) -> Immediate {
+        let piggyback = Piggyback::Credits(self.unreturned.min(CREDITS_MAX));
+        Immediate {
+            signal_slot: Some(signal.signal_slot),
+            has_payload: !signal.payload.is_empty(),
+            piggyback,
+        }
+    }
+
+    /// Accounts for an immediate that was submitted.
+    fn charge(&mut self, immediate: Immediate) {
+        if let Piggyback::Credits(credits) = immediate.piggyback {
+            self.unreturned -= credits;
+        }
+        self.credits -= u32::from(immediate.signal_slot.is_some());
+    }
+}
+
+/// The bytes of a slice that are copied at once because they are few; then nobody waits for the end
+/// of the put.
+fn inline_bytes(slice: &Slice) -> Option<Inline> {
+    if slice.len() > SIGNAL_SLOT_PAYLOAD_BYTES || slice.region().memory().space() != Space::Host {
+        return None;
+    }
+    let mut bytes = [0; SIGNAL_SLOT_PAYLOAD_BYTES];
+    let bytes = &mut bytes[..slice.len()];
+    slice.load(bytes);
+    Inline::new(bytes)
+}
+
+/// The remote address and key for this queue pair, if known.
+fn target(queue: &SendQueue, slice: &RemoteSlice, remote_regions: &RemoteRegions) -> Option<Target> {
+    let first = Target::of(slice);
+    match queue.remote_nic {
+        0 => Some(first),
+        nic => remote_regions.get(&slice.key).map(|known| Target { key: known.keys[nic], ..first }),
+    }
+}
+
+/// The request that delivers a signal with its payload.
+fn signal_write<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (Request, Local<'a>) {
+    let address = queue.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
+    let write = with_immediate(Target { address, key: queue.inbox.key }, immediate);
+    let local = if signal.payload.is_empty() { Local::Nothing } else { Local::Inline(&signal.payload) };
+    (write, local)
+}
+
+/// Parts begin at multiples of this, in bytes, unless they are shorter.
+const PART_ALIGN_BYTES: usize = 4096;
+
+/// The range of part `queue` of `queues` in a transfer of `bytes`; the last parts may be shorter,
+/// or empty.
+fn part(bytes: usize, queues: usize, queue: usize) -> Range<usize> {
+    let even = bytes.div_ceil(queues);
+    let length = if even < PART_ALIGN_BYTES { even } else { even.next_multiple_of(PART_ALIGN_BYTES) };
+    (queue * length).min(bytes)..((queue + 1) * length).min(bytes)
+}
+
+/// Incomplete striped puts of a peer at most; a queue pair and its completions hold far fewer.
+const ARRIVING_MAX: usize = 4096;
+
+/// Striped transfers whose ends are reported.
+#[derive(Default)]
+struct StripedTransfers {
+    under_way: VecDeque<StripedTransfer>,
+    /// The number of transfers that have ended.
+    ended: u64,
+    /// The number of parts that have ended, by queue pair.
+    parts: [u64; QUEUE_PAIRS_MAX],
+}
+
+struct StripedTransfer {
+    /// `None`: reported already.
+    id: Option<TransferId>,
+    parts_left: usize,
+}
+
+impl StripedTransfers {
+    /// Records a transfer with a part on each of `queues` queue pairs.
+    fn begin(&mut self, id: TransferId, queues: usize) {
+        self.under_way.push_back(StripedTransfer { id: Some(id), parts_left: queues });
+    }
+
+    fn next_on(&mut self, queue: usize) -> Option<&mut StripedTransfer> {
+        let index = self.parts[queue] - self.ended;
+        self.under_way.get_mut(index as usize)
+    }
+
+    /// Records the end of the next part on this queue pair; returns its transfer after the last
+    /// part.
+    fn part_ended(&mut self, queue: usize) -> Option<TransferId> {
+        let transfer = self.next_on(queue)?;
+        transfer.parts_left -= 1;
+        let is_last = transfer.parts_left == 0;
+        self.parts[queue] += 1;
+        if !is_last {
+            return None;
+        }
+        self.ended += 1;
+        self.under_way.pop_front()?.id
+    }
+
+    /// Records the failure of the next part on this queue pair; returns its transfer, once.
+    fn part_failed(&mut self, queue: usize) -> Option<TransferId> {
+        self.next_on(queue)?.id.take()
+    }
+
+    /// The transfers that have not ended.
+    fn into_ids(self) -> impl Iterator<Item = TransferId> {
+        self.under_way.into_iter().filter_map(|transfer| transfer.id)
+    }
+}
+
+/// Striped puts of a peer of which some parts have arrived.
+///
+/// Queue pairs are not ordered with each other, so the receiver counts: each part of a put with a
+/// signal is a write whose immediate states the put's number and the number of its parts. A striped
+/// transfer has one part, perhaps an empty one, on each queue pair of its peer. **Invariant:** each
+/// queue pair is in order, so the n-th part on each belongs to the n-th striped put, and no put
+/// completes before those that were sent before it. The number is a check only, so four bits
+/// suffice.
+#[derive(Default)]
+struct IncomingStripedPuts {
+    puts: VecDeque<StripedPut>,
+    /// The number of puts that have arrived.
+    arrived: u64,
+    /// The number of parts that have arrived, by queue pair.
+    parts: [u64; QUEUE_PAIRS_MAX],
+}
+
+/// A striped put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StripedPut {
+    signal_slot: u16,
+    /// Length of the payload in the inbox slot, if there is one.
+    payload_bytes: Option<u32>,
+    parts_left: usize,
+}
+
+impl IncomingStripedPuts {
+    /// Records a part on one of `queues` queue pairs; returns its put after the last part.
+    fn part(
+        &mut self,
+        queue: usize,
+        queues: usize,
+        stripe: Stripe,
+        signal_slot: u16,
+        payload_bytes: Option<u32>,
+    ) -> Result<Option<StripedPut>, ProtocolViolation> {
+        let number = self.parts[queue];
+        if stripe.number != Stripe::number(number) || usize::from(stripe.parts) != queues {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        let index = (number - self.arrived) as usize;
+        if index == self.puts.len() && index < ARRIVING_MAX {
+            self.puts.push_back(StripedPut { signal_slot, payload_bytes: None, parts_left: queues });
+        }
+        // A queue pair is at most one part ahead of the newest put.
+        let put = self.puts.get_mut(index).ok_or(ProtocolViolation::UnexpectedAnswer)?;
+        if put.signal_slot != signal_slot || (put.payload_bytes.is_some() && payload_bytes.is_some()) {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        put.payload_bytes = put.payload_bytes.or(payload_bytes);
+        put.parts_left -= 1;
+        let is_whole = put.parts_left == 0;
+        self.parts[queue] += 1;
+        if !is_whole {
+            return Ok(None);
+        }
+        self.arrived += 1;
+        Ok(self.puts.pop_front())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stripe(number: u64, parts: usize) -> Stripe {
+        Stripe { number: Stripe::number(number), parts: parts as u8 }
+    }
+
+    #[test]
+    fn parts_cover_every_length_once_in_order() {
+        for queues in 1..=QUEUE_PAIRS_MAX {
+            for bytes in [0, 1, 2, 7, 4095, 4096, 4097, 65_536, 1_000_003] {
+                let mut end = 0;
+                for queue in 0..queues {
+                    let part = part(bytes, queues, queue);
+                    assert_eq!(part.start, end, "{bytes} bytes, part {queue} of {queues}");
+                    end = part.end;
+                }
+                assert_eq!(end, bytes);
+            }
+        }
+    }
+
+    #[test]
+    fn a_put_has_arrived_when_each_queue_pair_brought_its_part_however_far_one_is_ahead() {
+        let mut arriving = IncomingStripedPuts::default();
+        // Queue pair 0 is 40 puts ahead, more than four bits distinguish.
+        for put in 0..40 {
+            assert_eq!(arriving.part(0, 2, stripe(put, 2), put as u16, None), Ok(None));
+        }
+        for put in 0..40 {
+            let payload = (put % 3 == 0).then_some(5);
+            let arrived = arriving.part(1, 2, stripe(put, 2), put as u16, payload).unwrap();
+            let arrived = arrived.expect("both parts are here");
+            assert_eq!((arrived.signal_slot, arrived.payload_bytes), (put as u16, payload));
+        }
+    }
+
+    #[test]
+    fn parts_that_do_not_fit_are_a_breach_of_the_protocol() {
+        let fresh =
+            |queue, said, signal_slot| IncomingStripedPuts::default().part(queue, 2, said, signal_slot, None);
+        assert!(fresh(0, stripe(1, 2), 0).is_err(), "the first put's number is 0");
+        assert!(fresh(0, stripe(0, 3), 0).is_err(), "there are two queue pairs");
+        let mut arriving = IncomingStripedPuts::default();
+        assert_eq!(arriving.part(0, 2, stripe(0, 2), 7, Some(1)), Ok(None));
+        assert!(arriving.part(1, 2, stripe(0, 2), 8, None).is_err(), "another slot");
+        assert!(arriving.part(1, 2, stripe(0, 2), 7, Some(1)).is_err(), "a second payload");
+    }
+
+    #[test]
+    fn a_striped_transfer_ends_once_with_its_last_part_or_fails_once() {
+        let mut striped_transfers = StripedTransfers::default();
+        for id in 0..3 {
+            striped_transfers.begin(TransferId(id), 2);
+        }
+        assert_eq!([striped_transfers.part_ended(0), striped_transfers.part_ended(0)], [None, None]);
+        assert_eq!(striped_transfers.part_ended(1), Some(TransferId(0)));
+        assert_eq!(striped_transfers.part_failed(1), Some(TransferId(1)));
+        assert_eq!(striped_transfers.part_failed(1), None);
+        assert_eq!(striped_transfers.into_ids().collect::<Vec<_>>(), [TransferId(2)]);
     }
 }

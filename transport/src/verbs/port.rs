@@ -1,9 +1,9 @@
-//! Which device, port and address (GID) a rank uses, and why.
+//! The choice of a device, port and GID for a rank.
 //!
-//! What there is is read from sysfs (the kinds of GIDs stand nowhere else in every version); what
-//! is taken is decided by [`choose`], a pure function over it: the first active port that fits what
-//! was asked for, and of its GIDs the best [`Kind`]. **Invariant:** a choice says its reason in
-//! words, and a refusal lists what was there.
+//! Ports are read from sysfs, because only sysfs has the types of GIDs in every version.
+//! [`choose`], a pure function, takes the first active port that fits the options, and of its GIDs
+//! the one with the best [`GidType`]. **Invariant:** a choice states its reason, and an error lists
+//! the ports that exist.
 
 use std::fmt;
 use std::fs;
@@ -16,37 +16,37 @@ use super::wire::{NICS_MAX, QUEUE_PAIRS_MAX};
 
 use rustix::fs::{Access, access};
 
-/// Where the kernel tells of RDMA devices.
+/// The kernel's folder of RDMA devices.
 pub const SYSFS: &str = "/sys/class/infiniband";
 
-/// What an address of a port is good for, the best last.
+/// The type of a GID, the best last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum GidType {
     /// RoCE v1: not routed.
     RoceV1,
-    /// RoCE v2 of an IPv6 address that is valid on its link only.
+    /// RoCE v2 with a link-local IPv6 address.
     RoceV2Local,
-    /// RoCE v2 of an IPv6 address.
+    /// RoCE v2 with an IPv6 address.
     RoceV2,
-    /// RoCE v2 of an IPv4 address.
+    /// RoCE v2 with an IPv4 address.
     RoceV2Ipv4,
-    /// InfiniBand: the subnet's own.
+    /// InfiniBand.
     InfiniBand,
 }
 
-impl Kind {
-    /// All of them, as ranks number them for each other.
+impl GidType {
+    /// All types, by their numbers on the wire.
     pub(super) const ALL: [Self; 5] =
         [Self::RoceV1, Self::RoceV2Local, Self::RoceV2, Self::RoceV2Ipv4, Self::InfiniBand];
 
-    /// Whether packets go from an address of this kind to one of the other.
+    /// Whether packets go between GIDs of the two types.
     pub(super) fn meets(self, other: Self) -> bool {
         let is_version_6 = |kind| matches!(kind, Self::RoceV2Local | Self::RoceV2);
         self == other || (is_version_6(self) && is_version_6(other))
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for GidType {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::RoceV1 => "RoCE v1",
@@ -58,40 +58,40 @@ impl fmt::Display for Kind {
     }
 }
 
-/// An entry of a port's table.
+/// An entry of a port's GID table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gid {
-    /// Its number in the table.
+    /// Its index in the table.
     pub index: u32,
-    /// The address; of an IPv4 address its form in IPv6.
+    /// The address; an IPv4 address in its mapped form.
     pub address: Ipv6Addr,
-    /// What it is good for.
-    pub kind: Kind,
+    /// Its type.
+    pub kind: GidType,
     /// Its network interface; none for InfiniBand.
     pub interface: Option<String>,
 }
 
-/// A port as sysfs shows it.
+/// A port as sysfs describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// As in `mlx5_0`.
+    /// The device, as in `mlx5_0`.
     pub device: String,
-    /// Counted from 1.
+    /// The number of the port, from 1.
     pub number: u8,
     /// Whether its link is up.
     pub is_active: bool,
     /// The state of its link, as the kernel writes it: `1: DOWN`, `2: INIT`, `4: ACTIVE`.
     pub state: String,
-    /// Whether it is of an InfiniBand subnet, and not of Ethernet.
+    /// Whether its link layer is InfiniBand, not Ethernet.
     pub is_infiniband: bool,
-    /// The network interface under it, where one shows; of InfiniBand it carries IP over it.
+    /// Its network interface, if it has one; that of InfiniBand carries IPoIB.
     pub interface: Option<String>,
-    /// The addresses that are in use, by index.
+    /// The GIDs in use, by index.
     pub gids: Vec<Gid>,
 }
 
 impl Port {
-    /// What to do where its link is down.
+    /// The remedy for a link that is down.
     fn remedy(&self) -> String {
         match &self.interface {
             _ if self.is_infiniband && self.state.ends_with("INIT") => {
@@ -104,67 +104,66 @@ impl Port {
     }
 }
 
-/// What was asked for.
+/// The user's options.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four with commas
-    /// between, of which long transfers use all.
+pub struct VerbsOptions {
+    /// An RDMA device (`mlx5_0`), perhaps with a port (`mlx5_0:2`), or up to four, separated by
+    /// commas; long transfers use all of them.
     pub device: Option<String>,
-    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have. Not for
+    /// A network interface (`eth2`) or address (`10.0.0.5`) that the port must have. Ignored with
     /// several devices.
     pub interface: Option<String>,
-    /// The number of the GID in the port's table.
+    /// The index of the GID in the port's table.
     pub gid_index: Option<u32>,
-    /// Queue pairs to each peer on each device; one where nothing is said. Of two ranks that wish
-    /// different numbers the smaller one counts.
+    /// Queue pairs to each peer on each device; default 1. If two ranks differ, the smaller number
+    /// counts.
     pub queue_pairs: Option<u32>,
-    /// Transfers of so many bytes or more go in parts over all queue pairs to their peer;
-    /// [`STRIPE_BYTES`] where nothing is said.
+    /// Transfers of at least this many bytes are striped over all queue pairs to their peer;
+    /// default [`STRIPE_BYTES`].
     pub stripe_bytes: Option<usize>,
-    /// How queue pairs find each other. All ranks must wish the same.
+    /// How queue pairs are connected. All ranks must use the same value.
     pub connect: Connect,
     /// How switches treat this rank's packets.
     pub service: Service,
 }
 
-/// How switches treat the packets of a rank. What is not said is 0, or what the connection manager
-/// chooses where that joins ranks.
+/// How switches treat the packets of a rank. A value that is not set is 0, or the choice of the
+/// connection manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// The traffic class of packets with a global header, 0 to 255: six bits of DSCP and two of
-    /// ECN. A lossless RoCE network tells its queue by it; 106 (DSCP 26) is usual.
+    /// ECN. A lossless RoCE network selects the queue by it; 106 (DSCP 26) is usual.
     pub traffic_class: Option<u8>,
-    /// The service level, 0 to 15: InfiniBand's virtual queue pair, or the priority of RoCE packets
-    /// with a VLAN tag.
+    /// The service level, 0 to 15: InfiniBand's service level, or the priority of RoCE packets with
+    /// a VLAN tag.
     pub service_level: Option<u8>,
 }
 
-/// Service levels are less than this.
+/// The number of service levels.
 const SERVICE_LEVELS: u8 = 16;
 
-/// How the queue pairs of two ranks find each other.
+/// How the queue pairs of two ranks are connected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Connect {
-    /// Ranks tell each other, over a socket, where they are.
+    /// Ranks exchange their addresses over a socket.
     #[default]
     Rendezvous,
-    /// The connection manager (librdmacm) finds the address and the route: for networks that need
-    /// it.
+    /// The connection manager (librdmacm) resolves address and route.
     RdmaCm,
 }
 
-/// Shortest transfer that goes over several queue pairs, in bytes, where nothing else is wished:
-/// below, the time of a second doorbell and signal is more than a second NIC saves.
+/// Default of the shortest striped transfer, in bytes: for shorter ones a second doorbell and
+/// signal cost more than a second NIC saves.
 pub const STRIPE_BYTES: usize = 256 << 10;
 
-impl Wish {
-    /// What `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`,
+impl VerbsOptions {
+    /// The options in `PLEACH_VERBS_DEVICE`, `PLEACH_VERBS_GID_INDEX`, `PLEACH_VERBS_QUEUE_PAIRS`,
     /// `PLEACH_VERBS_STRIPE_BYTES`, `PLEACH_VERBS_CONNECT` (`rendezvous` or `cm`),
-    /// `PLEACH_VERBS_TRAFFIC_CLASS` and `PLEACH_VERBS_SERVICE_LEVEL` say.
+    /// `PLEACH_VERBS_TRAFFIC_CLASS` and `PLEACH_VERBS_SERVICE_LEVEL`.
     ///
     /// # Errors
     ///
-    /// Something that should be a number, or one of those two, and is none.
+    /// When a value is not a number, or not one of the two words.
     pub fn from_env() -> Result<Self, PortError> {
         Ok(Self {
             device: text("PLEACH_VERBS_DEVICE"),
@@ -180,7 +179,7 @@ impl Wish {
         })
     }
 
-    /// The service, where there is such a one.
+    /// The checked service.
     pub(super) fn service(&self) -> Result<Service, PortError> {
         match self.service.service_level {
             Some(wanted) if wanted >= SERVICE_LEVELS => Err(PortError::ServiceLevel { wanted }),
@@ -188,7 +187,7 @@ impl Wish {
         }
     }
 
-    /// Queue pairs on each of so many NICs.
+    /// Queue pairs on each of `nics` NICs.
     pub(super) fn queue_pairs(&self, nics: usize) -> Result<u32, PortError> {
         let (wanted, most) = (self.queue_pairs.unwrap_or(1), (QUEUE_PAIRS_MAX / nics) as u32);
         if (1..=most).contains(&wanted) { Ok(wanted) } else { Err(PortError::QueuePairs { wanted, most }) }
@@ -202,7 +201,7 @@ impl FromStr for Connect {
         match text {
             "rendezvous" => Ok(Self::Rendezvous),
             "cm" => Ok(Self::RdmaCm),
-            _ => Err(PortError::NoSuchWay { text: text.to_owned() }),
+            _ => Err(PortError::NoSuchMethod { text: text.to_owned() }),
         }
     }
 }
@@ -217,16 +216,16 @@ fn number<T: FromStr>(name: &'static str) -> Result<Option<T>, PortError> {
     text.parse().map(Some).map_err(|_| PortError::NoNumber { name, text })
 }
 
-/// What is used.
+/// A chosen port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chosen {
-    /// As in `mlx5_0`.
+pub struct ChosenPort {
+    /// The device, as in `mlx5_0`.
     pub device: String,
-    /// Counted from 1.
+    /// The number of the port, from 1.
     pub port: u8,
-    /// The address that peers are told.
+    /// The GID that peers get.
     pub gid: Gid,
-    /// Why these, for people.
+    /// The reason for the choice.
     pub reason: String,
 }
 
@@ -234,82 +233,82 @@ pub struct Chosen {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PortError {
-    /// No RDMA device.
+    /// The machine has no RDMA device.
     #[error(
         "this machine has no RDMA device; take --fabric tcp, or load the driver (for Soft-RoCE: rdma link add rxe0 type rxe netdev INTERFACE)"
     )]
     NoDevice,
-    /// None of that name.
+    /// No device has that name.
     #[error("there is no RDMA device '{wanted}'; there are {known}")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The configured name.
         wanted: String,
-        /// What there is.
+        /// The devices that exist.
         known: String,
     },
-    /// None that is up, or has what was asked for.
-    #[error("no RDMA port is usable: {}", shown_all(.looked_at))]
+    /// No port is up and fits the options.
+    #[error("no RDMA port is usable: {}", shown_all(.unusable))]
     NoPort {
-        /// Each port and what is wrong with it.
-        looked_at: Vec<Unusable>,
+        /// Each port with its defect.
+        unusable: Vec<Unusable>,
     },
-    /// More NICs than a rank uses.
+    /// More NICs than a rank supports.
     #[error("PLEACH_VERBS_DEVICE names {wanted} devices; name at most {NICS_MAX}")]
     TooManyDevices {
-        /// How many were asked for.
+        /// How many are configured.
         wanted: usize,
     },
-    /// No such number of queue pairs.
+    /// The number of queue pairs is out of range.
     #[error(
         "{wanted} queue pairs to each peer on each device (PLEACH_VERBS_QUEUE_PAIRS) cannot be; take 1 to {most}"
     )]
     QueuePairs {
-        /// How many were asked for.
+        /// The configured number.
         wanted: u32,
-        /// How many there may be.
+        /// The largest number.
         most: u32,
     },
-    /// No such service level.
+    /// The service level is out of range.
     #[error("PLEACH_VERBS_SERVICE_LEVEL is {wanted}; take 0 to 15")]
     ServiceLevel {
-        /// What was asked for.
+        /// The configured level.
         wanted: u8,
     },
-    /// The number is not in the table.
+    /// The table has no GID with that index.
     #[error("GID index {index} does not exist on {port}; there are {known}")]
     NoSuchGid {
-        /// What was asked for.
+        /// The configured index.
         index: u32,
-        /// On which port.
+        /// The port.
         port: String,
-        /// What there is.
+        /// The indices that exist.
         known: String,
     },
-    /// No number.
+    /// The value is not a number.
     #[error("{name} is no number, or too large: '{text}'")]
     NoNumber {
-        /// Which variable of the environment.
+        /// The environment variable.
         name: &'static str,
-        /// What it is.
+        /// Its value.
         text: String,
     },
-    /// No such way to connect.
+    /// Unknown connect method.
     #[error("PLEACH_VERBS_CONNECT is '{text}'; take 'rendezvous' or 'cm'")]
-    NoSuchWay {
-        /// What was asked for.
+    NoSuchMethod {
+        /// The configured method.
         text: String,
     },
     /// Sysfs is not readable.
     #[error("{path} is not readable ({kind})")]
     Sysfs {
-        /// Which file or folder.
+        /// The file or folder.
         path: String,
-        /// Why.
+        /// The error.
         kind: io::ErrorKind,
     },
 }
 
-/// A port that cannot be used, and why.
+/// A port that cannot be used, with the reason.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Unusable {
@@ -318,10 +317,10 @@ pub enum Unusable {
     Down {
         /// Device and number.
         port: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// Its table of GIDs has no entry that does.
+    /// Its GID table has no fitting entry.
     #[error(
         "{port} has no RoCE or InfiniBand address{} (give its interface one)",
         .of.as_deref().map_or(String::new(), |of| format!(" of {of}"))
@@ -329,16 +328,16 @@ pub enum Unusable {
     NoAddress {
         /// Device and number.
         port: String,
-        /// Of which interface or address, where one was asked for.
+        /// The configured interface or address, if any.
         of: Option<String>,
     },
 }
 
-fn shown_all(looked_at: &[Unusable]) -> String {
-    looked_at.iter().map(Unusable::to_string).collect::<Vec<_>>().join("; ")
+fn shown_all(unusable: &[Unusable]) -> String {
+    unusable.iter().map(Unusable::to_string).collect::<Vec<_>>().join("; ")
 }
 
-/// All ports of these devices, as this sysfs folder shows them.
+/// All ports of these devices in this sysfs folder.
 ///
 /// # Errors
 ///
@@ -360,7 +359,8 @@ pub fn ports(sysfs: &Path, devices: &[String]) -> Result<Vec<Port>, PortError> {
     Ok(found)
 }
 
-/// The network interface of a port. Addresses go with the link, but not their places in the table.
+/// The network interface of a port. With the link down the addresses are gone, but not the table of
+/// interfaces.
 fn interface(device: &Path, port: &Path, gids: &[Gid]) -> Option<String> {
     let of_address = gids.iter().find_map(|gid| gid.interface.clone());
     let table = port.join("gid_attrs/ndevs");
@@ -377,7 +377,7 @@ fn interface(device: &Path, port: &Path, gids: &[Gid]) -> Option<String> {
 fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
     let mut found = Vec::new();
     for index in numbers(&port.join("gids"))? {
-        // Entries that are not used have no type, or cannot be read.
+        // Unused entries have no type, or cannot be read.
         let name = index.to_string();
         let Some(address) = read(&port.join("gids").join(&name)).and_then(|text| text.parse().ok()) else {
             continue;
@@ -388,11 +388,11 @@ fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
         }
         let kind = read(&port.join("gid_attrs/types").join(&name)).unwrap_or_default();
         let kind = match kind.as_str() {
-            _ if is_infiniband => Kind::InfiniBand,
-            "RoCE v2" if address.to_ipv4_mapped().is_some() => Kind::RoceV2Ipv4,
-            "RoCE v2" if address.is_unicast_link_local() => Kind::RoceV2Local,
-            "RoCE v2" => Kind::RoceV2,
-            _ => Kind::RoceV1,
+            _ if is_infiniband => GidType::InfiniBand,
+            "RoCE v2" if address.to_ipv4_mapped().is_some() => GidType::RoceV2Ipv4,
+            "RoCE v2" if address.is_unicast_link_local() => GidType::RoceV2Local,
+            "RoCE v2" => GidType::RoceV2,
+            _ => GidType::RoceV1,
         };
         let interface = read(&port.join("gid_attrs/ndevs").join(&name));
         found.push(Gid { index, address, kind, interface });
@@ -400,7 +400,7 @@ fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
     Ok(found)
 }
 
-/// Why this user cannot open the file of a device, where that is so.
+/// The error when this user cannot open the file of a device.
 pub(super) fn refusal(device: &str) -> Option<io::Error> {
     let mut files = fs::read_dir("/sys/class/infiniband_verbs").ok()?;
     let file = files.find_map(|entry| {
@@ -411,7 +411,7 @@ pub(super) fn refusal(device: &str) -> Option<io::Error> {
     access(&file, Access::READ_OK | Access::WRITE_OK).err().map(io::Error::from)
 }
 
-/// The numbers that name entries of a folder, in order.
+/// The numeric names of a folder's entries, in order.
 fn numbers(folder: &Path) -> Result<Vec<u32>, PortError> {
     let entries = fs::read_dir(folder)
         .map_err(|error| PortError::Sysfs { path: folder.display().to_string(), kind: error.kind() })?;
@@ -425,37 +425,41 @@ fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-/// What to use of these ports, one for each device that was named. See the module.
+/// Chooses a port for each device of the options. See the module.
 ///
 /// # Errors
 ///
 /// See [`PortError`].
-pub fn choose_all(ports: &[Port], wish: &Wish) -> Result<Vec<Chosen>, PortError> {
-    let names: Vec<&str> = wish.device.as_deref().map_or(Vec::new(), |text| text.split(',').collect());
+pub fn choose_all(ports: &[Port], options: &VerbsOptions) -> Result<Vec<ChosenPort>, PortError> {
+    let names: Vec<&str> = options.device.as_deref().map_or(Vec::new(), |text| text.split(',').collect());
     if names.len() > NICS_MAX {
         return Err(PortError::TooManyDevices { wanted: names.len() });
     }
-    let each = |name: &str| Wish { device: Some(name.trim().to_owned()), interface: None, ..wish.clone() };
+    let each = |name: &str| VerbsOptions {
+        device: Some(name.trim().to_owned()),
+        interface: None,
+        ..options.clone()
+    };
     let chosen = match names.len() {
-        0 | 1 => vec![choose(ports, wish)?],
+        0 | 1 => vec![choose(ports, options)?],
         _ => names.into_iter().map(|name| choose(ports, &each(name))).collect::<Result<_, _>>()?,
     };
-    wish.queue_pairs(chosen.len())?;
+    options.queue_pairs(chosen.len())?;
     Ok(chosen)
 }
 
-/// Why these were taken, in one line.
+/// The reasons of a choice, in one line.
 #[must_use]
-pub fn reason(chosen: &[Chosen]) -> String {
+pub fn reason(chosen: &[ChosenPort]) -> String {
     chosen.iter().map(|chosen| chosen.reason.as_str()).collect::<Vec<_>>().join("; ")
 }
 
-/// What to use of these ports, of one device.
-fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
+/// Chooses a port of one device.
+fn choose(ports: &[Port], options: &VerbsOptions) -> Result<ChosenPort, PortError> {
     if ports.is_empty() {
         return Err(PortError::NoDevice);
     }
-    let is_named = |port: &&Port| match wish.device.as_deref().map(|text| (text, text.split_once(':'))) {
+    let is_named = |port: &&Port| match options.device.as_deref().map(|text| (text, text.split_once(':'))) {
         None => true,
         Some((device, None)) => port.device == device,
         Some((_, Some((device, number)))) => port.device == device && number.parse() == Ok(port.number),
@@ -464,43 +468,43 @@ fn choose(ports: &[Port], wish: &Wish) -> Result<Chosen, PortError> {
     if named.is_empty() {
         let known: Vec<String> =
             ports.iter().map(|port| format!("{}:{}", port.device, port.number)).collect();
-        let wanted = wish.device.clone().unwrap_or_default();
+        let wanted = options.device.clone().unwrap_or_default();
         return Err(PortError::NoSuchDevice { wanted, known: known.join(" ") });
     }
-    let mut looked_at = Vec::new();
+    let mut unusable = Vec::new();
     for port in named {
         let name = format!("{}:{}", port.device, port.number);
         if !port.is_active {
-            looked_at.push(Unusable::Down { port: name, remedy: port.remedy() });
+            unusable.push(Unusable::Down { port: name, remedy: port.remedy() });
             continue;
         }
-        let has = |gid: &&Gid| wish.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));
+        let has = |gid: &&Gid| options.interface.as_deref().is_none_or(|wanted| fits(gid, wanted));
         let fitting: Vec<&Gid> = port.gids.iter().filter(has).collect();
-        let gid = match wish.gid_index {
+        let gid = match options.gid_index {
             Some(index) => Some(port.gids.iter().find(|gid| gid.index == index).ok_or_else(|| {
                 let known: Vec<String> = port.gids.iter().map(|gid| gid.index.to_string()).collect();
                 PortError::NoSuchGid { index, port: name.clone(), known: known.join(" ") }
             })?),
-            // Of equal ones the first.
+            // Among equal types the first.
             None => fitting.iter().rev().max_by_key(|gid| gid.kind).copied(),
         };
         let Some(gid) = gid else {
-            looked_at.push(Unusable::NoAddress { port: name, of: wish.interface.clone() });
+            unusable.push(Unusable::NoAddress { port: name, of: options.interface.clone() });
             continue;
         };
-        let why = match (wish.gid_index, port.gids.len()) {
+        let why = match (options.gid_index, port.gids.len()) {
             (Some(_), _) => "asked for".to_owned(),
             (None, 1) => "the only one".to_owned(),
             (None, count) => format!("{} is the best of {count}", gid.kind),
         };
         let (index, address, kind) = (gid.index, shown(gid.address), gid.kind);
         let reason = format!("{name}, GID index {index} ({address}, {kind}): {why}");
-        return Ok(Chosen { device: port.device.clone(), port: port.number, gid: gid.clone(), reason });
+        return Ok(ChosenPort { device: port.device.clone(), port: port.number, gid: gid.clone(), reason });
     }
-    Err(PortError::NoPort { looked_at })
+    Err(PortError::NoPort { unusable })
 }
 
-/// Whether a GID is of this interface, or of this address.
+/// Whether a GID belongs to this interface, or is this address.
 fn fits(gid: &Gid, wanted: &str) -> bool {
     let address: Option<IpAddr> = wanted.trim_matches(['[', ']']).parse().ok();
     match address {

@@ -1,12 +1,12 @@
-//! What a poll does: completions become counted signal slots, ends of transfers and losses; the
-//! control streams' events become the device's.
+//! The work of a poll: completions become signals, ends of transfers and losses; events of the
+//! control plane become events of the device.
 
-use super::cm::CallFailure;
-use super::objects::{COMPLETIONS_AT_ONCE, Completion};
+use super::cm::ConnectFailure;
+use super::objects::{COMPLETIONS_AT_ONCE, WorkCompletion};
 use super::pair::Pair;
 use super::pair_error::PairError;
-use super::refusal::Refusal;
 use super::status::{Operation, WorkFailure, WorkStatus};
+use super::wire::Refusal;
 use super::{CONTROL_INTERVAL, ControlMessage, Peer, VerbsDevice, sys};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -18,13 +18,13 @@ use crate::device::{Event, LossCause, PostError, TransferError};
 const BATCHES_MAX: usize = 16;
 
 impl VerbsDevice {
-    /// Takes what has completed; true when there may be more.
+    /// Handles completions; true when there may be more.
     #[inline(always)]
     pub(super) fn take_completions(&mut self) -> bool {
         let mut may_be_more = false;
         for nic in 0..self.nics.len() {
             let count = self.nics[nic].poll();
-            // Most looks find nothing: what they do is how late a signal is seen.
+            // Most polls find nothing: their duration is the latency of a signal.
             if count > 0 {
                 may_be_more |= self.take_batches(nic, count);
             }
@@ -32,8 +32,8 @@ impl VerbsDevice {
         may_be_more
     }
 
-    /// Takes so many completions, which a look at this NIC's queue has found, and those that come
-    /// meanwhile; true when there may be more.
+    /// Handles `count` completions of a poll of this NIC, and those that come meanwhile; true when
+    /// there may be more.
     fn take_batches(&mut self, nic: usize, mut count: usize) -> bool {
         for _ in 1..BATCHES_MAX {
             self.take_batch(nic, count);
@@ -46,10 +46,10 @@ impl VerbsDevice {
         count == COMPLETIONS_AT_ONCE
     }
 
-    /// Takes so many completions.
+    /// Handles `count` completions.
     fn take_batch(&mut self, nic: usize, count: usize) {
         if let Err(error) = self.gpus.flush() {
-            self.not_shown(error);
+            self.gpu_flush_failed(error);
         }
         let mut used = 0;
         for index in 0..count {
@@ -57,36 +57,36 @@ impl VerbsDevice {
             used += u32::from(completion.is_receive);
             self.completed(nic, &completion);
         }
-        self.nics[nic].restock(used);
+        self.nics[nic].replenish(used);
     }
 
-    /// Takes a completion.
-    fn completed(&mut self, nic: usize, completion: &Completion) {
-        // Of one that is gone: what was under way on it has ended already.
+    /// Handles a completion.
+    fn completed(&mut self, nic: usize, completion: &WorkCompletion) {
+        // A queue pair that is gone: its transfers have ended already.
         let Some(&(peer, queue)) = self.nics[nic].owners.get(&completion.queue_pair) else { return };
         if completion.status != sys::IBV_WC_SUCCESS {
             return self.failed(peer, queue, completion);
         }
         let slot = &mut self.peers[peer as usize];
-        let is_joining = matches!(slot, Peer::Joining(_));
+        let is_connecting = matches!(slot, Peer::Connecting(_));
         let Some(pair) = slot.pair_mut() else { return };
         if !completion.is_receive {
-            pair.completed(queue, completion.number, &mut self.outbox);
+            pair.completed(queue, completion.number, &mut self.event_queue);
         } else if let Err(violation) = pair.received(queue, completion.immediate, completion.bytes) {
             return self.lose(peer, LossCause::Protocol(violation));
         }
-        // Also when requests ended: there may have been no room for it before.
-        if pair.give_back() {
+        // Also after requests ended: there may have been no room before.
+        if pair.return_credits() {
             self.post_or_list(peer);
         }
-        if is_joining {
+        if is_connecting {
             self.advance(peer);
         }
     }
 
-    /// Work to a peer failed.
+    /// Handles a failed completion.
     #[cold]
-    fn failed(&mut self, peer: Rank, queue: usize, completion: &Completion) {
+    fn failed(&mut self, peer: Rank, queue: usize, completion: &WorkCompletion) {
         let operation = match self.peers[peer as usize].pair_mut() {
             _ if completion.is_receive => Operation::Receive,
             Some(pair) => pair.operation(queue, completion.number),
@@ -95,19 +95,19 @@ impl VerbsDevice {
         if completion.status == sys::IBV_WC_REM_ACCESS_ERR
             && let Some(pair) = self.peers[peer as usize].pair_mut()
         {
-            pair.refuse(queue, completion.number, &mut self.outbox);
+            pair.refuse(queue, completion.number, &mut self.event_queue);
         }
-        // Its process may have ended a moment ago, which the control stream tells better.
+        // The peer's process may have ended just now; the control stream reports that cause.
         let (status, queue_pair) = (WorkStatus::of(completion.status), completion.queue_pair);
         self.lose(peer, PairError::QueuePair(WorkFailure { status, operation, queue_pair }).into());
     }
 
-    /// Something was submitted to a peer: posts it, or notes that it is to be posted.
+    /// Posts the work requests of a peer, or lists the peer among those to post.
     pub(super) fn post_or_list(&mut self, peer: Rank) {
         let Some(pair) = self.peers[peer as usize].pair_mut() else { return };
         if pair.is_due() {
             match pair.post() {
-                Ok(()) if pair.has_woken() => return,
+                Ok(()) if pair.has_posted_all() => return,
                 Ok(()) => {}
                 Err(cause) => return self.lose(peer, cause),
             }
@@ -115,7 +115,7 @@ impl VerbsDevice {
         pair.list(&mut self.due);
     }
 
-    /// Posts all that waits for it, as far as the NICs have room.
+    /// Posts all work requests for which the NICs have room.
     #[inline]
     pub(super) fn post_all(&mut self) {
         if !self.due.is_empty() {
@@ -130,7 +130,7 @@ impl VerbsDevice {
             let Some(pair) = self.peers[peer as usize].pair_mut() else { continue };
             match pair.post() {
                 Ok(()) => {
-                    pair.is_listed = !pair.has_woken();
+                    pair.is_listed = !pair.has_posted_all();
                     self.due[kept] = peer;
                     kept += usize::from(pair.is_listed);
                 }
@@ -140,22 +140,21 @@ impl VerbsDevice {
         self.due.truncate(kept);
     }
 
-    /// Gives a peer up; its event comes by way of the control stream. Contract line 4: what the
-    /// peer said before may not have been read from there yet, so a pair that is open ends with
-    /// that event.
+    /// Gives a peer up; its event comes from the control plane. Contract line 4: messages of the
+    /// peer may not have been read from its stream yet, so an open pair ends with that event.
     pub(super) fn lose(&mut self, peer: Rank, cause: LossCause) {
         self.control.lose(peer, cause.clone());
         if let Peer::Open(_) = self.peers[peer as usize] {
-            return self.disown(peer);
+            return self.forget_queue_pairs(peer);
         }
         self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
     }
 
-    /// Gives up every peer whose completions would tell what a GPU does not show.
+    /// Gives up every peer, because bytes in GPU memory may not be visible.
     #[cold]
-    fn not_shown(&mut self, error: CudaError) {
+    fn gpu_flush_failed(&mut self, error: CudaError) {
         tracing::error!("{error}");
-        let cause = LossCause::from(PairError::NotShown(error));
+        let cause = LossCause::from(PairError::GpuNotFlushed(error));
         for peer in 0..self.peers.len() as Rank {
             if self.peers[peer as usize].pair_mut().is_some() {
                 self.lose(peer, cause.clone());
@@ -163,11 +162,11 @@ impl VerbsDevice {
         }
     }
 
-    /// Ends all that is under way with a peer.
+    /// Ends all transfers of a peer.
     pub(super) fn end(&mut self, peer: Rank, then: Peer, error: &TransferError) {
         let pair = match std::mem::replace(&mut self.peers[peer as usize], then) {
             Peer::Open(pair) => Some(*pair),
-            Peer::Joining(joining) => joining.pair,
+            Peer::Connecting(connecting) => connecting.pair,
             _ => None,
         };
         if let Some(pair) = pair {
@@ -175,31 +174,31 @@ impl VerbsDevice {
         }
     }
 
-    /// Destroys a pair's queue pairs and ends what is under way on them.
+    /// Destroys a pair's queue pairs and ends its transfers.
     pub(super) fn end_pair(&mut self, peer: Rank, pair: Pair, error: &TransferError) {
-        self.disown(peer);
-        if let Some(switchboard) = &mut self.switchboard {
-            switchboard.hang_up(peer);
+        self.forget_queue_pairs(peer);
+        if let Some(connection_manager) = &mut self.connection_manager {
+            connection_manager.disconnect(peer);
         }
-        self.past += pair.counts();
-        pair.fail(error, &mut self.outbox);
+        self.past_counts += pair.counts();
+        pair.fail(error, &mut self.event_queue);
     }
 
-    /// From now on nothing that completes is for this peer.
-    fn disown(&mut self, peer: Rank) {
+    /// Ignores later completions for this peer.
+    fn forget_queue_pairs(&mut self, peer: Rank) {
         for nic in &mut self.nics {
             nic.owners.retain(|_, (owner, _)| *owner != peer);
         }
     }
 
-    /// What is not looked after at every poll.
+    /// The work that not every poll does.
     #[cold]
-    pub(super) fn look_around(&mut self, now: Nanos) {
+    pub(super) fn poll_slow_path(&mut self, now: Nanos) {
         self.poll_control(now);
-        self.expire_joining(now);
+        self.expire_connecting(now);
     }
 
-    /// Takes what the control plane tells, in its order.
+    /// Handles the events of the control plane, in order.
     fn poll_control(&mut self, now: Nanos) {
         self.control_due_at = now + CONTROL_INTERVAL;
         self.control_polls = 0;
@@ -211,8 +210,9 @@ impl VerbsDevice {
                 self.take_event(event);
             }
         }
-        if self.switchboard.is_some() && (std::mem::take(&mut self.has_slept) || self.is_joining()) {
-            self.take_calls();
+        if self.connection_manager.is_some() && (std::mem::take(&mut self.has_slept) || self.is_connecting())
+        {
+            self.poll_connection_manager();
         }
     }
 
@@ -220,38 +220,38 @@ impl VerbsDevice {
         match event {
             ControlEvent::Opened { peer, .. } => {
                 if self.has_left {
-                    self.control.say_bye(peer);
+                    self.control.send_bye(peer);
                 }
-                self.greet(peer);
+                self.send_hello(peer);
             }
-            ControlEvent::Message { peer, message } => self.told(peer, message),
+            ControlEvent::Message { peer, message } => self.handle_message(peer, message),
             ControlEvent::Departed { peer } | ControlEvent::Lost { peer, .. }
                 if matches!(self.peers[peer as usize], Peer::Severed) => {}
             ControlEvent::Departed { peer } => {
-                // It said so when its NIC had everything acknowledged: all of it has completed
-                // here.
+                // The peer sent its bye when its NIC had all acknowledgements: so all completions
+                // are here.
                 while self.take_completions() {}
-                self.end(peer, Peer::Left, &TransferError::Left { peer });
-                self.outbox.push_back(Event::Left { peer });
+                self.end(peer, Peer::Departed, &TransferError::Departed { peer });
+                self.event_queue.push_back(Event::Departed { peer });
             }
             ControlEvent::Lost { peer, cause } => {
                 let error = TransferError::Lost { peer, cause: cause.clone() };
                 self.end(peer, Peer::Lost(cause.clone()), &error);
-                self.outbox.push_back(Event::PeerLost { peer, cause });
+                self.event_queue.push_back(Event::PeerLost { peer, cause });
             }
         }
     }
 
-    fn is_joining(&self) -> bool {
-        self.peers.iter().any(|peer| matches!(peer, Peer::Joining(_)))
+    fn is_connecting(&self) -> bool {
+        self.peers.iter().any(|peer| matches!(peer, Peer::Connecting(_)))
     }
 
-    /// Goodbye is said when every peer's NIC has all that was sent.
-    pub(super) fn go(&mut self) {
+    /// Sends byes when every peer has acknowledged all requests.
+    pub(super) fn finish_leaving(&mut self) {
         let (mut is_idle, mut broken) = (true, Vec::new());
         for (rank, peer) in (0..).zip(&mut self.peers) {
             let Peer::Open(pair) = peer else { continue };
-            pair.seal();
+            pair.request_completion();
             if let Err(cause) = pair.post() {
                 broken.push((rank, cause));
             }
@@ -262,24 +262,24 @@ impl VerbsDevice {
         }
         if is_idle {
             self.has_left = true;
-            (0..self.control.world_size()).for_each(|peer| self.control.say_bye(peer));
+            (0..self.control.world_size()).for_each(|peer| self.control.send_bye(peer));
         }
     }
 
-    fn expire_joining(&mut self, now: Nanos) {
+    fn expire_connecting(&mut self, now: Nanos) {
         for peer in 0..self.peers.len() as Rank {
-            if let Peer::Joining(joining) = &self.peers[peer as usize]
-                && now >= joining.deadline
+            if let Peer::Connecting(connecting) = &self.peers[peer as usize]
+                && now >= connecting.deadline
             {
-                let seen = if joining.is_refused {
-                    CallFailure::NotJoined.into()
+                let seen = if connecting.is_refused {
+                    ConnectFailure::NotConnected.into()
                 } else {
                     LossCause::NotReached(self.connect_timeout)
                 };
                 let cause = self.control.cause(peer, seen);
-                if !joining.is_refused {
-                    // So that it knows who gave up, if it is there.
-                    self.say(peer, &ControlMessage::Refusal(Refusal::NoWay));
+                if !connecting.is_refused {
+                    // So that the peer knows the cause, if it exists.
+                    self.send_message(peer, &ControlMessage::Refusal(Refusal::NoPath));
                 }
                 self.lose(peer, cause);
             }
@@ -296,12 +296,12 @@ impl VerbsDevice {
             Some(Peer::Open(_)) => {}
             _ => return Err(PostError::NotConnected { peer }),
         }
-        // Who has this message finds released regions gone.
+        // A peer that has this message finds earlier released regions gone.
         self.forget_released();
         self.control.post(peer, message, is_urgent)
     }
 
-    /// Deregisters what has no handle any more.
+    /// Deregisters regions without a handle.
     pub(super) fn forget_released(&mut self) {
         for key in self.releases.take() {
             self.regions.remove(&key);
@@ -310,7 +310,7 @@ impl VerbsDevice {
     }
 
     pub(super) fn deliver(&mut self, events: &mut Vec<Event>) {
-        let count = (events.capacity() - events.len()).min(self.outbox.len());
-        events.extend(self.outbox.drain(..count));
+        let count = (events.capacity() - events.len()).min(self.event_queue.len());
+        events.extend(self.event_queue.drain(..count));
     }
 }

@@ -1,48 +1,47 @@
-//! Memory as the NICs know it: one registration with each, and the keys by which requests and peers
-//! name it.
+//! Registered memory: a memory region with each NIC, and its keys.
 //!
-//! Memory of a GPU is registered as a dma-buf, or by its address where the kernel gives that to
-//! NICs ([`super::direct`]); memory of the host that is a dma-buf as one, other by its address,
-//! locked. Where the limit of locked memory does not suffice and the NIC takes page faults
-//! (on-demand paging), it is registered for those instead.
+//! Memory of a GPU is registered as a dma-buf, or by its address where the kernel gives NICs access
+//! ([`super::direct`]). Host memory that is a dma-buf is registered as one, other host memory by
+//! its address, locked. If the limit of locked memory is too small and the NIC supports page faults
+//! (on-demand paging), the memory is registered for those instead.
 
 use std::io;
 use std::sync::Arc;
 
-use super::limits::{Limit, NotMade};
-use super::nic::Nic;
+use super::limits::{CreateError, Limit};
 use super::objects::MemoryRegion;
+use super::open::Nic;
 use super::open::locked_limit;
-use super::wire::{KeyParts, KnownRegion, NICS_MAX, NicKeys, REGION_BYTES_MAX};
+use super::wire::{KeyParts, NICS_MAX, NicKeys, REGION_BYTES_MAX, RemoteRegion};
 use super::{FABRIC, sys};
 use crate::cuda::CudaMemory;
 use crate::device::{BackendError, RegisterError};
 use crate::memory::{Memory, Space};
 use crate::region::{RegionKey, random_key};
 
-/// What peers may do with a region whose key they know, and this rank's own gets: all that the
-/// contract's transfers need. The order in which the bytes of one write become visible is the NIC's
-/// choice, as nobody looks at them before its completion, which is ordered behind them.
+/// The rights of peers that know the key, and of this rank's own gets: all that the contract's
+/// transfers need. The NIC may order the bytes of one write as it likes: nobody reads them before
+/// its completion, which is ordered behind them.
 const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE
     | sys::IBV_ACCESS_REMOTE_WRITE
     | sys::IBV_ACCESS_REMOTE_READ
     | sys::IBV_ACCESS_REMOTE_ATOMIC
     | sys::IBV_ACCESS_RELAXED_ORDERING;
 
-/// Bytes of the smallest page: an address keeps its place in it.
+/// Bytes of the smallest page: an address keeps its offset in it.
 const PAGE_BYTES: usize = 4096;
 
 /// A region of this rank.
-pub(super) struct Registered {
-    /// One with each NIC; none of a region without bytes.
+pub(super) struct RegisteredMemory {
+    /// One with each NIC; none for an empty region.
     regions: Vec<MemoryRegion>,
     pub(super) local_keys: NicKeys,
-    known: KnownRegion,
+    known: RemoteRegion,
 }
 
-impl Registered {
-    /// Registers memory with all NICs, under a key that is new, and that ends with `slot` where
-    /// shared memory lists it too.
+impl RegisteredMemory {
+    /// Registers memory with all NICs, under a new key. The key ends with `slot` when shared memory
+    /// lists the region too.
     pub(super) fn new(
         nics: &[Nic],
         memory: &Arc<dyn Memory>,
@@ -65,16 +64,16 @@ impl Registered {
             (local_keys[nic], remote_keys[nic]) = (region.local_key(), region.remote_key());
         }
         parts.remote_key = remote_keys[0];
-        let known = KnownRegion { bytes: bytes as u64, keys: remote_keys };
+        let known = RemoteRegion { bytes: bytes as u64, keys: remote_keys };
         Ok((RegionKey(parts.encode()), Self { regions, local_keys, known }))
     }
 
-    /// What peers may be told of it beside its key.
-    pub(super) fn known(&self) -> KnownRegion {
+    /// The contents of its announcement.
+    pub(super) fn known(&self) -> RemoteRegion {
         self.known
     }
 
-    /// As the first NIC knows it; `None` without bytes.
+    /// Its memory region on the first NIC; `None` when it is empty.
     pub(super) fn on_first_nic(&self) -> Option<&MemoryRegion> {
         self.regions.first()
     }
@@ -82,49 +81,49 @@ impl Registered {
 
 /// Why a NIC did not register memory.
 enum Refused {
-    Nic(NotMade),
-    /// Neither of the two ways to a GPU's memory is there.
+    Nic(CreateError),
+    /// Neither way to a GPU's memory works.
     OutOfReach {
         dma_buf: String,
         address: io::Error,
     },
 }
 
-/// Why a NIC does not take memory: see [`RegisterError::Fabric`].
+/// Why a NIC does not register memory: see [`RegisterError::Fabric`].
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Neither of the two ways to let a NIC reach a GPU's memory works here.
+    /// Neither way for a NIC to reach a GPU's memory works here.
     #[error(
         "the NIC does not reach memory of GPU {ordinal}: neither as a dma-buf ({dma_buf}), nor by its address ({address}), which takes nvidia-peermem; load that ('sudo modprobe nvidia-peermem'), or install NVIDIA's open kernel modules (driver 515 or newer, with Linux 5.12 and rdma-core 34 or newer); a group whose Options::space is gpu:{ordinal} stages it through host memory meanwhile"
     )]
     NoGpuDirect {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
-        /// Why not as a dma-buf.
+        /// The error of the dma-buf.
         dma_buf: String,
-        /// What the kernel said to its address.
+        /// The kernel's error for its address.
         address: io::Error,
     },
-    /// The GPU shows what NICs write to it only to who reads it back through the NIC.
+    /// The GPU makes a NIC's writes visible only to a read through the NIC.
     #[error(
         "GPU {ordinal} gives the host no way to see what a NIC has written there in full (CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS says so); update NVIDIA's driver, or stage through host memory, as a group whose Options::space is gpu:{ordinal} does"
     )]
     NoFlush {
-        /// Which GPU.
+        /// The GPU.
         ordinal: u32,
     },
-    /// The NIC needs the memory to be locked, and this process may lock no more.
+    /// The NIC needs locked memory, and this process may lock no more.
     #[error(
         "{bytes} bytes cannot be locked for the NIC: the limit is {limit} bytes; raise it with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
     )]
     Locked {
-        /// How many.
+        /// The length, in bytes.
         bytes: usize,
-        /// How many this process may lock in all.
+        /// The limit of locked memory of this process, in bytes.
         limit: u64,
     },
-    /// The NIC takes no more, or none so long.
+    /// A limit of the NIC.
     #[error(transparent)]
     Limit(Limit),
 }
@@ -135,18 +134,18 @@ impl From<MemoryError> for RegisterError {
     }
 }
 
-/// What people are told of it.
+/// The public error.
 fn not_registered(memory: &dyn Memory, refused: Refused) -> RegisterError {
     let bytes = memory.len();
     match (memory.space(), refused) {
-        (_, Refused::Nic(NotMade::Limit(limit))) => MemoryError::Limit(limit).into(),
-        // Without a limit it is another memory that there is too little of.
-        (Space::Host, Refused::Nic(NotMade::System(error)))
+        (_, Refused::Nic(CreateError::Limit(limit))) => MemoryError::Limit(limit).into(),
+        // Without a limit another kind of memory is short.
+        (Space::Host, Refused::Nic(CreateError::System(error)))
             if error.kind() == io::ErrorKind::OutOfMemory && locked_limit() < u64::MAX =>
         {
             MemoryError::Locked { bytes, limit: locked_limit() }.into()
         }
-        (Space::Host, Refused::Nic(NotMade::System(source))) => RegisterError::System { bytes, source },
+        (Space::Host, Refused::Nic(CreateError::System(source))) => RegisterError::System { bytes, source },
         (Space::Gpu { ordinal }, Refused::OutOfReach { dma_buf, address }) => {
             MemoryError::NoGpuDirect { ordinal, dma_buf, address }.into()
         }
@@ -165,7 +164,7 @@ fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryR
     let may_fault = memory.dma_buf().is_none();
     match &locked {
         Err(error) if error.kind() == io::ErrorKind::OutOfMemory && may_fault => {
-            // What locking said is what can be mended.
+            // The error of locking is the one that a user can remedy.
             with(ACCESS | sys::IBV_ACCESS_ON_DEMAND).or(locked)
         }
         _ => locked,
@@ -173,8 +172,8 @@ fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryR
     .map_err(Refused::Nic)
 }
 
-/// Registers a GPU's memory with one NIC: as a dma-buf, else by its address, which the kernel gives
-/// to NICs where nvidia-peermem is loaded.
+/// Registers a GPU's memory with one NIC: as a dma-buf, else by its address, which works where
+/// nvidia-peermem is loaded.
 fn register_on_gpu(
     nic: &Nic,
     memory: &Arc<dyn Memory>,
@@ -184,14 +183,14 @@ fn register_on_gpu(
     let dma_buf = match CudaMemory::of(&**memory).map(CudaMemory::as_dma_buf) {
         Some(Err(error)) => error.to_string(),
         _ => match MemoryRegion::by_dma_buf(&nic.domain, Arc::clone(memory), address, access) {
-            Err(NotMade::System(error)) => error.to_string(),
+            Err(CreateError::System(error)) => error.to_string(),
             registered => return registered.map_err(Refused::Nic),
         },
     };
     tracing::debug!("a GPU's memory is registered by its address: {dma_buf}");
     let registered = MemoryRegion::by_address(&nic.domain, Arc::clone(memory), address, access);
     registered.map_err(|error| match error {
-        NotMade::System(address) => Refused::OutOfReach { dma_buf, address },
+        CreateError::System(address) => Refused::OutOfReach { dma_buf, address },
         limit => Refused::Nic(limit),
     })
 }

@@ -1,124 +1,120 @@
-//! A queue pair of a peer, and what is under way on it.
+//! A queue pair of a peer, and the requests under way on it.
 //!
-//! What is submitted is linked ([`work_requests`](super::work_requests)) and posted together by one
-//! ring of the doorbell ([`SendQueue::post`]): when the device is polled or flushed, or when much
-//! has gathered. Requests complete in order, so of a list only the last one that somebody waits for
-//! asks for a completion, and where nobody waits every [`SIGNAL_EVERY`]th, so that room comes back.
+//! Submitted requests are linked ([`WorkRequestList`]) and posted with one
+//! doorbell ([`SendQueue::post`]): when the device is polled or flushed, or when a list is long.
+//! Requests complete in order. So only the last request of a list whose end is reported asks for a
+//! completion; otherwise every [`SIGNAL_EVERY`]th does, so that room comes back.
 //!
-//! **Invariant:** what the NIC may still touch (source, destination, own slots) is held by an entry
-//! of `sent`, which goes only with its completion or with the queue pair.
+//! **Invariant:** memory that the NIC may still access (source, destination, own slots) is held by
+//! an entry of `sent`, which is removed only after its completion or with the queue pair.
 
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
+use std::{io, ptr};
 
-use super::limits::NotMade;
-use super::nic::Nic;
+use super::limits::CreateError;
 use super::objects::{MemoryRegion, QueuePair};
-use super::port::{Chosen, Kind, Service};
-use super::request::{Local, Request, Target, request};
+use super::open::Nic;
+use super::port::{ChosenPort, GidType, Service};
 use super::status::Operation;
-use super::wire::{Hello, QueuePairHello};
-use super::work_requests::{NO_BYTES, WorkRequestList};
+use super::wire::{Hello, Immediate, KeyParts, QueuePairHello};
 use super::{Counts, sys};
 use crate::device::{LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
-use crate::region::{RegionKey, Slice};
+use crate::region::{RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES};
 
-/// Requests that nobody waits for between two that ask for a completion.
+/// Requests without a report between two that ask for a completion.
 const SIGNAL_EVERY: u32 = 32;
 
-/// Requests kept free for credits and for the end.
+/// Requests reserved for credits and for the last request.
 const SPARE_REQUESTS: u32 = 8;
 
-/// A list of so many requests is posted at once,
+/// A list of this many requests is posted at once,
 const LIST_REQUESTS: usize = 32;
-/// and so is one that moves so many bytes: what is gained by waiting is a doorbell, which is little
-/// beside them.
+/// and so is a list that moves this many bytes: compared with them the cost of a doorbell is small.
 const LIST_BYTES: usize = 4096;
 
 /// Requests of one group at most.
 const GROUP_REQUESTS: u32 = 2;
 
-/// Bytes of a signal slot's place in the inbox, and of a request's own place.
+/// Bytes of an inbox slot of a signal slot, and of a request's own slot.
 pub(super) const SLOT_BYTES: usize = 64;
 /// Bytes of a group's own slot.
 const GROUP_SLOT_BYTES: usize = GROUP_REQUESTS as usize * SLOT_BYTES;
 const _: () = assert!(SIGNAL_SLOT_PAYLOAD_BYTES <= SLOT_BYTES);
 
-/// A lost packet is sent again after 4.096 us times two to this power, 0.54 s: a host under load
-/// answers later than one would think, and who has died is found out by the control stream.
+/// The timeout of an acknowledgement: 4.096 us times two to this power, 0.54 s. A host under load
+/// answers late; dead peers are detected by the control stream.
 const RETRY_TIMEOUT: u8 = 17;
-/// So often; 7 would be for ever with some NICs.
+/// Retries; 7 would be infinite with some NICs.
 pub(super) const RETRIES: u8 = 6;
-/// How long a sender waits for a receive, as the verbs number it: 0.64 ms. Credits see to it that
-/// none does.
+/// How long a sender waits for a receive, in the code of the verbs: 0.64 ms. Credits prevent such
+/// waits.
 const NOT_READY_TIMER: u8 = 12;
 const NOT_READY_RETRIES: u8 = 6;
 const HOP_LIMIT: u8 = 64;
-/// Bytes of an address that name its InfiniBand subnet.
+/// Bytes of a GID that name its InfiniBand subnet.
 const PREFIX_BYTES: usize = 8;
-/// Where in the address of a port behind a router its fabric LID is, two bytes: the packets'
-/// address on this subnet.
+/// Offset in a GID of a router's LID, two bytes: the packets' address on this subnet.
 const FABRIC_LID_AT: usize = 4;
 
-/// How much of everything a pair has.
+/// Queue lengths and limits of a pair.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sizes {
+pub(super) struct QueueSizes {
     /// Queue pairs on each NIC.
     pub(super) queue_pairs: u32,
-    /// Transfers under way whose end somebody waits for.
+    /// Transfers under way whose ends are reported.
     pub(super) depth: u32,
-    /// Signals that each end takes ahead.
+    /// Signals that each end accepts before it returns credits.
     pub(super) credits: u32,
     /// Reads and atomics at once.
     pub(super) reads: u8,
-    /// How switches treat its packets.
+    /// How switches treat the packets.
     pub(super) service: Service,
 }
 
-impl Sizes {
+impl QueueSizes {
     /// Requests of a queue pair.
     pub(super) fn requests(self) -> u32 {
         GROUP_REQUESTS * self.depth + SPARE_REQUESTS
     }
 
-    /// Receives that a peer can use up: its signals, and what it gives credits back with. It has
-    /// given back those of all that came but the last half, so two such are under way at most;
-    /// twice that for ends that are out of step.
+    /// Receives that a peer can consume: its signals, and immediates that return credits. It
+    /// returns credits when half are due, so two such immediates are under way at most; twice that
+    /// number covers ends that are out of step.
     pub(super) fn receives(self) -> u32 {
         self.credits + 4
     }
 }
 
-/// Who waits for the end of a group.
+/// The receiver of a report of a group's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Waits {
-    Nobody,
-    /// The transfer's submitter.
-    Whole(TransferId),
-    /// As [`Waits::Whole`], with the other parts of a striped transfer.
-    Part,
+pub(super) enum CompletionOwner {
+    NoOwner,
+    /// The submitter of the transfer.
+    Transfer(TransferId),
+    /// The submitter, together with the other parts of a striped transfer.
+    StripePart,
 }
 
-/// How a group ended well.
+/// A group that ended with success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Ended {
-    pub(super) waits: Waits,
-    /// Of an atomic.
+pub(super) struct CompletedGroup {
+    pub(super) owner: CompletionOwner,
+    /// The old value of an atomic.
     pub(super) old_value: u64,
 }
 
-/// One group of requests: those of a transfer.
-struct Sent {
+/// The requests of one transfer.
+struct RequestGroup {
     requests: u32,
-    waits: Waits,
-    /// Kept until its end.
+    owner: CompletionOwner,
+    /// Kept until the group ends.
     _holds: Option<Slice>,
-    /// What it names at the peer.
+    /// The remote key.
     key: RegionKey,
-    /// Of its first request.
+    /// The opcode of the first request.
     opcode: u32,
     /// Its slot.
     slot: u32,
@@ -128,35 +124,35 @@ struct Sent {
 pub(super) struct SendQueue {
     // Before the memory that it touches.
     queue_pair: QueuePair,
-    /// A slot for each group under way: bytes that requests carry, old values of atomics.
+    /// A slot for each group under way: inline bytes of requests, old values of atomics.
     slots: MemoryRegion,
-    /// Where they begin.
+    /// The address of the first slot.
     slots_address: u64,
-    /// Which of this rank's NICs it is on.
+    /// The index of this rank's NIC.
     pub(super) nic: usize,
-    /// Which of the peer's it leads to.
+    /// The index of the peer's NIC.
     pub(super) remote_nic: usize,
-    /// The peer's inbox as that NIC knows it.
+    /// The peer's inbox, with its key on that NIC.
     pub(super) inbox: Target,
     pub(super) counts: Counts,
-    sizes: Sizes,
+    sizes: QueueSizes,
     carries_inline: bool,
     first_packet: u32,
-    sent: VecDeque<Sent>,
+    sent: VecDeque<RequestGroup>,
     /// The number of `sent`'s first entry.
     first: u64,
-    /// Requests that may be posted.
+    /// Requests that may still be posted.
     room: u32,
     unsignaled: u32,
-    /// Not posted yet.
+    /// Requests that are not posted yet.
     list: WorkRequestList,
-    /// Of the next group. There are more slots than groups under way.
+    /// The slot of the next group. There are more slots than groups under path.
     next_slot: u32,
 }
 
 impl SendQueue {
-    /// One that can be told where its peer is.
-    pub(super) fn new(nics: &[Nic], nic: usize, sizes: Sizes, random: u64) -> Result<Self, NotMade> {
+    /// A queue pair that is not connected yet.
+    pub(super) fn new(nics: &[Nic], nic: usize, sizes: QueueSizes, random: u64) -> Result<Self, CreateError> {
         let base = &nics[nic];
         let memory: Arc<dyn Memory> = HostMemory::new(sizes.requests() as usize * GROUP_SLOT_BYTES);
         let address = memory.base().as_ptr() as u64;
@@ -164,11 +160,11 @@ impl SendQueue {
         let make = |inline: u32| {
             QueuePair::new(&base.domain, &base.completions, &base.receives, sizes.requests(), inline)
         };
-        // Some NICs carry nothing in a request.
+        // Some NICs support no inline data.
         let (mut queue_pair, carries_inline) = match make(SLOT_BYTES as u32) {
             Ok(made) => (made, true),
-            Err(limit @ NotMade::Limit(_)) => return Err(limit),
-            Err(NotMade::System(_)) => (make(0)?, false),
+            Err(limit @ CreateError::Limit(_)) => return Err(limit),
+            Err(CreateError::System(_)) => (make(0)?, false),
         };
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -200,12 +196,12 @@ impl SendQueue {
         })
     }
 
-    /// By what completions name it.
+    /// The number by which completions name it.
     pub(super) fn number(&self) -> u32 {
         self.queue_pair.number()
     }
 
-    /// What the peer must know of it. `inbox_key`: its NIC's.
+    /// The hello for the peer. `inbox_key` is the key on its NIC.
     pub(super) fn hello(&self, nics: &[Nic], inbox_key: u32) -> QueuePairHello {
         let base = &nics[self.nic];
         QueuePairHello {
@@ -220,7 +216,7 @@ impl SendQueue {
         }
     }
 
-    /// Joins it to the peer's `queue`: it receives and sends from now on.
+    /// Connects it to the peer's `queue`: it receives and sends from now on.
     pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, queue: &QueuePairHello) -> io::Result<()> {
         let (to_receive, to_send) = (self.to_receive(nics, queue), self.to_send());
         self.connect_as(hello, queue, |state| {
@@ -228,17 +224,17 @@ impl SendQueue {
         })
     }
 
-    /// What it is told of the peer's, and which of it counts.
+    /// The attributes of the peer's end, and their mask.
     fn to_receive(&self, nics: &[Nic], queue: &QueuePairHello) -> (sys::ibv_qp_attr, u32) {
         let base = &nics[self.nic];
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
         attributes.qp_state = sys::IBV_QPS_RTR;
-        // The peer's is the same, see `joining`.
+        // The peer's is the same, see `connecting`.
         attributes.path_mtu = base.port.active_mtu;
         attributes.dest_qp_num = queue.queue_pair;
         attributes.rq_psn = queue.packet;
-        attributes.ah_attr = way(&base.chosen, queue);
+        attributes.ah_attr = path_to(&base.chosen, queue);
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -247,7 +243,7 @@ impl SendQueue {
         (attributes, mask)
     }
 
-    /// What it is told of its own packets, and which of it counts.
+    /// The attributes of its own packets, and their mask.
     fn to_send(&self) -> (sys::ibv_qp_attr, u32) {
         // SAFETY: plain numbers, of which zero is one.
         let mut attributes: sys::ibv_qp_attr = unsafe { std::mem::zeroed() };
@@ -256,8 +252,8 @@ impl SendQueue {
         (attributes, sys::IBV_QP_STATE | sys::IBV_QP_SQ_PSN)
     }
 
-    /// As [`SendQueue::connect`], where another one says what it is told of the way; how often is
-    /// tried, and how much is under way at once, is this backend's own choice.
+    /// As [`SendQueue::connect`], with path attributes from the caller. Retries and the number of
+    /// reads at once are chosen here.
     pub(super) fn connect_as(
         &mut self,
         hello: &Hello,
@@ -265,7 +261,7 @@ impl SendQueue {
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
         let (mut to_receive, mask) = attributes(sys::IBV_QPS_RTR)?;
-        serve(&mut to_receive.ah_attr, self.sizes.service);
+        set_service(&mut to_receive.ah_attr, self.sizes.service);
         to_receive.max_dest_rd_atomic = self.sizes.reads;
         to_receive.min_rnr_timer = NOT_READY_TIMER;
         let own = sys::IBV_QP_MAX_DEST_RD_ATOMIC | sys::IBV_QP_MIN_RNR_TIMER;
@@ -290,12 +286,12 @@ impl SendQueue {
         self.room >= GROUP_REQUESTS + SPARE_REQUESTS
     }
 
-    /// Whether it takes a request beside transfers.
+    /// Whether it takes a request that is not of a transfer.
     pub(super) fn has_spare_room(&self) -> bool {
         self.room > 0
     }
 
-    /// Adds to the list an atomic, whose old value comes with its end.
+    /// Adds an atomic to the list; its old value comes with its completion.
     pub(super) fn push_atomic(
         &mut self,
         id: TransferId,
@@ -307,10 +303,10 @@ impl SendQueue {
             sys::ibv_sge { addr: self.address_of(self.next_slot), length: 8, lkey: self.slots.local_key() };
         let target = Target { address: atomic.remote_addr, key: atomic.rkey };
         self.list.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic = atomic;
-        self.pushed(Waits::Whole(id), None, key, opcode, 1);
+        self.pushed(CompletionOwner::Transfer(id), None, key, opcode, 1);
     }
 
-    /// Adds to the list the binding of a memory window.
+    /// Adds the binding of a memory window to the list.
     pub(super) fn push_bind(
         &mut self,
         id: TransferId,
@@ -320,14 +316,14 @@ impl SendQueue {
         let binding = request(sys::IBV_WR_BIND_MW, Target { address: 0, key: 0 });
         let place = self.list.add(self.next_number(), &binding, 0, NO_BYTES);
         place.__bindgen_anon_2.bind_mw = bind;
-        self.pushed(Waits::Whole(id), None, key, binding.opcode, 1);
+        self.pushed(CompletionOwner::Transfer(id), None, key, binding.opcode, 1);
     }
 
-    /// Adds to the list a group of one or two requests, which name `key` at the peer and hold a
-    /// slice here. There must be room.
+    /// Adds a group of one or two requests to the list. The group names `key` at the peer and holds
+    /// a slice here. There must be room.
     pub(super) fn push<const N: usize>(
         &mut self,
-        waits: Waits,
+        owner: CompletionOwner,
         holds: Option<Slice>,
         key: RegionKey,
         requests: &[(Request, Local<'_>); N],
@@ -337,37 +333,44 @@ impl SendQueue {
         for (index, (request, local)) in requests.iter().enumerate() {
             let (list, flags) = match *local {
                 Local::Nothing => (NO_BYTES, 0),
-                Local::Registered { address, length, key } => {
+                Local::RegisteredMemory { address, length, key } => {
                     (sys::ibv_sge { addr: address, length, lkey: key }, 0)
                 }
-                Local::Carried(inline) => self.carry(inline, index),
+                Local::Inline(inline) => self.carry(inline, index),
             };
             self.list.add(number, request, flags, list);
         }
-        self.pushed(waits, holds, key, requests[0].0.opcode, N as u32);
+        self.pushed(owner, holds, key, requests[0].0.opcode, N as u32);
     }
 
-    /// A group of so many requests was linked.
+    /// Records a group of `requests` requests that was linked.
     #[inline(always)]
-    fn pushed(&mut self, waits: Waits, holds: Option<Slice>, key: RegionKey, opcode: u32, requests: u32) {
+    fn pushed(
+        &mut self,
+        owner: CompletionOwner,
+        holds: Option<Slice>,
+        key: RegionKey,
+        opcode: u32,
+        requests: u32,
+    ) {
         self.room -= requests;
         self.unsignaled += requests;
-        if waits != Waits::Nobody || self.unsignaled >= SIGNAL_EVERY {
+        if owner != CompletionOwner::NoOwner || self.unsignaled >= SIGNAL_EVERY {
             self.signal_last();
         }
         let slot = self.next_slot;
         self.next_slot = if slot + 1 < self.sizes.requests() { slot + 1 } else { 0 };
-        self.sent.push_back(Sent { requests, waits, _holds: holds, key, opcode, slot });
+        self.sent.push_back(RequestGroup { requests, owner, _holds: holds, key, opcode, slot });
     }
 
-    /// Copies what a request of the next group carries to its place; how the request names it, and
-    /// with which flags.
+    /// Copies the inline bytes of a request of the next group to their slot; returns their address
+    /// and the request's flags.
     #[inline]
     fn carry(&mut self, inline: &Inline, index: usize) -> (sys::ibv_sge, u32) {
         let address = self.address_of(self.next_slot) + (index * SLOT_BYTES) as u64;
         let words = inline.words();
-        // SAFETY: the slot of a group that does not exist yet, and has room for all that one can
-        // carry; the NIC reads it only after it was posted.
+        // SAFETY: the slot of a group that does not exist yet, with room for the inline bytes of a
+        // request; the NIC reads it only after the request was posted.
         unsafe { std::ptr::copy_nonoverlapping(words.as_ptr(), address as *mut u64, words.len()) };
         let flags = if self.carries_inline { sys::IBV_SEND_INLINE } else { 0 };
         self.counts.inlined += u64::from(self.carries_inline);
@@ -382,51 +385,51 @@ impl SendQueue {
         self.slots_address + u64::from(slot) * GROUP_SLOT_BYTES as u64
     }
 
-    /// The end of the list asks for a completion.
+    /// Makes the last request of the list ask for a completion.
     fn signal_last(&mut self) {
         self.list.signal_last();
         self.unsignaled = 0;
     }
 
-    /// Whether the list is to be posted before the device is polled again.
+    /// Whether to post the list before the next poll of the device.
     pub(super) fn is_due(&self) -> bool {
         self.list.len() >= LIST_REQUESTS || self.list.bytes() >= LIST_BYTES
     }
 
-    /// Whether all was posted.
-    pub(super) fn has_woken(&self) -> bool {
+    /// Whether all requests were posted.
+    pub(super) fn has_posted_all(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Posts the list. What the NIC has no room for stays in it, until what is under way has made
-    /// room.
+    /// Posts the list. Requests for which the NIC has no room stay in it.
     #[inline]
     pub(super) fn post(&mut self) -> Result<(), LossCause> {
         if self.list.is_empty() {
             return Ok(());
         }
-        // SAFETY: what the list names is held by `sent` or is this queue pair's own slots, which go
-        // after the queue pair.
+        // SAFETY: the list names memory that `sent` holds or slots of this queue pair, which are
+        // dropped after the queue pair.
         let posted = unsafe { self.list.post(&mut self.queue_pair) };
         self.counts.doorbells += 1;
         self.counts.requests += posted.requests as u64;
         self.counts.signaled += u64::from(posted.is_signaled);
         match posted.error {
             None => Ok(()),
-            // There will be room when what is under way has ended.
+            // There will be room when requests under way have ended.
             Some(error) if error.kind() == io::ErrorKind::OutOfMemory && self.is_under_way() => Ok(()),
             Some(error) => Err(LossCause::ConnectionBroke(error.kind())),
         }
     }
 
-    /// Whether something waits to be posted, and some of what was posted before has not ended.
+    /// Whether requests wait to be posted while others are under path.
     fn is_under_way(&self) -> bool {
         let not_ended: u32 = self.sent.iter().map(|sent| sent.requests).sum();
         !self.list.is_empty() && not_ended as usize > self.list.len()
     }
 
-    /// The first of the groups up to the one of this number, all of which have ended well.
-    pub(super) fn take_ended(&mut self, number: u64) -> Option<Ended> {
+    /// Removes the first group, if it is not after the one of this number, which ended with
+    /// success.
+    pub(super) fn pop_completed(&mut self, number: u64) -> Option<CompletedGroup> {
         if self.first > number {
             return None;
         }
@@ -436,95 +439,308 @@ impl SendQueue {
         let old_value = if is_atomic { self.old_value(self.address_of(sent.slot)) } else { 0 };
         self.first += 1;
         self.room += sent.requests;
-        Some(Ended { waits: sent.waits, old_value })
+        Some(CompletedGroup { owner: sent.owner, old_value })
     }
 
     fn old_value(&self, slot: u64) -> u64 {
         let mut bytes = [0; 8];
-        // SAFETY: a slot of our own, which the NIC has written and does not touch any more.
+        // SAFETY: an own slot, which the NIC has written and does not access any more.
         unsafe { std::ptr::copy_nonoverlapping(slot as *const u8, bytes.as_mut_ptr(), bytes.len()) };
         u64::from_ne_bytes(bytes)
     }
 
-    /// Sees to it that the end of what was submitted will be known.
-    pub(super) fn seal(&mut self) {
+    /// Makes sure that all submitted requests will be completed.
+    pub(super) fn request_completion(&mut self) {
         if self.unsignaled > 0 && self.has_spare_room() {
-            self.push_nothing();
+            self.push_empty_write();
         }
     }
 
-    /// Adds to the list a write of no bytes, whose end is told. There must be room.
-    pub(super) fn push_nothing(&mut self) {
+    /// Adds a write of no bytes, with a completion, to the list. There must be room.
+    pub(super) fn push_empty_write(&mut self) {
         let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
-        self.push(Waits::Nobody, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
+        self.push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
         self.signal_last();
     }
 
-    /// Whether the peer has all that was submitted.
+    /// Whether the peer has acknowledged all requests.
     pub(super) fn is_idle(&self) -> bool {
         self.sent.is_empty()
     }
 
-    /// What the request of this number is, if it has not ended.
+    /// The operation of the request of this number, if it has not ended.
     pub(super) fn operation(&self, number: u64) -> Operation {
         self.place(number).map_or(Operation::Other, |place| Operation::of(self.sent[place].opcode))
     }
 
-    /// The request of this number failed because of what it names at the peer: who waits for it,
-    /// from now on nobody, and what it named.
-    pub(super) fn refuse(&mut self, number: u64) -> Option<(Waits, RegionKey)> {
+    /// Marks the request of this number as failed because of its remote key. Returns the receiver
+    /// of its report, and the key; nobody gets a second report.
+    pub(super) fn refuse(&mut self, number: u64) -> Option<(CompletionOwner, RegionKey)> {
         let place = self.place(number)?;
         let sent = &mut self.sent[place];
-        Some((std::mem::replace(&mut sent.waits, Waits::Nobody), sent.key))
+        Some((std::mem::replace(&mut sent.owner, CompletionOwner::NoOwner), sent.key))
     }
 
-    /// Where the group of this number is among those that have not ended.
+    /// The index of the group of this number.
     fn place(&self, number: u64) -> Option<usize> {
         let place = usize::try_from(number.checked_sub(self.first)?).ok()?;
         (place < self.sent.len()).then_some(place)
     }
 
-    /// Destroys the queue pair; whose transfers then have not ended.
+    /// Destroys the queue pair; returns the transfers that have not ended.
     pub(super) fn fail(self) -> impl Iterator<Item = TransferId> {
         let Self { queue_pair, sent, .. } = self;
-        // Before anything that it touches.
+        // Before the memory that it accesses.
         drop(queue_pair);
-        sent.into_iter().filter_map(|sent| match sent.waits {
-            Waits::Whole(id) => Some(id),
-            Waits::Nobody | Waits::Part => None,
+        sent.into_iter().filter_map(|sent| match sent.owner {
+            CompletionOwner::Transfer(id) => Some(id),
+            CompletionOwner::NoOwner | CompletionOwner::StripePart => None,
         })
     }
 }
 
-/// The way from a port to the peer's end of a queue pair.
-fn way(own: &Chosen, queue: &QueuePairHello) -> sys::ibv_ah_attr {
+/// The path from a port to the peer's end of a queue pair.
+fn path_to(own: &ChosenPort, queue: &QueuePairHello) -> sys::ibv_ah_attr {
     // SAFETY: plain numbers, of which zero is one.
-    let mut way: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
-    way.port_num = own.port;
-    way.dlid = queue.lid;
-    let is_infiniband = own.gid.kind == Kind::InfiniBand;
+    let mut path: sys::ibv_ah_attr = unsafe { std::mem::zeroed() };
+    path.port_num = own.port;
+    path.dlid = queue.lid;
+    let is_infiniband = own.gid.kind == GidType::InfiniBand;
     if is_infiniband && own.gid.address.octets()[..PREFIX_BYTES] == queue.gid[..PREFIX_BYTES] {
-        return way;
+        return path;
     }
-    // RoCE, or another subnet: routers go by the global header.
-    way.is_global = 1;
-    way.grh.dgid = sys::ibv_gid { raw: queue.gid };
-    way.grh.sgid_index = own.gid.index as u8;
-    way.grh.hop_limit = HOP_LIMIT;
+    // RoCE, or another subnet: routers use the global header.
+    path.is_global = 1;
+    path.grh.dgid = sys::ibv_gid { raw: queue.gid };
+    path.grh.sgid_index = own.gid.index as u8;
+    path.grh.hop_limit = HOP_LIMIT;
     let router = u16::from_be_bytes([queue.gid[FABRIC_LID_AT], queue.gid[FABRIC_LID_AT + 1]]);
     if is_infiniband && router != 0 {
-        way.dlid = router;
+        path.dlid = router;
     }
-    way
+    path
 }
 
-/// Has switches treat the packets of a way so, where it is said how.
-fn serve(way: &mut sys::ibv_ah_attr, service: Service) {
+/// Sets the service level and traffic class that are configured.
+fn set_service(path: &mut sys::ibv_ah_attr, service: Service) {
     if let Some(level) = service.service_level {
-        way.sl = level;
+        path.sl = level;
     }
     if let Some(class) = service.traffic_class {
-        way.grh.traffic_class = class;
+        path.grh.traffic_class = class;
+    }
+}
+
+/// The remote address and key of a request.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    pub(super) address: u64,
+    pub(super) key: u32,
+}
+
+impl Target {
+    pub(super) fn of(slice: &RemoteSlice) -> Self {
+        let parts = KeyParts::decode(slice.key.0);
+        // Beyond the region, or wrapped around: the NIC refuses both.
+        Self { address: parts.address().wrapping_add(slice.offset), key: parts.remote_key }
+    }
+}
+
+/// The local bytes of a request.
+#[derive(Clone, Copy)]
+pub(super) enum Local<'a> {
+    Nothing,
+    RegisteredMemory { address: u64, length: u32, key: u32 },
+    Inline(&'a Inline),
+}
+
+/// The bytes of a registered slice; their addresses are the same here and at peers.
+pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
+    Local::RegisteredMemory { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
+}
+
+/// An operation on a peer's memory.
+#[derive(Clone, Copy)]
+pub(super) struct Request {
+    opcode: u32,
+    flags: u32,
+    /// In network order; for an opcode with an immediate.
+    immediate: u32,
+    target: Target,
+}
+
+/// A request without a completion.
+#[inline]
+pub(super) fn request(opcode: u32, target: Target) -> Request {
+    Request { opcode, flags: 0, immediate: 0, target }
+}
+
+#[inline]
+pub(super) fn with_immediate(target: Target, immediate: Immediate) -> Request {
+    // Any completion wakes the completion queue; the flag is for NICs that need it.
+    Request {
+        opcode: sys::IBV_WR_RDMA_WRITE_WITH_IMM,
+        flags: sys::IBV_SEND_SOLICITED,
+        immediate: immediate.encode().to_be(),
+        target,
+    }
+}
+
+/// Linked work requests, posted with one doorbell.
+///
+/// The requests of a list are elements of one array. Each is linked to the next one and to its own
+/// entry of bytes for good. So a request is written where the driver reads it, and only the fields
+/// of its opcode are written. Posting cuts the array behind the last request while the call lasts.
+/// A field of an earlier use is read only if the opcode has it, and then it was written anew.
+///
+/// **Invariant:** except while the list is posted, every element leads to the next one and to its
+/// entry of bytes.
+struct WorkRequestList {
+    elements: Vec<sys::ibv_send_wr>,
+    /// The local bytes of each request.
+    lists: Vec<sys::ibv_sge>,
+    /// The number of requests; the elements behind them are free.
+    len: usize,
+    /// The bytes that the requests move.
+    bytes: usize,
+    /// Which of them asks for a completion: one is enough.
+    signaled: Option<usize>,
+}
+
+/// The result of posting a list.
+struct Posted {
+    requests: usize,
+    /// One of them asks for a completion.
+    is_signaled: bool,
+    /// The error, if not all was posted.
+    error: Option<io::Error>,
+}
+
+// SAFETY: the pointers in `elements` lead into this value's own vectors.
+unsafe impl Send for WorkRequestList {}
+
+/// Of a request that names none here.
+const NO_BYTES: sys::ibv_sge = sys::ibv_sge { addr: 0, length: 0, lkey: 0 };
+
+impl WorkRequestList {
+    /// An empty list with room for `places` requests.
+    fn new(places: usize) -> Self {
+        let mut list = Self { elements: Vec::new(), lists: Vec::new(), len: 0, bytes: 0, signaled: None };
+        list.grow(places.max(1));
+        list
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The bytes that its requests move.
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Adds a request for these local bytes; returns the element, for fields that only its opcode
+    /// has.
+    #[inline]
+    fn add(
+        &mut self,
+        number: u64,
+        request: &Request,
+        flags: u32,
+        list: sys::ibv_sge,
+    ) -> &mut sys::ibv_send_wr {
+        if self.len == self.elements.len() {
+            self.grow(2 * self.len);
+        }
+        let index = self.len;
+        self.len += 1;
+        self.bytes += list.length as usize;
+        self.lists[index] = list;
+        let place = &mut self.elements[index];
+        place.wr_id = number;
+        place.num_sge = i32::from(list.length > 0);
+        place.opcode = request.opcode;
+        place.send_flags = request.flags | flags;
+        place.__bindgen_anon_1.imm_data = request.immediate;
+        place.wr.rdma = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
+            remote_addr: request.target.address,
+            rkey: request.target.key,
+        };
+        place
+    }
+
+    /// Makes the last request ask for a completion, which covers all before it.
+    #[inline]
+    fn signal_last(&mut self) {
+        let Some(last) = self.len.checked_sub(1) else { return };
+        if let Some(before) = self.signaled {
+            self.elements[before].send_flags &= !sys::IBV_SEND_SIGNALED;
+        }
+        self.elements[last].send_flags |= sys::IBV_SEND_SIGNALED;
+        self.signaled = Some(last);
+    }
+
+    /// Posts the list with one doorbell. Requests that the NIC does not take stay.
+    ///
+    /// # Safety
+    ///
+    /// The list is not empty. The local memory of its requests is registered with the queue pair's
+    /// protection domain, and stays until their completion came or the queue pair was dropped.
+    /// pair's domain and stays until their completion came, or the queue pair was dropped.
+    #[inline]
+    unsafe fn post(&mut self, queue_pair: &mut QueuePair) -> Posted {
+        let base = self.elements.as_mut_ptr();
+        let last = self.len - 1;
+        let next = std::mem::replace(&mut self.elements[last].next, ptr::null_mut());
+        // SAFETY: the caller's; the array and its entries do not move meanwhile.
+        let posted = unsafe { queue_pair.post(base) };
+        self.elements[last].next = next;
+        match posted {
+            Ok(()) => {
+                let requests = std::mem::take(&mut self.len);
+                self.bytes = 0;
+                Posted { requests, is_signaled: self.signaled.take().is_some(), error: None }
+            }
+            Err((error, refused)) => {
+                let taken = (refused as usize).saturating_sub(base as usize) / size_of::<sys::ibv_send_wr>();
+                self.keep_from(taken.min(self.len), error)
+            }
+        }
+    }
+
+    /// Keeps the requests from `taken` on.
+    #[cold]
+    fn keep_from(&mut self, taken: usize, error: io::Error) -> Posted {
+        let is_signaled = self.signaled.is_some_and(|index| index < taken);
+        self.signaled = self.signaled.and_then(|index| index.checked_sub(taken));
+        self.elements.copy_within(taken..self.len, 0);
+        self.lists.copy_within(taken..self.len, 0);
+        self.len -= taken;
+        self.bytes = self.lists[..self.len].iter().map(|list| list.length as usize).sum();
+        self.link();
+        Posted { requests: taken, is_signaled, error: Some(error) }
+    }
+
+    /// Grows the array.
+    #[cold]
+    fn grow(&mut self, places: usize) {
+        // SAFETY: numbers and pointers, of which zero is one.
+        let nothing: sys::ibv_send_wr = unsafe { std::mem::zeroed() };
+        self.elements.resize(places, nothing);
+        self.lists.resize(places, NO_BYTES);
+        self.link();
+    }
+
+    fn link(&mut self) {
+        let (base, lists, count) = (self.elements.as_mut_ptr(), self.lists.as_mut_ptr(), self.elements.len());
+        for (index, place) in self.elements.iter_mut().enumerate() {
+            place.sg_list = lists.wrapping_add(index);
+            place.next = if index + 1 < count { base.wrapping_add(index + 1) } else { ptr::null_mut() };
+        }
     }
 }
 
@@ -535,40 +751,104 @@ mod tests {
     use super::super::port::Gid;
     use super::*;
 
-    fn chosen(address: &str, kind: Kind) -> Chosen {
+    fn chosen(address: &str, kind: GidType) -> ChosenPort {
         let address: Ipv6Addr = address.parse().expect("an address");
         let gid = Gid { index: 3, address, kind, interface: None };
-        Chosen { device: "mlx5_0".to_owned(), port: 1, gid, reason: String::new() }
+        ChosenPort { device: "mlx5_0".to_owned(), port: 1, gid, reason: String::new() }
     }
 
-    fn peer(address: &str, kind: Kind) -> QueuePairHello {
+    fn peer(address: &str, kind: GidType) -> QueuePairHello {
         let gid = address.parse::<Ipv6Addr>().expect("an address").octets();
         QueuePairHello { queue_pair: 7, packet: 0, gid, kind, lid: 21, mtu: 5, nic: 0, inbox_key: 0 }
     }
 
     #[test]
     fn packets_have_a_global_header_over_roce_and_between_subnets() {
-        let own = chosen("fe80::1", Kind::InfiniBand);
-        let near = way(&own, &peer("fe80::2", Kind::InfiniBand));
+        let own = chosen("fe80::1", GidType::InfiniBand);
+        let near = path_to(&own, &peer("fe80::2", GidType::InfiniBand));
         assert_eq!((near.is_global, near.dlid, near.port_num), (0, 21, 1));
-        let far = way(&own, &peer("fec0:0:0:5::2", Kind::InfiniBand));
+        let far = path_to(&own, &peer("fec0:0:0:5::2", GidType::InfiniBand));
         assert_eq!((far.is_global, far.dlid, far.grh.sgid_index, far.grh.hop_limit), (1, 21, 3, HOP_LIMIT));
         // SAFETY: both forms of the address are plain bytes.
-        assert_eq!(unsafe { far.grh.dgid.raw }, peer("fec0:0:0:5::2", Kind::InfiniBand).gid);
-        let routed = way(&own, &peer("fec0:0:4a:5::2", Kind::InfiniBand));
+        assert_eq!(unsafe { far.grh.dgid.raw }, peer("fec0:0:0:5::2", GidType::InfiniBand).gid);
+        let routed = path_to(&own, &peer("fec0:0:4a:5::2", GidType::InfiniBand));
         assert_eq!((routed.is_global, routed.dlid), (1, 0x4a), "the router's address is in the prefix");
-        let roce = chosen("::ffff:10.0.0.1", Kind::RoceV2Ipv4);
-        let roce = way(&roce, &peer("::ffff:10.0.0.2", Kind::RoceV2Ipv4));
+        let roce = chosen("::ffff:10.0.0.1", GidType::RoceV2Ipv4);
+        let roce = path_to(&roce, &peer("::ffff:10.0.0.2", GidType::RoceV2Ipv4));
         assert_eq!((roce.is_global, roce.dlid), (1, 21));
     }
 
     #[test]
     fn switches_are_told_the_wished_service_and_else_what_was_there() {
-        let mut way =
-            way(&chosen("::ffff:10.0.0.1", Kind::RoceV2Ipv4), &peer("::ffff:10.0.0.2", Kind::RoceV2Ipv4));
-        assert_eq!((way.sl, way.grh.traffic_class), (0, 0));
-        serve(&mut way, Service { traffic_class: Some(106), service_level: Some(3) });
-        serve(&mut way, Service::default());
-        assert_eq!((way.sl, way.grh.traffic_class), (3, 106));
+        let mut path = path_to(
+            &chosen("::ffff:10.0.0.1", GidType::RoceV2Ipv4),
+            &peer("::ffff:10.0.0.2", GidType::RoceV2Ipv4),
+        );
+        assert_eq!((path.sl, path.grh.traffic_class), (0, 0));
+        set_service(&mut path, Service { traffic_class: Some(106), service_level: Some(3) });
+        set_service(&mut path, Service::default());
+        assert_eq!((path.sl, path.grh.traffic_class), (3, 106));
+    }
+}
+
+#[cfg(test)]
+mod work_requests_tests {
+    use super::*;
+
+    /// Adds a write of `length` bytes.
+    fn add(list: &mut WorkRequestList, number: u64, length: u32) {
+        let write = request(sys::IBV_WR_RDMA_WRITE, Target { address: number, key: 7 });
+        list.add(number, &write, 0, sys::ibv_sge { addr: number, length, lkey: 0 });
+    }
+
+    /// A list whose request `n` moves `n` bytes.
+    fn list_of(count: u64) -> WorkRequestList {
+        let mut list = WorkRequestList::new(2);
+        (0..count).for_each(|number| add(&mut list, number, number as u32));
+        list
+    }
+
+    /// Numbers of the requests as a driver reads them, each with the first byte of its entry.
+    fn followed(list: &WorkRequestList) -> Vec<(u64, u64)> {
+        let mut found = Vec::new();
+        let mut place = list.elements.as_ptr();
+        for _ in 0..list.len() {
+            // SAFETY: links of the row lead into it and into the lists, and this ends before the
+            // row does.
+            unsafe {
+                found.push(((*place).wr_id, (*(*place).sg_list).addr));
+                place = (*place).next;
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn a_list_that_grows_is_linked_throughout() {
+        let list = list_of(9);
+        assert_eq!(followed(&list), (0..9).map(|number| (number, number)).collect::<Vec<_>>());
+        assert_eq!((list.len(), list.bytes()), (9, 36));
+    }
+
+    #[test]
+    fn what_was_not_taken_stays_linked_with_its_signal() {
+        for (taken, was_signaled) in [(0, false), (4, false), (6, true), (9, true)] {
+            let mut list = list_of(6);
+            list.signal_last();
+            (6..9).for_each(|number| add(&mut list, number, 1));
+            let bytes = list.bytes();
+            let posted = list.keep_from(taken, io::ErrorKind::OutOfMemory.into());
+            assert_eq!((posted.requests, posted.is_signaled), (taken, was_signaled));
+            let rest: Vec<_> = (taken as u64..9).map(|number| (number, number)).collect();
+            assert_eq!(followed(&list), rest);
+            let gone: u64 = (0..taken as u64).map(|number| if number < 6 { number } else { 1 }).sum();
+            assert_eq!(list.bytes(), bytes - gone as usize);
+            list.signal_last();
+            let signaled = |place: &sys::ibv_send_wr| place.send_flags & sys::IBV_SEND_SIGNALED != 0;
+            assert_eq!(
+                list.elements[..list.len()].iter().filter(|place| signaled(place)).count(),
+                rest.len().min(1)
+            );
+        }
     }
 }

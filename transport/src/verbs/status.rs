@@ -1,15 +1,15 @@
-//! How work on a queue pair ended, in words that say what to look at.
+//! The status of failed work requests, with advice.
 
 use std::fmt;
 
 use super::sys;
 
-/// Work on a queue pair that failed: how, what it was, and where.
+/// A failed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WorkFailure {
-    /// How it ended.
+    /// Its status.
     pub status: WorkStatus,
-    /// What it was.
+    /// Its operation.
     pub operation: Operation,
     /// This rank's queue pair, as `rdma resource show qp` lists it.
     pub queue_pair: u32,
@@ -22,7 +22,7 @@ impl fmt::Display for WorkFailure {
     }
 }
 
-/// What a queue pair was asked to do.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Operation {
@@ -38,14 +38,14 @@ pub enum Operation {
     FetchAdd,
     /// Binding a memory window: a lease.
     BindWindow,
-    /// Taking a signal of the peer.
+    /// The receive of a signal.
     Receive,
-    /// Something else, or nothing that this rank knows of any more.
+    /// Another operation, or one that is no longer known.
     Other,
 }
 
 impl Operation {
-    /// That of a request.
+    /// The operation of an opcode.
     pub(super) fn of(opcode: u32) -> Self {
         match opcode {
             sys::IBV_WR_RDMA_WRITE => Self::Write,
@@ -74,11 +74,11 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Why a queue pair failed.
+/// The status of a failed work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WorkStatus {
-    /// Nothing came back after all retries.
+    /// No answer after all retries.
     RetriesExceeded,
     /// The peer's NIC refused the key, the range or the kind of access.
     RemoteAccess,
@@ -88,21 +88,21 @@ pub enum WorkStatus {
     RemoteOperation,
     /// The peer had no receive for a signal.
     ReceiverNotReady,
-    /// The peer's NIC answered what this rank's did not ask.
+    /// The peer's NIC sent an answer to no request.
     BadResponse,
-    /// The own NIC refused local memory.
+    /// This rank's NIC refused local memory.
     LocalProtection,
-    /// A message was longer than it may be.
+    /// A message was too long.
     LocalLength,
-    /// The own NIC did not take a request.
+    /// This rank's NIC did not accept a request.
     LocalRequest,
-    /// The own NIC did not bind a memory window.
+    /// This rank's NIC did not bind a memory window.
     WindowNotBound,
-    /// The own NIC failed.
+    /// This rank's NIC failed.
     LocalFailure,
-    /// The queue pair failed before this was carried out.
+    /// The queue pair failed before the request was carried out.
     Flushed,
-    /// Another status, as the verbs number it.
+    /// Another status code of the verbs.
     Other(u32),
 }
 

@@ -1,20 +1,28 @@
-//! What goes over the wire beside data: immediates, and what two ranks tell each other before.
+//! The wire formats apart from data: immediates, and messages between two ranks before and beside
+//! the transfers.
 //!
-//! An [`Immediate`] is 32 bits: the signal slot, whether a payload was written to the signal slot's
-//! place in the inbox, whether it is a signal at all, and either how many receives its sender gives
-//! back or which part of a striped put it came with. A [`Hello`] and [`Announcement`]s travel on
-//! the control stream. All that comes from a peer is decoded here, before anything is done with it.
+//! An [`Immediate`] is 32 bits: the signal slot, whether the inbox slot holds a payload, whether it
+//! carries a signal at all, and either the credits that its sender returns or the part of a striped
+//! put. A [`Hello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
+//! decoded here before they are used.
 
-use super::port::Kind;
+use std::{fmt, io};
+
+use super::cm::ListenerAddress;
+use super::limits::LimitKind;
+use super::pair_error::PairError;
+use super::port::GidType;
+use crate::control::FabricMessage;
+use crate::device::LossCause;
 use crate::region::RegionKey;
 
-/// Version of all of this.
+/// Version of these formats.
 pub(super) const VERSION: u16 = 3;
 
-/// Most credits that one immediate gives back.
+/// Most credits that one immediate returns.
 pub(super) const CREDITS_MAX: u32 = 255;
 
-/// Queue pairs between two ranks at most: what four bits of an immediate tell apart.
+/// Queue pairs between two ranks at most: four bits of an immediate.
 pub(super) const QUEUE_PAIRS_MAX: usize = 16;
 
 /// NICs of a rank at most.
@@ -23,36 +31,36 @@ pub(super) const NICS_MAX: usize = 4;
 /// A region's keys, by NIC.
 pub(super) type NicKeys = [u32; NICS_MAX];
 
-/// What a peer says with a write.
+/// The immediate of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Immediate {
-    /// Which signal slot; `None`: it only gives credits back.
+    /// The signal slot; `None`: it only returns credits.
     pub(super) signal_slot: Option<u16>,
-    /// Whether the signal slot's place in the inbox holds its payload, as long as the write was.
+    /// Whether the signal's inbox slot holds its payload, as long as the write was.
     pub(super) has_payload: bool,
-    pub(super) besides: Besides,
+    pub(super) piggyback: Piggyback,
 }
 
-/// What an immediate says besides.
+/// The second meaning of an immediate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Besides {
-    /// So many receives of this rank's signals are free again, at most [`CREDITS_MAX`].
+pub(super) enum Piggyback {
+    /// This many receives for this rank's signals are free again, at most [`CREDITS_MAX`].
     Credits(u32),
-    /// It came with a part of a striped put, whose signal it is when all parts are there.
+    /// It announces a part of a striped put, whose signal is raised when all parts are there.
     Stripe(Stripe),
 }
 
 /// A part of a striped put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stripe {
-    /// The put's number among all striped ones with a signal, as far as four bits go.
+    /// The put's number among striped puts with a signal, modulo 16.
     pub(super) number: u8,
-    /// Of how many, at most [`QUEUE_PAIRS_MAX`].
+    /// The number of parts, at most [`QUEUE_PAIRS_MAX`].
     pub(super) parts: u8,
 }
 
 impl Stripe {
-    /// What is said of the number.
+    /// The number as it is sent.
     pub(super) fn number(number: u64) -> u8 {
         (number % 16) as u8
     }
@@ -66,13 +74,13 @@ const KNOWN: u32 = 0xff00_0000 | STRIPE | SIGNAL | PAYLOAD | 0xffff;
 impl Immediate {
     pub(super) fn encode(self) -> u32 {
         let signal_slot = self.signal_slot.map_or(0, |signal_slot| SIGNAL | u32::from(signal_slot));
-        let besides = match self.besides {
-            Besides::Credits(credits) => credits.min(CREDITS_MAX) << 24,
-            Besides::Stripe(Stripe { number, parts }) => {
+        let piggyback = match self.piggyback {
+            Piggyback::Credits(credits) => credits.min(CREDITS_MAX) << 24,
+            Piggyback::Stripe(Stripe { number, parts }) => {
                 STRIPE | u32::from(number & 15) << 28 | u32::from((parts - 1) & 15) << 24
             }
         };
-        signal_slot | if self.has_payload { PAYLOAD } else { 0 } | besides
+        signal_slot | if self.has_payload { PAYLOAD } else { 0 } | piggyback
     }
 
     pub(super) fn decode(word: u32) -> Option<Self> {
@@ -81,45 +89,45 @@ impl Immediate {
         if word & !KNOWN != 0 || (!is_signal && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
             return None;
         }
-        let besides = if word & STRIPE == 0 {
-            Besides::Credits(word >> 24)
+        let piggyback = if word & STRIPE == 0 {
+            Piggyback::Credits(word >> 24)
         } else {
-            Besides::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
+            Piggyback::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
         };
-        Some(Self { signal_slot: is_signal.then_some(word as u16), has_payload, besides })
+        Some(Self { signal_slot: is_signal.then_some(word as u16), has_payload, piggyback })
     }
 }
 
-/// What a rank tells a peer of its queue pairs to it.
+/// A rank's queue pairs to a peer, as it sends them to the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     /// Reads and atomics of the peer that it serves at once, on each queue pair.
     pub(super) reads: u8,
-    /// Receives that the peer may use up before it gets credits back.
+    /// Receives that the peer may consume before it gets credits back.
     pub(super) credits: u32,
-    /// Where the peer's payloads go.
+    /// The address of the inbox for the peer's payloads.
     pub(super) inbox_address: u64,
-    /// How many signal slots it keeps for the peer.
+    /// Signal slots that it keeps for the peer.
     pub(super) signal_slots: u32,
-    /// Its queue pairs, each to be joined to the one at the same place; at least one.
+    /// Its queue pairs, each to be connected to the one at the same index; at least one.
     pub(super) queues: Vec<QueuePairHello>,
 }
 
-/// One of them.
+/// One queue pair of a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueuePairHello {
     pub(super) queue_pair: u32,
     /// Number of its first packet, 24 bits.
     pub(super) packet: u32,
     pub(super) gid: [u8; 16],
-    pub(super) kind: Kind,
+    pub(super) kind: GidType,
     /// Address on an InfiniBand subnet; zero elsewhere.
     pub(super) lid: u16,
-    /// Longest packet of its port, as the verbs number it.
+    /// Path MTU of its port, in the code of the verbs.
     pub(super) mtu: u8,
-    /// Which of its NICs, from 0 on; the first queue pair is on NIC 0.
+    /// The index of its NIC; the first queue pair is on NIC 0.
     pub(super) nic: u8,
-    /// The inbox' key there.
+    /// The inbox's key on that NIC.
     pub(super) inbox_key: u32,
 }
 
@@ -190,17 +198,17 @@ impl QueuePairHello {
             queue_pair: u32::from_le_bytes(fields.take()?),
             packet: u32::from_le_bytes(fields.take()?),
             gid: fields.take()?,
-            kind: *Kind::ALL.get(usize::from(fields.take::<1>()?[0]))?,
+            kind: *GidType::ALL.get(usize::from(fields.take::<1>()?[0]))?,
             lid: u16::from_le_bytes(fields.take()?),
             mtu: fields.take::<1>()?[0],
             nic: fields.take::<1>()?[0],
             inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        queue.is_possible().then_some(queue)
+        queue.is_valid().then_some(queue)
     }
 
-    /// Whether its numbers are some that there are.
-    pub(super) fn is_possible(&self) -> bool {
+    /// Whether its numbers are within their limits.
+    pub(super) fn is_valid(&self) -> bool {
         self.packet < 1 << 24
             && self.queue_pair < 1 << 24
             && (1..=5).contains(&self.mtu)
@@ -208,19 +216,18 @@ impl QueuePairHello {
     }
 }
 
-/// What ranks that are joined by several queue pairs tell each other of a region beside its key,
-/// which is that of NIC 0: with it a transfer may go in parts, as it is known that all of them will
-/// be accepted, or none.
+/// The announcement of a region, for peers with several queue pairs. Its key is that of NIC 0. With
+/// the length a sender knows that the peer accepts all parts of a striped transfer or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Announcement {
     pub(super) region: RegionKey,
     /// `None`: the region is gone.
-    pub(super) known: Option<KnownRegion>,
+    pub(super) known: Option<RemoteRegion>,
 }
 
-/// A peer's region.
+/// An announced region of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct KnownRegion {
+pub(super) struct RemoteRegion {
     /// Its length.
     pub(super) bytes: u64,
     pub(super) keys: NicKeys,
@@ -242,7 +249,7 @@ impl Announcement {
         if fields.0.is_empty() {
             return Some(Self { region, known: None });
         }
-        let mut known = KnownRegion { bytes: u64::from_le_bytes(fields.take()?), keys: [0; NICS_MAX] };
+        let mut known = RemoteRegion { bytes: u64::from_le_bytes(fields.take()?), keys: [0; NICS_MAX] };
         for key in &mut known.keys {
             *key = u32::from_le_bytes(fields.take()?);
         }
@@ -250,21 +257,20 @@ impl Announcement {
     }
 }
 
-/// A key of a region: the NIC's own key, and where the region begins in the addresses that peers
-/// use.
+/// A key of a region: the NIC's own key, and the region's first address as peers use it.
 ///
-/// The beginning is random in bits that no address of a region reaches, so that a key of a region
-/// that is gone names an address that the NIC refuses, also where it gave the same key out again.
+/// The address has random bits that no offset reaches. So a key of a region that is gone names an
+/// address that the NIC refuses, even if the NIC has given the same key out again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct KeyParts {
     pub(super) remote_key: u32,
     /// 20 random bits.
     pub(super) tag: u32,
-    /// Where in its page the region begins: addresses keep that.
+    /// The region's offset in its page: addresses keep it.
     pub(super) page_offset: u16,
 }
 
-/// A region is shorter than this.
+/// Length limit of a region, in bytes.
 pub(super) const REGION_BYTES_MAX: u64 = 1 << 43;
 
 const TAG_BITS: u32 = 20;
@@ -283,9 +289,234 @@ impl KeyParts {
         }
     }
 
-    /// The address by which peers name the region's first byte.
+    /// The address of the region's first byte for peers.
     pub(super) fn address(self) -> u64 {
         u64::from(self.tag & ((1 << TAG_BITS) - 1)) << 44 | u64::from(self.page_offset)
+    }
+}
+
+const HELLO: u8 = 1;
+const READY: u8 = 2;
+const ANNOUNCEMENT: u8 = 3;
+const REFUSAL: u8 = 4;
+const LISTENER: u8 = 5;
+
+/// A message of a rank to the same backend of another rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ControlMessage {
+    /// The sender's queue pairs.
+    Hello(Hello),
+    /// The sender's listener of the connection manager.
+    ListenerAddress(ListenerAddress),
+    /// The sender's queue pairs receive and send.
+    Ready,
+    /// A region's length and its keys on further NICs; or that the region is gone.
+    Announcement(Announcement),
+    /// The sender refuses the connection.
+    Refusal(Refusal),
+}
+
+impl ControlMessage {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let (kind, body): (u8, Vec<u8>) = match self {
+            Self::Hello(hello) => (HELLO, hello.encode()),
+            Self::ListenerAddress(listener) => (LISTENER, listener.encode()),
+            Self::Ready => (READY, Vec::new()),
+            Self::Announcement(announcement) => (ANNOUNCEMENT, announcement.encode()),
+            Self::Refusal(refusal) => (REFUSAL, refusal.encode().into()),
+        };
+        [&[kind], &body[..]].concat()
+    }
+}
+
+impl FabricMessage for ControlMessage {
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        match bytes.split_first()? {
+            (&HELLO, hello) => Hello::decode(hello).map(Self::Hello),
+            (&LISTENER, listener) => ListenerAddress::decode(listener).map(Self::ListenerAddress),
+            (&READY, []) => Some(Self::Ready),
+            (&ANNOUNCEMENT, announced) => Announcement::decode(announced).map(Self::Announcement),
+            (&REFUSAL, refusal) => Refusal::decode(refusal).map(Self::Refusal),
+            _ => None,
+        }
+    }
+
+    fn refusal(&self) -> Option<LossCause> {
+        match self {
+            Self::Refusal(refusal) => Some(refusal.as_received()),
+            _ => None,
+        }
+    }
+}
+
+/// The remedy for GID types that do not fit.
+pub(super) const GID_TYPE_REMEDY: &str = "give both interfaces an address of one network, or set PLEACH_VERBS_GID_INDEX on both to addresses of one kind ('pleach devices' lists them)";
+
+/// The remedy for a path that was not found.
+pub(super) const NO_PATH_REMEDY: &str =
+    "are the addresses of both RDMA ports in one network? 'pleach doctor --peer HOST' compares them";
+
+/// Why the peer refuses the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The path MTUs of the two ports differ.
+    MtuMismatch {
+        /// Path MTU of the sender's port, in bytes.
+        own: u32,
+        /// Path MTU of the receiver's port, in bytes.
+        peer: u32,
+    },
+    /// The GID types of the two ports do not fit.
+    GidTypeMismatch {
+        /// The type of the sender's GID.
+        own: GidType,
+        /// The type of the receiver's GID.
+        peer: GidType,
+    },
+    /// The sender's NIC did not connect the queue pair.
+    NotConnected {
+        /// The system's error number.
+        errno: i32,
+    },
+    /// The sender may lock no more memory for its NIC.
+    NotLocked {
+        /// The limit of locked memory, in bytes.
+        limit: u64,
+    },
+    /// A limit of the sender's NIC is reached.
+    Limit {
+        /// The resource.
+        kind: LimitKind,
+        /// The limit.
+        most: u64,
+    },
+    /// The sender could not make or connect its queue pairs; its own error has the cause.
+    NoQueuePair,
+    /// The connection manager found no path to the peer, or was rejected; the sender's own error
+    /// has the cause.
+    NoPath,
+    /// Only one of the two uses the connection manager.
+    OtherConnectMethod,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::MtuMismatch { own, peer } => write!(
+                formatter,
+                "its RDMA port carries packets of {own} bytes, this rank's of {peer}; give both ends' network interfaces the same MTU"
+            ),
+            Self::GidTypeMismatch { own, peer } => write!(
+                formatter,
+                "the address of its RDMA port is {own}, that of this rank's {peer}, which do not meet; {GID_TYPE_REMEDY}"
+            ),
+            Self::NotConnected { errno } => write!(
+                formatter,
+                "its NIC joins no queue pair to this rank's ({}); {NO_PATH_REMEDY}",
+                io::Error::from_raw_os_error(*errno)
+            ),
+            Self::NotLocked { limit } => write!(
+                formatter,
+                "it may lock no more memory for its NIC: the limit is {limit} bytes; raise it there with 'ulimit -l unlimited', or for good by the lines '* soft memlock unlimited' and '* hard memlock unlimited' in /etc/security/limits.conf"
+            ),
+            Self::Limit { kind, most } => write!(formatter, "its NIC has no more than {most} {kind}"),
+            Self::NoQueuePair => {
+                formatter.write_str("it has no queue pair for this rank; its own error says why")
+            }
+            Self::OtherConnectMethod => formatter.write_str(
+                "one of the two connects by rdma_cm and the other does not; set PLEACH_VERBS_CONNECT alike on all ranks",
+            ),
+            Self::NoPath => {
+                formatter.write_str("it found no way for RDMA to this rank; its own error says why")
+            }
+        }
+    }
+}
+
+const MTU_MISMATCH: u8 = 0;
+const NOT_LOCKED: u8 = 1;
+const NO_QUEUE_PAIR: u8 = 2;
+const NO_PATH: u8 = 3;
+const OTHER_CONNECT_METHOD: u8 = 4;
+/// The first number of limits; the kind is added.
+const LIMIT: u8 = 5;
+
+/// Limits by their numbers on the wire.
+const KINDS: [LimitKind; 5] = [
+    LimitKind::Regions,
+    LimitKind::RegionBytes,
+    LimitKind::Windows,
+    LimitKind::QueuePairs,
+    LimitKind::CompletionQueues,
+];
+const GID_TYPE_MISMATCH: u8 = LIMIT + KINDS.len() as u8;
+const NOT_CONNECTED: u8 = GID_TYPE_MISMATCH + 1;
+
+impl Refusal {
+    /// The refusal to send for a cause of a pair that is connecting; `None` if the peer knows the
+    /// cause.
+    pub(super) fn of(cause: &LossCause) -> Option<Self> {
+        if let LossCause::ConnectionBroke(_) = cause {
+            return Some(Self::NoQueuePair);
+        }
+        Some(match cause.fabric_error()? {
+            PairError::MtuMismatch { own, peer } => Self::MtuMismatch { own: *own, peer: *peer },
+            PairError::GidTypeMismatch { own, peer } => Self::GidTypeMismatch { own: *own, peer: *peer },
+            PairError::NotConnected { errno } => Self::NotConnected { errno: *errno },
+            PairError::NotLocked { limit } => Self::NotLocked { limit: *limit },
+            PairError::Limit { kind, most } => Self::Limit { kind: *kind, most: *most },
+            PairError::Connect(_) => Self::NoPath,
+            PairError::Refused(Self::OtherConnectMethod) => Self::OtherConnectMethod,
+            PairError::Refused(_) | PairError::GpuNotFlushed(_) | PairError::QueuePair(_) => return None,
+        })
+    }
+
+    /// The cause of the loss at the receiver.
+    pub(super) fn as_received(self) -> LossCause {
+        LossCause::from(match self {
+            Self::MtuMismatch { own, peer } => PairError::MtuMismatch { own: peer, peer: own },
+            Self::GidTypeMismatch { own, peer } => PairError::GidTypeMismatch { own: peer, peer: own },
+            other => PairError::Refused(other),
+        })
+    }
+
+    pub(super) fn encode(self) -> [u8; 9] {
+        let (kind, number) = match self {
+            Self::MtuMismatch { own, peer } => (MTU_MISMATCH, u64::from(own) << 32 | u64::from(peer)),
+            Self::GidTypeMismatch { own, peer } => (GID_TYPE_MISMATCH, (own as u64) << 8 | peer as u64),
+            Self::NotConnected { errno } => (NOT_CONNECTED, u64::from(errno.unsigned_abs())),
+            Self::NotLocked { limit } => (NOT_LOCKED, limit),
+            Self::NoQueuePair => (NO_QUEUE_PAIR, 0),
+            Self::NoPath => (NO_PATH, 0),
+            Self::OtherConnectMethod => (OTHER_CONNECT_METHOD, 0),
+            Self::Limit { kind, most } => {
+                let index = KINDS.iter().position(|known| *known == kind).unwrap_or(0);
+                (LIMIT + index as u8, most)
+            }
+        };
+        let mut bytes = [kind; 9];
+        bytes[1..].copy_from_slice(&number.to_le_bytes());
+        bytes
+    }
+
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (kind, number) = bytes.split_first()?;
+        let number = u64::from_le_bytes(number.try_into().ok()?);
+        Some(match *kind {
+            MTU_MISMATCH => Self::MtuMismatch { own: (number >> 32) as u32, peer: number as u32 },
+            NOT_LOCKED => Self::NotLocked { limit: number },
+            NO_QUEUE_PAIR => Self::NoQueuePair,
+            NO_PATH => Self::NoPath,
+            OTHER_CONNECT_METHOD => Self::OtherConnectMethod,
+            GID_TYPE_MISMATCH => {
+                let kind =
+                    |number: u64| usize::try_from(number).ok().and_then(|index| GidType::ALL.get(index));
+                Self::GidTypeMismatch { own: *kind(number >> 8)?, peer: *kind(number & 0xff)? }
+            }
+            NOT_CONNECTED => Self::NotConnected { errno: i32::try_from(number).ok()? },
+            limit => Self::Limit { kind: *KINDS.get(usize::from(limit - LIMIT))?, most: number },
+        })
     }
 }
 
@@ -295,12 +526,13 @@ mod tests {
 
     #[test]
     fn immediates_come_back_and_unknown_bits_are_refused() {
-        let stripe = |number, parts| Besides::Stripe(Stripe { number, parts });
+        let stripe = |number, parts| Piggyback::Stripe(Stripe { number, parts });
         for signal_slot in [None, Some(0), Some(7), Some(u16::MAX)] {
-            let credits = [0, 1, CREDITS_MAX].map(Besides::Credits);
+            let credits = [0, 1, CREDITS_MAX].map(Piggyback::Credits);
             let stripes = [stripe(0, 1), stripe(15, 16)];
-            for besides in credits.into_iter().chain(stripes.into_iter().filter(|_| signal_slot.is_some())) {
-                let said = Immediate { signal_slot, has_payload: signal_slot.is_some(), besides };
+            for piggyback in credits.into_iter().chain(stripes.into_iter().filter(|_| signal_slot.is_some()))
+            {
+                let said = Immediate { signal_slot, has_payload: signal_slot.is_some(), piggyback };
                 assert_eq!(Immediate::decode(said.encode()), Some(said));
             }
         }
@@ -315,7 +547,7 @@ mod tests {
             queue_pair: 17,
             packet: 0x00ab_cdef,
             gid: [3; 16],
-            kind: Kind::RoceV2Ipv4,
+            kind: GidType::RoceV2Ipv4,
             lid: 4,
             mtu: 5,
             nic: 0,
@@ -339,7 +571,7 @@ mod tests {
         for hello in impossible {
             assert_eq!(Hello::decode(&hello.encode()), None, "{hello:?}");
         }
-        for kind in Kind::ALL {
+        for kind in GidType::ALL {
             let hello = with(vec![QueuePairHello { kind, ..queue }]);
             assert_eq!(Hello::decode(&hello.encode()), Some(hello));
         }
@@ -350,7 +582,7 @@ mod tests {
 
     #[test]
     fn announcements_come_back_and_others_are_refused() {
-        for known in [None, Some(KnownRegion { bytes: 5, keys: [1, 2, 3, u32::MAX] })] {
+        for known in [None, Some(RemoteRegion { bytes: 5, keys: [1, 2, 3, u32::MAX] })] {
             let said = Announcement { region: RegionKey(7 << 40), known };
             let bytes = said.encode();
             assert_eq!(Announcement::decode(&bytes), Some(said));
@@ -366,5 +598,47 @@ mod tests {
         assert_eq!(parts.address() & 0xfff, 0xabc);
         let next = KeyParts { tag: 0xf_fffe, ..parts };
         assert!(parts.address() - next.address() > REGION_BYTES_MAX);
+    }
+}
+
+#[cfg(test)]
+mod refusal_tests {
+    use super::*;
+
+    #[test]
+    fn refusals_come_back_and_others_are_none() {
+        let limits = KINDS.map(|kind| Refusal::Limit { kind, most: 1 << 40 });
+        let others = [
+            Refusal::MtuMismatch { own: 1024, peer: 4096 },
+            Refusal::GidTypeMismatch { own: GidType::RoceV1, peer: GidType::InfiniBand },
+            Refusal::NotConnected { errno: 22 },
+            Refusal::NotLocked { limit: 65_536 },
+            Refusal::NoQueuePair,
+            Refusal::NoPath,
+            Refusal::OtherConnectMethod,
+        ];
+        for refusal in limits.into_iter().chain(others) {
+            assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
+            assert_eq!(Refusal::decode(&refusal.encode()[..8]), None);
+        }
+        assert_eq!(Refusal::decode(&[GID_TYPE_MISMATCH; 9]), None);
+        assert_eq!(Refusal::decode(&[NOT_CONNECTED + 1; 9]), None);
+        assert_eq!(Refusal::decode(&[]), None);
+    }
+
+    #[test]
+    fn both_ends_name_the_lengths_of_packets_each_from_its_side() {
+        let cause = LossCause::from(PairError::MtuMismatch { own: 1024, peer: 4096 });
+        let as_received = Refusal::of(&cause).expect("the peer is told").as_received();
+        assert_eq!(as_received, PairError::MtuMismatch { own: 4096, peer: 1024 }.into());
+        let cause = LossCause::from(PairError::GidTypeMismatch {
+            own: GidType::RoceV2Local,
+            peer: GidType::RoceV2Ipv4,
+        });
+        let as_received = Refusal::of(&cause).expect("the peer is told").as_received();
+        assert_eq!(
+            as_received,
+            PairError::GidTypeMismatch { own: GidType::RoceV2Ipv4, peer: GidType::RoceV2Local }.into()
+        );
     }
 }

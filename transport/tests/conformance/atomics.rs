@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use pleach_transport::{AtomicOp, Region, RemoteSlice, Submitted, Transfer, TransferId, clock};
 
-use crate::world::{Backend, Ending, PATIENCE, World, skip};
+use crate::world::{BackendKind, Ending, PATIENCE, World, skip};
 
 fn word_of(region: &Region, index: usize) -> RemoteSlice {
     region.slice(index * 8..index * 8 + 8).expect("inside").remote()
@@ -23,8 +23,8 @@ fn swap(word: RemoteSlice, expected: u64, new: u64) -> Transfer {
     Transfer::Atomic { word, op: AtomicOp::CompareSwap { expected, new } }
 }
 
-pub(crate) fn an_add_returns_the_old_value_and_wraps<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn an_add_returns_the_old_value_and_wraps(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let words = world.region(1, 64);
     assert_eq!(world.carry_out(0, 1, add(word_of(&words, 2), 5)), Ok(0));
     assert_eq!(world.carry_out(0, 1, add(word_of(&words, 2), u64::MAX)), Ok(5));
@@ -33,8 +33,8 @@ pub(crate) fn an_add_returns_the_old_value_and_wraps<B: Backend>() {
     assert!((0..8).filter(|index| *index != 2).all(|index| value_of(&words, index) == 0));
 }
 
-pub(crate) fn a_compare_swap_stores_only_where_the_value_is_expected<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_compare_swap_stores_only_where_the_value_is_expected(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let words = world.region(1, 64);
     let word = word_of(&words, 7);
     assert_eq!(world.carry_out(0, 1, swap(word, 0, 17)), Ok(0), "success");
@@ -46,9 +46,9 @@ pub(crate) fn a_compare_swap_stores_only_where_the_value_is_expected<B: Backend>
     assert_eq!(value_of(&words, 7), 1);
 }
 
-pub(crate) fn adds_of_several_peers_are_all_counted<B: Backend>() {
+pub(crate) fn adds_of_several_peers_are_all_counted(backend: BackendKind) {
     const ADDS: usize = 100;
-    let mut world = World::<B>::connected(4);
+    let mut world = World::connected(backend, 4);
     let words = world.region(0, 8);
     let mut ids: Vec<(u32, TransferId)> = Vec::new();
     for _ in 0..ADDS {
@@ -58,16 +58,16 @@ pub(crate) fn adds_of_several_peers_are_all_counted<B: Backend>() {
     }
     let olds: Result<BTreeSet<u64>, _> = ids.iter().map(|(rank, id)| world.finish(*rank, *id)).collect();
     let expected: BTreeSet<u64> = (0..3 * ADDS as u64).collect();
-    assert_eq!(olds, Ok(expected), "{}: every add saw another old value", B::NAME);
+    assert_eq!(olds, Ok(expected), "{}: every add saw another old value", backend.name);
     assert_eq!(value_of(&words, 0), 3 * ADDS as u64);
 }
 
-pub(crate) fn adds_of_peers_on_different_threads_are_all_counted<B: Backend>() {
+pub(crate) fn adds_of_peers_on_different_threads_are_all_counted(backend: BackendKind) {
     const ADDS: u64 = 500;
-    if !B::LIVE {
-        return skip::<B>("runs on one thread");
+    if !backend.live {
+        return skip(backend, "runs on one thread");
     }
-    let mut world = World::<B>::connected(3);
+    let mut world = World::connected(backend, 3);
     let words = world.region(0, 8);
     let word = word_of(&words, 0);
     let threads: Vec<_> = (1..3)
@@ -99,6 +99,6 @@ pub(crate) fn adds_of_peers_on_different_threads_are_all_counted<B: Backend>() {
     world.until("both threads to be through", |_| threads.iter().all(std::thread::JoinHandle::is_finished));
     let results: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no add failed")).collect();
     let olds: Result<BTreeSet<u64>, _> = results.iter().flat_map(|(_, olds)| olds.iter().cloned()).collect();
-    assert_eq!(olds, Ok((0..2 * ADDS).collect()), "{}: every add saw another old value", B::NAME);
+    assert_eq!(olds, Ok((0..2 * ADDS).collect()), "{}: every add saw another old value", backend.name);
     assert_eq!(value_of(&words, 0), 2 * ADDS);
 }

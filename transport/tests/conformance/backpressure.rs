@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use pleach_transport::{AtomicOp, Rank, SubmitError, Transfer, TransferId};
 
-use crate::world::{Backend, Submission, World, assert_bytes, noise, put, signal, skip};
+use crate::world::{BackendKind, Submission, World, assert_bytes, noise, put, signal, skip};
 
 const SIGNAL_SLOT: u16 = 7;
 
 /// Waits for room for one transfer, then submits without polling anybody until the queue is full,
 /// or until it is clear that it never is because whatever is submitted ends at once.
-fn fill<B: Backend, T: Into<Submission>>(
-    world: &mut World<B>,
+fn fill<T: Into<Submission>>(
+    world: &mut World,
     from: Rank,
     to: Rank,
     mut transfer: impl FnMut(usize) -> T,
@@ -26,11 +26,15 @@ fn fill<B: Backend, T: Into<Submission>>(
                 accepted.push(id);
             }
             Err(error) => {
-                assert_eq!(error, SubmitError::QueueFull { peer: to }, "{}", B::NAME);
+                assert_eq!(error, SubmitError::QueueFull { peer: to }, "{}", world.kind().name);
                 return Filled { accepted, is_full: true };
             }
         }
-        assert!(under_way <= depth, "{}: more than {depth} transfers are under way unpolled", B::NAME);
+        assert!(
+            under_way <= depth,
+            "{}: more than {depth} transfers are under way unpolled",
+            world.kind().name
+        );
         if under_way == 0 && accepted.len() > 2 * depth {
             return Filled { accepted, is_full: false };
         }
@@ -42,16 +46,16 @@ struct Filled {
     is_full: bool,
 }
 
-pub(crate) fn a_full_queue_is_an_error_without_a_trace<B: Backend>() {
-    let mut world = World::<B>::connected(2);
-    let len = B::LONG_BYTES;
+pub(crate) fn a_full_queue_is_an_error_without_a_trace(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
+    let len = backend.long_bytes;
     let (source, target) = (world.region_of(0, &noise(1, len)), world.region(1, 2 * len));
     let written = target.slice(0..len).expect("inside");
     let refused = target.slice(len..2 * len).expect("inside");
     let Filled { accepted, is_full } =
         fill(&mut world, 0, 1, |_| put(&source.whole(), written.remote(), Some(SIGNAL_SLOT)));
     if !is_full {
-        return skip::<B>("every put ends at once");
+        return skip(backend, "every put ends at once");
     }
     let memory = world.backend().memory(len);
     let watched = Arc::downgrade(&memory);
@@ -68,22 +72,22 @@ pub(crate) fn a_full_queue_is_an_error_without_a_trace<B: Backend>() {
     assert!(
         world.finish_all(0, &accepted).iter().all(Result::is_ok),
         "{}: what was accepted is done",
-        B::NAME
+        backend.name
     );
     world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) == accepted.len() as u64);
     assert_bytes(&written.to_vec(), &noise(1, len), "what was accepted");
     world.watch(|world| assert_eq!(world.count(1, 0, SIGNAL_SLOT + 1), 0, "a refused put gives no signal"));
     assert_bytes(&refused.to_vec(), &vec![0; len], "what was refused");
     for name in names {
-        assert_eq!(world.endings(0, name), [], "{}: what was refused does not end", B::NAME);
+        assert_eq!(world.endings(0, name), [], "{}: what was refused does not end", backend.name);
     }
     world.until("a refused transfer to hold no memory", |_| watched.strong_count() == 0);
 }
 
-pub(crate) fn polling_makes_room_every_time<B: Backend>() {
+pub(crate) fn polling_makes_room_every_time(backend: BackendKind) {
     const ROUNDS: usize = 6;
-    let mut world = World::<B>::connected(2);
-    let len = B::LONG_BYTES;
+    let mut world = World::connected(backend, 2);
+    let len = backend.long_bytes;
     let mine = world.region(0, len);
     let theirs = world.region_of(1, &noise(2, len));
     let word = theirs.slice(0..8).expect("inside").remote();
@@ -103,15 +107,15 @@ pub(crate) fn polling_makes_room_every_time<B: Backend>() {
         signals += 1;
         all.push(extra);
     }
-    assert!(world.finish_all(0, &all).iter().all(Result::is_ok), "{}", B::NAME);
+    assert!(world.finish_all(0, &all).iter().all(Result::is_ok), "{}", backend.name);
     world.until("all signals", |world| world.count(1, 0, SIGNAL_SLOT) >= signals);
-    assert_eq!(world.count(1, 0, SIGNAL_SLOT), signals, "{}: each accepted signal counts once", B::NAME);
+    assert_eq!(world.count(1, 0, SIGNAL_SLOT), signals, "{}: each accepted signal counts once", backend.name);
 }
 
-pub(crate) fn both_ends_may_have_full_queues_at_once<B: Backend>() {
+pub(crate) fn both_ends_may_have_full_queues_at_once(backend: BackendKind) {
     const ROUNDS: usize = 4;
-    let mut world = World::<B>::connected(2);
-    let regions = [0, 1].map(|rank| world.region(rank, B::LONG_BYTES.max(40_000)));
+    let mut world = World::connected(backend, 2);
+    let regions = [0, 1].map(|rank| world.region(rank, backend.long_bytes.max(40_000)));
     let mut accepted = [0_u64; 2];
     for _ in 0..ROUNDS {
         for from in 0..2_usize {
@@ -130,10 +134,10 @@ pub(crate) fn both_ends_may_have_full_queues_at_once<B: Backend>() {
     });
 }
 
-pub(crate) fn a_full_queue_to_one_peer_leaves_the_others_alone<B: Backend>() {
-    let mut world = World::<B>::connected(3);
-    let mine = world.region(0, B::LONG_BYTES);
-    let theirs = world.region(1, B::LONG_BYTES);
+pub(crate) fn a_full_queue_to_one_peer_leaves_the_others_alone(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
+    let mine = world.region(0, backend.long_bytes);
+    let theirs = world.region(1, backend.long_bytes);
     let Filled { accepted: first, .. } =
         fill(&mut world, 0, 1, |_| put(&mine.whole(), theirs.remote(), None));
     let other = world.try_submit(0, 2, Submission::Signal(signal(SIGNAL_SLOT, b"")));

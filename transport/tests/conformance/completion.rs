@@ -4,7 +4,7 @@ use pleach_transport::{
     AtomicOp, Event, Flush, Region, SubmitError, Submitted, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{Backend, Submission, World, noise, put, signal};
+use crate::world::{BackendKind, Submission, World, noise, put, signal};
 
 const LEN: usize = 3000;
 
@@ -26,8 +26,8 @@ fn mixed(turn: usize, mine: &Region, theirs: &Region) -> Submission {
 }
 
 /// Submits without polling until the queue is full or `most` were accepted.
-fn submit_many<B: Backend>(
-    world: &mut World<B>,
+fn submit_many(
+    world: &mut World,
     from: u32,
     to: u32,
     most: usize,
@@ -39,16 +39,16 @@ fn submit_many<B: Backend>(
         match world.try_submit(from, to, mixed(accepted.len(), mine, theirs)) {
             Ok(id) => accepted.push(id),
             Err(SubmitError::QueueFull { .. }) => break,
-            Err(error) => panic!("{}: {error}", B::NAME),
+            Err(error) => panic!("{}: {error}", world.kind().name),
         }
     }
-    assert!(!accepted.is_empty(), "{}: an idle queue takes a transfer", B::NAME);
+    assert!(!accepted.is_empty(), "{}: an idle queue takes a transfer", world.kind().name);
     accepted
 }
 
-pub(crate) fn every_transfer_is_done_once<B: Backend>() {
+pub(crate) fn every_transfer_is_done_once(backend: BackendKind) {
     const TRANSFERS: usize = 1500;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let regions = [world.region_of(0, &noise(0, LEN)), world.region_of(1, &noise(1, LEN))];
     let mut ids = [Vec::new(), Vec::new()];
     for turn in 0..TRANSFERS {
@@ -59,18 +59,18 @@ pub(crate) fn every_transfer_is_done_once<B: Backend>() {
     }
     for rank in 0..2_u32 {
         let endings = world.finish_all(rank, &ids[rank as usize]);
-        assert!(endings.iter().all(Result::is_ok), "{}: nothing went wrong, so nothing fails", B::NAME);
+        assert!(endings.iter().all(Result::is_ok), "{}: nothing went wrong, so nothing fails", backend.name);
     }
 }
 
-pub(crate) fn the_submitter_chooses_names_that_need_not_differ<B: Backend>() {
+pub(crate) fn the_submitter_chooses_names_that_need_not_differ(backend: BackendKind) {
     const TRANSFERS: usize = 5;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let id = TransferId(u64::MAX);
-    let (source, target) = (world.region(0, B::LONG_BYTES), world.region(1, B::LONG_BYTES));
+    let (source, target) = (world.region(0, backend.long_bytes), world.region(1, backend.long_bytes));
     let mut ended = 0;
     for _ in 0..TRANSFERS {
-        let submitted = |world: &mut World<B>| match world.device(0).submit(
+        let submitted = |world: &mut World| match world.device(0).submit(
             1,
             put(&source.whole(), target.remote(), None),
             id,
@@ -87,21 +87,21 @@ pub(crate) fn the_submitter_chooses_names_that_need_not_differ<B: Backend>() {
     world.watch(|world| assert_eq!(world.endings(0, id), vec![Ok(0); TRANSFERS - ended]));
 }
 
-pub(crate) fn every_transfer_is_done_once_also_after_a_loss<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn every_transfer_is_done_once_also_after_a_loss(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
     let ids = submit_many(&mut world, 0, 1, 300, &mine, &theirs);
     world.kill(1);
     let cause = world.until_lost(0, 1);
     for (id, ending) in ids.iter().zip(world.finish_all(0, &ids)) {
         let lost = Err(TransferError::Lost { peer: 1, cause: cause.clone() });
-        assert!(ending.is_ok() || ending == lost, "{}: {id:?} ended with {ending:?}", B::NAME);
+        assert!(ending.is_ok() || ending == lost, "{}: {id:?} ended with {ending:?}", backend.name);
     }
     world.check_nothing_succeeds_after(0, &Event::PeerLost { peer: 1, cause });
 }
 
-pub(crate) fn every_transfer_is_done_once_also_after_severing<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn every_transfer_is_done_once_also_after_severing(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let regions = [world.region(0, LEN), world.region(1, LEN)];
     let ids = submit_many(&mut world, 0, 1, 300, &regions[0], &regions[1]);
     let theirs = submit_many(&mut world, 1, 0, 300, &regions[1], &regions[0]);
@@ -109,24 +109,24 @@ pub(crate) fn every_transfer_is_done_once_also_after_severing<B: Backend>() {
     world.until("the fence", |world| world.saw(0, &Event::Severed { peer: 1 }) == 1);
     for ending in world.finish_all(0, &ids) {
         let severed = Err(TransferError::Severed { peer: 1 });
-        assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
+        assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", backend.name);
     }
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
     // What the severed rank sees is a loss or nothing at all, but its transfers end too.
     world.finish_all(1, &theirs);
 }
 
-pub(crate) fn every_transfer_is_done_once_also_when_the_peer_leaves<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn every_transfer_is_done_once_also_when_the_peer_leaves(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
     let ids = submit_many(&mut world, 0, 1, 300, &mine, &theirs);
     world.device(1).leave();
-    world.until("the goodbye", |world| world.saw(0, &Event::Left { peer: 1 }) == 1);
+    world.until("the bye", |world| world.saw(0, &Event::Departed { peer: 1 }) == 1);
     world.until("the leaving rank to be flushed", |world| world.device(1).flush(Flush::All));
     drop(world.take(1));
     for ending in world.finish_all(0, &ids) {
-        let left = Err(TransferError::Left { peer: 1 });
-        assert!(ending.is_ok() || ending == left, "{}: ended with {ending:?}", B::NAME);
+        let left = Err(TransferError::Departed { peer: 1 });
+        assert!(ending.is_ok() || ending == left, "{}: ended with {ending:?}", backend.name);
     }
-    assert_eq!(world.losses(0, 1), [], "{}: a peer that left is not lost", B::NAME);
+    assert_eq!(world.losses(0, 1), [], "{}: a peer that left is not lost", backend.name);
 }

@@ -8,14 +8,14 @@ use pleach_transport::{
 };
 
 use crate::world::{
-    Backend, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip,
+    BackendKind, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip,
 };
 
 const SIGNAL_SLOT: u16 = 1;
 const LEN: usize = 100_000;
 
 /// Lets rank 1 write to rank 0 as much as its queue takes.
-fn hammer<B: Backend>(world: &mut World<B>, source: &Region, target: &Region) {
+fn hammer(world: &mut World, source: &Region, target: &Region) {
     const WRITES: usize = 8;
     let word = target.slice(0..8).expect("inside").remote();
     for number in 0..WRITES {
@@ -33,12 +33,12 @@ fn hammer<B: Backend>(world: &mut World<B>, source: &Region, target: &Region) {
     }
 }
 
-fn until_severed<B: Backend>(world: &mut World<B>) {
+fn until_severed(world: &mut World) {
     world.until("the fence", |world| world.saw(0, &Event::Severed { peer: 1 }) > 0);
 }
 
 /// Lets rank 1 signal rank 0 in every signal slot.
-fn signal_all<B: Backend>(world: &mut World<B>) {
+fn signal_all(world: &mut World) {
     for signal_slot in 0..SIGNAL_SLOTS as u16 {
         // Refused, or accepted and lost, as with `hammer`.
         let _ = world.try_submit(1, 0, Submission::Signal(signal(signal_slot, b"too late")));
@@ -46,15 +46,15 @@ fn signal_all<B: Backend>(world: &mut World<B>) {
 }
 
 /// Counts and payloads of all the signal slots that rank 0 keeps for rank 1.
-fn signal_slots_of_the_peer<B: Backend>(world: &mut World<B>) -> Vec<(u64, Vec<u8>)> {
+fn signal_slots_of_the_peer(world: &mut World) -> Vec<(u64, Vec<u8>)> {
     let signal_slots = world.signal_slots(0, 1);
     (0..SIGNAL_SLOTS as u16)
         .map(|signal_slot| (signal_slots.count(signal_slot), signal_slots.payload(signal_slot).to_vec()))
         .collect()
 }
 
-pub(crate) fn the_signal_slots_of_a_severed_peer_change_no_more<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn the_signal_slots_of_a_severed_peer_change_no_more(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     for _ in 0..10 {
         signal_all(&mut world);
         world.pump();
@@ -75,13 +75,13 @@ pub(crate) fn the_signal_slots_of_a_severed_peer_change_no_more<B: Backend>() {
         signal_slots_of_the_peer(&mut world),
         left,
         "{}: a signal slot changed after the fence",
-        B::NAME
+        backend.name
     );
 }
 
 /// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what
 /// it likes.
-fn check_fenced<B: Backend>(world: &mut World<B>, region: &Region, mut peer: impl FnMut(&mut World<B>)) {
+fn check_fenced(world: &mut World, region: &Region, mut peer: impl FnMut(&mut World)) {
     let whole = region.whole();
     let left = whole.to_vec();
     world.watch(&mut peer);
@@ -92,8 +92,8 @@ fn check_fenced<B: Backend>(world: &mut World<B>, region: &Region, mut peer: imp
     assert_bytes(&whole.to_vec(), &own, "what was written after the fence");
 }
 
-pub(crate) fn a_severed_peer_that_keeps_writing_changes_no_byte<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_severed_peer_that_keeps_writing_changes_no_byte(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region_of(1, &noise(1, LEN)), world.region(0, LEN));
     for _ in 0..10 {
         hammer(&mut world, &source, &target);
@@ -105,11 +105,13 @@ pub(crate) fn a_severed_peer_that_keeps_writing_changes_no_byte<B: Backend>() {
         world.saw(0, &Event::Severed { peer: 1 }) > 0
     });
     check_fenced(&mut world, &target, |world| hammer(world, &source, &target));
-    assert_eq!(world.saw(0, &Event::Severed { peer: 1 }), 1, "{}: severed once", B::NAME);
+    assert_eq!(world.saw(0, &Event::Severed { peer: 1 }), 1, "{}: severed once", backend.name);
 }
 
-pub(crate) fn a_peer_that_is_stopped_while_it_is_severed_and_continued_later_changes_no_byte<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_peer_that_is_stopped_while_it_is_severed_and_continued_later_changes_no_byte(
+    backend: BackendKind,
+) {
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region_of(1, &noise(2, LEN)), world.region(0, LEN));
     hammer(&mut world, &source, &target);
     world.pump();
@@ -122,11 +124,11 @@ pub(crate) fn a_peer_that_is_stopped_while_it_is_severed_and_continued_later_cha
     check_fenced(&mut world, &target, |world| hammer(world, &source, &target));
 }
 
-pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_fence<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>("runs on one thread");
+pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_fence(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, "runs on one thread");
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region_of(1, &noise(3, LEN)), world.region(0, LEN));
     let mut device = world.take(1);
     let stop = Arc::new(AtomicBool::new(false));
@@ -150,8 +152,8 @@ pub(crate) fn a_peer_on_another_thread_changes_no_byte_after_the_fence<B: Backen
     drop(writer.join().expect("the writer only writes"));
 }
 
-pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
     world.set_polled(1, false);
     let mut ids = Vec::new();
@@ -159,14 +161,14 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
         match world.try_submit(0, 1, put(&mine.whole(), theirs.remote(), None)) {
             Ok(id) => ids.push(id),
             Err(SubmitError::QueueFull { .. }) => break,
-            Err(error) => panic!("{}: {error}", B::NAME),
+            Err(error) => panic!("{}: {error}", backend.name),
         }
     }
     world.device(0).sever(1);
     until_severed(&mut world);
     for ending in world.finish_all(0, &ids) {
         let severed = Err(TransferError::Severed { peer: 1 });
-        assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", B::NAME);
+        assert!(ending.is_ok() || ending == severed, "{}: ended with {ending:?}", backend.name);
     }
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
     let refused = world.try_submit(0, 1, Submission::Signal(signal(SIGNAL_SLOT, b"")));
@@ -177,8 +179,8 @@ pub(crate) fn severing_ends_what_is_under_way_and_refuses_the_rest<B: Backend>()
     );
 }
 
-pub(crate) fn a_get_under_way_writes_nothing_after_the_fence<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_get_under_way_writes_nothing_after_the_fence(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region_of(1, &noise(4, LEN)), world.region(0, LEN));
     world.set_polled(1, false);
     let gets: Vec<_> = (0..4)
@@ -196,8 +198,8 @@ pub(crate) fn a_get_under_way_writes_nothing_after_the_fence<B: Backend>() {
     world.check_nothing_succeeds_after(0, &Event::Severed { peer: 1 });
 }
 
-pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn severing_one_peer_keeps_the_others(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     let detaches = world.device(0).info().reach[1].fabric == "shm";
     let (source, old) = (world.region_of(2, &noise(5, LEN)), world.region(0, LEN));
     world.device(0).sever(1);
@@ -205,7 +207,7 @@ pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {
     world.check_pair(0, 2);
     world.check_pair(1, 2);
     if detaches {
-        skip::<B>("takes regions away from all peers when it severs one; only a new region is tried");
+        skip(backend, "takes regions away from all peers when it severs one; only a new region is tried");
     } else {
         assert_eq!(world.carry_out(2, 0, put(&source.whole(), old.remote(), Some(SIGNAL_SLOT))), Ok(0));
         world.until("the signal", |world| world.count(0, 2, SIGNAL_SLOT) == 1);
@@ -218,8 +220,8 @@ pub(crate) fn severing_one_peer_keeps_the_others<B: Backend>() {
     assert_bytes(&new.whole().to_vec(), &noise(5, LEN), "a region registered after severing");
 }
 
-pub(crate) fn severing_a_lost_peer_ends_as_well<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn severing_a_lost_peer_ends_as_well(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let region = world.region(0, LEN);
     world.kill(1);
     world.until_lost(0, 1);
@@ -228,8 +230,8 @@ pub(crate) fn severing_a_lost_peer_ends_as_well<B: Backend>() {
     check_fenced(&mut world, &region, |_| {});
 }
 
-pub(crate) fn ranks_may_sever_each_other_at_once<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn ranks_may_sever_each_other_at_once(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let regions = [world.region(0, LEN), world.region(1, LEN)];
     hammer(&mut world, &regions[1], &regions[0]);
     world.device(0).sever(1);

@@ -5,15 +5,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::hybrid::{HybridDevice, Route};
-use pleach_transport::verbs::Wish;
+use pleach_transport::hybrid::{HybridDevice, PeerFabric};
+use pleach_transport::verbs::VerbsOptions;
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Memory, Nanos, Rank, RegisterError, SharedMemory, TransferError,
     clock,
 };
 
 use crate::verbs::rdma_device;
-use crate::world::{Backend, PATIENCE, Submission, World, assert_bytes, noise, put, signal};
+use crate::world::{Backend, BackendKind, PATIENCE, Submission, World, assert_bytes, noise, put, signal};
 
 const SIGNAL_SLOT: u16 = 3;
 const LEN: usize = 70_000;
@@ -45,10 +45,10 @@ impl<const TOGETHER: bool, const RDMA: bool> Backend for Hybrid<TOGETHER, RDMA> 
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
         let here = host::<TOGETHER>(config.rank);
-        let route = |peer| if host::<TOGETHER>(peer) == here { Route::Shm } else { Route::Across };
+        let route = |peer| if host::<TOGETHER>(peer) == here { PeerFabric::Shm } else { PeerFabric::Network };
         let routes = (0..config.world_size).map(route).collect();
         if RDMA {
-            let wish = Wish { device: Some(rdma_device(here)), ..Wish::default() };
+            let wish = VerbsOptions { device: Some(rdma_device(here)), ..VerbsOptions::default() };
             let made = HybridDevice::over_verbs(config, routes, &wish);
             return Box::new(made.expect("the system gives memory, and an RDMA device is up"));
         }
@@ -65,8 +65,8 @@ impl<const TOGETHER: bool, const RDMA: bool> Backend for Hybrid<TOGETHER, RDMA> 
 }
 
 /// Ranks 0 and 1 on one host, 2 on another.
-fn both_kinds() -> World<Hybrid<true>> {
-    World::connected(3)
+fn both_kinds() -> World {
+    World::connected(BackendKind::of::<Hybrid<true>>(), 3)
 }
 
 #[test]

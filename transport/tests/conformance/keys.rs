@@ -5,7 +5,7 @@ use pleach_transport::{
     AtomicOp, Region, RegionKey, RemoteSlice, Slice, SubmitError, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{Backend, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip};
+use crate::world::{BackendKind, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip};
 
 const SIGNAL_SLOT: u16 = 4;
 const LEN: usize = 4096;
@@ -33,17 +33,17 @@ fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
 /// Tries every access to a remote slice of `len` bytes that rank 1 does not have, from rank 0, each
 /// in a fresh world (where keys are not checked an access may cost the pair), and shows that
 /// nothing happened.
-fn check_refused<B: Backend>(len: usize, bad: impl Fn(&mut World<B>, &Region) -> RemoteSlice) {
+fn check_refused(backend: BackendKind, len: usize, bad: impl Fn(&mut World, &Region) -> RemoteSlice) {
     const KINDS: usize = 5;
     for kind in 0..KINDS {
-        let mut world = World::<B>::connected(3);
+        let mut world = World::connected(backend, 3);
         let checks_keys = world.checks_keys();
         let before = noise(kind as u64, LEN);
         let owned = world.region_of(1, &before);
         let mine = world.region_of(0, &noise(99, len));
         let remote = bad(&mut world, &owned);
         let Some(access) = accesses(remote, &mine.whole()).into_iter().nth(kind) else { continue };
-        let what = format!("{}: {access:?}", B::NAME);
+        let what = format!("{}: {access:?}", backend.name);
         let ending = world.carry_out(0, 1, access);
         if checks_keys {
             assert_eq!(ending, Err(TransferError::Refused { peer: 1, key: remote.key }), "{what}");
@@ -70,27 +70,27 @@ fn check_refused<B: Backend>(len: usize, bad: impl Fn(&mut World<B>, &Region) ->
     }
 }
 
-pub(crate) fn a_forged_key_reaches_nothing<B: Backend>() {
-    check_refused::<B>(64, |_, owned| {
+pub(crate) fn a_forged_key_reaches_nothing(backend: BackendKind) {
+    check_refused(backend, 64, |_, owned| {
         let key = RegionKey(owned.key().0 ^ 0x0123_4567_89AB_CDEF);
         RemoteSlice { key, offset: 0, len: 64 }
     });
 }
 
-pub(crate) fn the_key_of_no_region_reaches_nothing<B: Backend>() {
-    check_refused::<B>(64, |_, _| RemoteSlice { key: RegionKey::NONE, offset: 0, len: 64 });
+pub(crate) fn the_key_of_no_region_reaches_nothing(backend: BackendKind) {
+    check_refused(backend, 64, |_, _| RemoteSlice { key: RegionKey::NONE, offset: 0, len: 64 });
 }
 
-pub(crate) fn a_key_next_to_a_real_one_reaches_nothing<B: Backend>() {
-    check_refused::<B>(64, |_, owned| RemoteSlice {
+pub(crate) fn a_key_next_to_a_real_one_reaches_nothing(backend: BackendKind) {
+    check_refused(backend, 64, |_, owned| RemoteSlice {
         key: RegionKey(owned.key().0.wrapping_add(1)),
         offset: 0,
         len: 64,
     });
 }
 
-pub(crate) fn the_key_of_a_dropped_region_reaches_nothing<B: Backend>() {
-    check_refused::<B>(64, |world, _| {
+pub(crate) fn the_key_of_a_dropped_region_reaches_nothing(backend: BackendKind) {
+    check_refused(backend, 64, |world, _| {
         let dropped = world.region(1, LEN);
         let stale = RemoteSlice { len: 64, ..dropped.remote() };
         drop(dropped);
@@ -102,8 +102,8 @@ pub(crate) fn the_key_of_a_dropped_region_reaches_nothing<B: Backend>() {
     });
 }
 
-pub(crate) fn a_key_of_another_rank_reaches_nothing<B: Backend>() {
-    check_refused::<B>(64, |world, _| {
+pub(crate) fn a_key_of_another_rank_reaches_nothing(backend: BackendKind) {
+    check_refused(backend, 64, |world, _| {
         let of_another = world.region(2, LEN);
         let remote = RemoteSlice { len: 64, ..of_another.remote() };
         // Kept alive to the end of the test process: the key stays valid at rank 2.
@@ -112,33 +112,29 @@ pub(crate) fn a_key_of_another_rank_reaches_nothing<B: Backend>() {
     });
 }
 
-pub(crate) fn a_range_beyond_the_region_reaches_nothing<B: Backend>() {
+pub(crate) fn a_range_beyond_the_region_reaches_nothing(backend: BackendKind) {
     for (offset, len) in [(LEN as u64 - 56, 64), (LEN as u64, 1), (LEN as u64 + 4096, 64), (1 << 40, 8)] {
-        check_refused::<B>(len, |_, owned| RemoteSlice { key: owned.key(), offset, len: len as u64 });
+        check_refused(backend, len, |_, owned| RemoteSlice { key: owned.key(), offset, len: len as u64 });
     }
 }
 
-pub(crate) fn a_range_whose_end_overflows_reaches_nothing<B: Backend>() {
+pub(crate) fn a_range_whose_end_overflows_reaches_nothing(backend: BackendKind) {
     for offset in [u64::MAX - 7, u64::MAX - 63, u64::MAX, 1 << 63] {
-        check_refused::<B>(64, |_, owned| RemoteSlice { key: owned.key(), offset, len: 64 });
+        check_refused(backend, 64, |_, owned| RemoteSlice { key: owned.key(), offset, len: 64 });
     }
 }
 
 /// Submits what must not be accepted and shows that nothing has happened.
-fn check_not_accepted<B: Backend>(
-    world: &mut World<B>,
-    submission: impl Into<Submission>,
-    expected: &SubmitError,
-) {
+fn check_not_accepted(world: &mut World, submission: impl Into<Submission>, expected: &SubmitError) {
     let (name, submission) = (TransferId(1 << 60), submission.into());
-    let what = format!("{}: {submission:?}", B::NAME);
+    let what = format!("{}: {submission:?}", world.kind().name);
     assert_eq!(submission.submit(world.device(0), 1, name).as_ref(), Err(expected), "{what}");
     world.watch(|_| {});
     assert_eq!(world.endings(0, name), [], "{what}: what was not accepted does not end");
 }
 
-pub(crate) fn different_lengths_are_not_accepted<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn different_lengths_are_not_accepted(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (mine, theirs) = (world.region(0, LEN), world.region(1, LEN));
     let short = mine.slice(0..LEN - 1).expect("inside");
     let error = SubmitError::Lengths { source_bytes: LEN as u64 - 1, destination_bytes: LEN as u64 };
@@ -149,8 +145,8 @@ pub(crate) fn different_lengths_are_not_accepted<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn a_region_of_another_device_is_not_accepted<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn a_region_of_another_device_is_not_accepted(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     let (foreign, theirs) = (world.region(2, LEN), world.region(1, LEN));
     check_not_accepted(&mut world, put(&foreign.whole(), theirs.remote(), None), &SubmitError::ForeignRegion);
     let get = Transfer::Get { src: theirs.remote(), dst: foreign.whole() };
@@ -158,8 +154,8 @@ pub(crate) fn a_region_of_another_device_is_not_accepted<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn a_signal_slot_that_does_not_exist_is_not_accepted<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_signal_slot_that_does_not_exist_is_not_accepted(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     assert_eq!(
         world.device(0).info().signal_slots,
@@ -175,8 +171,8 @@ pub(crate) fn a_signal_slot_that_does_not_exist_is_not_accepted<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn a_misaligned_word_is_not_accepted<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_misaligned_word_is_not_accepted(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let theirs = world.region(1, 64);
     for range in [4..12, 1..9, 0..4, 0..16, 0..0] {
         let word = theirs.slice(range).expect("inside").remote();
@@ -187,11 +183,11 @@ pub(crate) fn a_misaligned_word_is_not_accepted<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn more_than_the_maximum_is_not_accepted<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn more_than_the_maximum_is_not_accepted(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let max = world.device(0).info().transfer_bytes_max;
     if max >= TOO_LONG_TRIED_MAX {
-        return skip::<B>(&format!("allows {max} bytes a transfer, more than the suite allocates"));
+        return skip(backend, &format!("allows {max} bytes a transfer, more than the suite allocates"));
     }
     let bytes = max + 1;
     let (mine, theirs) = (world.region(0, bytes as usize), world.region(1, bytes as usize));
@@ -201,8 +197,8 @@ pub(crate) fn more_than_the_maximum_is_not_accepted<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn a_peer_that_is_not_connected_is_not_accepted<B: Backend>() {
-    let mut world = World::<B>::new(2);
+pub(crate) fn a_peer_that_is_not_connected_is_not_accepted(backend: BackendKind) {
+    let mut world = World::new(backend, 2);
     let error = SubmitError::NotConnected { peer: 1 };
     check_not_accepted(&mut world, Submission::Signal(signal(SIGNAL_SLOT, b"")), &error);
 }

@@ -49,7 +49,9 @@ macro_rules! one_test {
             #[test]
             $($attribute)*
             fn $test() {
-                <$backend as crate::world::Backend>::repeat(crate::$line::$test::<$backend>);
+                <$backend as crate::world::Backend>::repeat(|| {
+                    crate::$line::$test(crate::world::BackendKind::of::<$backend>());
+                });
             }
     };
 }
@@ -90,11 +92,11 @@ macro_rules! suite {
                 every_transfer_is_done_once_also_when_the_peer_leaves
             }
             loss {
-                a_rank_that_ends_without_goodbye_is_lost_once
+                a_rank_that_ends_without_bye_is_lost_once
                 a_loss_reaches_the_responder_while_nobody_polls
                 what_a_rank_said_is_told_before_its_loss
-                what_a_leaving_rank_sent_arrives_before_its_goodbye
-                long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_goodbye
+                what_a_leaving_rank_sent_arrives_before_its_bye
+                long_transfers_and_messages_of_a_leaving_rank_arrive_before_its_bye
                 a_rank_that_left_is_refused_as_having_left
                 ranks_that_leave_at_the_same_time_lose_nobody
                 a_flushed_rank_may_be_dropped_without_losing_what_it_sent
@@ -154,7 +156,7 @@ macro_rules! suite {
                 a_message_wakes_a_sleeper
                 any_thread_wakes
                 a_loss_wakes_a_sleeper
-                a_goodbye_wakes_a_sleeper
+                a_bye_wakes_a_sleeper
                 a_fence_wakes_a_sleeper
                 a_connection_wakes_a_sleeper
             }

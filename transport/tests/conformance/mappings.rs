@@ -6,28 +6,28 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pleach_transport::{Event, MapError, Mapped, Rank, Region, RegionKey, RemoteSlice, clock};
 
 use crate::world::{
-    Backend, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip,
+    BackendKind, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip,
 };
 
 const SIGNAL_SLOT: u16 = 8;
 const LEN: usize = 50_000;
 const NO_MAPS: &str = "maps nothing";
 
-fn maps<B: Backend>(world: &mut World<B>) -> bool {
+fn maps(world: &mut World) -> bool {
     let maps = world.device(0).info().reach[1].maps;
     if !maps {
-        skip::<B>(NO_MAPS);
+        skip(world.kind(), NO_MAPS);
     }
     maps
 }
 
-fn map<B: Backend>(world: &mut World<B>, rank: Rank, peer: Rank, slice: &RemoteSlice) -> Mapped {
+fn map(world: &mut World, rank: Rank, peer: Rank, slice: &RemoteSlice) -> Mapped {
     let mut mapped = None;
     world.until("a region that was announced to be mapped", |world| {
         match world.device(rank).map(peer, slice) {
             Ok(mapping) => mapped = Some(mapping),
             Err(MapError::Unknown { .. }) => {}
-            Err(error) => panic!("{}: {error}", B::NAME),
+            Err(error) => panic!("{}: {error}", world.kind().name),
         }
         mapped.is_some()
     });
@@ -40,18 +40,18 @@ fn loaded(mapped: &Mapped) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn a_fabric_that_does_not_map_says_so<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_fabric_that_does_not_map_says_so(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     if world.device(0).info().reach[1].maps {
-        return skip::<B>("maps; that is tested by the others");
+        return skip(backend, "maps; that is tested by the others");
     }
     let theirs = world.region(1, LEN).remote();
     let refused = world.device(0).map(1, &theirs);
-    assert!(matches!(refused, Err(MapError::Unsupported { .. })), "{}: {refused:?}", B::NAME);
+    assert!(matches!(refused, Err(MapError::Unsupported { .. })), "{}: {refused:?}", backend.name);
 }
 
-pub(crate) fn a_mapping_shows_what_the_owner_wrote<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_mapping_shows_what_the_owner_wrote(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     if !maps(&mut world) {
         return;
     }
@@ -69,9 +69,9 @@ pub(crate) fn a_mapping_shows_what_the_owner_wrote<B: Backend>() {
     assert_bytes(&loaded(&whole), &noise(2, LEN), "what the owner wrote later");
 }
 
-pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_signal_is<B: Backend>() {
+pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_signal_is(backend: BackendKind) {
     const ROUNDS: u64 = 100;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     if !maps(&mut world) {
         return;
     }
@@ -101,8 +101,8 @@ pub(crate) fn what_is_written_through_a_mapping_is_there_when_a_later_signal_is<
     reader.join().expect("the reader saw every write whole");
 }
 
-pub(crate) fn mappings_and_puts_see_the_same_memory<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn mappings_and_puts_see_the_same_memory(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     if !maps(&mut world) {
         return;
     }
@@ -116,8 +116,8 @@ pub(crate) fn mappings_and_puts_see_the_same_memory<B: Backend>() {
     assert_bytes(&loaded(&mapped), &noise(3, LEN), "a third rank's put, seen through a mapping");
 }
 
-pub(crate) fn what_is_not_there_is_not_mapped<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn what_is_not_there_is_not_mapped(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     if !maps(&mut world) {
         return;
     }
@@ -127,22 +127,26 @@ pub(crate) fn what_is_not_there_is_not_mapped<B: Backend>() {
     for unknown in [RegionKey(key.0 ^ 0xFFFF), RegionKey(key.0.wrapping_add(1)), RegionKey::NONE] {
         let refused = world.device(0).map(1, &RemoteSlice { key: unknown, offset: 0, len: 8 });
         let expected = matches!(&refused, Err(MapError::Unknown { peer: 1, key }) if *key == unknown);
-        assert!(expected, "{}: {refused:?}", B::NAME);
+        assert!(expected, "{}: {refused:?}", backend.name);
     }
     let len = LEN as u64;
     for (offset, length) in [(0, len + 1), (len, 1), (len - 7, 8), (u64::MAX, 2), (1 << 63, 1 << 63)] {
         let refused = world.device(0).map(1, &RemoteSlice { key, offset, len: length });
         let expected = matches!(refused, Err(MapError::OutOfBounds { peer: 1, .. }));
-        assert!(expected, "{}: {offset} + {length}: {refused:?}", B::NAME);
+        assert!(expected, "{}: {offset} + {length}: {refused:?}", backend.name);
     }
     drop(theirs);
     world.announce(1);
     let refused = world.device(0).map(1, &RemoteSlice { key, offset: 0, len: 8 });
-    assert!(matches!(refused, Err(MapError::Unknown { .. })), "{}: a dropped region: {refused:?}", B::NAME);
+    assert!(
+        matches!(refused, Err(MapError::Unknown { .. })),
+        "{}: a dropped region: {refused:?}",
+        backend.name
+    );
 }
 
 /// Shows that what is written through a mapping of rank 1 does not reach rank 0's region.
-fn check_unreachable<B: Backend>(world: &mut World<B>, mapped: &Mapped, region: &Region) {
+fn check_unreachable(world: &mut World, mapped: &Mapped, region: &Region) {
     let left = region.whole().to_vec();
     let signal_slots = world.signal_slots(0, 1);
     let counts =
@@ -154,14 +158,14 @@ fn check_unreachable<B: Backend>(world: &mut World<B>, mapped: &Mapped, region: 
         let _ = world.try_submit(1, 0, Submission::Signal(signal(SIGNAL_SLOT, b"written")));
     });
     assert_bytes(&region.whole().to_vec(), &left, "what was there at the fence");
-    assert_eq!(counts(), noticed, "{}: a signal slot changed after the fence", B::NAME);
+    assert_eq!(counts(), noticed, "{}: a signal slot changed after the fence", world.kind().name);
     region.whole().store(&noise(21, LEN));
     world.watch(|_| mapped.store(0, &noise(22, LEN)));
     assert_bytes(&region.whole().to_vec(), &noise(21, LEN), "what was written after the fence");
 }
 
-pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     if !maps(&mut world) {
         return;
     }
@@ -183,18 +187,18 @@ pub(crate) fn a_severed_peer_writes_through_its_mapping_in_vain<B: Backend>() {
     check_unreachable(&mut world, &mapped, &region);
 }
 
-pub(crate) fn a_reader_is_told_when_the_owner_has_taken_the_bytes_away<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn a_reader_is_told_when_the_owner_has_taken_the_bytes_away(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     if !maps(&mut world) {
         return;
     }
     let theirs = world.region_of(1, &noise(40, LEN));
     let mapped = map(&mut world, 0, 1, &theirs.remote());
     assert_bytes(&loaded(&mapped), &noise(40, LEN), "before anybody was severed");
-    assert!(mapped.is_shared(), "{}: the owner shares it", B::NAME);
+    assert!(mapped.is_shared(), "{}: the owner shares it", backend.name);
     // Not the reader, but the memory is taken back from all.
     world.device(1).sever(2);
-    let check = |_: &mut World<B>| {
+    let check = |_: &mut World| {
         let seen = loaded(&mapped);
         if mapped.is_shared() {
             assert_bytes(&seen, &noise(40, LEN), "the owner is said to share it still");
@@ -208,8 +212,8 @@ pub(crate) fn a_reader_is_told_when_the_owner_has_taken_the_bytes_away<B: Backen
     assert_bytes(&theirs.whole().to_vec(), &noise(40, LEN), "the owner keeps them");
 }
 
-pub(crate) fn a_mapping_outlives_its_owner<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_mapping_outlives_its_owner(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     if !maps(&mut world) {
         return;
     }
@@ -224,5 +228,5 @@ pub(crate) fn a_mapping_outlives_its_owner<B: Backend>() {
     mapped.store(0, &noise(31, LEN));
     assert_bytes(&loaded(&mapped), &noise(31, LEN), "it stays writable");
     let refused = world.device(0).map(1, &kept);
-    assert!(matches!(refused, Err(MapError::Disconnected { peer: 1 })), "{}: {refused:?}", B::NAME);
+    assert!(matches!(refused, Err(MapError::Disconnected { peer: 1 })), "{}: {refused:?}", backend.name);
 }

@@ -2,7 +2,7 @@
 
 use pleach_transport::{MESSAGE_BYTES_MAX, PostError, Urgency, clock};
 
-use crate::world::{Backend, PATIENCE, QUESTION, World, assert_bytes, noise, pairs, put, skip};
+use crate::world::{BackendKind, PATIENCE, QUESTION, World, assert_bytes, noise, pairs, put, skip};
 
 /// A message that is neither a question nor anything else the suite knows.
 fn text(seed: u64, len: usize) -> Vec<u8> {
@@ -13,9 +13,9 @@ fn text(seed: u64, len: usize) -> Vec<u8> {
     message
 }
 
-pub(crate) fn messages_arrive_whole_and_in_order<B: Backend>() {
+pub(crate) fn messages_arrive_whole_and_in_order(backend: BackendKind) {
     const MESSAGES: usize = 200;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let len = |number: usize| match number % 5 {
         0 => MESSAGE_BYTES_MAX,
         1 => 1,
@@ -40,8 +40,8 @@ pub(crate) fn messages_arrive_whole_and_in_order<B: Backend>() {
     }
 }
 
-pub(crate) fn an_empty_message_arrives<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn an_empty_message_arrives(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     world.post(0, 1, b"");
     world.post(0, 1, b"#");
     let inbox = world.inbox(1);
@@ -49,8 +49,8 @@ pub(crate) fn an_empty_message_arrives<B: Backend>() {
     assert_eq!(inbox.state().messages, [(0, vec![]), (0, b"#".to_vec())]);
 }
 
-pub(crate) fn a_question_is_answered<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn a_question_is_answered(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     for (from, to) in pairs(3) {
         world.post(from, to, &[QUESTION, from as u8, to as u8]);
     }
@@ -65,15 +65,15 @@ pub(crate) fn a_question_is_answered<B: Backend>() {
         answers.sort();
         let peers = (0..3).filter(|peer| *peer != rank);
         let expected: Vec<_> = peers.map(|peer| (peer, vec![b'!', rank as u8, peer as u8])).collect();
-        assert_eq!(answers, expected, "{}: rank {rank} has one answer of each peer", B::NAME);
+        assert_eq!(answers, expected, "{}: rank {rank} has one answer of each peer", backend.name);
     }
 }
 
-pub(crate) fn a_question_is_answered_while_the_asked_rank_does_not_poll<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>("has no thread of its own: messages are delivered in virtual time");
+pub(crate) fn a_question_is_answered_while_the_asked_rank_does_not_poll(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, "has no thread of its own: messages are delivered in virtual time");
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     world.set_polled(1, false);
     let inbox = world.inbox(0);
     for round in 1..=20 {
@@ -82,22 +82,22 @@ pub(crate) fn a_question_is_answered_while_the_asked_rank_does_not_poll<B: Backe
     }
 }
 
-pub(crate) fn a_message_goes_out_while_its_sender_does_not_poll<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>("has no thread of its own: messages are delivered in virtual time");
+pub(crate) fn a_message_goes_out_while_its_sender_does_not_poll(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, "has no thread of its own: messages are delivered in virtual time");
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let inbox = world.inbox(1);
     world.post(0, 1, b"#");
     let deadline = clock::now() + PATIENCE;
     while inbox.state().messages.is_empty() {
-        assert!(clock::now() < deadline, "{}: the message did not arrive while nobody polled", B::NAME);
+        assert!(clock::now() < deadline, "{}: the message did not arrive while nobody polled", backend.name);
         std::thread::yield_now();
     }
 }
 
-pub(crate) fn a_message_that_is_too_long_is_not_sent<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_message_that_is_too_long_is_not_sent(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let bytes = MESSAGE_BYTES_MAX + 1;
     assert_eq!(
         world.device(0).post(1, &vec![0; bytes], Urgency::Ordinary),
@@ -108,13 +108,13 @@ pub(crate) fn a_message_that_is_too_long_is_not_sent<B: Backend>() {
     world.check_pair(0, 1);
 }
 
-pub(crate) fn a_message_to_a_peer_that_is_not_connected_is_not_sent<B: Backend>() {
-    let mut world = World::<B>::new(2);
+pub(crate) fn a_message_to_a_peer_that_is_not_connected_is_not_sent(backend: BackendKind) {
+    let mut world = World::new(backend, 2);
     assert_eq!(world.device(0).post(1, b"#", Urgency::Ordinary), Err(PostError::NotConnected { peer: 1 }));
 }
 
-pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn messages_pass_while_long_transfers_are_under_way(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let long = world.longest(4 << 20);
     let (source, target) = (world.region_of(0, &noise(1, long)), world.region(1, long));
     for _ in 0..4 {
@@ -128,22 +128,22 @@ pub(crate) fn messages_pass_while_long_transfers_are_under_way<B: Backend>() {
     assert_bytes(&target.whole().to_vec(), &noise(1, long), "the transfer beside the messages");
 }
 
-pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {
+pub(crate) fn too_many_messages_are_refused_until_there_is_room(backend: BackendKind) {
     const MOST: usize = 4000;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let message = text(5, MESSAGE_BYTES_MAX);
     let mut sent = 0;
     while sent < MOST {
         match world.device(0).post(1, &message, Urgency::Ordinary) {
             Ok(()) => sent += 1,
             Err(PostError::QueueFull { peer: 1 }) => break,
-            Err(error) => panic!("{}: {error}", B::NAME),
+            Err(error) => panic!("{}: {error}", backend.name),
         }
     }
     if sent == MOST {
         // A watcher that keeps up never lets the queue fill; that what waits is bounded shows only
         // where it does not.
-        skip::<B>("took every message at once; its bound was not reached");
+        skip(backend, "took every message at once; its bound was not reached");
     }
     let inbox = world.inbox(1);
     world.until("all messages that were taken", |_| inbox.state().messages.len() == sent);
@@ -151,10 +151,10 @@ pub(crate) fn too_many_messages_are_refused_until_there_is_room<B: Backend>() {
     world.until("one more", |_| inbox.state().messages.len() == sent + 1);
 }
 
-pub(crate) fn an_urgent_message_has_room_where_the_queue_is_full<B: Backend>() {
+pub(crate) fn an_urgent_message_has_room_where_the_queue_is_full(backend: BackendKind) {
     const MOST: usize = 4000;
     const URGENT: usize = 100;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let message = text(6, MESSAGE_BYTES_MAX);
     let mut sent = 0;
     while sent < MOST && world.device(0).post(1, &message, Urgency::Ordinary).is_ok() {
@@ -162,7 +162,12 @@ pub(crate) fn an_urgent_message_has_room_where_the_queue_is_full<B: Backend>() {
     }
     for number in 0..URGENT {
         let urgent = [b'#', number as u8];
-        assert_eq!(world.device(0).post(1, &urgent, Urgency::Urgent), Ok(()), "{}: urgent {number}", B::NAME);
+        assert_eq!(
+            world.device(0).post(1, &urgent, Urgency::Urgent),
+            Ok(()),
+            "{}: urgent {number}",
+            backend.name
+        );
     }
     let last = (0, vec![b'#', URGENT as u8 - 1]);
     let inbox = world.inbox(1);

@@ -2,15 +2,15 @@
 
 use pleach_transport::{AtomicOp, Transfer};
 
-use crate::world::{Backend, Submission, World, assert_bytes, noise, put, signal, skip};
+use crate::world::{BackendKind, Submission, World, assert_bytes, noise, put, signal, skip};
 
 const SIGNAL_SLOT: u16 = 6;
 const LEN: usize = 200_000;
 
-pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     if !world.device(0).info().reach[1].passive {
-        return skip::<B>("says that the target must be polled");
+        return skip(backend, "says that the target must be polled");
     }
     let (mine, theirs) = (world.region_of(0, &noise(1, LEN)), world.region(1, LEN));
     let signal_slots = world.signal_slots(1, 0);
@@ -27,9 +27,9 @@ pub(crate) fn a_passive_fabric_needs_no_polling_of_the_target<B: Backend>() {
     assert_eq!(world.carry_out(0, 1, Transfer::Atomic { word, op: AtomicOp::Add(1) }), Ok(old));
 }
 
-pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up<B: Backend>() {
+pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up(backend: BackendKind) {
     const SIGNALS: u64 = 400;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     world.set_polled(1, false);
     let mut sent = 0;
     world.watch(|world| {
@@ -38,14 +38,14 @@ pub(crate) fn a_rank_that_was_not_polled_for_a_while_catches_up<B: Backend>() {
             sent += 1;
         }
     });
-    assert!(sent > 0, "{}: an idle queue takes a transfer", B::NAME);
+    assert!(sent > 0, "{}: an idle queue takes a transfer", backend.name);
     world.set_polled(1, true);
     world.until("all signals of a rank that was away", |world| world.count(1, 0, SIGNAL_SLOT) == sent);
     world.watch(|world| assert_eq!(world.count(1, 0, SIGNAL_SLOT), sent));
 }
 
-pub(crate) fn long_transfers_both_ways_end_together<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn long_transfers_both_ways_end_together(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let long = world.longest(8 << 20);
     let sources = [world.region_of(0, &noise(2, long)), world.region_of(1, &noise(3, long))];
     let targets = [world.region(0, long), world.region(1, long)];

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pleach_transport::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Source, Transfer, clock};
 
 use crate::world::{
-    Backend, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, pairs, put, signal, skip,
+    BackendKind, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, pairs, put, signal, skip,
 };
 
 /// Lengths at which implementations change their ways, in bytes.
@@ -25,8 +25,8 @@ const LENGTH_TRIED_MAX: u64 = 64 << 20;
 
 const SIGNAL_SLOT: u16 = 3;
 
-pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_signal_is<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_signal_is(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let longest = world.longest(SIZES[SIZES.len() - 1]);
     let room = longest + 2 * MARGIN;
     let (source, target) = (world.region(0, room), world.region(1, room));
@@ -50,8 +50,8 @@ pub(crate) fn bytes_of_every_length_and_alignment_are_there_when_the_signal_is<B
     }
 }
 
-pub(crate) fn a_put_without_signal_arrives_and_touches_no_signal_slot<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_put_without_signal_arrives_and_touches_no_signal_slot(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let bytes = noise(1, 5000);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, 5000));
     assert_eq!(world.carry_out(0, 1, put(&source.whole(), target.remote(), None)), Ok(0));
@@ -61,12 +61,12 @@ pub(crate) fn a_put_without_signal_arrives_and_touches_no_signal_slot<B: Backend
     assert!((0..SIGNAL_SLOTS as u16).all(|signal_slot| world.count(1, 0, signal_slot) == 0));
 }
 
-pub(crate) fn a_put_of_the_maximum_length_works<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_put_of_the_maximum_length_works(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let max = world.device(0).info().transfer_bytes_max;
     let len = max.min(LENGTH_TRIED_MAX) as usize;
     if max > LENGTH_TRIED_MAX {
-        skip::<B>(&format!("allows {max} bytes a transfer; {len} are tried"));
+        skip(backend, &format!("allows {max} bytes a transfer; {len} are tried"));
     }
     let bytes = noise(7, len);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, len));
@@ -77,8 +77,8 @@ pub(crate) fn a_put_of_the_maximum_length_works<B: Backend>() {
     world.watch(|world| assert_eq!(world.count(1, 0, SIGNAL_SLOT), 1, "however it is split, one signal"));
 }
 
-pub(crate) fn a_signal_carries_payload_of_every_length<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_signal_carries_payload_of_every_length(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let signal_slots = world.signal_slots(1, 0);
     for len in 0..=SIGNAL_SLOT_PAYLOAD_BYTES {
         let payload = noise(len as u64, len);
@@ -88,8 +88,8 @@ pub(crate) fn a_signal_carries_payload_of_every_length<B: Backend>() {
     }
 }
 
-pub(crate) fn a_put_carries_payload_beside_its_bytes<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_put_carries_payload_beside_its_bytes(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let bytes = noise(3, 10_000);
     let payload = noise(4, SIGNAL_SLOT_PAYLOAD_BYTES);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, bytes.len()));
@@ -101,8 +101,8 @@ pub(crate) fn a_put_carries_payload_beside_its_bytes<B: Backend>() {
     assert_bytes(&world.signal_slots(1, 0).payload(SIGNAL_SLOT), &payload, "payload");
 }
 
-pub(crate) fn an_inline_put_needs_no_region<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn an_inline_put_needs_no_region(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let target = world.region(1, 100);
     for len in [0, 1, 8, 47, SIGNAL_SLOT_PAYLOAD_BYTES] {
         let before = world.count(1, 0, SIGNAL_SLOT);
@@ -116,8 +116,8 @@ pub(crate) fn an_inline_put_needs_no_region<B: Backend>() {
     }
 }
 
-pub(crate) fn signal_slots_are_counted_apart_for_each_signal_slot_and_peer<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn signal_slots_are_counted_apart_for_each_signal_slot_and_peer(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     let wanted = |from: u32, signal_slot: u16| u64::from(from * 3 + u32::from(signal_slot) % 5);
     for (from, to) in pairs(3) {
         for signal_slot in 0..SIGNAL_SLOTS as u16 {
@@ -126,7 +126,7 @@ pub(crate) fn signal_slots_are_counted_apart_for_each_signal_slot_and_peer<B: Ba
             }
         }
     }
-    let all = |world: &mut World<B>, what: fn(u64, u64) -> bool| {
+    let all = |world: &mut World, what: fn(u64, u64) -> bool| {
         pairs(3).all(|(from, to)| {
             (0..SIGNAL_SLOTS as u16)
                 .all(|signal_slot| what(world.count(to, from, signal_slot), wanted(from, signal_slot)))
@@ -136,12 +136,12 @@ pub(crate) fn signal_slots_are_counted_apart_for_each_signal_slot_and_peer<B: Ba
     world.watch(|world| assert!(all(world, |count, wanted| count == wanted), "no signal counts twice"));
 }
 
-pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_signal<B: Backend>() {
+pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_signal(backend: BackendKind) {
     const LEN: usize = 20_000;
     // A world in virtual time gains little from another thread's pace and is repeated with many
     // seeds.
-    let rounds = if B::LIVE { 200 } else { 20 };
-    let mut world = World::<B>::connected(2);
+    let rounds = if backend.live { 200 } else { 20 };
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region(0, LEN), world.region(1, LEN));
     let (signal_slots, slice) = (world.signal_slots(1, 0), target.whole());
     let checked = Arc::new(AtomicU64::new(0));
@@ -169,10 +169,10 @@ pub(crate) fn a_thread_that_polls_nothing_sees_the_bytes_with_the_signal<B: Back
     reader.join().expect("the reader saw every put whole");
 }
 
-pub(crate) fn a_source_may_be_overwritten_when_its_put_is_done<B: Backend>() {
+pub(crate) fn a_source_may_be_overwritten_when_its_put_is_done(backend: BackendKind) {
     const PUTS: usize = 24;
     const LEN: usize = 100_003;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region(0, LEN), world.region(1, LEN * PUTS));
     for put_number in 0..PUTS {
         source.whole().store(&noise(put_number as u64, LEN));
@@ -188,8 +188,8 @@ pub(crate) fn a_source_may_be_overwritten_when_its_put_is_done<B: Backend>() {
     }
 }
 
-pub(crate) fn a_get_is_done_when_its_bytes_are_here<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_get_is_done_when_its_bytes_are_here(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let longest = world.longest(SIZES[SIZES.len() - 1]);
     let room = longest + 2 * MARGIN;
     let remote = noise(11, room);
@@ -212,10 +212,10 @@ pub(crate) fn a_get_is_done_when_its_bytes_are_here<B: Backend>() {
     assert_bytes(&source.whole().to_vec(), &remote, "a get changes nothing at its source");
 }
 
-pub(crate) fn all_pairs_move_different_bytes_at_once<B: Backend>() {
+pub(crate) fn all_pairs_move_different_bytes_at_once(backend: BackendKind) {
     const RANKS: u32 = 4;
     const LEN: usize = 150_001;
-    let mut world = World::<B>::connected(RANKS);
+    let mut world = World::connected(backend, RANKS);
     let seed = |from: u32, to: u32| u64::from(from * RANKS + to);
     let sources: Vec<_> =
         pairs(RANKS).map(|(from, to)| world.region_of(from, &noise(seed(from, to), LEN))).collect();

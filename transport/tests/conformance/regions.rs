@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use pleach_transport::{Transfer, TransferError};
 
-use crate::world::{Backend, World, assert_bytes, noise, put};
+use crate::world::{BackendKind, World, assert_bytes, noise, put};
 
 const SIGNAL_SLOT: u16 = 2;
 const LEN: usize = 70_000;
 
-pub(crate) fn a_region_dropped_while_its_puts_are_under_way_is_still_read<B: Backend>() {
+pub(crate) fn a_region_dropped_while_its_puts_are_under_way_is_still_read(backend: BackendKind) {
     const PUTS: usize = 12;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let target = world.region(1, PUTS * LEN);
     let mut watched = Vec::new();
     let mut ids = Vec::new();
@@ -27,14 +27,14 @@ pub(crate) fn a_region_dropped_while_its_puts_are_under_way_is_still_read<B: Bac
     for (number, bytes) in target.whole().to_vec().chunks(LEN).enumerate() {
         assert_bytes(bytes, &noise(number as u64, LEN), "a put of a dropped region");
     }
-    assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}", B::NAME);
+    assert!(world.finish_all(0, &ids).iter().all(Result::is_ok), "{}", backend.name);
     world.until("dropped regions to release their memory", |_| {
         watched.iter().all(|memory| memory.strong_count() == 0)
     });
 }
 
-pub(crate) fn a_region_dropped_while_a_get_fills_it_stays_until_the_end<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn a_region_dropped_while_a_get_fills_it_stays_until_the_end(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let source = world.region_of(1, &noise(5, LEN));
     for _ in 0..8 {
         let memory = world.backend().memory(LEN);
@@ -50,8 +50,8 @@ pub(crate) fn a_region_dropped_while_a_get_fills_it_stays_until_the_end<B: Backe
     }
 }
 
-pub(crate) fn a_target_dropped_while_puts_to_it_are_under_way_harms_nobody<B: Backend>() {
-    let mut world = World::<B>::connected(3);
+pub(crate) fn a_target_dropped_while_puts_to_it_are_under_way_harms_nobody(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
     let checks_keys = world.checks_keys();
     let source = world.region_of(0, &noise(6, LEN));
     let target = world.region(1, LEN);
@@ -62,7 +62,7 @@ pub(crate) fn a_target_dropped_while_puts_to_it_are_under_way_harms_nobody<B: Ba
     drop(target);
     let refused = Err(TransferError::Refused { peer: 1, key });
     for ending in world.finish_all(0, &ids) {
-        assert!(!checks_keys || ending.is_ok() || ending == refused, "{}: {ending:?}", B::NAME);
+        assert!(!checks_keys || ending.is_ok() || ending == refused, "{}: {ending:?}", backend.name);
     }
     world.until("the dropped target to release its memory", |_| memory.strong_count() == 0);
     world.check_pair(0, 2);
@@ -72,8 +72,8 @@ pub(crate) fn a_target_dropped_while_puts_to_it_are_under_way_harms_nobody<B: Ba
     }
 }
 
-pub(crate) fn memory_may_be_registered_twice_and_again<B: Backend>() {
-    let mut world = World::<B>::connected(2);
+pub(crate) fn memory_may_be_registered_twice_and_again(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
     let source = world.region_of(0, &noise(8, 100));
     let memory = world.backend().memory(100);
     let (one, other) = (world.register(1, Arc::clone(&memory)), world.register(1, Arc::clone(&memory)));
@@ -84,8 +84,8 @@ pub(crate) fn memory_may_be_registered_twice_and_again<B: Backend>() {
     assert_bytes(&other.whole().to_vec(), &noise(8, 100), "the other registration still works");
 }
 
-pub(crate) fn a_region_registered_before_connecting_is_reached<B: Backend>() {
-    let mut world = World::<B>::new(2);
+pub(crate) fn a_region_registered_before_connecting_is_reached(backend: BackendKind) {
+    let mut world = World::new(backend, 2);
     let target = world.region(1, 1000);
     let source = world.region_of(0, &noise(9, 1000));
     world.connect_all();
@@ -95,15 +95,15 @@ pub(crate) fn a_region_registered_before_connecting_is_reached<B: Backend>() {
     assert_bytes(&target.whole().to_vec(), &noise(9, 1000), "a put to an early region");
 }
 
-pub(crate) fn many_regions_come_and_go<B: Backend>() {
+pub(crate) fn many_regions_come_and_go(backend: BackendKind) {
     const ROUNDS: u64 = 60;
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut keys = std::collections::BTreeSet::new();
     for round in 0..ROUNDS {
         let len = 1 + (round as usize * 977) % 9000;
         let source = world.region_of(0, &noise(round, len));
         let target = world.region(1, len);
-        assert!(keys.insert(source.key()) && keys.insert(target.key()), "{}: a key came twice", B::NAME);
+        assert!(keys.insert(source.key()) && keys.insert(target.key()), "{}: a key came twice", backend.name);
         world.submit(0, 1, put(&source.whole(), target.remote(), Some(SIGNAL_SLOT)));
         world.until("the signal", |world| world.count(1, 0, SIGNAL_SLOT) == round + 1);
         assert_bytes(&target.whole().to_vec(), &noise(round, len), "a put between fresh regions");

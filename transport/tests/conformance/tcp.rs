@@ -7,7 +7,7 @@ use std::time::Duration;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{Device, DeviceConfig, HostMemory, LossCause, Memory, Nanos, Rank, Responder, clock};
 
-use crate::world::{Backend, World};
+use crate::world::{Backend, BackendKind, World};
 
 pub(crate) struct Tcp;
 
@@ -53,7 +53,7 @@ fn a_responder_that_blocks_does_not_keep_its_device_from_being_dropped() {
     let (entered, has_entered) = channel();
     let (release, released) = channel();
     let blocks = Arc::new(Blocks { entered, release: Mutex::new(released) });
-    let mut world = World::<Tcp>::with(2, |config| {
+    let mut world = World::with(BackendKind::of::<Tcp>(), 2, |config| {
         if config.rank == 0 {
             config.responder = blocks.clone();
         }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::verbs::{Connect, Operation, PairError, VerbsDevice, Wish, WorkStatus};
+use pleach_transport::verbs::{Connect, Operation, PairError, VerbsDevice, VerbsOptions, WorkStatus};
 use pleach_transport::{
     Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Rank, Responder, Secret,
     Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
@@ -46,7 +46,7 @@ impl<const WIDE: bool, const CM: bool> Backend for Verbs<WIDE, CM> {
 
     fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
         let connect = if CM { Connect::RdmaCm } else { Connect::Rendezvous };
-        let wish = Wish { connect, ..wish(config.rank, WIDE) };
+        let wish = VerbsOptions { connect, ..wish(config.rank, WIDE) };
         Box::new(VerbsDevice::new(config, &wish).expect("an RDMA device that is up"))
     }
 
@@ -59,13 +59,13 @@ impl<const WIDE: bool, const CM: bool> Backend for Verbs<WIDE, CM> {
     }
 }
 
-fn wish(rank: Rank, wide: bool) -> Wish {
+fn wish(rank: Rank, wide: bool) -> VerbsOptions {
     if !wide {
-        return Wish { device: Some(rdma_device(rank)), ..Wish::default() };
+        return VerbsOptions { device: Some(rdma_device(rank)), ..VerbsOptions::default() };
     }
     let devices = format!("{},{}", rdma_device(rank), rdma_device(rank + 1));
     let (queue_pairs, stripe_bytes) = (Some(2), Some(STRIPE_BYTES));
-    Wish { device: Some(devices), queue_pairs, stripe_bytes, ..Wish::default() }
+    VerbsOptions { device: Some(devices), queue_pairs, stripe_bytes, ..VerbsOptions::default() }
 }
 
 /// Answers nobody.
@@ -94,7 +94,7 @@ impl Two {
     }
 
     /// Not connected yet.
-    pub(crate) fn new(wish: impl Fn(Rank) -> Wish, connect_timeout: Duration) -> Self {
+    pub(crate) fn new(wish: impl Fn(Rank) -> VerbsOptions, connect_timeout: Duration) -> Self {
         let device = |rank| {
             let config = DeviceConfig {
                 rank,

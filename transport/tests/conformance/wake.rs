@@ -2,7 +2,7 @@
 //! wake.
 //!
 //! The loop under test is the one of every sleeper, the groups' driver among them: poll, look, and
-//! then arm, look again and wait by [`sleep::unless_news`]. A lost wake-up shows as a sleep that
+//! then arm, look again and wait by [`sleep::unless_ready`]. A lost wake-up shows as a sleep that
 //! lasts to its limit.
 
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use pleach_transport::{Armed, Device, Event, Flush, Submitted, Transfer, TransferId, Urgency, clock, sleep};
 
-use crate::world::{Backend, PATIENCE, QUESTION, Submission, World, noise, put, signal, skip};
+use crate::world::{BackendKind, PATIENCE, QUESTION, Submission, World, noise, put, signal, skip};
 
 /// A sleep that lasts so long was not ended by the wake source.
 const WAKE_LIMIT: Duration = Duration::from_secs(20);
@@ -24,7 +24,7 @@ const NO_THREADS: &str = "runs on one thread in virtual time: nobody sleeps";
 
 /// Sleeps once: arms, looks, and waits for the wake source; fails when it does not wake.
 fn sleep_once(device: &mut dyn Device, holds: &mut impl FnMut(&[Event]) -> bool, events: &[Event]) {
-    sleep::unless_news(
+    sleep::unless_ready(
         device,
         |device| device.arm(),
         |_| holds(events),
@@ -90,12 +90,12 @@ impl Companion {
     }
 }
 
-pub(crate) fn signals_wake_a_sleeper_every_time<B: Backend>() {
+pub(crate) fn signals_wake_a_sleeper_every_time(backend: BackendKind) {
     const ROUNDS: u64 = 300;
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut sleeper = world.take(0);
     let (mine, theirs) = (sleeper.signal_slots(1), world.signal_slots(1, 0));
     let mut answered = 0;
@@ -127,11 +127,11 @@ enum Moment {
     BeforeWaiting,
 }
 
-pub(crate) fn a_signal_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_signal_at_each_point_of_the_loop_wakes_a_sleeper(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut sleeper = world.take(0);
     let mine = sleeper.signal_slots(1);
     let mut count = 0;
@@ -150,8 +150,8 @@ pub(crate) fn a_signal_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
             while mine.count(SIGNAL_SLOT) == count {
                 sleeper.poll(clock::now(), &mut events);
                 signal.borrow_mut()(Moment::BeforeArming);
-                assert!(clock::now() < deadline, "{} {now:?} in round {round}: no signal", B::NAME);
-                sleep::unless_news(
+                assert!(clock::now() < deadline, "{} {now:?} in round {round}: no signal", backend.name);
+                sleep::unless_ready(
                     sleeper.as_mut(),
                     |sleeper| {
                         let armed = sleeper.arm();
@@ -170,12 +170,12 @@ pub(crate) fn a_signal_at_each_point_of_the_loop_wakes_a_sleeper<B: Backend>() {
     }
 }
 
-pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {
+pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper(backend: BackendKind) {
     const LEN: usize = 3 << 20;
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let (source, target) = (world.region_of(0, &noise(1, LEN)), world.region_of(1, &noise(2, LEN)));
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
@@ -194,12 +194,12 @@ pub(crate) fn the_end_of_a_transfer_wakes_a_sleeper<B: Backend>() {
     companion.finish();
 }
 
-pub(crate) fn a_wake_source_armed_when_something_is_there_already_does_not_keep_silent<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_wake_source_armed_when_something_is_there_already_does_not_keep_silent(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
-    let (source, target) = (world.region(0, B::LONG_BYTES), world.region(1, B::LONG_BYTES));
+    let mut world = World::connected(backend, 2);
+    let (source, target) = (world.region(0, backend.long_bytes), world.region(1, backend.long_bytes));
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
     let mut events = Vec::with_capacity(64);
@@ -216,17 +216,17 @@ pub(crate) fn a_wake_source_armed_when_something_is_there_already_does_not_keep_
             sleep_once(sleeper.as_mut(), &mut |events| events.contains(&done), &events);
             events.clear();
             sleeper.poll(clock::now(), &mut events);
-            assert!(clock::now() < deadline, "{}: no end of transfer {number}", B::NAME);
+            assert!(clock::now() < deadline, "{}: no end of transfer {number}", backend.name);
         }
     }
     companion.finish();
 }
 
-pub(crate) fn a_message_wakes_a_sleeper<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_message_wakes_a_sleeper(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let inbox = world.inbox(0);
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
@@ -237,12 +237,12 @@ pub(crate) fn a_message_wakes_a_sleeper<B: Backend>() {
     companion.finish();
 }
 
-pub(crate) fn any_thread_wakes<B: Backend>() {
+pub(crate) fn any_thread_wakes(backend: BackendKind) {
     const ROUNDS: usize = 100;
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut sleeper = world.take(0);
     for round in 0..ROUNDS {
         let woken = Arc::new(AtomicBool::new(false));
@@ -259,11 +259,11 @@ pub(crate) fn any_thread_wakes<B: Backend>() {
     }
 }
 
-pub(crate) fn a_loss_wakes_a_sleeper<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_loss_wakes_a_sleeper(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut sleeper = world.take(0);
     let dies = world.take(1);
     let thread = std::thread::spawn(move || drop(dies));
@@ -273,26 +273,26 @@ pub(crate) fn a_loss_wakes_a_sleeper<B: Backend>() {
     thread.join().expect("dropping a device does not panic");
 }
 
-pub(crate) fn a_goodbye_wakes_a_sleeper<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_bye_wakes_a_sleeper(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |device, round| {
         if round == 20 {
             device.leave();
         }
     });
-    sleep_until(sleeper.as_mut(), "a goodbye", |events| events.contains(&Event::Left { peer: 1 }));
+    sleep_until(sleeper.as_mut(), "a bye", |events| events.contains(&Event::Departed { peer: 1 }));
     companion.finish();
 }
 
-pub(crate) fn a_fence_wakes_a_sleeper<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_fence_wakes_a_sleeper(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::connected(2);
+    let mut world = World::connected(backend, 2);
     let mut sleeper = world.take(0);
     let companion = Companion::start(world.take(1), |_, _| {});
     sleeper.sever(1);
@@ -300,11 +300,11 @@ pub(crate) fn a_fence_wakes_a_sleeper<B: Backend>() {
     companion.finish();
 }
 
-pub(crate) fn a_connection_wakes_a_sleeper<B: Backend>() {
-    if !B::LIVE {
-        return skip::<B>(NO_THREADS);
+pub(crate) fn a_connection_wakes_a_sleeper(backend: BackendKind) {
+    if !backend.live {
+        return skip(backend, NO_THREADS);
     }
-    let mut world = World::<B>::new(2);
+    let mut world = World::new(backend, 2);
     let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
     let mut sleeper = world.take(0);
     let theirs = addresses[0].clone();

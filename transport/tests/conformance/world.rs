@@ -103,9 +103,62 @@ pub(crate) trait Backend: Sized {
     /// The time to poll with: the clock, or virtual time, moved on to where something can happen.
     fn tick(&mut self) -> Nanos;
 
-    /// Ends a rank without goodbye.
+    /// Ends a rank without bye.
     fn kill(&mut self, device: Box<dyn Device>) {
         drop(device);
+    }
+}
+
+/// A [`Backend`] as a value, so that a test is compiled once and not once a backend.
+#[derive(Clone, Copy)]
+pub(crate) struct BackendKind {
+    /// How the backend is called in failures.
+    pub(crate) name: &'static str,
+    /// See [`Backend::LIVE`].
+    pub(crate) live: bool,
+    /// See [`Backend::LONG_BYTES`].
+    pub(crate) long_bytes: usize,
+    /// See [`Backend::FAILED_AFTER`].
+    pub(crate) failed_after: Duration,
+    start: fn(u32) -> Box<dyn Started>,
+}
+
+impl BackendKind {
+    /// The kind of a backend.
+    pub(crate) fn of<B: Backend + 'static>() -> Self {
+        Self {
+            name: B::NAME,
+            live: B::LIVE,
+            long_bytes: B::LONG_BYTES,
+            failed_after: B::FAILED_AFTER,
+            start: |world_size| Box::new(B::start(world_size)),
+        }
+    }
+}
+
+/// The methods of a [`Backend`] that was started.
+pub(crate) trait Started {
+    fn device(&mut self, config: DeviceConfig) -> Box<dyn Device>;
+    fn memory(&self, len: usize) -> Arc<dyn Memory>;
+    fn tick(&mut self) -> Nanos;
+    fn kill(&mut self, device: Box<dyn Device>);
+}
+
+impl<B: Backend> Started for B {
+    fn device(&mut self, config: DeviceConfig) -> Box<dyn Device> {
+        Backend::device(self, config)
+    }
+
+    fn memory(&self, len: usize) -> Arc<dyn Memory> {
+        Backend::memory(self, len)
+    }
+
+    fn tick(&mut self) -> Nanos {
+        Backend::tick(self)
+    }
+
+    fn kill(&mut self, device: Box<dyn Device>) {
+        Backend::kill(self, device);
     }
 }
 
@@ -113,8 +166,9 @@ pub(crate) trait Backend: Sized {
 pub(crate) type Ending = Result<u64, TransferError>;
 
 /// Devices of one backend, all in this process.
-pub(crate) struct World<B> {
-    backend: B,
+pub(crate) struct World {
+    kind: BackendKind,
+    backend: Box<dyn Started>,
     stations: Vec<Station>,
     next_id: u64,
     batch: Vec<Event>,
@@ -192,22 +246,22 @@ impl Responder for Inbox {
     }
 }
 
-impl<B: Backend> World<B> {
+impl World {
     /// So many ranks, none connected.
-    pub(crate) fn new(ranks: u32) -> Self {
-        Self::with(ranks, |_| {})
+    pub(crate) fn new(kind: BackendKind, ranks: u32) -> Self {
+        Self::with(kind, ranks, |_| {})
     }
 
     /// So many ranks, none connected, each made from a configuration that the test may change.
-    pub(crate) fn with(ranks: u32, change: impl Fn(&mut DeviceConfig)) -> Self {
-        let mut backend = B::start(ranks);
-        let stations = (0..ranks).map(|rank| station(&mut backend, rank, ranks, &change)).collect();
-        Self { backend, stations, next_id: 1, batch: Vec::with_capacity(EVENT_CAPACITY) }
+    pub(crate) fn with(kind: BackendKind, ranks: u32, change: impl Fn(&mut DeviceConfig)) -> Self {
+        let mut backend = (kind.start)(ranks);
+        let stations = (0..ranks).map(|rank| station(&mut *backend, rank, ranks, &change)).collect();
+        Self { kind, backend, stations, next_id: 1, batch: Vec::with_capacity(EVENT_CAPACITY) }
     }
 
     /// So many ranks, each connected to each other.
-    pub(crate) fn connected(ranks: u32) -> Self {
-        let mut world = Self::new(ranks);
+    pub(crate) fn connected(kind: BackendKind, ranks: u32) -> Self {
+        let mut world = Self::new(kind, ranks);
         world.connect_all();
         world
     }
@@ -235,7 +289,7 @@ impl<B: Backend> World<B> {
         self.stations[rank as usize].device.take().expect("the rank still has its device")
     }
 
-    /// Ends a rank without goodbye.
+    /// Ends a rank without bye.
     pub(crate) fn kill(&mut self, rank: Rank) {
         let device = self.take(rank);
         self.backend.kill(device);
@@ -264,8 +318,13 @@ impl<B: Backend> World<B> {
     }
 
     /// The backend, for memory and time.
-    pub(crate) fn backend(&mut self) -> &mut B {
-        &mut self.backend
+    pub(crate) fn backend(&mut self) -> &mut dyn Started {
+        &mut *self.backend
+    }
+
+    /// The kind of the backend.
+    pub(crate) fn kind(&self) -> BackendKind {
+        self.kind
     }
 
     /// Polls every rank once and keeps what it says.
@@ -281,7 +340,7 @@ impl<B: Backend> World<B> {
                 station.keep(event);
             }
         }
-        if idle && B::LIVE {
+        if idle && self.kind.live {
             std::thread::yield_now();
         }
     }
@@ -290,8 +349,9 @@ impl<B: Backend> World<B> {
     pub(crate) fn until(&mut self, what: &str, mut holds: impl FnMut(&mut Self) -> bool) {
         let deadline = clock::now() + PATIENCE;
         while !holds(self) {
-            let seen =
-                |world: &Self| format!("{}: {PATIENCE:?} passed without {what}{}", B::NAME, world.seen());
+            let seen = |world: &Self| {
+                format!("{}: {PATIENCE:?} passed without {what}{}", self.kind.name, world.seen())
+            };
             assert!(clock::now() < deadline, "{}", seen(self));
             self.pump();
         }
@@ -301,7 +361,7 @@ impl<B: Backend> World<B> {
     pub(crate) fn watch(&mut self, mut check: impl FnMut(&mut Self)) {
         let end = clock::now() + WATCHED;
         let mut rounds = 0;
-        while rounds < WATCHED_ROUNDS || (B::LIVE && clock::now() < end) {
+        while rounds < WATCHED_ROUNDS || (self.kind.live && clock::now() < end) {
             self.pump();
             check(self);
             rounds += 1;
@@ -351,7 +411,7 @@ impl<B: Backend> World<B> {
             posted = match world.device(from).post(to, message, Urgency::Ordinary) {
                 Ok(()) => true,
                 Err(PostError::QueueFull { .. }) => false,
-                Err(error) => panic!("{}: posting from {from} to {to} failed: {error}", B::NAME),
+                Err(error) => panic!("{}: posting from {from} to {to} failed: {error}", world.kind.name),
             };
             posted
         });
@@ -380,7 +440,7 @@ impl<B: Backend> World<B> {
             match world.try_submit(from, to, what.clone()) {
                 Ok(accepted) => id = Some(accepted),
                 Err(SubmitError::QueueFull { .. }) => {}
-                Err(error) => panic!("{}: {from} to {to} was not accepted: {error}", B::NAME),
+                Err(error) => panic!("{}: {from} to {to} was not accepted: {error}", world.kind.name),
             }
             id.is_some()
         });
@@ -408,7 +468,7 @@ impl<B: Backend> World<B> {
     /// How a transfer ended, which it must have, once.
     pub(crate) fn ending(&self, rank: Rank, id: TransferId) -> Ending {
         let endings = self.endings(rank, id);
-        assert_eq!(endings.len(), 1, "{}: {id:?} of rank {rank} must end once: {endings:?}", B::NAME);
+        assert_eq!(endings.len(), 1, "{}: {id:?} of rank {rank} must end once: {endings:?}", self.kind.name);
         endings[0].clone()
     }
 
@@ -434,7 +494,7 @@ impl<B: Backend> World<B> {
     pub(crate) fn check_nothing_succeeds_after(&self, rank: Rank, end: &Event) {
         let after = self.log(rank).iter().skip_while(|event| *event != end);
         let succeeded = after.filter(|event| matches!(event, Event::Done { result: Ok(_), .. })).count();
-        assert_eq!(succeeded, 0, "{}: after {end:?} all transfers fail", B::NAME);
+        assert_eq!(succeeded, 0, "{}: after {end:?} all transfers fail", self.kind.name);
     }
 
     /// Every event of a rank in order.
@@ -473,7 +533,7 @@ impl<B: Backend> World<B> {
         for (from, to) in [(one, other), (other, one)] {
             let before = self.count(to, from, SIGNAL_SLOT);
             let ending = self.carry_out(from, to, Submission::Signal(signal(SIGNAL_SLOT, b"still here")));
-            assert_eq!(ending, Ok(0), "{}: {from} no longer reaches {to}", B::NAME);
+            assert_eq!(ending, Ok(0), "{}: {from} no longer reaches {to}", self.kind.name);
             self.until("a signal between ranks that were not touched", |world| {
                 world.count(to, from, SIGNAL_SLOT) == before + 1
             });
@@ -486,7 +546,7 @@ impl<B: Backend> World<B> {
             match event {
                 Event::Connected { peer: who } if *who == peer => up = true,
                 Event::PeerLost { peer: who, .. }
-                | Event::Left { peer: who }
+                | Event::Departed { peer: who }
                 | Event::Severed { peer: who }
                     if *who == peer =>
                 {
@@ -530,8 +590,8 @@ impl Station {
     }
 }
 
-fn station<B: Backend>(
-    backend: &mut B,
+fn station(
+    backend: &mut dyn Started,
     rank: Rank,
     world_size: u32,
     change: &impl Fn(&mut DeviceConfig),
@@ -597,10 +657,10 @@ pub(crate) fn assert_bytes(got: &[u8], want: &[u8], what: &str) {
 
 /// Says why a test does not apply, on the terminal and not only in the captured output; once,
 /// however often it repeats.
-pub(crate) fn skip<B: Backend>(reason: &str) {
+pub(crate) fn skip(backend: BackendKind, reason: &str) {
     static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let thread = std::thread::current();
-    let line = format!("skipped {}: {} {reason}", thread.name().unwrap_or("a test"), B::NAME);
+    let line = format!("skipped {}: {} {reason}", thread.name().unwrap_or("a test"), backend.name);
     if SAID.lock().expect("nobody panics with it").insert(line.clone()) {
         let _ = writeln!(std::io::stderr(), "{line}");
     }

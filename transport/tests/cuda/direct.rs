@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use pleach_transport::cuda::{CudaMemory, Gpu};
-use pleach_transport::verbs::{MemoryError, VerbsDevice, Wish};
+use pleach_transport::verbs::{MemoryError, VerbsDevice, VerbsOptions};
 use pleach_transport::{
     Device, Inline, Memory, RegisterError, SharedMemory, Source, Transfer, TransferError, TransferId,
 };
@@ -22,7 +22,7 @@ fn device(rank: u32) -> VerbsDevice {
     let mut devices: Vec<String> = entries.map(name).collect();
     devices.sort();
     let own = devices[rank as usize % devices.len()].clone();
-    VerbsDevice::new(config(rank), &Wish { device: Some(own), ..Wish::default() })
+    VerbsDevice::new(config(rank), &VerbsOptions { device: Some(own), ..VerbsOptions::default() })
         .expect("a device that is up")
 }
 

@@ -1,8 +1,8 @@
-//! Losses, deaths, goodbyes, severing.
+//! Losses, deaths, byes, severing.
 
 use std::time::Duration;
 
-use pleach_transport::sim::{Canary, Fault, LinkId, Options, Random};
+use pleach_transport::sim::{Fault, LinkId, Mutant, Options, Random};
 use pleach_transport::{
     Device, Event, Flush, LossCause, Nanos, PostError, SubmitError, TransferError, Urgency,
 };
@@ -37,7 +37,7 @@ fn after_a_death_all_transfers_to_it_fail_after_its_loss_was_told_and_others_go_
             ranks.step();
         }
         let died_at = ranks.world.now();
-        ranks.world.inflict(Fault::RankDeath { rank: 1 });
+        ranks.world.inject(Fault::RankDeath { rank: 1 });
         ranks.until(|ranks| ranks.lost(0, 1).is_some() && ranks.lost(2, 1).is_some());
         assert!(ranks.world.now() - died_at <= Duration::from_millis(1), "seed {seed}: found out late");
         assert_eq!(ranks.lost(0, 1), Some(LossCause::ProcessEnded));
@@ -62,27 +62,30 @@ fn after_a_death_all_transfers_to_it_fail_after_its_loss_was_told_and_others_go_
 }
 
 #[test]
-fn a_device_dropped_without_goodbye_is_a_loss_and_one_that_left_is_none() {
+fn a_device_dropped_without_bye_is_a_loss_and_one_that_left_is_none() {
     for seed in 0..20 {
         let mut ranks = Ranks::connected(harsh(3, seed));
         let (ours, theirs) = (ranks.register(0, 2_000), ranks.register(1, 2_000));
         ours.whole().store(&[4; 2_000]);
         let last = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         ranks.device(0).leave();
-        assert!(!ranks.device(0).flush(Flush::All), "a put and two goodbyes are still to be said");
-        while !ranks.saw(1, &Event::Left { peer: 0 }) {
+        assert!(!ranks.device(0).flush(Flush::All), "a put and two byes are still to be said");
+        while !ranks.saw(1, &Event::Departed { peer: 0 }) {
             assert!(ranks.step());
         }
-        assert_eq!(theirs.whole().to_vec(), [4; 2_000], "what was sent before the goodbye arrives first");
+        assert_eq!(theirs.whole().to_vec(), [4; 2_000], "what was sent before the bye arrives first");
         assert_eq!(ranks.count(1, 0, 0), 1);
         ranks.until(|ranks| ranks.device(0).flush(Flush::All));
         assert_eq!(ranks.done(0, last), Some(Ok(0)));
         ranks.devices[0] = None;
         ranks.devices[2] = None;
         ranks.drain();
-        assert_eq!(ranks.lost(1, 0), None, "seed {seed}: it said goodbye");
+        assert_eq!(ranks.lost(1, 0), None, "seed {seed}: it said bye");
         assert_eq!(ranks.lost(1, 2), Some(LossCause::ConnectionClosed));
-        assert_eq!(ranks.try_submit(1, 0, Submission::Signal(signal(0))), Err(SubmitError::Left { peer: 0 }));
+        assert_eq!(
+            ranks.try_submit(1, 0, Submission::Signal(signal(0))),
+            Err(SubmitError::Departed { peer: 0 })
+        );
     }
 }
 
@@ -128,16 +131,16 @@ fn writes_after_severed(options: Options) -> usize {
 }
 
 #[test]
-fn a_severed_peer_changes_no_byte_any_more_and_the_canary_does() {
+fn a_severed_peer_changes_no_byte_any_more_and_the_mutant_does() {
     let mut broken = 0;
     for seed in 0..40 {
         for maps in [false, true] {
             assert_eq!(writes_after_severed(Options { maps, ..harsh(2, seed) }), 0, "seed {seed}");
         }
-        let canary = Some(Canary::SeveredPeerWrites);
-        broken += usize::from(writes_after_severed(Options { canary, ..harsh(2, seed) }) > 0);
+        let mutant = Some(Mutant::SeveredPeerWrites);
+        broken += usize::from(writes_after_severed(Options { mutant, ..harsh(2, seed) }) > 0);
     }
-    assert!(broken > 10, "the canary wrote in {broken} of 40 runs");
+    assert!(broken > 10, "the mutant wrote in {broken} of 40 runs");
 }
 
 #[test]
@@ -148,7 +151,7 @@ fn a_link_that_goes_down_is_found_at_both_ends_and_nothing_passes_it() {
         ours.whole().store(&[1; 1_000]);
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         // The first wire of a full mesh joins ranks 0 and 1.
-        ranks.world.inflict(Fault::LinkDown { link: LinkId(0) });
+        ranks.world.inject(Fault::LinkDown { link: LinkId(0) });
         ranks.drain();
         assert_eq!(ranks.lost(0, 1), Some(LossCause::LinkDown));
         assert_eq!(ranks.lost(1, 0), Some(LossCause::LinkDown));
@@ -165,7 +168,7 @@ fn a_one_sided_loss_is_seen_at_one_end_at_once_and_at_the_other_within_the_bound
         let mut ranks = Ranks::connected(harsh(2, seed));
         let (ours, theirs) = (ranks.register(0, 100), ranks.register(1, 100));
         let start = ranks.world.now();
-        ranks.world.inflict(Fault::OneSidedLoss { rank: 0, peer: 1 });
+        ranks.world.inject(Fault::OneSidedLoss { rank: 0, peer: 1 });
         ranks.poll(0);
         assert!(ranks.lost(0, 1).is_some());
         // The other end knows nothing yet: what it sends is accepted, and may even land.
@@ -184,7 +187,7 @@ fn a_frozen_rank_makes_no_progress_and_then_goes_on() {
     let mut ranks = Ranks::connected(options(2, 1));
     let freeze = Fault::Freeze { rank: 1, duration: Duration::from_millis(5), watcher: false };
     let start = ranks.world.now();
-    ranks.world.inflict(freeze);
+    ranks.world.inject(freeze);
     assert!(ranks.world.is_frozen(1) && !ranks.world.is_frozen(0));
     ranks.submit(0, 1, Submission::Signal(signal(0)));
     ranks.until(|ranks| {
@@ -201,7 +204,7 @@ fn a_busy_ranks_watcher_answers_and_a_stopped_ones_does_not() {
         let mut ranks = Ranks::connected(options(2, 1));
         let duration = Duration::from_millis(5);
         let start = ranks.world.now();
-        ranks.world.inflict(Fault::Freeze { rank: 1, duration, watcher });
+        ranks.world.inject(Fault::Freeze { rank: 1, duration, watcher });
         ranks.device(0).post(1, b"?what are you doing", Urgency::Ordinary).expect("posted");
         ranks.until(|ranks| !ranks.listeners[0].heard.lock().unwrap().is_empty());
         assert_eq!(*ranks.listeners[0].heard.lock().unwrap(), [(1, b"!".to_vec())]);

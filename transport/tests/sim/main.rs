@@ -1,5 +1,5 @@
-//! The simulator: that it is exact, reproducible, as nasty as it says, and that its canaries are
-//! what they claim.
+//! The simulator: that it is exact, reproducible, as free as the contract allows, and that its
+//! mutants are what they claim.
 
 mod failures;
 mod ranks;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_transport::sim::{
-    AccessKind, Actor, Canary, FaultKinds, Faults, Network, Observer, Options, Random, Record,
+    AccessKind, Actor, FaultKinds, Faults, Mutant, Network, Observer, Options, Random, Record,
     TransferNumber, World,
 };
 use pleach_transport::{
@@ -175,10 +175,10 @@ fn bytes_are_complete_at_their_signal_and_torn_reordered_and_early_before_it() {
 #[test]
 fn a_source_is_read_as_late_as_done_and_not_later() {
     let (mut late, mut after) = (0, 0);
-    for (canary, seed) in
-        (0..40).map(|seed| (None, seed)).chain((0..40).map(|seed| (Some(Canary::SourceReadAfterDone), seed)))
+    for (mutant, seed) in
+        (0..40).map(|seed| (None, seed)).chain((0..40).map(|seed| (Some(Mutant::SourceReadAfterDone), seed)))
     {
-        let mut ranks = Ranks::connected(Options { canary, ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(Options { mutant, ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         // A caller that breaks the rules changes the source while it is under way, one that keeps
@@ -188,21 +188,21 @@ fn a_source_is_read_as_late_as_done_and_not_later() {
         ours.whole().store(&[2; 1_000]);
         ranks.until(|ranks| ranks.count(1, 0, 0) == 1);
         let bytes = theirs.whole().to_vec();
-        late += usize::from(canary.is_none() && bytes.contains(&1));
-        assert!(canary.is_some() || !bytes.contains(&2), "seed {seed}: read after Done");
+        late += usize::from(mutant.is_none() && bytes.contains(&1));
+        assert!(mutant.is_some() || !bytes.contains(&2), "seed {seed}: read after Done");
         after += usize::from(bytes.contains(&2));
     }
     assert_eq!(late, 40);
-    assert!(after > 5, "the canary reads it after Done: {after}");
+    assert!(after > 5, "the mutant reads it after Done: {after}");
 }
 
 #[test]
-fn the_canaries_do_what_they_say() {
+fn the_mutants_do_what_they_say() {
     let mut early = 0;
     let mut swapped = 0;
     for seed in 0..20 {
         let mut ranks =
-            Ranks::connected(Options { canary: Some(Canary::SignalBeforeBytes), ..harsh(2, seed) });
+            Ranks::connected(Options { mutant: Some(Mutant::SignalBeforeBytes), ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         ours.whole().store(&[1; 1_000]);
         ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
@@ -212,7 +212,7 @@ fn the_canaries_do_what_they_say() {
         assert_eq!(theirs.whole().to_vec(), [1; 1_000]);
         assert_eq!(ranks.count(1, 0, 0), 1, "one signal all the same");
 
-        let mut ranks = Ranks::connected(Options { canary: Some(Canary::SignalsSwapped), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(Options { mutant: Some(Mutant::SignalsSwapped), ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 2_000));
         ours.whole().store(&[1; 1_000]);
         for half in 0..2usize {
@@ -226,7 +226,7 @@ fn the_canaries_do_what_they_say() {
     assert!(swapped > 3, "{swapped}");
     let mut overtaken = 0;
     for seed in 0..100 {
-        let mut ranks = Ranks::connected(Options { canary: Some(Canary::SignalAfterDone), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(Options { mutant: Some(Mutant::SignalAfterDone), ..harsh(2, seed) });
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         ours.whole().store(&[1; 1_000]);
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
@@ -363,7 +363,7 @@ fn the_world_names_all_signal_slots_in_which_signals_have_come_since_it_was_aske
     for seed in 0..20 {
         let mut ranks = Ranks::connected(harsh(3, seed));
         let mut named = Vec::new();
-        assert!(!ranks.world.take_noticed(0, &mut named), "what came before is not known");
+        assert!(!ranks.world.take_signalled(0, &mut named), "what came before is not known");
         assert_eq!(named, []);
         for round in 0..4 {
             let signal_slots = [(1, 0), (1, 3), (2, 0), (2, 15)];
@@ -371,7 +371,7 @@ fn the_world_names_all_signal_slots_in_which_signals_have_come_since_it_was_aske
                 ranks.submit(from, 0, Submission::Signal(signal(signal_slot)));
                 ranks.until(|ranks| ranks.count(0, from, signal_slot) > round);
             }
-            assert!(ranks.world.take_noticed(0, &mut named), "seed {seed}");
+            assert!(ranks.world.take_signalled(0, &mut named), "seed {seed}");
             named.sort_unstable();
             assert_eq!(named, signal_slots, "seed {seed}: each once");
             named.clear();
@@ -429,7 +429,8 @@ fn an_observer_is_told_every_byte_of_a_put_between_its_submit_and_its_signal() {
             records.0.iter().position(|(_, record)| wanted(record)).expect("was told")
         };
         let submitted = position(&|record| matches!(record, Record::Submitted { .. }));
-        let noticed = position(&|record| matches!(record, Record::Noticed { signal_slot: 9, count: 1, .. }));
+        let noticed =
+            position(&|record| matches!(record, Record::Signalled { signal_slot: 9, count: 1, .. }));
         let completed = position(&|record| matches!(record, Record::Completed { .. }));
         for (kind, key, limit) in
             [(AccessKind::Read, ours.key(), completed), (AccessKind::Write, theirs.key(), noticed)]
@@ -512,5 +513,5 @@ fn events_are_traced_as_lines_when_asked_for() {
     ranks.world.finish();
     let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
     assert!(text.contains(" signal 0 5 1"), "{text}");
-    assert!(!ranks.saw(0, &Event::Left { peer: 1 }));
+    assert!(!ranks.saw(0, &Event::Departed { peer: 1 }));
 }

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::cuda::{CudaError, CudaMemory, Gpu, Mark, Pinned, Stream};
+use pleach_transport::cuda::{CudaError, CudaEvent, CudaMemory, Gpu, PinnedMemory, Stream};
 use pleach_transport::{Memory, Nanos, Space};
 
 use super::{Compute, ComputeError, Job};
@@ -42,9 +42,9 @@ pub struct CudaCompute {
     kernels: Kernels,
     stream: Stream,
     /// Jobs under way in their order: the number and the mark behind each.
-    under_way: VecDeque<(u64, Mark)>,
+    under_way: VecDeque<(u64, CudaEvent)>,
     /// Marks for later jobs.
-    spare: Vec<Mark>,
+    spare: Vec<CudaEvent>,
     /// Number of the last job that was begun, and of the last that is complete.
     begun: u64,
     done: u64,
@@ -74,12 +74,12 @@ impl CudaCompute {
     fn begin(&mut self, job: &mut Job) -> Result<(), ComputeError> {
         let mut mark = match self.spare.pop() {
             Some(mark) => mark,
-            None => Mark::new(&self.gpu)?,
+            None => CudaEvent::new(&self.gpu)?,
         };
         // SAFETY: the memory is the job's, which its owner vouches for until the job is complete or
         // nothing is under way.
         unsafe { self.kernels.launch(&self.stream, job)? };
-        self.stream.mark_with(&mut mark)?;
+        self.stream.record(&mut mark)?;
         self.begun += 1;
         job.ticket = self.begun;
         self.under_way.push_back((self.begun, mark));
@@ -134,7 +134,7 @@ unsafe impl Compute for CudaCompute {
 
     fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {
         Ok(match self.staging {
-            Staging::Host => Pinned::new(&self.gpu, memory)?,
+            Staging::Host => PinnedMemory::new(&self.gpu, memory)?,
             Staging::Gpu => CudaMemory::new(&self.gpu, memory.len())?,
         })
     }

@@ -258,7 +258,7 @@ mod priorities {
                     if !has_stopped && cluster.world.now() >= stops_at {
                         has_stopped = true;
                         let duration = Duration::from_millis(20);
-                        cluster.world.inflict(Fault::Freeze { rank: 0, duration, watcher: false });
+                        cluster.world.inject(Fault::Freeze { rank: 0, duration, watcher: false });
                     }
                     for (rank, runs) in runs.iter_mut().enumerate() {
                         take_ended(cluster, rank, runs);

@@ -1,8 +1,8 @@
 //! What ranks were asked to take, and the versions of what they take it with.
 
 use pleach::transport::verbs::port::Port;
-use pleach::transport::verbs::survey::{DeviceSeen, Opened};
-use pleach::transport::verbs::{Connect, Wish};
+use pleach::transport::verbs::survey::{DeviceReport, OpenDevice};
+use pleach::transport::verbs::{Connect, VerbsOptions};
 
 use super::*;
 
@@ -10,7 +10,7 @@ use super::*;
 fn what_was_asked_for_and_is_not_there_is_mended_by_the_variable_that_asks_for_it() {
     let root = Root::healthy();
     let mut machine = root.machine();
-    let device = |name: &str| Wish { device: Some(name.to_owned()), ..Wish::default() };
+    let device = |name: &str| VerbsOptions { device: Some(name.to_owned()), ..VerbsOptions::default() };
     machine.wish = Ok(device("mlx5_0, mlx5_0:1"));
     assert_eq!(troubles(&machine), []);
     let findings = look(&machine, CHECKS);
@@ -20,13 +20,17 @@ fn what_was_asked_for_and_is_not_there_is_mended_by_the_variable_that_asks_for_i
         (device("mlx5_0,mlx5_7"), "no RDMA device 'mlx5_7'", "export PLEACH_VERBS_DEVICE=mlx5_0:1"),
         (device("mlx5_0:x"), "no RDMA device 'mlx5_0:x'", "export PLEACH_VERBS_DEVICE=mlx5_0:1"),
         (
-            Wish { interface: Some("eth9".to_owned()), ..Wish::default() },
+            VerbsOptions { interface: Some("eth9".to_owned()), ..VerbsOptions::default() },
             "address of eth9",
             "unset PLEACH_INTERFACE   # or: export PLEACH_INTERFACE=ens1np0",
         ),
-        (Wish { queue_pairs: Some(99), ..Wish::default() }, "take 1 to 16", "unset PLEACH_VERBS_QUEUE_PAIRS"),
         (
-            Wish { gid_index: Some(9), ..device("mlx5_1") },
+            VerbsOptions { queue_pairs: Some(99), ..VerbsOptions::default() },
+            "take 1 to 16",
+            "unset PLEACH_VERBS_QUEUE_PAIRS",
+        ),
+        (
+            VerbsOptions { gid_index: Some(9), ..device("mlx5_1") },
             "no RDMA device 'mlx5_1'",
             "unset PLEACH_VERBS_DEVICE PLEACH_VERBS_GID_INDEX PLEACH_INTERFACE",
         ),
@@ -47,7 +51,7 @@ fn of_several_devices_the_one_that_libibverbs_lists_first_is_taken_as_ranks_take
     let mut machine = root.machine();
     let ports = machine.rdma_ports().expect("there is one").to_vec();
     let other = Port { device: "mlx5_1".to_owned(), ..ports[0].clone() };
-    let seen = |name: &str| DeviceSeen { name: name.to_owned(), opened: Ok(Opened::default()) };
+    let seen = |name: &str| DeviceReport { name: name.to_owned(), opened: Ok(OpenDevice::default()) };
     machine.verbs = Some(Ok(vec![seen("mlx5_1"), seen("mlx5_0")]));
     let chosen = rdma::choose(&machine, &[ports[0].clone(), other]).expect("both can be used");
     assert_eq!(chosen[0].device, "mlx5_1");
@@ -57,7 +61,7 @@ fn of_several_devices_the_one_that_libibverbs_lists_first_is_taken_as_ranks_take
 fn rdma_cm_is_looked_at_where_ranks_are_joined_by_it() {
     let root = Root::healthy();
     let mut machine = root.machine();
-    machine.wish = Ok(Wish { connect: Connect::RdmaCm, ..Wish::default() });
+    machine.wish = Ok(VerbsOptions { connect: Connect::RdmaCm, ..VerbsOptions::default() });
     machine.rdma_cm = Some(Ok(()));
     let (level, subject, _, command) = trouble(&machine);
     assert_eq!(

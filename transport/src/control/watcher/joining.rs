@@ -1,5 +1,4 @@
-//! How pairs come about: who dials whom, who is let in, what is proved before anything else is
-//! said.
+//! How pairs are connected: dialing, accepting, handshakes, and the opening of a pair.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -9,22 +8,22 @@ use rustix::event::epoll;
 use rustix::net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::connection::{Arrivals, Connection, Origin, Peer, Proving};
+use super::{Connection, Origin, PairConnections, Peer, PendingHandshake};
 use super::{DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Watcher};
 use crate::Rank;
 use crate::accepting::ACCEPTS_AT_ONCE;
 use crate::clock::Nanos;
 use crate::control::FabricMessage;
+use crate::control::State;
 use crate::control::frame::{Frame, HEADER_BYTES};
 use crate::control::handshake::{Handshake, Hello, Progress, Role};
-use crate::control::link::State;
-use crate::control::shared::{ControlEvent, Shared};
 use crate::control::socket;
+use crate::control::{ControlEvent, Shared};
 use crate::device::files_allowed;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 
 impl<M: FabricMessage> Watcher<M> {
-    /// Lets in who waits, up to a number, so that those who are in get their turn.
+    /// Accepts connections, up to a limit, so that connections that exist get their turn.
     pub(super) fn accept(&mut self, now: Nanos) {
         for _ in 0..ACCEPTS_AT_ONCE {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -33,10 +32,10 @@ impl<M: FabricMessage> Watcher<M> {
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
                 Err(rustix::io::Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Out of descriptors or memory. Where more unproved connections are here than
-                    // peers can have, they hold them.
-                    if self.unproved.len() > self.connections_max() {
-                        return self.drop_oldest_unproved();
+                    // Out of descriptors or memory. If more unauthenticated connections exist than
+                    // peers can have, those use them up.
+                    if self.unauthenticated.len() > self.connections_max() {
+                        return self.drop_oldest_unauthenticated();
                     }
                     self.rest.begin(&self.epoll, &self.listener, now);
                     return self.cannot_open(&errno.into());
@@ -45,31 +44,32 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Connections that all peers can have at most.
+    /// The most connections that all peers together have.
     fn connections_max(&self) -> usize {
         self.identity.connections() * self.peers.len()
     }
 
     fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>, now: Nanos) {
-        // The kernel says where from, but for connections that ended meanwhile.
+        // The kernel knows the address, unless the connection has ended meanwhile.
         let Some(Ok(from)) = from.map(SocketAddr::try_from) else { return };
-        if self.unproved.len() >= HANDSHAKES_MIN.max(2 * self.connections_max()) {
-            self.drop_oldest_unproved();
+        if self.unauthenticated.len() >= HANDSHAKES_MIN.max(2 * self.connections_max()) {
+            self.drop_oldest_unauthenticated();
         }
         let origin = Origin::Accepted(from.ip());
         let handshake = Handshake::listen(&self.identity);
-        let proving = Proving { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
-        // No room in the kernel: the connection is dropped.
-        if let Ok(slot) = self.insert(Connection::Handshake(Box::new(proving)), epoll::EventFlags::IN) {
-            self.unproved.add(from.ip(), slot as u64);
-            // At once: what it has said already keeps it from being taken for one that says
-            // nothing.
+        let pending =
+            PendingHandshake { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
+        // If the kernel has no room, the connection is dropped.
+        if let Ok(slot) = self.insert(Connection::Handshake(Box::new(pending)), epoll::EventFlags::IN) {
+            self.unauthenticated.add(from.ip(), slot as u64);
+            // At once: bytes that have come already keep it from being counted as a connection that
+            // sends nothing.
             self.serve_handshake(slot, now);
         }
     }
 
-    fn drop_oldest_unproved(&mut self) {
-        if let Some(slot) = self.unproved.first_to_drop() {
+    fn drop_oldest_unauthenticated(&mut self) {
+        if let Some(slot) = self.unauthenticated.first_to_drop() {
             self.remove(slot as usize);
         }
     }
@@ -77,20 +77,20 @@ impl<M: FabricMessage> Watcher<M> {
     pub(super) fn dial(&mut self, peer: Rank, now: Nanos) {
         self.abandon_attempt(peer);
         let session = session();
-        let Some(wanted) = &mut self.peers[peer as usize].wanted else { return };
-        wanted.session = session;
-        wanted.retry_at = None;
-        let Some(address) = wanted.dial else { return };
-        let deadline = wanted.deadline.min(now + HANDSHAKE_LIMIT);
+        let Some(request) = &mut self.peers[peer as usize].request else { return };
+        request.session = session;
+        request.retry_at = None;
+        let Some(address) = request.dial else { return };
+        let deadline = request.deadline.min(now + HANDSHAKE_LIMIT);
         let data = (0..self.identity.data_connections)
             .flat_map(|index| [(Role::ToListener, index), (Role::ToDialer, index)]);
         for (role, index) in std::iter::once((Role::Control, 0)).chain(data) {
             let handshake = Handshake::dial(&self.identity, role, index, peer, session);
             let inserted = socket::dial(&address).and_then(|socket| {
                 let origin = Origin::Dialed(peer, session);
-                let proving = Proving { socket, handshake, deadline, origin, verdict: None };
+                let pending = PendingHandshake { socket, handshake, deadline, origin, verdict: None };
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-                self.insert(Connection::Handshake(Box::new(proving)), flags)
+                self.insert(Connection::Handshake(Box::new(pending)), flags)
             });
             if let Err(error) = inserted {
                 self.dial_again(peer, now);
@@ -99,46 +99,46 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// Peers for whose connections this process may open no more files would wait for them until
-    /// their time is up.
+    /// Gives up the peers that are not connected if this process may open no more files; they would
+    /// wait until their deadline.
     fn cannot_open(&mut self, error: &std::io::Error) {
         if files_allowed(error).is_none() {
             return;
         }
         for peer in 0..self.peers.len() as Rank {
-            if self.peers[peer as usize].wanted.is_some() {
+            if self.peers[peer as usize].request.is_some() {
                 self.forget(peer);
                 self.shared.lose(peer, LossCause::unconnected(error));
             }
         }
     }
 
-    /// Drops all of an attempt that did not lead to a pair.
+    /// Drops all connections of an attempt that did not lead to a pair.
     fn abandon_attempt(&mut self, peer: Rank) {
         for slot in self.peers[peer as usize].slots.clone() {
             self.remove(slot);
         }
-        self.peers[peer as usize].arrivals = None;
+        self.peers[peer as usize].connections_of_attempt = None;
     }
 
     pub(super) fn dial_again(&mut self, peer: Rank, now: Nanos) {
         self.abandon_attempt(peer);
-        if let Some(wanted) = &mut self.peers[peer as usize].wanted
-            && wanted.dial.is_some()
+        if let Some(request) = &mut self.peers[peer as usize].request
+            && request.dial.is_some()
         {
-            wanted.retry_at = Some(now + wanted.pause);
-            wanted.pause = (wanted.pause * 2).min(DIAL_PAUSE_MAX);
+            request.retry_at = Some(now + request.pause);
+            request.pause = (request.pause * 2).min(DIAL_PAUSE_MAX);
         }
     }
 
     pub(super) fn forget(&mut self, peer: Rank) {
         self.abandon_attempt(peer);
-        self.peers[peer as usize].wanted = None;
+        self.peers[peer as usize].request = None;
     }
 
     pub(super) fn drop_handshake(&mut self, slot: usize, now: Nanos) {
-        if let Some(Connection::Handshake(proving)) = self.remove(slot)
-            && let Some((peer, _)) = proving.origin.dialed()
+        if let Some(Connection::Handshake(pending)) = self.remove(slot)
+            && let Some((peer, _)) = pending.origin.dialed()
         {
             self.dial_again(peer, now);
         }
@@ -146,47 +146,47 @@ impl<M: FabricMessage> Watcher<M> {
 
     pub(super) fn serve_handshake(&mut self, slot: usize, now: Nanos) {
         loop {
-            let Some(Connection::Handshake(proving)) = self.connections.value_mut(slot) else { return };
-            if !send_outgoing(proving) {
+            let Some(Connection::Handshake(pending)) = self.connections.value_mut(slot) else { return };
+            if !send_outgoing(pending) {
                 self.drop_handshake(slot, now);
                 return;
             }
-            if proving.handshake.outgoing().is_empty() {
-                if let Some(verdict) = proving.verdict {
-                    self.conclude(slot, verdict, now);
+            if pending.handshake.outgoing().is_empty() {
+                if let Some(verdict) = pending.verdict {
+                    self.finish_handshake(slot, verdict, now);
                     return;
                 }
-            } else if proving.verdict.is_some() {
-                // Nothing but room to send is awaited.
+            } else if pending.verdict.is_some() {
+                // Only room to send is missing.
                 let _ = self.watch(slot, epoll::EventFlags::OUT);
                 return;
             }
             let flags = RecvFlags::DONTWAIT;
-            match rustix::net::recv(&proving.socket, proving.handshake.room(), flags) {
+            match rustix::net::recv(&pending.socket, pending.handshake.room(), flags) {
                 Ok((0, _)) => {
                     self.drop_handshake(slot, now);
                     return;
                 }
                 Ok((count, _)) => {
-                    let progress = match proving.handshake.received(count) {
-                        Progress::Asked(hello) => {
-                            let decision = decide(&self.peers, &self.shared, &hello);
-                            proving.handshake.admit(decision)
+                    let progress = match pending.handshake.received(count) {
+                        Progress::AwaitsAdmission(hello) => {
+                            let decision = admission(&self.peers, &self.shared, &hello);
+                            pending.handshake.admit(decision)
                         }
                         progress => progress,
                     };
-                    if progress != Progress::Under {
-                        proving.verdict = Some(progress);
-                    } else if let Origin::Accepted(from) = proving.origin
-                        && proving.handshake.has_greeted()
+                    if progress != Progress::Pending {
+                        pending.verdict = Some(progress);
+                    } else if let Origin::Accepted(from) = pending.origin
+                        && pending.handshake.has_received_hello()
                     {
-                        self.unproved.greeted(from, slot as u64);
+                        self.unauthenticated.hello_received(from, slot as u64);
                     }
                 }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => {
                     // Dialed sockets are watched for room until they are connected.
-                    if proving.handshake.outgoing().is_empty() {
+                    if pending.handshake.outgoing().is_empty() {
                         let _ = self.watch(slot, epoll::EventFlags::IN);
                     }
                     return;
@@ -199,14 +199,14 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// A handshake is over.
-    fn conclude(&mut self, slot: usize, verdict: Progress, now: Nanos) {
-        let Some(Connection::Handshake(proving)) = self.remove(slot) else { return };
-        let dialed = proving.origin.dialed();
+    /// Acts on the result of a handshake.
+    fn finish_handshake(&mut self, slot: usize, verdict: Progress, now: Nanos) {
+        let Some(Connection::Handshake(pending)) = self.remove(slot) else { return };
+        let dialed = pending.origin.dialed();
         match (verdict, dialed) {
             (Progress::Done(hello), _) => {
-                if socket::tune(&proving.socket).is_ok() {
-                    self.arrived(&hello, proving.socket, dialed);
+                if socket::tune(&pending.socket).is_ok() {
+                    self.add_connection(&hello, pending.socket, dialed);
                 } else if let Some((peer, _)) = dialed {
                     self.dial_again(peer, now);
                 }
@@ -229,98 +229,102 @@ impl<M: FabricMessage> Watcher<M> {
         }
     }
 
-    /// A proved connection joins the others of its attempt.
-    fn arrived(&mut self, hello: &Hello, socket: OwnedFd, dialed: Option<(Rank, u64)>) {
+    /// Adds an authenticated connection to the others of its attempt.
+    fn add_connection(&mut self, hello: &Hello, socket: OwnedFd, dialed: Option<(Rank, u64)>) {
         let peer = hello.rank;
         let Some(known) = self.peers.get_mut(peer as usize) else { return };
-        let current = known.arrivals.as_ref().is_some_and(|arrivals| arrivals.session == hello.session);
+        let current = known
+            .connections_of_attempt
+            .as_ref()
+            .is_some_and(|connections_of_attempt| connections_of_attempt.session == hello.session);
         if !current {
-            known.arrivals = Some(Arrivals::new(hello, &self.identity));
+            known.connections_of_attempt = Some(PairConnections::new(hello, &self.identity));
         }
-        let Some(arrivals) = &mut known.arrivals else { return };
+        let Some(connections_of_attempt) = &mut known.connections_of_attempt else { return };
         let index = usize::from(hello.index);
         let sends = (hello.role == Role::ToListener) == dialed.is_some();
         let place = match hello.role {
-            Role::Control => &mut arrivals.control,
-            _ if sends => &mut arrivals.to_peer[index],
-            _ => &mut arrivals.from_peer[index],
+            Role::Control => &mut connections_of_attempt.control,
+            _ if sends => &mut connections_of_attempt.to_peer[index],
+            _ => &mut connections_of_attempt.from_peer[index],
         };
         *place = Some(socket);
-        if dialed.is_some() && arrivals.has_all_data_connections() {
-            // The listener's "ready" comes here, perhaps before its last word on a data
-            // connection has been read: it waits for that.
+        if dialed.is_some() && connections_of_attempt.has_all_data_connections() {
+            // "Ready" comes on the control stream, perhaps before the verdict on a data connection
+            // has been read: it waits for that.
             self.read_control(peer);
         }
         self.try_open(peer);
     }
 
     fn read_control(&mut self, peer: Rank) {
-        let Some(arrivals) = &mut self.peers[peer as usize].arrivals else { return };
-        let Some(control) = arrivals.control.take() else { return };
+        let Some(connections_of_attempt) = &mut self.peers[peer as usize].connections_of_attempt else {
+            return;
+        };
+        let Some(control) = connections_of_attempt.control.take() else { return };
         let _ = socket::tune_control(&control);
         let stream = Arc::new(control);
-        arrivals.reading = Some(Arc::clone(&stream));
+        connections_of_attempt.reading = Some(Arc::clone(&stream));
         let reader = Vec::with_capacity(2 * (HEADER_BYTES + MESSAGE_BYTES_MAX));
         let control = Connection::Control { peer, stream, reader, watches_output: false };
-        // Without room in the kernel the pair does not come about and times out.
+        // If the kernel has no room, the pair is not connected and times out.
         let _ = self.insert(control, epoll::EventFlags::IN);
     }
 
-    /// The listener's end: opens the pair when all is there and wanted.
+    /// Opens the pair on the listener's side when all connections exist and the device wants it.
     pub(super) fn try_open(&mut self, peer: Rank) {
         let known = &self.peers[peer as usize];
-        let listens = known.wanted.as_ref().is_some_and(|wanted| wanted.dial.is_none());
-        let complete = known
-            .arrivals
-            .as_ref()
-            .is_some_and(|arrivals| arrivals.has_all_data_connections() && arrivals.control.is_some());
+        let listens = known.request.as_ref().is_some_and(|request| request.dial.is_none());
+        let complete = known.connections_of_attempt.as_ref().is_some_and(|connections_of_attempt| {
+            connections_of_attempt.has_all_data_connections() && connections_of_attempt.control.is_some()
+        });
         if listens && complete {
             self.read_control(peer);
             self.open(peer, Some(&Frame::Ready));
         }
     }
 
-    /// Opens a pair, saying something before this rank's device can say anything.
+    /// Opens a pair and sends `first` before this rank's device can send anything.
     pub(super) fn open(&mut self, peer: Rank, first: Option<&Frame<'_>>) {
         let known = &mut self.peers[peer as usize];
-        let Some(arrivals) = known.arrivals.take() else { return };
-        known.wanted = None;
-        let Some(stream) = arrivals.reading else { return };
+        let Some(connections_of_attempt) = known.connections_of_attempt.take() else { return };
+        known.request = None;
+        let Some(stream) = connections_of_attempt.reading else { return };
         if !self.shared.link(peer).open(stream) {
             return;
         }
         if let Some(first) = first {
-            let _ = self.shared.link(peer).say(first);
+            let _ = self.shared.link(peer).send_frame(first);
         }
-        if let Some(file) = arrivals.process.and_then(open_process) {
+        if let Some(file) = connections_of_attempt.process.and_then(open_process) {
             let _ = self.insert(Connection::Process { peer, file }, epoll::EventFlags::IN);
         }
         self.shared.send(ControlEvent::Opened {
             peer,
-            signal_slots: arrivals.signal_slots as usize,
-            to_peer: arrivals.to_peer.into_iter().flatten().collect(),
-            from_peer: arrivals.from_peer.into_iter().flatten().collect(),
+            signal_slots: connections_of_attempt.signal_slots as usize,
+            to_peer: connections_of_attempt.to_peer.into_iter().flatten().collect(),
+            from_peer: connections_of_attempt.from_peer.into_iter().flatten().collect(),
         });
     }
 }
 
-/// Whether a proved dialer is welcome.
-fn decide<M>(peers: &[Peer], shared: &Shared<M>, hello: &Hello) -> Result<(), ProtocolViolation> {
+/// Whether to admit an authenticated dialer.
+fn admission<M>(peers: &[Peer], shared: &Shared<M>, hello: &Hello) -> Result<(), ProtocolViolation> {
     let known = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
-    // A rank that is connected, or is to be dialed, does not come a second time.
+    // A rank that is connected, or that this rank dials, does not dial again.
     let expected = shared.link(hello.rank).state() == State::Unconnected
-        && known.wanted.as_ref().is_none_or(|wanted| wanted.dial.is_none());
+        && known.request.as_ref().is_none_or(|request| request.dial.is_none());
     if expected { Ok(()) } else { Err(ProtocolViolation::WrongRank) }
 }
 
 /// Returns false when the connection is broken.
-fn send_outgoing(proving: &mut Proving) -> bool {
+fn send_outgoing(pending: &mut PendingHandshake) -> bool {
     loop {
-        let outgoing = proving.handshake.outgoing();
+        let outgoing = pending.handshake.outgoing();
         if outgoing.is_empty() {
             return true;
         }
-        match rustix::net::send(&proving.socket, outgoing, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match rustix::net::send(&pending.socket, outgoing, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(count) => drop(outgoing.drain(..count)),
             Err(rustix::io::Errno::INTR) => {}
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => return true,
@@ -329,7 +333,7 @@ fn send_outgoing(proving: &mut Proving) -> bool {
     }
 }
 
-/// Opens a process of this host; readable when it has ended.
+/// Opens a process of this host; the descriptor is readable when the process has ended.
 fn open_process(process: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(i32::try_from(process).ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()

@@ -1,20 +1,23 @@
 use super::*;
 
-fn surroundings() -> Surroundings {
-    Surroundings { temporary: "/tmp".into(), user: 7, hydra_proxy: Some((99, 1234)) }
+fn process_info() -> ProcessInfo {
+    ProcessInfo { temporary: "/tmp".into(), user: 7, hydra_proxy: Some((99, 1234)) }
 }
 
-fn parse_with(explicit: &Explicit, variables: &[(&str, &str)]) -> Result<Option<Found>, WorldError> {
+fn parse_with(
+    arguments: &ExplicitWorld,
+    variables: &[(&str, &str)],
+) -> Result<Option<ParsedWorld>, WorldError> {
     let variables = variables.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-    parse(explicit, &variables, &surroundings())
+    parse(arguments, &variables, &process_info())
 }
 
 fn world(variables: &[(&str, &str)]) -> World {
-    parse_with(&Explicit::default(), variables).expect("is complete").expect("is a world").world
+    parse_with(&ExplicitWorld::default(), variables).expect("is complete").expect("is a world").world
 }
 
 fn error(variables: &[(&str, &str)]) -> String {
-    parse_with(&Explicit::default(), variables).expect_err("is wrong").to_string()
+    parse_with(&ExplicitWorld::default(), variables).expect_err("is wrong").to_string()
 }
 
 fn meets(world: &World) -> String {
@@ -62,7 +65,7 @@ fn but<'a>(variables: &[(&'a str, &'a str)], name: &'a str, value: &'a str) -> V
 
 #[test]
 fn without_a_launcher_there_is_no_world() {
-    assert!(parse_with(&Explicit::default(), &[("HOME", "/root")]).expect("is fine").is_none());
+    assert!(parse_with(&ExplicitWorld::default(), &[("HOME", "/root")]).expect("is fine").is_none());
 }
 
 #[test]
@@ -85,8 +88,8 @@ fn each_launcher_says_rank_size_and_local_rank() {
 #[test]
 fn arguments_come_before_variables_and_earlier_launchers_before_later_ones() {
     let all: Vec<_> = [&PLEACH[..], &TORCHRUN, &OPEN_MPI, &HYDRA, &SRUN].concat();
-    let explicit = Explicit { rank: Some(0), world_size: Some(3), rendezvous: None };
-    let found = parse_with(&explicit, &all).expect("is complete").expect("is a world").world;
+    let arguments = ExplicitWorld { rank: Some(0), world_size: Some(3), rendezvous: None };
+    let found = parse_with(&arguments, &all).expect("is complete").expect("is a world").world;
     assert_eq!((found.launcher, found.rank, found.world_size), (Launcher::Arguments, 0, 3));
     assert_eq!(meets(&found), "tcp://127.0.0.1:4000", "what arguments leave open, PLEACH_* says");
     let order = [Launcher::Pleach, Launcher::Torchrun, Launcher::OpenMpi, Launcher::Hydra, Launcher::Srun];
@@ -110,9 +113,9 @@ fn ranks_of_mpirun_on_several_hosts_must_be_told_where_to_meet() {
     {
         assert!(error(&variables).contains("set PLEACH_RENDEZVOUS="), "{}", error(&variables));
     }
-    let unknown = Surroundings { hydra_proxy: None, ..surroundings() };
+    let unknown = ProcessInfo { hydra_proxy: None, ..process_info() };
     let variables = HYDRA.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-    let error = parse(&Explicit::default(), &variables, &unknown).expect_err("no job is known");
+    let error = parse(&ExplicitWorld::default(), &variables, &unknown).expect_err("no job is known");
     assert!(error.to_string().contains("PLEACH_RENDEZVOUS"), "{error}");
 }
 
@@ -141,8 +144,8 @@ fn a_rank_outside_its_world_is_named_with_its_variable() {
         assert!(text.contains(&format!("{name}=8 in a world of")), "{text}");
     }
     assert!(error(&but(&TORCHRUN, "LOCAL_RANK", "8")).contains("LOCAL_RANK=8 in a world of 8"));
-    let explicit = Explicit { rank: Some(4), world_size: Some(4), rendezvous: None };
-    let text = parse_with(&explicit, &[]).expect_err("is outside").to_string();
+    let arguments = ExplicitWorld { rank: Some(4), world_size: Some(4), rendezvous: None };
+    let text = parse_with(&arguments, &[]).expect_err("is outside").to_string();
     assert_eq!(text, "rank outside the world: --rank=4 in a world of 4; ranks count from 0 to 3");
 }
 
@@ -157,8 +160,8 @@ fn what_is_no_number_is_shown_with_its_variable_and_range() {
     {
         assert!(error(&but(variables, name, "x")).contains(&format!("{name}='x'")));
     }
-    let explicit = Explicit { rank: Some(0), world_size: Some(0), rendezvous: None };
-    assert!(parse_with(&explicit, &[]).expect_err("is empty").to_string().contains("--world-size='0'"));
+    let arguments = ExplicitWorld { rank: Some(0), world_size: Some(0), rendezvous: None };
+    assert!(parse_with(&arguments, &[]).expect_err("is empty").to_string().contains("--world-size='0'"));
 }
 
 #[test]
@@ -170,9 +173,9 @@ fn half_of_a_pair_is_an_error_that_names_the_other_half() {
     assert!(error(&TORCHRUN[..4]).contains("MASTER_ADDR is given without MASTER_PORT"));
     assert!(error(&TORCHRUN[..2]).contains("MASTER_ADDR"));
     for (rank, world_size) in [(Some(0), None), (None, Some(2))] {
-        let explicit = Explicit { rank, world_size, rendezvous: None };
+        let arguments = ExplicitWorld { rank, world_size, rendezvous: None };
         assert!(
-            parse_with(&explicit, &[]).expect_err("is half").to_string().contains("give both or neither")
+            parse_with(&arguments, &[]).expect_err("is half").to_string().contains("give both or neither")
         );
     }
 }
@@ -183,10 +186,13 @@ fn leftovers_are_nobodys_rank() {
     for variables in
         [&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4")][..], &[("RANK", "3")], &[("WORLD_SIZE", "3")]]
     {
-        assert!(parse_with(&Explicit::default(), variables).expect("is fine").is_none(), "{variables:?}");
+        assert!(
+            parse_with(&ExplicitWorld::default(), variables).expect("is fine").is_none(),
+            "{variables:?}"
+        );
     }
     assert!(
-        parse_with(&Explicit::default(), &[("PLEACH_RANK", ""), ("PMI_RANK", " ")])
+        parse_with(&ExplicitWorld::default(), &[("PLEACH_RANK", ""), ("PMI_RANK", " ")])
             .expect("is fine")
             .is_none()
     );
@@ -203,7 +209,7 @@ fn a_bad_address_names_its_variable_and_the_right_forms() {
 fn host_interface_and_secret_file_are_passed_on() {
     let mut variables = PLEACH.to_vec();
     variables.extend([("PLEACH_HOST", "a"), ("PLEACH_INTERFACE", "eth0"), ("PLEACH_SECRET_FILE", "/s")]);
-    let found = parse_with(&Explicit::default(), &variables).expect("is complete").expect("is a world");
+    let found = parse_with(&ExplicitWorld::default(), &variables).expect("is complete").expect("is a world");
     assert_eq!(found.world.host.as_deref(), Some("a"));
     assert_eq!(found.world.interface.as_deref(), Some("eth0"));
     assert_eq!(found.secret_file.as_deref(), Some(Path::new("/s")));

@@ -1,4 +1,4 @@
-//! Why a rank did not reach its peers, in words for people: who, where, for how long.
+//! Why a rank did not connect to its peers: ranks, addresses and times.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use crate::Rank;
 use crate::device::{ConnectError, LossCause, LossKind};
 use crate::rendezvous::error::ranks_shown;
 
-/// Of the peers that were not reached, so many are named with their addresses.
+/// The number of peers whose addresses the message names.
 const ADDRESSES_SHOWN: usize = 4;
 
-/// Why a rank did not reach its peers.
+/// Why a rank did not connect to its peers.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReachError {
     #[error(transparent)]
@@ -23,13 +23,12 @@ pub(super) enum ReachError {
     Late { ranks: Vec<Rank>, addresses: Vec<(Rank, String)>, waited: Duration },
 }
 
-/// Of the addresses that a device has, separated by blanks, the one for other hosts, which is the
-/// last.
+/// The address for other hosts, which is the last of a device's addresses.
 fn across(address: &str) -> String {
     address.rsplit(' ').next().unwrap_or(address).to_owned()
 }
 
-/// What goes after an address that was not reached.
+/// The text after an address that was not reached.
 fn cause_shown(cause: &LossCause) -> String {
     match cause {
         LossCause::NotReached(waited) => format!(" within {} ms", waited.as_millis()),
@@ -43,24 +42,24 @@ fn addresses_shown(addresses: &[(Rank, String)]) -> String {
 }
 
 impl ReachError {
-    /// `address`: what the peer told as its address.
+    /// `address` is the peer's line.
     pub(super) fn lost(peer: Rank, address: &str, cause: LossCause) -> Self {
         Self::Lost { peer, address: across(address), cause }
     }
 
-    /// `told`: what a rank told as its address.
+    /// `address_of` returns a rank's address.
     pub(super) fn late<'a>(
         ranks: Vec<Rank>,
         own: Rank,
         waited: Duration,
-        told: impl Fn(Rank) -> &'a str,
+        address_of: impl Fn(Rank) -> &'a str,
     ) -> Self {
         let shown = ranks.iter().copied().take(ADDRESSES_SHOWN).chain([own]);
-        let addresses = shown.map(|rank| (rank, across(told(rank)))).collect();
+        let addresses = shown.map(|rank| (rank, across(address_of(rank)))).collect();
         Self::Late { ranks, addresses, waited }
     }
 
-    /// Whether it says only that a peer is not there; why that is, the peer may know.
+    /// Whether it only says that a peer is missing; that peer may know the cause.
     pub(super) fn is_absence(&self) -> bool {
         match self {
             Self::Connect(_) => false,

@@ -14,7 +14,7 @@ use crate::device::{
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
 use crate::region::{Mapped, Region, RemoteSlice};
-use crate::rendezvous::{Explicit, FabricError, Launcher, Rendezvous, TcpStore};
+use crate::rendezvous::{ExplicitWorld, FabricError, Launcher, Rendezvous, TcpStore};
 use crate::signals::{Signal, Signals};
 
 type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
@@ -38,14 +38,14 @@ struct Paper {
     made: Vec<Fabric>,
 }
 
-impl Fabrics for Paper {
+impl DeviceFactory for Paper {
     fn make(
         &mut self,
         fabric: Fabric,
-        routes: &[Route],
+        peer_fabrics: &[PeerFabric],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
-        assert_eq!(routes.len(), config.world_size as usize);
+        assert_eq!(peer_fabrics.len(), config.world_size as usize);
         self.made.push(fabric);
         if self.troubles.contains(&(fabric, Trouble::Make)) {
             return Err(FabricError { source: "out of paper".into() });
@@ -161,7 +161,7 @@ impl Responder for Counter {
         None
     }
     fn lost(&self, peer: Rank, cause: &LossCause) {
-        panic!("rank {peer} is told lost: {cause}");
+        panic!("rank {peer} is address_of lost: {cause}");
     }
 }
 
@@ -343,9 +343,12 @@ fn a_fifth_rank_does_not_stop_a_world_of_four() {
     job.timeout = Duration::from_secs(5);
     let results = job.run();
     let error = results[4].as_ref().expect_err("there is no rank 4");
-    let told = error.contains("the world size is 4 at rank 0 and 5 at rank 4");
+    let address_of = error.contains("the world size is 4 at rank 0 and 5 at rank 4");
     // It may come when the four are through, or find nobody any more.
-    assert!(told || error.starts_with("world complete") || error.starts_with("rank 0 is missing"), "{error}");
+    assert!(
+        address_of || error.starts_with("world complete") || error.starts_with("rank 0 is missing"),
+        "{error}"
+    );
     assert!(results[..4].iter().all(Result::is_ok), "{results:?}");
 }
 
@@ -419,17 +422,17 @@ fn without_a_place_several_ranks_cannot_meet() {
         join_over(&world, &options, Arc::new(Counter::default()), &mut fabrics).expect_err("no place");
     assert!(error.to_string().contains("PLEACH_RENDEZVOUS"), "{error}");
     assert!(fabrics.made.is_empty());
-    assert!(Explicit::default().rendezvous.is_none());
+    assert!(ExplicitWorld::default().rendezvous.is_none());
 }
 
 /// Makes no device, and notes whether the secret may be used beyond this host.
 struct Noting(Vec<bool>);
 
-impl Fabrics for Noting {
+impl DeviceFactory for Noting {
     fn make(
         &mut self,
         _fabric: Fabric,
-        _routes: &[Route],
+        _routes: &[PeerFabric],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
         let secret = config.secret.expect("devices always have one");
@@ -465,9 +468,10 @@ fn join_as_two_users(secret: Option<&Secret>) -> [Result<Fabric, String>; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("is bound").to_string();
     drop(listener);
-    let (gate, timeout) = (Secret::new(b"what the store lets in by"), Duration::from_secs(60));
+    let (deferred_responder, timeout) = (Secret::new(b"what the store lets in by"), Duration::from_secs(60));
     let join = |rank| {
-        let store = TcpStore::open(&address, rank, 2, Some(&gate), now() + timeout).expect("opens");
+        let store =
+            TcpStore::open(&address, rank, 2, Some(&deferred_responder), now() + timeout).expect("opens");
         let secret = secret.cloned();
         let world = World { rank, world_size: 2, secret, launcher: Launcher::Arguments, ..World::alone() };
         let options = JoinOptions { fabric: FabricChoice::Auto, knobs: Vec::new(), signal_slots: 1, timeout };

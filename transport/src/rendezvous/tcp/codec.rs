@@ -1,14 +1,14 @@
-//! What goes over a store's connection: a handshake of fixed sizes, then frames with a length in
-//! front.
+//! The messages of a store's connection: a handshake of fixed sizes, then frames with a length
+//! prefix.
 //!
-//! Pure: bytes in, values out. Whatever does not decode, or is longer than its kind allows, is
+//! Pure: bytes in, values out. Bytes that do not decode, or are longer than allowed, are
 //! [`Malformed`].
 
 use crate::auth::TAG_BYTES;
 use crate::rendezvous::{KEY_BYTES_MAX, REASON_BYTES_MAX, VALUE_BYTES_MAX};
 
-/// What both ends say first. It ends like a request of HTTP, so that such a server answers (with an
-/// error) at once.
+/// The first bytes of both ends. They end like an HTTP request, so that an HTTP server answers
+/// (with an error) at once.
 pub(super) const MAGIC: &[u8; 16] = b"PLEACH STORE\r\n\r\n";
 
 /// Version of this protocol.
@@ -23,7 +23,7 @@ pub(super) const PROOF_BYTES: usize = 8 + TAG_BYTES;
 /// Length of [`Verdict`] on the wire.
 pub(super) const VERDICT_BYTES: usize = 1 + TAG_BYTES;
 
-/// Most keys in one request; who wants more asks again.
+/// Most keys in one request; longer waits use several requests.
 pub(super) const KEYS_MAX: usize = 256;
 
 /// Longest request, in bytes.
@@ -36,7 +36,7 @@ pub(super) const ANSWER_BYTES_MAX: usize = 16 + KEYS_MAX * (4 + VALUE_BYTES_MAX)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Malformed;
 
-/// The first words of either end.
+/// The first message of either end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) version: u16,
@@ -61,13 +61,13 @@ impl Hello {
     }
 
     /// Whether `bytes` can be the beginning of a hello.
-    pub(super) fn may_begin(bytes: &[u8]) -> bool {
+    pub(super) fn is_prefix(bytes: &[u8]) -> bool {
         let length = bytes.len().min(MAGIC.len());
         bytes[..length] == MAGIC[..length]
     }
 }
 
-/// Who the dialer is, and that it knows the secret.
+/// The dialer's identity, and its proof of the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Proof {
     pub(super) rank: u32,
@@ -88,7 +88,7 @@ impl Proof {
         Ok(Self { rank: reader.u32()?, world_size: reader.u32()?, answer: reader.tag()? })
     }
 
-    /// What is proved.
+    /// The claim of the proof.
     pub(super) fn claim(rank: u32, world_size: u32) -> [u8; 8] {
         let mut bytes = [0; 8];
         bytes[..4].copy_from_slice(&rank.to_le_bytes());
@@ -97,12 +97,12 @@ impl Proof {
     }
 }
 
-/// Whether the listener lets the dialer in.
+/// The listener's decision on a dialer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Yes; the tag proves that the listener knows the secret too.
+    /// Admitted; the tag proves that the listener knows the secret too.
     Welcome([u8; TAG_BYTES]),
-    /// It did not prove that it knows the secret.
+    /// The dialer did not prove that it knows the secret.
     WrongSecret,
     /// All ranks are here.
     Complete,
@@ -130,7 +130,7 @@ impl Verdict {
     }
 }
 
-/// What a rank asks.
+/// A request of a rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Set { key: String, value: Vec<u8> },
@@ -140,27 +140,27 @@ pub(super) enum Request {
     Seal,
 }
 
-/// What the store answers, in the order of the requests.
+/// An answer of the store, in the order of the requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// Set, failed, sealed.
+    /// Set, failed or sealed.
     Done,
     /// A claim that succeeded.
     Taken,
-    /// A claim that came too late, and what is there.
+    /// A claim of a key that is set, with its value.
     Present(Vec<u8>),
-    /// All that was waited for.
+    /// The values of all keys.
     Values(Vec<Vec<u8>>),
-    /// Time is up: which keys (by their place in the request) are not there, and who was refused.
+    /// Time is up: the missing keys (by index in the request), and the last rank that was refused.
     Missing { places: Vec<u32>, refused: Option<String> },
-    /// A rank has ended the meeting.
+    /// A rank has ended the rendezvous.
     Failed(String),
-    /// The store is full, or the key is taken by `set` already.
+    /// The table is full, or the key is set already.
     Refused,
 }
 
 impl Request {
-    /// The frame, length in front.
+    /// The frame with its length prefix.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::frame();
         match self {
@@ -176,7 +176,7 @@ impl Request {
         writer.finish()
     }
 
-    /// From what follows the length.
+    /// Decodes a frame without its length prefix.
     pub(super) fn decode(frame: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(frame);
         let request = match reader.u8()? {
@@ -203,7 +203,7 @@ impl Request {
 }
 
 impl Answer {
-    /// The frame, length in front.
+    /// The frame with its length prefix.
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut writer = Writer::frame();
         match self {
@@ -224,7 +224,7 @@ impl Answer {
         writer.finish()
     }
 
-    /// From what follows the length.
+    /// Decodes a frame without its length prefix.
     pub(super) fn decode(frame: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader(frame);
         let answer = match reader.u8()? {
@@ -250,8 +250,8 @@ impl Answer {
     }
 }
 
-/// The first whole frame in `bytes` (without its length) and how many bytes it takes; `None`: more
-/// must come.
+/// The first whole frame in `bytes` (without its length) and the number of bytes it takes; `None`:
+/// more are needed.
 pub(super) fn frame(bytes: &[u8], bytes_max: usize) -> Result<Option<(&[u8], usize)>, Malformed> {
     let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
@@ -273,7 +273,7 @@ impl Writer {
         self
     }
 
-    /// Counts and lengths, which the limits above keep far below 2³².
+    /// Counts and lengths, which the limits keep far below 2³².
     fn u32(&mut self, value: usize) -> &mut Self {
         self.0.extend_from_slice(&u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
         self
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn the_handshake_decodes_to_itself_and_tells_strangers_by_their_first_byte() {
+    fn the_handshake_decodes_to_itself_and_tells_other_protocols_by_their_first_byte() {
         let hello = Hello { version: 7, challenge: [3; TAG_BYTES] };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         let proof = Proof { rank: 3, world_size: 9, answer: [4; TAG_BYTES] };
@@ -426,7 +426,7 @@ mod tests {
         for verdict in [Verdict::Welcome([5; TAG_BYTES]), Verdict::WrongSecret, Verdict::Complete] {
             assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict));
         }
-        assert!(Hello::may_begin(b"") && Hello::may_begin(b"PLEA"));
-        assert!(!Hello::may_begin(b"HTTP/1.1 400"));
+        assert!(Hello::is_prefix(b"") && Hello::is_prefix(b"PLEA"));
+        assert!(!Hello::is_prefix(b"HTTP/1.1 400"));
     }
 }

@@ -1,17 +1,16 @@
 //! A store in rank 0's process that the other ranks reach by TCP.
 //!
-//! Rank 0 is a client of its own store like everybody else. Ends prove to each other that they know
-//! the secret ([`crate::auth`]). Where nobody gives one, which is possible on loopback alone, rank
-//! 0 makes one and hands it to processes of its own user ([`same_user`]). Strangers are turned away
-//! without harm, and a stranger *at* the address is told apart from a store by the first bytes it
-//! says.
+//! Rank 0 is a client of its own store like every rank. The ends prove to each other that they know
+//! the secret ([`crate::auth`]). Without a configured secret, which is possible on loopback only,
+//! rank 0 makes one and gives it to processes of its own user ([`same_user`]). Other clients are
+//! rejected without harm, and a server that is not a store is detected by its first bytes.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use super::pause::Attempts;
+use super::backoff::Backoff;
 use super::{Claim, OpenError, Store, StoreError, StorePath, check, cut};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::now;
@@ -50,10 +49,10 @@ pub(super) fn check_decoders(bytes: &[u8]) {
     }
 }
 
-/// Longest a single attempt to reach the address may take.
+/// Time limit of a single connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How many bytes of a stranger's answer are shown.
+/// How many bytes of a foreign server's answer are shown.
 const ANSWER_SHOWN_BYTES: usize = 24;
 
 /// A connection to the store of rank 0; in rank 0 also the store itself, which lives until this is
@@ -62,14 +61,14 @@ pub struct TcpStore {
     address: String,
     stream: TcpStream,
     input: Vec<u8>,
-    /// Why ranks of other hosts cannot come, where this is known.
+    /// Why ranks of other hosts cannot connect, if known.
     unreachable: Option<String>,
-    /// Dropped after the stream: the last answers to others still go out.
+    /// Dropped after the stream: the last answers to others are still sent.
     server: Option<Server>,
 }
 
 impl TcpStore {
-    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, trying
+    /// Opens the store at `address` (`HOST:PORT`): rank 0 creates it, the others connect, and retry
     /// until the deadline.
     ///
     /// # Errors
@@ -85,7 +84,7 @@ impl TcpStore {
         let resolved = resolve(address, secret, deadline)?;
         let (mut server, mut unreachable) = (None, None);
         if rank == 0 {
-            let places = places_to_listen(address, &resolved, secret.is_some());
+            let places = listen_addresses(address, &resolved, secret.is_some());
             server = Some(listen(address, &places, world_size, secret, deadline)?);
             if is_named(address) && places.iter().all(|place| place.ip().is_loopback()) {
                 let own = places[0].ip();
@@ -99,7 +98,7 @@ impl TcpStore {
         Ok(Self { address: address.to_owned(), stream, input: Vec::new(), unreachable, server })
     }
 
-    fn ask(&mut self, request: &Request, deadline: Nanos) -> Result<Answer, StoreError> {
+    fn request(&mut self, request: &Request, deadline: Nanos) -> Result<Answer, StoreError> {
         let lost = |source| StoreError::Lost { address: self.address.clone(), source };
         let protocol = || StoreError::Protocol { address: self.address.clone() };
         if let Some(server) = &mut self.server {
@@ -138,7 +137,7 @@ impl TcpStore {
 impl Store for TcpStore {
     fn set(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<(), StoreError> {
         check(key, value)?;
-        match self.ask(&Request::Set { key: key.to_owned(), value: value.to_vec() }, deadline)? {
+        match self.request(&Request::Set { key: key.to_owned(), value: value.to_vec() }, deadline)? {
             Answer::Done => Ok(()),
             Answer::Refused => Err(StoreError::Limit { key: key.to_owned(), bytes: value.len() }),
             _ => Err(self.unexpected()),
@@ -147,7 +146,7 @@ impl Store for TcpStore {
 
     fn claim(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<Claim, StoreError> {
         check(key, value)?;
-        match self.ask(&Request::Claim { key: key.to_owned(), value: value.to_vec() }, deadline)? {
+        match self.request(&Request::Claim { key: key.to_owned(), value: value.to_vec() }, deadline)? {
             Answer::Taken => Ok(Claim::Taken),
             Answer::Present(value) => Ok(Claim::Present(value)),
             Answer::Refused => Err(StoreError::Limit { key: key.to_owned(), bytes: value.len() }),
@@ -160,7 +159,7 @@ impl Store for TcpStore {
         let mut values = Vec::with_capacity(keys.len());
         for keys in keys.chunks(codec::KEYS_MAX) {
             let limit_ms = u64::try_from(until.since(now()).as_millis()).unwrap_or(u64::MAX);
-            match self.ask(&Request::Wait { keys: keys.to_vec(), limit_ms }, deadline)? {
+            match self.request(&Request::Wait { keys: keys.to_vec(), limit_ms }, deadline)? {
                 Answer::Values(some) if some.len() == keys.len() => values.extend(some),
                 Answer::Failed(reason) => return Err(StoreError::Failed { reason }),
                 Answer::Missing { places, refused } => {
@@ -176,11 +175,11 @@ impl Store for TcpStore {
 
     fn fail(&mut self, reason: &str, deadline: Nanos) {
         // If rank 0 is gone, the others find out themselves.
-        let _ = self.ask(&Request::Fail { reason: cut(reason).to_owned() }, deadline);
+        let _ = self.request(&Request::Fail { reason: cut(reason).to_owned() }, deadline);
     }
 
     fn seal(&mut self, deadline: Nanos) {
-        let _ = self.ask(&Request::Seal, deadline);
+        let _ = self.request(&Request::Seal, deadline);
     }
 
     fn path(&self) -> Option<StorePath> {
@@ -189,7 +188,7 @@ impl Store for TcpStore {
     }
 }
 
-/// The socket addresses, and whether they may be used with this secret.
+/// Resolves the address, and checks that it may be used with this secret.
 fn resolve(address: &str, secret: Option<&Secret>, deadline: Nanos) -> Result<Vec<SocketAddr>, OpenError> {
     let failed = |source| OpenError::Resolve { address: address.to_owned(), source };
     let resolved = look_up(address, deadline).map_err(failed)?;
@@ -202,8 +201,7 @@ fn resolve(address: &str, secret: Option<&Secret>, deadline: Nanos) -> Result<Ve
     Ok(resolved)
 }
 
-/// Asks for the addresses of a name, until the deadline: a name server that is silent takes its own
-/// time.
+/// Resolves a name, up to the deadline: a silent name server may take longer.
 fn look_up(address: &str, deadline: Nanos) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = address.parse() {
         return Ok(vec![address]);
@@ -212,13 +210,13 @@ fn look_up(address: &str, deadline: Nanos) -> io::Result<Vec<SocketAddr>> {
     let address = address.to_owned();
     // Not joined: the system's resolver cannot be told to stop.
     std::thread::Builder::new().name("pleach-resolver".to_owned()).spawn(move || {
-        // Nobody listens any more where it took too long.
+        // The receiver is gone if it took too long.
         let _ = sender.send(address.to_socket_addrs().map(Iterator::collect));
     })?;
     receiver.recv_timeout(deadline.since(now())).map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
 }
 
-/// Whether the host is told by a name that is not the one for "this host alone".
+/// Whether the host is a name other than localhost.
 fn is_named(address: &str) -> bool {
     let host = address.rsplit_once(':').map_or(address, |(host, _)| host).to_ascii_lowercase();
     let is_localhost = host
@@ -229,10 +227,10 @@ fn is_named(address: &str) -> bool {
     !is_localhost && address.parse::<SocketAddr>().is_err()
 }
 
-/// Where rank 0 listens, in the order of trying. A name may have several addresses, or be 127.0.1.1
-/// on the host whose name it is (Debian's habit), while other hosts know another address: then rank
-/// 0 listens on all, if there is a secret.
-fn places_to_listen(address: &str, resolved: &[SocketAddr], has_secret: bool) -> Vec<SocketAddr> {
+/// The addresses at which rank 0 tries to listen, in order. A name may have several addresses, or
+/// be 127.0.1.1 on its own host (as on Debian), while other hosts know another address: then rank 0
+/// listens on all addresses, if there is a secret.
+fn listen_addresses(address: &str, resolved: &[SocketAddr], has_secret: bool) -> Vec<SocketAddr> {
     let mut outside: Vec<_> = resolved.iter().filter(|place| !place.ip().is_loopback()).copied().collect();
     outside.dedup();
     match (&outside[..], has_secret && is_named(address)) {
@@ -261,11 +259,11 @@ fn listen(
         })
 }
 
-/// How one attempt to get in ended, where it did not succeed.
+/// Why an attempt to connect failed.
 enum Refusal {
-    /// Trying again may help: nobody there, closed, silent.
+    /// Trying again may help: no listener, closed, silent.
     Later(io::Error),
-    /// The job there has all its ranks; it may be the one before ours.
+    /// The job there has all its ranks; it may be the previous job.
     Complete,
     /// Trying again does not help.
     Final(OpenError),
@@ -280,7 +278,7 @@ impl From<io::Error> for Refusal {
     }
 }
 
-/// Who wants to get in where.
+/// The parameters of a connect.
 struct Dialer<'a> {
     address: &'a str,
     resolved: &'a [SocketAddr],
@@ -291,23 +289,24 @@ struct Dialer<'a> {
 
 impl Dialer<'_> {
     fn dial(&self, deadline: Nanos) -> Result<TcpStream, OpenError> {
-        let mut attempts = Attempts::until(deadline);
+        let mut backoff = Backoff::until(deadline);
         let mut last = Refusal::Later(io::ErrorKind::TimedOut.into());
         loop {
             for socket_address in self.resolved {
-                // At least a little, or a deadline that has passed would name no reason.
-                let limit = attempts.left().clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
+                // At least a little, else an expired deadline would give no reason.
+                let limit = backoff.left().clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
                 let stream = TcpStream::connect_timeout(socket_address, limit);
-                match stream.map_err(Refusal::from).and_then(|stream| self.shake_hands(stream, &attempts)) {
+                match stream.map_err(Refusal::from).and_then(|stream| self.shake_hands(stream, &backoff)) {
                     Ok(stream) => return Ok(stream),
                     Err(Refusal::Final(error)) => return Err(error),
-                    // An attempt that the deadline cut short says less than the one before.
+                    // An attempt that the deadline cut short is less informative than the previous
+                    // one.
                     Err(Refusal::Later(_)) if matches!(last, Refusal::Complete) => {}
                     Err(refusal) => last = refusal,
                 }
             }
-            if !attempts.again() {
-                let (place, waited) = (self.address.to_owned(), attempts.waited());
+            if !backoff.again() {
+                let (place, waited) = (self.address.to_owned(), backoff.waited());
                 return Err(match last {
                     Refusal::Later(source) => OpenError::Unreachable { address: place, waited, source },
                     Refusal::Complete => OpenError::Complete { place, waited },
@@ -317,11 +316,11 @@ impl Dialer<'_> {
         }
     }
 
-    fn shake_hands(&self, mut stream: TcpStream, attempts: &Attempts) -> Result<TcpStream, Refusal> {
-        let limit = attempts.left().clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
+    fn shake_hands(&self, mut stream: TcpStream, backoff: &Backoff) -> Result<TcpStream, Refusal> {
+        let limit = backoff.left().clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
         if stream.local_addr()? == stream.peer_addr()? {
-            // Nobody listens, and the kernel happened to choose the very port as ours: we met
-            // ourselves.
+            // No listener, and the kernel chose the same port for this end: a connection to
+            // itself.
             return Err(io::Error::from(io::ErrorKind::ConnectionRefused).into());
         }
         stream.set_nodelay(true)?;
@@ -331,7 +330,7 @@ impl Dialer<'_> {
         stream.write_all(&own.encode())?;
         let mut bytes = [0; HELLO_BYTES];
         read_until(&mut stream, &mut bytes, until, |said| {
-            if Hello::may_begin(said) { Ok(()) } else { Err(self.foreign(said)) }
+            if Hello::is_prefix(said) { Ok(()) } else { Err(self.foreign(said)) }
         })?;
         let theirs = Hello::decode(&bytes).map_err(|_| self.foreign(&bytes))?;
         if theirs.version != VERSION {
@@ -342,7 +341,7 @@ impl Dialer<'_> {
         let secret = match self.secret {
             Some(secret) => secret,
             None => {
-                made = self.ask_for_secret(stream.peer_addr()?, until)?;
+                made = self.request_secret(stream.peer_addr()?, until)?;
                 &made
             }
         };
@@ -363,11 +362,11 @@ impl Dialer<'_> {
         }
     }
 
-    /// The secret that the store hands out to processes of its user.
-    fn ask_for_secret(&self, store: SocketAddr, until: Nanos) -> Result<Secret, Refusal> {
-        match same_user::ask(store, until) {
+    /// The secret that the store gives to processes of its user.
+    fn request_secret(&self, store: SocketAddr, until: Nanos) -> Result<Secret, Refusal> {
+        match same_user::request_secret(store, until) {
             Ok(secret) => Ok(secret),
-            // The store has its user's secret. It will say that this rank does not know it.
+            // The store has a configured secret, and will reject this rank.
             Err(AskError::NotHandedOut) => Ok(Secret::fresh()),
             Err(AskError::OtherUser(owner)) => {
                 let (place, user) = (self.address.to_owned(), packet::own_user());
@@ -378,7 +377,7 @@ impl Dialer<'_> {
     }
 
     fn foreign(&self, said: &[u8]) -> Refusal {
-        // A beginning that is ours is no news.
+        // A prefix that is ours has no information.
         let ours = said.iter().zip(MAGIC).take_while(|(said, own)| said == own).count();
         let said = if ours == MAGIC.len() { &said[ours..] } else { said };
         let answer = said[..said.len().min(ANSWER_SHOWN_BYTES)].to_vec();
@@ -386,12 +385,12 @@ impl Dialer<'_> {
     }
 }
 
-/// Fills `bytes`, looking at what has come after every read.
+/// Fills `bytes`, and checks them after every read.
 fn read_until(
     stream: &mut TcpStream,
     bytes: &mut [u8],
     until: Nanos,
-    look: impl Fn(&[u8]) -> Result<(), Refusal>,
+    check: impl Fn(&[u8]) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
     let mut filled = 0;
     while filled < bytes.len() {
@@ -411,12 +410,12 @@ fn read_until(
             Err(error) if is_retry(&error) => {}
             Err(error) => return Err(error.into()),
         }
-        look(&bytes[..filled])?;
+        check(&bytes[..filled])?;
     }
     Ok(())
 }
 
-/// Whether a read ended only because a timer or a signal did.
+/// Whether a read was only interrupted, or timed out.
 fn is_retry(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }

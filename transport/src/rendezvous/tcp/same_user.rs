@@ -1,10 +1,10 @@
-//! The secret of a store that was given none: handed out over a Unix socket, to processes of the
+//! The secret of a store without a configured one: given over a Unix socket, to processes of the
 //! same user.
 //!
-//! An address of loopback tells hosts apart, not users: whoever is on the host can connect to it.
-//! At the other end of a Unix socket the kernel says who is there (`SO_PEERCRED`), to both. The
-//! socket's name is abstract, so it is there in the network namespace in which the store's address
-//! is, and is gone with the process.
+//! A loopback address distinguishes hosts, not users: every process of the host can connect. On a
+//! Unix socket the kernel reports the user of the other end (`SO_PEERCRED`), to both ends. The
+//! socket's name is abstract, so it exists in the network namespace of the store's address, and
+//! disappears with the process.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,18 +19,18 @@ use crate::clock::now;
 use crate::control::packet::{self, ReceiveError};
 use crate::device::WakeSource;
 
-/// Where the secret of the store at this address is handed out.
+/// The socket's name of the store at this address.
 fn name(address: SocketAddr) -> String {
     format!("store.{address}")
 }
 
-/// The end at which rank 0 hands out the secret of its store.
+/// The listener at which rank 0 gives out the secret of its store.
 pub(super) fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
     packet::bind_named(&name(address))
 }
 
-/// Hands the secret to the next one that came, or turns it away and gives the number of its user.
-pub(super) fn hand_out(listener: &OwnedFd, secret: &Secret) -> Result<Option<u32>, Errno> {
+/// Gives the secret to the next process that connects, or rejects it and returns its user.
+pub(super) fn give_secret(listener: &OwnedFd, secret: &Secret) -> Result<Option<u32>, Errno> {
     let stream = packet::accept(listener)?;
     match packet::peer_user(&stream) {
         Some(user) if user == packet::own_user() => {
@@ -42,12 +42,12 @@ pub(super) fn hand_out(listener: &OwnedFd, secret: &Secret) -> Result<Option<u32
     }
 }
 
-/// Why no secret was told.
+/// Why the secret was not given.
 #[derive(Debug)]
 pub(super) enum AskError {
-    /// Nobody hands one out: the store has one of its user's.
+    /// The store has a configured secret.
     NotHandedOut,
-    /// The store is this user's.
+    /// The store belongs to this user.
     OtherUser(u32),
     /// Trying again may help.
     System(io::Error),
@@ -60,7 +60,7 @@ impl From<Errno> for AskError {
 }
 
 /// Asks for the secret of the store at this address.
-pub(super) fn ask(address: SocketAddr, until: Nanos) -> Result<Secret, AskError> {
+pub(super) fn request_secret(address: SocketAddr, until: Nanos) -> Result<Secret, AskError> {
     let stream = packet::dial(&name(address)).map_err(|errno| match errno {
         Errno::CONNREFUSED => AskError::NotHandedOut,
         errno => errno.into(),
@@ -71,11 +71,13 @@ pub(super) fn ask(address: SocketAddr, until: Nanos) -> Result<Secret, AskError>
         None => return Err(AskError::System(io::ErrorKind::PermissionDenied.into())),
     }
     let stream = Arc::new(stream);
-    // One more than there should be, so that a longer word is seen.
-    let mut told = [0; TAG_BYTES + 1];
+    // One byte more than expected, so that a longer message is detected.
+    let mut received = [0; TAG_BYTES + 1];
     loop {
-        match packet::receive(&stream, &mut told) {
-            Ok(packet) if packet.bytes == TAG_BYTES => return Ok(Secret::of_this_host(&told[..TAG_BYTES])),
+        match packet::receive(&stream, &mut received) {
+            Ok(packet) if packet.bytes == TAG_BYTES => {
+                return Ok(Secret::of_this_host(&received[..TAG_BYTES]));
+            }
             Ok(_) => return Err(AskError::System(io::ErrorKind::ConnectionAborted.into())),
             Err(ReceiveError::System(Errno::AGAIN | Errno::INTR)) => {
                 let left = until.since(now());

@@ -1,9 +1,9 @@
-//! The store itself: one thread of rank 0 that serves all connections.
+//! The store: one thread of rank 0 that serves all connections.
 //!
-//! **Invariants:** a connection that has not proved the secret holds at most a handshake's bytes,
-//! for at most [`HANDSHAKE_TIMEOUT`], and never keeps a rank from being served; nothing it sends
-//! changes the table. A connection holds at most one answer and one request and a bit: nothing more
-//! is read from it before the answer is sent.
+//! **Invariants:** an unauthenticated connection holds at most a handshake's bytes, for at most
+//! [`HANDSHAKE_TIMEOUT`], never keeps a rank from being served, and changes nothing in the table. A
+//! connection holds at most one answer, one request and one read: no more is read from it before
+//! the answer is sent.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
@@ -20,29 +20,29 @@ use super::codec::{
     frame,
 };
 use super::same_user;
-use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, Unproved};
+use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, UnauthenticatedConnections};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
 use crate::control::packet;
 use crate::device::files_allowed;
 use crate::rendezvous::{OpenError, check};
 
-/// How long a connection may take to say who it is.
+/// Time limit of a handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the store keeps sending the last answers when rank 0 closes it.
+/// How long the store sends the last answers when rank 0 closes it.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long it goes on telling the others why the meeting has failed.
-const FAREWELL_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long it goes on telling the others why the rendezvous has failed.
+const FAIL_REPORT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Connections beyond one a rank: strangers, and ranks that come too often.
+/// Connections beyond one a rank: unauthenticated ones, and surplus ranks.
 const CONNECTIONS_SPARE: usize = 64;
 
-/// Values beyond what a meeting of this world needs.
+/// Values beyond those of the ranks.
 const VALUES_SPARE: usize = 256;
 
-/// Warnings about those who are turned away, so that a flood of them does not fill a log.
+/// Warnings about rejected connections; the limit keeps a flood out of the log.
 const WARNINGS_MAX: u32 = 16;
 
 /// Values a rank may store.
@@ -56,16 +56,16 @@ const REQUESTS_AT_ONCE: usize = 16;
 
 /// A running store. Dropping it sends the last answers, closes the port and ends the thread.
 pub(super) struct Server {
-    /// When the last answers must have gone out.
+    /// When the last answers must have been sent.
     deadline: Nanos,
-    /// Set to end the thread: until when it may still answer.
+    /// Set to end the thread: the deadline of its answers.
     stop: Arc<OnceLock<Nanos>>,
     wake_source: Arc<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Server {
-    /// Serves what comes to `listener`. Without a secret it makes one and hands it to processes of
+    /// Serves connections to `listener`. Without a secret it makes one and gives it to processes of
     /// this user and host.
     pub(super) fn start(
         listener: TcpListener,
@@ -89,7 +89,7 @@ impl Server {
         Ok(Self { deadline, stop, wake_source, thread: Some(thread) })
     }
 
-    /// Dropping it takes no longer than until then.
+    /// Sets the deadline of the drop.
     pub(super) fn ends_by(&mut self, deadline: Nanos) {
         self.deadline = deadline;
     }
@@ -101,8 +101,8 @@ impl Drop for Server {
         let _ = self.stop.set(self.deadline);
         let _ = rustix::io::write(&*self.wake_source, &1u64.to_ne_bytes());
         if let Some(thread) = self.thread.take() {
-            // It ends within `FAREWELL_TIMEOUT` and `FLUSH_TIMEOUT`; a panic there has been printed
-            // by its thread.
+            // It ends within `FAIL_REPORT_TIMEOUT` and `FLUSH_TIMEOUT`; the thread itself has
+            // reported a panic.
             let _ = thread.join();
         }
     }
@@ -115,9 +115,9 @@ struct Table {
     failed: Option<String>,
     sealed: bool,
     refused: Option<String>,
-    /// How many more times it is said at once.
+    /// The remaining warnings.
     warnings_left: u32,
-    /// How often what waits are for has changed.
+    /// The number of changes that can end a wait.
     changes: u64,
 }
 
@@ -139,7 +139,7 @@ impl Table {
         self.changes += 1;
     }
 
-    /// Keeps why somebody was turned away, and says so at once. The meeting goes on: anybody can
+    /// Records why a connection was rejected, and logs it. The rendezvous goes on: any process can
     /// send a wrong proof, which must not end a job.
     fn refuse(&mut self, reason: String) {
         if self.refused.as_ref() != Some(&reason) && self.warnings_left > 0 {
@@ -149,7 +149,7 @@ impl Table {
         self.refused = Some(reason);
     }
 
-    /// The answer, or `None` for a wait that must go on.
+    /// The answer, or `None` for a wait that goes on.
     fn answer(&mut self, rank: u32, request: &Request, time_is_up: bool) -> Option<Answer> {
         Some(match request {
             Request::Set { key, value } | Request::Claim { key, value } => {
@@ -194,13 +194,13 @@ impl Table {
 }
 
 enum Stage {
-    /// Nothing said yet.
-    Greeting { until: Nanos },
+    /// No message yet.
+    AwaitsHello { until: Nanos },
     /// Challenges are exchanged.
-    Proving { until: Nanos, challenges: Challenges },
-    /// In.
+    AwaitsProof { until: Nanos, challenges: Challenges },
+    /// Authenticated.
     Open { rank: u32, waiting: Option<(Request, Nanos)> },
-    /// Only what is left to send goes out.
+    /// Only remaining output is sent.
     Ending { until: Nanos },
 }
 
@@ -211,23 +211,23 @@ struct Connection {
     output: Vec<u8>,
     stage: Stage,
     gone: bool,
-    /// Whether requests may lie in `input` that no new bytes will announce.
+    /// Whether `input` may hold requests that no new bytes will announce.
     has_more: bool,
 }
 
 struct Service {
     listener: TcpListener,
     secret: Secret,
-    /// Where the secret is handed out, if nobody gave one.
+    /// The listener that gives out the secret, if none is configured.
     own_user: Option<OwnedFd>,
-    /// By number, in the order in which they came.
+    /// By number, in the order of arrival.
     connections: BTreeMap<u64, Connection>,
     connections_max: usize,
     next_number: u64,
-    unproved: Unproved,
+    unauthenticated: UnauthenticatedConnections,
     world_size: usize,
     table: Table,
-    /// Until when nobody is let in, as the system had no file or memory for one more.
+    /// The end of a pause of accepts, after the system had no file or memory for a connection.
     paused_until: Option<Nanos>,
 }
 
@@ -240,7 +240,7 @@ impl Service {
             connections: BTreeMap::new(),
             connections_max: world_size + CONNECTIONS_SPARE,
             next_number: 0,
-            unproved: Unproved::default(),
+            unauthenticated: UnauthenticatedConnections::default(),
             world_size,
             table: Table::new(world_size * VALUES_PER_RANK + VALUES_SPARE),
             paused_until: None,
@@ -255,8 +255,8 @@ impl Service {
             let ready = self.sleep(Some(wake_source), self.next_deadline());
             self.advance(&ready);
         };
-        // After a failure the others are told why: each goes away as soon as it knows.
-        let until = deadline.min(now() + FAREWELL_TIMEOUT);
+        // After a failure the others get the reason, then each closes its connection.
+        let until = deadline.min(now() + FAIL_REPORT_TIMEOUT);
         while self.table.failed.is_some()
             && now() < until
             && self.connections.values().any(Connection::is_open)
@@ -274,7 +274,7 @@ impl Service {
 
     fn next_deadline(&self) -> Option<Nanos> {
         let deadlines = self.connections.values().filter_map(|connection| match &connection.stage {
-            Stage::Greeting { until } | Stage::Proving { until, .. } | Stage::Ending { until } => {
+            Stage::AwaitsHello { until } | Stage::AwaitsProof { until, .. } | Stage::Ending { until } => {
                 Some(*until)
             }
             Stage::Open { waiting, .. } => waiting.as_ref().map(|(_, until)| *until),
@@ -308,7 +308,7 @@ impl Service {
                 tv_nsec: i64::from(left.subsec_nanos()),
             }
         });
-        // Interrupted, or out of memory: look at all that can be looked at.
+        // Interrupted, or out of memory: serve all connections.
         let failed = poll(&mut files, limit.as_ref()).is_err();
         let is_ready = |connection: &Connection, events: PollFlags| {
             !events.is_empty() || can_go_on(connection) || (failed && !connection.is_waiting())
@@ -318,21 +318,20 @@ impl Service {
         ready.map(|((&number, _), _)| number).collect()
     }
 
-    /// Serves the connections that are ready, lets some more in, then ends the waiting that is
-    /// over.
+    /// Serves ready connections, accepts new ones, then ends the waits that are over.
     fn advance(&mut self, ready: &[u64]) {
         let changes = self.table.changes;
         ready.iter().for_each(|&number| self.serve_one(number));
         self.accept();
-        // After all inputs, so that a value that came now ends the waiting of everybody.
+        // After all inputs, so that a value that came now ends the waits of all connections.
         let (has_changed, time) = (self.table.changes != changes, now());
         for connection in self.connections.values_mut() {
-            connection.finish_waiting(&mut self.table, time, has_changed);
+            connection.finish_wait(&mut self.table, time, has_changed);
         }
-        let Self { connections, unproved, .. } = self;
+        let Self { connections, unauthenticated, .. } = self;
         connections.retain(|&number, connection| {
             if connection.gone {
-                unproved.remove(connection.from.ip(), number);
+                unauthenticated.remove(connection.from.ip(), number);
             }
             !connection.gone
         });
@@ -340,16 +339,18 @@ impl Service {
 
     fn serve_one(&mut self, number: u64) {
         let Some(connection) = self.connections.get_mut(&number) else { return };
-        connection.turn(&mut self.table, &self.secret);
+        connection.serve_once(&mut self.table, &self.secret);
         match connection.stage {
-            Stage::Greeting { .. } => {}
-            Stage::Proving { .. } => self.unproved.greeted(connection.from.ip(), number),
-            // Who is turned away has nothing more to say, and goes as soon as it has heard why.
-            Stage::Open { .. } | Stage::Ending { .. } => self.unproved.remove(connection.from.ip(), number),
+            Stage::AwaitsHello { .. } => {}
+            Stage::AwaitsProof { .. } => self.unauthenticated.hello_received(connection.from.ip(), number),
+            // A rejected connection sends nothing more, and ends when it has the reason.
+            Stage::Open { .. } | Stage::Ending { .. } => {
+                self.unauthenticated.remove(connection.from.ip(), number)
+            }
         }
     }
 
-    /// Lets in who waits, up to a number, so that those who are in get their turn.
+    /// Accepts connections, up to a limit, so that existing connections get their turn.
     fn accept(&mut self) {
         if self.paused_until.is_some_and(|until| now() < until) {
             return;
@@ -362,28 +363,28 @@ impl Service {
                 Err(error) => return self.not_accepted(&error),
             };
             if self.connections.len() >= self.connections_max {
-                // One that has not shown who it is makes room; without any the newcomer must come
-                // again.
-                let Some(stranger) = self.unproved.first_to_drop() else { continue };
-                self.drop_unproved(stranger);
+                // An unauthenticated connection is dropped; if there is none, the new one must
+                // retry.
+                let Some(oldest) = self.unauthenticated.first_to_drop() else { continue };
+                self.drop_unauthenticated(oldest);
             }
             if stream.set_nonblocking(true).is_ok() && stream.set_nodelay(true).is_ok() {
                 let number = self.next_number;
                 self.next_number += 1;
-                self.unproved.add(from.ip(), number);
+                self.unauthenticated.add(from.ip(), number);
                 self.connections.insert(number, Connection::new(stream, from));
-                // At once: what it has said already keeps it from being taken for one that says
-                // nothing.
+                // At once: bytes that have come already keep it from being counted as a connection
+                // that sends nothing.
                 self.serve_one(number);
             }
         }
     }
 
-    /// Tells the secret to those of this user who ask, up to a number.
+    /// Gives the secret to processes of this user that ask, up to a limit.
     fn hand_out(&mut self) {
         let Some(listener) = &self.own_user else { return };
         for _ in 0..ACCEPTS_AT_ONCE {
-            match same_user::hand_out(listener, &self.secret) {
+            match same_user::give_secret(listener, &self.secret) {
                 Ok(None) => {}
                 Ok(Some(user)) => {
                     let own = packet::own_user();
@@ -394,25 +395,25 @@ impl Service {
         }
     }
 
-    fn drop_unproved(&mut self, number: u64) {
+    fn drop_unauthenticated(&mut self, number: u64) {
         if let Some(connection) = self.connections.remove(&number) {
-            self.unproved.remove(connection.from.ip(), number);
+            self.unauthenticated.remove(connection.from.ip(), number);
         }
     }
 
-    /// Nobody was there, whose connection may have gone wrong meanwhile: that is its own affair. Or
-    /// there is no file or memory for one: then the listener would be ready for ever, and who wants
-    /// in would wait until its time is up.
+    /// No connection waited, or it ended meanwhile, which harms no other. Or there is no file or
+    /// memory for a connection: then the listener would stay ready, and the client would wait until
+    /// its time is up.
     fn not_accepted(&mut self, error: &io::Error) {
         use io::ErrorKind::{ConnectionAborted, Interrupted, WouldBlock};
         if matches!(error.kind(), WouldBlock | ConnectionAborted | Interrupted) {
             return;
         }
-        if self.unproved.len() > self.world_size
-            && let Some(stranger) = self.unproved.first_to_drop()
+        if self.unauthenticated.len() > self.world_size
+            && let Some(oldest) = self.unauthenticated.first_to_drop()
         {
-            // More than there are ranks: they are strangers, and hold what is missing.
-            return self.drop_unproved(stranger);
+            // More than there are ranks: these connections use up the resource.
+            return self.drop_unauthenticated(oldest);
         }
         self.paused_until = Some(now() + ACCEPT_PAUSE);
         if let Some(most) = files_allowed(error)
@@ -425,7 +426,7 @@ impl Service {
 
 impl Connection {
     fn new(stream: TcpStream, from: SocketAddr) -> Self {
-        let stage = Stage::Greeting { until: now() + HANDSHAKE_TIMEOUT };
+        let stage = Stage::AwaitsHello { until: now() + HANDSHAKE_TIMEOUT };
         let (input, output) = (Vec::new(), Vec::new());
         Self { stream, from, input, output, stage, gone: false, has_more: false }
     }
@@ -438,13 +439,13 @@ impl Connection {
         matches!(self.stage, Stage::Open { waiting: Some(_), .. })
     }
 
-    /// Whether the next request, or word of a handshake, may be looked at: not while an answer is
-    /// being waited for or sent, so that a peer which asks without listening fills its own buffers.
+    /// Whether the next request or handshake message may be read: not while an answer is awaited or
+    /// sent, so that a peer that does not read fills its own buffers.
     fn takes_requests(&self) -> bool {
         self.output.is_empty() && !self.is_waiting() && !matches!(self.stage, Stage::Ending { .. })
     }
 
-    /// What to wake up for.
+    /// The events to wait for.
     fn awaited(&self, reads: bool) -> PollFlags {
         if !self.output.is_empty() {
             PollFlags::OUT
@@ -453,13 +454,13 @@ impl Connection {
         } else if self.takes_requests() {
             PollFlags::IN
         } else {
-            // Nothing is read; that the peer is gone shows all the same.
+            // No bytes are read; the end of the peer is still detected.
             PollFlags::RDHUP
         }
     }
 
-    /// Sends, receives and answers what it can; to be called when the socket is ready.
-    fn turn(&mut self, table: &mut Table, secret: &Secret) {
+    /// Sends, receives and answers; called when the socket is ready.
+    fn serve_once(&mut self, table: &mut Table, secret: &Secret) {
         if self.is_waiting() {
             // Its answers are sent, and its requests not read: only its end woke this thread.
             self.gone = true;
@@ -472,7 +473,7 @@ impl Connection {
             if !std::mem::take(&mut self.has_more) {
                 self.receive();
             }
-            match self.take_input(table, secret) {
+            match self.handle_input(table, secret) {
                 Ok(true) => self.has_more = true,
                 Ok(false) => return,
                 Err(Malformed) => self.gone = true,
@@ -483,11 +484,11 @@ impl Connection {
 
     fn receive(&mut self) {
         let most = match self.stage {
-            // A handshake's bytes, and not one more.
-            Stage::Greeting { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
-            Stage::Proving { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
-            // A well-behaved rank has one request under way, so more than one and a bit is never
-            // kept.
+            // The bytes of a handshake, and no more.
+            Stage::AwaitsHello { .. } => HELLO_BYTES.saturating_sub(self.input.len()),
+            Stage::AwaitsProof { .. } => PROOF_BYTES.saturating_sub(self.input.len()),
+            // A correct rank has one request under way, so no more than one request and one read
+            // are kept.
             Stage::Open { .. } if self.input.len() <= REQUEST_BYTES_MAX => READ_BYTES,
             Stage::Open { .. } | Stage::Ending { .. } => 0,
         };
@@ -503,11 +504,11 @@ impl Connection {
         }
     }
 
-    /// Handles the next whole message, if it is there.
-    fn take_input(&mut self, table: &mut Table, secret: &Secret) -> Result<bool, Malformed> {
+    /// Handles the next whole message, if there is one.
+    fn handle_input(&mut self, table: &mut Table, secret: &Secret) -> Result<bool, Malformed> {
         match &mut self.stage {
-            Stage::Greeting { until } => {
-                if !Hello::may_begin(&self.input) {
+            Stage::AwaitsHello { until } => {
+                if !Hello::is_prefix(&self.input) {
                     return Err(Malformed);
                 }
                 let Some((hello, rest)) = self.input.split_first_chunk::<HELLO_BYTES>() else {
@@ -518,14 +519,14 @@ impl Connection {
                 self.output.extend(Hello { version: VERSION, challenge: own }.encode());
                 self.stage = if dialer.version == VERSION {
                     let challenges = Challenges::new(Side::Listener, own, dialer.challenge);
-                    Stage::Proving { until, challenges }
+                    Stage::AwaitsProof { until, challenges }
                 } else {
                     let from = self.from.ip();
                     table.refuse(format!("{from} speaks rendezvous version {}", dialer.version));
                     Stage::Ending { until }
                 };
             }
-            Stage::Proving { until, challenges } => {
+            Stage::AwaitsProof { until, challenges } => {
                 let Some((proof, rest)) = self.input.split_first_chunk::<PROOF_BYTES>() else {
                     return Ok(false);
                 };
@@ -566,9 +567,9 @@ impl Connection {
         Ok(true)
     }
 
-    fn finish_waiting(&mut self, table: &mut Table, time: Nanos, has_changed: bool) {
+    fn finish_wait(&mut self, table: &mut Table, time: Nanos, has_changed: bool) {
         match &mut self.stage {
-            Stage::Greeting { until } | Stage::Proving { until, .. } => self.gone |= *until <= time,
+            Stage::AwaitsHello { until } | Stage::AwaitsProof { until, .. } => self.gone |= *until <= time,
             Stage::Ending { until } => self.gone |= *until <= time || self.output.is_empty(),
             Stage::Open { rank, waiting } => {
                 if let Some((request, until)) = waiting
@@ -658,10 +659,10 @@ mod tests {
         }
         let (mut heard, mut buffer) = (0, vec![0; 1 << 20]);
         for turn in 0_u32.. {
-            connection.turn(&mut table, &Secret::fresh());
+            connection.serve_once(&mut table, &Secret::fresh());
             assert!(!connection.gone && connection.output.len() <= answer.len(), "turn {turn}");
             assert!(connection.input.len() <= REQUEST_BYTES_MAX + READ_BYTES, "turn {turn}");
-            // For the first turns it does not listen.
+            // It does not read during the first turns.
             if turn > 50 {
                 match client.read(&mut buffer) {
                     Ok(count) => heard += count,
@@ -681,36 +682,36 @@ mod tests {
         let requests = [set("a"), wait(&["b"]), set("c")].map(|request| request.encode());
         client.write_all(&requests.concat()).expect("there is room");
         while !connection.is_waiting() {
-            connection.turn(&mut table, &Secret::fresh());
+            connection.serve_once(&mut table, &Secret::fresh());
         }
         assert!(!table.values.contains_key("c"), "nothing is looked at while an answer is due");
         table.answer(2, &set("b"), false);
-        connection.finish_waiting(&mut table, now(), true);
+        connection.finish_wait(&mut table, now(), true);
         assert!(connection.has_more, "no new bytes will come for it");
-        connection.turn(&mut table, &Secret::fresh());
+        connection.serve_once(&mut table, &Secret::fresh());
         assert!(table.values.contains_key("c"));
     }
 
     #[test]
-    fn a_turn_lets_in_so_many_and_strangers_make_room_for_those_who_come_later() {
+    fn a_turn_lets_in_so_many_and_unauthenticated_connections_make_room_for_later_ones() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
         listener.set_nonblocking(true).expect("a socket");
         let address = listener.local_addr().expect("is bound");
         let mut service = Service::new(listener, 2, Secret::fresh());
         let most = service.connections_max;
-        let strangers: Vec<_> =
+        let unauthenticated_clients: Vec<_> =
             (0..most + 3).map(|_| TcpStream::connect(address).expect("it listens")).collect();
         service.accept();
         assert_eq!(service.connections.len(), ACCEPTS_AT_ONCE);
         let first = &mut service.connections.first_entry().expect("there are some");
         first.get_mut().stage = Stage::Open { rank: 1, waiting: None };
         service.serve_one(0);
-        while service.next_number < strangers.len() as u64 {
+        while service.next_number < unauthenticated_clients.len() as u64 {
             service.accept();
         }
-        assert_eq!((service.connections.len(), service.unproved.len()), (most, most - 1));
+        assert_eq!((service.connections.len(), service.unauthenticated.len()), (most, most - 1));
         let numbers: Vec<_> = service.connections.keys().copied().take(2).collect();
-        assert_eq!(numbers, [0, 4], "who is in stays, the oldest strangers have gone");
+        assert_eq!(numbers, [0, 4], "who is in stays, the oldest unauthenticated connections have gone");
     }
 
     #[test]

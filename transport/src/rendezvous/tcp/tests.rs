@@ -208,22 +208,22 @@ fn without_a_secret_another_user_is_refused_on_both_sides() {
     assert_eq!(refused.as_deref(), Some("a process of user 65534, this job is of user 0"));
     // Whoever the store is of, its user is named to those of another one.
     drop(zero);
-    let stranger = as_nobody(|| open(&address, 0, None, late()).expect("opens as another user"));
+    let oldest = as_nobody(|| open(&address, 0, None, late()).expect("opens as another user"));
     let error = error(open(&address, 1, None, late()));
     assert!(matches!(error, OpenError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
-    drop(stranger);
+    drop(oldest);
     let known = secret("known to both users");
     let _zero = open(&address, 0, Some(&known), late()).expect("opens");
     as_nobody(|| open(&address, 1, Some(&known), late()).map(drop)).expect("a secret joins users");
 }
 
 #[test]
-fn strangers_do_no_harm() {
+fn unauthenticated_connections_do_no_harm() {
     let address = free_address();
     let mut zero = open(&address, 0, None, late()).expect("opens");
     // More than there is room for; silent ones, ones that talk nonsense, and ones that promise too
     // much.
-    let mut strangers = Vec::new();
+    let mut unauthenticated_clients = Vec::new();
     for number in 0..100 {
         let mut stream = TcpStream::connect(&address).expect("connects");
         match number % 3 {
@@ -235,7 +235,7 @@ fn strangers_do_no_harm() {
                 stream.write_all(&[0xff; 60]).expect("said");
             }
         }
-        strangers.push(stream);
+        unauthenticated_clients.push(stream);
     }
     let mut one = open(&address, 1, None, late()).expect("there is room for a rank");
     one.set("rank/1", b"here", late()).expect("set");
@@ -258,18 +258,19 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
 /// byte by byte. At most `held` are open at a time.
 fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
     let hello = Hello { version: VERSION, challenge: [0; 32] }.encode();
-    let mut strangers = std::collections::VecDeque::new();
+    let mut unauthenticated_clients = std::collections::VecDeque::new();
     for number in 0..connections {
         // The store may have dropped any of them already.
         if let Ok(mut stream) = TcpStream::connect(address) {
             let said = [0, HELLO_BYTES, 1][number % 3];
             let _ = stream.write(&hello[..said]);
-            strangers.push_back((stream, said));
+            unauthenticated_clients.push_back((stream, said));
         }
-        if strangers.len() > held {
-            strangers.pop_front();
+        if unauthenticated_clients.len() > held {
+            unauthenticated_clients.pop_front();
         }
-        for (stream, said) in strangers.iter_mut().rev().take(8).filter(|(_, said)| *said % HELLO_BYTES != 0)
+        for (stream, said) in
+            unauthenticated_clients.iter_mut().rev().take(8).filter(|(_, said)| *said % HELLO_BYTES != 0)
         {
             let _ = stream.write(&hello[*said..=*said]);
             *said += 1;
@@ -304,7 +305,7 @@ fn serve_under_flood(connections: usize, held: usize) {
             }
         }
         println!(
-            "{connections} strangers: {requests} requests, the slowest {slowest:?}; \
+            "{connections} unauthenticated: {requests} requests, the slowest {slowest:?}; \
              {joined} came, the slowest in {slowest_join:?}"
         );
         assert!(requests > 20 && joined > 0, "{requests} requests, {joined} came");
@@ -313,7 +314,7 @@ fn serve_under_flood(connections: usize, held: usize) {
 }
 
 #[test]
-fn ranks_are_served_and_get_in_while_strangers_flood_the_store() {
+fn ranks_are_served_and_get_in_while_unauthenticated_connections_flood_the_store() {
     serve_under_flood(1_000, 150);
 }
 
@@ -394,7 +395,7 @@ fn rank_0_listens_on_every_address_where_its_name_has_several_or_only_loopback_a
         texts.iter().map(|text| text.parse().expect("an address")).collect()
     };
     let everywhere = at(&["[::]:40", "0.0.0.0:40"]);
-    let places = |name: &str, known: &[&str], has_secret| places_to_listen(name, &at(known), has_secret);
+    let places = |name: &str, known: &[&str], has_secret| listen_addresses(name, &at(known), has_secret);
     assert_eq!(places("node0:40", &["127.0.1.1:40"], true), everywhere);
     assert_eq!(places("node0:40", &["127.0.1.1:40"], false), at(&["127.0.1.1:40"]));
     assert_eq!(places("node0:40", &["127.0.1.1:40", "10.0.0.1:40"], true), at(&["10.0.0.1:40"]));

@@ -29,7 +29,7 @@ impl Liar {
         let liar = Self { stream: dial(parse(&address).expect("an address")).expect("it listens") };
         let claim = Claim { version: PROTOCOL_VERSION, from: 1, to: 0, world_size: 2, signal_slots: 8 };
         let own = challenge();
-        liar.say(&Frame::Hello { claim, challenge: own }, &[]);
+        liar.send_frame(&Frame::Hello { claim, challenge: own }, &[]);
         let mut buffer = vec![0; FRAME_BYTES_MAX];
         let deadline = clock::now() + PATIENCE;
         let bytes = loop {
@@ -43,7 +43,7 @@ impl Liar {
             panic!("no welcome")
         };
         let answer = Challenges::new(Side::Dialer, own, theirs).answer(None, &claim.to_bytes());
-        liar.say(&Frame::Grant { answer }, files);
+        liar.send_frame(&Frame::Grant { answer }, files);
         liar
     }
 
@@ -55,7 +55,7 @@ impl Liar {
         liar
     }
 
-    fn say(&self, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
+    fn send_frame(&self, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
         send(&self.stream, &frame.encode(), files).expect("room in the stream");
     }
 }
@@ -114,7 +114,10 @@ fn a_region_whose_file_could_be_shortened_or_is_too_short_is_refused() {
     {
         let mut zero = Station::new(0, 2);
         let liar = Liar::connect_honestly(&mut zero);
-        liar.say(&Frame::Announce { slot: 3, key: RegionKey(0x77_0003), offset, len }, &[file.as_fd()]);
+        liar.send_frame(
+            &Frame::Announce { slot: 3, key: RegionKey(0x77_0003), offset, len },
+            &[file.as_fd()],
+        );
         expect_violation(&mut zero, ProtocolViolation::UnsafeFile);
     }
 }
@@ -134,7 +137,7 @@ fn frames_that_make_no_sense_cost_the_pair() {
     for (frame, files) in cases {
         let mut zero = Station::new(0, 2);
         let liar = Liar::connect_honestly(&mut zero);
-        liar.say(&frame, files);
+        liar.send_frame(&frame, files);
         expect_violation(&mut zero, ProtocolViolation::MalformedFrame);
     }
 }
@@ -145,8 +148,8 @@ fn a_region_that_is_sealed_against_writing_is_unknown_and_costs_nothing() {
     let liar = Liar::connect_honestly(&mut zero);
     let file = sealed_file("test", ENOUGH_BYTES, SealFlags::WRITE).expect("memory");
     let key = RegionKey(0x77_0003);
-    liar.say(&Frame::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
-    liar.say(&Frame::Message(b"after it"), &[]);
+    liar.send_frame(&Frame::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
+    liar.send_frame(&Frame::Message(b"after it"), &[]);
     zero.until("the message", |zero| !zero.inbox.messages.lock().expect("no panic").is_empty());
     assert!(zero.device.map(1, &RemoteSlice { key, offset: 0, len: 8 }).is_err());
     assert!(!zero.log.iter().any(|event| matches!(event, Event::PeerLost { .. })));

@@ -1,8 +1,8 @@
 //! What only shared memory can get wrong: lying peers, stopped and killed processes, things left
 //! behind.
 
+mod bye;
 mod data_path;
-mod goodbye;
 mod hostile;
 mod processes;
 mod set_up;
@@ -47,7 +47,7 @@ impl Station {
         Self::with(rank, world_size, |_| {})
     }
 
-    fn with(rank: Rank, world_size: u32, change: impl FnOnce(&mut DeviceConfig)) -> Self {
+    fn with(rank: Rank, world_size: u32, apply_atomic: impl FnOnce(&mut DeviceConfig)) -> Self {
         let inbox = Arc::new(Inbox::default());
         let mut config = DeviceConfig {
             rank,
@@ -59,7 +59,7 @@ impl Station {
             address: None,
             responder: inbox.clone(),
         };
-        change(&mut config);
+        apply_atomic(&mut config);
         let device = ShmDevice::new(config).expect("the system gives memory and sockets");
         Self { device, inbox, log: Vec::new() }
     }

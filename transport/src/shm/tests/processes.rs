@@ -74,7 +74,7 @@ impl Drop for Process {
     }
 }
 
-fn mark() {
+fn event() {
     let mut output = std::io::stdout().lock();
     output.write_all(&[MARK]).expect("the test reads");
     output.flush().expect("the test reads");
@@ -147,9 +147,9 @@ fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_chil
 }
 
 #[test]
-fn a_peer_process_that_says_goodbye_is_not_lost() {
+fn a_peer_process_that_says_bye_is_not_lost() {
     let (mut zero, mut process, _region) = with_peer("leaver");
-    zero.until_event(&Event::Left { peer: 1 });
+    zero.until_event(&Event::Departed { peer: 1 });
     assert!(process.child.wait().expect("a child").success());
     assert!(!zero.log.iter().any(|event| matches!(event, Event::PeerLost { .. })));
 }
@@ -231,7 +231,7 @@ fn writer(told: &mut Told) {
             TransferId(round),
         );
         told.station.pump();
-        mark();
+        event();
     }
 }
 
@@ -253,7 +253,7 @@ fn parent(told: Told) {
         // SAFETY: ends the child without running what belongs to its parent.
         unsafe { libc::_exit(0) };
     }
-    mark();
+    event();
     let mut station = told.station;
     station.until("to be killed", |_| false);
 }
@@ -261,7 +261,7 @@ fn parent(told: Told) {
 fn leaver(told: Told) {
     let Told { mut station, .. } = told;
     station.device.leave();
-    station.until("the goodbye to be said", |station| station.device.flush(Flush::All));
+    station.until("the bye to be said", |station| station.device.flush(Flush::All));
 }
 
 fn count(folder: &str) -> usize {

@@ -1,7 +1,7 @@
 //! Connecting, registering, ending.
 
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use super::{Station, connect, pair, secret, until_both};
 use crate::Rank;
@@ -11,6 +11,7 @@ use crate::device::{
     TransferId, Urgency,
 };
 use crate::memory::{HostMemory, SharedMemory};
+use crate::mutex::lock;
 
 #[test]
 fn a_wrong_secret_is_told_to_both_ends() {
@@ -150,7 +151,7 @@ struct Blocking(Mutex<Receiver<()>>);
 
 impl Responder for Blocking {
     fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
-        let _ = self.0.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let _ = lock(&self.0).recv();
         None
     }
 

@@ -1,5 +1,5 @@
-//! librdmacm, found at run time as libibverbs is: opened with the first device that connects by it,
-//! and open from then on.
+//! librdmacm, loaded at run time as libibverbs is: with the first device that connects with it; it
+//! stays open.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::OnceLock;
@@ -10,28 +10,28 @@ use crate::verbs::sys::ibv_qp_attr;
 
 const NAME: &CStr = c"librdmacm.so.1";
 
-/// Why there is no library.
+/// Why the library was not loaded.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// It is not installed, or not where libraries are looked for.
+    /// The dynamic linker does not find it.
     #[error(
         "librdmacm is not here ({reason}); install it (Debian: apt-get install librdmacm1), or unset PLEACH_VERBS_CONNECT, which asks for it"
     )]
     Absent {
-        /// As the dynamic linker says it.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// It is too old.
     #[error("librdmacm has no function {symbol}; install rdma-core 28 or newer")]
     Symbol {
-        /// Which.
+        /// The missing function.
         symbol: &'static str,
     },
 }
 
 functions! {
-    /// The functions of librdmacm, by their names there without the prefix.
+    /// The functions of librdmacm, by their names without the prefix.
     Library of NAME, "rdma_", c"RDMACM_1.0";
     needed {
     create_event_channel: fn() -> *mut sys::rdma_event_channel;
@@ -55,7 +55,7 @@ functions! {
     }
 }
 
-/// The library, opened at the first call.
+/// The library, loaded at the first call.
 pub(super) fn library() -> Result<&'static Library, LoadError> {
     static LIBRARY: OnceLock<Result<Library, Missing>> = OnceLock::new();
     LIBRARY.get_or_init(Library::load).as_ref().map_err(|missing| match missing.clone() {

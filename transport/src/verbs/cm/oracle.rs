@@ -1,5 +1,5 @@
-//! Whether our types and constants are what librdmacm means by them: compared with those of
-//! `rdma-sys`, as [`verbs::oracle`](crate::verbs::oracle) does for libibverbs.
+//! Compares our types and constants of librdmacm with those of `rdma-sys`, as
+//! [`verbs::oracle`](crate::verbs::oracle) does for libibverbs.
 
 use std::mem::{align_of, offset_of, size_of};
 

@@ -2,16 +2,16 @@
 
 use super::*;
 
-fn gid(index: u32, address: &str, kind: Kind) -> Gid {
+fn gid(index: u32, address: &str, kind: GidType) -> Gid {
     Gid { index, address: address.parse().unwrap(), kind, interface: Some("eth0".to_owned()) }
 }
 
 fn port(device: &str, is_active: bool) -> Port {
     let gids = vec![
-        gid(0, "fe80::1", Kind::RoceV1),
-        gid(1, "fe80::1", Kind::RoceV2Local),
-        gid(2, "::ffff:10.0.0.1", Kind::RoceV1),
-        gid(3, "::ffff:10.0.0.1", Kind::RoceV2Ipv4),
+        gid(0, "fe80::1", GidType::RoceV1),
+        gid(1, "fe80::1", GidType::RoceV2Local),
+        gid(2, "::ffff:10.0.0.1", GidType::RoceV1),
+        gid(3, "::ffff:10.0.0.1", GidType::RoceV2Ipv4),
     ];
     let (device, interface) = (device.to_owned(), Some("eth0".to_owned()));
     let state = if is_active { "4: ACTIVE" } else { "1: DOWN" }.to_owned();
@@ -20,7 +20,7 @@ fn port(device: &str, is_active: bool) -> Port {
 
 #[test]
 fn the_first_active_port_and_its_best_address_are_taken_with_a_reason() {
-    let chosen = choose(&[port("a", false), port("b", true)], &Wish::default()).unwrap();
+    let chosen = choose(&[port("a", false), port("b", true)], &VerbsOptions::default()).unwrap();
     assert_eq!((chosen.device.as_str(), chosen.gid.index), ("b", 3));
     assert_eq!(
         chosen.reason,
@@ -31,29 +31,29 @@ fn the_first_active_port_and_its_best_address_are_taken_with_a_reason() {
 #[test]
 fn wishes_are_kept_or_refused_with_what_there_is() {
     let ports = [port("a", true), port("b", true)];
-    let wish = |device: &str, interface: Option<&str>, gid_index| Wish {
+    let options = |device: &str, interface: Option<&str>, gid_index| VerbsOptions {
         device: Some(device.to_owned()),
         interface: interface.map(str::to_owned),
         gid_index,
-        ..Wish::default()
+        ..VerbsOptions::default()
     };
-    assert_eq!(choose(&ports, &wish("b:1", Some("10.0.0.1"), None)).unwrap().device, "b");
-    assert_eq!(choose(&ports, &wish("b", None, Some(0))).unwrap().gid.kind, Kind::RoceV1);
-    let missing = choose(&ports, &wish("b", None, Some(9))).unwrap_err();
+    assert_eq!(choose(&ports, &options("b:1", Some("10.0.0.1"), None)).unwrap().device, "b");
+    assert_eq!(choose(&ports, &options("b", None, Some(0))).unwrap().gid.kind, GidType::RoceV1);
+    let missing = choose(&ports, &options("b", None, Some(9))).unwrap_err();
     assert_eq!(missing.to_string(), "GID index 9 does not exist on b:1; there are 0 1 2 3");
     for unknown in ["c", "b:2", "b:x", "b:", "b:300"] {
-        let error = choose(&ports, &wish(unknown, None, None)).unwrap_err().to_string();
+        let error = choose(&ports, &options(unknown, None, None)).unwrap_err().to_string();
         assert_eq!(error, format!("there is no RDMA device '{unknown}'; there are a:1 b:1"));
     }
-    assert!(matches!(choose(&ports, &wish("a", Some("eth9"), None)), Err(PortError::NoPort { .. })));
-    assert_eq!(choose(&[], &Wish::default()), Err(PortError::NoDevice));
-    let down = choose(&[port("a", false)], &Wish::default()).unwrap_err();
+    assert!(matches!(choose(&ports, &options("a", Some("eth9"), None)), Err(PortError::NoPort { .. })));
+    assert_eq!(choose(&[], &VerbsOptions::default()), Err(PortError::NoDevice));
+    let down = choose(&[port("a", false)], &VerbsOptions::default()).unwrap_err();
     assert!(down.to_string().contains("a:1 is down ('ip link set eth0 up'"), "{down}");
     let infiniband = Port { is_infiniband: true, interface: None, ..port("a", false) };
-    let down = choose(std::slice::from_ref(&infiniband), &Wish::default()).unwrap_err();
+    let down = choose(std::slice::from_ref(&infiniband), &VerbsOptions::default()).unwrap_err();
     assert!(down.to_string().contains("'ibstat' says more"), "{down}");
     let unmanaged = Port { state: "2: INIT".to_owned(), ..infiniband };
-    let down = choose(&[unmanaged], &Wish::default()).unwrap_err();
+    let down = choose(&[unmanaged], &VerbsOptions::default()).unwrap_err();
     assert!(down.to_string().contains("start opensm"), "{down}");
 }
 
@@ -68,31 +68,31 @@ fn how_to_connect_is_one_of_two_words() {
 #[test]
 fn several_devices_are_taken_in_their_order_each_with_its_best_address() {
     let ports = [port("a", true), port("b", true), port("c", false)];
-    let named = |text: &str| Wish { device: Some(text.to_owned()), ..Wish::default() };
+    let named = |text: &str| VerbsOptions { device: Some(text.to_owned()), ..VerbsOptions::default() };
     let chosen = choose_all(&ports, &named("b,a")).unwrap();
     assert_eq!(chosen.iter().map(|chosen| chosen.device.as_str()).collect::<Vec<_>>(), ["b", "a"]);
     let down = choose_all(&ports, &named("a,c")).unwrap_err();
-    let PortError::NoPort { looked_at } = down else { panic!("{down}") };
-    assert!(matches!(&looked_at[..], [Unusable::Down { port, .. }] if port == "c:1"), "{looked_at:?}");
+    let PortError::NoPort { unusable } = down else { panic!("{down}") };
+    assert!(matches!(&unusable[..], [Unusable::Down { port, .. }] if port == "c:1"), "{unusable:?}");
     let many = choose_all(&ports, &named("a,a,a,a,a")).unwrap_err();
     assert_eq!(many, PortError::TooManyDevices { wanted: 5 });
-    let without_pairs = Wish { queue_pairs: Some(9), ..named("a,b") };
+    let without_pairs = VerbsOptions { queue_pairs: Some(9), ..named("a,b") };
     assert_eq!(choose_all(&ports, &without_pairs), Err(PortError::QueuePairs { wanted: 9, most: 8 }));
 }
 
 #[test]
 fn an_ethernet_port_without_addresses_is_told_apart_from_one_that_is_down() {
     let bare = Port { gids: Vec::new(), ..port("a", true) };
-    let refused = choose(&[bare], &Wish::default()).unwrap_err();
+    let refused = choose(&[bare], &VerbsOptions::default()).unwrap_err();
     let no_address = Unusable::NoAddress { port: "a:1".to_owned(), of: None };
-    assert_eq!(refused, PortError::NoPort { looked_at: vec![no_address] });
+    assert_eq!(refused, PortError::NoPort { unusable: vec![no_address] });
 }
 
 #[test]
 fn queue_pairs_on_all_nics_are_at_most_what_immediates_tell_apart() {
-    let wish = |queue_pairs| Wish { queue_pairs, ..Wish::default() };
-    assert_eq!(wish(None).queue_pairs(1), Ok(1));
-    assert_eq!(wish(Some(8)).queue_pairs(2), Ok(8));
-    assert_eq!(wish(Some(9)).queue_pairs(2), Err(PortError::QueuePairs { wanted: 9, most: 8 }));
-    assert!(wish(Some(0)).queue_pairs(1).is_err());
+    let options = |queue_pairs| VerbsOptions { queue_pairs, ..VerbsOptions::default() };
+    assert_eq!(options(None).queue_pairs(1), Ok(1));
+    assert_eq!(options(Some(8)).queue_pairs(2), Ok(8));
+    assert_eq!(options(Some(9)).queue_pairs(2), Err(PortError::QueuePairs { wanted: 9, most: 8 }));
+    assert!(options(Some(0)).queue_pairs(1).is_err());
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use pleach_transport::verbs::port::Kind;
+use pleach_transport::verbs::port::GidType;
 use pleach_transport::verbs::{
-    Connect, OpenError, PairError, PortError, Refusal, VerbsDevice, Wish, WorkStatus,
+    Connect, OpenError, PairError, PortError, Refusal, VerbsDevice, VerbsOptions, WorkStatus,
 };
 use pleach_transport::{AtomicOp, DeviceConfig, LossCause, Rank, Secret, Transfer};
 
 use super::changed::{Changed, expect_machine};
 use crate::verbs::{Two, Verbs, rdma_device};
-use crate::world::{Inbox, PATIENCE, SIGNAL_SLOTS, World, assert_bytes, noise, put};
+use crate::world::{BackendKind, Inbox, PATIENCE, SIGNAL_SLOTS, World, assert_bytes, noise, put};
 
 /// Bytes that one packet never carries.
 const LONG: usize = 64 << 10;
@@ -30,7 +30,7 @@ fn config() -> DeviceConfig {
 }
 
 /// Puts and gets noise both ways and compares it.
-fn check_transfers(world: &mut World<Verbs<false>>, rounds: u64) {
+fn check_transfers(world: &mut World, rounds: u64) {
     for (from, to) in [(0, 1), (1, 0)] {
         let (mine, theirs) = (world.region(from, LONG), world.region(to, LONG));
         let word = world.region(to, 8);
@@ -53,7 +53,7 @@ fn check_transfers(world: &mut World<Verbs<false>>, rounds: u64) {
 
 /// Sees that rank 0 loses rank 1 because nothing comes back, and that both still reach rank 2 and
 /// each other's loss is told.
-fn check_fenced(world: &mut World<Verbs<false>>) {
+fn check_fenced(world: &mut World) {
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     world.submit(0, 1, put(&mine.whole(), theirs.remote(), Some(0)));
     let cause = world.until_lost(0, 1);
@@ -69,7 +69,7 @@ fn check_fenced(world: &mut World<Verbs<false>>) {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_link_that_goes_down_loses_its_rank_and_nobody_else() {
     let mut changed = Changed::default();
-    let mut world = World::<Verbs<false>>::connected(3);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 3);
     changed.link_down(2);
     check_fenced(&mut world);
 }
@@ -78,7 +78,7 @@ fn a_link_that_goes_down_loses_its_rank_and_nobody_else() {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn an_address_that_is_taken_away_loses_its_rank_and_nobody_else() {
     let mut changed = Changed::default();
-    let mut world = World::<Verbs<false>>::connected(3);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 3);
     changed.without_address(2);
     check_fenced(&mut world);
 }
@@ -87,7 +87,7 @@ fn an_address_that_is_taken_away_loses_its_rank_and_nobody_else() {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn an_address_that_comes_besides_harms_nobody() {
     let mut changed = Changed::default();
-    let mut world = World::<Verbs<false>>::connected(3);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 3);
     changed.another_address(2);
     check_transfers(&mut world, 2);
 }
@@ -98,7 +98,7 @@ fn delayed_and_lost_packets_change_no_byte_and_repeat_no_operation() {
     let mut changed = Changed::default();
     changed.lossy(1);
     changed.lossy(2);
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     check_transfers(&mut world, 12);
 }
 
@@ -107,20 +107,20 @@ fn delayed_and_lost_packets_change_no_byte_and_repeat_no_operation() {
 fn ends_with_different_packet_sizes_are_told_both() {
     let mut changed = Changed::default();
     changed.mtu(2, 1500);
-    let mut world = World::<Verbs<false>>::new(2);
+    let mut world = World::new(BackendKind::of::<Verbs<false>>(), 2);
     let addresses = [world.device(0).info().address.clone(), world.device(1).info().address.clone()];
     world.device(0).connect(1, &addresses[1]).expect("starts");
     world.device(1).connect(0, &addresses[0]).expect("starts");
     let causes = [world.until_lost(0, 1), world.until_lost(1, 0)];
-    let of = |own, peer| LossCause::from(PairError::PacketLengths { own, peer });
+    let of = |own, peer| LossCause::from(PairError::MtuMismatch { own, peer });
     assert_eq!(causes, [of(4096, 1024), of(1024, 4096)], "each end says both, whoever found it");
     let text = causes[0].to_string();
     assert!(text.contains("1024") && text.contains("4096") && text.contains("the same MTU"), "{text}");
 }
 
 /// An RDMA device of this machine, at an index of its addresses.
-fn at(rank: Rank, gid_index: u32) -> Wish {
-    Wish { device: Some(rdma_device(rank)), gid_index: Some(gid_index), ..Wish::default() }
+fn at(rank: Rank, gid_index: u32) -> VerbsOptions {
+    VerbsOptions { device: Some(rdma_device(rank)), gid_index: Some(gid_index), ..VerbsOptions::default() }
 }
 
 #[test]
@@ -129,10 +129,10 @@ fn ends_whose_addresses_are_of_kinds_that_do_not_meet_are_told_both() {
     expect_machine();
     for connect in [Connect::Rendezvous, Connect::RdmaCm] {
         // Index 0 is that of the link alone, index 1 of IPv4.
-        let mut two = Two::new(|rank| Wish { connect, ..at(rank, 1 - rank) }, PATIENCE);
+        let mut two = Two::new(|rank| VerbsOptions { connect, ..at(rank, 1 - rank) }, PATIENCE);
         two.connect();
-        let of = |own, peer| LossCause::from(PairError::AddressKinds { own, peer });
-        let (ipv4, local) = (Kind::RoceV2Ipv4, Kind::RoceV2Local);
+        let of = |own, peer| LossCause::from(PairError::GidTypeMismatch { own, peer });
+        let (ipv4, local) = (GidType::RoceV2Ipv4, GidType::RoceV2Local);
         let causes = two.until_lost();
         assert_eq!(causes, [of(ipv4, local), of(local, ipv4)], "each end says both, whoever found it");
         let text = causes[0].to_string();
@@ -152,7 +152,10 @@ fn an_address_that_goes_before_queue_pairs_are_joined_is_told_by_both_ends_with_
     println!("{causes:?}");
     let is_meant = |cause: &LossCause| {
         let said = cause.fabric_error();
-        matches!(said, Some(PairError::NotJoined { .. } | PairError::Refused(Refusal::NotJoined { .. })))
+        matches!(
+            said,
+            Some(PairError::NotConnected { .. } | PairError::Refused(Refusal::NotConnected { .. }))
+        )
     };
     assert!(causes.iter().all(is_meant), "{causes:?}");
     for cause in causes {
@@ -165,7 +168,7 @@ fn an_address_that_goes_before_queue_pairs_are_joined_is_told_by_both_ends_with_
 fn a_port_that_is_down_is_refused_with_what_to_do() {
     let mut changed = Changed::default();
     changed.link_down(2);
-    let wish = Wish { device: Some("rxe2".to_owned()), ..Wish::default() };
+    let wish = VerbsOptions { device: Some("rxe2".to_owned()), ..VerbsOptions::default() };
     let Err(OpenError::Port(error @ PortError::NoPort { .. })) = VerbsDevice::new(config(), &wish) else {
         panic!("rxe2 is down");
     };
@@ -177,7 +180,8 @@ fn a_port_that_is_down_is_refused_with_what_to_do() {
 #[ignore = "changes links of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn addresses_that_are_not_there_are_refused_with_those_that_are() {
     expect_machine();
-    let wish = Wish { device: Some("rxe1".to_owned()), gid_index: Some(77), ..Wish::default() };
+    let wish =
+        VerbsOptions { device: Some("rxe1".to_owned()), gid_index: Some(77), ..VerbsOptions::default() };
     let Err(OpenError::Port(error @ PortError::NoSuchGid { .. })) = VerbsDevice::new(config(), &wish) else {
         panic!("there is no index 77");
     };
@@ -186,7 +190,7 @@ fn addresses_that_are_not_there_are_refused_with_those_that_are() {
     let mut changed = Changed::default();
     changed.without_address(1);
     let interface = Some("10.77.0.1".to_owned());
-    let wish = Wish { device: Some("rxe1".to_owned()), interface, ..Wish::default() };
+    let wish = VerbsOptions { device: Some("rxe1".to_owned()), interface, ..VerbsOptions::default() };
     let Err(OpenError::Port(error @ PortError::NoPort { .. })) = VerbsDevice::new(config(), &wish) else {
         panic!("the address is gone");
     };

@@ -10,12 +10,12 @@ use super::packet::{
     WRITE_MIDDLE, WRITE_ONLY, WRITE_ONLY_WITH_IMMEDIATE, Wire,
 };
 use crate::verbs::Verbs;
-use crate::world::{Submission, World, assert_bytes, noise, put, signal};
+use crate::world::{BackendKind, Submission, World, assert_bytes, noise, put, signal};
 
 /// Carries out one transfer from rank 0 to rank 1; what it was on the wire, requests and answers
 /// apart.
 fn seen(
-    world: &mut World<Verbs<false>>,
+    world: &mut World,
     submission: impl Into<Submission>,
     is_complete: impl Fn(&[Packet]) -> bool,
 ) -> (Vec<Packet>, Vec<Packet>) {
@@ -49,7 +49,7 @@ fn check_well(answers: &[Packet]) {
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_small_put_with_its_signal_is_one_packet() {
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let (mine, theirs) = (world.region_of(0, &noise(1, 64)), world.region(1, 4096));
     let target = theirs.slice(128..192).expect("inside").remote();
     let (requests, answers) = seen(&mut world, put(&mine.whole(), target, Some(3)), acknowledged(1));
@@ -64,7 +64,7 @@ fn a_small_put_with_its_signal_is_one_packet() {
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_signal_is_one_packet_that_carries_its_payload() {
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let (requests, answers) =
         seen(&mut world, Submission::Signal(signal(5, b"what is beside a counter")), acknowledged(1));
     assert_eq!(opcodes(&requests), [WRITE_ONLY_WITH_IMMEDIATE]);
@@ -78,7 +78,7 @@ fn a_signal_is_one_packet_that_carries_its_payload() {
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn bytes_with_a_payload_are_two_writes_of_which_the_second_is_the_signal() {
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let theirs = world.region(1, 64);
     let src = Source::Inline(Inline::new(&noise(4, 40)).expect("fits"));
     let dst = theirs.slice(0..40).expect("inside").remote();
@@ -97,7 +97,7 @@ fn bytes_with_a_payload_are_two_writes_of_which_the_second_is_the_signal() {
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_put_of_several_packets_has_its_signal_in_the_last_one() {
     const LEN: usize = 13_000;
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let (mine, theirs) = (world.region_of(0, &noise(6, LEN)), world.region(1, LEN));
     let is_complete = |packets: &[Packet]| {
         let last = packets.iter().find(|packet| packet.opcode == WRITE_LAST_WITH_IMMEDIATE);
@@ -124,7 +124,7 @@ fn a_put_of_several_packets_has_its_signal_in_the_last_one() {
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_get_is_a_read() {
     const LEN: usize = 9_000;
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let (mine, theirs) = (world.region(0, LEN), world.region_of(1, &noise(7, LEN)));
     let transfer = Transfer::Get { src: theirs.remote(), dst: mine.whole() };
     let is_complete = |packets: &[Packet]| {
@@ -142,7 +142,7 @@ fn a_get_is_a_read() {
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn atomics_are_atomic_operations_of_the_peers_device() {
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let theirs = world.region_of(1, &77u64.to_ne_bytes());
     let word = theirs.whole().remote();
     let is_complete = |packets: &[Packet]| packets.iter().any(|packet| packet.opcode == ATOMIC_ACKNOWLEDGE);
@@ -162,7 +162,7 @@ fn atomics_are_atomic_operations_of_the_peers_device() {
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn no_signal_ever_finds_its_receiver_not_ready() {
     const SIGNALS: u64 = 2_000;
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let mut wire = Wire::new();
     let (mut sent, mut refusals) = (0, 0);
     let mut not_ready = 0;
@@ -196,7 +196,7 @@ fn no_signal_ever_finds_its_receiver_not_ready() {
 #[test]
 #[ignore = "sees the packets of Soft-RoCE devices: run it on a machine made for it, with --ignored softroce::"]
 fn a_wrong_key_is_refused_by_the_peers_device_itself() {
-    let mut world = World::<Verbs<false>>::connected(2);
+    let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 2);
     let (mine, theirs) = (world.region(0, 64), world.region(1, 64));
     let key = RegionKey(theirs.key().0 ^ 0x5555_0000_0000_0000);
     let mut wire = Wire::new();

@@ -7,14 +7,14 @@ use pleach_transport::verbs::{Operation, PairError, WorkStatus};
 use pleach_transport::{LossKind, RegionKey, RemoteSlice, SubmitError, Transfer, TransferError};
 
 use super::Verbs;
-use crate::world::{Submission, World, assert_bytes, noise, put, signal};
+use crate::world::{BackendKind, Submission, World, assert_bytes, noise, put, signal};
 
 const LEN: usize = 4096;
 
 /// Writes and reads what rank 1 does not have, each in a world of its own.
-fn check(bad: impl Fn(&mut World<Verbs<false>>, RemoteSlice) -> RemoteSlice) {
+fn check(bad: impl Fn(&mut World, RemoteSlice) -> RemoteSlice) {
     for is_read in [false, true] {
-        let mut world = World::<Verbs<false>>::connected(3);
+        let mut world = World::connected(BackendKind::of::<Verbs<false>>(), 3);
         let owned = world.region_of(1, &noise(1, LEN));
         let mine = world.region_of(0, &noise(2, 64));
         let remote = bad(&mut world, owned.remote());

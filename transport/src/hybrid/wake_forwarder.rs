@@ -1,12 +1,11 @@
 //! One wake source for a futex word and a file: a thread sleeps on the file, and wakes the word.
 //!
-//! The thread waits on an epoll of its own in which the file is listed for one shot.
-//! [`Bridge::arm`] loads the shot, [`Bridge::disarm`] takes it out again: one system call each, and
-//! only of who really goes to sleep. A busy poller wakes nobody.
+//! The thread waits on its own epoll, where the file is listed for one shot. [`WakeForwarder::arm`]
+//! enables the shot, [`WakeForwarder::disarm`] disables it: one system call each, only for a thread
+//! that goes to sleep. A thread that polls causes no wake-ups.
 //!
-//! **Invariant:** from `arm` to `disarm` the file does not stay readable without the word having
-//! been woken: loading the shot looks at the file, and so does everything that makes it readable
-//! later.
+//! **Invariant:** from `arm` to `disarm` the file does not stay readable without a wake of the
+//! word: enabling the shot checks the file, and so does every later change of its readiness.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,17 +18,17 @@ use crate::Rank;
 use crate::device::Wake;
 use crate::fork::Process;
 
-/// Epoll data of the file that is watched.
+/// Epoll data of the watched file.
 const FILE: u64 = 0;
 
-/// Epoll data of the order to end.
+/// Epoll data of the request to stop.
 const STOP: u64 = 1;
 
 /// Events taken at a time: there are two sources.
 const EVENTS: usize = 2;
 
 /// See the module.
-pub(super) struct Bridge {
+pub(super) struct WakeForwarder {
     epoll: Arc<OwnedFd>,
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
@@ -37,8 +36,8 @@ pub(super) struct Bridge {
     process: Process,
 }
 
-impl Bridge {
-    /// Between `file` and `wake_source`, not armed. The file must be open as long as the bridge is
+impl WakeForwarder {
+    /// Between `file` and `wake_source`, not armed. The file must stay open while the forwarder is
     /// used.
     pub(super) fn new(rank: Rank, file: &OwnedFd, wake_source: Arc<dyn Wake>) -> io::Result<Self> {
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
@@ -48,24 +47,23 @@ impl Bridge {
         let waits = Arc::clone(&epoll);
         let thread = thread::Builder::new()
             .name(format!("pleach-wake-{rank}"))
-            .spawn(move || carry(&waits, &*wake_source))?;
+            .spawn(move || forward_wakes(&waits, &*wake_source))?;
         Ok(Self { epoll, stop, thread: Some(thread), is_armed: false, process: Process::current() })
     }
 
-    /// From now on the word is woken when the file is readable. An error: look again instead of
-    /// sleeping.
+    /// From now on the word is woken when the file is readable. After an error: poll again instead
+    /// of sleeping.
     pub(super) fn arm(&mut self, file: &OwnedFd) -> io::Result<()> {
         self.set(file, epoll::EventFlags::IN | epoll::EventFlags::ONESHOT)?;
         self.is_armed = true;
         Ok(())
     }
 
-    /// Nobody sleeps any more.
+    /// Stops waking the word.
     pub(super) fn disarm(&mut self, file: &OwnedFd) {
         if self.is_armed {
             self.is_armed = false;
-            // It cannot fail for a file that is listed; and if it did, the word would be woken once
-            // in vain.
+            // It cannot fail for a file that is listed; a failure would cause one useless wake.
             let _ = self.set(file, epoll::EventFlags::ONESHOT);
         }
     }
@@ -75,9 +73,9 @@ impl Bridge {
     }
 }
 
-impl Drop for Bridge {
+impl Drop for WakeForwarder {
     fn drop(&mut self) {
-        // A forked child has no thread to end, and its parent's is not its to end.
+        // A forked child has no thread to end.
         if !self.process.is_current() {
             return;
         }
@@ -90,11 +88,11 @@ impl Drop for Bridge {
     }
 }
 
-fn carry(epoll: &OwnedFd, wake_source: &dyn Wake) {
+fn forward_wakes(epoll: &OwnedFd, wake_source: &dyn Wake) {
     let mut space = Vec::with_capacity(EVENTS);
     loop {
         space.clear();
-        // Interrupted: nothing was taken, so nothing is missed.
+        // Interrupted: no event was taken, so none is missed.
         if epoll::wait(epoll, rustix::buffer::spare_capacity(&mut space), None).is_err() {
             continue;
         }

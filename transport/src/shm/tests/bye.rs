@@ -23,7 +23,7 @@ const LOOKS: u32 = 64;
 
 const RANKS: u32 = 6;
 const GROUPS: usize = 40;
-/// Messages to each peer right before a goodbye, so that its watcher is reading when that comes.
+/// Messages to each peer right before a bye, so that its watcher is reading when that comes.
 const MESSAGES: usize = 3;
 
 /// The system looks for packets first and for the end second: both may come in between.
@@ -39,7 +39,7 @@ fn a_packet_sent_right_before_the_end_of_a_stream_is_received_before_the_end() {
                 while !is_read.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
-                send(&stream, b"goodbye", &[]).expect("there is room");
+                send(&stream, b"bye", &[]).expect("there is room");
                 shutdown(&stream, Shutdown::Both).expect("a socket");
             }
         });
@@ -75,19 +75,19 @@ fn a_packet_sent_right_before_the_end_of_a_stream_is_received_before_the_end() {
     assert_eq!(overtaken, 0, "so many streams ended before the packet that was sent before their end");
 }
 
-/// A rank that still has something to say to others is not gone when it has said goodbye to one.
+/// A rank that still has something to say to others is not gone when it has said bye to one.
 #[test]
-fn who_is_told_goodbye_and_leaves_too_says_so() {
+fn who_is_told_bye_and_leaves_too_says_so() {
     let [mut zero, mut one] = pair();
     zero.device.leave();
-    one.until_event(&Event::Left { peer: 0 });
+    one.until_event(&Event::Departed { peer: 0 });
     one.device.leave();
-    one.until("the goodbye has gone out", |station| station.device.flush(Flush::All));
+    one.until("the bye has gone out", |station| station.device.flush(Flush::All));
     drop(one);
     zero.until("the end of the other", |station| {
-        station.log.iter().any(|event| matches!(event, Event::Left { peer: 1 } | Event::PeerLost { .. }))
+        station.log.iter().any(|event| matches!(event, Event::Departed { peer: 1 } | Event::PeerLost { .. }))
     });
-    assert!(zero.log.contains(&Event::Left { peer: 1 }), "{:?}", zero.log);
+    assert!(zero.log.contains(&Event::Departed { peer: 1 }), "{:?}", zero.log);
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn ranks_that_leave_in_any_order_while_others_stay_are_never_taken_for_lost() {
     }
 }
 
-/// Odd ranks say goodbye and are gone; even ones stay until they have heard of it.
+/// Odd ranks say bye and are gone; even ones stay until they have heard of it.
 fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>>>, meeting: &Barrier) {
     let mut station = Station::new(rank, RANKS);
     addresses.lock().expect("no panic under it")[rank as usize] = Some(station.device.info().address.clone());
@@ -133,10 +133,10 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
         return;
     }
     let leaving = || peers().filter(|peer| peer % 2 == 1);
-    station.until("goodbyes", |station| {
+    station.until("byes", |station| {
         leaving().all(|gone| {
             station.log.iter().any(
-                |event| matches!(event, Event::Left { peer } | Event::PeerLost { peer, .. } if *peer == gone),
+                |event| matches!(event, Event::Departed { peer } | Event::PeerLost { peer, .. } if *peer == gone),
             )
         })
     });
@@ -146,7 +146,7 @@ fn leave_or_stay(rank: Rank, group: usize, addresses: &Mutex<Vec<Option<Address>
     for gone in leaving() {
         let said = station.inbox.messages.lock().expect("no panic under it");
         let said = said.iter().filter(|(from, _)| *from == gone).count();
-        assert_eq!(said, MESSAGES, "what rank {gone} said before its goodbye is there");
+        assert_eq!(said, MESSAGES, "what rank {gone} said before its bye is there");
     }
     // Other even ranks may still look: they see that this one has left.
     station.device.leave();

@@ -1,30 +1,31 @@
-//! A part of another store, for ranks of it that meet once more among themselves.
+//! A store of the keys with a prefix, for ranks of a job that join a further group.
 //!
-//! **Invariant:** what happens in a part, its failure included, is seen in that part alone.
+//! **Invariant:** keys and failures of a prefix are visible under that prefix alone.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use super::{Claim, Store, StoreError, StorePath, cut};
 use crate::Nanos;
 use crate::clock::now;
+use crate::mutex::lock;
 
-/// Key of the reason why the part's meeting has ended.
+/// Key of the reason of a failure.
 const FAILED: &str = "failed";
 
-/// How long the whole store is waited in before it is looked whether the part's meeting has ended.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval of the checks for a failure during a wait.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The keys of a store that begin with a name: a store of its own, as long as the whole one is
-/// there.
-pub struct PartOfStore {
+/// The keys of a store that begin with a prefix; a store of its own, as long as the whole store
+/// exists.
+pub struct PrefixStore {
     whole: Arc<Mutex<Box<dyn Store>>>,
     name: String,
 }
 
-impl PartOfStore {
-    /// The part of this name (lower-case letters, digits and `-`), which no other part of the store
-    /// has.
+impl PrefixStore {
+    /// The store of this prefix (lower-case letters, digits and `-`), which no other user of the
+    /// store has.
     #[must_use]
     pub fn new(whole: Arc<Mutex<Box<dyn Store>>>, name: &str) -> Self {
         Self { whole, name: name.to_owned() }
@@ -35,17 +36,17 @@ impl PartOfStore {
     }
 
     fn whole(&self) -> MutexGuard<'_, Box<dyn Store>> {
-        self.whole.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.whole)
     }
 
-    /// Why the part's meeting has ended, if it has.
+    /// The reason of the failure, if there is one.
     fn failure(&self, deadline: Nanos) -> Option<String> {
         let reason = self.whole().wait(&[self.key(FAILED)], now(), deadline).ok()?;
         Some(String::from_utf8_lossy(reason.first()?).into_owned())
     }
 }
 
-impl Store for PartOfStore {
+impl Store for PrefixStore {
     fn set(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<(), StoreError> {
         self.whole().set(&self.key(key), value, deadline)
     }
@@ -58,7 +59,7 @@ impl Store for PartOfStore {
         let started = now();
         let whole_keys: Vec<String> = keys.iter().map(|key| self.key(key)).collect();
         loop {
-            let found = self.whole().wait(&whole_keys, until.min(now() + LOOK), deadline);
+            let found = self.whole().wait(&whole_keys, until.min(now() + POLL_INTERVAL), deadline);
             let Err(StoreError::Missing { keys, refused, .. }) = found else { return found };
             if let Some(reason) = self.failure(deadline) {
                 return Err(StoreError::Failed { reason });
@@ -81,7 +82,7 @@ impl Store for PartOfStore {
     }
 
     fn seal(&mut self, _deadline: Nanos) {
-        // Only those who are in the whole store's world can come here.
+        // Only ranks of the whole store's world can use it.
     }
 
     fn path(&self) -> Option<StorePath> {
@@ -143,8 +144,8 @@ mod tests {
     #[test]
     fn parts_do_not_see_each_other_and_their_failures_are_their_own() {
         let whole: Arc<Mutex<Box<dyn Store>>> = Arc::new(Mutex::new(Box::new(Table::default())));
-        let mut one = PartOfStore::new(whole.clone(), "s0-1");
-        let mut other = PartOfStore::new(whole, "s0-2");
+        let mut one = PrefixStore::new(whole.clone(), "s0-1");
+        let mut other = PrefixStore::new(whole, "s0-2");
         let keys = ["rank/0".to_owned(), "rank/1".to_owned()];
         one.set("rank/0", b"one", now()).expect("set");
         other.set("rank/0", b"other", now()).expect("the same key in another part");

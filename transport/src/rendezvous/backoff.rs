@@ -1,4 +1,4 @@
-//! Waiting between attempts: short at first, then longer, never beyond the deadline.
+//! Exponential backoff between attempts, up to a deadline.
 
 use std::time::Duration;
 
@@ -12,18 +12,18 @@ const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
 /// A series of attempts that ends at a deadline.
-pub(super) struct Attempts {
+pub(super) struct Backoff {
     started: Nanos,
     deadline: Nanos,
     pause: Duration,
 }
 
-impl Attempts {
+impl Backoff {
     pub(super) fn until(deadline: Nanos) -> Self {
         Self { started: now(), deadline, pause: PAUSE_MIN }
     }
 
-    /// Sleeps a little; false when the time is up.
+    /// Sleeps for a pause; false when the time is up.
     pub(super) fn again(&mut self) -> bool {
         let left = self.deadline.since(now());
         if left.is_zero() {
@@ -31,7 +31,7 @@ impl Attempts {
         }
         let pause = self.pause.min(left);
         let limit = rustix::time::Timespec { tv_sec: 0, tv_nsec: i64::from(pause.subsec_nanos()) };
-        // A signal may end it early: then the next attempt is a little earlier.
+        // A signal may end it early: then the next attempt comes a little earlier.
         let _ = rustix::event::poll(&mut [], Some(&limit));
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         true

@@ -1,64 +1,65 @@
-//! Which fabric ranks take, and who makes its devices.
+//! The fabrics, and the factory of their devices.
 
 pub use pleach_vocabulary::{Fabric, FabricChoice};
 
 use crate::device::{Device, DeviceConfig};
-use crate::hybrid::{HybridDevice, Route};
+use crate::hybrid::{HybridDevice, PeerFabric};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
-use crate::verbs::{self, VerbsDevice, Wish};
+use crate::verbs::{self, VerbsDevice, VerbsOptions};
 
 /// Why a device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[error("{source}")]
 pub struct FabricError {
-    /// As the fabric says it.
+    /// The fabric's error.
     #[source]
     pub source: Box<dyn std::error::Error + Send + Sync>,
 }
 
 /// Makes devices.
-pub trait Fabrics {
-    /// A device of this kind; `routes` says what joins it to each rank where the kind has a choice.
+pub trait DeviceFactory {
+    /// A device of this fabric; `peer_fabrics` says which device connects each rank, if the fabric
+    /// has a choice.
     ///
     /// # Errors
     ///
-    /// Where this machine, or this configuration, has none.
+    /// When this machine, or this configuration, has none.
     fn make(
         &mut self,
         fabric: Fabric,
-        routes: &[Route],
+        peer_fabrics: &[PeerFabric],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError>;
 }
 
-/// Makes the devices that really move bytes.
+/// Makes the devices of this machine.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Machine;
+pub struct SystemDevices;
 
-impl Fabrics for Machine {
+impl DeviceFactory for SystemDevices {
     fn make(
         &mut self,
         fabric: Fabric,
-        routes: &[Route],
+        peer_fabrics: &[PeerFabric],
         config: DeviceConfig,
     ) -> Result<Box<dyn Device>, FabricError> {
         match fabric {
             Fabric::Shm => boxed(ShmDevice::new(config)),
             Fabric::Tcp => boxed(TcpDevice::new(config)),
-            Fabric::Hybrid => boxed(HybridDevice::new(config, routes.to_vec())),
-            Fabric::Verbs => boxed(wish().and_then(|wish| VerbsDevice::new(config, &wish))),
+            Fabric::Hybrid => boxed(HybridDevice::new(config, peer_fabrics.to_vec())),
+            Fabric::Verbs => boxed(options().and_then(|options| VerbsDevice::new(config, &options))),
             Fabric::HybridVerbs => boxed(
-                wish()
+                options()
                     .map_err(Into::into)
-                    .and_then(|wish| HybridDevice::over_verbs(config, routes.to_vec(), &wish)),
+                    .and_then(|options| HybridDevice::over_verbs(config, peer_fabrics.to_vec(), &options)),
             ),
         }
     }
 }
 
-fn wish() -> Result<Wish, verbs::OpenError> {
-    Ok(Wish::from_env()?)
+fn options() -> Result<VerbsOptions, verbs::OpenError> {
+    Ok(VerbsOptions::from_env()?)
 }
 
 fn boxed<D: Device + 'static, E: std::error::Error + Send + Sync + 'static>(

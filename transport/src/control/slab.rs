@@ -1,11 +1,12 @@
-//! Values in numbered slots, each with a token that no later value of its slot has: what epoll
-//! gives back. An event of a descriptor that is gone, in the same batch as its end, finds nothing.
+//! A generational slab: values in numbered slots. Each value has a token that no later value of its
+//! slot has. Epoll returns the token with an event, so an event of a descriptor that was closed in
+//! the same batch finds no value.
 
-/// For who watches a second descriptor of a value: its token with this bit finds the same slot.
-pub(crate) const SECOND: u64 = 1 << 31;
+/// A bit for a second descriptor of a value: the token with this bit finds the same slot.
+pub(crate) const SECOND_DESCRIPTOR: u64 = 1 << 31;
 
-/// See the module. The two highest tokens are never given: they are for listeners and wake-ups.
-pub(crate) struct Slots<T> {
+/// See the module. The two highest tokens are never given out: listeners and wake sources use them.
+pub(crate) struct Slab<T> {
     slots: Vec<Option<Slot<T>>>,
     free: Vec<usize>,
     generation: u32,
@@ -16,14 +17,14 @@ struct Slot<T> {
     value: T,
 }
 
-impl<T> Default for Slots<T> {
+impl<T> Default for Slab<T> {
     fn default() -> Self {
         Self { slots: Vec::new(), free: Vec::new(), generation: 0 }
     }
 }
 
-impl<T> Slots<T> {
-    /// Takes a value; returns its slot.
+impl<T> Slab<T> {
+    /// Inserts a value; returns its slot.
     pub(crate) fn insert(&mut self, value: T) -> usize {
         self.generation = self.generation.wrapping_add(1);
         let slot = self.free.pop().unwrap_or_else(|| {
@@ -34,15 +35,15 @@ impl<T> Slots<T> {
         slot
     }
 
-    /// What epoll is to say of the value in this slot.
+    /// The token of the value in this slot.
     pub(crate) fn token(&self, slot: usize) -> u64 {
         let generation = self.slots[slot].as_ref().map_or(0, |slot| slot.generation);
         u64::from(generation) << 32 | slot as u64
     }
 
-    /// The slot of this token, if its value is still there.
+    /// The slot of this token, if its value still exists.
     pub(crate) fn find(&self, token: u64) -> Option<usize> {
-        let (generation, slot) = ((token >> 32) as u32, (token & (SECOND - 1)) as usize);
+        let (generation, slot) = ((token >> 32) as u32, (token & (SECOND_DESCRIPTOR - 1)) as usize);
         let current = self.slots.get(slot)?.as_ref()?;
         (current.generation == generation).then_some(slot)
     }
@@ -61,12 +62,12 @@ impl<T> Slots<T> {
         Some(removed.value)
     }
 
-    /// The slots of the values that are such.
+    /// The slots of the values that match.
     pub(crate) fn slots(&self, is_such: impl Fn(&T) -> bool) -> Vec<usize> {
         self.iter().filter(|(_, value)| is_such(value)).map(|(slot, _)| slot).collect()
     }
 
-    /// All values, each with its slot.
+    /// All values with their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let values = self.slots.iter().enumerate();
         values.filter_map(|(slot, held)| Some((slot, &held.as_ref()?.value)))
@@ -79,10 +80,10 @@ mod tests {
 
     #[test]
     fn a_token_finds_its_value_and_no_later_one_of_the_slot() {
-        let mut slots = Slots::default();
+        let mut slots = Slab::default();
         let (first, second) = (slots.insert('a'), slots.insert('b'));
         let token = slots.token(first);
-        assert_eq!((slots.find(token), slots.find(token | SECOND)), (Some(first), Some(first)));
+        assert_eq!((slots.find(token), slots.find(token | SECOND_DESCRIPTOR)), (Some(first), Some(first)));
         assert_ne!(token, slots.token(second));
         assert_eq!(slots.remove(first), Some('a'));
         assert_eq!((slots.find(token), slots.remove(first)), (None, None));

@@ -1,4 +1,4 @@
-//! A map for what is numbered in turn and mostly ends in turn: a queue with gaps.
+//! A map for values that are numbered in sequence and mostly end in sequence: a queue with gaps.
 
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use crate::sim::flows::FlowId;
 use crate::sim::observer::TransferNumber;
 
-/// A name that is a number.
+/// A key that is a number.
 pub(super) trait Number: Copy {
     fn new(number: u64) -> Self;
     fn value(self) -> u64;
@@ -32,22 +32,22 @@ impl Number for TransferNumber {
     }
 }
 
-/// Values by their numbers, in the order of these. **Invariant:** the first place is taken, so
-/// there are as many places as numbers were given since that of the oldest value.
+/// Values by their numbers, in ascending order. **Invariant:** the first entry is occupied, so
+/// there are as many entries as numbers since that of the oldest value.
 #[derive(Debug)]
-pub(super) struct Numbered<K, V> {
+pub(super) struct SequenceMap<K, V> {
     first: u64,
     places: VecDeque<Option<V>>,
     values: usize,
     key: PhantomData<K>,
 }
 
-impl<K: Number, V> Numbered<K, V> {
+impl<K: Number, V> SequenceMap<K, V> {
     pub(super) fn new() -> Self {
         Self { first: 0, places: VecDeque::new(), values: 0, key: PhantomData }
     }
 
-    /// Takes a value, whose number is larger than those of all that were here before.
+    /// Inserts a value, whose number is larger than all earlier ones.
     pub(super) fn insert(&mut self, key: K, value: V) {
         if self.places.is_empty() {
             self.first = key.value();
@@ -83,19 +83,19 @@ impl<K: Number, V> Numbered<K, V> {
         Some(value)
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub(super) fn len(&self) -> usize {
         self.values
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (K, &V)> {
-        let numbered = (self.first..).zip(&self.places);
-        numbered.filter_map(|(number, value)| Some((K::new(number), value.as_ref()?)))
+        let sequence_map = (self.first..).zip(&self.places);
+        sequence_map.filter_map(|(number, value)| Some((K::new(number), value.as_ref()?)))
     }
 
     pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (K, &mut V)> {
-        let numbered = (self.first..).zip(&mut self.places);
-        numbered.filter_map(|(number, value)| Some((K::new(number), value.as_mut()?)))
+        let sequence_map = (self.first..).zip(&mut self.places);
+        sequence_map.filter_map(|(number, value)| Some((K::new(number), value.as_mut()?)))
     }
 }
 
@@ -109,27 +109,27 @@ mod tests {
     #[test]
     fn values_are_found_by_their_numbers_whatever_goes_first() {
         let mut random = Random::new(7);
-        let (mut numbered, mut oracle) = (Numbered::<FlowId, u64>::new(), BTreeMap::new());
+        let (mut sequence_map, mut oracle) = (SequenceMap::<FlowId, u64>::new(), BTreeMap::new());
         let mut next = 0;
         for _ in 0..5_000 {
             if oracle.len() < 40 && random.coin() {
                 next += 1 + random.below(3);
-                numbered.insert(FlowId(next), next * 7);
+                sequence_map.insert(FlowId(next), next * 7);
                 oracle.insert(next, next * 7);
             } else {
-                // One that is there, or any.
+                // An existing number, or any.
                 let place = random.index(oracle.len().max(1));
                 let known = oracle.keys().nth(place).copied().filter(|_| random.coin());
                 let number = known.unwrap_or_else(|| random.below(next + 2));
-                assert_eq!(numbered.remove(&FlowId(number)), oracle.remove(&number));
+                assert_eq!(sequence_map.remove(&FlowId(number)), oracle.remove(&number));
             }
             let number = random.below(next + 2);
-            assert_eq!(numbered.find(&FlowId(number)), oracle.get(&number));
-            assert_eq!(numbered.find_mut(&FlowId(number)), oracle.get_mut(&number));
-            assert_eq!(numbered.len(), oracle.len());
-            let (found, known) = (numbered.iter(), oracle.iter());
+            assert_eq!(sequence_map.find(&FlowId(number)), oracle.get(&number));
+            assert_eq!(sequence_map.find_mut(&FlowId(number)), oracle.get_mut(&number));
+            assert_eq!(sequence_map.len(), oracle.len());
+            let (found, known) = (sequence_map.iter(), oracle.iter());
             assert!(found.map(|(key, value)| (key.0, *value)).eq(known.map(|(key, value)| (*key, *value))));
         }
-        assert!(next > 1_000 && numbered.iter_mut().count() == oracle.len());
+        assert!(next > 1_000 && sequence_map.iter_mut().count() == oracle.len());
     }
 }

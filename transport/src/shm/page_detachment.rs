@@ -1,32 +1,32 @@
-//! Memory of this process whose pages are private, or are being made so, whichever of its devices
-//! wants that.
+//! Memory of this process whose pages are or become private, for any of its devices.
 //!
-//! **Invariant:** the pages of a memory are replaced once. To replace them again would lose their
-//! bytes, as the file behind them may be empty by then. So devices that want the same pages share
+//! **Invariant:** the pages of a memory are replaced once. A second time would lose their bytes,
+//! because the file behind them may be empty by then. So devices that detach the same pages share
 //! one [`Detachment`].
 
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use super::directory::file_of;
 use super::mapping::{empty, make_private, pages_around, touch};
 use super::shared::Shared;
 use crate::memory::Memory;
+use crate::mutex::lock;
 
 /// Bytes made private at once; about 2 ms.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// Pages that become private.
 struct Detachment {
-    /// Address of the first page, and all their bytes.
+    /// Address of the first page, and the length of all.
     pages: (u64, u64),
     /// Of those bytes, how many are private.
     private_bytes: Mutex<u64>,
 }
 
-/// A memory with pages that have to be private before it is out of all peers' reach.
-pub(crate) struct Part {
+/// Pages of a memory that must be private before no peer can access the memory.
+pub(crate) struct PendingPages {
     memory: Arc<dyn Memory>,
     detachment: Arc<Detachment>,
 }
@@ -39,19 +39,19 @@ static DETACHED: Mutex<Vec<Detached>> = Mutex::new(Vec::new());
 /// The devices of this process.
 static DEVICES: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
 
-/// Lets this device know which memory other devices detach.
-pub(super) fn hear(device: &Arc<Shared>) {
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+/// Registers this device to learn which memory other devices detach.
+pub(super) fn register_device(device: &Arc<Shared>) {
+    let mut devices = lock(&DEVICES);
     devices.retain(|other| other.strong_count() > 0);
     devices.push(Arc::downgrade(device));
 }
 
-/// Takes the memory's keys from the peers of all devices of this process, and says which pages are
-/// to be made private.
-pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
-    let parts = parts_of(memory);
+/// Takes the memory's keys from the peers of all devices of this process, and returns the pages to
+/// make private.
+pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
+    let parts = pending_pages(memory);
     let devices: Vec<_> = {
-        let devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        let devices = lock(&DEVICES);
         devices.iter().filter_map(Weak::upgrade).collect()
     };
     for device in devices.iter().filter(|device| !device.is_forked()) {
@@ -60,14 +60,16 @@ pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<Part> {
     parts
 }
 
-fn parts_of(memory: &Arc<dyn Memory>) -> Vec<Part> {
-    let mut detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+fn pending_pages(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
+    let mut detached = lock(&DETACHED);
     detached.retain(|(other, _)| other.strong_count() > 0);
     let (first, bytes) = pages_of(memory);
-    let mut parts: Vec<Part> = detached
+    let mut parts: Vec<PendingPages> = detached
         .iter()
         .filter(|(_, other)| overlap(other.pages, (first, bytes)))
-        .filter_map(|(memory, other)| Some(Part { memory: memory.upgrade()?, detachment: other.clone() }))
+        .filter_map(|(memory, other)| {
+            Some(PendingPages { memory: memory.upgrade()?, detachment: other.clone() })
+        })
         .collect();
     parts.sort_by_key(|part| part.detachment.pages.0);
     let mut own = Vec::new();
@@ -80,15 +82,15 @@ fn parts_of(memory: &Arc<dyn Memory>) -> Vec<Part> {
     for pages in own.into_iter().filter(|(_, bytes)| *bytes > 0) {
         let detachment = Arc::new(Detachment { pages, private_bytes: Mutex::new(0) });
         detached.push((Arc::downgrade(memory), detachment.clone()));
-        parts.push(Part { memory: memory.clone(), detachment });
+        parts.push(PendingPages { memory: memory.clone(), detachment });
     }
     parts
 }
 
-impl Part {
-    /// Makes a piece of its pages private; whether all are.
+impl PendingPages {
+    /// Makes a part of its pages private; returns whether all are.
     pub(super) fn advance(&self) -> io::Result<bool> {
-        let mut private_bytes = self.detachment.private_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut private_bytes = lock(&self.detachment.private_bytes);
         let (first, bytes) = self.detachment.pages;
         let Some((file, offset)) = file_of(&*self.memory) else { return Ok(true) };
         let piece = (bytes - *private_bytes).min(PIECE_BYTES as u64);
@@ -97,35 +99,35 @@ impl Part {
         }
         let at = first + *private_bytes;
         let start = self.memory.base().as_ptr() as u64;
-        // Registered memory lies at the same place in its pages as in the file's, see
+        // Registered memory has the same offset in its pages as in the file's, see
         // `ShmDevice::register`.
         let piece_offset = (offset + at).wrapping_sub(start);
-        // SAFETY: within the pages around the memory, of which the first begins before it and all
-        // are mapped.
+        // SAFETY: within the pages around the memory, all of which are mapped.
         let piece_base: NonNull<u8> = unsafe { self.memory.base().offset(at.wrapping_sub(start) as isize) };
-        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced;
-        // nobody has replaced them, as the lock is held and they lie beyond those that are private.
+        // SAFETY: whole pages that by the memory's contract map this file here and may be replaced.
+        // They are not replaced yet, because the lock is held and they are beyond the private ones.
         unsafe {
             make_private(piece_base, piece as usize, file, piece_offset)?;
             touch(piece_base, piece as usize)?;
         }
         *private_bytes += piece;
         if self.memory.may_empty_file() {
-            // Where it cannot be emptied the bytes are kept twice, and fence holds all the same.
+            // If the file cannot be emptied the bytes are stored twice, and the fence holds all the
+            // same.
             let _ = empty(file, piece_offset, piece as usize);
         }
         Ok(*private_bytes == bytes)
     }
 }
 
-/// Whether the memory shares pages with any that was detached.
+/// Whether the memory shares pages with memory that was detached.
 pub(crate) fn was_detached(memory: &Arc<dyn Memory>) -> bool {
-    let detached = DETACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    let detached = lock(&DETACHED);
     let pages = pages_of(memory);
     detached.iter().any(|(other, detachment)| other.strong_count() > 0 && overlap(detachment.pages, pages))
 }
 
-/// Whether two memories lie on the same pages in part.
+/// Whether two memories have pages in common.
 pub(super) fn share_pages(one: &Arc<dyn Memory>, other: &Arc<dyn Memory>) -> bool {
     overlap(pages_of(one), pages_of(other))
 }

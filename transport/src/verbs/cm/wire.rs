@@ -1,47 +1,47 @@
-//! What ranks tell each other when they are joined by the connection manager: an [`Entrance`] over
-//! the control stream, then one [`Greeting`] each way for each queue pair, as private data of the
-//! connection. All that comes from a peer is decoded here.
+//! The messages of ranks that the connection manager connects: a [`ListenerAddress`] over the
+//! control stream, then one [`PrivateData`] each way for each queue pair. All bytes of a peer are
+//! decoded here.
 
 use std::net::Ipv6Addr;
 
 use crate::Rank;
-use crate::verbs::port::Kind;
+use crate::verbs::port::GidType;
 use crate::verbs::wire::{Fields, Hello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION};
 
-/// Where a rank waits for its peer, which proves by the token that it was told so.
+/// Where a rank listens for its peer. The token authenticates the peer's connect requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::verbs) struct Entrance {
+pub(in crate::verbs) struct ListenerAddress {
     pub(super) token: u64,
     /// One for each of its queue pairs.
-    pub(super) doors: Vec<Door>,
+    pub(super) endpoints: Vec<Endpoint>,
 }
 
-/// Where a queue pair is waited for.
+/// The address of the listener for one queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Door {
-    /// Of the port that it is on.
+pub(super) struct Endpoint {
+    /// The GID of its port.
     pub(super) address: Ipv6Addr,
-    pub(super) kind: Kind,
-    /// What to ask for there.
+    pub(super) kind: GidType,
+    /// The port number of rdma_cm's TCP port space.
     pub(super) number: u16,
 }
 
-impl Door {
-    /// Whether packets of an address of this rank go there: the manager chooses the version of RoCE
-    /// by itself, so other than for [`Kind`] it is the families of the addresses that count.
-    pub(super) fn meets(&self, own: Ipv6Addr) -> bool {
+impl Endpoint {
+    /// Whether an address of this rank reaches the endpoint. The manager chooses the version of
+    /// RoCE, so unlike for [`GidType`] only the address families must agree.
+    pub(super) fn is_reachable_from(&self, own: Ipv6Addr) -> bool {
         self.address.to_ipv4_mapped().is_some() == own.to_ipv4_mapped().is_some()
     }
 }
 
-const DOOR_BYTES: usize = 16 + 1 + 2;
+const ENDPOINT_BYTES: usize = 16 + 1 + 2;
 
-impl Entrance {
+impl ListenerAddress {
     pub(in crate::verbs) fn encode(&self) -> Vec<u8> {
         let mut bytes = VERSION.to_le_bytes().to_vec();
         bytes.extend(self.token.to_le_bytes());
-        bytes.push(self.doors.len() as u8);
-        for Door { address, kind, number } in &self.doors {
+        bytes.push(self.endpoints.len() as u8);
+        for Endpoint { address, kind, number } in &self.endpoints {
             bytes.extend(address.octets());
             bytes.push(*kind as u8);
             bytes.extend(number.to_le_bytes());
@@ -56,40 +56,41 @@ impl Entrance {
         }
         let token = u64::from_le_bytes(fields.take()?);
         let count = usize::from(fields.take::<1>()?[0]);
-        if !(1..=QUEUE_PAIRS_MAX).contains(&count) || fields.0.len() != count * DOOR_BYTES {
+        if !(1..=QUEUE_PAIRS_MAX).contains(&count) || fields.0.len() != count * ENDPOINT_BYTES {
             return None;
         }
-        let mut doors = Vec::with_capacity(count);
+        let mut endpoints = Vec::with_capacity(count);
         for _ in 0..count {
-            doors.push(Door {
+            endpoints.push(Endpoint {
                 address: Ipv6Addr::from(fields.take::<16>()?),
-                kind: *Kind::ALL.get(usize::from(fields.take::<1>()?[0]))?,
+                kind: *GidType::ALL.get(usize::from(fields.take::<1>()?[0]))?,
                 number: u16::from_le_bytes(fields.take()?),
             });
         }
-        Some(Self { token, doors })
+        Some(Self { token, endpoints })
     }
 }
 
-/// Bytes that a request to connect carries at most, beside what the manager itself needs.
-const SAID_BYTES_MAX: usize = 56;
+/// Private data of a connect request, in bytes, without those that the manager itself needs.
+const PRIVATE_DATA_BYTES_MAX: usize = 56;
 
-const GREETING_BYTES: usize = 2 + 4 + 8 + 1 + 1 + 1 + 1 + 1 + 4 + 4 + 8 + 4;
-const _: () = assert!(GREETING_BYTES <= SAID_BYTES_MAX);
+const PRIVATE_DATA_BYTES: usize = 2 + 4 + 8 + 1 + 1 + 1 + 1 + 1 + 4 + 4 + 8 + 4;
+const _: () = assert!(PRIVATE_DATA_BYTES <= PRIVATE_DATA_BYTES_MAX);
 
-/// What a rank says of one of its queue pairs; where it is the manager tells.
+/// The private data of a connect request and of its response: the sender's end of a queue pair. Its
+/// address is known to the manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Greeting {
+pub(super) struct PrivateData {
     pub(super) rank: Rank,
-    /// Of the entrance that was taken.
+    /// The token of the [`ListenerAddress`].
     pub(super) token: u64,
-    /// Which of its queue pairs this is; the peer's of the same number is joined to it.
+    /// The index of the queue pair; it is connected to the peer's of the same index.
     pub(super) queue: u8,
-    /// How many there will be.
+    /// The number of queue pairs.
     pub(super) queues: u8,
-    /// Which of its NICs it is on.
+    /// The index of its NIC.
     pub(super) nic: u8,
-    /// Longest packet of its port, as the verbs number it.
+    /// Path MTU of its port, in the code of the verbs.
     pub(super) mtu: u8,
     pub(super) reads: u8,
     pub(super) credits: u32,
@@ -98,9 +99,9 @@ pub(super) struct Greeting {
     pub(super) inbox_key: u32,
 }
 
-impl Greeting {
-    pub(super) fn encode(&self) -> [u8; GREETING_BYTES] {
-        let mut bytes = Vec::with_capacity(GREETING_BYTES);
+impl PrivateData {
+    pub(super) fn encode(&self) -> [u8; PRIVATE_DATA_BYTES] {
+        let mut bytes = Vec::with_capacity(PRIVATE_DATA_BYTES);
         bytes.extend(VERSION.to_le_bytes());
         bytes.extend(self.rank.to_le_bytes());
         bytes.extend(self.token.to_le_bytes());
@@ -109,12 +110,12 @@ impl Greeting {
         bytes.extend(self.signal_slots.to_le_bytes());
         bytes.extend(self.inbox_address.to_le_bytes());
         bytes.extend(self.inbox_key.to_le_bytes());
-        let mut whole = [0; GREETING_BYTES];
+        let mut whole = [0; PRIVATE_DATA_BYTES];
         whole.copy_from_slice(&bytes);
         whole
     }
 
-    /// Of private data, which may be longer: the manager fills it up.
+    /// Decodes private data, which may be longer: the manager pads it.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut fields = Fields(bytes);
         if u16::from_le_bytes(fields.take()?) != VERSION {
@@ -122,7 +123,7 @@ impl Greeting {
         }
         let (rank, token) = (Rank::from_le_bytes(fields.take()?), u64::from_le_bytes(fields.take()?));
         let [queue, queues, nic, mtu, reads] = fields.take()?;
-        let greeting = Self {
+        let data = Self {
             rank,
             token,
             queue,
@@ -135,15 +136,15 @@ impl Greeting {
             inbox_address: u64::from_le_bytes(fields.take()?),
             inbox_key: u32::from_le_bytes(fields.take()?),
         };
-        let is_possible = (1..=QUEUE_PAIRS_MAX).contains(&usize::from(queues))
+        let is_valid = (1..=QUEUE_PAIRS_MAX).contains(&usize::from(queues))
             && queue < queues
-            && greeting.credits > 0
+            && data.credits > 0
             && (queue > 0 || nic == 0)
-            && greeting.of_queue(0).is_possible();
-        is_possible.then_some(greeting)
+            && data.of_queue(0).is_valid();
+        is_valid.then_some(data)
     }
 
-    /// The same as it would be said over the control stream.
+    /// The same contents as a hello of the control stream.
     pub(super) fn hello(&self, queue_pair: u32) -> (Hello, QueuePairHello) {
         let queue = self.of_queue(queue_pair);
         let Self { reads, credits, inbox_address, signal_slots, .. } = *self;
@@ -152,8 +153,8 @@ impl Greeting {
 
     fn of_queue(&self, queue_pair: u32) -> QueuePairHello {
         let Self { mtu, nic, inbox_key, .. } = *self;
-        // Where it is the manager knows.
-        let kind = Kind::InfiniBand;
+        // The manager knows the address.
+        let kind = GidType::InfiniBand;
         QueuePairHello { queue_pair, packet: 0, gid: [0; 16], kind, lid: 0, mtu, nic, inbox_key }
     }
 }
@@ -165,26 +166,26 @@ mod tests {
     #[test]
     fn entrances_come_back_and_impossible_ones_are_refused() {
         let address = "::ffff:10.0.0.1".parse().unwrap();
-        let door = Door { address, kind: Kind::RoceV2Ipv4, number: 4791 };
-        let entrance = Entrance { token: 7 << 40, doors: vec![door; 3] };
-        let bytes = entrance.encode();
-        assert_eq!(Entrance::decode(&bytes), Some(entrance.clone()));
-        assert_eq!(Entrance::decode(&bytes[..bytes.len() - 1]), None);
+        let endpoint = Endpoint { address, kind: GidType::RoceV2Ipv4, number: 4791 };
+        let listener = ListenerAddress { token: 7 << 40, endpoints: vec![endpoint; 3] };
+        let bytes = listener.encode();
+        assert_eq!(ListenerAddress::decode(&bytes), Some(listener.clone()));
+        assert_eq!(ListenerAddress::decode(&bytes[..bytes.len() - 1]), None);
         for count in [0, QUEUE_PAIRS_MAX + 1] {
-            let other = Entrance { doors: vec![door; count], ..entrance.clone() };
-            assert_eq!(Entrance::decode(&other.encode()), None, "{count} doors");
+            let other = ListenerAddress { endpoints: vec![endpoint; count], ..listener.clone() };
+            assert_eq!(ListenerAddress::decode(&other.encode()), None, "{count} doors");
         }
         let mut other = bytes.clone();
-        other[2 + 8 + 1 + 16] = Kind::ALL.len() as u8;
-        assert_eq!(Entrance::decode(&other), None, "no kind of address");
+        other[2 + 8 + 1 + 16] = GidType::ALL.len() as u8;
+        assert_eq!(ListenerAddress::decode(&other), None, "no kind of address");
         let mut other = bytes;
         other[0] ^= 0x55;
-        assert_eq!(Entrance::decode(&other), None, "another version");
+        assert_eq!(ListenerAddress::decode(&other), None, "another version");
     }
 
     #[test]
     fn greetings_come_back_also_filled_up_and_impossible_ones_are_refused() {
-        let greeting = Greeting {
+        let data = PrivateData {
             rank: 3,
             token: u64::MAX,
             queue: 1,
@@ -197,21 +198,21 @@ mod tests {
             inbox_address: 1 << 50,
             inbox_key: 9,
         };
-        let mut bytes = greeting.encode().to_vec();
-        assert_eq!(Greeting::decode(&bytes[..bytes.len() - 1]), None);
-        bytes.resize(SAID_BYTES_MAX, 0);
-        assert_eq!(Greeting::decode(&bytes), Some(greeting));
+        let mut bytes = data.encode().to_vec();
+        assert_eq!(PrivateData::decode(&bytes[..bytes.len() - 1]), None);
+        bytes.resize(PRIVATE_DATA_BYTES_MAX, 0);
+        assert_eq!(PrivateData::decode(&bytes), Some(data));
         let impossible = [
-            Greeting { queue: 2, ..greeting },
-            Greeting { queues: QUEUE_PAIRS_MAX as u8 + 1, ..greeting },
-            Greeting { mtu: 0, ..greeting },
-            Greeting { nic: 4, ..greeting },
-            Greeting { queue: 0, ..greeting },
-            Greeting { credits: 0, ..greeting },
+            PrivateData { queue: 2, ..data },
+            PrivateData { queues: QUEUE_PAIRS_MAX as u8 + 1, ..data },
+            PrivateData { mtu: 0, ..data },
+            PrivateData { nic: 4, ..data },
+            PrivateData { queue: 0, ..data },
+            PrivateData { credits: 0, ..data },
         ];
-        for greeting in impossible {
-            assert_eq!(Greeting::decode(&greeting.encode()), None, "{greeting:?}");
+        for data in impossible {
+            assert_eq!(PrivateData::decode(&data.encode()), None, "{data:?}");
         }
-        assert_eq!(Greeting::decode(&[]), None);
+        assert_eq!(PrivateData::decode(&[]), None);
     }
 }

@@ -7,15 +7,7 @@ use std::sync::Arc;
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
 use rustix::param::page_size;
 
-use super::copies::gpu_failed;
-use super::detached::was_detached;
-use super::device::{FABRIC, Place, QUEUE_DEPTH, ShmDevice, State};
-use super::directory::file_of;
-use super::link::REGIONS_MAX;
-use super::mapping::check;
-use super::shared::Command;
-use super::transfer::Request;
-use super::wake_word;
+use super::{FABRIC, QUEUE_DEPTH, RemoteLocation, ShmDevice, State};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::WATCHER_END_LIMIT;
@@ -28,14 +20,22 @@ use crate::device::{
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
 use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_key};
+use crate::shm::copies::gpu_failed;
+use crate::shm::directory::file_of;
+use crate::shm::link::REGIONS_MAX;
+use crate::shm::mapping::check;
+use crate::shm::page_detachment::was_detached;
+use crate::shm::shared::Command;
+use crate::shm::transfer::TransferRequest;
+use crate::shm::wake_word;
 use crate::signals::{Signal, Signals};
 
 impl ShmDevice {
-    /// Whether messages have gone out, and goodbyes where this rank leaves.
+    /// Whether messages were sent, and byes if this rank leaves.
     #[cold]
-    fn has_told_all(&self) -> bool {
-        let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_an_end());
-        let has_said_bye = !self.is_leaving || watching.all(|peer| peer.said_bye);
+    fn has_sent_all(&self) -> bool {
+        let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_end());
+        let has_said_bye = !self.is_leaving || watching.all(|peer| peer.has_sent_bye);
         has_said_bye && self.shared.directory().is_flushed()
     }
 
@@ -49,8 +49,8 @@ impl ShmDevice {
         }
     }
 
-    /// Registers memory under the key that is given for its slot, whose low bits must be the slot's
-    /// number.
+    /// Registers memory under the key that `key` returns for its slot. The low bits of the key must
+    /// be the slot's number.
     pub(crate) fn register_as(
         &mut self,
         memory: Arc<dyn Memory>,
@@ -86,7 +86,7 @@ unsafe impl Device for ShmDevice {
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         self.register_as(memory, |slot| {
             let mut key = RegionKey::NONE;
-            // The slot replaces 16 of the 64 random bits; all others zero would be hardly random.
+            // The slot replaces 16 of the 64 random bits; the other bits must not all be zero.
             while key.0 >> 16 == 0 {
                 key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
             }
@@ -95,18 +95,17 @@ unsafe impl Device for ShmDevice {
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
-        self.read_news();
+        self.take_changes();
         let unknown = MapError::Unknown { peer, key: slice.key };
         let connected = match self.peer(peer).map(|peer| &peer.state) {
             Some(State::Connected(connected)) => connected,
             Some(State::Unconnected | State::Connecting) => return Err(unknown),
             _ => return Err(MapError::Disconnected { peer }),
         };
-        // Found by its first no bytes, so that a range that is too long is told from a key that is
-        // wrong.
-        let region = match connected.place(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
-            Place::Here(_, region) => region,
-            Place::OnGpu(region) => {
+        // Looked up with no bytes, so that a range that is too long differs from a wrong key.
+        let region = match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
+            RemoteLocation::Mapped(_, region) => region,
+            RemoteLocation::OnGpu(region) => {
                 let imported = region.import(self.copies.gpu());
                 imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
                     peer,
@@ -115,8 +114,8 @@ unsafe impl Device for ShmDevice {
                 })?;
                 region
             }
-            Place::NoRoom => return Err(MapError::NoRoom { peer, key: slice.key }),
-            Place::Later | Place::Refused => return Err(unknown),
+            RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
+            RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
         };
         let Some(address) = region.locate(slice) else {
             let end = slice.offset.saturating_add(slice.len);
@@ -131,7 +130,7 @@ unsafe impl Device for ShmDevice {
         }
         let (len, is_on_gpu) = (slice.len as usize, region.is_on_gpu());
         if is_on_gpu {
-            // SAFETY: `address` lies in the region's import with `len` bytes behind it, which the
+            // SAFETY: `address` is in the region's import with `len` bytes behind it, which the
             // region keeps.
             return Ok(unsafe { Mapped::on_gpu(address, len, region) });
         }
@@ -175,7 +174,7 @@ unsafe impl Device for ShmDevice {
             directory.detach_all(&self.shared.own.keys)
         };
         self.shared.commands.send(Command::Cut { peer });
-        if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Left) {
+        if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Departed) {
             self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
         }
         for memory in memories {
@@ -203,9 +202,9 @@ unsafe impl Device for ShmDevice {
             return Err(SubmitError::QueueFull { peer });
         }
         let request = match transfer {
-            Transfer::Put { src, dst, signal } => Request::Put { src, dst, signal },
-            Transfer::Get { src, dst } => Request::Get { src, dst },
-            Transfer::Atomic { word, op } => Request::Atomic { word, op },
+            Transfer::Put { src, dst, signal } => TransferRequest::Put { src, dst, signal },
+            Transfer::Get { src, dst } => TransferRequest::Get { src, dst },
+            Transfer::Atomic { word, op } => TransferRequest::Atomic { word, op },
         };
         let submitted = self.start(peer, request, id, None);
         if submitted == Submitted::UnderWay {
@@ -220,7 +219,7 @@ unsafe impl Device for ShmDevice {
         if state.under_way >= QUEUE_DEPTH {
             return Err(SubmitError::QueueFull { peer });
         }
-        self.show(peer, signal);
+        self.raise_signal(peer, signal);
         Ok(Submitted::Ended(0))
     }
 
@@ -241,7 +240,7 @@ unsafe impl Device for ShmDevice {
             self.is_armed = false;
             wake_word::disarm((*self.wake_source).as_ref());
         }
-        self.read_news();
+        self.take_changes();
         if !self.large.is_empty() {
             self.advance_large();
         }
@@ -256,7 +255,7 @@ unsafe impl Device for ShmDevice {
             self.advance_fence(now);
         }
         if self.is_leaving {
-            self.say_bye();
+            self.send_byes();
         }
         while events.len() < events.capacity()
             && let Some((peer, event)) = self.events.pop_front()
@@ -284,33 +283,32 @@ unsafe impl Device for ShmDevice {
         Some(Armed { wake_source: WakeSource::Word { word: self.wake_source.clone(), seen }, until })
     }
 
-    fn exchange_processors(&mut self, own: u32, shown: &mut dyn FnMut(Rank, u32)) {
-        self.shared.own.wake_source.show_processor(own);
+    fn exchange_processors(&mut self, own: u32, visit: &mut dyn FnMut(Rank, u32)) {
+        self.shared.own.wake_source.publish_processor(own);
         for (rank, peer) in (0..).zip(&self.peers) {
             if let State::Connected(connected) = &peer.state
-                && let Some(processor) = connected.link.wake_source.shown_processor()
+                && let Some(processor) = connected.link.wake_source.published_processor()
             {
-                shown(rank, processor);
+                visit(rank, processor);
             }
         }
     }
 
     fn leave(&mut self) {
         self.is_leaving = true;
-        self.say_bye();
+        self.send_byes();
     }
 
-    fn flush(&mut self, what: Flush) -> bool {
+    fn flush(&mut self, scope: Flush) -> bool {
         self.wake_due();
         let is_carried_out = self.large.is_empty() && self.waiting.is_empty() && self.copies.is_empty();
-        is_carried_out && (what == Flush::Transfers || self.has_told_all())
+        is_carried_out && (scope == Flush::Transfers || self.has_sent_all())
     }
 }
 
 impl Drop for ShmDevice {
     fn drop(&mut self) {
-        // A forked child has no watcher thread to wait for, and its parent's streams are not its to
-        // close.
+        // A forked child has no watcher thread to wait for, and the streams belong to its parent.
         if self.shared.is_forked() {
             return;
         }
@@ -319,17 +317,17 @@ impl Drop for ShmDevice {
         self.watcher.join(WATCHER_END_LIMIT);
         self.shared.directory().close_all();
         for peer in 0..self.shared.world_size {
-            drop(self.shared.board().forget(peer));
+            drop(self.shared.peer_status().forget(peer));
         }
     }
 }
 
-/// Whether peers can map the memory safely, and this rank can take it back from them.
+/// Whether peers can map the memory safely, and this rank can detach it from them.
 fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
     match memory.space() {
         Space::Host => {}
         Space::Gpu { .. } if was_detached(memory) => return Err(RegisterError::Detached { fabric: FABRIC }),
-        // It can be taken back when it is pleach's own.
+        // It can be detached if pleach allocated it.
         Space::Gpu { .. } => {
             let shared = CudaMemory::of(&**memory).and_then(CudaMemory::shared);
             return if shared.is_some() {

@@ -1,0 +1,118 @@
+//! The status of peers as the watcher sees it, for the polling thread: a table, and one flag that
+//! tells of changes.
+//!
+//! The table has a fixed size (a link, an end and a region a slot for each peer), so a peer that
+//! sends much while nobody polls fills nothing.
+
+use std::sync::Arc;
+
+use super::link::{Link, PeerRegion};
+use crate::Rank;
+use crate::device::LossCause;
+use crate::region::RegionKey;
+
+/// Bytes of one peer's regions that are mapped at most: an address space of 128 TiB holds 64 such
+/// peers.
+const MAPPED_BYTES_MAX: u64 = 1 << 40;
+
+/// How a connection ended.
+#[derive(Clone, Debug)]
+pub(crate) enum ConnectionEnd {
+    Lost(LossCause),
+    Departed,
+}
+
+/// The state of a slot of a peer's region table.
+#[derive(Clone)]
+pub(crate) enum SlotState {
+    Empty,
+    Mapped(Arc<PeerRegion>),
+    /// Announced, but this process could not map it.
+    Unmappable(RegionKey),
+}
+
+/// The changes of one peer since the last poll.
+#[derive(Default)]
+pub(crate) struct PeerStatus {
+    pub(crate) link: Option<Link>,
+    pub(crate) end: Option<ConnectionEnd>,
+    slots: Vec<Slot>,
+    changed: Vec<u16>,
+    mapped_bytes: u64,
+    listed: bool,
+}
+
+struct Slot {
+    state: SlotState,
+    listed: bool,
+}
+
+/// One for a device, behind a mutex that is taken only after a change.
+pub(crate) struct StatusTable {
+    peers: Vec<PeerStatus>,
+    changed: Vec<Rank>,
+}
+
+impl StatusTable {
+    pub(crate) fn new(world_size: u32) -> Self {
+        Self { peers: (0..world_size).map(|_| PeerStatus::default()).collect(), changed: Vec::new() }
+    }
+
+    /// A peer's status, to be changed.
+    pub(crate) fn status_of(&mut self, peer: Rank) -> &mut PeerStatus {
+        let status = &mut self.peers[peer as usize];
+        if !status.listed {
+            status.listed = true;
+            self.changed.push(peer);
+        }
+        status
+    }
+
+    /// The next changed peer.
+    pub(crate) fn next(&mut self) -> Option<(Rank, &mut PeerStatus)> {
+        let peer = self.changed.pop()?;
+        let status = &mut self.peers[peer as usize];
+        status.listed = false;
+        Some((peer, status))
+    }
+
+    /// Removes all regions of a peer, so that the table does not keep them mapped.
+    pub(crate) fn forget(&mut self, peer: Rank) -> Vec<SlotState> {
+        let status = &mut self.peers[peer as usize];
+        status.changed.clear();
+        status.mapped_bytes = 0;
+        status.slots.drain(..).map(|slot| slot.state).collect()
+    }
+}
+
+impl PeerStatus {
+    /// Whether another region of `len` bytes may be mapped.
+    pub(crate) fn has_room(&self, len: u64) -> bool {
+        self.mapped_bytes.checked_add(len).is_some_and(|bytes| bytes <= MAPPED_BYTES_MAX)
+    }
+
+    /// Sets the state of a slot (below `REGIONS_MAX`) and returns the previous one.
+    pub(crate) fn set(&mut self, index: u16, state: SlotState) -> SlotState {
+        let at = usize::from(index);
+        while self.slots.len() <= at {
+            self.slots.push(Slot { state: SlotState::Empty, listed: false });
+        }
+        let slot = &mut self.slots[at];
+        if !slot.listed {
+            slot.listed = true;
+            self.changed.push(index);
+        }
+        let before = std::mem::replace(&mut slot.state, state);
+        let bytes = |state: &SlotState| if let SlotState::Mapped(region) = state { region.len() } else { 0 };
+        self.mapped_bytes = self.mapped_bytes + bytes(&slot.state) - bytes(&before);
+        before
+    }
+
+    /// The next changed slot.
+    pub(crate) fn next_slot(&mut self) -> Option<(u16, SlotState)> {
+        let index = self.changed.pop()?;
+        let slot = &mut self.slots[usize::from(index)];
+        slot.listed = false;
+        Some((index, slot.state.clone()))
+    }
+}
