@@ -73,7 +73,7 @@ fn a_person_is_told_speeds_checks_and_accuracy_and_sees_no_bar_in_a_pipe() {
 fn what_was_typed_wrongly_is_one_line_and_status_2() {
     for (arguments, part) in [
         (&["--data", "/nonexistent"][..], "/nonexistent/t10k-images-idx3-ubyte"),
-        (&["--fabric", "carrier-pigeon"], "choose shm, tcp, shm+tcp, verbs, shm+verbs or auto"),
+        (&["--fabric", "carrier-pigeon"], "there are shm tcp shm+tcp verbs shm+verbs auto"),
         (&["--ranks", "0"], "--ranks 0"),
         (&["--epochs", "0"], "--epochs"),
     ] {

@@ -108,7 +108,8 @@ typedef struct {
   uint64_t timeoutMs;
   // Longest time that ranks wait for each other to join, in milliseconds; 60000 by default.
   uint64_t joinTimeoutMs;
-  // "auto", "shm", "tcp", "verbs" or "hybrid"; auto by default. The same on all ranks.
+  // "auto", "shm", "tcp", "shm+tcp", "verbs" or "shm+verbs"; auto by default. The same on all
+  // ranks.
   const char *fabric;
   // Whether results must be the same bits for the same number of ranks (1), or the same for any
   // number and order of ranks (2). The same on all ranks.

@@ -39,7 +39,8 @@ pub struct pleachConfig_t {
     pub timeoutMs: u64,
     /// Longest time that ranks wait for each other to join, in milliseconds; 60000 by default.
     pub joinTimeoutMs: u64,
-    /// "auto", "shm", "tcp", "verbs" or "hybrid"; auto by default. The same on all ranks.
+    /// "auto", "shm", "tcp", "shm+tcp", "verbs" or "shm+verbs"; auto by default. The same on all
+    /// ranks.
     pub fabric: *const c_char,
     /// Whether results must be the same bits for the same number of ranks (1), or the same for any
     /// number and order of ranks (2). The same on all ranks.
