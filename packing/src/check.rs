@@ -331,7 +331,8 @@ fn check_sums(topology: &Topology, packing: &Packing, form: TreeForm, units: &Un
     Ok(())
 }
 
-/// Whose block a tree carries: the root's, or that of a path's far end.
+/// The rank whose block the tree carries. For a path it is the rank at the end away from the root,
+/// for other trees the root.
 fn block_of(tree: &Tree, form: TreeForm) -> Rank {
     let far = if form.inward {
         tree.edges.first().map(|edge| edge.from)

@@ -27,8 +27,8 @@ pub(crate) struct Arborescence {
     pub edges: Vec<(Rank, Rank)>,
 }
 
-/// Packs `demand[v]` unit trees from every rank v to all others in a graph without switches, whose
-/// nodes are the numbers of the ranks. `None` if the demand is infeasible
+/// Packs `demand[v]` unit trees from every rank v to all others. The graph has no switches, and
+/// node i is rank i. `None` if the demand is infeasible
 /// ([`DemandNetwork::is_feasible`](super::digraph::DemandNetwork::is_feasible)).
 ///
 /// # Panics

@@ -242,7 +242,7 @@ pub struct Platform {
     /// The links between ranks one by one, where they are known: then they alone decide what is
     /// quickest.
     pub wiring: Option<Arc<Wiring>>,
-    /// The work that has been counted for it.
+    /// A cache of counted work, shared by clones of this platform.
     pub(crate) counted: WorkCache,
 }
 

@@ -10,8 +10,9 @@
 //! The result depends on the sources' values and order alone: not on addresses, alignment, where a
 //! slice of work ends or which instructions the processor has. Exactly:
 //!
-//! * Sources are folded from left to right. With two sources the order makes no difference to the
-//!   bits, but for the payload of a NaN; only *that* a result is NaN is promised.
+//! * Sources are folded from left to right. With two sources the order does not change the
+//!   bits of the result. The payload of a NaN is the exception: only the fact that a result is NaN
+//!   is promised.
 //! * The floats of 16 and 8 bits are combined in `f32` and rounded once, to nearest even, at the
 //!   end of the pass.
 //! * Minimum and maximum of floats are NaN if any source is, and take −0 to be less than +0.
@@ -21,8 +22,8 @@
 //!   (by the divisor in the precision of the combination: exact up to 2^24 ranks), integers towards
 //!   zero (so a sum of integers wraps first).
 //!
-//! Each source is read once from memory and each destination written once, whatever `k` and `m`;
-//! between them is a strip that stays in the first-level cache.
+//! Each source is read once from memory and each destination written once, for every `k` and `m`.
+//! Between the read and the write the data stay in a strip, which fits the first-level cache.
 
 // Raw memory that devices and peers share with us: no references to it are ever made.
 #![allow(unsafe_code)]

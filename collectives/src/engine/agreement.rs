@@ -5,11 +5,11 @@
 //! ranks that are *gone*: lost, left, or silent for [`ANSWER_TIME`]. Claims only grow: two of
 //! them join to the lower fault and to the union of the sets.
 //!
-//! 1. A rank that finds a fault makes it its claim, unless it has one already. No run goes on from
-//!    then on.
+//! 1. A rank that finds a fault and has no claim yet takes the fault as its claim. From then on the
+//!    rank continues no run.
 //! 2. A rank tells its claim to every peer, and again whenever the claim changes. A peer joins it
-//!    to its own claim and answers with the result. The board answers ([`super::board`]), so a rank
-//!    that is in no call answers too.
+//!    to its own claim and answers with the result. The status board answers
+//!    ([`super::status_board`]), so a rank that is in no call answers too.
 //! 3. A rank does not listen to those that it calls gone. A rank that hears that it is gone itself
 //!    is *expelled*: it waits for the verdict of those that expelled it.
 //! 4. A rank **decides** its claim when every peer that is not gone has said exactly this claim. It
@@ -19,8 +19,9 @@
 //!
 //! **Invariant:** when a rank has decided fault F without the gone ranks E, no other rank outside
 //! of E ever decides another fault. Each of them has said (F, E), so since then it has listened to
-//! nobody in E, and it finds no new fault as it has a claim. The first of them that went below F
-//! would have heard the lower fault from another of them, which would have gone below F before it.
+//! nobody in E, and it finds no new fault as it has a claim. Suppose some of
+//! these ranks took a fault lower than F. The first such rank must have heard the lower fault from
+//! another of these ranks, which would have taken it before: a contradiction.
 //! Ranks in E are told the final claim while there is a way to them.
 //!
 //! A claim is told and kept whole, so [`Fault::compare`] orders by every byte of a fault: two that
@@ -30,10 +31,10 @@
 //! event.
 //!
 //! This needs one rank that runs, reaches all other survivors, and answers in time. Then all
-//! survivors have the same verdict, byte for byte. So do survivors between which a link is down,
-//! and a rank that was stopped and is continued later. Where no rank reaches all others (a
-//! partition), each part has a verdict of its own. Where every rank is silent for longer than
-//! [`ANSWER_TIME`], each may call the others gone. No protocol can promise more.
+//! survivors have the same verdict, byte for byte. Two survivors whose link is down also get this
+//! verdict. A rank that was stopped and continues later gets it too. Where no rank reaches all
+//! others (a partition), each part has a verdict of its own. Where every rank is silent for longer
+//! than [`ANSWER_TIME`], each may call the others gone. No protocol can promise more.
 //!
 //! Time is counted from poll to poll, at most [`STEP_MAX`] each: a rank that was stopped has not
 //! waited meanwhile, and reads its peers' claims before it calls the peers gone.

@@ -312,10 +312,10 @@ impl FastRun<'_> {
 }
 
 impl Engine {
-    /// Allows the fast path and [`Engine::poll_signals`] where all peers write here without this
-    /// rank's device being polled, and every job ends at once. `is_crowded`: other ranks need this
-    /// processor, so that polling again and again only delays them. To be called when all peers are
-    /// ready.
+    /// Enables the fast path and [`Engine::poll_signals`] under three conditions: scratch is ready;
+    /// every peer can write to this rank's memory while this rank does not poll its device; and
+    /// jobs end immediately. `is_crowded`: other ranks need this processor, so that polling again
+    /// and again only delays them. Call this function when all peers are ready.
     pub fn enable_fast_path(&mut self, is_crowded: bool) {
         let context = &mut self.context;
         let is_passive = context.peers().all(|peer| context.device.info().reach[peer as usize].passive);
@@ -334,8 +334,8 @@ impl Engine {
         }
     }
 
-    /// Whether all peers write here without this rank's device being polled, and every job ends at
-    /// once: then [`Engine::poll_signals`] is worth it.
+    /// Whether the conditions of [`Engine::enable_fast_path`] hold, so that
+    /// [`Engine::poll_signals`] can find something.
     #[must_use]
     pub fn is_passive(&self) -> bool {
         self.fast_path.is_passive

@@ -43,7 +43,7 @@ struct Launched {
 }
 
 impl BatchRun {
-    /// For calls of this group that come after that.
+    /// A run for calls of `group`, which begin after the work in `before`.
     pub(super) fn new(group: Group, before: Before, lends: bool, staging_bytes: usize) -> Self {
         Self { group, before, lends, staging_bytes, staging: None, used_bytes: 0, launched: Vec::new() }
     }

@@ -1,13 +1,13 @@
 //! Calls on a GPU's memory that take their place in a stream.
 //!
 //! **Invariant:** a call begins when the stream has done what was put into it before the call, and
-//! it is over when the GPU is through with the data: what is put into any stream after that finds
-//! the result. Nothing is put into the stream but a mark, and neither another stream nor the whole
-//! GPU is waited for. A blocking call waits for the mark on the caller's thread, and is over when
-//! it returns. A started one returns at once and begins behind a gate that is open when the mark is
-//! reached ([`Gate`]); it is over when its [`Pending`](super::Pending) says so. No stream waits for
-//! a call: it would wait for this rank's own thread to go on, and work of others that shares a
-//! queue of the GPU with it would too.
+//! it is over when the GPU no longer uses the data: work that is put into any stream after that
+//! finds the result. The call puts only a CUDA event into the stream, here called a mark. It waits
+//! for no other stream and not for the whole GPU. A blocking call waits for the mark on the
+//! caller's thread, and is over when it returns. A started one returns at once and begins behind a
+//! gate that is open when the mark is reached ([`Gate`]); it is over when its
+//! [`Pending`](super::Pending) says so. No stream waits for a call: such a stream would wait for
+//! this rank's own thread, and other work in the same queue of the GPU would wait as well.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -12,11 +12,11 @@
 //! solved by column generation ([`master`], [`pricing`]), and are made exact by [`rounding`]. A
 //! root has at most as many trees as there are orbits of links and of ranks.
 //!
-//! All-reduce is the same with trees that are used in both directions, of which only the sum of all
-//! weights counts.
+//! For all-reduce the trees are used in both directions, and only the sum of the weights of all
+//! trees matters.
 //!
-//! **Invariant:** weights and loads are exact. Floating point decides only which trees are taken.
-//! If their exact weights do not reach the bound, the rate says so.
+//! **Invariant:** weights and loads are exact. Floating point is used only to choose
+//! trees. If the exact weights of these trees do not reach the bound, the rate is below the bound.
 
 use std::collections::BTreeMap;
 

@@ -55,7 +55,8 @@ pub(super) struct Pricing<'t> {
     relative: Vec<Rank>,
     /// By orbit: how many edges every rank is from the first rank.
     distances: Vec<Vec<u32>>,
-    /// By orbit and rank: the path from the first rank that goes over fewest links.
+    /// By orbit and rank: the path with the fewest links from the first rank of the
+    /// orbit.
     shortest: Vec<Vec<Option<CheapestPath>>>,
 }
 

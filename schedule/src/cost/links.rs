@@ -20,7 +20,7 @@ use pleach_vocabulary::Rank;
 use crate::wiring::Routes;
 use crate::{BlockId, Op, Schedule, StepId};
 
-/// How many bytes a block and its chunks have.
+/// The size of a block, and the size of each of its chunks, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockBytes {
     pub(crate) block: f64,

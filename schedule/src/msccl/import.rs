@@ -490,7 +490,7 @@ fn memory(part: Part) -> Part {
 /// How many steps a connection holds that have not been received: the runtimes' buffers of eight
 /// slots take two chunks by the protocol that takes most.
 const CONNECTION_STEPS_MAX: usize = 2;
-/// Most comparisons of clocks: all steps by all thread blocks.
+/// The maximum number of clock comparisons: the number of steps times the number of thread blocks.
 const MAX_CLOCK_WORK: u64 = 1 << 31;
 
 /// A step's number, over all GPUs.

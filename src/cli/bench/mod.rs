@@ -130,8 +130,8 @@ pub(crate) struct Arguments {
     /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
     bind: Option<Bind>,
-    /// Serve metrics for Prometheus and 'pleach top'; rank r of a host adds r to the port, and PORT
-    /// alone is on loopback
+    /// Serve metrics for Prometheus and 'pleach top'; rank r of a host listens on PORT + r;
+    /// without IP the address is loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
     /// Print results as JSON, one object for each line

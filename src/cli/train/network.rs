@@ -50,7 +50,7 @@ impl Network {
         Self { inputs, parameters, velocity }
     }
 
-    /// How many parameters a network of so many inputs has.
+    /// The number of parameters of a network with `inputs` inputs.
     pub(super) fn parameters_for(inputs: usize) -> usize {
         inputs * HIDDEN + HIDDEN + HIDDEN * CLASSES + CLASSES
     }

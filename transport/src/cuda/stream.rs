@@ -142,8 +142,8 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// So many bytes are memory of the GPU until the stream has passed the fill, and no other code
-    /// accesses them until then.
+    /// The `bytes` bytes at `into` are memory of the GPU until the stream has completed the fill,
+    /// and no other code accesses them until then.
     ///
     /// # Errors
     ///

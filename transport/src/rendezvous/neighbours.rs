@@ -1,13 +1,13 @@
 //! The ranks of this host: those that can share memory with this rank.
 //!
-//! Two ranks are neighbours when a memfd that each passes to the other over an abstract Unix socket
-//! arrives and can be mapped, and their `PLEACH_HOST` agrees. Names of hosts and machines do not
-//! count: containers share or hide them, and shared memory needs exactly what the probe tests.
+//! Two ranks are neighbours under two conditions: each can map the memfd that the other sends over
+//! an abstract Unix socket, and both have the same `PLEACH_HOST`. Names of hosts and machines do
+//! not count: containers share or hide them, and shared memory needs exactly what the probe tests.
 //!
 //! The rank with the higher number probes the other's [`ProbeListener`], which a thread serves
 //! until all ranks have written their results. **Invariant:** a listener exists before its address
-//! is published, so a listener that is not found is on another host, and no rank waits to learn
-//! that. All ranks compute the same [`Hosts`] from the same results.
+//! is published. So if a rank does not find a listener, the listener is on another host, and the
+//! rank learns this without waiting. All ranks compute the same [`Hosts`] from the same results.
 
 use std::io;
 use std::os::fd::OwnedFd;

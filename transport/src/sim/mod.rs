@@ -5,10 +5,10 @@
 //! ranks calls [`World::advance`], which goes to the next event, and polls the ranks in between.
 //! [`Faults`] are the plan of faults; checkers are [`Observer`]s.
 //!
-//! **Invariant:** a run is a function of the code and the seed. One [`Random`] is split by purpose
-//! and orders equal instants; every iteration is ordered; no address, clock or hash order has any
-//! effect. Every event is folded into a [`TraceHash`], so two runs of one seed can be compared by
-//! one number.
+//! **Invariant:** a run is a function of the code and the seed. One seeded [`Random`] gives each
+//! purpose a stream of its own. Events at the same instant and collections have an order that the
+//! seed decides; no address, clock or hash order has any effect. Every event is folded into a
+//! [`TraceHash`], so two runs of one seed can be compared by one number.
 //!
 //! The device uses all freedom that the contract gives to a device, and no more. The source of a
 //! put is read as late as `Done` allows. With the matching [`FaultKind`]s the bytes of a put become

@@ -170,7 +170,7 @@ impl Program {
         }
     }
 
-    /// The same program with chunks of up to so many bytes.
+    /// The same program, with chunks of at most `bytes` bytes.
     #[must_use]
     pub(crate) fn in_chunks_up_to(mut self, bytes: usize) -> Self {
         self.chunk_bytes_max = Some(bytes);

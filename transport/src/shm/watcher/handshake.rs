@@ -171,7 +171,8 @@ impl Watcher {
         connection.phase = Phase::Open { peer, has_sent_bye: false };
         self.connect_states[peer as usize] = ConnectState::Settled;
         let stream = connection.stream.clone();
-        // Before the device can see the link: its first posts must find the stream.
+        // The stream is entered before the device can see the link, because the device's first
+        // posts look the stream up.
         if self.shared.directory().open(peer, stream, token) {
             self.shared.peer_status().status_of(peer).link = Some(link);
             self.shared.publish();
