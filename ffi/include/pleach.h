@@ -350,8 +350,8 @@ pleachResult_t pleachRecv(void *recvbuff,
 // Returns when every rank has called it.
 pleachResult_t pleachBarrier(pleachComm_t comm, void *stream);
 
-// As pleachAllGather with blocks of different lengths: that of rank r has counts[r] elements, and
-// all ranks pass the same counts, one for each rank.
+// As pleachAllGather with blocks of different lengths: that of rank r has `counts[r]` elements,
+// and all ranks pass the same counts, one for each rank.
 //
 // As of pleachAllReduce; `counts` is NULL or has one element for each rank.
 pleachResult_t pleachAllGatherV(const void *sendbuff,
@@ -361,8 +361,8 @@ pleachResult_t pleachAllGatherV(const void *sendbuff,
                                 pleachComm_t comm,
                                 void *stream);
 
-// As pleachReduceScatter with blocks of different lengths: that of rank r has counts[r] elements,
-// and all ranks pass the same counts, one for each rank.
+// As pleachReduceScatter with blocks of different lengths: that of rank r has `counts[r]`
+// elements, and all ranks pass the same counts, one for each rank.
 //
 // As of pleachAllReduce; `counts` is NULL or has one element for each rank.
 pleachResult_t pleachReduceScatterV(const void *sendbuff,
@@ -373,8 +373,8 @@ pleachResult_t pleachReduceScatterV(const void *sendbuff,
                                     pleachComm_t comm,
                                     void *stream);
 
-// As pleachAlltoAll with blocks of different lengths: sendcounts[r] elements go to rank r and
-// recvcounts[r] come from it; in both buffers blocks lie in rank order without gaps.
+// As pleachAlltoAll with blocks of different lengths: `sendcounts[r]` elements go to rank r and
+// `recvcounts[r]` come from it; in both buffers blocks lie in rank order without gaps.
 //
 // As of pleachAllReduce; both lists are NULL or have one element for each rank.
 pleachResult_t pleachAlltoAllV(const void *sendbuff,

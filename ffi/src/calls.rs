@@ -335,8 +335,8 @@ pub extern "C" fn pleachBarrier(comm: pleachComm_t, stream: *mut c_void) -> plea
     unsafe { Asked { comm, stream, datatype: crate::types::pleachUint8, op: None }.call(shape) }
 }
 
-/// As pleachAllGather with blocks of different lengths: that of rank r has counts[r] elements, and
-/// all ranks pass the same counts, one for each rank.
+/// As pleachAllGather with blocks of different lengths: that of rank r has `counts[r]` elements,
+/// and all ranks pass the same counts, one for each rank.
 ///
 /// As of pleachAllReduce; `counts` is NULL or has one element for each rank.
 #[unsafe(no_mangle)]
@@ -359,8 +359,8 @@ pub unsafe extern "C" fn pleachAllGatherV(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// As pleachReduceScatter with blocks of different lengths: that of rank r has counts[r] elements,
-/// and all ranks pass the same counts, one for each rank.
+/// As pleachReduceScatter with blocks of different lengths: that of rank r has `counts[r]`
+/// elements, and all ranks pass the same counts, one for each rank.
 ///
 /// As of pleachAllReduce; `counts` is NULL or has one element for each rank.
 #[unsafe(no_mangle)]
@@ -384,8 +384,8 @@ pub unsafe extern "C" fn pleachReduceScatterV(
     unsafe { Asked { comm, stream, datatype, op: Some(op) }.call(shape) }
 }
 
-/// As pleachAlltoAll with blocks of different lengths: sendcounts[r] elements go to rank r and
-/// recvcounts[r] come from it; in both buffers blocks lie in rank order without gaps.
+/// As pleachAlltoAll with blocks of different lengths: `sendcounts[r]` elements go to rank r and
+/// `recvcounts[r]` come from it; in both buffers blocks lie in rank order without gaps.
 ///
 /// As of pleachAllReduce; both lists are NULL or have one element for each rank.
 #[unsafe(no_mangle)]

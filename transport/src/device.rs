@@ -91,8 +91,7 @@ impl Source {
     }
 }
 
-/// A one-sided operation on a peer's memory. A signal without data is not a transfer:
-/// [`Device::signal`].
+/// A one-sided operation on a peer's memory. [`Device::signal`] sends a signal without data.
 #[derive(Clone, Debug)]
 pub enum Transfer {
     /// Writes `src` to the peer's `dst` (equal lengths), then raises the signal there.
@@ -437,7 +436,6 @@ pub unsafe trait Device: Send {
     /// # Errors
     ///
     /// See [`SubmitError`]; it has no effect then.
-    /// See [`SubmitError`]; nothing has happened then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
     /// Starts a signal without data, except its payload. It counts and ends as every transfer does.
@@ -446,7 +444,6 @@ pub unsafe trait Device: Send {
     /// # Errors
     ///
     /// See [`SubmitError`]; it has no effect then.
-    /// See [`SubmitError`]; nothing has happened then.
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError>;
 
     /// The signal slots of this rank for `peer`'s signals. Line 1.

@@ -95,8 +95,8 @@ pub trait Store: Send {
     /// store's answer until `deadline`.
     ///
     /// # Errors
+    ///
     /// [`StoreError::Missing`] at `until`, [`StoreError::Failed`] as soon as any rank called
-    /// [`Store::fail`].
     /// [`Store::fail`].
     fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError>;
 
