@@ -1,6 +1,7 @@
 //! Control planes of several ranks in one process, of a fabric without data connections.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -13,6 +14,9 @@ use crate::mutex::lock;
 
 /// How long a test waits for anything: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Lists of connections that are joined.
+const LISTS: u32 = 3;
 
 /// What the fabric of these tests says: a number that is not zero; from 100 on why it refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,14 +136,20 @@ impl End {
         }
     }
 
-    /// Connections of TCP at its port, as the kernel lists them.
+    /// Connections of TCP at its port, as the kernel lists them. The kernel gives its list in pieces:
+    /// while others connect, a line may be left out or come twice, so several lists are joined.
     fn sockets(&self) -> usize {
         let port = self.control.address().0.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
         let own = format!(":{:04X}", port.expect("an address with a port"));
-        let listed = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's list");
-        // Number, own address, other address, state (1: connected).
-        let columns = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        columns.filter(|line| line[1].ends_with(&own) && line[3] == "01").count()
+        let mut connections = BTreeSet::new();
+        for _ in 0..LISTS {
+            let listed = std::fs::read_to_string("/proc/net/tcp").expect("the kernel's list");
+            // Number, own address, other address, state (1: connected).
+            let columns = listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+            let at_port = columns.filter(|line| line[1].ends_with(&own) && line[3] == "01");
+            connections.extend(at_port.map(|line| (line[1].to_owned(), line[2].to_owned())));
+        }
+        connections.len()
     }
 }
 
