@@ -136,8 +136,9 @@ impl End {
         }
     }
 
-    /// Connections of TCP at its port, as the kernel lists them. The kernel gives its list in pieces:
-    /// while others connect, a line may be left out or come twice, so several lists are joined.
+    /// Connections of TCP at its port, as the kernel lists them. The kernel gives its list in
+    /// pieces: while others connect, a line may be left out or come twice, so several lists are
+    /// joined.
     fn sockets(&self) -> usize {
         let port = self.control.address().0.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
         let own = format!(":{:04X}", port.expect("an address with a port"));
