@@ -26,7 +26,7 @@ const DYNAMIC_END: u64 = 0;
 const DYNAMIC_NEEDED: u64 = 1;
 const DYNAMIC_STRINGS: u64 = 5;
 
-/// A little-endian number of so many bytes in a file.
+/// A little-endian number of `bytes` bytes in a file.
 fn number(file: &[u8], at: u64, bytes: usize) -> u64 {
     let at = at as usize;
     let field = file.get(at..at + bytes).unwrap_or_else(|| panic!("the file ends before {at}"));

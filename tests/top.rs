@@ -25,7 +25,7 @@ impl Drop for Job {
     }
 }
 
-/// The first of so many ports in a row that are free now.
+/// The first of `count` ports in a row that are free now.
 fn free_ports(count: u16) -> u16 {
     loop {
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there are free ports");

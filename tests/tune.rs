@@ -73,7 +73,7 @@ fn what_is_measured_is_written_shown_and_kept_to() {
     assert!(warnings.len() == 1 && warnings[0].contains(&format!("{file} has shm 1x3")), "{errors}");
 }
 
-/// At 32 KiB a way that carries just so many bytes between two ranks is among those that are
+/// At 32 KiB, a variant that carries exactly that size between two ranks is among those that are
 /// measured.
 #[test]
 fn what_just_fits_an_algorithm_for_few_bytes_is_measured() {

@@ -25,7 +25,7 @@ fn hosts() -> Option<Hosts> {
     hosts.map_err(|reason| println!("ignored: no network namespaces here: {reason}")).ok()
 }
 
-/// So many ranks of `pleach bench`, of which the first half is on the first host.
+/// `pleach bench` on `world_size` ranks, of which the first half is on the first host.
 fn start(hosts: &Hosts, world_size: usize, arguments: &[&str]) -> Vec<Child> {
     let host = |rank| usize::from(rank >= world_size.div_ceil(2));
     let bench = [&["bench"], arguments].concat();

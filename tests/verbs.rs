@@ -46,7 +46,7 @@ fn devices() -> Vec<String> {
 }
 
 impl Job {
-    /// So many ranks of `pleach bench`, each on a host of its own by name; `change` has the last
+    /// `pleach bench` on that many ranks, each on a host of its own by name; `change` has the last
     /// word on how each is started.
     fn start(world_size: u32, arguments: &[&str], change: impl Fn(u32, Command) -> Command) -> Self {
         let number = JOBS.fetch_add(1, Ordering::Relaxed);
@@ -126,7 +126,7 @@ fn check_rows(outputs: &[Output], sizes: usize, what: &str) {
     }
 }
 
-/// A collective over so many ranks, all in few iterations.
+/// A collective over `ranks`, in few iterations.
 fn check_collective(collective: &str, ranks: u32, sizes: &str) {
     let arguments = [collective, "--sizes", sizes, "--iterations", "5", "--warmup", "1", "--json"];
     let outputs = Job::start(ranks, &arguments, |_, command| command).end();

@@ -14,7 +14,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Looks at this one, and measures its limits for so many ms each.
+    /// Examines this machine, and measures each of its limits for `time_ms`.
     pub(crate) fn look(peers: &Peers, time_ms: u32) -> Self {
         let mut lines = vec![processor()];
         lines.extend(caches());

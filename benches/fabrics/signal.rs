@@ -150,7 +150,7 @@ pub(crate) fn answer() {
     }
 }
 
-/// Measures for about so many ms.
+/// Measures for about `time_ms`.
 pub(crate) fn measure(time_ms: u64) -> Result<Measured, String> {
     let mut end = End::new(0)?;
     let address = end.device.info().address.clone();

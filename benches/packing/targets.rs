@@ -154,7 +154,7 @@ fn shuffled(topology: &Topology) -> Topology {
     topology.in_order(&order)
 }
 
-/// So many pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers
+/// Random pairs of ranks, each joined by a link of its own bandwidth, as a generator of numbers
 /// picks them.
 fn irregular(ranks: u32, pairs: u32) -> Result<Topology, String> {
     let mut below = numbers();

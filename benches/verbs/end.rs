@@ -220,7 +220,7 @@ impl End {
         }
     }
 
-    /// So many transfers of all memory, many under way at once.
+    /// Transfers all memory `count` times, with many transfers under way at once.
     fn stream(&mut self, is_read: bool, count: u64) -> Result<(), String> {
         let own = self.region.whole();
         let transfer = if is_read {

@@ -251,7 +251,7 @@ collectives! {
     barrier_hierarchical: Collective::Barrier, Algorithm::Hierarchical(None);
 }
 
-/// How long so many calls take that every rank makes at once, in virtual time.
+/// The virtual time of calls that all ranks make at once.
 fn time_of_calls_at_once(algorithm: &Algorithm, ranks: u32, count: usize, calls: usize) -> Duration {
     let network = Network::full_mesh(ranks, 10_000_000_000, Duration::from_micros(1));
     let mut cluster = Cluster::new(Options::new(network, 1));

@@ -34,7 +34,7 @@ impl Asked {
     ///
     /// # Safety
     ///
-    /// Input and output are memory of so many elements, or NULL, until the call or the group of
+    /// Input and output are memory of `count` elements, or NULL, until the call or the group of
     /// calls has ended.
     unsafe fn call(
         self,
@@ -67,7 +67,7 @@ impl Asked {
     }
 }
 
-/// So many blocks of so many elements.
+/// The elements of `blocks` blocks of `count` elements.
 fn times(count: usize, blocks: u32) -> Result<usize, Failed> {
     count.checked_mul(blocks as usize).ok_or_else(|| {
         Failed::argument(format!("{blocks} blocks of {count} elements are more than a process can address"))
@@ -82,7 +82,7 @@ fn rank_of(rank: c_int, name: &str) -> Result<Rank, Failed> {
 ///
 /// # Safety
 ///
-/// It is null or has so many elements.
+/// `list` is NULL or has `ranks` elements.
 unsafe fn counts(list: *const usize, ranks: u32, name: &str) -> Result<Vec<usize>, Failed> {
     if list.is_null() {
         return Err(Failed::argument(format!("{name} is NULL; it is a list of one count for each rank")));
@@ -102,7 +102,7 @@ unsafe fn counts(list: *const usize, ranks: u32, name: &str) -> Result<Vec<usize
 /// make different calls, pleachTimeout or pleachRemoteError if another rank is late or lost. These
 /// hold for all functions of this page.
 ///
-/// The buffers are memory of so many elements until the call has ended, or NULL where they have
+/// The buffers are memory of that many elements until the call has ended, or NULL where they have
 /// none.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAllReduce(

@@ -45,8 +45,8 @@ const ALIKE_RANKS_MIN: u32 = 9;
 
 /// The optimum where links carry as much both ways, up to sizes that can be packed exactly;
 /// elsewhere the best of what every link carries both ways, beside the bound of all. With
-/// `trees_per_root`, so many trees of equal weight for each rank on the average, as roots are free;
-/// and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. `None` if
+/// `trees_per_root`, this many trees of equal weight for each rank on average, since roots are
+/// free; and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. `None` if
 /// ranks are joined only by links that lead one way.
 ///
 /// # Panics
@@ -176,8 +176,8 @@ impl Downward {
         Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }.trees(self.unit(pairs), true)
     }
 
-    /// So many trees of equal weight for each rank, shared among the roots as evenly as what begins
-    /// there.
+    /// Trees of equal weight, this many for each rank, shared among the roots as evenly as what
+    /// begins there.
     fn equal_trees(&self, pairs: &LinkPairs, count: u32) -> Vec<Tree> {
         let counts = in_proportion(&self.roots, Amount::from(count) * self.roots.len() as Amount);
         let graph = self.graph(pairs);

@@ -17,7 +17,7 @@ pub struct Allocation {
     pub topology: Topology,
 }
 
-/// All connected allocations of so many ranks up to isomorphism, by size and then by ranks. Two are
+/// All connected allocations of those sizes up to isomorphism, by size and then by ranks. Two are
 /// alike where ranks, switches and bandwidths of one are those of the other under other names.
 ///
 /// Of `n` ranks there are 2ⁿ choices: for servers, not for clusters.

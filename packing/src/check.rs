@@ -567,7 +567,7 @@ impl Units {
         self.exact(weight).filter(|&units| units > 0)
     }
 
-    /// So many units as a rate.
+    /// Units as a rate.
     fn rate(&self, units: i128) -> Rate {
         Ratio::new(units, self.denominator)
     }

@@ -24,7 +24,7 @@ use crate::topology::Topology;
 /// Most ranks that are looked at one by one where they look the same.
 const ONE_BY_ONE_RANKS_MAX: u32 = 64;
 
-/// Trees of so many edges from root to leaf are not looked at for shallower ones.
+/// No shallower tree is searched for a tree of this many edges from root to leaf.
 const SHALLOW_EDGES: u32 = 2;
 
 /// How trees are found.

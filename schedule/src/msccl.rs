@@ -65,8 +65,8 @@ pub const MAX_CHUNK_STEPS: u64 = 1 << 21;
 pub const MAX_PLACES: u64 = 1 << 22;
 /// Most channels: what the runtimes are built with.
 pub const MAX_CHANNELS: u32 = 32;
-/// Most thread blocks of a GPU: all of them run at once, one a multiprocessor, and older GPUs have
-/// so many.
+/// Most thread blocks of a GPU: all of them run at once, one on each multiprocessor. This is the
+/// number of multiprocessors of an A100.
 pub const MAX_THREAD_BLOCKS: u32 = 108;
 /// Most peers of a GPU on one channel, each way.
 pub const MAX_CHANNEL_PEERS: u32 = 32;

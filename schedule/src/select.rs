@@ -221,7 +221,7 @@ pub fn select_variant(
 }
 
 /// The algorithms that carry out a collective on these hosts; over known links the packing of most
-/// throughput and the one that should be the quickest for so many bytes.
+/// throughput and the one that should be the fastest for `bytes`.
 fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
     let mut all = candidates(collective, platform.ranks());
     // On one host, or without a peer on the own host, other algorithms do the same.
@@ -242,7 +242,7 @@ fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec
     all
 }
 
-/// What is packed for links: the optimum, and what goes so many bytes quicker.
+/// The packed algorithms for these links: the optimum, and the one that moves `bytes` faster.
 fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<Algorithm>, WiringError> {
     let optimum = wiring.packed(collective)?;
     let flat = wiring.packed_for(collective, bytes)?;

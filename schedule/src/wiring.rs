@@ -167,9 +167,9 @@ impl Wiring {
         known.entry(collective).or_insert_with(make).clone()
     }
 
-    /// What carries so many bytes (of what the packing's rate counts) soonest: the optimum, or
-    /// where that was not said otherwise by the options one with fewer or less deep trees. The same
-    /// for sizes of as many bits.
+    /// The algorithm that is fastest for `bytes` (of what the packing's rate counts): the optimum,
+    /// or where that was not said otherwise by the options one with fewer or less deep trees. The
+    /// same for sizes of as many bits.
     ///
     /// # Errors
     ///

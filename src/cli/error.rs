@@ -104,7 +104,7 @@ impl CommandError {
 
 /// The subcommand that was probably meant: one that help shows, of whose letters few differ.
 fn nearest_subcommand<'a>(known: &'a clap::Command, name: &str) -> Option<&'a str> {
-    /// One of so many letters may differ.
+    /// One letter may differ in each group of this many letters.
     const LETTERS_A_MISTAKE: usize = 3;
     let visible =
         known.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);

@@ -22,7 +22,7 @@ pub(super) fn print_json(what: &str, value: &Value) -> Result<(), CommandError> 
     print(what, &format!("{value}\n"))
 }
 
-/// A number rounded to so many decimal places.
+/// A number rounded to `places` decimal places.
 pub(super) fn rounded(number: f64, places: i32) -> f64 {
     let unit = 10f64.powi(places);
     (number * unit).round() / unit

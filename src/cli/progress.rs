@@ -13,7 +13,7 @@ const COLUMNS: u16 = 79;
 /// Draws a second: each is a line for the launcher.
 const DRAWS_PER_S: u8 = 10;
 
-/// A bar of so many steps, hidden without a terminal; only `is_first` (rank 0) shows one.
+/// A progress bar of `steps`. Only rank 0 (`is_first`) shows one, and only on a terminal.
 pub(crate) fn bar(what: &'static str, steps: u64, is_first: bool) -> ProgressBar {
     let target = if !is_first {
         ProgressDrawTarget::hidden()

@@ -46,7 +46,7 @@ pub(crate) struct Arguments {
     interval: u32,
 }
 
-/// Where a live screen ends: the screen before was so many lines long.
+/// The lines of the live screen before, which the next one overwrites.
 #[derive(Default)]
 struct Screen {
     lines: usize,
@@ -501,7 +501,7 @@ impl fmt::Display for View {
 mod tests {
     use super::*;
 
-    /// The part of the frames that fits a terminal of so many rows and columns.
+    /// The part of the frames that fits a terminal of `rows` and `columns`.
     fn shown(frames: &[String], rows: usize, columns: usize) -> Vec<String> {
         let mut screen = vec![String::new(); rows];
         for frame in frames {

@@ -13,7 +13,7 @@ use crate::ranks::{Failure, Outcome, Ranks, allowed, report};
 const FOUND_WITHIN: Duration = Duration::from_millis(100);
 
 /// On a machine that is busy with other things a rank may not run for longer than that. So who is
-/// too late tries again, and has to be in time once in so many times.
+/// too late tries again, and has to be in time once in this many times.
 const TRIES: u32 = 5;
 
 /// What the ranks call at the same time, and which words every error about it holds.

@@ -28,7 +28,7 @@ pub(crate) fn allowed(fabric: Fabric, limit: Duration) -> Duration {
     if fabric == Fabric::Verbs { limit * SOFTWARE } else { limit }
 }
 
-/// Elements of what takes long on a fabric: so many where memory is moved by processors, and as
+/// Elements of a long call on a fabric: this number where processors move memory, and as
 /// many as 30 MB/s move in a moment over devices that may be software.
 pub(crate) fn many(fabric: Fabric, elements: u32) -> u32 {
     if fabric == Fabric::Verbs { elements.min(1 << 16) } else { elements }

@@ -87,7 +87,7 @@ impl End {
         self.device.submit(self.peer, transfer, TransferId(0)).expect("room");
     }
 
-    /// Polls until so many signals are here and so many transfers done.
+    /// Polls until that many signals have come and that many transfers are done.
     fn until(&mut self, signals: u64, done: u64) {
         let signal_slots = self.device.signal_slots(self.peer);
         while signal_slots.count(0) < signals || self.done < done {

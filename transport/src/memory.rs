@@ -301,7 +301,7 @@ impl SharedMemory {
 pub(crate) fn shows(file: OwnedFd, bytes: &[u8]) -> bool {
     let Ok(memory) = SharedMemory::from_file(file, bytes.len()) else { return false };
     let mut seen = vec![0; bytes.len()];
-    // SAFETY: `from_file` has mapped so many bytes, of a file that cannot be shortened; `seen` is
+    // SAFETY: `from_file` has mapped that many bytes, of a file that cannot be shortened; `seen` is
     // as long.
     unsafe { std::ptr::copy_nonoverlapping(memory.base.as_ptr(), seen.as_mut_ptr(), bytes.len()) };
     seen == bytes

@@ -223,7 +223,7 @@ fn memory_of_others_is_told_from_host_memory_and_from_freed_memory(gpu: &Arc<Gpu
     // SAFETY: allocated above by the same call, freed once.
     let free = |address| unsafe { sys::cuMemFree_v2(address) };
     let address = allocate();
-    // SAFETY: so many bytes were allocated; nobody touches them.
+    // SAFETY: that many bytes were allocated; no code accesses them.
     let foreign = unsafe { ForeignMemory::new(gpu, address as *mut u8, 4096) }.expect("memory of the GPU");
     foreign.expect_alive().expect("not freed yet");
     free(address);
@@ -236,7 +236,7 @@ fn memory_of_others_is_told_from_host_memory_and_from_freed_memory(gpu: &Arc<Gpu
     // As little is memory that is mapped where other memory was.
     let mapped = CudaMemory::new(gpu, 4096).expect("room");
     let address = mapped.base().as_ptr();
-    // SAFETY: so many bytes were allocated; nobody touches them.
+    // SAFETY: that many bytes were allocated; no code accesses them.
     let foreign = unsafe { ForeignMemory::new(gpu, address, 4096) }.expect("memory of the GPU");
     drop(mapped);
     let _again: Vec<_> = (0..8).map(|_| CudaMemory::new(gpu, 4096).expect("room")).collect();
@@ -257,7 +257,7 @@ fn pinned_host_memory_is_reached_by_copies_and_stays_what_it_was(gpu: &Arc<Gpu>)
     assert_eq!((pinned.base(), pinned.space()), (host.base(), Space::Host));
     assert!(matches!(pinned.share(), Share::File { .. }), "it is registered as what it is");
     copy(gpu, memory(gpu, &[3; 10_000]).base().as_ptr(), pinned.base().as_ptr(), 10_000);
-    // SAFETY: so many bytes, which the copy has filled and nobody writes now.
+    // SAFETY: the copy has filled that many bytes, and no code writes them now.
     let bytes = unsafe { std::slice::from_raw_parts(host.base().as_ptr(), 10_000) };
     assert!(bytes.iter().all(|byte| *byte == 3));
     let refused = PinnedMemory::new(gpu, memory(gpu, &[0; 10]));

@@ -284,7 +284,7 @@ fn unauthenticated_connections_are_dropped_and_harm_nobody() {
     assert!(low.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })));
 }
 
-/// A pair sends signals while unauthenticated peers connect so many times, and a new pair comes
+/// A pair sends signals while unauthenticated peers connect again and again, and a new pair comes
 /// about meanwhile.
 fn work_under_flood(connections: usize, held: usize) {
     let (mut low, mut high) = connected();

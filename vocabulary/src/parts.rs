@@ -19,7 +19,7 @@ impl Parts {
         Self { first: part, count: 1, stride: 1 }
     }
 
-    /// So many parts, one after the other.
+    /// That number of parts, one after the other.
     #[must_use]
     pub const fn run(first: u32, count: u32) -> Self {
         Self { first, count, stride: 1 }

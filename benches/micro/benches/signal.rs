@@ -90,7 +90,7 @@ impl End {
     }
 }
 
-/// How long so many round trips take while both threads have a processor each.
+/// The time of `wanted` round trips while each thread has a processor of its own.
 fn time_round_trips(wanted: u64) -> Duration {
     let (one, other) = (Signals::new(1), Signals::new(1));
     let mut near = End { there: one.clone(), back: other.clone(), count: 0 };

@@ -161,8 +161,8 @@ impl Counts {
         }
     }
 
-    /// Whether a collective of so many ranks can have them. `is_private`: no rank touches parts
-    /// that it neither gives nor gets.
+    /// Whether a collective of that many ranks can have these counts. `is_private`: no rank touches
+    /// parts that it neither gives nor gets.
     pub(crate) fn check_for(
         &self,
         collective: Collective,

@@ -67,7 +67,7 @@ const BEYOND_ALL: f32 = 18_446_744_073_709_551_616.0;
 /// The difference of the exponents' biases of E4M3 and binary16, as a factor.
 const E4M3_SCALE: f32 = 1.0 / 256.0;
 
-/// Up to so many numbers are combined sooner one by one than in a vector to which they are copied.
+/// Up to this number of elements, a scalar loop is faster than copies to and from a vector.
 const ONE_BY_ONE_MAX: usize = 8;
 
 /// An operation on two numbers of this format.

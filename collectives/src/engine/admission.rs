@@ -223,7 +223,7 @@ impl Admission {
         }
     }
 
-    /// Puts a run into its slot. With `progress` it has begun, and so many steps are complete.
+    /// Puts a run into its slot. With `progress` the run has begun, and those steps are complete.
     pub(super) fn enter(
         &mut self,
         slot: u8,

@@ -50,7 +50,7 @@ const CHUNK_BYTES_MAX: usize = 256 << 10;
 /// peers read them.
 const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
-/// Signal slots that a rank keeps for each peer, in a group of so many ranks.
+/// Signal slots that a rank keeps for each peer, in a group of that many ranks.
 #[must_use]
 pub const fn signal_slots(ranks: u32) -> usize {
     (LARGE_SIGNAL_SLOTS_BASE + LARGE_BANKS as u32 * signal_slots_of_pair_max(ranks)) as usize
@@ -181,7 +181,7 @@ pub(super) struct Banks {
 }
 
 impl Banks {
-    /// The bank of run `run`, which is the next one, in a group of so many ranks.
+    /// The bank of run `run`, which is the next one, in a group of `ranks`.
     pub(super) fn take(&mut self, class: Class, run: u64, ranks: u32) -> Bank {
         let (index, used, signal_slots, scratch) = match class {
             Class::Large => {

@@ -33,7 +33,7 @@ pub(super) const INLINE_DATA_BYTES: usize = SIGNAL_SLOT_PAYLOAD_BYTES - HEADER_B
 const HEADER_BYTES: usize = 16;
 const RUN_BITS: u32 = 48;
 const INCOMPLETE_BITS: u32 = 8;
-/// So many or more incomplete runs: the header says nothing of the sender's progress.
+/// With this number of incomplete runs or more, the header does not tell the sender's progress.
 const INCOMPLETE_MAX: u64 = (1 << INCOMPLETE_BITS) - 1;
 
 /// The signal slots in which peers tell their credits when no other signal does.
@@ -49,8 +49,8 @@ pub trait Witness: Send {
     /// The rank goes on because the signal slot that it keeps for `from` counts `count`.
     fn consumed(&mut self, from: Rank, signal_slot: u16, count: u64);
 
-    /// This rank has completed so many runs of a sequence (the group's collectives, the messages
-    /// from one rank to another), without a gap. Peers may be told from now on.
+    /// Records how many runs of a sequence this rank has completed (the group's collectives, the
+    /// messages from one rank to another), without a gap. Peers may be told from now on.
     fn completed(&mut self, sequence: u64, runs: u64);
 
     /// The rank has written to a peer's memory through a mapping, other than by its processor
@@ -132,7 +132,7 @@ impl Header {
         if self.incomplete == INCOMPLETE_MAX { 0 } else { self.run.saturating_sub(self.incomplete) }
     }
 
-    /// Sent when the sender had been in the call for so many nanoseconds.
+    /// The time for which the sender had been in the call when it sent this.
     pub(super) fn after(self, elapsed_ns: u64) -> Self {
         Self { elapsed: step_above(elapsed_ns), ..self }
     }
@@ -290,8 +290,8 @@ impl PeerSignals {
         }
     }
 
-    /// Whether the peer is known to have completed so many runs of the stream. A credit that is too
-    /// low is awaited.
+    /// Whether the peer is known to have completed that many runs of the stream. A credit that is
+    /// too low is awaited.
     #[inline]
     pub(super) fn has_completed(&mut self, peer: Rank, stream: Stream, runs: u64) -> bool {
         self.credit(peer, stream) >= runs || self.read_credit(peer, stream, runs)
@@ -313,7 +313,7 @@ impl PeerSignals {
         is_enough
     }
 
-    /// The peer says, otherwise than by a signal of a run, that it has completed so many runs.
+    /// The peer tells its number of completed runs, by another way than a signal of a run.
     pub(super) fn hear_credit(&mut self, peer: Rank, stream: Stream, completed: u64) {
         self.raise_credit(peer, stream, completed);
         if let Some(witness) = &mut self.witness {

@@ -72,7 +72,7 @@ impl BatchRun {
         self.launch(&bucket.group(), call, bucket.results(side_by_side), Products::new())
     }
 
-    /// Waits for what was started where one more, with so many bytes, would be too much.
+    /// Waits for started calls until one more call of `bytes` is within the limits.
     fn make_room(&mut self, bytes: usize) -> Result<(), CollectiveError> {
         if self.launched.len() == RUNS_AT_ONCE || self.used_bytes + bytes > self.staging_bytes {
             self.finish()?;

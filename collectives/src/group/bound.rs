@@ -183,7 +183,7 @@ impl Group {
         Ok(collective)
     }
 
-    /// This rank's block of a memory of so many elements that has a block for each rank, in
+    /// This rank's block in a memory of that many elements with a block for each rank, in
     /// elements.
     fn own_block(&self, counts: Option<&BlockCounts>, len: usize) -> Range<usize> {
         let (rank, ranks) = (self.rank() as usize, self.world_size() as usize);

@@ -38,23 +38,23 @@ const YIELD_AFTER: Duration = Duration::from_micros(2);
 /// A yield that comes back later than this has let somebody run who has nothing to do with this
 /// group: a peer works for some hundred microseconds at most before it yields or sleeps itself.
 const TURN_MAX: Duration = Duration::from_millis(1);
-/// After the first such yield there is none for so many times what it took, and twice as long each
-/// time that strangers are back soon, up to a limit: so yields cost little time however many
-/// strangers there are, and are soon tried again where one has passed by. Meanwhile ranks that
-/// share processors sleep instead.
+/// After the first such yield, yields pause for this many times its duration. The pause doubles
+/// each time that other programs run again soon after, up to [`WARY_MAX`]. So yields cost little
+/// time beside any number of other programs, and are soon tried again after a program has ended.
+/// During a pause, ranks that share processors sleep instead.
 const WARY_TURNS: u32 = 2;
 /// Longest time without yields.
 const WARY_MAX: Duration = Duration::from_millis(500);
-/// And ranks with a processor each then poll so many times longer before they sleep, without
-/// yields: who sleeps gets the processor back only when the stranger's turn ends.
+/// During such a pause, ranks with a processor each poll this many times longer before they sleep.
+/// A rank that sleeps gets its processor back only when the other program's turn ends.
 const WARY_SPINS: u32 = 20;
 /// Yields beside a peer before this rank sleeps instead: some tens of microseconds.
 const YIELDS_BESIDE: u32 = 4;
-/// And sleeps before the higher of the two goes elsewhere: a thread that is woken goes where
-/// nothing runs at once, or not at all.
+/// Sleeps beside a peer before the higher of the two ranks moves to another processor. The
+/// scheduler moves a woken thread only to a processor that is idle at that moment.
 const SLEEPS_BESIDE: u32 = 2;
-/// So many times as long the lower one waits for the other to go, which may be bound to that
-/// processor.
+/// The lower rank waits this many times as long for the higher rank to move, which may be bound to
+/// that processor.
 const LOWER_RANK_WAITS: u32 = 4;
 /// Longest sleep, in case a wake source is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
@@ -243,8 +243,8 @@ impl Driver {
         }
     }
 
-    /// Shows where this rank waits now, and says whether a peer has waited there too for more than
-    /// so many `yields`.
+    /// Shows on which processor this rank waits, and returns whether a peer has waited on the same
+    /// processor for more than `yields`.
     ///
     /// What a peer shows is old where it has not waited since it moved, or is a lie: then this rank
     /// sleeps when it need not have, from which the peer wakes it and shows where it is, or moves

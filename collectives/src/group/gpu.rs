@@ -165,7 +165,7 @@ impl<T: Element> GpuBuffer<T> {
 }
 
 impl Held {
-    /// So many first elements of so many bytes as the group of this number takes them.
+    /// The operand of the first `len` elements of `size` bytes, for the group with this number.
     pub(super) fn operand(&self, group: u64, len: usize, size: usize) -> Result<Operand, CollectiveError> {
         let (gpu, base) = match self {
             Self::Own(memory, _) => (memory.gpu(), memory.base()),

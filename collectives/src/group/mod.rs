@@ -318,7 +318,7 @@ impl Group {
         self.blocking(&mut call, None)
     }
 
-    /// The name of the algorithm that a call through this handle takes for so many bytes of one
+    /// The name of the algorithm that a call through this handle takes for that many bytes of one
     /// part (see [`Collective`]). Local; makes and proves the schedule if that has not been done.
     ///
     /// # Errors

@@ -272,7 +272,8 @@ impl Planner {
     }
 
     /// The largest part for which a named way is looked at, in the place of the largest of the size
-    /// class: what the way carries at most, as a call of just so many bytes may name it.
+    /// class, which is the most that the variant carries, because a call of that length may name
+    /// it.
     fn within_limit(
         &self,
         variant: &Variant,
@@ -384,7 +385,7 @@ impl Planner {
         self.make_with(collective, algorithm, access, Cut::default())
     }
 
-    /// The same, with so many chunks under way instead of as many as the generator chose.
+    /// The same, with another number of chunks under way than the generator chose.
     fn make_with(
         &mut self,
         collective: Collective,

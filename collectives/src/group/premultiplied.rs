@@ -45,7 +45,7 @@ pub(super) struct Scaling {
 }
 
 impl Scaling {
-    /// Stores the products of so many bytes of elements, there or elsewhere. Both are memory of one
+    /// Stores the products of the elements in place or elsewhere. Both memories belong to one
     /// call that nobody else touches now: the caller's, or the call's own.
     pub(super) fn products(self, from: Address, into: Address, bytes: usize) {
         // The factor fits the elements: looked at when the call was bound.
@@ -78,7 +78,7 @@ fn products<T: Scale>(from: Address, into: Address, bytes: usize, factor: T::Fac
     }
     assert!(from.is_aligned() && into.is_aligned(), "data are aligned");
     if std::ptr::eq(from, into) {
-        // SAFETY: so many elements of the call's memory, aligned, which nobody else touches now.
+        // SAFETY: `len` aligned elements of the call's memory, which no other code accesses now.
         let elements = unsafe { std::slice::from_raw_parts_mut(into, len) };
         elements.iter_mut().for_each(|element| *element = element.scaled(factor));
         return;

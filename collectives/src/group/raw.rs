@@ -43,8 +43,8 @@ enum Place {
 }
 
 impl RawData {
-    /// So many elements from an address on; null where there are none. Where they are already
-    /// registered, or on a GPU, name their buffer.
+    /// `len` elements from an address on; the address is null where there are none. If they are
+    /// already registered, or on a GPU, name their buffer.
     #[must_use]
     pub fn at(address: *mut c_void, count: usize) -> Self {
         Self { place: Place::Address(Address(address.cast())), count }
@@ -131,8 +131,8 @@ impl Operation<RawPair> {
     /// From the first time that the operation is run, started, prepared or added to a batch, until
     /// the call has returned, the [`Pending`](super::Pending) has ended, the
     /// [`Persistent`](super::Persistent) is gone or the batch has returned or ended, both are
-    /// memory of this process with so many elements. Nobody else writes there while a call is under
-    /// way, nor reads the output.
+    /// memory of this process with that many elements. No other code writes there while a call is
+    /// under way, nor reads the output.
     pub unsafe fn from_raw(
         collective: Collective,
         data_type: DataType,

@@ -140,7 +140,7 @@ fn copy_on_host(Copy { from, into, bytes, scaling, .. }: &Copy) {
     if let Some(scaling) = scaling {
         return scaling.products(*from, *into, *bytes);
     }
-    // SAFETY: one is memory that the batch borrows or owns, of so many bytes, the other a part of
+    // SAFETY: one is memory that the batch borrows or owns, of that length, the other a part of
     // the staging memory that this batch alone has; no call is under way on either.
     unsafe { std::ptr::copy_nonoverlapping(from.0.cast_const(), into.0, *bytes) }
 }

@@ -46,7 +46,7 @@ impl Group {
         Ok(Before::new(&self.stream)?)
     }
 
-    /// Refuses a stream of another GPU, and a call on so many bytes of a GPU in no stream.
+    /// Refuses a stream of another GPU, and a call without a stream on GPU memory of `bytes`.
     pub(super) fn expect_stream(&self, bytes: usize) -> Result<(), CollectiveError> {
         match (&self.stream, self.gpu()) {
             (Some(stream), _) => self.expect_gpu(stream.gpu()),

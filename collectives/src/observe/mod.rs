@@ -49,7 +49,7 @@ use pleach_vocabulary::{Collective, Rank};
 use crate::call::Descriptor;
 use scale::Histogram;
 
-/// One of so many calls is timed although it does not wait. A prime, so that in a loop over some
+/// One in this many calls is timed although it does not wait. A prime, so that in a loop over some
 /// calls each is timed now and then.
 const SAMPLE_EVERY: u64 = 61;
 /// Most shapes that are counted apart; further ones share the last counters.

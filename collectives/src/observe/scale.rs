@@ -11,7 +11,7 @@ const UNIT_NS: u64 = 256;
 /// Steps, zero included.
 const STEPS: usize = 256;
 
-/// The last step that does not end after so many nanoseconds.
+/// The last step that does not end after `time_ns`.
 fn step_below(time_ns: u64) -> u8 {
     let units = time_ns / UNIT_NS;
     if units < 8 {
@@ -22,7 +22,7 @@ fn step_below(time_ns: u64) -> u8 {
     step.min(STEPS as u64 - 1) as u8
 }
 
-/// The first step that is not before so many nanoseconds: a time less this step is never too long.
+/// The first step that is not before `time_ns`: a time less this step is never too long.
 pub(crate) fn step_above(time_ns: u64) -> u8 {
     let below = step_below(time_ns);
     if step_ns(below) < time_ns { below.saturating_add(1) } else { below }

@@ -47,7 +47,8 @@ pub(super) struct Watch {
     /// By sender, receiver and signal slot: the transfers whose signals were shown and not acted on
     /// yet, by count.
     shown: BTreeMap<(Rank, Rank, u16), BTreeMap<u64, TransferNumber>>,
-    /// By rank and sequence: its clock when it told that so many runs were complete.
+    /// By rank and sequence, then by number of complete runs: the rank's clock when it told that
+    /// number.
     released: Vec<BTreeMap<u64, BTreeMap<u64, Clock>>>,
     /// By owner.
     memory: Vec<BTreeMap<usize, Segment>>,

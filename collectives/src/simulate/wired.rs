@@ -106,7 +106,7 @@ pub fn time(
     }
 }
 
-/// The selection for so many bytes a part over these links, or the named algorithm.
+/// The named algorithm, or the one selected for that number of bytes a part over these links.
 ///
 /// # Errors
 ///

@@ -99,7 +99,7 @@ pub(crate) fn a_batch_begins_after_the_earlier_work_of_its_streams(gpu: &Arc<Gpu
         let mut buffers = [1000, LEN, LEN].map(|len| filled(&group, &vec![0_u8; len]));
         for round in 1..=3 {
             let values = [round, PIECES, 3 * round];
-            // SAFETY: the buffers have so many bytes, and the batch that follows waits for this.
+            // SAFETY: the buffers have that many bytes, and the batch that follows waits for this.
             unsafe {
                 streams[0].fill(buffers[0].as_ptr(), values[0], buffers[0].len()).expect("put in");
                 streams[1].fill(buffers[2].as_ptr(), values[2], buffers[2].len()).expect("put in");

@@ -159,7 +159,7 @@ pub(crate) fn a_call_begins_after_the_earlier_work_of_its_stream(gpu: &Arc<Gpu>)
         let (work, calls) = (Stream::new(gpu).expect("a stream"), Stream::new(gpu).expect("a stream"));
         let mut data = group.gpu_buffer::<u8>(50_000).expect("room");
         for round in 1..=5 {
-            // SAFETY: the buffer has so many bytes, and the call that follows waits for this.
+            // SAFETY: the buffer has that many bytes, and the call that follows waits for this.
             unsafe { work.fill(data.as_ptr(), round, 50_000).expect("put in") };
             calls.wait_event(&work.record_event().expect("a mark")).expect("put in");
             group.on(&calls).all_reduce(&mut data, ReduceOp::Sum).expect("all-reduce");

@@ -23,7 +23,7 @@ fn next(state: &mut u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Bytes of so many elements: any bits, so every kind of number, and for the wide floats half of
+/// Bytes of that many elements: any bits, so every kind of number, and for the wide floats half of
 /// them near one.
 fn bytes(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -101,7 +101,7 @@ fn expected(data_type: DataType, op: ReduceOp, divide_by: u32, sources: &[Vec<u8
     result
 }
 
-/// A place on the GPU, so many bytes from where its memory begins.
+/// A place on the GPU, as an offset in bytes from the beginning of its memory.
 struct Place {
     memory: Arc<CudaMemory>,
     offset: usize,

@@ -85,7 +85,7 @@ pub(crate) fn a_run_comes_after_the_earlier_work_of_its_stream(gpu: &Arc<Gpu>) {
         let mut call =
             group.on(&stream).prepare(Operation::all_reduce(buffer, ReduceOp::Sum)).expect("prepared");
         for round in 1..=5 {
-            // SAFETY: the buffer has so many bytes, and the run waits for this.
+            // SAFETY: the buffer has that many bytes, and the run waits for this.
             unsafe { stream.fill(call.data().as_ptr(), round, 5000).expect("put in") };
             call = match round % 2 {
                 0 => {

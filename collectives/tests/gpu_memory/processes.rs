@@ -28,7 +28,7 @@ struct Job {
 }
 
 impl Job {
-    /// Starts so many ranks, each of which runs a test of `child`.
+    /// Starts the ranks, each of which runs a test of `child`.
     fn start(test: &str, fabric: &str, world_size: u32, change: impl Fn(u32, &mut Command)) -> Self {
         let folder = Folder::new();
         let rank = |rank: u32| {

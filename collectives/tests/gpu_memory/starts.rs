@@ -24,7 +24,7 @@ pub(crate) const PIECES: u8 = 200;
 /// that.
 pub(crate) fn keep_busy(stream: &Stream, buffer: &GpuBuffer<u8>) -> CudaEvent {
     for value in 1..=PIECES {
-        // SAFETY: the buffer has so many bytes and outlives the call that waits for this stream.
+        // SAFETY: the buffer has that many bytes and outlives the call that waits for this stream.
         unsafe { stream.fill(buffer.as_ptr(), value, buffer.len()).expect("put in") };
     }
     stream.record_event().expect("a mark")

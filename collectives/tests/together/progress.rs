@@ -20,7 +20,7 @@ fn with_thread(options: &mut Options) {
     assert_eq!(options.progress, Progress::Thread);
 }
 
-/// Waits until so many threads of this process carry on for the group of this number: a thread gets
+/// Waits until that many threads of this process drive the group of this number: a thread gets
 /// its name, and its entry goes, a little after what begins and ends it has returned.
 fn expect_threads(number: u64, expected: usize) {
     let begun = clock::now();

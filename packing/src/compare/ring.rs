@@ -118,7 +118,7 @@ impl Rings {
                 WeightedTree::trees(&chains_from(&chains, cycle, root, self.bytes_per_s), ranks, collective)
             }
             Collective::Scatter { root } | Collective::Gather { root } => {
-                // Weights of blocks are so many times less.
+                // Weights of blocks are lower by the number of ranks.
                 let whole = share * Rate::from(i128::from(ranks));
                 WeightedTree::trees(&chains_from(&chains, cycle, root, whole), ranks, collective)
             }

@@ -15,7 +15,7 @@ fn one_way(root: Rank) -> [Collective; 4] {
     ]
 }
 
-/// Ranks in a chain and so many links besides, of bandwidths without anything in common.
+/// Ranks in a chain, and `links` more links, whose bandwidths have no common divisor.
 fn irregular(ranks: u32, links: u64, seed: u64) -> Topology {
     let mut random = Random::new(seed);
     let mut builder = Topology::builder();

@@ -296,7 +296,7 @@ impl MutableTree {
         children
     }
 
-    /// The tree as it is now; there are so many orbits of links.
+    /// The column of the tree as it is now, over `orbits` orbits of links.
     fn column(&self, pricing: &Pricing<'_>, orbits: usize) -> Column {
         let mut loads = vec![0; orbits];
         self.parent.iter().flatten().flat_map(|parent| &parent.uses).for_each(|&orbit| loads[orbit] += 1);

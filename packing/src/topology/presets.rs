@@ -50,7 +50,7 @@ enum Numbers {
     None,
     /// The number of boxes, by default 1; bandwidths are fixed.
     Boxes,
-    /// So few to so many numbers with this between them; a bandwidth may follow.
+    /// From the first to the second count of numbers, with this separator; a bandwidth may follow.
     List(usize, usize, char),
 }
 

@@ -7,8 +7,8 @@
 //!
 //! **NVSwitch.** Where GPUs are joined by NVSwitch, each two of them show all links that a GPU has.
 //! Such a matrix is told from one of direct links by what a GPU cannot have, more than
-//! [`NVLINKS_MAX`] links in all: GPUs joined each to each by so many are joined by a switch. (Up to
-//! four V100 of a DGX-2 look like directly joined GPUs; write TOML for those.)
+//! [`NVLINKS_MAX`] links in all: if all pairs of GPUs have that many links, a switch joins the
+//! GPUs. (Up to four V100 of a DGX-2 look like directly joined GPUs; write TOML for those.)
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ pub(crate) fn collectives(ranks: u32) -> Vec<Collective> {
     all.into_iter().chain(rooted(0)).chain(rooted(ranks - 1)).collect()
 }
 
-/// Links of equal bandwidth in both directions between up to so many ranks and switches, all of
+/// Links of equal bandwidth in both directions between ranks and switches up to a number, all of
 /// them connected.
 pub(crate) fn duplex(ranks_max: u32, switches_max: u32) -> impl Strategy<Value = Topology> {
     (2..=ranks_max, 0..=switches_max).prop_flat_map(|(ranks, switches)| {

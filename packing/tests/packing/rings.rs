@@ -10,7 +10,7 @@ use super::good::star;
 use super::graphs::{collectives, dgx_1v};
 use super::strategies::bounded;
 
-/// Links of 25 bytes a second, so many between two ranks.
+/// Links of 25 bytes a second; the third number counts them between two ranks.
 fn graph(ranks: u32, links: &[(u32, u32, u64)]) -> Topology {
     let mut builder = Topology::builder();
     let ranks: Vec<NodeId> = (0..ranks).map(|rank| builder.rank(format!("g{rank}"))).collect();

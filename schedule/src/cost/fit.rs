@@ -14,7 +14,7 @@ pub struct Sample {
     pub work: Work,
     /// Bytes of the whole.
     pub bytes: u64,
-    /// In chunks of at most so many bytes.
+    /// The longest chunk in bytes.
     pub chunk_bytes: u64,
     /// How long it took, in seconds.
     pub seconds: f64,

@@ -194,7 +194,7 @@ impl Work {
         }
     }
 
-    /// With so many passes that combine so many chunks with the first of their sources.
+    /// With `passes` that combine `reduced` chunks with the first of their sources.
     fn reducing(mut self, passes: u32, reduced: u32) -> Self {
         self.reduced = reduced;
         // The first source and the one result are not among them.
@@ -203,7 +203,7 @@ impl Work {
         self
     }
 
-    /// With so many passes that copy a chunk.
+    /// With `copies` passes that copy a chunk.
     fn copying(self, copies: u32) -> Self {
         Self { passed: 2 * copies, passed_on_path: 2 * copies, ..self }
     }

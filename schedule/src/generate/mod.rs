@@ -173,7 +173,7 @@ impl Algorithm {
         }
     }
 
-    /// The longest part of the collective that it carries between so many ranks, in bytes, where
+    /// The longest part of the collective that it carries between `ranks`, in bytes, where
     /// there is a limit.
     #[must_use]
     pub fn part_bytes_max(&self, collective: Collective, ranks: u32) -> Option<u64> {

@@ -43,7 +43,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct TuningRow {
     /// Which; its root does not matter.
     pub collective: Collective,
-    /// From so many bytes on, as [`whole_bytes`] counts them. They are told apart by powers of two.
+    /// The smallest size in bytes, as [`whole_bytes`] counts it. Sizes differ by powers of two.
     pub from_bytes: u64,
     /// The variant.
     pub variant: Variant,

@@ -10,11 +10,11 @@ use crate::cost::{CostModel, Platform, Sample, Work, fit};
 use crate::generate::{Access, Algorithm, generate};
 use crate::select::{CHUNK_BYTES, SelectError, select};
 
-/// A variant is left out that a model finds so many times slower than the best: models are wrong,
+/// A variant that a model finds this many times slower than the best is left out: models are wrong,
 /// but not by as much.
 const PRUNE_FACTOR: f64 = 12.0;
 
-/// From so many bytes on, wide windows are looked at besides.
+/// From this number of bytes on, wide windows are tried too.
 const WINDOW_BYTES: u64 = 1 << 20;
 
 /// Where the search for the best chunks begins: shorter ones are mostly signals.
@@ -23,7 +23,7 @@ const CHUNK_BYTES_LEAST: u64 = 16 << 10;
 /// The wide window.
 const WINDOW: u32 = 16;
 
-/// The variant of the size before stays if it takes at most so many times as long as the quickest:
+/// The variant of the size before stays if it takes at most this many times as long as the fastest:
 /// less is chance.
 const KEEP_FACTOR: f64 = 1.03;
 
@@ -142,7 +142,7 @@ fn is_plain(variant: &Variant) -> bool {
     variant.window.is_none() && variant.chunk_bytes.is_none()
 }
 
-/// A search for the best chunks of a variant, where calls of so many bytes are long enough to be
+/// A search for the best chunks of a variant, where calls of `bytes` are long enough to be
 /// cut in more than a few; `None` if links say how many there are.
 #[must_use]
 pub fn chunk_search(variant: &Variant, bytes: u64) -> Option<ChunkSearch> {

@@ -172,7 +172,7 @@ fn exists(schedule: &Schedule, site: Site, block: Block, place: Place) -> Result
 
 /// Checks that no place is in the list twice.
 fn distinct(site: Site, places: &[Place]) -> Result<(), Violation> {
-    /// Up to so many, comparing all is quicker than sorting.
+    /// Up to this number, a comparison of all pairs is faster than sorting.
     const FEW: usize = 8;
     let twice = if places.len() <= FEW {
         places

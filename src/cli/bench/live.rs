@@ -36,8 +36,8 @@ const MARGIN: u64 = 2;
 /// How often samples that came out too short are taken again with more iterations.
 const ATTEMPTS: u32 = 4;
 
-/// Where memory is reused: least and most iterations on the same, most where they move no more than
-/// so many bytes together.
+/// Least and most iterations on the same memory where memory is reused. The most applies up to the
+/// third number of bytes for all iterations together.
 const REUSE_MIN: u64 = 4;
 const REUSE_MAX: u64 = 16;
 const REUSE_BYTES: u64 = 64 << 20;
@@ -201,7 +201,8 @@ impl<'a, T: Element> LiveBench<'a, T> {
         Ok(times.into_iter().map(|time| Duration::from_nanos(time as u64)).collect())
     }
 
-    /// Slots and iterations on each for a sample of about so many iterations; how many these are.
+    /// Sets slots and iterations a slot for a sample of about `wanted` iterations; returns their
+    /// number.
     fn shape(&mut self, wanted: u64, bytes: u64) -> Result<usize, CollectiveError> {
         let most = SAMPLE_ITERATIONS_MAX as u64;
         let wanted = match self.task.reuse {
@@ -235,7 +236,7 @@ impl<'a, T: Element> LiveBench<'a, T> {
         self.slowest(&own)
     }
 
-    /// Memory for so many iterations.
+    /// Allocates memory for `iterations`.
     fn grow(&mut self, iterations: usize) -> Result<(), CollectiveError> {
         let (data, output) = lengths(self.task, self.group.rank(), self.count);
         while self.slots.len() < iterations {
@@ -300,7 +301,7 @@ impl<'a, T: Element> LiveBench<'a, T> {
     }
 }
 
-/// So many iterations, or as many as there is time for if each takes about as long as `usual`.
+/// `wanted` iterations, or fewer if the time limit allows only fewer of length `usual`.
 fn in_time(wanted: u64, usual: Duration) -> u64 {
     let possible = SIZE_TIME_MAX.as_nanos() / usual.as_nanos().max(1);
     wanted.min(u64::try_from(possible).unwrap_or(u64::MAX)).max(ITERATIONS_MIN)
@@ -432,7 +433,7 @@ enum ElementBuffer<T: Element> {
 }
 
 impl<T: Element> ElementBuffer<T> {
-    /// So many elements, all zero.
+    /// Memory of `len` elements, all zero.
     fn new(group: &Group, kind: MemoryKind, len: usize) -> Result<Self, CollectiveError> {
         Ok(match kind {
             MemoryKind::Registered => Self::Registered(group.buffer(len)?),

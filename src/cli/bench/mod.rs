@@ -212,7 +212,7 @@ impl Task {
         }
     }
 
-    /// What so many elements of a part are in bytes of the whole.
+    /// Bytes of the whole buffer when each part has `count` elements.
     fn whole_bytes(&self, count: usize) -> u64 {
         count as u64 * self.data_type.bytes() as u64 * u64::from(self.blocks())
     }
@@ -577,7 +577,7 @@ fn bus_factor(collective: Collective, ranks: u32) -> f64 {
     }
 }
 
-/// The smallest sample that so many per cent are not above.
+/// The smallest sample that is not below `percent` per cent of the samples.
 fn percentile(sorted: &[Duration], percent: usize) -> Duration {
     let place = (sorted.len() * percent).div_ceil(100).max(1) - 1;
     sorted.get(place).copied().unwrap_or_default()
@@ -616,7 +616,7 @@ fn expect_memory(task: &Task, sweep: &Sweep, arguments: &Arguments) -> Result<()
     }
 }
 
-/// Bytes that the buffers of one iteration take on the first so many ranks.
+/// Bytes of the buffers of one iteration on the first `ranks` ranks.
 fn needed(task: &Task, largest: Size, ranks: u32) -> u64 {
     let count = task.count(largest.0);
     let elements = |rank| {

@@ -162,8 +162,8 @@ impl Pattern {
         }
     }
 
-    /// How many elements are not what `rank` must have after an iteration was done so many times,
-    /// at most [`repetitions_max`], on the same memory; `output` is its output, or its input where
+    /// The number of wrong elements of `rank` after `times` iterations on the same memory,
+    /// at most [`repetitions_max`]; `output` is the output of `rank`, or its input where
     /// it has none, which must be as it was.
     pub(super) fn count_errors(&self, rank: Rank, iteration: usize, times: usize, output: &[u8]) -> u64 {
         let begin = iteration * ITERATION_STRIDE;
@@ -197,7 +197,7 @@ impl Pattern {
         }
     }
 
-    /// The table of results in place after so many iterations.
+    /// The table of in-place results after `times` iterations.
     fn reduced_again(&self, times: usize) -> Cow<'_, [u8]> {
         if times == 1 || self.op != ReduceOp::Sum {
             return Cow::Borrowed(&self.reduced);

@@ -43,7 +43,7 @@ const NOT_READY: [&str; 4] = ["rnr_nak_retry_err", "rcvd_rnr_err", "rnr_naks_rcv
 /// Counters of congestion that was told in time: the network does what it should.
 const MARKED: [&str; 3] = ["np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled"];
 
-/// Packets that may be sent again among so many, without a word.
+/// One retransmission in this number of packets is not reported.
 const PACKETS_A_LOSS: u64 = 1_000_000;
 
 /// Errors of links, lost packets, and congestion control.

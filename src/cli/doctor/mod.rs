@@ -282,7 +282,7 @@ impl Section {
     }
 }
 
-/// So many of something.
+/// A count with its noun, in the plural where the count is not 1.
 fn counted(count: usize, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }

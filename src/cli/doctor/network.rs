@@ -6,7 +6,7 @@ use super::{Machine, size};
 /// Most that a connection may have under way for a fast link with some delay, in bytes.
 const BUFFER_BYTES_MIN: u64 = 4 << 20;
 
-/// Errors are ignored if they are fewer than one in so many packets.
+/// Fewer errors than one in this number of packets are ignored.
 const PACKETS_AN_ERROR: u64 = 1_000_000;
 
 /// An interface as the kernel shows it.

@@ -118,7 +118,7 @@ fn parts<T>(all: &[T], count: usize) -> impl Iterator<Item = &[T]> {
     (0..count).map(move |part| &all[part * all.len() / count..(part + 1) * all.len() / count])
 }
 
-/// How many of so many ranks each node gets: the next one goes where most cores are left for each.
+/// The number of ranks of each node: each next rank goes where most cores are left for a rank.
 fn ranks_of_nodes(nodes: &[&[Core]], ranks: usize) -> Vec<usize> {
     let mut counts = vec![0; nodes.len()];
     for _ in 0..ranks {
@@ -163,7 +163,7 @@ pub(super) struct Placement {
 }
 
 impl Placement {
-    /// For so many ranks, as it was asked for, or else as it is done where nothing was.
+    /// The binding of `ranks` ranks: the one asked for, or else the usual one.
     pub(super) fn of(ranks: u32, asked: Option<Bind>, usual: Bind) -> Self {
         let nowhere = Self { processors: Vec::new(), _claims: None };
         let bind = asked.unwrap_or(usual);
@@ -233,7 +233,7 @@ mod tests {
             Self(root)
         }
 
-        /// The sets of so many ranks, in the kernel's notation.
+        /// The processor sets of `ranks` ranks, in the kernel's notation.
         fn divide(&self, allowed: &str, bind: Bind, ranks: usize) -> Option<Vec<String>> {
             let cores = Cores::find(&self.0, &Processors::of_list(allowed));
             Some(cores.divide(bind, ranks)?.iter().map(ToString::to_string).collect())

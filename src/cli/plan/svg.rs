@@ -613,7 +613,7 @@ fn labels(plan: &Plan) -> Vec<String> {
     nodes.iter().map(|node| cut_reason(short(&node.name))).collect()
 }
 
-/// Words in lines of at most so many pixels.
+/// Breaks a text into lines of at most `width` pixels.
 fn wrapped(text: &str, width: f64) -> Vec<String> {
     let letters = (width / 6.4) as usize;
     let mut lines = vec![String::new()];

@@ -293,7 +293,7 @@ const CALLS_MAX: usize = 200;
 /// Calls of a way before its first sample: plans are made, memory is touched.
 const WARMUP: usize = 2;
 
-/// A way whose first sample took so many times as long as the best one's is not looked at again.
+/// A variant whose first sample took this many times as long as the best one's is dropped.
 const DROP_FACTOR: f64 = 2.5;
 
 /// Least and most rounds in which all ways take turns.
@@ -408,7 +408,7 @@ impl<'a> Measurer<'a> {
         Ok(Measured { collective, bytes, timed })
     }
 
-    /// How long a call took on this rank, of so many in a row.
+    /// The mean time of a call on this rank, over `calls` calls in a row.
     fn sample(&self, call: &mut Call, variant: &Group, calls: usize) -> Result<Duration, CollectiveError> {
         self.group.barrier()?;
         let begin = clock::now();
@@ -449,7 +449,7 @@ impl Call {
         Ok(Self { collective, input: group.buffer(input)?, output })
     }
 
-    /// So many calls in a row; of zeros, whose sums are zeros.
+    /// Makes `calls` calls in a row, on zeros, whose sums are zeros.
     fn repeat(&mut self, group: &Group, calls: usize) -> Result<(), CollectiveError> {
         (0..calls).try_for_each(|_| self.once(group))
     }

@@ -194,7 +194,7 @@ pub struct SharedAllocation<'a> {
 ///
 /// # Safety
 ///
-/// So many bytes are readable and writable there until this returns, and no other code accesses the
+/// `bytes` bytes are readable and writable there until this returns, and no other code accesses the
 /// destination.
 pub(super) unsafe fn copy(
     gpu: &Arc<Gpu>,

@@ -88,7 +88,7 @@ impl ForeignMemory {
     pub fn store(&self, bytes: &[u8], limit: Duration) -> Result<(), CudaError> {
         assert!(bytes.len() <= self.len, "{} bytes into {} of GPU memory", bytes.len(), self.len);
         self.expect_alive()?;
-        // SAFETY: the memory holds so many bytes (`new`), and no other code accesses them; the
+        // SAFETY: the memory holds that many bytes (`new`), and no other code accesses them; the
         // host's are borrowed.
         unsafe { copy(&self.gpu, bytes.as_ptr(), self.base.as_ptr(), bytes.len(), limit) }
     }

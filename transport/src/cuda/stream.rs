@@ -121,7 +121,7 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// So many bytes are readable and writable there until the stream has passed the copy, and no
+    /// That many bytes are readable and writable there until the stream has passed the copy, and no
     /// other code accesses the destination until then. The driver first copies host memory that is
     /// not [`PinnedMemory`](super::PinnedMemory).
     ///

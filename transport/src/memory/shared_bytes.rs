@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 ///
 /// # Safety
 ///
-/// So many bytes at `into` are writable. During the call they are accessed only by atomic accesses
+/// `len` bytes at `into` are writable. During the call they are accessed only by atomic accesses
 /// of single bytes or by transfers.
 pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
     for (index, byte) in bytes.iter().enumerate() {
@@ -24,7 +24,7 @@ pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// So many bytes at `from` are readable and writable. During the call they are accessed only by
+/// `len` bytes at `from` are readable and writable. During the call they are accessed only by
 /// atomic accesses of single bytes or by transfers.
 pub(crate) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
     for (index, byte) in bytes.iter_mut().enumerate() {

@@ -122,7 +122,7 @@ impl GpuCopies {
             none => none.insert(Stream::new(&gpu)?),
         };
         let mut event = CudaEvent::new(&gpu)?;
-        // SAFETY: submit checked that both ends have so many bytes, and `locate` that the peer's
+        // SAFETY: submit checked that both ends have that many bytes, and `locate` that the peer's
         // region holds its end. The copy holds both until the event is reached, and a transfer's
         // owner leaves its slice alone until its end.
         unsafe { stream.copy(from, into, bytes)? };

@@ -17,7 +17,7 @@ mod minimum;
 pub(crate) mod rdma_cm;
 mod refused;
 
-/// Transfers of so many bytes or more go in parts where the device is wide.
+/// Transfers of at least this length go in parts where the device is wide.
 const STRIPE_BYTES: usize = 64;
 
 pub(crate) struct Verbs<const WIDE: bool, const CM: bool = false>;

@@ -79,7 +79,7 @@ pub(crate) trait Backend: Sized {
     /// simulation says no, and is spared the tests about threads and sleeping.
     const LIVE: bool;
 
-    /// Puts and gets of so many bytes do not end with their submission.
+    /// Puts and gets of this length do not end with their submission.
     const LONG_BYTES: usize = 512;
 
     /// How long after a rank is gone its peers know it from their transfers, if nobody tells them:
@@ -91,7 +91,7 @@ pub(crate) trait Backend: Sized {
         test();
     }
 
-    /// A new fabric for so many ranks, independent of all others.
+    /// A new fabric for `world_size` ranks, independent of all others.
     fn start(world_size: u32) -> Self;
 
     /// The device of `config.rank`.
@@ -247,19 +247,19 @@ impl Responder for Inbox {
 }
 
 impl World {
-    /// So many ranks, none connected.
+    /// A world of `ranks`, none connected.
     pub(crate) fn new(kind: BackendKind, ranks: u32) -> Self {
         Self::with(kind, ranks, |_| {})
     }
 
-    /// So many ranks, none connected, each made from a configuration that the test may change.
+    /// A world of `ranks`, none connected, each made from a configuration that the test may change.
     pub(crate) fn with(kind: BackendKind, ranks: u32, change: impl Fn(&mut DeviceConfig)) -> Self {
         let mut backend = (kind.start)(ranks);
         let stations = (0..ranks).map(|rank| station(&mut *backend, rank, ranks, &change)).collect();
         Self { kind, backend, stations, next_id: 1, batch: Vec::with_capacity(EVENT_CAPACITY) }
     }
 
-    /// So many ranks, each connected to each other.
+    /// A world of `ranks`, each connected to each other.
     pub(crate) fn connected(kind: BackendKind, ranks: u32) -> Self {
         let mut world = Self::new(kind, ranks);
         world.connect_all();
@@ -306,7 +306,7 @@ impl World {
         self.batch = Vec::with_capacity(capacity);
     }
 
-    /// So many bytes, or as many as one transfer takes.
+    /// `wanted` bytes, or the most that one transfer takes.
     pub(crate) fn longest(&mut self, wanted: usize) -> usize {
         let most = self.device(0).info().transfer_bytes_max;
         wanted.min(usize::try_from(most).unwrap_or(usize::MAX))

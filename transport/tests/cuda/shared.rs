@@ -123,7 +123,7 @@ pub(crate) fn a_severed_peer_changes_no_byte_on_the_gpu(gpu: &Arc<Gpu>) {
     assert!(matches!(again, Err(RegisterError::Detached { .. })), "nobody could see it: {again:?}");
 }
 
-/// The driver cannot mark the end of a copy of so many bytes.
+/// The driver cannot mark the end of a copy of `unmarked_bytes`.
 pub(crate) fn memory_of_a_copy_that_cannot_be_marked_is_kept(gpu: &Arc<Gpu>, unmarked_bytes: usize) {
     const LEN: usize = 100_000;
     let mut pair = neighbours();

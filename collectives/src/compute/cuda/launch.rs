@@ -12,7 +12,7 @@ use super::super::{ComputeError, Job};
 pub(super) const SOURCES_MAX: usize = 128;
 pub(super) const DESTINATIONS_MAX: usize = 64;
 
-/// Bytes that a thread takes at a time where all places are aligned to so many.
+/// Bytes that a thread handles at a time where all addresses are aligned to that number.
 const VECTOR_BYTES: usize = 16;
 /// The same of elements of one byte.
 const VECTOR_BYTES_OF_BYTES: usize = 8;

@@ -13,7 +13,7 @@ use crate::call::{Counts, CountsError};
 /// their block, so that no two ranks write one cache line.
 const ALIGN_BYTES: usize = 64;
 
-/// Lengths of chunks are kept in parts of a byte, 2 to this power of them: so many chunks of a
+/// Lengths of chunks are kept in parts of a byte, 2 to this power of them: the chunks of a
 /// block end where it ends, give or take a byte, without a division a chunk.
 const PITCH_BITS: u32 = 16;
 
@@ -300,7 +300,7 @@ pub(super) fn unit_bytes(program: &Program, chunk_bytes: usize) -> usize {
     }
 }
 
-/// The longest chunk of the largest block whose units are no longer than so many bytes, a multiple
+/// The longest chunk of the largest block whose units are not longer than the limit, a multiple
 /// of the alignment.
 fn longest_in(program: &Program, unit_bytes: usize) -> usize {
     match program.largest_size as usize {

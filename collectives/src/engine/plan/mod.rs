@@ -174,7 +174,7 @@ impl Program {
     }
 }
 
-/// A program for so many elements of a type, reduced by an operation. See the module.
+/// A program for a number of elements of a type, reduced by an operation. See the module.
 #[derive(Debug)]
 pub struct Plan {
     program: Arc<Program>,

@@ -177,8 +177,8 @@ impl Program {
         self
     }
 
-    /// The same program with chunks of so many bytes at most, where a call is so long that it is
-    /// cut at all.
+    /// The same program with shorter chunks, at most of the given bytes, where a call is so long
+    /// that it is cut at all.
     #[must_use]
     pub(crate) fn with_chunks_of(self, bytes: usize) -> Self {
         Self { chunk_bytes: Some(bytes), ..self }

@@ -166,7 +166,7 @@ impl Lanes {
         began
     }
 
-    /// Whether a step of the same lane, so many chunks earlier, is complete.
+    /// Whether a step of the same lane, `lag` chunks earlier, is complete.
     fn is_complete(&self, plan: &Plan, of: ChunkStep<'_>, step: u32, lag: u32) -> bool {
         let address = of.address();
         let Some(earlier) = of.chunk().checked_sub(lag) else { return true };
@@ -369,7 +369,7 @@ impl Run {
         self.observer.reset();
     }
 
-    /// Goes on where so many steps of every lane are complete, in a run of one chunk a lane.
+    /// Continues after the steps that are complete in every lane, in a run of one chunk a lane.
     pub(super) fn resume(&mut self, plan: &Plan, progress: &Progress) {
         for (lane, done) in plan.lanes().zip(progress.iter().copied()) {
             self.lanes.begin_chunks(plan, lane);
@@ -600,7 +600,7 @@ impl Run {
         self.waits(1).map(|(_, from, _)| from)
     }
 
-    /// The next waits of every chunk under way, among so many steps: with the peer and its signal
+    /// The next waits of every chunk under way, among that many steps: with the peer and its signal
     /// slot.
     fn waits(&self, steps_max: u32) -> impl Iterator<Item = (ChunkStep<'_>, Rank, u16)> {
         let plan = &**self.plan();

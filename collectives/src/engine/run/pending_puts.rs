@@ -21,8 +21,8 @@ use pleach_vocabulary::Rank;
 use super::super::StepAddress;
 use super::super::plan::{ChunkStep, Plan};
 
-/// So many puts may be under way to a peer however long they are: one more than its link carries at
-/// a time.
+/// This many puts may be under way to a peer however long they are: one more than its link carries
+/// at a time.
 const PUTS_LEAST: u32 = 2;
 
 /// A put that waits for its turn. Older chunks go first, then lanes with smaller numbers.

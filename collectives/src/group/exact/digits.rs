@@ -45,7 +45,7 @@ impl Parts {
     }
 }
 
-/// The binary places that numbers of a block use: from `low` on, so many digits.
+/// The binary places that the numbers of a block use: `digits` places, from `low` on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) low: i32,
@@ -115,7 +115,7 @@ pub(super) fn leading(
     Some(Leading { negative: sum < 0, bits: (bits >> excess) as u64, place: place + excess as i32, more })
 }
 
-/// So many digits and the sum of all ranks' fit an `i128`.
+/// Numbers of up to this many digits, and their sum over all ranks, fit an `i128`.
 const SHORT_DIGITS: usize = 2;
 const _: () = assert!(SHORT_DIGITS as u32 * DIGIT_BITS + (63 - DIGIT_BITS) < 127);
 

@@ -9,7 +9,7 @@ use crate::engine::Bytes;
 
 /// Elements of a caller's memory, for the time of a call.
 ///
-/// **Invariant:** the memory is the host's, holds so many aligned elements, and is the caller's
+/// **Invariant:** the memory is the host's, holds `len` aligned elements, and is the caller's
 /// until the call returns; nobody else touches it, since exact calls work on copies.
 #[derive(Clone, Copy)]
 pub(super) struct Elements<'a, T> {

@@ -122,7 +122,7 @@ impl Exact {
         done
     }
 
-    /// A buffer of at least so many words.
+    /// A buffer of at least `words`.
     fn take(&self, group: &Group, words: usize) -> Result<Buffer<i64>, CollectiveError> {
         let found = self.lock().pop().filter(|buffer| buffer.len() >= words);
         found.map_or_else(|| group.buffer(words), Ok)

@@ -33,7 +33,7 @@ pub struct Split {
 const NS_PER_S: u128 = 1_000_000_000;
 
 impl Classes {
-    /// The split of so many bytes by which both classes end at once, or all over the fast ones.
+    /// The split of the bytes by which both classes end at once, or all bytes over the fast class.
     /// Exact but for one byte.
     #[must_use]
     pub fn split(&self, bytes: u64) -> Split {

@@ -105,7 +105,7 @@ pub(in crate::topology) fn lanes(text: &str) -> Option<u64> {
     }
 }
 
-/// What so many lanes carry after line coding: 8 of 10 bits up to 5 GT/s, 128 of 130 up to 32 GT/s,
+/// The rate of PCIe lanes after line coding: 8 of 10 bits up to 5 GT/s, 128 of 130 up to 32 GT/s,
 /// and from 64 GT/s on the 242 of 256 bytes of a flit (PCI Express base specification).
 pub(in crate::topology) fn pcie(transfers_per_s: u64, lanes: u64) -> u64 {
     let (data, coded) = match transfers_per_s {

@@ -25,7 +25,7 @@ Legend:
   NV#  = Connection traversing a bonded set of # NVLinks
 ";
 
-/// So many GPUs, each two with the same cell.
+/// `gpus` GPUs; each pair has the same cell.
 fn uniform(gpus: usize, cell: &str) -> String {
     let names: Vec<String> = (0..gpus).map(|gpu| format!("GPU{gpu}")).collect();
     let cells = |row: usize| {

@@ -11,7 +11,7 @@ use pleach_vocabulary::{Collective, Rank};
 use super::is_upwards;
 use super::{PackedError, TreeBlock};
 
-/// Chunks under way of a tree, where signal slots and scratch suffice for so many.
+/// Chunks under way of a tree, where signal slots and scratch suffice for that number.
 const WINDOW: u32 = 32;
 /// What signal slots suffice for: signals of a chunk of every tree from one rank to another, times
 /// the window. Some hundred trees, where links are alike in nothing, have 21 chunks each under way.
@@ -19,7 +19,7 @@ const SIGNAL_SLOTS_OF_PAIR_MAX: u32 = 4096;
 /// The same in groups of more ranks than are packed so finely, in which every rank keeps signal
 /// slots for very many others.
 const SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
-/// Most ranks that have so many signal slots.
+/// The most ranks for which each rank keeps that many signal slots.
 const FEW_RANKS_MAX: u32 = 64;
 /// Chunks for each edge of the longest way where they cost nothing, of all trees together: many
 /// trees fill each other's gaps, few have to be cut finer.
@@ -105,8 +105,8 @@ impl PacingPolicy {
         })
     }
 
-    /// By how many chunks a rank may be further with one tree than with another, when so many bytes
-    /// of the whole are cut into so many chunks a tree: [`PacingPolicy::skew_limit`], and those
+    /// The number of chunks by which one tree of a rank may be ahead of another, when `bytes`
+    /// of the whole are cut into `chunks` a tree: [`PacingPolicy::skew_limit`], and the chunks
     /// that pass a place while a byte is on the longest way.
     #[must_use]
     pub fn skew_limit_of(&self, bytes: u64, chunks: u32) -> u32 {
@@ -114,7 +114,7 @@ impl PacingPolicy {
         self.skew_limit.saturating_add(u32::try_from(under_way).unwrap_or(u32::MAX))
     }
 
-    /// How long a chunk of every tree takes, when so many bytes of the whole are cut into so many;
+    /// The time that a chunk of every tree takes, when `bytes` of the whole are cut into `chunks`;
     /// at least 1, in nanoseconds.
     #[must_use]
     pub fn round_ns(&self, bytes: u64, chunks: u32) -> u64 {
@@ -123,7 +123,7 @@ impl PacingPolicy {
         u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Into how many chunks a message of so many bytes of the whole is best cut: as many as make
+    /// The best number of chunks for a message of `bytes` of the whole: as many as make
     /// the way through the first of them short beside the whole, but not so many that they cost
     /// more than they save (the square root of the formula for pipelines), or that the window does
     /// not cover a round trip.
@@ -143,7 +143,7 @@ impl PacingPolicy {
     }
 }
 
-/// How many signals one rank may have on their way to another in a call, in a group of so many.
+/// The signals that one rank may have under way to another in a call, in a group of `ranks`.
 #[must_use]
 pub const fn signal_slots_of_pair_max(ranks: u32) -> u32 {
     if ranks <= FEW_RANKS_MAX { SIGNAL_SLOTS_OF_PAIR_MAX } else { SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY }

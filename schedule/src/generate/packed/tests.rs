@@ -113,7 +113,7 @@ fn packing(collective: Collective, trees: Vec<PackedTree>) -> Packing {
     Packing { collective, rate, bound: rate, certificate: Certificate::Alone, trees }
 }
 
-/// Proves and interprets schedules of random packings of so many ranks; the number of them.
+/// Proves and interprets schedules of random packings of `ranks`; returns the number of schedules.
 fn prove_random_packings(ranks: u32, random: &mut Random) -> usize {
     let mut proved = 0;
     let topology = complete(ranks);

@@ -254,7 +254,7 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
     assert!(values.iter().zip(&keys).all(|(value, key)| value == key.as_bytes()) && values.len() == 600);
 }
 
-/// Connects so many times from one address and never proves anything: silent, with a hello, and
+/// Connects that many times from one address and never proves anything: silent, with a hello, and
 /// byte by byte. At most `held` are open at a time.
 fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
     let hello = Hello { version: VERSION, challenge: [0; 32] }.encode();

@@ -53,7 +53,7 @@ impl Process {
         kill_process(self.id(), signal).expect("it is a child of this process");
     }
 
-    /// Reads so many marks; false at the end of the output.
+    /// Reads `marks` lines; false at the end of the output.
     fn read_marks(&mut self, marks: usize) -> bool {
         let mut seen = 0;
         let mut buffer = [0; 4096];

@@ -275,7 +275,7 @@ impl Watcher {
         }
     }
 
-    /// The claim of a peer with so many signal slots.
+    /// The claim of a peer with `signal_slots`.
     fn claim_of(&self, from: Rank, signal_slots: u32) -> Claim {
         Claim { from, to: self.shared.rank, signal_slots, ..self.claim(from) }
     }
