@@ -16,6 +16,12 @@
 //! has failed, not on which call was the last one that worked: where a rank fails, one survivor may
 //! have the result of the call already and go on to the next, while another one gets the error.
 //! [`Group::completed`] says how far a rank came.
+//!
+//! Also not promised: the result of a call in which another rank calls something else. A rank that
+//! waits for the differing rank never returns. Another rank may return from the call before it
+//! learns of the difference, and the differing rank may have put its bytes into the same scratch.
+//! The group then fails on every rank with an error that names both calls, so a result is certain
+//! when a later [`Group::barrier`] has succeeded.
 
 mod batch;
 mod batch_run;

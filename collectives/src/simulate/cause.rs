@@ -106,6 +106,22 @@ pub(super) fn must_fail(plan: &CallPlan, mismatch: &Mismatch, rank: Rank, ranks:
     }
 }
 
+/// Whether results of a call are not checked: a rank calls something else in which it sends to
+/// others, and may replace bytes that a third rank has put into the same scratch. `check_mismatch`
+/// still holds that every rank learns of the difference.
+pub(super) fn may_overwrite_scratch(scenario: &Scenario, call: usize) -> bool {
+    scenario.mismatch.as_ref().is_some_and(|mismatch| {
+        let sends = match mismatch.instead.collective {
+            Collective::Barrier => false,
+            Collective::Broadcast { root } | Collective::Scatter { root } => mismatch.rank == root,
+            Collective::Reduce { root } | Collective::Gather { root } => mismatch.rank != root,
+            Collective::SendRecv { from, .. } => mismatch.rank == from,
+            _ => true,
+        };
+        mismatch.call == call && sends
+    })
+}
+
 /// The two ranks that differ, where they do so only in the length of a part that nobody else knows.
 pub(super) fn ends_that_differ(plan: &CallPlan, mismatch: &Mismatch, ranks: u32) -> Option<(Rank, Rank)> {
     let instead = &mismatch.instead;

@@ -535,6 +535,9 @@ impl<'a> Trial<'a> {
             let is_own = output == own;
             return if is_own { Ok(()) } else { Err(self.failure(Checker::Result, name())) };
         }
+        if cause::may_overwrite_scratch(self.scenario, call) {
+            return Ok(());
+        }
         let alike = matches!(plan.collective, Collective::AllReduce);
         if alike && let Some(result) = self.results.get(&call) {
             return if *result == output {
