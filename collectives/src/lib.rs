@@ -30,7 +30,7 @@ pub use half::{bf16, f16};
 pub use group::{
     Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, Group, GroupInfo,
     GroupName, JoinGroupError, NotExact, Operation, Options, OwnedData, Pending, PendingError, Persistent,
-    ProbeError, Progress, RawData, RawPair, SetTopologyError, SplitError, Started,
+    ProbeError, Progress, RawData, RawPair, Registered, SetTopologyError, SplitError, Started,
 };
 pub use observe::{Observe, Report};
 pub use pleach_vocabulary::{Collective, DataType, Factor, Rank, ReduceOp};

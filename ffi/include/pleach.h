@@ -16,9 +16,30 @@
 /* A failure to be filled by pleachCommGetFailure. */
 #define PLEACH_FAILURE_INITIALIZER { sizeof(pleachFailure_t), 0, -1, -1, -1, 0, 0, { 0 }, { 0 } }
 
+/* A struct to be filled by pleachCommGetArrivalSkew. */
+#define PLEACH_ARRIVAL_SKEW_INITIALIZER { sizeof(pleachArrivalSkew_t), 0, 0, 0, 0, 0, 0 }
+
+/* A struct to be filled by pleachDeviceGetInfo. */
+#define PLEACH_DEVICE_INFO_INITIALIZER { sizeof(pleachDeviceInfo_t), -1, 0, 0, { 0 } }
+
 
 // The colour of a rank that goes to no part of a communicator that is divided.
 #define PLEACH_SPLIT_NOCOLOR -1
+
+// The signal slots of a rank for each of its peers: 0 to 63.
+#define PLEACH_SIGNAL_SLOTS 64
+
+// The most bytes that each rank gives to pleachDeviceExchange.
+#define PLEACH_EXCHANGE_BYTES 4096
+
+// Room for the name of a fabric, in bytes.
+#define PLEACH_FABRIC_BYTES 16
+
+// A put that raises no signal.
+#define PLEACH_NO_SIGNAL -1
+
+// The most bytes of payload beside a signal.
+#define PLEACH_PAYLOAD_BYTES 48
 
 // Nothing has failed.
 #define pleachFailureNone 0
@@ -81,6 +102,12 @@ typedef enum {
 // A communicator, which only functions of this library look into.
 typedef struct pleachComm pleachComm;
 
+// A device, which only functions of this library look into.
+typedef struct pleachDevice pleachDevice;
+
+// Registered memory, which only functions of this library look into.
+typedef struct pleachRegion pleachRegion;
+
 // The type of an element: one of the constants pleachInt8 to pleachUint16.
 typedef uint32_t pleachDataType_t;
 
@@ -118,6 +145,45 @@ typedef struct {
   int reserved;
 } pleachConfig_t;
 
+// A device: this rank's end of the fabric between the ranks that have opened it. NULL is none.
+typedef pleachDevice *pleachDevice_t;
+
+// The properties of a device. Begin with PLEACH_DEVICE_INFO_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachDeviceInfo_t).
+  size_t size;
+  // The rank of the caller.
+  int rank;
+  // The number of ranks.
+  int nranks;
+  // The longest transfer, in bytes.
+  uint64_t transferBytesMax;
+  // The name of the fabric, as "shm" or "tcp".
+  char fabric[PLEACH_FABRIC_BYTES];
+} pleachDeviceInfo_t;
+
+// Memory that is registered with a device. NULL is none.
+typedef pleachRegion *pleachRegion_t;
+
+// Is called once when neither the library nor a peer uses memory of the user any longer: with the
+// address of the memory and the context that was given. Any thread of the process may call it,
+// inside of a function of this library or not; it must not call this library. NULL is none.
+typedef void (*pleachRelease_t)(void *address, void *context);
+
+// A part of a region, as other ranks name it: plain numbers, which may be sent by any means
+// between hosts of one byte order. Whoever has it may read and write the whole region.
+typedef struct {
+  // Names the region.
+  uint64_t key;
+  // The first byte of the part in the region.
+  uint64_t offset;
+  // The length of the part, in bytes.
+  uint64_t length;
+} pleachRemoteSlice_t;
+
+// The number of a transfer on its device; 0 is none.
+typedef uint64_t pleachTransfer_t;
+
 // Why a communicator has failed: the same on all ranks that survive. Begin with
 // PLEACH_FAILURE_INITIALIZER, which sets `size`.
 typedef struct {
@@ -140,6 +206,25 @@ typedef struct {
   // The whole text: what happened, to which rank, in which step.
   char text[PLEACH_FAILURE_BYTES];
 } pleachFailure_t;
+
+// How late a peer has made its calls, seen from this rank. Begin with
+// PLEACH_ARRIVAL_SKEW_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachArrivalSkew_t).
+  size_t size;
+  // The calls in which this rank has waited and has heard from the peer directly.
+  uint64_t calls;
+  // How much later than this rank the peer has made them, in nanoseconds: the sum,
+  uint64_t sumNs;
+  // the median,
+  uint64_t medianNs;
+  // the 99th percentile,
+  uint64_t p99Ns;
+  // and the longest.
+  uint64_t longestNs;
+  // The calls in which the peer was the last that this rank has heard from.
+  uint64_t last;
+} pleachArrivalSkew_t;
 
 // 8-bit signed integer.
 #define pleachInt8 0
@@ -474,6 +559,222 @@ pleachResult_t pleachRedOpCreatePreMulSum(pleachRedOp_t *op,
 // Forgets a number that pleachRedOpCreatePreMulSum has stored. It does not block.
 pleachResult_t pleachRedOpDestroy(pleachRedOp_t op, pleachComm_t comm);
 
+// Opens a device as rank `rank` of `nranks` that the unique id names, and connects it to the
+// devices of all other ranks. All ranks call it; it returns when all are there, or with an error
+// after a minute. `config` may be NULL; of its fields `reproducible` has no effect, and
+// `timeoutMs` is how long functions on the device wait. An id is for one device or one
+// communicator. The caller closes the device with pleachDeviceClose. Any thread may call it.
+//
+// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
+// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+//
+// `device` is NULL or points to a pleachDevice_t; `config` is NULL or points to a configuration
+// that began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
+                                int nranks,
+                                pleachUniqueId id,
+                                int rank,
+                                const pleachConfig_t *config);
+
+// As pleachDeviceOpen, among the ranks that the launcher of this process describes; see
+// pleachCommInitFromEnv. A process opens one device or one communicator so.
+//
+// `device` and `config` as in pleachDeviceOpen.
+pleachResult_t pleachDeviceOpenFromEnv(pleachDevice_t *device, const pleachConfig_t *config);
+
+// Closes a device; its handle names nothing from now on. Waits, at most 5 s, until the peers have
+// what this rank has submitted, and tells the peers. Peers that still need this rank's memory get
+// errors: let all ranks call pleachDeviceExchange before. Regions stay until they are released.
+//
+// Returns pleachInvalidArgument if there is no such device, and pleachTimeout if a peer does not
+// take what was submitted; the device is closed then too.
+pleachResult_t pleachDeviceClose(pleachDevice_t device);
+
+// Stores the properties of a device. It does not block.
+//
+// Returns pleachInvalidArgument if an argument is NULL or the size is not that of the struct.
+//
+// `info` is NULL or points to a struct that began with PLEACH_DEVICE_INFO_INITIALIZER.
+pleachResult_t pleachDeviceGetInfo(pleachDevice_t device, pleachDeviceInfo_t *info);
+
+// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order: the
+// way to tell peers the keys of regions. All ranks call it with the same number of bytes, at most
+// PLEACH_EXCHANGE_BYTES; it returns when all have called it, so it is a barrier too. Not for data.
+//
+// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
+// give different numbers of bytes, pleachRemoteError if a rank is lost or has closed its device,
+// and pleachTimeout if a rank does not call it in time.
+//
+// `own` has so many bytes, `all` has so many for each rank; they are NULL where they have none.
+pleachResult_t pleachDeviceExchange(pleachDevice_t device,
+                                    const void *own,
+                                    void *all,
+                                    size_t bytes);
+
+// Allocates `size` zeroed bytes and registers them with a device: every fabric can. Stores the
+// address and a handle, which the caller releases with pleachRegionRelease; the memory is freed
+// then. Any thread may call it; it does not wait for other ranks.
+//
+// Returns pleachInvalidArgument if an argument cannot be right, and pleachSystemError if the
+// system refuses memory or registering.
+//
+// `address` is NULL or points to a pointer; `region` is NULL or points to a pleachRegion_t.
+pleachResult_t pleachRegionAlloc(pleachDevice_t device,
+                                 size_t size,
+                                 void **address,
+                                 pleachRegion_t *region);
+
+// Registers memory of the user with a device. The memory stays readable and writable until
+// `release` is called, once, with `address` and `context`: when the region was released and no
+// transfer uses the memory. `release` is not called if this function fails. Any thread may call
+// it; it does not wait for other ranks.
+//
+// Returns pleachInvalidArgument if an argument cannot be right or `release` is NULL,
+// pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does, and
+// pleachSystemError if the system refuses.
+//
+// `address` is NULL or has so many bytes until `release` is called; `region` is NULL or points to
+// a pleachRegion_t.
+pleachResult_t pleachRegionRegister(pleachDevice_t device,
+                                    void *address,
+                                    size_t size,
+                                    pleachRelease_t release,
+                                    void *context,
+                                    pleachRegion_t *region);
+
+// Releases a region; its handle names nothing from now on, and peers that use its key get an
+// error. A transfer of this rank that is under way holds the memory until the transfer ends. Any
+// thread may call it, also after the device was closed; it does not block.
+//
+// Returns pleachInvalidArgument if there is no such region.
+pleachResult_t pleachRegionRelease(pleachRegion_t region);
+
+// Stores the name of a part of a region, for other ranks. It does not block.
+//
+// Returns pleachInvalidArgument if there is no such region, the part does not lie inside of it, or
+// `slice` is NULL.
+//
+// `slice` is NULL or points to a pleachRemoteSlice_t.
+pleachResult_t pleachRegionExport(pleachRegion_t region,
+                                  size_t offset,
+                                  size_t length,
+                                  pleachRemoteSlice_t *slice);
+
+// Writes a part of a region of this rank to the part `destination` of a region of a peer, which is
+// as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot` for
+// this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
+// PLEACH_NO_SIGNAL it raises none. Who sees the signal sees the bytes; transfers have no other
+// order. The next signal to the same slot replaces a payload.
+//
+// The source must not change until the transfer has ended. `transfer` gets a number for
+// pleachTransferWait; with NULL nobody asks for the end. It blocks only while too many transfers
+// to the peer are under way. Transfers proceed while any thread of this process is in a function
+// on the device. Any thread may call it.
+//
+// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if too many
+// transfers were not waited for, pleachRemoteError if the peer is lost or has closed its device,
+// and pleachTimeout if there is no room in time. A key that the peer does not know is an error of
+// pleachTransferWait.
+//
+// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many bytes,
+// `transfer` is NULL or points to a pleachTransfer_t.
+pleachResult_t pleachPut(pleachDevice_t device,
+                         int peer,
+                         pleachRegion_t region,
+                         size_t offset,
+                         size_t length,
+                         const pleachRemoteSlice_t *destination,
+                         int signalSlot,
+                         const void *payload,
+                         size_t payloadBytes,
+                         pleachTransfer_t *transfer);
+
+// Reads the part `source` of a region of a peer into a part of a region of this rank, which is as
+// long. The bytes are there when the transfer has ended.
+//
+// Returns and `transfer` as in pleachPut.
+//
+// `source` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
+// pleachTransfer_t.
+pleachResult_t pleachGet(pleachDevice_t device,
+                         int peer,
+                         const pleachRemoteSlice_t *source,
+                         pleachRegion_t region,
+                         size_t offset,
+                         size_t length,
+                         pleachTransfer_t *transfer);
+
+// Adds `value` to a 64-bit word of a peer, wrapping: `word` names 8 bytes at a multiple of 8.
+// Atomic among such operations of all ranks. pleachTransferWait stores the old value.
+//
+// Returns and `transfer` as in pleachPut.
+//
+// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
+// pleachTransfer_t.
+pleachResult_t pleachAtomicAdd(pleachDevice_t device,
+                               int peer,
+                               const pleachRemoteSlice_t *word,
+                               uint64_t value,
+                               pleachTransfer_t *transfer);
+
+// Stores `desired` in a 64-bit word of a peer if the word equals `expected`; else as
+// pleachAtomicAdd.
+//
+// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
+// pleachTransfer_t.
+pleachResult_t pleachAtomicCompareSwap(pleachDevice_t device,
+                                       int peer,
+                                       const pleachRemoteSlice_t *word,
+                                       uint64_t expected,
+                                       uint64_t desired,
+                                       pleachTransfer_t *transfer);
+
+// Raises a signal at a peer without writing to a region: see pleachPut.
+//
+// `payload` is NULL or has so many bytes, `transfer` is NULL or points to a pleachTransfer_t.
+pleachResult_t pleachSignal(pleachDevice_t device,
+                            int peer,
+                            int signalSlot,
+                            const void *payload,
+                            size_t payloadBytes,
+                            pleachTransfer_t *transfer);
+
+// Waits until a transfer has ended, at most so many milliseconds; 0 looks once. The end of a put
+// means that its source may be used again, the end of a get that its bytes are here. `value`, if
+// not NULL, gets the old value of an atomic operation. The number names nothing after the end.
+//
+// Returns pleachTimeout if the transfer is still under way, pleachRemoteError if the peer is lost,
+// has closed its device or does not know the key, pleachSystemError if the hardware has failed,
+// and pleachInvalidArgument if there is no such transfer.
+//
+// `value` is NULL or points to a number.
+pleachResult_t pleachTransferWait(pleachDevice_t device,
+                                  pleachTransfer_t transfer,
+                                  uint64_t timeoutMs,
+                                  uint64_t *value);
+
+// Waits until a signal slot of this rank has received at least `count` signals of a peer since the
+// device was opened, at most so many milliseconds; 0 looks once. Everything that these signals
+// announce is visible then. `payload`, if not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the
+// last signal; bytes beyond those that the peer gave have no meaning. Any thread may call it.
+//
+// Returns pleachTimeout if the signals have not come, pleachRemoteError if the peer is lost or has
+// closed its device before, and pleachInvalidArgument if an argument cannot be right.
+//
+// `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes.
+pleachResult_t pleachSignalWait(pleachDevice_t device,
+                                int peer,
+                                int signalSlot,
+                                uint64_t count,
+                                uint64_t timeoutMs,
+                                void *payload);
+
+// Stores how many signals of a peer a signal slot of this rank has received since the device was
+// opened, as far as this process knows without progress. It does not block.
+//
+// `count` is NULL or points to a number.
+pleachResult_t pleachSignalCount(pleachDevice_t device, int peer, int signalSlot, uint64_t *count);
+
 // Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has. It
 // does not block.
 //
@@ -481,6 +782,59 @@ pleachResult_t pleachRedOpDestroy(pleachRedOp_t op, pleachComm_t comm);
 //
 // `failure` is NULL or points to a struct that began with PLEACH_FAILURE_INITIALIZER.
 pleachResult_t pleachCommGetFailure(pleachComm_t comm, pleachFailure_t *failure);
+
+// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a page.
+// The caller frees the memory with pleachMemFree. Any thread may call it; it does not block.
+//
+// Returns pleachInvalidArgument if `ptr` is NULL or `size` is 0, and pleachSystemError if the
+// system has no memory.
+//
+// `ptr` is NULL or points to a pointer.
+pleachResult_t pleachMemAlloc(void **ptr, size_t size);
+
+// Frees memory of pleachMemAlloc. Memory that is registered stays readable and writable until it
+// is deregistered or its communicator is destroyed. Any thread may call it; it does not block.
+//
+// Returns pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has stored, or was
+// freed. NULL is freed with success.
+pleachResult_t pleachMemFree(void *ptr);
+
+// Registers memory with a communicator: calls on elements inside of it are carried out in place,
+// without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is registered
+// as a whole, over every fabric. Other memory is registered over "tcp" and "verbs" alone; it must
+// stay readable and writable until pleachCommDeregister has returned with success, or
+// pleachCommDestroy or pleachCommAbort has returned and no other thread is in a call on the
+// communicator. Local: the other ranks need not call it. Any thread may call it; it does not wait
+// for other ranks.
+//
+// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
+// pleachGroupStart and pleachGroupEnd and if the fabric needs memory of pleachMemAlloc, and
+// pleachSystemError if the system refuses to register.
+//
+// `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
+pleachResult_t pleachCommRegister(pleachComm_t comm, void *buff, size_t size, void **handle);
+
+// As pleachCommRegister, for memory of the user with a release callback: the memory stays until
+// `release` is called, once, with `buff` and `context`. That is during pleachCommDeregister,
+// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends. It
+// is not called if this function fails, nor for memory of pleachMemAlloc, which takes no callback.
+//
+// `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or points to a
+// pointer.
+pleachResult_t pleachCommRegisterWithRelease(pleachComm_t comm,
+                                             void *buff,
+                                             size_t size,
+                                             pleachRelease_t release,
+                                             void *context,
+                                             void **handle);
+
+// Ends a registration; its handle names nothing from now on. Blocks until the fabric holds the
+// memory no longer. No call on the memory may be under way. Any thread may call it.
+//
+// Returns pleachInvalidArgument if there is no such communicator or registration, and
+// pleachTimeout if a call still uses the memory after 5 s: then the memory must stay until the
+// communicator is destroyed.
+pleachResult_t pleachCommDeregister(pleachComm_t comm, void *handle);
 
 // Stores the version of the library: 10000 * major + 100 * minor + patch. Any thread may call it;
 // it does not block.
@@ -498,6 +852,21 @@ const char *pleachGetErrorString(int result);
 // what to do; empty if no call of this thread has failed. The text belongs to the library and
 // stays until the next call of this thread fails. It does not block.
 const char *pleachGetLastError(void);
+
+// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and 12.5
+// percent. Local; any thread may call it, also while a call is under way; it does not block.
+//
+// Returns pleachInvalidArgument if an argument cannot be right; `peer` is another rank.
+//
+// `skew` is NULL or points to a struct that began with PLEACH_ARRIVAL_SKEW_INITIALIZER.
+pleachResult_t pleachCommGetArrivalSkew(pleachComm_t comm, int peer, pleachArrivalSkew_t *skew);
+
+// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none. The
+// rank is the cause as far as the ranks that were asked know. Local; any thread may call it, also
+// while another thread is in a call; it does not block.
+//
+// `rank` is NULL or points to an int.
+pleachResult_t pleachCommGetWaitsFor(pleachComm_t comm, int *rank);
 
 // Stores a new unique id. The process that calls it must be rank 0 of the communicator: the other
 // ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the default

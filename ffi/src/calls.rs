@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use pleach_collectives::{Operation, RawData};
+use pleach_collectives::Operation;
 use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
 use crate::batch::{carry_out, refused};
@@ -46,12 +46,11 @@ impl Asked {
                 let data_type = data_type(self.datatype)?;
                 let op = self.op.map_or(Ok(ReduceOp::Sum), |number| reduction(&comm, number))?;
                 let (collective, input, output, blocks) = shape(&comm)?;
-                let data = |elements: Option<Elements>| {
-                    elements.map(|(address, count)| RawData::at(address.cast_mut(), count))
-                };
+                let operands =
+                    [input, output].map(|data| data.map(|(address, count)| (address.cast_mut(), count)));
+                let [input, output] = comm.registrations.name(operands, data_type.bytes());
                 // SAFETY: the caller's promise.
-                let operation =
-                    unsafe { Operation::from_raw(collective, data_type, op, data(input), data(output)) }?;
+                let operation = unsafe { Operation::from_raw(collective, data_type, op, input, output) }?;
                 let operation = match blocks {
                     Blocks::Equal => operation,
                     Blocks::Listed(counts) => operation.with_counts(&counts),

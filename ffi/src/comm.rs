@@ -1,13 +1,8 @@
 //! Communicators: made, divided, asked, finalized, aborted and destroyed.
-//!
-//! **Invariant:** a `pleachComm_t` names an entry of [`COMMS`] by its place and by how often the
-//! place was used, and a place counts up when its communicator is destroyed. So a handle that is
-//! destroyed, damaged or never given names nothing. A function that runs holds the communicator, so
-//! destroying it from another thread takes effect when the function returns.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pleach_collectives::engine::Fault;
@@ -17,6 +12,8 @@ use pleach_transport::rendezvous::World;
 use pleach_vocabulary::{FabricChoice, ReduceOp};
 
 use crate::batch::expect_no_batch;
+use crate::handles::Handles;
+use crate::memory::Registrations;
 use crate::result::{Failed, guarded, out, pleachResult_t};
 use crate::types::{PREMUL_FIRST, data_type, pleachDataType_t, pleachRedOp_t, premul_sum};
 use crate::unique_id::{pleachUniqueId, release};
@@ -61,21 +58,10 @@ pub(crate) struct Comm {
     /// Premultiplied sums, by number.
     premultiplied: Mutex<Vec<Option<ReduceOp>>>,
     failure: Mutex<Option<Arc<Fault>>>,
+    pub(crate) registrations: Registrations,
 }
 
-/// A place of the table, and how often it was used before.
-struct Entry {
-    uses: u32,
-    comm: Option<Arc<Comm>>,
-}
-
-static COMMS: RwLock<Vec<Entry>> = RwLock::new(Vec::new());
-
-/// Most communicators at a time in a process.
-const COMMS_MAX: usize = 1 << 16;
-
-/// The low bits of a handle say the place, counted from 1; the others how often it was used before.
-const PLACE_BITS: u32 = 20;
+static COMMS: Handles<Comm> = Handles::new("communicator", "comm");
 
 impl Comm {
     fn new(group: Group) -> Self {
@@ -84,6 +70,7 @@ impl Comm {
             timeout_ms: AtomicU64::new(0),
             premultiplied: Mutex::default(),
             failure: Mutex::default(),
+            registrations: Registrations::default(),
         }
     }
 
@@ -124,56 +111,9 @@ impl Comm {
     }
 }
 
-fn handle(place: usize, uses: u32) -> pleachComm_t {
-    let number = (place + 1) | (uses as usize) << PLACE_BITS;
-    std::ptr::without_provenance_mut(number)
-}
-
-fn place_of(comm: pleachComm_t) -> Option<(usize, u32)> {
-    let number = comm.addr();
-    let place = (number & ((1 << PLACE_BITS) - 1)).checked_sub(1)?;
-    Some((place, u32::try_from(number >> PLACE_BITS).ok()?))
-}
-
 /// The communicator of a handle.
 pub(crate) fn find(comm: pleachComm_t) -> Result<Arc<Comm>, Failed> {
-    let comms = COMMS.read().unwrap_or_else(PoisonError::into_inner);
-    let found = place_of(comm).and_then(|(place, uses)| {
-        comms.get(place).filter(|entry| entry.uses == uses).and_then(|entry| entry.comm.clone())
-    });
-    found.ok_or_else(|| match comm.is_null() {
-        true => Failed::argument("comm is NULL"),
-        false => Failed::argument("comm is no communicator: it was destroyed, or never made"),
-    })
-}
-
-fn keep(group: Group) -> Result<pleachComm_t, Failed> {
-    let comm = Some(Arc::new(Comm::new(group)));
-    let mut comms = COMMS.write().unwrap_or_else(PoisonError::into_inner);
-    if let Some(place) = comms.iter().position(|entry| entry.comm.is_none()) {
-        comms[place].comm = comm;
-        return Ok(handle(place, comms[place].uses));
-    }
-    if comms.len() == COMMS_MAX {
-        return Err(Failed::usage(format!("there are {COMMS_MAX} communicators already; destroy some")));
-    }
-    comms.push(Entry { uses: 0, comm });
-    Ok(handle(comms.len() - 1, 0))
-}
-
-/// Takes the communicator out of the table: its handle names nothing from now on.
-fn take(comm: pleachComm_t) -> Result<Arc<Comm>, Failed> {
-    let taken = find(comm)?;
-    let mut comms = COMMS.write().unwrap_or_else(PoisonError::into_inner);
-    let entry = place_of(comm).and_then(|(place, _)| comms.get_mut(place));
-    match entry.filter(|entry| entry.comm.as_ref().is_some_and(|held| Arc::ptr_eq(held, &taken))) {
-        Some(entry) => {
-            entry.comm = None;
-            entry.uses = entry.uses.wrapping_add(1);
-            Ok(taken)
-        }
-        None => Err(Failed::argument("another thread has destroyed the communicator")),
-    }
+    COMMS.find(comm)
 }
 
 /// What a configuration changes.
@@ -181,7 +121,10 @@ fn take(comm: pleachComm_t) -> Result<Arc<Comm>, Failed> {
 /// # Safety
 ///
 /// `config` is null, or points to a configuration whose `size` is true.
-unsafe fn configured(mut options: Options, config: *const pleachConfig_t) -> Result<Options, Failed> {
+pub(crate) unsafe fn configured(
+    mut options: Options,
+    config: *const pleachConfig_t,
+) -> Result<Options, Failed> {
     if config.is_null() {
         return Ok(options);
     }
@@ -265,7 +208,7 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
         if own == 0 {
             release(&commId);
         }
-        *comm = keep(Group::join(&options)?)?;
+        *comm = COMMS.keep(Comm::new(Group::join(&options)?))?;
         Ok(())
     })
 }
@@ -291,7 +234,7 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
         let world = World::from_env().map_err(|error| Failed::argument(error.to_string()))?;
         // SAFETY: the caller's promise.
         let options = unsafe { configured(Options::from_env_in(world), config) }?;
-        *comm = keep(Group::join(&options)?)?;
+        *comm = COMMS.keep(Comm::new(Group::join(&options)?))?;
         Ok(())
     })
 }
@@ -324,7 +267,7 @@ pub unsafe extern "C" fn pleachCommSplit(
         // Keys below zero come first.
         let key = (key as u32) ^ (1 << 31);
         if let Some(group) = held.group.split(colour, key)? {
-            *newcomm = keep(group)?;
+            *newcomm = COMMS.keep(Comm::new(group))?;
         }
         Ok(())
     })
@@ -349,7 +292,7 @@ pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
 /// Returns pleachInvalidArgument if there is no such communicator.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommDestroy(comm: pleachComm_t) -> pleachResult_t {
-    guarded(|| take(comm).map(drop))
+    guarded(|| COMMS.take(comm).map(drop))
 }
 
 /// Ends the work of a communicator on all ranks within 100 ms and frees it: calls that are under
@@ -359,7 +302,7 @@ pub extern "C" fn pleachCommDestroy(comm: pleachComm_t) -> pleachResult_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommAbort(comm: pleachComm_t) -> pleachResult_t {
     guarded(|| {
-        let held = take(comm)?;
+        let held = COMMS.take(comm)?;
         held.group.abort();
         Ok(())
     })

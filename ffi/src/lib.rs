@@ -2,7 +2,7 @@
 //! NCCL's API under the prefix `pleach`.
 //!
 //! **Invariants.** A `pleachComm_t` is a number in the clothes of a pointer: it is looked up in a
-//! table ([`comm`]) and never followed, so a communicator that was destroyed, or that never was, is
+//! table ([`handles`]) and never followed, so a communicator or device that was destroyed, or that never was, is
 //! an error and no crash. No panic crosses the boundary: [`result::guarded`] turns it into
 //! `pleachInternalError`. Every function that can fail returns a [`pleachResult_t`] and leaves a
 //! text for `pleachGetLastError` of the same thread.
@@ -18,8 +18,12 @@
 pub mod batch;
 pub mod calls;
 pub mod comm;
+pub mod device;
 pub mod failure;
+mod handles;
+pub mod memory;
 pub mod result;
+pub mod skew;
 pub mod types;
 pub mod unique_id;
 

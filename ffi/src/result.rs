@@ -134,6 +134,16 @@ pub(crate) unsafe fn out<'a, T>(pointer: *mut T, name: &str) -> Result<&'a mut T
     unsafe { pointer.as_mut() }.ok_or_else(|| Failed::argument(format!("{name} is NULL")))
 }
 
+/// A copy of what a pointer of the caller points to.
+///
+/// # Safety
+///
+/// It is null, or aligned and valid for reads until the function returns.
+pub(crate) unsafe fn input<T: Copy>(pointer: *const T, name: &str) -> Result<T, Failed> {
+    // SAFETY: the caller's promise.
+    unsafe { pointer.as_ref() }.copied().ok_or_else(|| Failed::argument(format!("{name} is NULL")))
+}
+
 /// Stores the version of the library: 10000 * major + 100 * minor + patch. Any thread may call it;
 /// it does not block.
 ///

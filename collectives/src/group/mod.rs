@@ -46,6 +46,7 @@ mod premultiplied;
 mod probe;
 mod progress;
 mod raw;
+mod registered;
 mod rewire;
 mod run;
 mod split;
@@ -76,6 +77,7 @@ pub use planner::{Known, Planner};
 pub use probe::ProbeError;
 pub use progress::Progress;
 pub use raw::{RawData, RawPair};
+pub use registered::Registered;
 pub use rewire::SetTopologyError;
 pub use split::SplitError;
 

@@ -13,6 +13,7 @@ use super::data::{Buffer, Element, Operand, OwnedData, private};
 use super::error::CollectiveError;
 use super::gpu::{GpuBuffer, Held};
 use super::operation::{Call, Form, Operands, Operation};
+use super::registered::Registered;
 use super::summary::Summary;
 use crate::engine::{Address, Bytes};
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
@@ -34,6 +35,11 @@ enum Place {
         group: u64,
         held: usize,
         held_type: DataType,
+    },
+    /// Of memory that the group of this number has registered; any type of element.
+    Registered {
+        memory: Slice,
+        group: u64,
     },
     GpuBuffer {
         memory: Arc<Held>,
@@ -57,6 +63,14 @@ impl RawData {
         Self { place: Place::Buffer { memory, group, held, held_type: T::DATA_TYPE }, count: held }
     }
 
+    /// So many elements of registered memory, from this byte on.
+    #[must_use]
+    pub fn registered(registered: &Registered, from: usize, count: usize) -> Option<Self> {
+        let whole = &registered.slice;
+        let memory = whole.slice(from..whole.len()).ok()?;
+        Some(Self { place: Place::Registered { memory, group: registered.group }, count })
+    }
+
     /// The elements of a buffer on a GPU.
     #[must_use]
     pub fn of_gpu<T: Element>(buffer: &GpuBuffer<T>) -> Self {
@@ -72,6 +86,10 @@ impl RawData {
 
     fn expect(&self, data_type: DataType) -> Result<(), CollectiveError> {
         let (count, size) = (self.count, data_type.bytes());
+        let aligned = |base: *mut u8| match (base as usize).is_multiple_of(size) {
+            true => Ok(()),
+            false => Err(CollectiveError::Misaligned { data_type, address: base as u64 }),
+        };
         if count.checked_mul(size).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(CollectiveError::TooLong { count, data_type });
         }
@@ -79,10 +97,12 @@ impl RawData {
             Place::Address(Address(base)) if count > 0 && base.is_null() => {
                 Err(CollectiveError::Null { count })
             }
-            Place::Address(Address(base)) if !(base as usize).is_multiple_of(size) => {
-                Err(CollectiveError::Misaligned { data_type, address: base as u64 })
+            Place::Address(Address(base)) => aligned(base),
+            Place::Registered { ref memory, .. } if count * size > memory.len() => {
+                let (held, held_type) = (memory.len() / size, data_type);
+                Err(CollectiveError::OtherElements { held_type, held, data_type, count })
             }
-            Place::Address(_) => Ok(()),
+            Place::Registered { ref memory, .. } => aligned(memory.as_ptr()),
             Place::Buffer { held, held_type, .. } | Place::GpuBuffer { held, held_type, .. } => {
                 let is_there = held_type == data_type && count <= held;
                 let other = CollectiveError::OtherElements { held_type, held, data_type, count };
@@ -95,10 +115,14 @@ impl RawData {
         let bytes = self.count * size;
         let bytes = match &self.place {
             Place::Address(Address(base)) => private(*base, bytes),
-            Place::Buffer { memory, group: of, .. } if *of == group => {
+            Place::Buffer { memory, group: of, .. } | Place::Registered { memory, group: of }
+                if *of == group =>
+            {
                 Bytes::Registered(memory.slice(0..bytes).expect("looked at before"))
             }
-            Place::Buffer { memory, .. } => private(memory.as_ptr(), bytes),
+            Place::Buffer { memory, .. } | Place::Registered { memory, .. } => {
+                private(memory.as_ptr(), bytes)
+            }
             Place::GpuBuffer { memory, .. } => return memory.operand(group, self.count, size),
         };
         Ok(Operand::on_host(bytes, self.count))

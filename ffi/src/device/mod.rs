@@ -1,0 +1,527 @@
+//! The transport below the collectives: a device that is connected to all ranks, registered memory,
+//! one-sided transfers, and signals.
+//!
+//! **Invariants.** The device is polled by one thread at a time, under a lock, and only while a
+//! thread is in a function of this module. A thread that sleeps for the device wakes all threads
+//! that wait on it, and a thread that submits wakes the sleeper. Every wait has a limit.
+
+mod inbox;
+pub mod region;
+pub mod transfer;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pleach_collectives::Options;
+use pleach_transport::clock::now;
+use pleach_transport::fork::Process;
+use pleach_transport::rendezvous::{JoinOptions, Joined, Store, World, join};
+use pleach_transport::{
+    Device, Event, Flush, MESSAGE_BYTES_MAX, Nanos, PostError, Rank, Signals, TransferError, Urgency, Wake,
+    sleep,
+};
+
+use self::inbox::Inbox;
+use crate::batch::expect_no_batch;
+use crate::comm::{configured, pleachConfig_t};
+use crate::handles::Handles;
+use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::unique_id::{pleachUniqueId, release};
+
+/// A device, which only functions of this library look into.
+pub struct pleachDevice(());
+
+/// A device: this rank's end of the fabric between the ranks that have opened it. NULL is none.
+pub type pleachDevice_t = *mut pleachDevice;
+
+/// The signal slots of a rank for each of its peers: 0 to 63.
+pub const PLEACH_SIGNAL_SLOTS: c_int = 64;
+/// The most bytes that each rank gives to pleachDeviceExchange.
+pub const PLEACH_EXCHANGE_BYTES: usize = 4096;
+const _: () = assert!(PLEACH_EXCHANGE_BYTES <= MESSAGE_BYTES_MAX);
+/// Room for the name of a fabric, in bytes.
+pub const PLEACH_FABRIC_BYTES: usize = 16;
+
+/// How long a waiting thread polls before it sleeps.
+const SPIN: Duration = Duration::from_micros(100);
+
+/// How long closing waits for what was submitted.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Events taken from the device at a time.
+const EVENTS: usize = 64;
+
+/// The properties of a device. Begin with PLEACH_DEVICE_INFO_INITIALIZER, which sets `size`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pleachDeviceInfo_t {
+    /// sizeof(pleachDeviceInfo_t).
+    pub size: usize,
+    /// The rank of the caller.
+    pub rank: c_int,
+    /// The number of ranks.
+    pub nranks: c_int,
+    /// The longest transfer, in bytes.
+    pub transferBytesMax: u64,
+    /// The name of the fabric, as "shm" or "tcp".
+    pub fabric: [c_char; PLEACH_FABRIC_BYTES],
+}
+
+/// The end of a peer, with the text for whoever needs the peer.
+type PeerEnd = Option<String>;
+
+/// A device as functions hold it.
+pub(crate) struct OpenDevice {
+    rank: Rank,
+    world_size: u32,
+    transfer_bytes_max: u64,
+    fabric: &'static str,
+    /// How long a function waits for room and for other ranks.
+    timeout: Duration,
+    process: Process,
+    waker: Arc<dyn Wake>,
+    /// By peer; none for this rank.
+    signals: Vec<Option<Signals>>,
+    inbox: Arc<Inbox>,
+    state: Mutex<State>,
+    polled: Condvar,
+    /// Held during an exchange, so that those of two threads do not mix.
+    exchanging: Mutex<()>,
+}
+
+/// A transfer whose end somebody may ask for.
+enum Transfer {
+    UnderWay,
+    Ended(Result<u64, TransferError>),
+}
+
+struct State {
+    /// None once it is closed.
+    device: Option<Box<dyn Device>>,
+    /// Where the ranks have met.
+    store: Option<Box<dyn Store>>,
+    events: Vec<Event>,
+    /// Whether a thread sleeps on the device's wake source.
+    has_sleeper: bool,
+    peers: Vec<PeerEnd>,
+    transfers: HashMap<u64, Transfer>,
+    last_transfer: u64,
+}
+
+static DEVICES: Handles<OpenDevice> = Handles::new("device", "device");
+
+/// The device of a handle.
+pub(crate) fn find(device: pleachDevice_t) -> Result<Arc<OpenDevice>, Failed> {
+    let found = DEVICES.find(device)?;
+    match found.process.is_current() {
+        true => Ok(found),
+        false => Err(Failed::usage(format!(
+            "this device belongs to process {}; a forked child opens a device of its own",
+            found.process.id()
+        ))),
+    }
+}
+
+fn remote(text: impl Into<String>) -> Failed {
+    Failed { result: pleachResult_t::pleachRemoteError, text: text.into() }
+}
+
+fn late(text: impl Into<String>) -> Failed {
+    Failed { result: pleachResult_t::pleachTimeout, text: text.into() }
+}
+
+impl State {
+    fn device(&mut self) -> Result<&mut dyn Device, Failed> {
+        match &mut self.device {
+            Some(device) => Ok(&mut **device),
+            None => Err(Failed::usage("the device was closed by another thread")),
+        }
+    }
+
+    /// Makes progress.
+    fn poll(&mut self) -> Result<(), Failed> {
+        let mut events = std::mem::take(&mut self.events);
+        let polled = self.device().map(|device| device.poll(now(), &mut events));
+        for event in events.drain(..) {
+            self.handle(event);
+        }
+        self.events = events;
+        polled
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Done { id, result } => {
+                if let Some(transfer) = self.transfers.get_mut(&id.0) {
+                    *transfer = Transfer::Ended(result);
+                }
+            }
+            Event::PeerLost { peer, cause } => {
+                self.peers[peer as usize].get_or_insert(format!("rank {peer} is lost: {cause}"));
+            }
+            Event::Departed { peer } => {
+                self.peers[peer as usize].get_or_insert(format!("rank {peer} has closed its device"));
+            }
+            Event::Connected { .. } | Event::Severed { .. } => {}
+        }
+    }
+
+    fn expect(&self, peer: Rank) -> Result<(), Failed> {
+        self.peers[peer as usize].as_ref().map_or(Ok(()), |text| Err(remote(text.clone())))
+    }
+}
+
+impl OpenDevice {
+    fn open(options: &Options) -> Result<Self, Failed> {
+        let inbox = Arc::new(Inbox::new(options.world.world_size));
+        let settings = JoinOptions {
+            fabric: options.fabric.clone(),
+            // A communicator and a device do not meet.
+            knobs: vec![("opened as".to_owned(), "device".to_owned())],
+            signal_slots: PLEACH_SIGNAL_SLOTS as usize,
+            timeout: options.join_timeout,
+        };
+        let joined = join(&options.world, &settings, inbox.clone())
+            .map_err(|error| Failed::system(error.to_string()))?;
+        let Joined { rank, world_size, device, events, store, .. } = joined;
+        let info = device.info();
+        let signals = (0..world_size).map(|peer| (peer != rank).then(|| device.signal_slots(peer))).collect();
+        let mut state = State {
+            events: Vec::with_capacity(EVENTS),
+            has_sleeper: false,
+            peers: vec![None; world_size as usize],
+            transfers: HashMap::new(),
+            last_transfer: 0,
+            store,
+            device: None,
+        };
+        events.into_iter().for_each(|event| state.handle(event));
+        let (transfer_bytes_max, fabric) = (info.transfer_bytes_max, info.fabric);
+        let waker = Arc::clone(&info.waker);
+        state.device = Some(device);
+        Ok(Self {
+            rank,
+            world_size,
+            transfer_bytes_max,
+            fabric,
+            timeout: options.timeout,
+            process: Process::current(),
+            waker,
+            signals,
+            inbox,
+            state: Mutex::new(state),
+            polled: Condvar::new(),
+            exchanging: Mutex::new(()),
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another rank of the device.
+    fn peer(&self, peer: c_int) -> Result<Rank, Failed> {
+        let rank = Rank::try_from(peer).ok().filter(|rank| *rank < self.world_size && *rank != self.rank);
+        rank.ok_or_else(|| {
+            let (own, ranks) = (self.rank, self.world_size);
+            Failed::argument(format!("peer is {peer}; take another rank than {own} below {ranks}"))
+        })
+    }
+
+    /// Makes progress until `check` has a result, at most `limit` (`None` then).
+    fn wait<T>(
+        &self,
+        limit: Duration,
+        mut check: impl FnMut(&mut State) -> Result<Option<T>, Failed>,
+    ) -> Result<Option<T>, Failed> {
+        let begun = now();
+        let (spin_until, until) = (begun + SPIN, begun + limit);
+        let mut state = self.lock();
+        loop {
+            if !state.has_sleeper {
+                state.poll()?;
+            }
+            if let Some(result) = check(&mut state)? {
+                return Ok(Some(result));
+            }
+            let at = now();
+            if at >= until {
+                return Ok(None);
+            }
+            state = if at < spin_until {
+                drop(state);
+                std::thread::yield_now();
+                self.lock()
+            } else if state.has_sleeper {
+                let woken = self.polled.wait_timeout(state, until.since(at));
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            } else {
+                match self.sleep(state, at, until, &mut check)? {
+                    (state, None) => state,
+                    (_, Some(result)) => return Ok(Some(result)),
+                }
+            };
+        }
+    }
+
+    /// Sleeps on the device's wake source, for all threads that wait.
+    fn sleep<'a, T>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        at: Nanos,
+        until: Nanos,
+        check: &mut impl FnMut(&mut State) -> Result<Option<T>, Failed>,
+    ) -> Result<(MutexGuard<'a, State>, Option<T>), Failed> {
+        struct Sleeper<'a, T> {
+            state: Option<MutexGuard<'a, State>>,
+            found: Result<Option<T>, Failed>,
+        }
+        let mut sleeper = Sleeper { state: Some(state), found: Ok(None) };
+        sleep::unless_ready(
+            &mut sleeper,
+            |sleeper| sleeper.state.as_mut()?.device.as_mut()?.arm(),
+            |sleeper| {
+                let state = sleeper.state.as_mut().expect("held until the sleep");
+                sleeper.found = check(state);
+                !matches!(sleeper.found, Ok(None))
+            },
+            |sleeper, armed| {
+                let mut state = sleeper.state.take().expect("held until the sleep");
+                state.has_sleeper = true;
+                drop(state);
+                armed.wait(at, until.since(at));
+                let mut state = self.lock();
+                state.has_sleeper = false;
+                self.polled.notify_all();
+                sleeper.state = Some(state);
+            },
+        );
+        let state = sleeper.state.take().expect("locked again after the sleep");
+        sleeper.found.map(|found| (state, found))
+    }
+
+    /// After a submit or a post: has the sleeper carry it on, if there is one.
+    fn carry_on(&self, state: &mut State) {
+        if state.has_sleeper {
+            self.waker.wake();
+        } else if let Ok(device) = state.device() {
+            device.flush(Flush::All);
+        }
+    }
+
+    fn post(&self, peer: Rank, message: &[u8], until: Nanos) -> Result<(), Failed> {
+        let posted = self.wait(until.since(now()), |state| {
+            state.expect(peer)?;
+            match state.device()?.post(peer, message, Urgency::Ordinary) {
+                Ok(()) => {
+                    self.carry_on(state);
+                    Ok(Some(()))
+                }
+                Err(PostError::QueueFull { .. }) => Ok(None),
+                Err(PostError::NotConnected { .. }) => state.poll().and_then(|()| {
+                    state.expect(peer)?;
+                    Err(remote(format!("rank {peer} is not connected")))
+                }),
+                Err(error) => Err(Failed::argument(error.to_string())),
+            }
+        })?;
+        posted.ok_or_else(|| late(format!("rank {peer} has not taken a message in time")))
+    }
+
+    /// The bytes of all ranks, in rank order.
+    fn exchange(&self, own: &[u8]) -> Result<Vec<u8>, Failed> {
+        let _exclusive = self.exchanging.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = now() + self.timeout;
+        let peers = || (0..self.world_size).filter(|peer| *peer != self.rank);
+        peers().try_for_each(|peer| self.post(peer, own, until))?;
+        let mut all = vec![0; own.len() * self.world_size as usize];
+        let mut store = |rank: Rank, bytes: &[u8]| {
+            let from = rank as usize * own.len();
+            all[from..from + own.len()].copy_from_slice(bytes);
+        };
+        store(self.rank, own);
+        for peer in peers() {
+            let message = self.wait(until.since(now()), |state| match self.inbox.take(peer) {
+                Some(message) => Ok(Some(message)),
+                None => state.expect(peer).map(|()| None),
+            })?;
+            let message = message.ok_or_else(|| {
+                late(format!("rank {peer} has not called pleachDeviceExchange within {:?}", self.timeout))
+            })?;
+            if message.len() != own.len() {
+                let (theirs, own) = (message.len(), own.len());
+                return Err(Failed::usage(format!("rank {peer} exchanges {theirs} bytes, this rank {own}")));
+            }
+            store(peer, &message);
+        }
+        Ok(all)
+    }
+
+    fn close(&self) -> Result<(), Failed> {
+        self.lock().device()?.leave();
+        self.waker.wake();
+        let left = self.wait(CLOSE_TIMEOUT, |state| Ok(state.device()?.flush(Flush::All).then_some(())));
+        let mut state = self.lock();
+        state.store = None;
+        let device = state.device.take();
+        self.polled.notify_all();
+        drop(state);
+        drop(device);
+        left?.ok_or_else(|| late("the peers did not take what this rank has submitted within 5 s"))
+    }
+}
+
+fn kept(device: *mut pleachDevice_t, options: &Options) -> Result<(), Failed> {
+    // SAFETY: looked at by the callers.
+    let stored = unsafe { out(device, "device") }?;
+    *stored = DEVICES.keep(OpenDevice::open(options)?)?;
+    Ok(())
+}
+
+/// Opens a device as rank `rank` of `nranks` that the unique id names, and connects it to the
+/// devices of all other ranks. All ranks call it; it returns when all are there, or with an error
+/// after a minute. `config` may be NULL; of its fields `reproducible` has no effect, and
+/// `timeoutMs` is how long functions on the device wait. An id is for one device or one
+/// communicator. The caller closes the device with pleachDeviceClose. Any thread may call it.
+///
+/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
+/// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+///
+/// `device` is NULL or points to a pleachDevice_t; `config` is NULL or points to a configuration
+/// that began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachDeviceOpen(
+    device: *mut pleachDevice_t,
+    nranks: c_int,
+    id: pleachUniqueId,
+    rank: c_int,
+    config: *const pleachConfig_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        *unsafe { out(device, "device") }? = std::ptr::null_mut();
+        expect_no_batch()?;
+        let (Ok(world_size @ 1..), Ok(own)) = (u32::try_from(nranks), u32::try_from(rank)) else {
+            return Err(Failed::argument(format!("rank {rank} of {nranks} ranks cannot be")));
+        };
+        if own >= world_size {
+            return Err(Failed::argument(format!("rank {rank} is not below nranks, {nranks}")));
+        }
+        let world = id.world(own, world_size)?;
+        // SAFETY: the caller's promise.
+        let options = unsafe { configured(Options::new(world), config) }?;
+        if own == 0 {
+            release(&id);
+        }
+        kept(device, &options)
+    })
+}
+
+/// As pleachDeviceOpen, among the ranks that the launcher of this process describes; see
+/// pleachCommInitFromEnv. A process opens one device or one communicator so.
+///
+/// `device` and `config` as in pleachDeviceOpen.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachDeviceOpenFromEnv(
+    device: *mut pleachDevice_t,
+    config: *const pleachConfig_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        *unsafe { out(device, "device") }? = std::ptr::null_mut();
+        expect_no_batch()?;
+        let world = World::from_env().map_err(|error| Failed::argument(error.to_string()))?;
+        // SAFETY: the caller's promise.
+        let options = unsafe { configured(Options::new(world), config) }?;
+        kept(device, &options)
+    })
+}
+
+/// Closes a device; its handle names nothing from now on. Waits, at most 5 s, until the peers have
+/// what this rank has submitted, and tells the peers. Peers that still need this rank's memory get
+/// errors: let all ranks call pleachDeviceExchange before. Regions stay until they are released.
+///
+/// Returns pleachInvalidArgument if there is no such device, and pleachTimeout if a peer does not
+/// take what was submitted; the device is closed then too.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachDeviceClose(device: pleachDevice_t) -> pleachResult_t {
+    guarded(|| {
+        find(device)?;
+        DEVICES.take(device)?.close()
+    })
+}
+
+/// Stores the properties of a device. It does not block.
+///
+/// Returns pleachInvalidArgument if an argument is NULL or the size is not that of the struct.
+///
+/// `info` is NULL or points to a struct that began with PLEACH_DEVICE_INFO_INITIALIZER.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachDeviceGetInfo(
+    device: pleachDevice_t,
+    info: *mut pleachDeviceInfo_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise; only its size is looked at before the size is known.
+        let size = *unsafe { out(info.cast::<usize>(), "info") }?;
+        if size < size_of::<pleachDeviceInfo_t>() {
+            return Err(Failed::argument(format!(
+                "info->size is {size}, not {}; begin with PLEACH_DEVICE_INFO_INITIALIZER",
+                size_of::<pleachDeviceInfo_t>()
+            )));
+        }
+        let open = find(device)?;
+        let mut found = pleachDeviceInfo_t {
+            size,
+            rank: open.rank as c_int,
+            nranks: open.world_size as c_int,
+            transferBytesMax: open.transfer_bytes_max,
+            fabric: [0; PLEACH_FABRIC_BYTES],
+        };
+        let name = CString::new(open.fabric).unwrap_or_default();
+        for (place, byte) in found.fabric[..PLEACH_FABRIC_BYTES - 1].iter_mut().zip(name.as_bytes()) {
+            *place = byte.cast_signed();
+        }
+        // SAFETY: it is as long as its size says.
+        unsafe { *info = found };
+        Ok(())
+    })
+}
+
+/// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order: the
+/// way to tell peers the keys of regions. All ranks call it with the same number of bytes, at most
+/// PLEACH_EXCHANGE_BYTES; it returns when all have called it, so it is a barrier too. Not for data.
+///
+/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
+/// give different numbers of bytes, pleachRemoteError if a rank is lost or has closed its device,
+/// and pleachTimeout if a rank does not call it in time.
+///
+/// `own` has so many bytes, `all` has so many for each rank; they are NULL where they have none.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachDeviceExchange(
+    device: pleachDevice_t,
+    own: *const c_void,
+    all: *mut c_void,
+    bytes: usize,
+) -> pleachResult_t {
+    guarded(|| {
+        let open = find(device)?;
+        if bytes > PLEACH_EXCHANGE_BYTES {
+            return Err(Failed::argument(format!("{bytes} bytes are more than {PLEACH_EXCHANGE_BYTES}")));
+        }
+        if bytes > 0 && (own.is_null() || all.is_null()) {
+            return Err(Failed::argument("own or all is NULL"));
+        }
+        let given = match bytes {
+            0 => &[],
+            // SAFETY: the caller's promise.
+            _ => unsafe { std::slice::from_raw_parts(own.cast::<u8>(), bytes) },
+        };
+        let received = open.exchange(given)?;
+        // SAFETY: the caller's promise; `given` is used no longer.
+        unsafe { std::ptr::copy_nonoverlapping(received.as_ptr(), all.cast::<u8>(), received.len()) };
+        Ok(())
+    })
+}

@@ -1,0 +1,407 @@
+//! Transfers, their ends, and signals.
+
+use std::ffi::{c_int, c_void};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::{
+    AtomicOp, Inline, Rank, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Source, SubmitError, Submitted, TransferError,
+    TransferId,
+};
+
+use super::region::{pleachRegion_t, pleachRemoteSlice_t, remote_slice, slice};
+use super::{OpenDevice, PLEACH_SIGNAL_SLOTS, State, Transfer, find, late, pleachDevice_t, remote};
+use crate::result::{Failed, guarded, input, out, pleachResult_t};
+
+/// The number of a transfer on its device; 0 is none.
+pub type pleachTransfer_t = u64;
+
+/// A put that raises no signal.
+pub const PLEACH_NO_SIGNAL: c_int = -1;
+/// The most bytes of payload beside a signal.
+pub const PLEACH_PAYLOAD_BYTES: usize = 48;
+const _: () = assert!(PLEACH_PAYLOAD_BYTES == SIGNAL_SLOT_PAYLOAD_BYTES);
+
+/// Most transfers of a device whose ends nobody has asked for yet.
+const TRANSFERS_MAX: usize = 1 << 16;
+
+/// An operation of this rank on a peer.
+enum Operation {
+    Transfer(pleach_transport::Transfer),
+    Signal(Signal),
+}
+
+impl OpenDevice {
+    /// Submits an operation, waits for room, and stores its number where the caller wants it.
+    fn submit(&self, peer: Rank, operation: &Operation, stored: Option<&mut u64>) -> Result<(), Failed> {
+        let is_asked_for = stored.is_some();
+        let number =
+            self.wait(self.timeout, |state| self.try_submit(state, peer, operation, is_asked_for))?;
+        let number = number.ok_or_else(|| {
+            late(format!("rank {peer} has not taken earlier transfers within {:?}", self.timeout))
+        })?;
+        if let Some(stored) = stored {
+            *stored = number;
+        }
+        Ok(())
+    }
+
+    fn try_submit(
+        &self,
+        state: &mut State,
+        peer: Rank,
+        operation: &Operation,
+        is_asked_for: bool,
+    ) -> Result<Option<u64>, Failed> {
+        if is_asked_for && state.transfers.len() >= TRANSFERS_MAX {
+            return Err(Failed::usage(format!(
+                "{TRANSFERS_MAX} transfers were not waited for; call pleachTransferWait, or pass NULL"
+            )));
+        }
+        let number = state.last_transfer + 1;
+        let id = TransferId(number);
+        let device = state.device()?;
+        let submitted = match operation {
+            Operation::Transfer(transfer) => device.submit(peer, transfer.clone(), id),
+            Operation::Signal(signal) => device.signal(peer, signal, id),
+        };
+        let transfer = match submitted {
+            Ok(Submitted::Ended(value)) => Transfer::Ended(Ok(value)),
+            Ok(Submitted::UnderWay) => Transfer::UnderWay,
+            Err(SubmitError::QueueFull { .. }) => return Ok(None),
+            Err(error) => {
+                // The event has the cause.
+                state.poll()?;
+                state.expect(peer)?;
+                return Err(refusal(&error));
+            }
+        };
+        state.last_transfer = number;
+        if is_asked_for {
+            state.transfers.insert(number, transfer);
+        }
+        self.carry_on(state);
+        Ok(Some(number))
+    }
+}
+
+fn refusal(error: &SubmitError) -> Failed {
+    match error {
+        SubmitError::Lost { .. } | SubmitError::Departed { .. } | SubmitError::Severed { .. } => {
+            remote(error.to_string())
+        }
+        _ => Failed::argument(error.to_string()),
+    }
+}
+
+fn failure(error: &TransferError) -> Failed {
+    match error {
+        TransferError::Fabric { .. } => Failed::system(error.to_string()),
+        _ => remote(error.to_string()),
+    }
+}
+
+/// A signal of these arguments.
+///
+/// # Safety
+///
+/// `payload` is null or has so many bytes.
+unsafe fn signal(slot: c_int, payload: *const c_void, bytes: usize) -> Result<Signal, Failed> {
+    let signal_slot = slot_of(slot)?;
+    if bytes > 0 && payload.is_null() {
+        return Err(Failed::argument("payload is NULL"));
+    }
+    let payload = match bytes {
+        0 => Some(Inline::EMPTY),
+        _ if bytes > PLEACH_PAYLOAD_BYTES => None,
+        // SAFETY: the caller's promise.
+        _ => Inline::new(unsafe { std::slice::from_raw_parts(payload.cast::<u8>(), bytes) }),
+    };
+    let payload = payload.ok_or_else(|| {
+        Failed::argument(format!("a payload of {bytes} bytes is longer than {PLEACH_PAYLOAD_BYTES}"))
+    })?;
+    Ok(Signal { signal_slot, payload })
+}
+
+fn slot_of(slot: c_int) -> Result<u16, Failed> {
+    let inside = u16::try_from(slot).ok().filter(|_| slot < PLEACH_SIGNAL_SLOTS);
+    inside.ok_or_else(|| {
+        Failed::argument(format!("signal slot {slot} does not exist; there are {PLEACH_SIGNAL_SLOTS}"))
+    })
+}
+
+/// The device, the peer, and where the number of the transfer goes.
+///
+/// # Safety
+///
+/// `transfer` is null, or valid for the time of the call.
+unsafe fn begun<'a>(
+    device: pleachDevice_t,
+    peer: c_int,
+    transfer: *mut pleachTransfer_t,
+) -> Result<(Arc<OpenDevice>, Rank, Option<&'a mut u64>), Failed> {
+    // SAFETY: the caller's promise.
+    let mut stored = unsafe { transfer.as_mut() };
+    if let Some(stored) = &mut stored {
+        **stored = 0;
+    }
+    let open = find(device)?;
+    let peer = open.peer(peer)?;
+    Ok((open, peer, stored))
+}
+
+/// Writes a part of a region of this rank to the part `destination` of a region of a peer, which is
+/// as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot` for
+/// this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
+/// PLEACH_NO_SIGNAL it raises none. Who sees the signal sees the bytes; transfers have no other
+/// order. The next signal to the same slot replaces a payload.
+///
+/// The source must not change until the transfer has ended. `transfer` gets a number for
+/// pleachTransferWait; with NULL nobody asks for the end. It blocks only while too many transfers
+/// to the peer are under way. Transfers proceed while any thread of this process is in a function
+/// on the device. Any thread may call it.
+///
+/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if too many
+/// transfers were not waited for, pleachRemoteError if the peer is lost or has closed its device,
+/// and pleachTimeout if there is no room in time. A key that the peer does not know is an error of
+/// pleachTransferWait.
+///
+/// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many bytes,
+/// `transfer` is NULL or points to a pleachTransfer_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPut(
+    device: pleachDevice_t,
+    peer: c_int,
+    region: pleachRegion_t,
+    offset: usize,
+    length: usize,
+    destination: *const pleachRemoteSlice_t,
+    signalSlot: c_int,
+    payload: *const c_void,
+    payloadBytes: usize,
+    transfer: *mut pleachTransfer_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (open, peer, stored) = unsafe { begun(device, peer, transfer) }?;
+        let src = Source::Slice(slice(region, offset, length)?);
+        // SAFETY: the caller's promise.
+        let dst = remote_slice(unsafe { input(destination, "destination") }?);
+        let signal = match signalSlot {
+            PLEACH_NO_SIGNAL => None,
+            // SAFETY: the caller's promise.
+            slot => Some(unsafe { signal(slot, payload, payloadBytes) }?),
+        };
+        open.submit(peer, &Operation::Transfer(pleach_transport::Transfer::Put { src, dst, signal }), stored)
+    })
+}
+
+/// Reads the part `source` of a region of a peer into a part of a region of this rank, which is as
+/// long. The bytes are there when the transfer has ended.
+///
+/// Returns and `transfer` as in pleachPut.
+///
+/// `source` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
+/// pleachTransfer_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachGet(
+    device: pleachDevice_t,
+    peer: c_int,
+    source: *const pleachRemoteSlice_t,
+    region: pleachRegion_t,
+    offset: usize,
+    length: usize,
+    transfer: *mut pleachTransfer_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (open, peer, stored) = unsafe { begun(device, peer, transfer) }?;
+        // SAFETY: the caller's promise.
+        let src = remote_slice(unsafe { input(source, "source") }?);
+        let dst = slice(region, offset, length)?;
+        open.submit(peer, &Operation::Transfer(pleach_transport::Transfer::Get { src, dst }), stored)
+    })
+}
+
+/// # Safety
+///
+/// The caller's promise of [`pleachAtomicAdd`].
+unsafe fn atomic(
+    device: pleachDevice_t,
+    peer: c_int,
+    word: *const pleachRemoteSlice_t,
+    op: AtomicOp,
+    transfer: *mut pleachTransfer_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (open, peer, stored) = unsafe { begun(device, peer, transfer) }?;
+        // SAFETY: the caller's promise.
+        let word = remote_slice(unsafe { input(word, "word") }?);
+        open.submit(peer, &Operation::Transfer(pleach_transport::Transfer::Atomic { word, op }), stored)
+    })
+}
+
+/// Adds `value` to a 64-bit word of a peer, wrapping: `word` names 8 bytes at a multiple of 8.
+/// Atomic among such operations of all ranks. pleachTransferWait stores the old value.
+///
+/// Returns and `transfer` as in pleachPut.
+///
+/// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
+/// pleachTransfer_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachAtomicAdd(
+    device: pleachDevice_t,
+    peer: c_int,
+    word: *const pleachRemoteSlice_t,
+    value: u64,
+    transfer: *mut pleachTransfer_t,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { atomic(device, peer, word, AtomicOp::Add(value), transfer) }
+}
+
+/// Stores `desired` in a 64-bit word of a peer if the word equals `expected`; else as
+/// pleachAtomicAdd.
+///
+/// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
+/// pleachTransfer_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachAtomicCompareSwap(
+    device: pleachDevice_t,
+    peer: c_int,
+    word: *const pleachRemoteSlice_t,
+    expected: u64,
+    desired: u64,
+    transfer: *mut pleachTransfer_t,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { atomic(device, peer, word, AtomicOp::CompareSwap { expected, new: desired }, transfer) }
+}
+
+/// Raises a signal at a peer without writing to a region: see pleachPut.
+///
+/// `payload` is NULL or has so many bytes, `transfer` is NULL or points to a pleachTransfer_t.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachSignal(
+    device: pleachDevice_t,
+    peer: c_int,
+    signalSlot: c_int,
+    payload: *const c_void,
+    payloadBytes: usize,
+    transfer: *mut pleachTransfer_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let (open, peer, stored) = unsafe { begun(device, peer, transfer) }?;
+        // SAFETY: the caller's promise.
+        let signal = unsafe { signal(signalSlot, payload, payloadBytes) }?;
+        open.submit(peer, &Operation::Signal(signal), stored)
+    })
+}
+
+/// Waits until a transfer has ended, at most so many milliseconds; 0 looks once. The end of a put
+/// means that its source may be used again, the end of a get that its bytes are here. `value`, if
+/// not NULL, gets the old value of an atomic operation. The number names nothing after the end.
+///
+/// Returns pleachTimeout if the transfer is still under way, pleachRemoteError if the peer is lost,
+/// has closed its device or does not know the key, pleachSystemError if the hardware has failed,
+/// and pleachInvalidArgument if there is no such transfer.
+///
+/// `value` is NULL or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachTransferWait(
+    device: pleachDevice_t,
+    transfer: pleachTransfer_t,
+    timeoutMs: u64,
+    value: *mut u64,
+) -> pleachResult_t {
+    guarded(|| {
+        let open = find(device)?;
+        let ended =
+            open.wait(Duration::from_millis(timeoutMs), |state| match state.transfers.get(&transfer) {
+                None => {
+                    Err(Failed::argument(format!("there is no transfer {transfer}, or it was waited for")))
+                }
+                Some(Transfer::UnderWay) => Ok(None),
+                Some(Transfer::Ended(_)) => Ok(state.transfers.remove(&transfer)),
+            })?;
+        let Some(Transfer::Ended(result)) = ended else {
+            return Err(late(format!("transfer {transfer} has not ended within {timeoutMs} ms")));
+        };
+        let old = result.map_err(|error| failure(&error))?;
+        // SAFETY: the caller's promise.
+        if let Some(value) = unsafe { value.as_mut() } {
+            *value = old;
+        }
+        Ok(())
+    })
+}
+
+/// Waits until a signal slot of this rank has received at least `count` signals of a peer since the
+/// device was opened, at most so many milliseconds; 0 looks once. Everything that these signals
+/// announce is visible then. `payload`, if not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the
+/// last signal; bytes beyond those that the peer gave have no meaning. Any thread may call it.
+///
+/// Returns pleachTimeout if the signals have not come, pleachRemoteError if the peer is lost or has
+/// closed its device before, and pleachInvalidArgument if an argument cannot be right.
+///
+/// `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachSignalWait(
+    device: pleachDevice_t,
+    peer: c_int,
+    signalSlot: c_int,
+    count: u64,
+    timeoutMs: u64,
+    payload: *mut c_void,
+) -> pleachResult_t {
+    guarded(|| {
+        let open = find(device)?;
+        let (rank, slot) = (open.peer(peer)?, slot_of(signalSlot)?);
+        let signals = open.signals[rank as usize].as_ref().expect("every peer has signal slots");
+        let limit = Duration::from_millis(timeoutMs);
+        let come = open.wait(limit, |state| match signals.count(slot) >= count {
+            true => Ok(Some(())),
+            // A signal may have come before the loss did.
+            false => state.expect(rank).map_or_else(
+                |lost| if signals.count(slot) >= count { Ok(Some(())) } else { Err(lost) },
+                |()| Ok(None),
+            ),
+        })?;
+        if come.is_none() {
+            let have = signals.count(slot);
+            return Err(late(format!(
+                "rank {peer} has sent {have} of {count} signals to slot {slot} within {timeoutMs} ms"
+            )));
+        }
+        if !payload.is_null() {
+            let bytes = signals.payload(slot);
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), payload.cast::<u8>(), bytes.len()) };
+        }
+        Ok(())
+    })
+}
+
+/// Stores how many signals of a peer a signal slot of this rank has received since the device was
+/// opened, as far as this process knows without progress. It does not block.
+///
+/// `count` is NULL or points to a number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachSignalCount(
+    device: pleachDevice_t,
+    peer: c_int,
+    signalSlot: c_int,
+    count: *mut u64,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let count = unsafe { out(count, "count") }?;
+        let open = find(device)?;
+        let (peer, slot) = (open.peer(peer)?, slot_of(signalSlot)?);
+        let signals = open.signals[peer as usize].as_ref().expect("every peer has signal slots");
+        *count = signals.count(slot);
+        Ok(())
+    })
+}

@@ -1,0 +1,349 @@
+//! Memory that is registered: of the library, or of the user.
+//!
+//! **Invariant:** memory of pleachMemAlloc stays at its address until it was freed and until the
+//! last communicator or device that has registered it holds it no longer. Memory of the user stays
+//! as long as the user's promise says: see each function.
+
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use pleach_collectives::{CollectiveError, RawData, Registered};
+use pleach_transport::{Memory, RegisterError, Share, SharedMemory, Space};
+
+use crate::batch::expect_no_batch;
+use crate::comm::{find, pleachComm_t};
+use crate::result::{Failed, guarded, out, pleachResult_t};
+
+/// Is called once when neither the library nor a peer uses memory of the user any longer: with the
+/// address of the memory and the context that was given. Any thread of the process may call it,
+/// inside of a function of this library or not; it must not call this library. NULL is none.
+pub type pleachRelease_t = Option<unsafe extern "C" fn(address: *mut c_void, context: *mut c_void)>;
+
+/// How long pleachCommDeregister waits for the fabric.
+const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Memory that pleachMemAlloc has given out, by address.
+static ALLOCATED: Mutex<BTreeMap<usize, Arc<SharedMemory>>> = Mutex::new(BTreeMap::new());
+
+fn allocated() -> MutexGuard<'static, BTreeMap<usize, Arc<SharedMemory>>> {
+    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of the user.
+pub(crate) struct UserMemory {
+    base: NonNull<u8>,
+    len: usize,
+    /// What is called at the end, once the memory was registered.
+    release: OnceLock<Release>,
+}
+
+struct Release {
+    function: unsafe extern "C" fn(address: *mut c_void, context: *mut c_void),
+    context: *mut c_void,
+}
+
+impl UserMemory {
+    /// # Safety
+    ///
+    /// So many bytes at the address are readable and writable until nothing holds the memory.
+    pub(crate) unsafe fn new(address: *mut c_void, len: usize) -> Result<Arc<Self>, Failed> {
+        let base = NonNull::new(address.cast()).ok_or_else(|| Failed::argument("the address is NULL"))?;
+        if len > isize::MAX as usize || (address as usize).checked_add(len).is_none() {
+            return Err(Failed::argument(format!("{len} bytes are more than a process can address")));
+        }
+        Ok(Arc::new(Self { base, len, release: OnceLock::new() }))
+    }
+
+    /// Has `release` called when nothing holds the memory any longer.
+    ///
+    /// # Safety
+    ///
+    /// Any thread may call it.
+    pub(crate) unsafe fn call_at_end(&self, release: pleachRelease_t, context: *mut c_void) {
+        if let Some(function) = release {
+            let _ = self.release.set(Release { function, context });
+        }
+    }
+}
+
+impl Drop for UserMemory {
+    fn drop(&mut self) {
+        if let Some(Release { function, context }) = self.release.get() {
+            // SAFETY: the caller's promise (`call_at_end`); this is the only call.
+            unsafe { function(self.base.as_ptr().cast(), *context) }
+        }
+    }
+}
+
+// SAFETY: the caller's promise (`new`).
+unsafe impl Memory for UserMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+    fn len(&self) -> usize {
+        self.len
+    }
+    fn space(&self) -> Space {
+        Space::Host
+    }
+    fn share(&self) -> Share<'_> {
+        Share::Private
+    }
+}
+
+// SAFETY: an address and a function that any thread may call (`call_at_end`).
+unsafe impl Send for UserMemory {}
+// SAFETY: as above.
+unsafe impl Sync for UserMemory {}
+
+/// The allocated memory that holds these bytes.
+fn allocation_of(address: *mut c_void, len: usize) -> Option<Arc<SharedMemory>> {
+    let start = address as usize;
+    let end = start.checked_add(len)?;
+    let known = allocated();
+    let (base, memory) = known.range(..=start).next_back()?;
+    (end <= base + memory.len()).then(|| Arc::clone(memory))
+}
+
+/// Refusals of memory in the words of C.
+pub(crate) fn register_error(error: &RegisterError) -> Failed {
+    match error {
+        RegisterError::NotShareable { fabric } => Failed::usage(format!(
+            "{fabric} moves only memory that other processes can map; allocate it with pleachMemAlloc or \
+             pleachRegionAlloc"
+        )),
+        other => Failed::system(other.to_string()),
+    }
+}
+
+/// The memory that a communicator has registered.
+#[derive(Default)]
+pub(crate) struct Registrations {
+    /// How many there are, so that calls on a communicator without any take no lock. Relaxed: a
+    /// call that does not see a registration of another thread copies.
+    count: AtomicUsize,
+    list: Mutex<Vec<Registration>>,
+}
+
+struct Registration {
+    number: usize,
+    registered: Registered,
+    /// Whether it is memory of pleachMemAlloc.
+    is_allocated: bool,
+}
+
+/// Numbers of registrations: never given twice in a process.
+static NUMBERS: AtomicUsize = AtomicUsize::new(1);
+
+impl Registrations {
+    fn lock(&self) -> MutexGuard<'_, Vec<Registration>> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, registered: Registered, is_allocated: bool) -> usize {
+        let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let mut list = self.lock();
+        list.push(Registration { number, registered, is_allocated });
+        self.count.store(list.len(), Ordering::Relaxed);
+        number
+    }
+
+    fn take(&self, number: usize) -> Option<Registration> {
+        let mut list = self.lock();
+        let place = list.iter().position(|one| one.number == number)?;
+        let taken = list.swap_remove(place);
+        self.count.store(list.len(), Ordering::Relaxed);
+        Some(taken)
+    }
+
+    fn registered(&self, address: usize, count: usize, size: usize) -> Option<RawData> {
+        let end = count.checked_mul(size).and_then(|bytes| address.checked_add(bytes))?;
+        self.lock().iter().find_map(|Registration { registered, .. }| {
+            let held = registered.addresses();
+            let is_inside = count > 0 && held.start <= address && end <= held.end;
+            is_inside.then(|| RawData::registered(registered, address - held.start, count)).flatten()
+        })
+    }
+
+    /// Input and output of a call, each as an address and a number of elements of `size` bytes:
+    /// registered where they are. Both are plain addresses if they share bytes and only one is
+    /// registered.
+    #[inline]
+    pub(crate) fn name<const N: usize>(
+        &self,
+        operands: [Option<(*mut c_void, usize)>; N],
+        size: usize,
+    ) -> [Option<RawData>; N] {
+        let plain = operands.map(|data| data.map(|(address, count)| RawData::at(address, count)));
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return plain;
+        }
+        let found = operands
+            .map(|data| data.and_then(|(address, count)| self.registered(address as usize, count, size)));
+        let is_partly = found.iter().zip(&operands).any(|(found, data)| found.is_none() && data.is_some());
+        if is_partly && share_bytes(&operands, size) {
+            return plain;
+        }
+        let mut named = found.into_iter().zip(plain).map(|(found, plain)| found.or(plain));
+        std::array::from_fn(|_| named.next().flatten())
+    }
+}
+
+fn share_bytes(operands: &[Option<(*mut c_void, usize)>], size: usize) -> bool {
+    let range = |data: &(*mut c_void, usize)| {
+        let start = data.0 as usize;
+        start..start.saturating_add(data.1.saturating_mul(size))
+    };
+    let [Some(first), Some(second)] = operands else { return false };
+    let (first, second) = (range(first), range(second));
+    first.start < second.end && second.start < first.end
+}
+
+/// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a page.
+/// The caller frees the memory with pleachMemFree. Any thread may call it; it does not block.
+///
+/// Returns pleachInvalidArgument if `ptr` is NULL or `size` is 0, and pleachSystemError if the
+/// system has no memory.
+///
+/// `ptr` is NULL or points to a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachMemAlloc(ptr: *mut *mut c_void, size: usize) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let ptr = unsafe { out(ptr, "ptr") }?;
+        *ptr = std::ptr::null_mut();
+        if size == 0 {
+            return Err(Failed::argument("size is 0"));
+        }
+        let memory = SharedMemory::new(size)
+            .map_err(|error| Failed::system(format!("{size} bytes cannot be allocated: {error}")))?;
+        let base = memory.base().as_ptr();
+        allocated().insert(base as usize, memory);
+        *ptr = base.cast();
+        Ok(())
+    })
+}
+
+/// Frees memory of pleachMemAlloc. Memory that is registered stays readable and writable until it
+/// is deregistered or its communicator is destroyed. Any thread may call it; it does not block.
+///
+/// Returns pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has stored, or was
+/// freed. NULL is freed with success.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachMemFree(ptr: *mut c_void) -> pleachResult_t {
+    guarded(|| {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        let taken = allocated().remove(&(ptr as usize));
+        taken.map(drop).ok_or_else(|| Failed::argument("ptr is no memory of pleachMemAlloc, or was freed"))
+    })
+}
+
+/// Registers memory with a communicator: calls on elements inside of it are carried out in place,
+/// without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is registered
+/// as a whole, over every fabric. Other memory is registered over "tcp" and "verbs" alone; it must
+/// stay readable and writable until pleachCommDeregister has returned with success, or
+/// pleachCommDestroy or pleachCommAbort has returned and no other thread is in a call on the
+/// communicator. Local: the other ranks need not call it. Any thread may call it; it does not wait
+/// for other ranks.
+///
+/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
+/// pleachGroupStart and pleachGroupEnd and if the fabric needs memory of pleachMemAlloc, and
+/// pleachSystemError if the system refuses to register.
+///
+/// `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommRegister(
+    comm: pleachComm_t,
+    buff: *mut c_void,
+    size: usize,
+    handle: *mut *mut c_void,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { pleachCommRegisterWithRelease(comm, buff, size, None, std::ptr::null_mut(), handle) }
+}
+
+/// As pleachCommRegister, for memory of the user with a release callback: the memory stays until
+/// `release` is called, once, with `buff` and `context`. That is during pleachCommDeregister,
+/// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends. It
+/// is not called if this function fails, nor for memory of pleachMemAlloc, which takes no callback.
+///
+/// `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or points to a
+/// pointer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachCommRegisterWithRelease(
+    comm: pleachComm_t,
+    buff: *mut c_void,
+    size: usize,
+    release: pleachRelease_t,
+    context: *mut c_void,
+    handle: *mut *mut c_void,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { out(handle, "handle") }?;
+        *handle = std::ptr::null_mut();
+        expect_no_batch()?;
+        let held = find(comm)?;
+        if buff.is_null() || size == 0 {
+            return Err(Failed::argument("buff is NULL or size is 0"));
+        }
+        let register = |memory| {
+            held.group.register(memory).map_err(|error| match &error {
+                CollectiveError::Register(error) => register_error(error),
+                _ => Failed::from(error),
+            })
+        };
+        let (registered, is_allocated) = match allocation_of(buff, size) {
+            Some(_) if release.is_some() => {
+                return Err(Failed::argument("memory of pleachMemAlloc takes no release callback"));
+            }
+            Some(memory) => (register(memory)?, true),
+            None => {
+                // SAFETY: the caller's promise.
+                let memory = unsafe { UserMemory::new(buff, size) }?;
+                let registered = register(Arc::clone(&memory) as Arc<dyn Memory>)?;
+                // SAFETY: the caller's promise.
+                unsafe { memory.call_at_end(release, context) };
+                (registered, false)
+            }
+        };
+        let number = held.registrations.add(registered, is_allocated);
+        *handle = std::ptr::without_provenance_mut(number);
+        Ok(())
+    })
+}
+
+/// Ends a registration; its handle names nothing from now on. Blocks until the fabric holds the
+/// memory no longer. No call on the memory may be under way. Any thread may call it.
+///
+/// Returns pleachInvalidArgument if there is no such communicator or registration, and
+/// pleachTimeout if a call still uses the memory after 5 s: then the memory must stay until the
+/// communicator is destroyed.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachCommDeregister(comm: pleachComm_t, handle: *mut c_void) -> pleachResult_t {
+    guarded(|| {
+        let held = find(comm)?;
+        let taken = held.registrations.take(handle.addr());
+        let Some(Registration { registered, is_allocated, .. }) = taken else {
+            return Err(Failed::argument("handle is no registration of this communicator, or was ended"));
+        };
+        if is_allocated {
+            // The library owns it, and keeps it as long as anybody needs it.
+            drop(registered);
+            return Ok(());
+        }
+        match held.group.deregister(registered, DEREGISTER_TIMEOUT) {
+            true => Ok(()),
+            false => Err(Failed {
+                result: pleachResult_t::pleachTimeout,
+                text: "a call still uses the memory; keep it until the communicator is destroyed".to_owned(),
+            }),
+        }
+    })
+}
