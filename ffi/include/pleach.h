@@ -676,8 +676,8 @@ pleachResult_t pleachRegionExport(pleachRegion_t region,
 // and pleachTimeout if there is no room in time. A key that the peer does not know is an error of
 // pleachTransferWait.
 //
-// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many bytes,
-// `transfer` is NULL or points to a pleachTransfer_t.
+// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many
+// bytes, `transfer` is NULL or points to a pleachTransfer_t.
 pleachResult_t pleachPut(pleachDevice_t device,
                          int peer,
                          pleachRegion_t region,

@@ -2,10 +2,10 @@
 //! NCCL's API under the prefix `pleach`.
 //!
 //! **Invariants.** A `pleachComm_t` is a number in the clothes of a pointer: it is looked up in a
-//! table ([`handles`]) and never followed, so a communicator or device that was destroyed, or that never was, is
-//! an error and no crash. No panic crosses the boundary: [`result::guarded`] turns it into
-//! `pleachInternalError`. Every function that can fail returns a [`pleachResult_t`] and leaves a
-//! text for `pleachGetLastError` of the same thread.
+//! table ([`handles`]) and never followed, so a communicator or device that was destroyed, or that
+//! never was, is an error and no crash. No panic crosses the boundary: [`result::guarded`] turns it
+//! into `pleachInternalError`. Every function that can fail returns a [`pleachResult_t`] and leaves
+//! a text for `pleachGetLastError` of the same thread.
 //!
 //! **Costs.** A call adds a read lock on the table of communicators, two reference counts and one
 //! store to thread-local memory to the call of `pleach-collectives`.

@@ -1,5 +1,5 @@
-//! Whatever calls a C program makes, in whatever order: a result, and no crash. A world of one rank,
-//! whose buffers are as long as the calls say.
+//! Whatever calls a C program makes, in whatever order: a result, and no crash. A world of one
+//! rank, whose buffers are as long as the calls say.
 #![no_main]
 #![allow(unsafe_code)]
 

@@ -49,8 +49,8 @@ impl Group {
     }
 
     /// Drops a handle and waits until the group holds the memory no longer, at most `limit`.
-    /// Returns whether that is so. Other handles of the registration, other owners of the memory and
-    /// calls under way hold it too.
+    /// Returns whether that is so. Other handles of the registration, other owners of the memory
+    /// and calls under way hold it too.
     #[must_use]
     pub fn deregister(&self, registered: Registered, limit: Duration) -> bool {
         let memory = Arc::downgrade(registered.slice.region().memory());

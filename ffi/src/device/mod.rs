@@ -177,7 +177,7 @@ impl OpenDevice {
     fn open(options: &Options) -> Result<Self, Failed> {
         let inbox = Arc::new(Inbox::new(options.world.world_size));
         let settings = JoinOptions {
-            fabric: options.fabric.clone(),
+            fabric: options.fabric,
             // A communicator and a device do not meet.
             knobs: vec![("opened as".to_owned(), "device".to_owned())],
             signal_slots: PLEACH_SIGNAL_SLOTS as usize,

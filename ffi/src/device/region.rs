@@ -38,7 +38,7 @@ pub(super) fn remote_slice(slice: pleachRemoteSlice_t) -> RemoteSlice {
 /// A part of the region of a handle.
 pub(super) fn slice(region: pleachRegion_t, offset: usize, length: usize) -> Result<Slice, Failed> {
     let region = REGIONS.find(region)?;
-    let end = offset.checked_add(length).unwrap_or(usize::MAX);
+    let end = offset.saturating_add(length);
     region.slice(offset..end).map_err(|error| Failed::argument(error.to_string()))
 }
 

@@ -166,8 +166,8 @@ unsafe fn begun<'a>(
 /// and pleachTimeout if there is no room in time. A key that the peer does not know is an error of
 /// pleachTransferWait.
 ///
-/// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many bytes,
-/// `transfer` is NULL or points to a pleachTransfer_t.
+/// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many
+/// bytes, `transfer` is NULL or points to a pleachTransfer_t.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPut(
     device: pleachDevice_t,
