@@ -98,7 +98,10 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::plea
     let buffer = |input: &mut Input<'_>| -> *mut c_void {
         match input.byte() % 8 {
             0 => null_mut(),
-            at => buffers[usize::from(at % 2)].cast::<u8>().wrapping_add(usize::from(at / 2) * 4).cast::<c_void>(),
+            at => buffers[usize::from(at % 2)]
+                .cast::<u8>()
+                .wrapping_add(usize::from(at / 2) * 4)
+                .cast::<c_void>(),
         }
     };
     let live = |list: usize| list < HANDLES_MAX;
@@ -122,7 +125,15 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::plea
             5 => {
                 let (from, into, root) = (buffer(input), buffer(input), input.number());
                 let (count, kind) = (usize::from(input.byte()), input.byte());
-                pleachBroadcast(from, into, count, kind.into(), root, input.handle(&handles.comms), null_mut())
+                pleachBroadcast(
+                    from,
+                    into,
+                    count,
+                    kind.into(),
+                    root,
+                    input.handle(&handles.comms),
+                    null_mut(),
+                )
             }
             6 => {
                 let (from, into) = (buffer(input), buffer(input));
@@ -144,7 +155,29 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::plea
                 handles.comms.push(part);
                 result
             }
-            12 if live(handles.memory.len()) => {
+            25 => {
+                let mut failure = std::mem::zeroed::<pleachFailure_t>();
+                failure.size = size_of::<pleachFailure_t>() - usize::from(input.byte() % 2);
+                pleachCommGetFailure(input.handle(&handles.comms), &mut failure)
+            }
+            26 => pleachCommSetTimeout(input.handle(&handles.comms), input.byte().into()),
+            27..=29 => memory_call(input, handles),
+            30.. => device_call(input, handles),
+            _ => pleach_ffi::pleachResult_t::pleachSuccess,
+        }
+    }
+}
+
+/// A call on registered memory.
+///
+/// # Safety
+///
+/// As [`call`].
+unsafe fn memory_call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::pleachResult_t {
+    let live = |list: usize| list < HANDLES_MAX;
+    unsafe {
+        match input.byte() % 4 {
+            0 if live(handles.memory.len()) => {
                 let mut memory = null_mut();
                 let result = pleachMemAlloc(&mut memory, usize::from(input.byte()) << 4);
                 handles.memory.push(memory);
@@ -153,12 +186,12 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::plea
                 }
                 result
             }
-            13 => {
+            1 => {
                 let memory = input.handle(&handles.memory);
                 handles.live_memory.retain(|live| *live != memory);
                 pleachMemFree(memory)
             }
-            14 if live(handles.registrations.len()) => {
+            2 if live(handles.registrations.len()) => {
                 let mut made = null_mut();
                 let comm = input.handle(&handles.comms);
                 let memory = input.handle(&handles.memory);
@@ -170,57 +203,66 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::plea
                 handles.registrations.push(made);
                 result
             }
-            15 => {
+            3 => {
                 let comm = input.handle(&handles.comms);
                 pleachCommDeregister(comm, input.handle(&handles.registrations))
             }
-            16 if live(handles.devices.len()) => {
+            _ => pleach_ffi::pleachResult_t::pleachSuccess,
+        }
+    }
+}
+
+/// A call on a device.
+///
+/// # Safety
+///
+/// As [`call`].
+unsafe fn device_call(input: &mut Input<'_>, handles: &mut Handles) -> pleach_ffi::pleachResult_t {
+    let live = |list: usize| list < HANDLES_MAX;
+    unsafe {
+        match input.byte() % 9 {
+            0 if live(handles.devices.len()) => {
                 let mut device = null_mut();
                 let result = pleachDeviceOpenFromEnv(&mut device, null());
                 handles.devices.push(device);
                 result
             }
-            17 => pleachDeviceClose(input.handle(&handles.devices)),
-            18 if live(handles.regions.len()) => {
+            1 => pleachDeviceClose(input.handle(&handles.devices)),
+            2 if live(handles.regions.len()) => {
                 let (mut address, mut region) = (null_mut(), null_mut());
                 let device = input.handle(&handles.devices);
                 let result = pleachRegionAlloc(device, usize::from(input.byte()), &mut address, &mut region);
                 handles.regions.push(region);
                 result
             }
-            19 => pleachRegionRelease(input.handle(&handles.regions)),
-            20 => {
+            3 => pleachRegionRelease(input.handle(&handles.regions)),
+            4 => {
                 let mut slice = pleachRemoteSlice_t { key: 0, offset: 0, length: 0 };
                 let (offset, length) = (usize::from(input.byte()), usize::from(input.byte()));
                 pleachRegionExport(input.handle(&handles.regions), offset, length, &mut slice)
             }
-            21 => {
-                let slice = pleachRemoteSlice_t { key: input.byte().into(), offset: 0, length: input.byte().into() };
+            5 => {
+                let slice =
+                    pleachRemoteSlice_t { key: input.byte().into(), offset: 0, length: input.byte().into() };
                 let (device, region) = (input.handle(&handles.devices), input.handle(&handles.regions));
                 let (peer, offset, slot) = (input.number(), usize::from(input.byte()), input.number());
                 let length = usize::from(input.byte());
                 pleachPut(device, peer, region, offset, length, &slice, slot, null(), 0, null_mut())
             }
-            22 => {
+            6 => {
                 let device = input.handle(&handles.devices);
                 pleachTransferWait(device, input.byte().into(), 0, null_mut())
             }
-            23 => {
+            7 => {
                 let (device, peer, slot) = (input.handle(&handles.devices), input.number(), input.number());
                 pleachSignalWait(device, peer, slot, input.byte().into(), 0, null_mut())
             }
-            24 => {
+            8 => {
                 let (own, all) = ([0u8; 256], &mut [0u8; 256]);
                 let bytes = usize::from(input.byte());
                 let device = input.handle(&handles.devices);
                 pleachDeviceExchange(device, own.as_ptr().cast(), all.as_mut_ptr().cast(), bytes)
             }
-            25 => {
-                let mut failure = std::mem::zeroed::<pleachFailure_t>();
-                failure.size = size_of::<pleachFailure_t>() - usize::from(input.byte() % 2);
-                pleachCommGetFailure(input.handle(&handles.comms), &mut failure)
-            }
-            26 => pleachCommSetTimeout(input.handle(&handles.comms), input.byte().into()),
             _ => pleach_ffi::pleachResult_t::pleachSuccess,
         }
     }

@@ -59,6 +59,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/group/staging.rs", "copies between a batch's memory"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
     ("ffi/src", "addresses and handles that C programs give"),
+    ("fuzz/fuzz_targets/c_calls.rs", "calls as C programs make them"),
     ("benches/micro/benches/instructions.rs", "the processor's trap flag"),
     ("benches/micro/benches/reduce.rs", "kernels over raw memory"),
     ("tests/failure/children.rs", "forks without exec"),

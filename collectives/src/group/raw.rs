@@ -66,9 +66,8 @@ impl RawData {
     /// So many elements of registered memory, from this byte on.
     #[must_use]
     pub fn registered(registered: &Registered, from: usize, count: usize) -> Option<Self> {
-        let whole = &registered.slice;
-        let memory = whole.slice(from..whole.len()).ok()?;
-        Some(Self { place: Place::Registered { memory, group: registered.group }, count })
+        let (memory, group) = registered.from(from)?;
+        Some(Self { place: Place::Registered { memory, group }, count })
     }
 
     /// The elements of a buffer on a GPU.

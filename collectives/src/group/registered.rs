@@ -14,8 +14,8 @@ use super::error::CollectiveError;
 /// [`RawData::registered`](super::RawData::registered). Clones are handles of one registration.
 #[derive(Clone)]
 pub struct Registered {
-    pub(super) slice: Slice,
-    pub(super) group: u64,
+    slice: Slice,
+    group: u64,
 }
 
 impl fmt::Debug for Registered {
@@ -30,6 +30,11 @@ impl Registered {
     pub fn addresses(&self) -> Range<usize> {
         let base = self.slice.as_ptr() as usize;
         base..base + self.slice.len()
+    }
+
+    /// Its memory from this byte on, and the number of the group that has registered it.
+    pub(crate) fn from(&self, first: usize) -> Option<(Slice, u64)> {
+        Some((self.slice.slice(first..self.slice.len()).ok()?, self.group))
     }
 }
 

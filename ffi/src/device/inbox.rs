@@ -10,15 +10,15 @@ use pleach_transport::{LossCause, Rank, Responder};
 const WAITING_MAX: usize = 8;
 
 /// Messages by peer, in order.
-pub(super) struct Inbox(Mutex<Vec<VecDeque<Vec<u8>>>>);
+pub(crate) struct Inbox(Mutex<Vec<VecDeque<Vec<u8>>>>);
 
 impl Inbox {
-    pub(super) fn new(world_size: u32) -> Self {
+    pub(crate) fn new(world_size: u32) -> Self {
         Self(Mutex::new((0..world_size).map(|_| VecDeque::new()).collect()))
     }
 
     /// The first message of a peer.
-    pub(super) fn take(&self, from: Rank) -> Option<Vec<u8>> {
+    pub(crate) fn take(&self, from: Rank) -> Option<Vec<u8>> {
         let mut messages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         messages.get_mut(from as usize)?.pop_front()
     }

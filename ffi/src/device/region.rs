@@ -31,12 +31,12 @@ pub struct pleachRemoteSlice_t {
 
 static REGIONS: Handles<Region> = Handles::new("region", "region");
 
-pub(super) fn remote_slice(slice: pleachRemoteSlice_t) -> RemoteSlice {
+pub(crate) fn remote_slice(slice: pleachRemoteSlice_t) -> RemoteSlice {
     RemoteSlice { key: RegionKey(slice.key), offset: slice.offset, len: slice.length }
 }
 
 /// A part of the region of a handle.
-pub(super) fn slice(region: pleachRegion_t, offset: usize, length: usize) -> Result<Slice, Failed> {
+pub(crate) fn slice(region: pleachRegion_t, offset: usize, length: usize) -> Result<Slice, Failed> {
     let region = REGIONS.find(region)?;
     let end = offset.saturating_add(length);
     region.slice(offset..end).map_err(|error| Failed::argument(error.to_string()))
