@@ -318,7 +318,7 @@ pleachResult_t pleachGroupEnd(void);
 // make different calls, pleachTimeout or pleachRemoteError if another rank is late or lost. These
 // hold for all functions of this page.
 //
-// The buffers are memory of so many elements until the call has ended, or NULL where they have
+// The buffers are memory of that many elements until the call has ended, or NULL where they have
 // none.
 pleachResult_t pleachAllReduce(const void *sendbuff,
                                void *recvbuff,
