@@ -35,6 +35,11 @@ enum Place {
         held: usize,
         held_type: DataType,
     },
+    /// Registered with the group of this number; elements of any type.
+    Bytes {
+        memory: Slice,
+        group: u64,
+    },
     GpuBuffer {
         memory: Arc<Held>,
         held: usize,
@@ -55,6 +60,15 @@ impl RawData {
     pub fn of<T: Element>(buffer: &Buffer<T>) -> Self {
         let ((memory, group), held) = (buffer.held(), buffer.len());
         Self { place: Place::Buffer { memory, group, held, held_type: T::DATA_TYPE }, count: held }
+    }
+
+    /// So many elements of any type from a byte of a buffer on; `None` where the buffer ends before
+    /// that byte.
+    #[must_use]
+    pub fn within(buffer: &Buffer<u8>, byte: usize, count: usize) -> Option<Self> {
+        let (memory, group) = buffer.held();
+        let memory = memory.slice(byte..memory.len()).ok()?;
+        Some(Self { place: Place::Bytes { memory, group }, count })
     }
 
     /// The elements of a buffer on a GPU.
@@ -83,6 +97,14 @@ impl RawData {
                 Err(CollectiveError::Misaligned { data_type, address: base as u64 })
             }
             Place::Address(_) => Ok(()),
+            Place::Bytes { ref memory, .. } if !(memory.as_ptr() as usize).is_multiple_of(size) => {
+                Err(CollectiveError::Misaligned { data_type, address: memory.as_ptr() as u64 })
+            }
+            Place::Bytes { ref memory, .. } if count * size > memory.len() => {
+                let (held, held_type) = (memory.len(), DataType::U8);
+                Err(CollectiveError::OtherElements { held_type, held, data_type, count })
+            }
+            Place::Bytes { .. } => Ok(()),
             Place::Buffer { held, held_type, .. } | Place::GpuBuffer { held, held_type, .. } => {
                 let is_there = held_type == data_type && count <= held;
                 let other = CollectiveError::OtherElements { held_type, held, data_type, count };
@@ -95,10 +117,10 @@ impl RawData {
         let bytes = self.count * size;
         let bytes = match &self.place {
             Place::Address(Address(base)) => private(*base, bytes),
-            Place::Buffer { memory, group: of, .. } if *of == group => {
+            Place::Buffer { memory, group: of, .. } | Place::Bytes { memory, group: of } if *of == group => {
                 Bytes::Registered(memory.slice(0..bytes).expect("looked at before"))
             }
-            Place::Buffer { memory, .. } => private(memory.as_ptr(), bytes),
+            Place::Buffer { memory, .. } | Place::Bytes { memory, .. } => private(memory.as_ptr(), bytes),
             Place::GpuBuffer { memory, .. } => return memory.operand(group, self.count, size),
         };
         Ok(Operand::on_host(bytes, self.count))
