@@ -21,7 +21,6 @@ if "t" in getattr(sys, "abiflags", ""):
 
 import atexit
 import os
-import weakref
 from typing import TYPE_CHECKING
 
 from pleach import _native
@@ -65,8 +64,6 @@ __all__ = [
 
 __version__ = "0.1.0"
 
-_groups: weakref.WeakSet[Group] = weakref.WeakSet()
-
 
 def join(
     *,
@@ -93,7 +90,7 @@ def join(
 
     Raises JoinError if the ranks do not meet or the environment says nothing clear.
     """
-    group = _native.join(
+    return _native.join(
         rank=rank,
         world_size=world_size,
         rendezvous=rendezvous,
@@ -103,8 +100,6 @@ def join(
         fabric=fabric,
         reproducible=reproducible,
     )
-    _groups.add(group)
-    return group
 
 
 def join_in_store(
@@ -124,7 +119,7 @@ def join_in_store(
     prefix: begins every key; no other group of the store has it. The store is kept and asked again
     when the group is split. The other arguments are those of ``join``.
     """
-    group = _native.join_in_store(
+    return _native.join_in_store(
         store,
         rank,
         world_size,
@@ -135,8 +130,6 @@ def join_in_store(
         fabric=fabric,
         reproducible=reproducible,
     )
-    _groups.add(group)
-    return group
 
 
 def __getattr__(name: str) -> object:
@@ -154,8 +147,7 @@ _process = os.getpid()
 def _leave_all() -> None:
     # Groups of the parent are no matter of a forked child.
     if os.getpid() == _process:
-        for group in list(_groups):
-            group._shutdown()
+        _native.leave_all()
 
 
 atexit.register(_leave_all)

@@ -23,6 +23,9 @@ const SHUTDOWN_TIME: Duration = Duration::from_secs(5);
 /// Longest time that a caller may name, in seconds: a year.
 const SECONDS_MAX: f64 = 365.0 * 86_400.0;
 
+/// The groups of this process, which leave when the interpreter ends.
+static GROUPS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
 /// A group and what is under way in it.
 pub(crate) struct Inner {
     /// `None` when it is closed.
@@ -118,6 +121,30 @@ impl Inner {
     }
 }
 
+impl Inner {
+    /// Leaves the group: waits 5 s for what is under way, and aborts the group if that has not ended
+    /// then. Called without the GIL.
+    fn leave(&self) {
+        let group = self.group.write().unwrap_or_else(PoisonError::into_inner).take();
+        if !self.wait_for_all(Some(Instant::now() + SHUTDOWN_TIME))
+            && let Some(group) = &group
+        {
+            group.abort();
+            self.wait_for_all(None);
+        }
+        drop(group);
+    }
+}
+
+/// Leaves all groups of this process; called when the interpreter ends.
+#[pyfunction]
+pub(crate) fn leave_all(py: Python<'_>) {
+    py.detach(|| {
+        let groups = std::mem::take(&mut *locked(&GROUPS));
+        groups.iter().filter_map(Weak::upgrade).for_each(|group| group.leave());
+    });
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         let started = std::mem::take(&mut *locked(&self.started));
@@ -156,7 +183,12 @@ impl Group {
             started: Mutex::default(),
             registered: Mutex::default(),
         };
-        Self { inner: Arc::new(inner), timeout: None }
+        let inner = Arc::new(inner);
+        let mut groups = locked(&GROUPS);
+        groups.retain(|known| known.strong_count() > 0);
+        groups.push(Arc::downgrade(&inner));
+        drop(groups);
+        Self { inner, timeout: None }
     }
 
     fn manner(&self, timeout: Option<f64>, tag: u32, is_started: bool) -> Manner {
@@ -634,21 +666,6 @@ impl Group {
             group.map_or(Ok(()), pleach_collectives::Group::close)
         });
         left.map_err(|error| error::collective(py, self.inner.info(), &error))
-    }
-
-    /// Leaves the group at the end of the interpreter: waits 5 s for what is under way, and aborts
-    /// the group if that has not ended then.
-    fn _shutdown(&self, py: Python<'_>) {
-        py.detach(|| {
-            let group = self.inner.group.write().unwrap_or_else(PoisonError::into_inner).take();
-            if !self.inner.wait_for_all(Some(Instant::now() + SHUTDOWN_TIME))
-                && let Some(group) = &group
-            {
-                group.abort();
-                self.inner.wait_for_all(None);
-            }
-            drop(group);
-        });
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {

@@ -22,7 +22,7 @@ use pyo3::pymodule;
 #[pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::group::Group;
+    use crate::group::{Group, leave_all};
     #[pymodule_export]
     use crate::join::{join, join_in_store};
     #[pymodule_export]
