@@ -33,7 +33,8 @@ def bytes_of(shape: Any, dtype: Any) -> int:
     import math
 
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    return math.prod(lengths) * int(_dtype(dtype).itemsize)
+    count: int = math.prod(lengths)
+    return count * int(_dtype(dtype).itemsize)
 
 
 def over(memory: Any, shape: Any, dtype: Any) -> Any:

@@ -76,9 +76,12 @@ def _collect(pipes: dict[Any, int], processes: list[Any], timeout: float | None)
                 break
             raise TimeoutError(f"ranks {sorted(pipes.values())} have not ended in {timeout} s")
         for pipe in ready:
-            rank = pipes.pop(pipe)
+            receiver: Any = pipe
+            rank = pipes.pop(receiver)
+            is_ok: bool
+            value: Any
             try:
-                is_ok, value = pipe.recv()  # type: ignore[union-attr]
+                is_ok, value = receiver.recv()
             except EOFError:
                 processes[rank].join()
                 code = processes[rank].exitcode

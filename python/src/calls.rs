@@ -79,7 +79,11 @@ impl Call {
         let types = [&self.input, &self.output].map(|memory| memory.as_ref().map(|memory| memory.element));
         match types {
             [Some(input), Some(output)] if input != output => {
-                let text = format!("data has elements of {}, and out of {}; give both the same", input.name(), output.name());
+                let text = format!(
+                    "data has elements of {}, and out of {}; give both the same",
+                    input.name(),
+                    output.name()
+                );
                 Err(argument(py, text))
             }
             [Some(element), _] | [None, Some(element)] => Ok(element),
@@ -100,7 +104,8 @@ impl Call {
             element.expect(py, self.op)?;
         }
         let lanes = element.lanes();
-        let scaled = |counts: Vec<usize>| counts.into_iter().map(|count| count.saturating_mul(lanes)).collect();
+        let scaled =
+            |counts: Vec<usize>| counts.into_iter().map(|count| count.saturating_mul(lanes)).collect();
         let blocks = match self.blocks {
             Blocks::Listed(counts) => Blocks::Listed(scaled(counts)),
             Blocks::Between(send, receive) => Blocks::Between(scaled(send), scaled(receive)),
@@ -111,7 +116,14 @@ impl Call {
         };
         let input = data(&self.input);
         let output = if self.is_in_place { input.clone() } else { data(&self.output) };
-        let raw = RawCall { collective: self.collective, data_type: element.data_type, op: self.op, input, output, blocks };
+        let raw = RawCall {
+            collective: self.collective,
+            data_type: element.data_type,
+            op: self.op,
+            input,
+            output,
+            blocks,
+        };
         // SAFETY: the memory is held until the call has returned, or by the started operation; that
         // nobody else writes there is the caller's promise, as of every library that fills arrays.
         unsafe { raw.carry_out(py, group, manner, [self.input, self.output], None, result) }
@@ -164,12 +176,16 @@ impl RawCall {
         let operation = match (operation.map_err(fail)?, blocks) {
             (operation, Blocks::Equal) => operation,
             (operation, Blocks::Listed(counts)) => operation.with_counts(&counts),
-            (operation, Blocks::Between(send, receive)) => operation.with_send_and_receive_counts(&send, &receive),
+            (operation, Blocks::Between(send, receive)) => {
+                operation.with_send_and_receive_counts(&send, &receive)
+            }
         };
         if !manner.is_started {
             return match py.detach(|| group.run(operation)) {
                 Ok(()) => Ok(result),
-                Err(error) => Err(RAISED.take().unwrap_or_else(|| error::collective(py, inner.info(), &error))),
+                Err(error) => {
+                    Err(RAISED.take().unwrap_or_else(|| error::collective(py, inner.info(), &error)))
+                }
             };
         }
         let started = py.detach(|| {

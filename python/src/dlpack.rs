@@ -150,7 +150,9 @@ fn describe(py: Python<'_>, taken: &Taken) -> PyResult<Described> {
     };
     if !HOST_DEVICES.contains(&tensor.device_type) {
         let device = tensor.device_type;
-        let text = format!("the tensor is in memory of a device (DLPack type {device}), and the group works on the host's");
+        let text = format!(
+            "the tensor is in memory of a device (DLPack type {device}), and the group works on the host's"
+        );
         return Err(argument(py, text));
     }
     let Some(element) = element(tensor) else {

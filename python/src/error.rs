@@ -22,9 +22,8 @@ struct Fields {
 
 fn make(py: Python<'_>, kind: &str, text: &str, fields: Fields) -> PyErr {
     let made = || {
-        let function = MAKE.get_or_try_init(py, || {
-            py.import("pleach._errors")?.getattr("make").map(Bound::unbind)
-        })?;
+        let function =
+            MAKE.get_or_try_init(py, || py.import("pleach._errors")?.getattr("make").map(Bound::unbind))?;
         let Fields { rank, found_by, host, operation, waited } = fields;
         let waited_s = waited.map(|waited| waited.as_secs_f64());
         function.bind(py).call1((kind, text, rank, found_by, host, operation, waited_s))

@@ -225,7 +225,10 @@ impl Group {
         let memory = Memory::of(&made, "out", true)?;
         let expected: usize = shape.iter().product();
         if memory.count != expected {
-            let text = format!("out has shape {:?}, which is {} elements, not {expected}", memory.shape, memory.count);
+            let text = format!(
+                "out has shape {:?}, which is {} elements, not {expected}",
+                memory.shape, memory.count
+            );
             return Err(argument(py, text));
         }
         Ok((made, memory))
@@ -250,7 +253,10 @@ fn divided(py: Python<'_>, ranks: usize, shape: &[usize]) -> PyResult<Vec<usize>
         [first, rest @ ..] if first.is_multiple_of(ranks) => {
             Ok(std::iter::once(first / ranks).chain(rest.iter().copied()).collect())
         }
-        _ => Err(argument(py, format!("data has shape {shape:?}; its first dimension must be a multiple of the {ranks} ranks"))),
+        _ => Err(argument(
+            py,
+            format!("data has shape {shape:?}; its first dimension must be a multiple of the {ranks} ranks"),
+        )),
     }
 }
 
@@ -518,6 +524,8 @@ impl Group {
     }
 
     /// Sends ``data`` to a rank, which receives as many elements of the same type with the same tag.
+    /// Messages of two ranks match in their order: a tag does not select, another one is a
+    /// MismatchError.
     /// Of more than 8 KiB it returns when the receiver has made its call.
     #[pyo3(signature = (data, to, *, tag=0, timeout=None, async_=false))]
     fn send<'py>(
@@ -632,7 +640,8 @@ impl Group {
             element.expect(py, op)?;
         }
         let lanes = element.lanes();
-        let scaled = |counts: Vec<usize>| counts.into_iter().map(|count| count.saturating_mul(lanes)).collect();
+        let scaled =
+            |counts: Vec<usize>| counts.into_iter().map(|count| count.saturating_mul(lanes)).collect();
         let data = |address, count: usize| self.inner.raw_data(address, count.saturating_mul(lanes));
         let call = RawCall {
             collective,
@@ -700,13 +709,19 @@ impl Group {
 
 impl Group {
     /// The shape of this rank's block of an input, and the lengths of all blocks.
-    fn block_of(&self, py: Python<'_>, input: &Memory, counts: Option<Vec<usize>>) -> PyResult<(Vec<usize>, Blocks)> {
+    fn block_of(
+        &self,
+        py: Python<'_>,
+        input: &Memory,
+        counts: Option<Vec<usize>>,
+    ) -> PyResult<(Vec<usize>, Blocks)> {
         Ok(match counts {
             None => (divided(py, self.ranks(), &input.shape)?, Blocks::Equal),
             Some(counts) => {
                 let own = counts.get(self.rank() as usize).copied();
                 let Some(own) = own.filter(|_| counts.len() == self.ranks()) else {
-                    let text = format!("there are {} counts, not {}, one for each rank", counts.len(), self.ranks());
+                    let text =
+                        format!("there are {} counts, not {}, one for each rank", counts.len(), self.ranks());
                     return Err(argument(py, text));
                 };
                 (vec![own], Blocks::Listed(counts))

@@ -42,7 +42,8 @@ impl Memory {
         let found = element.or_else(|| ElementType::of_format(view.format(), view.item_bytes()));
         let Some(element) = found else {
             let format = String::from_utf8_lossy(view.format()).into_owned();
-            let text = format!("{name} has elements of format {format:?}, which pleach does not have; {TYPES}");
+            let text =
+                format!("{name} has elements of format {format:?}, which pleach does not have; {TYPES}");
             return Err(argument(py, text));
         };
         let shape = view.shape().iter().map(|&length| usize::try_from(length).unwrap_or(0)).collect();
@@ -64,7 +65,8 @@ impl Memory {
                     return Self::of_view(py, view, Some(element), name);
                 }
             } else if ElementType::named(&dtype).is_none() {
-                let text = format!("{name} has elements of type {dtype}, which pleach does not have; {TYPES}");
+                let text =
+                    format!("{name} has elements of type {dtype}, which pleach does not have; {TYPES}");
                 return Err(argument(py, text));
             }
             let data: (usize, bool) = interface.get_item("data")?.extract()?;
@@ -77,8 +79,13 @@ impl Memory {
         if object.hasattr(intern!(py, "__dlpack__"))? || object.is_instance_of::<PyCapsule>() {
             return Self::of_tensor(object, name, is_written);
         }
-        let kind = object.get_type().name().map_or_else(|_| "object".to_owned(), |name: Bound<'_, PyString>| name.to_string());
-        let text = format!("{name} ({kind}) has no memory for this call: {error}; pass an array with the buffer protocol or DLPack");
+        let kind = object
+            .get_type()
+            .name()
+            .map_or_else(|_| "object".to_owned(), |name: Bound<'_, PyString>| name.to_string());
+        let text = format!(
+            "{name} ({kind}) has no memory for this call: {error}; pass an array with the buffer protocol or DLPack"
+        );
         Err(argument(py, text))
     }
 

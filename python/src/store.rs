@@ -61,8 +61,9 @@ impl Store for PythonStore {
     }
 
     fn claim(&mut self, key: &str, value: &[u8], deadline: Nanos) -> Result<Claim, StoreError> {
-        let number = self
-            .call(|store| store.call_method1("add", (self.key(&format!("{key}/claims")), 1))?.extract::<i64>())?;
+        let number = self.call(|store| {
+            store.call_method1("add", (self.key(&format!("{key}/claims")), 1))?.extract::<i64>()
+        })?;
         if number == 1 {
             self.set(key, value, deadline)?;
             return Ok(Claim::Taken);
@@ -87,7 +88,11 @@ impl Store for PythonStore {
                         missing.push(key.clone());
                     }
                 }
-                return Err(StoreError::Missing { keys: missing, waited: now().since(started), refused: None });
+                return Err(StoreError::Missing {
+                    keys: missing,
+                    waited: now().since(started),
+                    refused: None,
+                });
             }
             std::thread::sleep(interval);
             interval = (interval * 2).min(CHECK_INTERVALS[1]);

@@ -1,6 +1,7 @@
 """Every collective against NumPy, on real processes."""
 
 import asyncio
+import concurrent.futures
 import threading
 
 import ml_dtypes
@@ -187,19 +188,31 @@ def test_registered_memory_lives_as_long_as_its_arrays():
 
 
 def check_threads(group):
-    def work(color):
-        part = group.within(30)
-        for _ in range(50):
-            out = np.zeros(3)
-            if group.rank == 0:
-                part.send(np.full(3, color), 1, tag=color)
-            else:
-                part.recv(out, 0, tag=color)
-                assert (out == color).all()
+    parts = [group.split(0) for _ in range(3)]
 
-    threads = [threading.Thread(target=work, args=(color,)) for color in range(1, 4)]
-    [thread.start() for thread in threads]
-    [thread.join() for thread in threads]
+    def work(part):
+        for count in range(1, 60):
+            assert (part.all_reduce(np.ones(count)) == part.world_size).all()
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        for future in [pool.submit(work, part) for part in parts]:
+            future.result()
+    own = threading.Lock()
+    if group.rank == 0:
+        # Threads of one group make their calls in one order.
+        def send(count):
+            with own:
+                group.all_reduce(np.ones(3))
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(send, range(40)))
+    else:
+        for _ in range(40):
+            group.all_reduce(np.ones(3))
+
+
+def test_threads_share_a_group_or_have_one_each():
+    pleach.launch(check_threads, 2, timeout=60)
 
 
 def check_split(group):

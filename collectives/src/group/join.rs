@@ -50,9 +50,7 @@ impl Group {
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join_in(store: Box<dyn Store>, options: &Options) -> Result<Self, JoinGroupError> {
-        Self::meet_by(options, |options, board| {
-            join_at(store, &options.world, &settings(options), board)
-        })
+        Self::meet_by(options, |options, board| join_at(store, &options.world, &settings(options), board))
     }
 
     fn meet_by(
