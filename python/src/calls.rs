@@ -190,10 +190,10 @@ impl RawCall {
         }
         let started = py.detach(|| {
             inner.reap();
-            group.start(operation)
+            group.start(operation).map_err(|error| error.error)
         });
-        let operation = started.map_err(|error| error::collective(py, inner.info(), &error.error))?;
-        let started = Arc::new(Started::new(UnderWay { operation, _memory: memory, _keep: keep }));
+        let operation = started.map_err(|error| error::collective(py, inner.info(), &error))?;
+        let started = Arc::new(Started::new(UnderWay { operation, memory, keep }));
         inner.keep(Arc::clone(&started));
         Ok(Py::new(py, Pending::new(started, Arc::clone(inner), result))?.into_any())
     }

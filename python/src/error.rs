@@ -1,5 +1,5 @@
-//! Errors as Python exceptions. The classes are those of `pleach/_errors.py`, which also chooses the
-//! class of a kind.
+//! Errors as Python exceptions. The classes are those of `pleach/_errors.py`, which also chooses
+//! the class of a kind.
 
 use std::time::Duration;
 

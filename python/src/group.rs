@@ -4,9 +4,11 @@
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pleach_collectives::{Buffer, Collective, CollectiveError, GroupInfo, RawData, ReduceOp};
+use pleach_transport::Nanos;
+use pleach_transport::clock::now;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -26,6 +28,9 @@ const SECONDS_MAX: f64 = 365.0 * 86_400.0;
 /// The groups of this process, which leave when the interpreter ends.
 static GROUPS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
+/// Memory that Python reaches by its address; the lock makes the type one that threads may share.
+type RegisteredMemory = Mutex<Buffer<u8>>;
+
 /// A group and what is under way in it.
 pub(crate) struct Inner {
     /// `None` when it is closed.
@@ -34,7 +39,7 @@ pub(crate) struct Inner {
     /// Started operations that may not have ended.
     started: Mutex<Vec<Arc<Started>>>,
     /// Registered memory by its address, and how many bytes it has.
-    registered: Mutex<BTreeMap<usize, (usize, Weak<Mutex<Buffer<u8>>>)>>,
+    registered: Mutex<BTreeMap<usize, (usize, Weak<RegisteredMemory>)>>,
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -109,11 +114,11 @@ impl Inner {
     }
 
     /// Waits for all operations until then; whether all have ended. Called without the GIL.
-    fn wait_for_all(&self, until: Option<Instant>) -> bool {
+    fn wait_for_all(&self, until: Option<Nanos>) -> bool {
         let all = locked(&self.started).clone();
         let has_ended = |started: &Arc<Started>| match until {
             None => started.poll(Duration::MAX / 4).is_some(),
-            Some(until) => started.poll(until.saturating_duration_since(Instant::now())).is_some(),
+            Some(until) => started.poll(until.since(now())).is_some(),
         };
         let ended = all.iter().all(has_ended);
         self.reap();
@@ -122,11 +127,11 @@ impl Inner {
 }
 
 impl Inner {
-    /// Leaves the group: waits 5 s for what is under way, and aborts the group if that has not ended
-    /// then. Called without the GIL.
+    /// Leaves the group: waits 5 s for what is under way, and aborts the group if that has not
+    /// ended then. Called without the GIL.
     fn leave(&self) {
         let group = self.group.write().unwrap_or_else(PoisonError::into_inner).take();
-        if !self.wait_for_all(Some(Instant::now() + SHUTDOWN_TIME))
+        if !self.wait_for_all(Some(now() + SHUTDOWN_TIME))
             && let Some(group) = &group
         {
             group.abort();
@@ -156,11 +161,11 @@ impl Drop for Inner {
     }
 }
 
-/// This rank's place in a group of ranks. All ranks call the same operations in the same order; send
-/// and recv match pair by pair. Threads may share a group. ``with`` closes it.
+/// This rank's place in a group of ranks. All ranks call the same operations in the same order;
+/// send and recv match pair by pair. Threads may share a group. ``with`` closes it.
 ///
-/// Arrays are NumPy arrays and whatever has the buffer protocol or DLPack on the CPU, contiguous in C
-/// order. A call that would write to read-only memory raises ArgumentError. Memory of
+/// Arrays are NumPy arrays and whatever has the buffer protocol or DLPack on the CPU, contiguous in
+/// C order. A call that would write to read-only memory raises ArgumentError. Memory of
 /// ``group.buffer`` is used without a copy.
 ///
 /// The first failure ends the group on all ranks: every later call raises its cause, a GroupError.
@@ -304,8 +309,8 @@ impl Group {
         Ok(Self { inner: Arc::clone(&self.inner), timeout: Some(timeout) })
     }
 
-    /// A new group of the ranks that pass the same colour, ordered by key and then by rank; None for
-    /// a rank whose colour is None. All ranks call it.
+    /// A new group of the ranks that pass the same colour, ordered by key and then by rank; None
+    /// for a rank whose colour is None. All ranks call it.
     #[pyo3(signature = (color, key=0))]
     fn split(&self, py: Python<'_>, color: Option<u32>, key: u32) -> PyResult<Option<Self>> {
         let group = self.inner.group(py, self.manner(None, 0, false))?;
@@ -339,8 +344,9 @@ impl Group {
         call.with_op(op).carry_out(py, &self.inner, manner, result.clone().unbind())
     }
 
-    /// Replaces ``data`` of the root by the reduction of all ranks' ``data``, or stores it in ``out``
-    /// of the root, which has the shape of ``data``. Returns what was written, None on other ranks.
+    /// Replaces ``data`` of the root by the reduction of all ranks' ``data``, or stores it in
+    /// ``out`` of the root, which has the shape of ``data``. Returns what was written, None on
+    /// other ranks.
     #[pyo3(signature = (data, root=0, op=None, *, out=None, timeout=None, async_=false))]
     fn reduce<'py>(
         &self,
@@ -385,10 +391,11 @@ impl Group {
         call.carry_out(py, &self.inner, self.manner(timeout, 0, async_), data.clone().unbind())
     }
 
-    /// Stores the ``data`` of every rank in ``out`` of every rank, in rank order. ``out`` has so many
-    /// elements as all ``data`` together; without it a new array of shape (ranks, \*data.shape) is
-    /// returned. With ``counts``, a list of elements by rank, ``data`` may have different lengths; a
-    /// new ``out`` has one dimension then. In place: ``data`` is this rank's part of ``out``.
+    /// Stores the ``data`` of every rank in ``out`` of every rank, in rank order. ``out`` has so
+    /// many elements as all ``data`` together; without it a new array of shape (ranks,
+    /// \*data.shape) is returned. With ``counts``, a list of elements by rank, ``data`` may have
+    /// different lengths; a new ``out`` has one dimension then. In place: ``data`` is this rank's
+    /// part of ``out``.
     #[pyo3(signature = (data, *, out=None, counts=None, timeout=None, async_=false))]
     fn all_gather<'py>(
         &self,
@@ -410,9 +417,9 @@ impl Group {
     }
 
     /// Stores block r of the reduction of all ranks' ``data`` in ``out`` of rank r. The first
-    /// dimension of ``data`` is divided among the ranks; a new ``out`` has the shape of a block. With
-    /// ``counts``, a list of elements by rank, blocks may have different lengths; a new ``out`` has
-    /// one dimension then. In place: ``out`` is this rank's block of ``data``.
+    /// dimension of ``data`` is divided among the ranks; a new ``out`` has the shape of a block.
+    /// With ``counts``, a list of elements by rank, blocks may have different lengths; a new
+    /// ``out`` has one dimension then. In place: ``out`` is this rank's block of ``data``.
     #[pyo3(signature = (data, op=None, *, out=None, counts=None, timeout=None, async_=false))]
     fn reduce_scatter<'py>(
         &self,
@@ -523,10 +530,9 @@ impl Group {
         call.carry_out(py, &self.inner, self.manner(timeout, 0, async_), out.unbind())
     }
 
-    /// Sends ``data`` to a rank, which receives as many elements of the same type with the same tag.
-    /// Messages of two ranks match in their order: a tag does not select, another one is a
-    /// MismatchError.
-    /// Of more than 8 KiB it returns when the receiver has made its call.
+    /// Sends ``data`` to a rank, which receives as many elements of the same type with the same
+    /// tag. Messages of two ranks match in their order: a tag does not select, another one is a
+    /// MismatchError. Of more than 8 KiB it returns when the receiver has made its call.
     #[pyo3(signature = (data, to, *, tag=0, timeout=None, async_=false))]
     fn send<'py>(
         &self,
@@ -542,8 +548,8 @@ impl Group {
         call.carry_out(py, &self.inner, self.manner(timeout, tag, async_), py.None())
     }
 
-    /// Receives into ``out`` from a rank, which sends as many elements of the same type with the same
-    /// tag. Returns ``out``.
+    /// Receives into ``out`` from a rank, which sends as many elements of the same type with the
+    /// same tag. Returns ``out``.
     #[pyo3(signature = (out, source, *, tag=0, timeout=None, async_=false))]
     fn recv<'py>(
         &self,
@@ -566,8 +572,8 @@ impl Group {
         call.carry_out(py, &self.inner, self.manner(timeout, 0, async_), py.None())
     }
 
-    /// A NumPy array of zeros over registered memory: calls on it, and on its contiguous parts, copy
-    /// nothing. The memory stays as long as the array, its views, or an operation on it.
+    /// A NumPy array of zeros over registered memory: calls on it, and on its contiguous parts,
+    /// copy nothing. The memory stays as long as the array, its views, or an operation on it.
     #[pyo3(signature = (shape, dtype=None))]
     fn buffer<'py>(
         &self,
@@ -592,11 +598,11 @@ impl Group {
     /// A call on addresses, for other libraries: `start` returns a Pending, or None if `blocking`.
     ///
     /// collective: all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather,
-    /// scatter, send, recv or barrier. dtype: a name of NumPy. input and output: addresses of so many
-    /// elements that stay until the operation has ended, both ignored where the rank has no part in
-    /// them; in place they are the same. root: the root, or the other rank of a message. counts:
-    /// elements by rank; of an all_to_all what goes to each rank, and receive_counts what comes from
-    /// it. keep: an object that is held until the operation has ended.
+    /// scatter, send, recv or barrier. dtype: a name of NumPy. input and output: addresses of so
+    /// many elements that stay until the operation has ended, both ignored where the rank has no
+    /// part in them; in place they are the same. root: the root, or the other rank of a message.
+    /// counts: elements by rank; of an all_to_all what goes to each rank, and receive_counts what
+    /// comes from it. keep: an object that is held until the operation has ended.
     #[pyo3(signature = (collective, dtype, op, input, input_count, output, output_count, *, root=0,
                         counts=None, receive_counts=None, tag=0, timeout=None, keep=None, blocking=false))]
     fn start<'py>(

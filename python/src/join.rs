@@ -76,8 +76,8 @@ pub(crate) fn join(
     Ok(Group::new(joined.map_err(|error| error::join(py, &error))?))
 }
 
-/// Joins the ranks that use the same keys of a store: an object with the methods ``set(key, bytes)``,
-/// ``get(key) -> bytes``, ``check([key, ...]) -> bool`` and ``add(key, 1) -> int``, as
+/// Joins the ranks that use the same keys of a store: an object with the methods ``set(key,
+/// bytes)``, ``get(key) -> bytes``, ``check([key, ...]) -> bool`` and ``add(key, 1) -> int``, as
 /// ``torch.distributed.Store`` has. The group keeps the store and asks it again when it is split.
 ///
 /// prefix: begins every key; no other group of the store has it. The other arguments: see

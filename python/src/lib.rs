@@ -1,9 +1,9 @@
 //! The native module of the Python package: groups, operations under way, registered memory.
 //!
 //! Every call becomes an untyped [`pleach_collectives::Operation`]. **Invariants:** memory that an
-//! operation works on is held by [`memory::Memory`] until the operation has ended, also where Python
-//! drops its last reference before ([`pending`]). The GIL is released while a call waits. No peer
-//! can make this module panic.
+//! operation works on is held by [`memory::Memory`] until the operation has ended, also where
+//! Python drops its last reference before ([`pending`]). The GIL is released while a call waits. No
+//! peer can make this module panic.
 
 mod calls;
 mod dlpack;

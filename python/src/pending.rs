@@ -1,13 +1,14 @@
 //! Operations under way.
 //!
-//! **Invariant:** the group's list ([`crate::group::Inner`]) names every started operation until the
-//! operation has ended, and so its memory. A [`Pending`] that Python drops changes nothing of that.
-//! No thread waits for the lock of an operation while it holds the GIL.
+//! **Invariant:** the group's list ([`crate::group::Inner`]) names every started operation until
+//! the operation has ended, and so its memory. A [`Pending`] that Python drops changes nothing of
+//! that. No thread waits for the lock of an operation while it holds the GIL.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use pleach_collectives::{CollectiveError, RawPair};
+use pleach_transport::clock::now;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
@@ -24,20 +25,20 @@ pub(crate) struct Started {
 }
 
 enum State {
-    UnderWay(UnderWay),
+    UnderWay(Box<UnderWay>),
     Ended(Result<(), CollectiveError>),
 }
 
 /// In the order in which the fields go: the memory is let go of when the operation has ended.
 pub(crate) struct UnderWay {
     pub(crate) operation: pleach_collectives::Pending<RawPair>,
-    pub(crate) _memory: [Option<Memory>; 2],
-    pub(crate) _keep: Option<Py<PyAny>>,
+    pub(crate) memory: [Option<Memory>; 2],
+    pub(crate) keep: Option<Py<PyAny>>,
 }
 
 impl Started {
     pub(crate) fn new(under_way: UnderWay) -> Self {
-        Self { state: Mutex::new(State::UnderWay(under_way)) }
+        Self { state: Mutex::new(State::UnderWay(Box::new(under_way))) }
     }
 
     /// The outcome, if it is known within the limit. Called without the GIL.
@@ -51,14 +52,15 @@ impl Started {
                 }
             }
         }
-        let State::UnderWay(UnderWay { operation, _memory, _keep }) =
-            std::mem::replace(&mut *state, State::Ended(Ok(())))
-        else {
+        let State::UnderWay(under_way) = std::mem::replace(&mut *state, State::Ended(Ok(()))) else {
             return Some(Ok(()));
         };
+        let UnderWay { operation, memory, keep } = *under_way;
         let outcome = operation.wait().map(drop).map_err(|error| error.error);
         *state = State::Ended(outcome.clone());
         drop(state);
+        // The memory goes back to Python without a lock.
+        drop((memory, keep));
         Some(outcome)
     }
 
@@ -91,16 +93,16 @@ impl Pending {
     /// operation goes on. Raises pleach.GroupError if the operation failed. May be called again.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let until = crate::group::limit(py, timeout)?.map(|limit| Instant::now() + limit);
+        let until = crate::group::limit(py, timeout)?.map(|limit| now() + limit);
         loop {
-            let left = until.map_or(SIGNAL_INTERVAL, |until| until.saturating_duration_since(Instant::now()));
+            let left = until.map_or(SIGNAL_INTERVAL, |until| until.since(now()));
             let outcome = py.detach(|| self.started.poll(left.min(SIGNAL_INTERVAL)));
             match outcome {
                 Some(Ok(())) => return Ok(self.result.clone_ref(py)),
                 Some(Err(error)) => return Err(error::collective(py, self.group.info(), &error)),
                 None => py.check_signals()?,
             }
-            if until.is_some_and(|until| Instant::now() >= until) {
+            if until.is_some_and(|until| now() >= until) {
                 return Err(PyTimeoutError::new_err("the operation is still under way; wait again"));
             }
         }

@@ -235,7 +235,10 @@ fn crates_depend_in_one_direction() {
 
 #[test]
 fn every_crate_takes_the_lints_of_the_workspace() {
-    for manifest in manifests() {
+    // A workspace of its own cannot take them; its manifest lists them.
+    for manifest in
+        manifests().iter().filter(|manifest| !manifest.text.contains("\n[workspace]\n\n[package]"))
+    {
         let takes = manifest.text.contains("[lints]\nworkspace = true");
         assert!(takes, "{}: add [lints] workspace = true to its manifest", manifest.package);
     }

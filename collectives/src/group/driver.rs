@@ -338,13 +338,9 @@ impl Driver {
     }
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
-    pub(super) fn finish(&self, core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
-        self.finish_unless(core, run, None)
-    }
-
-    /// As [`Self::finish`]; aborts the group if `interrupted` returns true, which is asked at
-    /// intervals.
-    pub(super) fn finish_unless<'a>(
+    ///
+    /// Asks `interrupted` at intervals, and aborts the group if the answer is true.
+    pub(super) fn finish<'a>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         run: RunId,

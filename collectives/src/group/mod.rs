@@ -297,9 +297,9 @@ impl Group {
         Self { priority, ..self.clone() }
     }
 
-    /// The same group, whose calls ask this function every 50 ms while they wait, on the thread that
-    /// made the call. If the function returns true, the group is aborted: a call cannot return while
-    /// peers may still write to its memory. Operations that were started do not ask.
+    /// The same group, whose calls ask this function every 50 ms while they wait, on the thread
+    /// that made the call. If the function returns true, the group is aborted: a call cannot return
+    /// while peers may still write to its memory. Operations that were started do not ask.
     #[must_use]
     pub fn interrupted_by(&self, interrupted: fn() -> bool) -> Self {
         Self { interrupted: Some(interrupted), ..self.clone() }

@@ -130,7 +130,7 @@ impl Group {
                 drop(core);
                 Ok(())
             }
-            Ok(Some(run)) => without_unwinding(|| driver.finish_unless(core, run, self.interrupted))
+            Ok(Some(run)) => without_unwinding(|| driver.finish(core, run, self.interrupted))
                 .map_err(CollectiveError::Failed),
             Err(error) => {
                 driver.wait_fenced(core, &error, self.timeout);
