@@ -19,7 +19,9 @@ pub(crate) fn manifests() -> Vec<Manifest> {
     let members: Vec<&str> = words_in_quotes(members);
     assert!(members.len() > 1, "the workspace has members");
     let names = members.iter().map(|member| format!("{member}/Cargo.toml"));
-    names.chain(["Cargo.toml".to_owned()]).map(|name| manifest(read(&name))).collect()
+    // A workspace of its own.
+    let own = ["Cargo.toml".to_owned(), "python/Cargo.toml".to_owned()];
+    names.chain(own).map(|name| manifest(read(&name))).collect()
 }
 
 fn words_in_quotes(line: &str) -> Vec<&str> {

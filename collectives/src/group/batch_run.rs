@@ -115,7 +115,7 @@ impl BatchRun {
         let mut result = Ok(());
         for Launched { run, lent, results, products: _products } in self.launched.drain(..) {
             let driver = &self.group.shared.driver;
-            let outcome = driver.finish(driver.lock(), run).map_err(CollectiveError::Failed);
+            let outcome = driver.finish(driver.lock(), run, None).map_err(CollectiveError::Failed);
             self.group.take_back(&lent);
             let outcome = outcome.and_then(|()| match &self.staging {
                 Some(staging) if !results.is_empty() => Ok(staging.unpack(&results)?),

@@ -67,6 +67,9 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 /// peers take that do not read, and what is left then goes out with the next call.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// How often a call that waits asks whether it was interrupted.
+const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Longest time that an abort takes; so long only where peers do not answer.
 const ABORT_TIME_MAX: Duration = Duration::from_secs(1);
 
@@ -335,7 +338,14 @@ impl Driver {
     }
 
     /// Drives the engine until the run's outcome is known; its own deadline ends it.
-    pub(super) fn finish(&self, mut core: MutexGuard<'_, Core>, run: RunId) -> Result<(), Arc<Fault>> {
+    ///
+    /// Asks `interrupted` at intervals, and aborts the group if the answer is true.
+    pub(super) fn finish<'a>(
+        &'a self,
+        mut core: MutexGuard<'a, Core>,
+        run: RunId,
+        interrupted: Option<fn() -> bool>,
+    ) -> Result<(), Arc<Fault>> {
         let is_done = core.engine.is_passive() && !self.is_crowded && glance(&mut core.engine, run);
         // Nobody knew the time where the run ended, which may have been while it was begun.
         core.end_time();
@@ -343,6 +353,17 @@ impl Driver {
             return Ok(());
         }
         core.engine.await_run(run);
+        if let Some(interrupted) = interrupted {
+            loop {
+                if let Some(outcome) = self.outcome(core, run, clock::now() + INTERRUPT_INTERVAL) {
+                    return outcome;
+                }
+                if interrupted() {
+                    self.abort();
+                }
+                core = self.lock();
+            }
+        }
         self.outcome(core, run, Nanos::MAX).expect("an unlimited drive ends with what it looks for")
     }
 

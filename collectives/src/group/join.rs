@@ -10,7 +10,7 @@ use pleach_schedule::hosts::HostMap;
 use pleach_schedule::tuning::TuningError;
 use pleach_schedule::wiring::{Wiring, topology_digest};
 use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
-use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, join};
+use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, Store, join, join_at};
 use pleach_transport::{Device, Rank, Space};
 
 use super::{Connection, Group, GroupError, Options};
@@ -40,11 +40,28 @@ impl Group {
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
+        Self::meet_by(options, |options, board| join(&options.world, &settings(options), board))
+    }
+
+    /// As [`Group::join`], with a store of the caller's, which the ranks of `options.world` alone
+    /// use. The group keeps the store and asks it again when it is split.
+    ///
+    /// # Errors
+    ///
+    /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
+    pub fn join_in(store: Box<dyn Store>, options: &Options) -> Result<Self, JoinGroupError> {
+        Self::meet_by(options, |options, board| join_at(store, &options.world, &settings(options), board))
+    }
+
+    fn meet_by(
+        options: &Options,
+        meet: impl FnOnce(&Options, Arc<StatusBoard>) -> Result<Joined, JoinError>,
+    ) -> Result<Self, JoinGroupError> {
         let named = &options.tuning;
         let options = &Options { tuning: named.read()?, ..options.clone() };
         expect_memory(options.space)?;
         let board = Arc::new(StatusBoard::new(options.world.rank));
-        let joined = join(&options.world, &settings(options), board.clone())?;
+        let joined = meet(options, board.clone())?;
         let hosts = platform(joined.fabric, &joined.hosts, joined.ranks_here).hosts;
         if joined.rank == 0 {
             options.tuning.warn_without_table(named, joined.fabric, &hosts);

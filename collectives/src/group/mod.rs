@@ -111,6 +111,8 @@ pub struct Group {
     exact: Option<Arc<Exact>>,
     /// What its calls come after.
     stream: Option<Stream>,
+    /// Asked while a call waits.
+    interrupted: Option<fn() -> bool>,
 }
 
 struct Shared {
@@ -258,6 +260,7 @@ impl Group {
             fabric: None,
             exact,
             stream: None,
+            interrupted: None,
         })
     }
 
@@ -300,6 +303,14 @@ impl Group {
     #[must_use]
     pub fn with_priority(&self, priority: i32) -> Self {
         Self { priority, ..self.clone() }
+    }
+
+    /// The same group, whose calls ask this function every 50 ms while they wait, on the thread
+    /// that made the call. If the function returns true, the group is aborted: a call cannot return
+    /// while peers may still write to its memory. Operations that were started do not ask.
+    #[must_use]
+    pub fn interrupted_by(&self, interrupted: fn() -> bool) -> Self {
+        Self { interrupted: Some(interrupted), ..self.clone() }
     }
 
     /// The same group, for calls that have no data of a caller.

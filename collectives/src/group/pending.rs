@@ -235,7 +235,7 @@ impl<D> Pending<D> {
     fn finish(&mut self) {
         self.refuse_in_child();
         while let Some(run) = self.run {
-            let outcome = without_unwinding(|| self.driver.finish(self.driver.lock(), run));
+            let outcome = without_unwinding(|| self.driver.finish(self.driver.lock(), run, None));
             self.ended(outcome);
         }
     }

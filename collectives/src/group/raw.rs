@@ -63,10 +63,20 @@ impl RawData {
         Self { place: Place::Buffer { memory, group, held, held_type: T::DATA_TYPE }, count: held }
     }
 
-    /// So many elements of registered memory, from this byte on.
+    /// `count` elements of registered memory, from byte `from` on; `None` where the memory ends before
+    /// that byte.
     #[must_use]
     pub fn registered(registered: &Registered, from: usize, count: usize) -> Option<Self> {
         let (memory, group) = registered.from(from)?;
+        Some(Self { place: Place::Registered { memory, group }, count })
+    }
+
+    /// `count` elements of any type from a byte of a buffer on; `None` where the buffer ends before
+    /// that byte.
+    #[must_use]
+    pub fn within(buffer: &Buffer<u8>, byte: usize, count: usize) -> Option<Self> {
+        let (memory, group) = buffer.held();
+        let memory = memory.slice(byte..memory.len()).ok()?;
         Some(Self { place: Place::Registered { memory, group }, count })
     }
 

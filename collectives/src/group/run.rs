@@ -130,7 +130,8 @@ impl Group {
                 drop(core);
                 Ok(())
             }
-            Ok(Some(run)) => without_unwinding(|| driver.finish(core, run)).map_err(CollectiveError::Failed),
+            Ok(Some(run)) => without_unwinding(|| driver.finish(core, run, self.interrupted))
+                .map_err(CollectiveError::Failed),
             Err(error) => {
                 driver.wait_fenced(core, &error, self.timeout);
                 Err(error)

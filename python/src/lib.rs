@@ -1,0 +1,34 @@
+//! The native module of the Python package: groups, operations under way, registered memory.
+//!
+//! Every call becomes an untyped [`pleach_collectives::Operation`]. **Invariants:** memory that an
+//! operation works on is held by [`memory::Memory`] until the operation has ended, also where
+//! Python drops its last reference before ([`pending`]). The GIL is released while a call waits. No
+//! peer can make this module panic.
+
+mod calls;
+mod dlpack;
+mod error;
+mod group;
+mod join;
+mod memory;
+mod pending;
+mod registered;
+mod store;
+mod types;
+mod view;
+
+use pyo3::pymodule;
+
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::group::{Group, leave_all};
+    #[pymodule_export]
+    use crate::join::{join, join_in_store};
+    #[pymodule_export]
+    use crate::pending::Pending;
+    #[pymodule_export]
+    use crate::registered::Registered;
+    #[pymodule_export]
+    use crate::types::PremulSum;
+}

@@ -1,0 +1,321 @@
+"""What a caller does wrong is an error of its class, and the group works on where it can."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import pleach
+
+
+def check_arguments(group):
+    n = group.world_size
+    frozen = np.ones(3)
+    frozen.setflags(write=False)
+    array = np.arange(10.0)
+    refused = {
+        "format \"O\"": lambda: group.all_reduce(np.array([None])),
+        "read-only": lambda: group.all_reduce(frozen),
+        "contiguous": lambda: group.all_reduce(np.ones((4, 4)).T),
+        "pleach does not have": lambda: group.all_reduce(np.ones(3, ">f4")),
+        "datetime64": lambda: group.all_reduce(np.zeros(3, "datetime64[s]")),
+        "buffer protocol or DLPack": lambda: group.all_reduce(7),
+        "is None": lambda: group.all_reduce(None),
+        "not \\[3\\] as data": lambda: group.all_reduce(np.ones(3), out=np.ones((3, 1))),
+        "which is 7 elements": lambda: group.all_gather(np.ones(3), out=np.ones(7)),
+        "elements of float64": lambda: group.all_reduce(np.ones(3), out=np.ones(3, "float32")),
+        "overlap": lambda: group.all_reduce(array[:6], out=array[2:8]),
+        "multiple of": lambda: group.reduce_scatter(np.ones(n + 1)),
+        "not in this group": lambda: group.broadcast(np.ones(3), n),
+        "itself": lambda: group.send(np.ones(3), group.rank),
+        "counts": lambda: group.all_gather(np.ones(1), counts=[1], out=np.ones(1)),
+        "timeout": lambda: group.barrier(timeout=-1),
+    }
+    for text, call in refused.items():
+        with pytest.raises(pleach.ArgumentError, match=text) as caught:
+            call()
+        assert caught.value.kind == "argument" and isinstance(caught.value, ValueError)
+    assert (group.all_reduce(np.ones(3)) == n).all()
+    group.all_gather(frozen)  # is only read
+    group.close()
+    group.close()
+    with pytest.raises(pleach.ClosedError, match="closed"):
+        group.barrier()
+    with pytest.raises(pleach.ClosedError):
+        group.buffer(3)
+
+
+def test_wrong_arguments_are_refused_and_harm_nothing():
+    pleach.launch(check_arguments, 2, timeout=60)
+
+
+def check_mismatch(group):
+    with pytest.raises(pleach.MismatchError) as caught:
+        group.all_reduce(np.ones(3 + group.rank))
+    text = str(caught.value)
+    assert "of 3 f64" in text and "of 4 f64" in text and caught.value.kind == "mismatch"
+    with pytest.raises(pleach.MismatchError):
+        group.barrier()
+    return text
+
+
+def test_shapes_that_differ_between_ranks_are_named_on_every_rank():
+    texts = []
+
+    def run(group):
+        return check_mismatch(group)
+
+    try:
+        texts = pleach.launch(run, 2, timeout=60)
+    except pleach.RankError as error:  # closing a group that has failed says so again
+        assert isinstance(error.__cause__, pleach.MismatchError), error.__cause__
+        return
+    assert texts[0] == texts[1]
+
+
+def test_an_exception_in_a_rank_ends_all_and_is_raised_with_the_rank():
+    def run(group):
+        if group.rank == 1:
+            raise KeyError("on purpose")
+        group.barrier()
+
+    with pytest.raises(pleach.RankError, match="rank 1") as caught:
+        pleach.launch(run, 3, timeout=60)
+    assert caught.value.rank == 1 and isinstance(caught.value.__cause__, KeyError)
+
+
+def check_fork(group):
+    child = os.fork()
+    if child == 0:
+        try:
+            group.barrier()
+        except pleach.ForkedError as error:
+            os._exit(7 if error.kind == "forked" else 1)
+        os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    group.barrier()
+    return status
+
+
+def test_a_forked_child_is_refused_and_the_parent_works_on():
+    assert pleach.launch(check_fork, 2, timeout=60) == [7, 7]
+
+
+SURVIVOR = """
+    import sys, time, numpy, pleach
+    group = pleach.join(timeout=3)
+    group.barrier()
+    print("ready")
+    if group.rank == 1:
+        time.sleep(60)
+    while True:
+        began = time.monotonic()
+        try:
+            group.all_reduce(numpy.ones(10))
+        except pleach.GroupError as error:
+            print(type(error).__name__, error.kind, error.rank, error.host, error.operation)
+            print(time.monotonic() - began, error.waited_s)
+            break
+"""
+
+
+def lines_after(job, rank, send):
+    for other in range(len(job.processes)):
+        assert job.line(other) == "ready"
+    time.sleep(0.3)
+    began = time.monotonic()
+    os.kill(job.processes[rank].pid, send)
+    found = {r: [job.line(r), job.line(r)] for r in range(len(job.processes)) if r != rank}
+    return found, time.monotonic() - began
+
+
+def test_a_killed_rank_is_named_by_every_survivor_within_a_second(ranks):
+    found, took = lines_after(ranks(4, SURVIVOR), 1, signal.SIGKILL)
+    assert took < 1.0 + 0.5, took
+    for lines in found.values():
+        assert lines[0] == "LostError lost 1 0 all-reduce of 10 f64 (sum)", lines
+
+
+def test_a_stopped_rank_is_named_at_the_deadline(ranks):
+    found, took = lines_after(ranks(3, SURVIVOR), 1, signal.SIGSTOP)
+    assert 2.0 < took < 5.0, took
+    for lines in found.values():
+        assert lines[0].startswith("DeadlineError timed-out 1 0 all-reduce of 10 f64"), lines
+        assert float(lines[1].split()[1]) > 2.5
+
+
+def test_ctrl_c_during_a_call_raises_here_and_aborts_there(ranks):
+    job = ranks(2, """
+        import time, numpy, pleach
+        group = pleach.join()
+        group.barrier()
+        print("ready")
+        try:
+            if group.rank == 1:
+                time.sleep(1.5)
+            group.all_reduce(numpy.ones(10))
+        except (KeyboardInterrupt, pleach.AbortedError) as error:
+            print(type(error).__name__)
+    """)  # fmt: skip
+    assert [job.line(0), job.line(1)] == ["ready", "ready"]
+    time.sleep(0.5)
+    began = time.monotonic()
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.line(0) == "KeyboardInterrupt"
+    assert time.monotonic() - began < 1.0
+    assert job.line(1) == "AbortedError"
+
+
+def test_ctrl_c_during_a_wait_leaves_the_operation_under_way(ranks):
+    job = ranks(2, """
+        import time, numpy, pleach
+        group = pleach.join()
+        group.barrier()
+        print("ready")
+        if group.rank == 1:
+            time.sleep(1.5)
+        pending = group.all_reduce(numpy.ones(3), async_=True)
+        try:
+            pending.wait(0.1)
+        except TimeoutError:
+            print("timeout")
+        try:
+            print(pending.wait()[0])
+        except KeyboardInterrupt:
+            print("interrupted", pending.wait()[0])
+    """)  # fmt: skip
+    assert [job.line(0), job.line(1)] == ["ready", "ready"]
+    assert job.line(0) == "timeout"
+    time.sleep(0.3)  # so that the signal comes in the second wait
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.line(0) == "interrupted 2.0"
+
+
+def test_the_interpreter_ends_with_operations_under_way(ranks):
+    job = ranks(2, """
+        import numpy, pleach
+        group = pleach.join()
+        pending = [group.all_reduce(numpy.ones(100000), async_=True) for _ in range(10)]
+        if group.rank == 1:
+            print(pending[-1].wait()[0])
+    """)  # fmt: skip
+    assert job.finish(1)[:2] == (0, "2.0\n")
+    assert job.finish(0)[0] == 0
+
+
+def test_the_interpreter_ends_though_nobody_answers(ranks):
+    job = ranks(2, """
+        import time, numpy, pleach
+        group = pleach.join()
+        group.barrier()
+        if group.rank == 0:
+            pending = group.all_reduce(numpy.ones(10), async_=True)
+        else:
+            time.sleep(20)
+    """)  # fmt: skip
+    began = time.monotonic()
+    assert job.finish(0)[0] == 0
+    assert time.monotonic() - began < 12
+
+
+def test_ranks_that_do_not_come_are_a_join_error(tmp_path):
+    folder = tmp_path / "job"
+    folder.mkdir(mode=0o700)
+    with pytest.raises(pleach.JoinError):
+        pleach.join(rank=0, world_size=2, rendezvous=f"file://{folder}", join_timeout=0.5)
+    with pytest.raises(pleach.JoinError, match="tcp://HOST:PORT"):
+        pleach.join(rank=0, world_size=2, rendezvous="nonsense")
+    with pytest.raises(pleach.JoinError):
+        pleach.join(rank=0)
+
+
+def test_the_package_is_imported_fast_and_without_numpy():
+    program = (
+        "import time, sys; began = time.perf_counter(); import pleach; "
+        "print(time.perf_counter() - began, 'numpy' in sys.modules)"
+    )
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(5)]  # fmt: skip
+    times = [run.stdout.split() for run in runs]
+    assert all(loaded == "False" for _, loaded in times)
+    assert min(float(took) for took, _ in times) < 0.05, times
+
+
+def test_the_command_runs_ranks_of_a_script(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import pleach\nprint('rank', pleach.join().rank)\n")
+    command = [sys.executable, "-m", "pleach", "run", "-n", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "rank 0" in done.stdout and "rank 1" in done.stdout
+
+
+class Table:
+    """A store as torch.distributed.Store, in files."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def path(self, key):
+        return os.path.join(self.folder, key.replace("/", "_"))
+
+    def set(self, key, value):
+        with open(self.path(key) + str(os.getpid()), "wb") as file:
+            file.write(value)
+        os.rename(file.name, self.path(key))
+
+    def get(self, key):
+        with open(self.path(key), "rb") as file:
+            return file.read()
+
+    def check(self, keys):
+        return all(os.path.exists(self.path(key)) for key in keys)
+
+    def add(self, key, amount):
+        number = 0
+        while True:
+            number += 1
+            try:
+                os.close(os.open(f"{self.path(key)}.{number}", os.O_CREAT | os.O_EXCL))
+                return number
+            except FileExistsError:
+                pass
+
+
+def check_store(_, folder, rank_of):
+    group = pleach.join_in_store(Table(folder), rank_of(_), 2, prefix="x/", join_timeout=20)
+    assert (group.all_reduce(np.ones(3)) == 2).all()
+    part = group.split(0, key=1 - group.rank)
+    value = part.all_gather(np.array([group.rank])).ravel().tolist()
+    part.close()
+    group.close()
+    return value
+
+
+def test_a_store_of_python_is_a_rendezvous(tmp_path):
+    found = pleach.launch(check_store, 2, str(tmp_path), lambda group: group.rank, timeout=60)
+    assert found == [[1, 0], [1, 0]]
+
+
+def check_addresses(group):
+    array = np.ones(4, "float32")
+    pending = group.start("all_reduce", "float32", "sum", array.ctypes.data, 4, array.ctypes.data, 4, keep=array)
+    pending.wait()
+    assert (array == group.world_size).all()
+    assert group.start("barrier", "uint8", None, 0, 0, 0, 0, blocking=True) is None
+    peer = 1 - group.rank
+    out = np.zeros(4, "float32")
+    sent = group.start("send", "float32", None, array.ctypes.data, 4, 0, 0, root=peer, tag=3)
+    group.start("recv", "float32", None, 0, 0, out.ctypes.data, 4, root=peer, tag=3).wait()
+    sent.wait()
+    assert (out == group.world_size).all()
+    for arguments in [("median", "float32", 0), ("all_reduce", "float128", 0), ("all_reduce", "float32", 4)]:
+        with pytest.raises(pleach.ArgumentError):
+            group.start(arguments[0], arguments[1], "sum", 0, arguments[2], 0, arguments[2])
+
+
+def test_calls_on_addresses():
+    pleach.launch(check_addresses, 2, timeout=60)
