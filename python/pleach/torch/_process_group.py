@@ -49,9 +49,10 @@ OPS = {
     "BOR": c.BIT_OR,
     "BXOR": c.BIT_XOR,
 }
+BIT_OPS = ("BAND", "BOR", "BXOR")
 #: Of truth values a sum is true where any is, a product where all are.
 BOOL_OPS = {"SUM": c.BIT_OR, "PRODUCT": c.BIT_AND, "MAX": c.BIT_OR, "MIN": c.BIT_AND} | {
-    name: OPS[name] for name in ("BAND", "BOR", "BXOR")
+    name: OPS[name] for name in BIT_OPS
 }
 COMPLEX_OPS = ("SUM", "AVG", "PREMUL_SUM")
 #: What goes before a message: its tag, its length in bytes.
@@ -188,6 +189,13 @@ class PleachProcessGroup(dist.ProcessGroup):
     def _device_types(self):
         return [torch.device("cpu")]
 
+    def _get_backend(self, device):
+        if torch.device(device).type != "cpu":
+            raise PleachUnsupported(f"the group works on cpu, not on {device}")
+        return self
+
+    get_backend = _get_backend
+
     def set_timeout(self, timeout):
         """Sets how long each later call waits for other ranks."""
         self._timeout = timeout
@@ -255,6 +263,8 @@ class PleachProcessGroup(dist.ProcessGroup):
             number = None
         elif name == "PREMUL_SUM":
             return self._premultiplied(op, dtype)
+        elif dtype.is_floating_point and name in BIT_OPS:
+            number = None
         else:
             number = OPS.get(name)
         if number is None:
@@ -327,10 +337,9 @@ class PleachProcessGroup(dist.ProcessGroup):
         name = getattr(reduce_op(opts), "op", reduce_op(opts)).name
         if name != "SUM" or tensor.layout != torch.sparse_coo:
             raise PleachUnsupported(f"of sparse tensors there is the sum of torch.sparse_coo, not {name} of {tensor.layout}")
-        tensor = tensor.detach()
 
         def job():
-            own = tensor.coalesce()
+            own = tensor.detach().coalesce()
             indices, values = own.indices().t().contiguous(), own.values().contiguous()
             lengths = torch.empty(self._size, dtype=torch.int64)
             length = torch.tensor([values.shape[0]])
@@ -338,7 +347,8 @@ class PleachProcessGroup(dist.ProcessGroup):
             all_indices = self._gather_rows(indices, lengths.tolist())
             all_values = self._gather_rows(values, lengths.tolist())
             total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
-            tensor.copy_(total)
+            with torch.no_grad():
+                tensor.copy_(total)
 
         return self._give(job, [tensor], opts)
 

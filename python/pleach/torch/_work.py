@@ -21,7 +21,7 @@ class Work(dist.Work):
         self._result = result
         self._ended = threading.Event()
         self._error = None
-        self._future = None
+        self._end_future = self._future = None
         self._lock = threading.Lock()
 
     def end(self, error=None):
@@ -29,15 +29,14 @@ class Work(dist.Work):
         with self._lock:
             self._error = error
             self._ended.set()
-            future = self._future
-        if future is not None:
-            self._settle(future)
+            ended = self._end_future
+        if ended is not None:
+            ended.set_result(None)
 
-    def _settle(self, future):
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error)
+    def _outcome(self, _future=None):
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def wait(self, timeout=None):
         """Waits for the end, at most `timeout` (a timedelta; 0 waits without limit).
@@ -75,14 +74,13 @@ class Work(dist.Work):
         """Returns a future of the output tensors."""
         with self._lock:
             if self._future is None:
-                self._future = torch.futures.Future()
-                is_new = True
-            else:
-                is_new = False
-            future, has_ended = self._future, self._ended.is_set()
-        if is_new and has_ended:
-            self._settle(future)
-        return future
+                # Future.set_exception stores a value that only Python takes for an exception; an
+                # exception of a callback is one for the C++ code of DDP too.
+                self._end_future = torch.futures.Future()
+                self._future = self._end_future.then(self._outcome)
+                if self._ended.is_set():
+                    self._end_future.set_result(None)
+            return self._future
 
 
 class Lane:

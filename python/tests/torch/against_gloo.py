@@ -1,6 +1,6 @@
 """A rank that makes each call in a group of pleach and in a group of gloo, and compares the results.
 
-usage: against_gloo.py NAME: one of the functions below whose names begin with `check_`
+usage: against_gloo.py NAME...: functions below whose names begin with `check_`
 """
 
 import sys
@@ -78,12 +78,24 @@ class Check:
         same(pair, torch.tensor([1 + 2j, 0.5j]) * (self.size * (self.size + 1) / 2), "complex")
 
     def check_strides(self):
+        """gloo takes contiguous memory from the first element on, so gloo is given contiguous copies."""
+
         def call(group):
+            def pieces(tensor):
+                return tensor.contiguous() if group is self.gloo else tensor
+
             base = values((6, 8), torch.float32, 1, self.rank)
-            dist.all_reduce(base.t()[1:5], group=group)
-            dist.broadcast(base[:, 6], 1, group=group)
+            part = pieces(base.t()[1:5])
+            dist.all_reduce(part, group=group)
+            base.t()[1:5] = part
+            column = pieces(base[:, 6])
+            dist.broadcast(column, 1, group=group)
+            base[:, 6] = column
             wide = torch.zeros(2 * self.size, 4).t()
-            dist.all_gather([wide[:, 2 * rank] for rank in range(self.size)], base[0, 1:5], group=group)
+            outputs = [pieces(wide[:, 2 * rank]) for rank in range(self.size)]
+            dist.all_gather(outputs, base[0, 1:5].contiguous(), group=group)
+            for rank, output in enumerate(outputs):
+                wide[:, 2 * rank] = output
             return [base, wide]
 
         self.both(call, "strided tensors")
@@ -333,7 +345,9 @@ class Check:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    getattr(Check(), sys.argv[1])()
-    if dist.is_initialized() and sys.argv[1] != "check_mismatch":
+    checks = Check()
+    for name in sys.argv[1:]:
+        getattr(checks, name)()
+        print(f"{name} done", flush=True)
+    if dist.is_initialized() and "check_mismatch" not in sys.argv:
         dist.destroy_process_group()
-    print(f"{sys.argv[1]} done", flush=True)
