@@ -1,0 +1,71 @@
+"""A rank that trains a small network on handwritten digits and prints the losses as JSON.
+
+usage: train.py BACKEND ddp|fsdp [KILLED]: the rank KILLED ends itself in a backward pass
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from sklearn.datasets import load_digits
+
+BATCH, STEPS = 64, 24
+
+
+def main(backend, scheme, killed=None):
+    if backend == "pleach":
+        import pleach.torch  # noqa: F401
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+    )
+    if scheme == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
+    else:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh("cpu", (size,))
+        for layer in model:
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    digits = load_digits()
+    images = torch.tensor(digits.data, dtype=torch.float32) / 16
+    labels = torch.tensor(digits.target)
+    losses = []
+    for step in range(STEPS):
+        begin = (step * size + rank) * (BATCH // size) % (len(images) - BATCH)
+        outputs = model(images[begin : begin + BATCH // size])
+        loss = torch.nn.functional.cross_entropy(outputs, labels[begin : begin + BATCH // size])
+        optimizer.zero_grad()
+        if killed is not None and step == 5:
+            if rank == killed:
+                outputs.register_hook(lambda _: (print(time.time(), flush=True), os.kill(os.getpid(), signal.SIGKILL)))
+            try:
+                loss.backward()
+            except BaseException as error:
+                fields = {"error": str(error), "type": type(error).__name__, "at": time.time()}
+                print(json.dumps(fields), flush=True)
+                os._exit(0)
+            raise SystemExit("the backward pass has ended without the killed rank")
+        loss.backward()
+        optimizer.step()
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        losses.append(mean.item() / size)
+    if rank == 0:
+        print(json.dumps(losses), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:3], *map(int, sys.argv[3:]))
