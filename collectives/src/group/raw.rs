@@ -63,8 +63,8 @@ impl RawData {
         Self { place: Place::Buffer { memory, group, held, held_type: T::DATA_TYPE }, count: held }
     }
 
-    /// `count` elements of registered memory, from byte `from` on; `None` where the memory ends before
-    /// that byte.
+    /// `count` elements of registered memory, from byte `from` on; `None` where the memory ends
+    /// before that byte.
     #[must_use]
     pub fn registered(registered: &Registered, from: usize, count: usize) -> Option<Self> {
         let (memory, group) = registered.from(from)?;
