@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-torch = pytest.importorskip("torch")
+torch = pytest.importorskip("torch.distributed")
 
 from ranks import HERE, LIMIT_S, environment, finish, free_port, last_json, start  # noqa: E402
 
