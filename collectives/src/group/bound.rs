@@ -393,7 +393,7 @@ impl Group {
         if is_in_place && !has_no_such_form { Ok(()) } else { Err(CollectiveError::Overlap { collective }) }
     }
 
-    pub(super) fn expect_rank(&self, rank: Rank) -> Result<(), CollectiveError> {
+    fn expect_rank(&self, rank: Rank) -> Result<(), CollectiveError> {
         let world_size = self.world_size();
         if rank < world_size { Ok(()) } else { Err(CollectiveError::NoSuchRank { rank, world_size }) }
     }

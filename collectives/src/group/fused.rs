@@ -20,7 +20,7 @@ use pleach_vocabulary::{Collective, DataType, ReduceOp};
 /// shm and tcp with twenty tensors of two ranks: at 32 KiB fused takes 0.57 and 0.75 of the time of
 /// one by one, at 64 KiB 1.2 and 1.07, at 256 KiB twice. Not measured on a GPU, where copies are
 /// quicker and calls are slower.
-pub(super) const FUSED_BYTES_MAX: usize = 32 << 10;
+const FUSED_BYTES_MAX: usize = 32 << 10;
 /// Longest data of a fused operation, in bytes: what follows is copied while peers still work on
 /// it.
 const BUCKET_BYTES_MAX: usize = 4 << 20;

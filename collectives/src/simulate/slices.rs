@@ -7,7 +7,7 @@ use pleach_vocabulary::Rank;
 use crate::engine::{Address, Bytes};
 
 /// Bytes before and behind a buffer that no rank may touch.
-pub(super) const GUARD_BYTES: usize = 192;
+const GUARD_BYTES: usize = 192;
 
 /// The value of a guard byte, by its place.
 fn guard(index: usize) -> u8 {

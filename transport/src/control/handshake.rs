@@ -33,7 +33,7 @@ pub(super) enum Role {
 /// What each end states about itself and the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
-    pub(super) version: [u8; 8],
+    version: [u8; 8],
     pub(super) role: Role,
     /// The index of the data connection among those of its role.
     pub(super) index: u8,
@@ -51,7 +51,7 @@ pub(crate) struct Hello {
     pub(super) session: u64,
     /// The sender's host and process number space; zero: unknown.
     pub(super) host: [u8; 16],
-    pub(super) challenge: [u8; TAG_BYTES],
+    challenge: [u8; TAG_BYTES],
 }
 
 impl Hello {

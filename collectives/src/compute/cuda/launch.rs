@@ -9,8 +9,8 @@ use pleach_vocabulary::{DataType, ReduceOp};
 use super::super::{ComputeError, Job};
 
 /// Most sources and destinations of one reduction, as in `reduce.cu`.
-pub(super) const SOURCES_MAX: usize = 128;
-pub(super) const DESTINATIONS_MAX: usize = 64;
+const SOURCES_MAX: usize = 128;
+const DESTINATIONS_MAX: usize = 64;
 
 /// Bytes that a thread handles at a time where all addresses are aligned to that number.
 const VECTOR_BYTES: usize = 16;

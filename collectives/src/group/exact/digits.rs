@@ -12,7 +12,7 @@ pub(super) const DIGIT_BITS: u32 = 51;
 const _: () = assert!(RANKS_MAX as u64 <= 1 << (63 - DIGIT_BITS));
 
 /// Most digits of a row: from the smallest subnormal `f64` to the largest number.
-pub(super) const DIGITS_MAX: usize = (1024 + 1074u32).div_ceil(DIGIT_BITS) as usize;
+const DIGITS_MAX: usize = (1024 + 1074u32).div_ceil(DIGIT_BITS) as usize;
 
 const DIGIT_MASK: u64 = (1 << DIGIT_BITS) - 1;
 

@@ -48,7 +48,7 @@ pub(super) struct Packet {
     /// Address, key and length that a write or read names.
     pub(super) target: Option<(u64, u32, u32)>,
     /// What comes with the last packet of a write.
-    pub(super) immediate: Option<u32>,
+    immediate: Option<u32>,
     /// Syndrome of an acknowledgement: its kind, and what that means.
     pub(super) syndrome: Option<(u8, u8)>,
     /// Data; of atomics their operands, of their answers the old value.
