@@ -5,7 +5,7 @@ Importing this module registers the backend for CPU tensors::
     import pleach.torch
     torch.distributed.init_process_group("pleach")
 
-The backend is a subclass of :class:`torch.distributed.ProcessGroup` over the C ABI of pleach.
+The backend is a subclass of :class:`torch.distributed.ProcessGroup` over the groups of this package.
 """
 
 import torch.distributed as _dist

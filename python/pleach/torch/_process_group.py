@@ -1,4 +1,4 @@
-"""The process group: from c10d's calls to those of the C ABI.
+"""The process group: from c10d's calls to those of the package.
 
 Each method checks its arguments, takes contiguous tensors (a copy where a tensor is not contiguous) and
 gives a job to a lane: collectives have one lane, so that all ranks make them in one order; the messages
@@ -14,57 +14,58 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from . import _library as c
+from pleach import PremulSum
+
+from ._comm import Comm
 from ._errors import PleachError, PleachTimeout, PleachUnsupported
 from ._work import Lane
 
-#: Type of pleach, and how many of its elements a torch element has.
+#: Element type of pleach, and how many of its elements a torch element has.
 DATA_TYPES = {
-    torch.int8: (0, 1),
-    torch.uint8: (1, 1),
-    torch.bool: (1, 1),
-    torch.int32: (2, 1),
-    torch.uint32: (3, 1),
-    torch.int64: (4, 1),
-    torch.uint64: (5, 1),
-    torch.float16: (6, 1),
-    torch.complex32: (6, 2),
-    torch.float32: (7, 1),
-    torch.complex64: (7, 2),
-    torch.float64: (8, 1),
-    torch.complex128: (8, 2),
-    torch.bfloat16: (9, 1),
-    torch.float8_e4m3fn: (10, 1),
-    torch.float8_e5m2: (11, 1),
-    torch.int16: (32, 1),
-    torch.uint16: (33, 1),
+    torch.int8: ("int8", 1),
+    torch.uint8: ("uint8", 1),
+    torch.bool: ("uint8", 1),
+    torch.int16: ("int16", 1),
+    torch.uint16: ("uint16", 1),
+    torch.int32: ("int32", 1),
+    torch.uint32: ("uint32", 1),
+    torch.int64: ("int64", 1),
+    torch.uint64: ("uint64", 1),
+    torch.float16: ("float16", 1),
+    torch.complex32: ("float16", 2),
+    torch.float32: ("float32", 1),
+    torch.complex64: ("float32", 2),
+    torch.float64: ("float64", 1),
+    torch.complex128: ("float64", 2),
+    torch.bfloat16: ("bfloat16", 1),
+    torch.float8_e4m3fn: ("float8_e4m3fn", 1),
+    torch.float8_e5m2: ("float8_e5m2", 1),
 }
 OPS = {
-    "SUM": c.SUM,
-    "AVG": c.AVG,
-    "PRODUCT": c.PROD,
-    "MIN": c.MIN,
-    "MAX": c.MAX,
-    "BAND": c.BIT_AND,
-    "BOR": c.BIT_OR,
-    "BXOR": c.BIT_XOR,
+    "SUM": "sum",
+    "AVG": "avg",
+    "PRODUCT": "prod",
+    "MIN": "min",
+    "MAX": "max",
+    "BAND": "and",
+    "BOR": "or",
+    "BXOR": "xor",
 }
 BIT_OPS = ("BAND", "BOR", "BXOR")
 #: Of truth values a sum is true where any is, a product where all are.
-BOOL_OPS = {"SUM": c.BIT_OR, "PRODUCT": c.BIT_AND, "MAX": c.BIT_OR, "MIN": c.BIT_AND} | {
-    name: OPS[name] for name in BIT_OPS
-}
+BOOL_OPS = {"SUM": "or", "PRODUCT": "and", "MAX": "or", "MIN": "and"} | {name: OPS[name] for name in BIT_OPS}
 COMPLEX_OPS = ("SUM", "AVG", "PREMUL_SUM")
 #: What goes before a message: its tag, its length in bytes.
 HEADER = struct.Struct("<qQ")
-TIMEOUT_MS_MAX = 10**12
+#: The longest time that is given to the package, in seconds.
+TIMEOUT_S_MAX = 10.0**8
 
 
-def milliseconds(timeout):
-    """Returns a timedelta in milliseconds; 0 for none."""
+def seconds(timeout):
+    """Returns a timedelta in seconds; None for none."""
     if timeout is None or timeout <= timedelta(0):
-        return 0
-    return min(max(1, int(timeout.total_seconds() * 1000)), TIMEOUT_MS_MAX)
+        return None
+    return min(timeout.total_seconds(), TIMEOUT_S_MAX)
 
 
 def dense(tensor):
@@ -90,10 +91,14 @@ def resolved(tensor):
     return tensor.resolve_conj().resolve_neg()
 
 
-def data_of(tensor):
-    """Returns address, count and type for the C ABI."""
-    data_type, width = DATA_TYPES[tensor.dtype]
-    return tensor.data_ptr(), tensor.numel() * width, data_type
+def type_of(tensor):
+    """Returns the element type of pleach for a tensor."""
+    return DATA_TYPES[tensor.dtype][0]
+
+
+def memory(tensor):
+    """Returns address and number of elements of pleach."""
+    return tensor.data_ptr(), tensor.numel() * DATA_TYPES[tensor.dtype][1]
 
 
 def same_type(tensors, what):
@@ -117,7 +122,6 @@ class PleachProcessGroup(dist.ProcessGroup):
         self._rank = rank
         self._size = size
         self._timeout = timeout
-        self._timeout_ms = 0
         self._closed = None
         self._name = ""
         self._description = "undefined"
@@ -127,13 +131,7 @@ class PleachProcessGroup(dist.ProcessGroup):
         self._messages_lock = threading.Lock()
         self._barriers = 0
         self._process = os.getpid()
-        if rank == 0:
-            unique_id = c.Comm.unique_id()
-            store.set("pleach", unique_id.hex())
-        else:
-            store.wait(["pleach"], timeout)
-            unique_id = bytes.fromhex(store.get("pleach").decode())
-        self._comm = c.Comm(unique_id, rank, size, milliseconds(timeout))
+        self._comm = Comm(store, rank, size, seconds(timeout))
 
     @classmethod
     def create(cls, store, rank, size, timeout):
@@ -237,12 +235,10 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     def _give(self, job, result, opts=None, is_async=None):
         self._expect_open()
-        limit = milliseconds(getattr(opts, "timeout", None)) or milliseconds(self._timeout)
+        limit = seconds(getattr(opts, "timeout", None)) or seconds(self._timeout)
 
         def timed():
-            if limit != self._timeout_ms:
-                self._comm.set_timeout(limit)
-                self._timeout_ms = limit
+            self._comm.timeout_s = limit
             job()
 
         if is_async is None:
@@ -277,10 +273,8 @@ class PleachProcessGroup(dist.ProcessGroup):
             if factor.numel() != 1:
                 raise PleachUnsupported("the factor of PREMUL_SUM must have one element")
             factor = factor.item()
-        real = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-        one = torch.tensor([factor]).to(real.get(dtype, dtype))
-        value = (ctypes.c_char * one.element_size()).from_buffer_copy(one.view(torch.uint8).numpy().tobytes())
-        return self._comm.premultiplied(value, DATA_TYPES[dtype][0])
+        is_whole = not (dtype.is_floating_point or dtype.is_complex)
+        return PremulSum(int(factor) if is_whole else float(factor))
 
     def _root(self, root):
         if not 0 <= root < self._size:
@@ -296,8 +290,7 @@ class PleachProcessGroup(dist.ProcessGroup):
 
         def job():
             data = resolved(tensor).contiguous()
-            address, count, data_type = data_of(data)
-            self._comm.call("pleachBroadcast", address, address, count, data_type, root)
+            self._comm.call("broadcast", type_of(data), memory(data), memory(data), root=root)
             if data.data_ptr() != tensor.data_ptr():
                 store_into(tensor, data)
 
@@ -327,8 +320,7 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     def _reduce_all(self, tensor, number):
         data = resolved(tensor).contiguous()
-        address, count, data_type = data_of(data)
-        self._comm.call("pleachAllReduce", address, address, count, data_type, number)
+        self._comm.call("all_reduce", type_of(data), memory(data), memory(data), number)
         if data.data_ptr() != tensor.data_ptr():
             store_into(tensor, data)
 
@@ -343,7 +335,7 @@ class PleachProcessGroup(dist.ProcessGroup):
             indices, values = own.indices().t().contiguous(), own.values().contiguous()
             lengths = torch.empty(self._size, dtype=torch.int64)
             length = torch.tensor([values.shape[0]])
-            self._comm.call("pleachAllGather", length.data_ptr(), lengths.data_ptr(), 1, DATA_TYPES[torch.int64][0])
+            self._comm.call("all_gather", "int64", memory(length), memory(lengths))
             all_indices = self._gather_rows(indices, lengths.tolist())
             all_values = self._gather_rows(values, lengths.tolist())
             total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
@@ -356,8 +348,8 @@ class PleachProcessGroup(dist.ProcessGroup):
         row = rows.shape[1:].numel()
         width = DATA_TYPES[rows.dtype][1]
         gathered = rows.new_empty((sum(lengths), *rows.shape[1:]))
-        counts = sizes([length * row * width for length in lengths])
-        self._comm.call("pleachAllGatherV", rows.data_ptr(), gathered.data_ptr(), counts, DATA_TYPES[rows.dtype][0])
+        counts = [length * row * width for length in lengths]
+        self._comm.call("all_gather", type_of(rows), memory(rows), memory(gathered), counts=counts)
         return gathered
 
     def reduce(self, tensors, opts=None, *further):
@@ -369,8 +361,7 @@ class PleachProcessGroup(dist.ProcessGroup):
 
         def job():
             data = resolved(tensor).contiguous()
-            address, count, data_type = data_of(data)
-            self._comm.call("pleachReduce", address, address, count, data_type, number, root)
+            self._comm.call("reduce", type_of(data), memory(data), memory(data), number, root=root)
             if root == self._rank and data.data_ptr() != tensor.data_ptr():
                 store_into(tensor, data)
 
@@ -378,8 +369,7 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     def _gather_all(self, source, flat):
         source = resolved(source).contiguous()
-        address, count, data_type = data_of(source)
-        self._comm.call("pleachAllGather", address, flat.data_ptr(), count, data_type)
+        self._comm.call("all_gather", type_of(source), memory(source), memory(flat))
 
     def allgather(self, outputs, inputs, opts=None, timeout=None):
         """Stores the tensor of every rank in the list of every rank."""
@@ -452,9 +442,8 @@ class PleachProcessGroup(dist.ProcessGroup):
 
         def job():
             data = resolved(source).contiguous()
-            address, count, data_type = data_of(data)
             flat = data.new_empty(self._size * data.numel() if outputs else 0)
-            self._comm.call("pleachGather", address, flat.data_ptr(), count, data_type, root)
+            self._comm.call("gather", type_of(data), memory(data), memory(flat), root=root)
             for output, part in zip(outputs, flat.view(self._size, -1) if outputs else ()):
                 store_into(output, part)
 
@@ -473,9 +462,8 @@ class PleachProcessGroup(dist.ProcessGroup):
         def job():
             flat = torch.cat([resolved(tensor).reshape(-1) for tensor in inputs]) if inputs else None
             part = torch.empty(output.numel(), dtype=output.dtype)
-            address, count, data_type = data_of(part)
-            source = flat.data_ptr() if inputs else None
-            self._comm.call("pleachScatter", source, address, count, data_type, root)
+            source = memory(flat) if inputs else (0, 0)
+            self._comm.call("scatter", type_of(part), source, memory(part), root=root)
             store_into(output, part)
 
         return self._give(job, [output], opts)
@@ -501,12 +489,12 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     def _scatter_reduced(self, output, flat, number):
         part = output if output.is_contiguous() else torch.empty(output.shape, dtype=output.dtype)
-        address, count, data_type = data_of(part)
+        address = part.data_ptr()
         # The input of a caller is never changed, and input and output may be the same memory.
         begins, bytes_each = flat.data_ptr(), part.numel() * part.element_size()
         if address < begins + bytes_each * self._size and begins < address + bytes_each:
             flat = flat.clone()
-        self._comm.call("pleachReduceScatter", flat.data_ptr(), address, count, data_type, number)
+        self._comm.call("reduce_scatter", type_of(part), memory(flat), memory(part), number)
         if part is not output:
             store_into(output, part)
 
@@ -553,10 +541,12 @@ class PleachProcessGroup(dist.ProcessGroup):
         return self._give(job, outputs, opts)
 
     def _exchange(self, received, sent, received_lengths, sent_lengths):
-        data_type, width = DATA_TYPES[sent.dtype]
-        send = sizes([length * width for length in sent_lengths])
-        receive = sizes([length * width for length in received_lengths])
-        self._comm.call("pleachAlltoAllV", sent.data_ptr(), send, received.data_ptr(), receive, data_type)
+        width = DATA_TYPES[sent.dtype][1]
+        send = [length * width for length in sent_lengths]
+        receive = [length * width for length in received_lengths]
+        self._comm.call(
+            "all_to_all", type_of(sent), memory(sent), memory(received), counts=send, receive_counts=receive
+        )
 
     def alltoall_base(self, output, source, output_splits=(), input_splits=(), opts=None, timeout=None):
         """Sends rows of the input to each rank; without splits the rows are divided evenly."""
@@ -587,7 +577,7 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts=None, timeout=None):
         """Waits until every rank has called it."""
-        return self._give(lambda: self._comm.call("pleachBarrier"), [], opts)
+        return self._give(lambda: self._comm.call("barrier"), [], opts)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """Waits until every rank has called it; rank 0 raises an error that names the missing ranks."""
@@ -637,10 +627,10 @@ class PleachProcessGroup(dist.ProcessGroup):
         def job():
             data = resolved(tensor).contiguous()
             count = data.numel() * data.element_size()
-            header = HEADER.pack(tag, count)
-            self._comm.call("pleachSend", header, len(header), c.UINT8, peer)
+            header = ctypes.create_string_buffer(HEADER.pack(tag, count), HEADER.size)
+            self._comm.call("send", source=(ctypes.addressof(header), HEADER.size), root=peer)
             if count:
-                self._comm.call("pleachSend", data.data_ptr(), count, c.UINT8, peer)
+                self._comm.call("send", source=(data.data_ptr(), count), root=peer)
 
         return self._message_lane("send", peer).give(job, [tensor], True)
 
@@ -669,12 +659,12 @@ class PleachProcessGroup(dist.ProcessGroup):
         else:
             while True:
                 header = ctypes.create_string_buffer(HEADER.size)
-                self._comm.call("pleachRecv", ctypes.addressof(header), HEADER.size, c.UINT8, peer)
+                self._comm.call("recv", target=(ctypes.addressof(header), HEADER.size), root=peer)
                 found, count = HEADER.unpack(header.raw)
                 is_wanted = found == tag and count == wanted
                 data = target if is_wanted else torch.empty(count, dtype=torch.uint8)
                 if count:
-                    self._comm.call("pleachRecv", data.data_ptr(), count, c.UINT8, peer)
+                    self._comm.call("recv", target=(data.data_ptr(), count), root=peer)
                 if found == tag:
                     break
                 stash.setdefault(found, []).append(data)
@@ -716,8 +706,3 @@ def reduce_op(opts):
     if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
         return opts
     return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
-
-
-def sizes(counts):
-    """Returns a C array of counts."""
-    return (ctypes.c_size_t * len(counts))(*counts)
