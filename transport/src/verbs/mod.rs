@@ -204,7 +204,7 @@ impl VerbsDevice {
         let library = library()?;
         let listed = objects::device_names(library);
         let names = listed.map_err(|_| PortError::NoDevice)?;
-        let ports = port::ports(Path::new(port::SYSFS), &names)?;
+        let ports = port::ports(Path::new(port::SYSFS), &options.considered(names))?;
         let mut options = options.clone();
         if options.interface.is_none() {
             options.interface.clone_from(&config.interface);

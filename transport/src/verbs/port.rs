@@ -14,7 +14,8 @@ use std::str::FromStr;
 
 use super::wire::{NICS_MAX, QUEUE_PAIRS_MAX};
 
-use rustix::fs::{Access, access};
+use rustix::fd::{AsFd, BorrowedFd};
+use rustix::fs::{Access, CWD, Mode, OFlags, access, openat};
 
 /// The kernel's folder of RDMA devices.
 pub const SYSFS: &str = "/sys/class/infiniband";
@@ -376,13 +377,17 @@ fn interface(device: &Path, port: &Path, gids: &[Gid]) -> Option<String> {
 
 fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
     let mut found = Vec::new();
-    for index in numbers(&port.join("gids"))? {
+    let path = port.join("gids");
+    let sysfs = |error: rustix::io::Errno| PortError::Sysfs {
+        path: path.display().to_string(),
+        kind: io::Error::from(error).kind(),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let table = openat(CWD, &path, flags, Mode::empty()).map_err(sysfs)?;
+    for index in numbers(&path)? {
         // Unused entries have no type, or cannot be read.
         let name = index.to_string();
-        let Some(address) = read(&port.join("gids").join(&name)).and_then(|text| text.parse().ok()) else {
-            continue;
-        };
-        let address: Ipv6Addr = address;
+        let Some(address) = address(table.as_fd(), &name) else { continue };
         if address.is_unspecified() || address.segments()[4..] == [0; 4] {
             continue;
         }
@@ -398,6 +403,16 @@ fn gids(port: &Path, is_infiniband: bool) -> Result<Vec<Gid>, PortError> {
         found.push(Gid { index, address, kind, interface });
     }
     Ok(found)
+}
+
+/// The address of an entry in a port's table of GIDs. A table has up to 1,024 entries, nearly all
+/// of them unused, so an entry costs three system calls and no walk along the path.
+fn address(table: BorrowedFd<'_>, entry: &str) -> Option<Ipv6Addr> {
+    const TEXT_BYTES_MAX: usize = 64;
+    let file = openat(table, entry, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut text = [0; TEXT_BYTES_MAX];
+    let len = rustix::io::read(&file, &mut text).ok()?;
+    std::str::from_utf8(&text[..len]).ok()?.trim().parse().ok()
 }
 
 /// The error when this user cannot open the file of a device.
@@ -423,6 +438,19 @@ fn numbers(folder: &Path) -> Result<Vec<u32>, PortError> {
 
 fn read(path: &Path) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+impl VerbsOptions {
+    /// The devices whose ports a rank with these options has to know: those that it names, if all of
+    /// them exist, otherwise all, which an error then lists.
+    pub(super) fn considered(&self, mut devices: Vec<String>) -> Vec<String> {
+        let device = |part: &str| part.trim().split(':').next().unwrap_or_default().to_owned();
+        let named: Vec<String> = self.device.iter().flat_map(|text| text.split(',')).map(device).collect();
+        if !named.is_empty() && named.iter().all(|name| devices.contains(name)) {
+            devices.retain(|name| named.contains(name));
+        }
+        devices
+    }
 }
 
 /// Chooses a port for each device of the options. See the module.

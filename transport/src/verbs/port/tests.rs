@@ -81,6 +81,16 @@ fn several_devices_are_taken_in_their_order_each_with_its_best_address() {
 }
 
 #[test]
+fn only_ports_of_named_devices_are_read_unless_a_name_is_wrong() {
+    let all = || vec!["a".to_owned(), "b".to_owned(), "c".to_owned()];
+    let named = |text: &str| VerbsOptions { device: Some(text.to_owned()), ..VerbsOptions::default() };
+    assert_eq!(named("c, a:2").considered(all()), ["a", "c"]);
+    assert_eq!(named("b:1,b:2").considered(all()), ["b"]);
+    assert_eq!(named("a,x").considered(all()), all());
+    assert_eq!(VerbsOptions::default().considered(all()), all());
+}
+
+#[test]
 fn an_ethernet_port_without_addresses_is_told_apart_from_one_that_is_down() {
     let bare = Port { gids: Vec::new(), ..port("a", true) };
     let refused = choose(&[bare], &VerbsOptions::default()).unwrap_err();
