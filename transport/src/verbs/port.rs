@@ -441,8 +441,8 @@ fn read(path: &Path) -> Option<String> {
 }
 
 impl VerbsOptions {
-    /// The devices whose ports a rank with these options has to know: those that it names, if all of
-    /// them exist, otherwise all, which an error then lists.
+    /// The devices whose ports a rank with these options has to know: those that it names, if all
+    /// of them exist, otherwise all, which an error then lists.
     pub(super) fn considered(&self, mut devices: Vec<String>) -> Vec<String> {
         let device = |part: &str| part.trim().split(':').next().unwrap_or_default().to_owned();
         let named: Vec<String> = self.device.iter().flat_map(|text| text.split(',')).map(device).collect();
