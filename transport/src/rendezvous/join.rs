@@ -529,11 +529,15 @@ impl<'a> JoinProtocol<'a> {
             && let Err(error) = self.connect_all(&mut **reached, &lines, until, &mut events)
         {
             line = format!("{}{error}", if error.is_absence() { '~' } else { '-' });
-            // Dropped at once, so that the others detect it before the time is up.
+        }
+        let outcome = format!("{}/outcome", topic(fabric));
+        self.write(&outcome, &line)?;
+        if line != "+" {
+            // Dropped at once, so that the others detect it before the time is up, but after the
+            // line: who detects it finds the line.
             device = None;
         }
-        let outcomes =
-            self.exchange(&format!("{}/outcome", topic(fabric)), &line, device.as_deref_mut(), &mut events)?;
+        let outcomes = self.lines(&outcome, device.as_deref_mut(), &mut events)?;
         Ok(match (first_failure(fabric, &outcomes), device) {
             (None, Some(device)) => Ok(Connected { deferred_responder, device, events }),
             (Some(error), _) => Err(error),
@@ -605,8 +609,23 @@ impl<'a> JoinProtocol<'a> {
         device: Option<&mut (dyn Device + '_)>,
         events: &mut Vec<Event>,
     ) -> Result<Vec<String>, JoinError> {
+        self.write(topic, line)?;
+        self.lines(topic, device, events)
+    }
+
+    /// Writes this rank's line on a topic.
+    fn write(&mut self, topic: &str, line: &str) -> Result<(), JoinError> {
         let key = format!("{topic}/{}", self.world.rank);
-        self.store.set(&key, cut(line).as_bytes(), self.deadline).map_err(JoinError::Store)?;
+        self.store.set(&key, cut(line).as_bytes(), self.deadline).map_err(JoinError::Store)
+    }
+
+    /// Waits for the lines of all ranks on a topic.
+    fn lines(
+        &mut self,
+        topic: &str,
+        device: Option<&mut (dyn Device + '_)>,
+        events: &mut Vec<Event>,
+    ) -> Result<Vec<String>, JoinError> {
         let lines = self.wait(topic, 0..self.world.world_size, device.map(|device| (device, events)))?;
         Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
     }
@@ -620,6 +639,18 @@ impl<'a> JoinProtocol<'a> {
     ) -> Result<Vec<Vec<u8>>, JoinError> {
         let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
         loop {
+            // Before the store is asked: a rank writes its line before its device goes, so a rank
+            // that was lost here and is missing there writes nothing more.
+            let mut lost = Vec::new();
+            if let Some((device, later)) = &mut polled {
+                let mut events = Vec::with_capacity(EVENTS);
+                device.poll(now(), &mut events);
+                later.append(&mut events);
+                lost.extend(later.iter().filter_map(|event| match event {
+                    Event::PeerLost { peer, .. } | Event::Departed { peer } => Some(*peer),
+                    _ => None,
+                }));
+            }
             let until =
                 if polled.is_some() { self.deadline.min(now() + POLL_INTERVAL) } else { self.deadline };
             let error = match self.store.wait(&keys, until, self.limit) {
@@ -634,17 +665,7 @@ impl<'a> JoinProtocol<'a> {
             };
             let ranks: Vec<Rank> =
                 keys.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok()).collect();
-            let mut lost = false;
-            if let Some((device, later)) = &mut polled {
-                let mut events = Vec::with_capacity(EVENTS);
-                device.poll(now(), &mut events);
-                later.append(&mut events);
-                lost = later.iter().any(|event| {
-                    matches!(event, Event::PeerLost { peer, .. } | Event::Departed { peer } if ranks.contains(peer))
-                });
-            }
-            // A lost rank writes nothing more.
-            if lost || now() >= self.deadline {
+            if ranks.iter().any(|rank| lost.contains(rank)) || now() >= self.deadline {
                 let (world_size, waited) = (self.world.world_size, now().since(self.started));
                 return Err(JoinError::Missing { ranks, world_size, waited, refused });
             }

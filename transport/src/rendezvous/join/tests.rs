@@ -19,6 +19,9 @@ use crate::signals::{Signal, Signals};
 
 type Wants = Arc<Mutex<BTreeSet<(String, Rank, Rank)>>>;
 
+/// The devices that have gone, by fabric and rank.
+type Gone = Arc<Mutex<BTreeSet<(String, Rank)>>>;
+
 /// What goes wrong with a fabric at a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trouble {
@@ -26,13 +29,19 @@ enum Trouble {
     Reach,
     /// It sees its peers go.
     Lose,
-    /// It may lock no memory for them.
+    /// It may open no files for them.
     Files,
+    /// As `Files`, and its peers see its device go long before the device has gone.
+    FilesAndSlow,
 }
+
+/// How long a slow device takes to go: many times the interval at which peers look.
+const SLOW: Duration = Duration::from_millis(300);
 
 /// One rank's fabrics: pairs are connected when both want it.
 struct Paper {
     wants: Wants,
+    gone: Gone,
     rank: Rank,
     troubles: Vec<(Fabric, Trouble)>,
     made: Vec<Fabric>,
@@ -52,13 +61,30 @@ impl DeviceFactory for Paper {
         }
         let info = paper_info(self.rank, fabric, config.world_size);
         let mute = self.troubles.contains(&(fabric, Trouble::Reach));
-        let losses =
-            [(Trouble::Lose, LossCause::ConnectionClosed), (Trouble::Files, LossCause::Files { most: 7 })];
+        let losses = [
+            (Trouble::Lose, LossCause::ConnectionClosed),
+            (Trouble::Files, LossCause::Files { most: 7 }),
+            (Trouble::FilesAndSlow, LossCause::Files { most: 7 }),
+        ];
         let loss = losses.into_iter().find(|(trouble, _)| self.troubles.contains(&(fabric, *trouble)));
         let loses = loss.map(|(_, cause)| cause);
-        let (wants, rank) = (Arc::clone(&self.wants), self.rank);
+        let (wants, gone, rank) = (Arc::clone(&self.wants), Arc::clone(&self.gone), self.rank);
+        let is_slow = self.troubles.contains(&(fabric, Trouble::FilesAndSlow));
         let responder = Arc::clone(&config.responder);
-        Ok(Box::new(PaperDevice { info, fabric, rank, wants, waiting: Vec::new(), mute, loses, responder }))
+        let (waiting, connected) = (Vec::new(), Vec::new());
+        Ok(Box::new(PaperDevice {
+            info,
+            fabric,
+            rank,
+            wants,
+            gone,
+            waiting,
+            connected,
+            mute,
+            loses,
+            is_slow,
+            responder,
+        }))
     }
 }
 
@@ -81,11 +107,23 @@ struct PaperDevice {
     fabric: Fabric,
     rank: Rank,
     wants: Wants,
+    gone: Gone,
     waiting: Vec<Rank>,
+    connected: Vec<Rank>,
     mute: bool,
     /// How it loses whom it is to connect to.
     loses: Option<LossCause>,
+    is_slow: bool,
     responder: Arc<dyn Responder>,
+}
+
+impl Drop for PaperDevice {
+    fn drop(&mut self) {
+        self.gone.lock().expect("whole").insert((self.fabric.to_string(), self.rank));
+        if self.is_slow {
+            thread::sleep(SLOW);
+        }
+    }
 }
 
 struct Silent;
@@ -132,10 +170,19 @@ unsafe impl Device for PaperDevice {
             events.extend(self.waiting.drain(..).map(|peer| Event::PeerLost { peer, cause: cause.clone() }));
             return;
         }
+        let gone = self.gone.lock().expect("whole");
+        self.connected.retain(|&peer| {
+            let has_gone = gone.contains(&(self.fabric.to_string(), peer));
+            if has_gone {
+                events.push(Event::PeerLost { peer, cause: LossCause::ConnectionClosed });
+            }
+            !has_gone
+        });
         let wants = self.wants.lock().expect("whole");
         self.waiting.retain(|&peer| {
             let both = !self.mute && wants.contains(&(self.fabric.to_string(), peer, self.rank));
             if both {
+                self.connected.push(peer);
                 events.push(Event::Connected { peer });
                 self.responder.message(peer, b"early");
             }
@@ -203,10 +250,11 @@ impl Job {
 
     /// How each process's joining ends: the fabric and what came early, or the error's text.
     fn run(&self) -> Vec<Result<(Fabric, usize), String>> {
-        let wants = Wants::default();
+        let (wants, gone) = (Wants::default(), Gone::default());
         thread::scope(|scope| {
             let run = |process: Process| {
-                let (wants, rendezvous) = (Arc::clone(&wants), self.rendezvous.clone());
+                let (wants, gone) = (Arc::clone(&wants), Arc::clone(&gone));
+                let rendezvous = self.rendezvous.clone();
                 let Process { rank, world_size, troubles, .. } = process;
                 let world = World {
                     rank,
@@ -223,7 +271,7 @@ impl Job {
                     timeout: self.timeout,
                 };
                 let counter = Arc::new(Counter::default());
-                let mut fabrics = Paper { wants, rank, troubles, made: Vec::new() };
+                let mut fabrics = Paper { wants, gone, rank, troubles, made: Vec::new() };
                 let joined = join_over(&world, &options, Arc::<Counter>::clone(&counter), &mut fabrics)
                     .map_err(|error| error.to_string())?;
                 assert_eq!((joined.rank, joined.world_size), (rank, world_size));
@@ -409,6 +457,20 @@ fn the_rank_that_knows_the_cause_is_named_and_not_one_that_only_saw_it_go() {
 }
 
 #[test]
+fn the_line_of_a_rank_whose_device_is_seen_to_go_is_waited_for() {
+    let mut job = Job::of(3);
+    job.processes.iter_mut().for_each(|process| process.fabric = FabricChoice::Only(Fabric::Tcp));
+    job.processes[2].troubles = vec![(Fabric::Tcp, Trouble::FilesAndSlow)];
+    for result in job.run() {
+        let error = result.expect_err("not connected");
+        assert!(
+            error.contains("fabric tcp not usable: rank 2: ") && error.contains("no more than 7 files"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn without_a_place_several_ranks_cannot_meet() {
     let world = World { world_size: 2, ..World::alone() };
     let options = JoinOptions {
@@ -417,7 +479,8 @@ fn without_a_place_several_ranks_cannot_meet() {
         signal_slots: 1,
         timeout: Duration::from_secs(1),
     };
-    let mut fabrics = Paper { wants: Wants::default(), rank: 0, troubles: Vec::new(), made: Vec::new() };
+    let (wants, gone) = (Wants::default(), Gone::default());
+    let mut fabrics = Paper { wants, gone, rank: 0, troubles: Vec::new(), made: Vec::new() };
     let error =
         join_over(&world, &options, Arc::new(Counter::default()), &mut fabrics).expect_err("no place");
     assert!(error.to_string().contains("PLEACH_RENDEZVOUS"), "{error}");
