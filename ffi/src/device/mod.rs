@@ -100,6 +100,8 @@ enum Transfer {
 struct State {
     /// None once it is closed.
     device: Option<Box<dyn Device>>,
+    /// Whether a thread closes the device: no other thread waits on it any longer.
+    is_closing: bool,
     /// Where the ranks have met.
     store: Option<Box<dyn Store>>,
     events: Vec<Event>,
@@ -132,11 +134,15 @@ fn late(text: impl Into<String>) -> Failed {
     Failed { result: pleachResult_t::pleachTimeout, text: text.into() }
 }
 
+fn closed() -> Failed {
+    Failed::usage("the device was closed by another thread")
+}
+
 impl State {
     fn device(&mut self) -> Result<&mut dyn Device, Failed> {
         match &mut self.device {
             Some(device) => Ok(&mut **device),
-            None => Err(Failed::usage("the device was closed by another thread")),
+            None => Err(closed()),
         }
     }
 
@@ -196,6 +202,7 @@ impl OpenDevice {
             last_transfer: 0,
             store,
             device: None,
+            is_closing: false,
         };
         events.into_iter().for_each(|event| state.handle(event));
         let (transfer_bytes_max, fabric) = (info.transfer_bytes_max, info.fabric);
@@ -230,8 +237,21 @@ impl OpenDevice {
         })
     }
 
-    /// Makes progress until `check` has a result, at most `limit` (`None` then).
+    /// Makes progress until `check` has a result, at most `limit` (`None` then), or the device is
+    /// closed.
     fn wait<T>(
+        &self,
+        limit: Duration,
+        mut check: impl FnMut(&mut State) -> Result<Option<T>, Failed>,
+    ) -> Result<Option<T>, Failed> {
+        self.drive(limit, |state| match state.is_closing {
+            true => Err(closed()),
+            false => check(state),
+        })
+    }
+
+    /// As [`OpenDevice::wait`], also while the device is being closed.
+    fn drive<T>(
         &self,
         limit: Duration,
         mut check: impl FnMut(&mut State) -> Result<Option<T>, Failed>,
@@ -360,9 +380,12 @@ impl OpenDevice {
     }
 
     fn close(&self) -> Result<(), Failed> {
-        self.lock().device()?.leave();
+        let mut state = self.lock();
+        state.is_closing = true;
+        state.device()?.leave();
+        drop(state);
         self.waker.wake();
-        let left = self.wait(CLOSE_TIMEOUT, |state| Ok(state.device()?.flush(Flush::All).then_some(())));
+        let left = self.drive(CLOSE_TIMEOUT, |state| Ok(state.device()?.flush(Flush::All).then_some(())));
         let mut state = self.lock();
         state.store = None;
         let device = state.device.take();
