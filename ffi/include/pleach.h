@@ -638,6 +638,54 @@ pleachResult_t pleachAlltoAllV(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
+// As pleachGather with blocks of different lengths: that of rank r has `counts[r]` elements, and
+// all ranks pass the same counts, one for each rank.
+//
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+// is read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
+pleachResult_t pleachGatherV(const void *sendbuff,
+                             void *recvbuff,
+                             const size_t *counts,
+                             pleachDataType_t datatype,
+                             int root,
+                             pleachComm_t comm,
+                             void *stream);
+
+// As pleachScatter with blocks of different lengths: that of rank r has `counts[r]` elements, and
+// all ranks pass the same counts, one for each rank.
+//
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+// is read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
+pleachResult_t pleachScatterV(const void *sendbuff,
+                              void *recvbuff,
+                              const size_t *counts,
+                              pleachDataType_t datatype,
+                              int root,
+                              pleachComm_t comm,
+                              void *stream);
+
 // Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call
 // it.
 //

@@ -563,6 +563,84 @@ pub unsafe extern "C" fn pleachAlltoAllV(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
+/// As pleachGather with blocks of different lengths: that of rank r has `counts[r]` elements, and
+/// all ranks pass the same counts, one for each rank.
+///
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+/// is read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachGatherV(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    counts: *const usize,
+    datatype: pleachDataType_t,
+    root: c_int,
+    comm: pleachComm_t,
+    stream: *mut c_void,
+) -> pleachResult_t {
+    let shape = |held: &Comm| {
+        let root = rank_of(root, "root")?;
+        // SAFETY: the caller's promise.
+        let list = unsafe { self::counts(counts, held.group.world_size(), "counts") }?;
+        let input = (sendbuff, list[held.group.rank() as usize]);
+        let all = sum(&list)?;
+        let output = (held.group.rank() == root).then_some((recvbuff.cast_const(), all));
+        Ok((Collective::Gather { root }, Some(input), output, Blocks::Listed(list)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
+}
+
+/// As pleachScatter with blocks of different lengths: that of rank r has `counts[r]` elements, and
+/// all ranks pass the same counts, one for each rank.
+///
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+/// is read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachScatterV(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    counts: *const usize,
+    datatype: pleachDataType_t,
+    root: c_int,
+    comm: pleachComm_t,
+    stream: *mut c_void,
+) -> pleachResult_t {
+    let shape = |held: &Comm| {
+        let root = rank_of(root, "root")?;
+        // SAFETY: the caller's promise.
+        let list = unsafe { self::counts(counts, held.group.world_size(), "counts") }?;
+        let output = (recvbuff.cast_const(), list[held.group.rank() as usize]);
+        let all = sum(&list)?;
+        let input = (held.group.rank() == root).then_some((sendbuff, all));
+        Ok((Collective::Scatter { root }, input, Some(output), Blocks::Listed(list)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
+}
+
 fn sum(counts: &[usize]) -> Result<usize, Failed> {
     let sum = counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count));
     sum.ok_or_else(|| Failed::argument("the counts together are more than a process can address"))

@@ -369,6 +369,11 @@ fn the_wrapper_of_cpp_works_in_both_standards() {
     run(&compiled("wrapper.cc", Linked::Static), 2, &folder);
     let newer = compiled_by(&["c++", "-std=c++20"], "wrapper.cc", Linked::Shared);
     run(&newer.expect("a compiler runs"), 4, &folder);
+    let device = compiled("wrapper_device.cc", Linked::Shared);
+    for fabric in ["shm", "tcp"] {
+        run_with(&device, 2, &folder, &[fabric]);
+    }
+    run_with(&device, 4, &folder, &["shm"]);
 }
 
 #[test]
@@ -388,12 +393,13 @@ fn clang_takes_what_gcc_takes() {
         (["clang", "-std=c99"], "collectives.c"),
         (["clang", "-std=c99"], "device.c"),
         (["clang++", "-std=c++17"], "wrapper.cc"),
+        (["clang++", "-std=c++17"], "wrapper_device.cc"),
     ] {
         let Some(program) = compiled_by(&command, source, Linked::Shared) else {
             eprintln!("\nskipped {source} by {}: there is no such compiler", command[0]);
             continue;
         };
-        let fabric: &[&str] = if source == "device.c" { &["shm"] } else { &[] };
+        let fabric: &[&str] = if source.contains("device") { &["shm"] } else { &[] };
         run_with(&program, 2, &folder, fabric);
     }
 }
@@ -416,6 +422,9 @@ fn no_address_error_and_no_leak() {
         run_with(&device, 2, &folder, &[fabric]);
     }
     run_killed(&sanitized("interrupted_device.c"), 2, &folder, &["shm"]);
+    let command = ["c++", "-std=c++17", "-g", "-fsanitize=address,undefined"];
+    let wrapper = compiled_by(&command, "wrapper_device.cc", Linked::Shared).expect("a compiler runs");
+    run_with(&wrapper, 2, &folder, &["tcp"]);
 }
 
 #[test]

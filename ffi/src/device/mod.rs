@@ -50,6 +50,10 @@ const SPIN: Duration = Duration::from_micros(100);
 /// How long closing waits for what was submitted.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a message of a peer may come after the news of the peer's end: the two come by
+/// different ways.
+const MESSAGE_GRACE: Duration = Duration::from_secs(1);
+
 /// Events taken from the device at a time.
 const EVENTS: usize = 64;
 
@@ -350,6 +354,22 @@ impl OpenDevice {
         posted.ok_or_else(|| late(format!("rank {peer} has not taken a message in time")))
     }
 
+    /// The next message of a peer.
+    fn message(&self, peer: Rank, until: Nanos) -> Result<Vec<u8>, Failed> {
+        let come = self.wait(until.since(now()), |state| match self.inbox.take(peer) {
+            Some(message) => Ok(Some(Ok(message))),
+            None => Ok(state.expect(peer).err().map(Err)),
+        })?;
+        match come {
+            Some(Ok(message)) => Ok(message),
+            Some(Err(gone)) => self.wait(MESSAGE_GRACE, |_| Ok(self.inbox.take(peer)))?.ok_or(gone),
+            None => Err(late(format!(
+                "rank {peer} has not called pleachDeviceExchange within {:?}",
+                self.timeout
+            ))),
+        }
+    }
+
     /// The bytes of all ranks, in rank order.
     fn exchange(&self, own: &[u8]) -> Result<Vec<u8>, Failed> {
         let _exclusive = self.exchanging.lock().unwrap_or_else(PoisonError::into_inner);
@@ -363,13 +383,7 @@ impl OpenDevice {
         };
         store(self.rank, own);
         for peer in peers() {
-            let message = self.wait(until.since(now()), |state| match self.inbox.take(peer) {
-                Some(message) => Ok(Some(message)),
-                None => state.expect(peer).map(|()| None),
-            })?;
-            let message = message.ok_or_else(|| {
-                late(format!("rank {peer} has not called pleachDeviceExchange within {:?}", self.timeout))
-            })?;
+            let message = self.message(peer, until)?;
             if message.len() != own.len() {
                 let (theirs, own) = (message.len(), own.len());
                 return Err(Failed::usage(format!("rank {peer} exchanges {theirs} bytes, this rank {own}")));

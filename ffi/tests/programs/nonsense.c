@@ -20,6 +20,12 @@ static void no_buffers(pleachComm_t comm) {
     REFUSED(pleachAllGatherV(NULL, NULL, counts, pleachFloat32, comm, NULL));
     REFUSED(pleachReduceScatterV(NULL, NULL, counts, pleachFloat32, pleachSum, comm, NULL));
     REFUSED(pleachAlltoAllV(NULL, counts, NULL, counts, pleachFloat32, comm, NULL));
+    REFUSED(pleachGatherV(NULL, NULL, counts, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachGatherV(NULL, NULL, NULL, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachGatherV(NULL, NULL, counts, pleachFloat32, 1, comm, NULL));
+    REFUSED(pleachScatterV(NULL, NULL, counts, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachScatterV(NULL, NULL, NULL, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachScatterV(NULL, NULL, counts, pleachFloat32, -1, comm, NULL));
 }
 
 /* Every function that takes a communicator, with one that is none. */

@@ -73,6 +73,8 @@ static void calls_communicator(void) {
     ANSWERED(pleachAllGatherV(in, out, counts, pleachFloat32, comm, NULL));
     ANSWERED(pleachReduceScatterV(in, out, counts, pleachFloat32, pleachSum, comm, NULL));
     ANSWERED(pleachAlltoAllV(in, counts, out, counts, pleachFloat32, comm, NULL));
+    ANSWERED(pleachGatherV(in, out, counts, pleachFloat32, 0, comm, NULL));
+    ANSWERED(pleachScatterV(in, out, counts, pleachFloat32, 0, comm, NULL));
     ANSWERED(pleachBarrier(comm, NULL));
     ANSWERED(pleachCommSplit(comm, 0, 0, &part));
     if (part != NULL) OK(pleachCommDestroy(part));
