@@ -6,6 +6,7 @@
 //! together.
 
 use std::cell::RefCell;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use pleach_collectives::{CollectiveError, Group, Operation, Pending, RawPair};
@@ -49,18 +50,22 @@ pub(crate) fn expect_no_batch() -> Result<(), Failed> {
 }
 
 /// Carries out an operation now, or keeps it for pleachGroupEnd.
-pub(crate) fn carry_out(comm: Arc<Comm>, group: Group, operation: Operation<RawPair>) -> Result<(), Failed> {
-    let now = CALLS.with_borrow_mut(|calls| {
-        if calls.depth == 0 {
-            return Some((comm, group, operation));
-        }
-        calls.calls.push(Call { comm, group, operation });
-        None
-    });
-    match now {
-        Some((comm, group, operation)) => comm.note(group.run(operation)),
-        None => Ok(()),
+pub(crate) fn carry_out(
+    comm: Arc<Comm>,
+    stream: *mut c_void,
+    operation: Operation<RawPair>,
+) -> Result<(), Failed> {
+    if CALLS.with_borrow(|calls| calls.depth == 0) {
+        // Neither the handle nor the operation is copied: they cost as much as the rest of this crate.
+        let result = match comm.plain_group(stream) {
+            Some(group) => group.run(operation),
+            None => comm.group_in(stream)?.run(operation),
+        };
+        return comm.note(result);
     }
+    let group = comm.group_in(stream)?;
+    CALLS.with_borrow_mut(|calls| calls.calls.push(Call { comm, group, operation }));
+    Ok(())
 }
 
 /// Notes that a call was refused; gives the failure back.

@@ -58,8 +58,7 @@ impl Asked {
                         operation.with_send_and_receive_counts(&send, &receive)
                     }
                 };
-                let group = comm.group_in(self.stream)?;
-                carry_out(comm, group, operation)
+                carry_out(comm, self.stream, operation)
             };
             call().map_err(refused)
         })

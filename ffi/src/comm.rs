@@ -74,6 +74,12 @@ impl Comm {
         }
     }
 
+    /// The group, where calls are neither in a stream nor under a deadline of this communicator.
+    #[inline]
+    pub(crate) fn plain_group(&self, stream: *mut c_void) -> Option<&Group> {
+        (stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0).then_some(&self.group)
+    }
+
     /// The group, with the deadline of this communicator, for a call in this stream.
     pub(crate) fn group_in(&self, stream: *mut c_void) -> Result<Group, Failed> {
         let group = match self.timeout_ms.load(Ordering::Relaxed) {

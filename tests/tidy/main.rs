@@ -59,6 +59,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/group/staging.rs", "copies between a batch's memory"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
     ("ffi/src", "addresses and handles that C programs give"),
+    ("ffi/benches/over_rust.rs", "calls as C programs make them"),
     ("fuzz/fuzz_targets/c_calls.rs", "calls as C programs make them"),
     ("python/src/calls.rs", "operations on memory that Python objects hold"),
     ("python/src/dlpack.rs", "the structs of DLPack"),
