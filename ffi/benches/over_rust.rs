@@ -86,7 +86,7 @@ fn measure() {
     let mut by_rust =
         || timed(|| group.all_reduce(&mut of_rust[..], ReduceOp::Avg).expect("both ranks call"));
     let data: *mut c_void = of_c.as_mut_ptr().cast();
-    let mut by_c = || {
+    let by_c = || {
         timed(|| {
             // SAFETY: one element, which nobody else uses.
             let result = unsafe {

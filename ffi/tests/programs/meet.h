@@ -41,4 +41,18 @@ static inline void share_id_of(const char *path, const char *part, int rank, ple
     share_id(name, rank, id);
 }
 
+/* Returns when all ranks are so far, by no call of the library: a call that returns here may still go on elsewhere. */
+static inline void all_are_here(const char *path, int rank, int ranks) {
+    char name[4096];
+    FILE *file;
+    int of;
+    CHECK((size_t)snprintf(name, sizeof name, "%s.here-%d", path, rank) < sizeof name);
+    CHECK((file = fopen(name, "wb")) != NULL && fclose(file) == 0);
+    for (of = 0; of < ranks; ++of) {
+        snprintf(name, sizeof name, "%s.here-%d", path, of);
+        while ((file = fopen(name, "rb")) == NULL) pause_ms(1);
+        fclose(file);
+    }
+}
+
 #endif
