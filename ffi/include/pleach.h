@@ -296,30 +296,50 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so that
-// sends and receives of the group do not wait for each other. Groups may be nested; the outermost
-// end counts. It does not block.
+// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so
+// that sends and receives of the group do not wait for each other. Groups may be nested; the
+// outermost end counts.
+//
+// Ownership: nothing changes hands. Threads: any; a group is of the calls of one thread.
+// Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidUsage if 64 groups are begun and not ended;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachGroupStart(void);
 
-// Ends a group of calls: carries them out together and returns when the part of this rank in each
-// is done. Memory of the calls must stay until then.
+// Ends a group of calls: carries them out together. Returns the first failure; if a call of the
+// group was refused, none is carried out.
 //
-// Returns the first failure; if a call of the group was refused, none is carried out.
+// Ownership: memory of the calls stays the caller's, and stays until this function has
+// returned. Threads: the one that has begun the group. Blocks: until the part of this rank in
+// each call is done, at most the timeouts of the communicators; an inner end does not block.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if a call of the group was refused for an
+// argument; pleachInvalidUsage if no group was begun, a call of the group was refused, or as of
+// a call; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left,
+// has aborted or has broken the protocol; pleachSystemError if the system refuses memory or a
+// thread; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachGroupEnd(void);
 
 // Stores the reduction of the sendbuff of every rank in the recvbuff of every rank. In place:
 // recvbuff is sendbuff.
 //
-// With a NULL stream the buffers are host memory and the function returns when the part of this
-// rank is done; between pleachGroupStart and pleachGroupEnd it returns at once. Several threads
-// may call on one communicator if the calls of all ranks have one order.
+// With a NULL stream the buffers are host memory. Calls between pleachGroupStart and
+// pleachGroupEnd are carried out by the latter.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
-// make different calls, pleachTimeout or pleachRemoteError if another rank is late or lost. These
-// hold for all functions of this page.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
 //
-// The buffers are memory of that many elements until the call has ended, or NULL where they have
-// none.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachAllReduce(const void *sendbuff,
                                void *recvbuff,
                                size_t count,
@@ -331,7 +351,18 @@ pleachResult_t pleachAllReduce(const void *sendbuff,
 // Stores the sendbuff of the root in the recvbuff of every rank. The sendbuff of other ranks is
 // ignored. In place: recvbuff is sendbuff.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachBroadcast(const void *sendbuff,
                                void *recvbuff,
                                size_t count,
@@ -340,10 +371,21 @@ pleachResult_t pleachBroadcast(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
-// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff of
-// other ranks is ignored. In place: recvbuff is sendbuff.
+// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff
+// of other ranks is ignored. In place: recvbuff is sendbuff.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachReduce(const void *sendbuff,
                             void *recvbuff,
                             size_t count,
@@ -353,10 +395,22 @@ pleachResult_t pleachReduce(const void *sendbuff,
                             pleachComm_t comm,
                             void *stream);
 
-// Stores block r of the reduction of the sendbuff of every rank in the recvbuff of rank r; a block
-// has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount elements.
+// Stores block r of the reduction of the sendbuff of every rank in the recvbuff of rank r; a
+// block has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount
+// elements.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachReduceScatter(const void *sendbuff,
                                    void *recvbuff,
                                    size_t recvcount,
@@ -365,10 +419,21 @@ pleachResult_t pleachReduceScatter(const void *sendbuff,
                                    pleachComm_t comm,
                                    void *stream);
 
-// Stores the sendbuff of every rank in the recvbuff of every rank, in rank order; a sendbuff has
-// sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
+// Stores the sendbuff of every rank in the recvbuff of every rank, in rank order; a sendbuff
+// has sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachAllGather(const void *sendbuff,
                                void *recvbuff,
                                size_t sendcount,
@@ -376,10 +441,21 @@ pleachResult_t pleachAllGather(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
-// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r; a block has count
-// elements.
+// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r; a block has
+// count elements.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachAlltoAll(const void *sendbuff,
                               void *recvbuff,
                               size_t count,
@@ -388,9 +464,21 @@ pleachResult_t pleachAlltoAll(const void *sendbuff,
                               void *stream);
 
 // Stores the sendbuff of every rank in the recvbuff of the root, in rank order; a sendbuff has
-// count elements. In place: the sendbuff of the root is recvbuff plus root times count elements.
+// count elements. In place: the sendbuff of the root is recvbuff plus root times count
+// elements.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachGather(const void *sendbuff,
                             void *recvbuff,
                             size_t count,
@@ -402,7 +490,18 @@ pleachResult_t pleachGather(const void *sendbuff,
 // Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count
 // elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachScatter(const void *sendbuff,
                              void *recvbuff,
                              size_t count,
@@ -414,7 +513,18 @@ pleachResult_t pleachScatter(const void *sendbuff,
 // Sends count elements to a rank that receives as many. Of more than 8 KiB it returns when the
 // receiver has made its call.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachSend(const void *sendbuff,
                           size_t count,
                           pleachDataType_t datatype,
@@ -424,7 +534,18 @@ pleachResult_t pleachSend(const void *sendbuff,
 
 // Receives count elements from a rank that sends as many.
 //
-// As of pleachAllReduce.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachRecv(void *recvbuff,
                           size_t count,
                           pleachDataType_t datatype,
@@ -432,13 +553,36 @@ pleachResult_t pleachRecv(void *recvbuff,
                           pleachComm_t comm,
                           void *stream);
 
-// Returns when every rank has called it.
+// No rank returns before every rank has called it.
+//
+// Ownership: nothing changes hands. Threads: any; calls of several threads on one communicator
+// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
+// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachBarrier(pleachComm_t comm, void *stream);
 
 // As pleachAllGather with blocks of different lengths: that of rank r has `counts[r]` elements,
 // and all ranks pass the same counts, one for each rank.
 //
-// As of pleachAllReduce; `counts` is NULL or has one element for each rank.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+// is read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachAllGatherV(const void *sendbuff,
                                 void *recvbuff,
                                 const size_t *counts,
@@ -449,7 +593,19 @@ pleachResult_t pleachAllGatherV(const void *sendbuff,
 // As pleachReduceScatter with blocks of different lengths: that of rank r has `counts[r]`
 // elements, and all ranks pass the same counts, one for each rank.
 //
-// As of pleachAllReduce; `counts` is NULL or has one element for each rank.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+// is read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachReduceScatterV(const void *sendbuff,
                                     void *recvbuff,
                                     const size_t *counts,
@@ -461,7 +617,19 @@ pleachResult_t pleachReduceScatterV(const void *sendbuff,
 // As pleachAlltoAll with blocks of different lengths: `sendcounts[r]` elements go to rank r and
 // `recvcounts[r]` come from it; in both buffers blocks lie in rank order without gaps.
 //
-// As of pleachAllReduce; both lists are NULL or have one element for each rank.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; both lists are NULL or have one element for each rank,
+// and are read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachAlltoAllV(const void *sendbuff,
                                const size_t *sendcounts,
                                void *recvbuff,
@@ -470,20 +638,79 @@ pleachResult_t pleachAlltoAllV(const void *sendbuff,
                                pleachComm_t comm,
                                void *stream);
 
-// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call it;
-// it returns when all are there, or with an error after a minute. The caller destroys the
-// communicator with pleachCommDestroy or pleachCommAbort. Any thread may call it.
+// As pleachGather with blocks of different lengths: that of rank r has `counts[r]` elements, and
+// all ranks pass the same counts, one for each rank.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
-// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+// is read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
 //
-// `comm` is NULL or points to a pleachComm_t.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
+pleachResult_t pleachGatherV(const void *sendbuff,
+                             void *recvbuff,
+                             const size_t *counts,
+                             pleachDataType_t datatype,
+                             int root,
+                             pleachComm_t comm,
+                             void *stream);
+
+// As pleachScatter with blocks of different lengths: that of rank r has `counts[r]` elements, and
+// all ranks pass the same counts, one for each rank.
+//
+// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+// is read before the function returns. Threads: any; calls of several threads on one
+// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+// at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
+pleachResult_t pleachScatterV(const void *sendbuff,
+                              void *recvbuff,
+                              const size_t *counts,
+                              pleachDataType_t datatype,
+                              int root,
+                              pleachComm_t comm,
+                              void *stream);
+
+// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call
+// it.
+//
+// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
+// pleachCommDestroy or pleachCommAbort. Threads: any. Blocks: until all ranks are there, at
+// most joinTimeoutMs, which is a minute by default.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
+// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
+// needed; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommInitRank(pleachComm_t *comm, int nranks, pleachUniqueId commId, int rank);
 
 // As pleachCommInitRank, with a configuration; NULL takes the defaults.
 //
-// `comm` is NULL or points to a pleachComm_t; `config` is NULL or points to a configuration that
-// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
+// pleachCommDestroy or pleachCommAbort. `config` is NULL or points to a configuration that
+// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the
+// function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
+// which is a minute by default.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
+// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
+// needed; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
                                         int nranks,
                                         pleachUniqueId commId,
@@ -491,85 +718,148 @@ pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
                                         const pleachConfig_t *config);
 
 // Joins the ranks that the launcher of this process describes: `pleach run`, torchrun, mpirun,
-// mpiexec or srun; alone without a launcher. `config` may be NULL. All ranks call it; it returns
-// when all are there, or with an error after a minute. The caller destroys the communicator.
+// mpiexec or srun; alone without a launcher. All ranks call it.
 //
-// Returns pleachInvalidArgument if the environment says nothing clear, and pleachSystemError if
-// the ranks do not meet.
+// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
+// pleachCommDestroy or pleachCommAbort. `config` is NULL or points to a configuration that
+// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the
+// function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
+// which is a minute by default.
 //
-// As of pleachCommInitRankConfig.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
+// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
+// time, or the system refuses what is needed; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *config);
 
-// Divides a communicator: the ranks that pass the same colour become one, numbered by their keys,
-// and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets NULL. All
-// ranks call it; it blocks until the new communicators are there. The caller destroys the new one;
-// the old one stays.
+// Divides a communicator: the ranks that pass the same colour become one, numbered by their
+// keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
+// NULL. All ranks call it.
 //
-// `newcomm` is NULL or points to a pleachComm_t.
+// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
+// communicator; the old one stays. Threads: any; calls of several threads on one communicator
+// need one order on all ranks. Blocks: until the new communicators are there.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
+// communicators already, the ranks make different calls, the communicator was finalized, or its
+// process forked; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost,
+// has left, has aborted or has broken the protocol; pleachSystemError if the ranks of a colour
+// do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU fails;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommSplit(pleachComm_t comm, int color, int key, pleachComm_t *newcomm);
 
-// Ends a communicator in order: waits until the other ranks have made all calls that this rank
-// needs, at most 5 s, and tells them that this rank leaves. Every later call but pleachCommDestroy
-// and the functions that ask returns pleachInvalidUsage.
+// Ends a communicator in order: all ranks call it, and it tells them that this rank leaves.
+// Every later call but pleachCommDestroy, pleachCommAbort and the functions that ask returns
+// pleachInvalidUsage.
+//
+// Ownership: the communicator stays the caller's, who ends it with pleachCommDestroy. Threads:
+// any. Blocks: until the other ranks call it too, at most 5 s.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if the ranks make different
+// calls, the communicator was finalized, or its process forked; pleachTimeout if another rank
+// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the
+// protocol; pleachSystemError if the system refuses memory or a thread;
+// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommFinalize(pleachComm_t comm);
 
-// Frees a communicator; its handle names nothing from now on. A communicator that was not
-// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call
-// that another thread has under way ends first.
+// Frees a communicator. A communicator that was not finalized leaves now: this is no failure to
+// ranks that need nothing more of this rank.
 //
-// Returns pleachInvalidArgument if there is no such communicator.
+// Ownership: the handle is the library's again and names nothing from now on. A call that
+// another thread has under way keeps the communicator until it has ended. Threads: any, also
+// while another thread is in a call on the communicator. Blocks: while peers take what this
+// rank has sent, at most 5 s; not while another thread is in a call.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommDestroy(pleachComm_t comm);
 
 // Ends the work of a communicator on all ranks within 100 ms and frees it: calls that are under
-// way, here and on other ranks, return pleachRemoteError. Any thread may call it at any time.
+// way, here and on other ranks, return pleachRemoteError.
 //
-// Returns pleachInvalidArgument if there is no such communicator.
+// Ownership: the handle is the library's again and names nothing from now on. Threads: any, at
+// any time, also while another thread is in a call on the communicator. Blocks: until the peers
+// have been told, about 100 ms at most.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommAbort(pleachComm_t comm);
 
-// Stores how many ranks a communicator has. It does not block.
+// Stores how many ranks a communicator has.
 //
-// `count` is NULL or points to an int.
+// Ownership: `count` is NULL or points to an int. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+// communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommCount(pleachComm_t comm, int *count);
 
-// Stores the rank of the caller in a communicator. It does not block.
+// Stores the rank of the caller in a communicator.
 //
-// `rank` is NULL or points to an int.
+// Ownership: `rank` is NULL or points to an int. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+// communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommUserRank(pleachComm_t comm, int *rank);
 
-// Stores pleachSuccess if no call on this communicator has failed for good, or else the result of
-// the first call that did: such a communicator can only be destroyed. It does not block.
+// Stores pleachSuccess if no call on this communicator has failed for good, or else the result
+// of the first call that did: such a communicator can only be destroyed.
 //
-// `asyncError` is NULL or points to a pleachResult_t.
+// Ownership: `asyncError` is NULL or points to a pleachResult_t. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+// communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommGetAsyncError(pleachComm_t comm, pleachResult_t *asyncError);
 
 // Sets how long each later call on this communicator waits for other ranks, in milliseconds; 0
-// goes back to the time of the configuration. It does not block.
+// goes back to the time of the configuration.
+//
+// Ownership: nothing changes hands. Threads: any; calls that are under way keep their time.
+// Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommSetTimeout(pleachComm_t comm, uint64_t milliseconds);
 
 // Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
-// one element of the type, in host memory. Factors may differ from rank to rank. The number is for
-// this communicator alone, until pleachRedOpDestroy. It does not block.
+// one element of the type, in host memory. Factors may differ from rank to rank. The number is
+// for this communicator alone, until pleachRedOpDestroy.
 //
-// `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an element of the type.
+// Ownership: `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an
+// element of the type, which is read before the function returns. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachRedOpCreatePreMulSum(pleachRedOp_t *op,
                                           const void *scalar,
                                           pleachDataType_t datatype,
                                           pleachComm_t comm);
 
-// Forgets a number that pleachRedOpCreatePreMulSum has stored. It does not block.
+// Forgets a number that pleachRedOpCreatePreMulSum has stored.
+//
+// Ownership: the number is the library's again. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or number;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachRedOpDestroy(pleachRedOp_t op, pleachComm_t comm);
 
 // Opens a device as rank `rank` of `nranks` that the unique id names, and connects it to the
-// devices of all other ranks. All ranks call it; it returns when all are there, or with an error
-// after a minute. `config` may be NULL; of its fields `reproducible` has no effect, and
-// `timeoutMs` is how long functions on the device wait. An id is for one device or one
-// communicator. The caller closes the device with pleachDeviceClose. Any thread may call it.
+// devices of all other ranks. All ranks call it. Of the fields of `config`, `reproducible` has
+// no effect, and `timeoutMs` is how long functions on the device wait. An id is for one device
+// or one communicator.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
-// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+// Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
+// pleachDeviceClose. `config` is NULL or points to a configuration that began with
+// PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the function
+// returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
+// minute by default.
 //
-// `device` is NULL or points to a pleachDevice_t; `config` is NULL or points to a configuration
-// that began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
+// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
+// needed; pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
                                 int nranks,
                                 pleachUniqueId id,
@@ -579,62 +869,90 @@ pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
 // As pleachDeviceOpen, among the ranks that the launcher of this process describes; see
 // pleachCommInitFromEnv. A process opens one device or one communicator so.
 //
-// `device` and `config` as in pleachDeviceOpen.
+// Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
+// pleachDeviceClose. `config` is NULL or points to a configuration that began with
+// PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the function
+// returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
+// minute by default.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
+// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
+// time, or the system refuses what is needed; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachDeviceOpenFromEnv(pleachDevice_t *device, const pleachConfig_t *config);
 
-// Closes a device; its handle names nothing from now on. Waits, at most 5 s, until the peers have
-// what this rank has submitted, and tells the peers. Peers that still need this rank's memory get
-// errors: let all ranks call pleachDeviceExchange before. Regions stay until they are released.
+// Closes a device and tells the peers. Peers that still need this rank's memory get errors: let
+// all ranks call pleachDeviceExchange before.
 //
-// Returns pleachInvalidArgument if there is no such device, and pleachTimeout if a peer does not
-// take what was submitted; the device is closed then too.
+// Ownership: the handle is the library's again and names nothing from now on. Regions stay
+// until they are released. Threads: any, also while other threads wait for the device: they
+// return pleachInvalidUsage. Blocks: until the peers have what this rank has submitted, at most
+// 5 s.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such device; pleachInvalidUsage
+// if this process was forked from the one that opened the device; pleachTimeout if a peer does
+// not take what was submitted; the device is closed then too; pleachInternalError after a
+// mistake of the library.
 pleachResult_t pleachDeviceClose(pleachDevice_t device);
 
-// Stores the properties of a device. It does not block.
+// Stores the properties of a device.
 //
-// Returns pleachInvalidArgument if an argument is NULL or the size is not that of the struct.
+// Ownership: `info` is NULL or points to a struct that began with
+// PLEACH_DEVICE_INFO_INITIALIZER. Threads: any. Blocks: no.
 //
-// `info` is NULL or points to a struct that began with PLEACH_DEVICE_INFO_INITIALIZER.
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such device, or `info` is NULL
+// or its size is not that of the struct; pleachInvalidUsage if this process was forked from the
+// one that opened the device; pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceGetInfo(pleachDevice_t device, pleachDeviceInfo_t *info);
 
-// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order: the
-// way to tell peers the keys of regions. All ranks call it with the same number of bytes, at most
-// PLEACH_EXCHANGE_BYTES; it returns when all have called it, so it is a barrier too. Not for data.
+// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order:
+// the way to tell peers the keys of regions. All ranks call it with the same number of bytes,
+// at most PLEACH_EXCHANGE_BYTES. No rank returns before all have called it, so it is a barrier
+// too. Not for data.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
-// give different numbers of bytes, pleachRemoteError if a rank is lost or has closed its device,
-// and pleachTimeout if a rank does not call it in time.
+// Ownership: both stay the caller's: `own` has so many bytes, `all` has so many for each rank;
+// they are NULL where they have none. Threads: any; exchanges of several threads come one after
+// the other. Blocks: until all ranks have called it, at most the timeout of the device.
 //
-// `own` has so many bytes, `all` has so many for each rank; they are NULL where they have none.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks give different numbers of bytes, another thread closes the
+// device, or this process was forked from the one that opened the device; pleachRemoteError if
+// a rank is lost or has closed its device; pleachTimeout if a rank does not call it in time;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceExchange(pleachDevice_t device,
                                     const void *own,
                                     void *all,
                                     size_t bytes);
 
 // Allocates `size` zeroed bytes and registers them with a device: every fabric can. Stores the
-// address and a handle, which the caller releases with pleachRegionRelease; the memory is freed
-// then. Any thread may call it; it does not wait for other ranks.
+// address and a handle.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, and pleachSystemError if the
-// system refuses memory or registering.
+// Ownership: `address` is NULL or points to a pointer; `region` is NULL or points to a
+// pleachRegion_t. The caller releases the region with pleachRegionRelease, which frees the
+// memory. Threads: any. Blocks: no.
 //
-// `address` is NULL or points to a pointer; `region` is NULL or points to a pleachRegion_t.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if there are 65536 regions already, another thread closes the device, or
+// this process was forked from the one that opened the device; pleachSystemError if the system
+// refuses memory or registering; pleachInternalError after a mistake of the library.
 pleachResult_t pleachRegionAlloc(pleachDevice_t device,
                                  size_t size,
                                  void **address,
                                  pleachRegion_t *region);
 
-// Registers memory of the user with a device. The memory stays readable and writable until
-// `release` is called, once, with `address` and `context`: when the region was released and no
-// transfer uses the memory. `release` is not called if this function fails. Any thread may call
-// it; it does not wait for other ranks.
+// Registers memory of the user with a device.
 //
-// Returns pleachInvalidArgument if an argument cannot be right or `release` is NULL,
-// pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does, and
-// pleachSystemError if the system refuses.
+// Ownership: `address` is NULL or has so many bytes until `release` is called, once, with
+// `address` and `context`: when the region was released and no transfer uses the memory.
+// `release` is not called if this function fails. `region` is NULL or points to a
+// pleachRegion_t. Threads: any; `release` is called by any thread. Blocks: no.
 //
-// `address` is NULL or has so many bytes until `release` is called; `region` is NULL or points to
-// a pleachRegion_t.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right or `release` is
+// NULL; pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does,
+// there are 65536 regions already, another thread closes the device, or this process was forked
+// from the one that opened the device; pleachSystemError if the system refuses;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachRegionRegister(pleachDevice_t device,
                                     void *address,
                                     size_t size,
@@ -642,42 +960,48 @@ pleachResult_t pleachRegionRegister(pleachDevice_t device,
                                     void *context,
                                     pleachRegion_t *region);
 
-// Releases a region; its handle names nothing from now on, and peers that use its key get an
-// error. A transfer of this rank that is under way holds the memory until the transfer ends. Any
-// thread may call it, also after the device was closed; it does not block.
+// Releases a region; peers that use its key get an error.
 //
-// Returns pleachInvalidArgument if there is no such region.
+// Ownership: the handle is the library's again and names nothing from now on. A transfer of
+// this rank that is under way holds the memory until the transfer ends. Threads: any, also
+// after the device was closed. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such region; pleachInternalError
+// after a mistake of the library.
 pleachResult_t pleachRegionRelease(pleachRegion_t region);
 
-// Stores the name of a part of a region, for other ranks. It does not block.
+// Stores the name of a part of a region, for other ranks.
 //
-// Returns pleachInvalidArgument if there is no such region, the part does not lie inside of it, or
-// `slice` is NULL.
+// Ownership: `slice` is NULL or points to a pleachRemoteSlice_t. Threads: any. Blocks: no.
 //
-// `slice` is NULL or points to a pleachRemoteSlice_t.
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such region, the part does not
+// lie inside of it, or `slice` is NULL; pleachInternalError after a mistake of the library.
 pleachResult_t pleachRegionExport(pleachRegion_t region,
                                   size_t offset,
                                   size_t length,
                                   pleachRemoteSlice_t *slice);
 
-// Writes a part of a region of this rank to the part `destination` of a region of a peer, which is
-// as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot` for
-// this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
+// Writes a part of a region of this rank to the part `destination` of a region of a peer, which
+// is as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot`
+// for this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
 // PLEACH_NO_SIGNAL it raises none. Who sees the signal sees the bytes; transfers have no other
 // order. The next signal to the same slot replaces a payload.
 //
-// The source must not change until the transfer has ended. `transfer` gets a number for
-// pleachTransferWait; with NULL nobody asks for the end. It blocks only while too many transfers
-// to the peer are under way. Transfers proceed while any thread of this process is in a function
-// on the device. Any thread may call it.
+// `transfer` gets a number for pleachTransferWait; with NULL nobody asks for the end. Transfers
+// proceed while any thread of this process is in a function on the device. A key that the peer
+// does not know is an error of pleachTransferWait.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if too many
-// transfers were not waited for, pleachRemoteError if the peer is lost or has closed its device,
-// and pleachTimeout if there is no room in time. A key that the peer does not know is an error of
-// pleachTransferWait.
-//
+// Ownership: the source stays the caller's and must not change until the transfer has ended.
 // `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many
-// bytes, `transfer` is NULL or points to a pleachTransfer_t.
+// bytes: both are read before the function returns. `transfer` is NULL or points to a
+// pleachTransfer_t. Threads: any. Blocks: only while too many transfers to the peer are under
+// way, at most the timeout of the device.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+// is lost or has closed its device; pleachTimeout if there is no room in time;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachPut(pleachDevice_t device,
                          int peer,
                          pleachRegion_t region,
@@ -689,13 +1013,19 @@ pleachResult_t pleachPut(pleachDevice_t device,
                          size_t payloadBytes,
                          pleachTransfer_t *transfer);
 
-// Reads the part `source` of a region of a peer into a part of a region of this rank, which is as
-// long. The bytes are there when the transfer has ended.
+// Reads the part `source` of a region of a peer into a part of a region of this rank, which is
+// as long. The bytes are there when the transfer has ended. `transfer` as in pleachPut.
 //
-// Returns and `transfer` as in pleachPut.
+// Ownership: the destination stays the caller's and belongs to the transfer until it has ended.
+// `source` is NULL or points to a pleachRemoteSlice_t, which is read before the function
+// returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks: only while
+// too many transfers to the peer are under way, at most the timeout of the device.
 //
-// `source` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
-// pleachTransfer_t.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+// is lost or has closed its device; pleachTimeout if there is no room in time;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachGet(pleachDevice_t device,
                          int peer,
                          const pleachRemoteSlice_t *source,
@@ -706,11 +1036,17 @@ pleachResult_t pleachGet(pleachDevice_t device,
 
 // Adds `value` to a 64-bit word of a peer, wrapping: `word` names 8 bytes at a multiple of 8.
 // Atomic among such operations of all ranks. pleachTransferWait stores the old value.
+// `transfer` as in pleachPut.
 //
-// Returns and `transfer` as in pleachPut.
+// Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
+// function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
+// only while too many transfers to the peer are under way, at most the timeout of the device.
 //
-// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
-// pleachTransfer_t.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+// is lost or has closed its device; pleachTimeout if there is no room in time;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachAtomicAdd(pleachDevice_t device,
                                int peer,
                                const pleachRemoteSlice_t *word,
@@ -720,8 +1056,15 @@ pleachResult_t pleachAtomicAdd(pleachDevice_t device,
 // Stores `desired` in a 64-bit word of a peer if the word equals `expected`; else as
 // pleachAtomicAdd.
 //
-// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
-// pleachTransfer_t.
+// Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
+// function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
+// only while too many transfers to the peer are under way, at most the timeout of the device.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+// is lost or has closed its device; pleachTimeout if there is no room in time;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachAtomicCompareSwap(pleachDevice_t device,
                                        int peer,
                                        const pleachRemoteSlice_t *word,
@@ -729,9 +1072,18 @@ pleachResult_t pleachAtomicCompareSwap(pleachDevice_t device,
                                        uint64_t desired,
                                        pleachTransfer_t *transfer);
 
-// Raises a signal at a peer without writing to a region: see pleachPut.
+// Raises a signal at a peer without writing to a region. Signal, payload and `transfer` as in
+// pleachPut.
 //
-// `payload` is NULL or has so many bytes, `transfer` is NULL or points to a pleachTransfer_t.
+// Ownership: `payload` is NULL or has so many bytes, which are read before the function
+// returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks: only while
+// too many transfers to the peer are under way, at most the timeout of the device.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+// is lost or has closed its device; pleachTimeout if there is no room in time;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachSignal(pleachDevice_t device,
                             int peer,
                             int signalSlot,
@@ -739,29 +1091,37 @@ pleachResult_t pleachSignal(pleachDevice_t device,
                             size_t payloadBytes,
                             pleachTransfer_t *transfer);
 
-// Waits until a transfer has ended, at most so many milliseconds; 0 looks once. The end of a put
-// means that its source may be used again, the end of a get that its bytes are here. `value`, if
-// not NULL, gets the old value of an atomic operation. The number names nothing after the end.
+// Waits until a transfer has ended. The end of a put means that its source may be used again,
+// the end of a get that its bytes are here. `value`, if not NULL, gets the old value of an
+// atomic operation.
 //
-// Returns pleachTimeout if the transfer is still under way, pleachRemoteError if the peer is lost,
-// has closed its device or does not know the key, pleachSystemError if the hardware has failed,
-// and pleachInvalidArgument if there is no such transfer.
+// Ownership: `value` is NULL or points to a number. The number of the transfer names nothing
+// after its end. Threads: any. Blocks: until the transfer has ended, at most so many
+// milliseconds; 0 looks once.
 //
-// `value` is NULL or points to a number.
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such device or transfer;
+// pleachInvalidUsage if another thread closes the device, or this process was forked from the
+// one that opened the device; pleachRemoteError if the peer is lost, has closed its device or
+// does not know the key; pleachSystemError if the hardware has failed; pleachTimeout if the
+// transfer is still under way; pleachInternalError after a mistake of the library.
 pleachResult_t pleachTransferWait(pleachDevice_t device,
                                   pleachTransfer_t transfer,
                                   uint64_t timeoutMs,
                                   uint64_t *value);
 
-// Waits until a signal slot of this rank has received at least `count` signals of a peer since the
-// device was opened, at most so many milliseconds; 0 looks once. Everything that these signals
-// announce is visible then. `payload`, if not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the
-// last signal; bytes beyond those that the peer gave have no meaning. Any thread may call it.
+// Waits until a signal slot of this rank has received at least `count` signals of a peer since
+// the device was opened. Everything that these signals announce is visible then. `payload`, if
+// not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the last signal; bytes beyond those that
+// the peer gave have no meaning.
 //
-// Returns pleachTimeout if the signals have not come, pleachRemoteError if the peer is lost or has
-// closed its device before, and pleachInvalidArgument if an argument cannot be right.
+// Ownership: `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes. Threads: any. Blocks: until
+// the signals have come, at most so many milliseconds; 0 looks once.
 //
-// `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if another thread closes the device, or this process was forked from the
+// one that opened the device; pleachRemoteError if the peer is lost or has closed its device
+// before; pleachTimeout if the signals have not come; pleachInternalError after a mistake of
+// the library.
 pleachResult_t pleachSignalWait(pleachDevice_t device,
                                 int peer,
                                 int signalSlot,
@@ -769,58 +1129,78 @@ pleachResult_t pleachSignalWait(pleachDevice_t device,
                                 uint64_t timeoutMs,
                                 void *payload);
 
-// Stores how many signals of a peer a signal slot of this rank has received since the device was
-// opened, as far as this process knows without progress. It does not block.
+// Stores how many signals of a peer a signal slot of this rank has received since the device
+// was opened, as far as this process knows without progress.
 //
-// `count` is NULL or points to a number.
+// Ownership: `count` is NULL or points to a number. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if this process was forked from the one that opened the device;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachSignalCount(pleachDevice_t device, int peer, int signalSlot, uint64_t *count);
 
-// Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has. It
-// does not block.
+// Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has.
 //
-// Returns pleachInvalidArgument if `failure` is NULL or its size is not that of the struct.
+// Ownership: `failure` is NULL or points to a struct that began with
+// PLEACH_FAILURE_INITIALIZER. Threads: any. Blocks: no.
 //
-// `failure` is NULL or points to a struct that began with PLEACH_FAILURE_INITIALIZER.
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator, or `failure`
+// is NULL or its size is not that of the struct; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachCommGetFailure(pleachComm_t comm, pleachFailure_t *failure);
 
-// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a page.
-// The caller frees the memory with pleachMemFree. Any thread may call it; it does not block.
+// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a
+// page. The caller frees the memory with pleachMemFree.
 //
-// Returns pleachInvalidArgument if `ptr` is NULL or `size` is 0, and pleachSystemError if the
-// system has no memory.
+// Ownership: `ptr` is NULL or points to a pointer. The caller frees the memory with
+// pleachMemFree. Threads: any. Blocks: no.
 //
-// `ptr` is NULL or points to a pointer.
+// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is NULL or `size` is 0;
+// pleachSystemError if the system has no memory; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachMemAlloc(void **ptr, size_t size);
 
-// Frees memory of pleachMemAlloc. Memory that is registered stays readable and writable until it
-// is deregistered or its communicator is destroyed. Any thread may call it; it does not block.
+// Frees memory of pleachMemAlloc.
 //
-// Returns pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has stored, or was
-// freed. NULL is freed with success.
+// Ownership: the memory is the library's again. Memory that is registered stays readable and
+// writable until it is deregistered or its communicator is destroyed. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has
+// stored, or was freed (NULL is freed with success); pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachMemFree(void *ptr);
 
-// Registers memory with a communicator: calls on elements inside of it are carried out in place,
-// without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is registered
-// as a whole, over every fabric. Other memory is registered over "tcp" and "verbs" alone; it must
-// stay readable and writable until pleachCommDeregister has returned with success, or
-// pleachCommDestroy or pleachCommAbort has returned and no other thread is in a call on the
-// communicator. Local: the other ranks need not call it. Any thread may call it; it does not wait
-// for other ranks.
+// Registers memory with a communicator: calls on elements inside of it are carried out in
+// place, without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is
+// registered as a whole, over every fabric. Other memory is registered over "tcp" and "verbs"
+// alone.
 //
-// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
-// pleachGroupStart and pleachGroupEnd and if the fabric needs memory of pleachMemAlloc, and
-// pleachSystemError if the system refuses to register.
+// Ownership: `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
+// Memory that is not of pleachMemAlloc must stay readable and writable until
+// pleachCommDeregister has returned with success, or pleachCommDestroy or pleachCommAbort has
+// returned and no other thread is in a call on the communicator. Threads: any. Blocks: no; it
+// is local, the other ranks need not call it.
 //
-// `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
+// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommRegister(pleachComm_t comm, void *buff, size_t size, void **handle);
 
 // As pleachCommRegister, for memory of the user with a release callback: the memory stays until
 // `release` is called, once, with `buff` and `context`. That is during pleachCommDeregister,
-// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends. It
-// is not called if this function fails, nor for memory of pleachMemAlloc, which takes no callback.
+// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends.
+// It is not called if this function fails, nor for memory of pleachMemAlloc, which takes no
+// callback.
 //
-// `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or points to a
-// pointer.
+// Ownership: `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or
+// points to a pointer. Threads: any; `release` is called by any thread. Blocks: no; it is
+// local, the other ranks need not call it.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
+// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommRegisterWithRelease(pleachComm_t comm,
                                              void *buff,
                                              size_t size,
@@ -828,54 +1208,72 @@ pleachResult_t pleachCommRegisterWithRelease(pleachComm_t comm,
                                              void *context,
                                              void **handle);
 
-// Ends a registration; its handle names nothing from now on. Blocks until the fabric holds the
-// memory no longer. No call on the memory may be under way. Any thread may call it.
+// Ends a registration.
 //
-// Returns pleachInvalidArgument if there is no such communicator or registration, and
-// pleachTimeout if a call still uses the memory after 5 s: then the memory must stay until the
-// communicator is destroyed.
+// Ownership: the handle is the library's again and names nothing from now on; the memory is the
+// caller's again after success. After pleachTimeout the memory must stay until the communicator
+// is destroyed. Threads: any; no call on the memory may be under way. Blocks: until the fabric
+// holds the memory no longer, at most 5 s.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or
+// registration; pleachTimeout if a call still uses the memory after 5 s; pleachInternalError
+// after a mistake of the library.
 pleachResult_t pleachCommDeregister(pleachComm_t comm, void *handle);
 
-// Stores the version of the library: 10000 * major + 100 * minor + patch. Any thread may call it;
-// it does not block.
+// Stores the version of the library: 10000 * major + 100 * minor + patch.
 //
-// Returns pleachInvalidArgument if `version` is NULL.
+// Ownership: `version` is NULL or points to an int. Threads: any. Blocks: no.
 //
-// `version` is NULL or points to an int.
+// Returns: pleachSuccess; pleachInvalidArgument if `version` is NULL; pleachInternalError after
+// a mistake of the library.
 pleachResult_t pleachGetVersion(int *version);
 
-// Returns a short text for a result. The text is static: the caller does not free it. Any thread
-// may call it; it does not block.
+// Returns a short text for a result; a text for a number that is none, too.
+//
+// Ownership: the text is the library's and static. Threads: any. Blocks: no.
+//
+// Returns: the text.
 const char *pleachGetErrorString(int result);
 
 // Returns the text of the last failure of the calling thread: what happened, to which rank, and
-// what to do; empty if no call of this thread has failed. The text belongs to the library and
-// stays until the next call of this thread fails. It does not block.
+// what to do; empty if no call of this thread has failed. Never NULL.
+//
+// Ownership: the text is the library's and stays until the next call of this thread fails.
+// Threads: any; each has its own text. Blocks: no.
+//
+// Returns: the text.
 const char *pleachGetLastError(void);
 
-// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and 12.5
-// percent. Local; any thread may call it, also while a call is under way; it does not block.
+// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and
+// 12.5 percent.
 //
-// Returns pleachInvalidArgument if an argument cannot be right; `peer` is another rank.
+// Ownership: `skew` is NULL or points to a struct that began with
+// PLEACH_ARRIVAL_SKEW_INITIALIZER. Threads: any, also while another one is in a call. Blocks:
+// no.
 //
-// `skew` is NULL or points to a struct that began with PLEACH_ARRIVAL_SKEW_INITIALIZER.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; `peer` is
+// another rank; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommGetArrivalSkew(pleachComm_t comm, int peer, pleachArrivalSkew_t *skew);
 
-// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none. The
-// rank is the cause as far as the ranks that were asked know. Local; any thread may call it, also
-// while another thread is in a call; it does not block.
+// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none.
+// The rank is the cause as far as the ranks that were asked know.
 //
-// `rank` is NULL or points to an int.
+// Ownership: `rank` is NULL or points to an int. Threads: any, also while another one is in a
+// call. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+// communicator; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommGetWaitsFor(pleachComm_t comm, int *rank);
 
-// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the other
-// ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the default
-// route. Any thread may call it; it does not block.
+// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the
+// other ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the
+// default route.
 //
-// Returns pleachInvalidArgument if `uniqueId` is NULL or the variable is no address, and
-// pleachSystemError if there is no port.
+// Ownership: `uniqueId` is NULL or points to a pleachUniqueId. Threads: any. Blocks: no.
 //
-// `uniqueId` is NULL or points to a pleachUniqueId.
+// Returns: pleachSuccess; pleachInvalidArgument if `uniqueId` is NULL or the variable is no
+// address; pleachSystemError if there is no port; pleachInternalError after a mistake of the
+// library.
 pleachResult_t pleachGetUniqueId(pleachUniqueId *uniqueId);
 
 #ifdef __cplusplus

@@ -5,11 +5,15 @@
 #ifndef PLEACH_HPP
 #define PLEACH_HPP
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 #if __cplusplus >= 202002L
@@ -46,6 +50,12 @@ namespace detail {
 inline void check(pleachResult_t result) {
     if (result != pleachSuccess)
         throw Error(result, std::string(pleachGetErrorString(result)) + ": " + pleachGetLastError());
+}
+
+// A limit as the functions take it.
+inline std::uint64_t count(std::chrono::milliseconds limit) {
+    if (limit.count() < 0) throw Error(pleachInvalidArgument, "a limit below zero");
+    return static_cast<std::uint64_t>(limit.count());
 }
 
 // Closes a handle in its destructor.
@@ -173,8 +183,7 @@ public:
     void finalize() { check(pleachCommFinalize(get())); }
     void abort() { detail::check(pleachCommAbort(comm_.release())); }
     void set_timeout(std::chrono::milliseconds timeout) {
-        if (timeout.count() < 0) throw Error(pleachInvalidArgument, "a timeout below zero");
-        detail::check(pleachCommSetTimeout(get(), static_cast<std::uint64_t>(timeout.count())));
+        detail::check(pleachCommSetTimeout(get(), detail::count(timeout)));
     }
     // Why it has failed; its kind is pleachFailureNone if it has not.
     pleachFailure_t failure() const {
@@ -231,6 +240,29 @@ public:
         expect_counts(counts);
         check(pleachAllGatherV(in, out, counts.data(), DataType<T>::value, get(), nullptr));
     }
+    template <typename T>
+    void reduce_scatter_v(const T *in, T *out, const std::vector<std::size_t> &counts, pleachRedOp_t op = pleachSum) const {
+        expect_counts(counts);
+        check(pleachReduceScatterV(in, out, counts.data(), DataType<T>::value, op, get(), nullptr));
+    }
+    template <typename T>
+    void gather_v(const T *in, T *out, const std::vector<std::size_t> &counts, int root) const {
+        expect_counts(counts);
+        check(pleachGatherV(in, out, counts.data(), DataType<T>::value, root, get(), nullptr));
+    }
+    template <typename T>
+    void scatter_v(const T *in, T *out, const std::vector<std::size_t> &counts, int root) const {
+        expect_counts(counts);
+        check(pleachScatterV(in, out, counts.data(), DataType<T>::value, root, get(), nullptr));
+    }
+    // What goes to each rank, and what comes from it.
+    template <typename T>
+    void all_to_all_v(const T *in, const std::vector<std::size_t> &send, T *out,
+                      const std::vector<std::size_t> &receive) const {
+        expect_counts(send);
+        expect_counts(receive);
+        check(pleachAlltoAllV(in, send.data(), out, receive.data(), DataType<T>::value, get(), nullptr));
+    }
     template <typename T> void send(const T *data, std::size_t count, int peer) const {
         check(pleachSend(data, count, DataType<T>::value, peer, get(), nullptr));
     }
@@ -280,6 +312,179 @@ template <typename Calls> void grouped(Calls &&calls) {
     }
     detail::check(pleachGroupEnd());
 }
+
+// Elements that are registered with a device, until the end of this object. It may outlive its device.
+template <typename T> class Region {
+public:
+    T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return count_; }
+    T *begin() const noexcept { return data_; }
+    T *end() const noexcept { return data_ + count_; }
+    T &operator[](std::size_t index) const noexcept { return data_[index]; }
+    pleachRegion_t get() const noexcept { return region_.get(); }
+    // The name of `count` elements from `first` on, for other ranks.
+    pleachRemoteSlice_t name(std::size_t first, std::size_t count) const {
+        if (first > count_ || count > count_ - first)
+            throw Error(pleachInvalidArgument, "the part does not lie inside of the region");
+        pleachRemoteSlice_t slice = {0, 0, 0};
+        detail::check(pleachRegionExport(get(), first * sizeof(T), count * sizeof(T), &slice));
+        return slice;
+    }
+    pleachRemoteSlice_t name() const { return name(0, count_); }
+
+private:
+    friend class Device;
+    Region(pleachRegion_t region, T *data, std::size_t count) noexcept : region_(region), data_(data), count_(count) {}
+    detail::Owner<pleachRegion_t, &pleachRegionRelease> region_;
+    T *data_;
+    std::size_t count_;
+};
+
+// An operation on a peer. Ask for its end with `wait`: a device keeps the ends of 65536 that were not asked for.
+class [[nodiscard]] Transfer {
+public:
+    // Throws Error with pleachTimeout if it is still under way. Returns the old value of an atomic operation.
+    std::uint64_t wait(std::chrono::milliseconds limit) const {
+        std::uint64_t old = 0;
+        detail::check(pleachTransferWait(device_, number_, detail::count(limit), &old));
+        return old;
+    }
+
+private:
+    friend class Device;
+    Transfer(pleachDevice_t device, pleachTransfer_t number) noexcept : device_(device), number_(number) {}
+    pleachDevice_t device_;
+    pleachTransfer_t number_;
+};
+
+// A signal slot of a peer, with bytes beside the signal.
+struct Signal {
+    int slot = PLEACH_NO_SIGNAL;
+    const void *payload = nullptr;
+    std::size_t bytes = 0;
+};
+
+// The bytes beside a signal.
+using Payload = std::array<unsigned char, PLEACH_PAYLOAD_BYTES>;
+
+// The transport below the collectives: one-sided transfers between registered memory. The destructor closes it.
+class Device {
+public:
+    Device(int ranks, const pleachUniqueId &id, int rank, const pleachConfig_t &config = default_config()) {
+        pleachDevice_t device = nullptr;
+        detail::check(pleachDeviceOpen(&device, ranks, id, rank, &config));
+        device_ = Owned(device);
+    }
+    // Among the ranks that the launcher of this process describes.
+    static Device from_environment(const pleachConfig_t &config = default_config()) {
+        pleachDevice_t device = nullptr;
+        detail::check(pleachDeviceOpenFromEnv(&device, &config));
+        return Device(device);
+    }
+    pleachDevice_t get() const noexcept { return device_.get(); }
+    pleachDeviceInfo_t info() const {
+        pleachDeviceInfo_t info = PLEACH_DEVICE_INFO_INITIALIZER;
+        detail::check(pleachDeviceGetInfo(get(), &info));
+        return info;
+    }
+    int rank() const { return info().rank; }
+    int size() const { return info().nranks; }
+    // The destructor drops the error that this function throws.
+    void close() { detail::check(pleachDeviceClose(device_.release())); }
+
+    // The values of all ranks, in rank order.
+    template <typename T> std::vector<T> exchange(const T &own) const {
+        static_assert(std::is_trivially_copyable<T>::value, "its bytes are sent");
+        static_assert(sizeof(T) <= PLEACH_EXCHANGE_BYTES, "an exchange is not for data");
+        std::vector<T> all(static_cast<std::size_t>(size()));
+        detail::check(pleachDeviceExchange(get(), &own, all.data(), sizeof(T)));
+        return all;
+    }
+    // Returns when all ranks have called it.
+    void barrier() const { detail::check(pleachDeviceExchange(get(), nullptr, nullptr, 0)); }
+
+    // `count` zeroed elements.
+    template <typename T> Region<T> allocate(std::size_t count) const {
+        expect_elements<T>(count);
+        void *address = nullptr;
+        pleachRegion_t region = nullptr;
+        detail::check(pleachRegionAlloc(get(), count * sizeof(T), &address, &region));
+        return Region<T>(region, static_cast<T *>(address), count);
+    }
+    // Memory of the caller's, which stays until `release` is called with its address, by any thread. `release` does not
+    // throw. Not over "shm". If this function throws, `release` is not called.
+    template <typename T>
+    Region<T> register_memory(T *data, std::size_t count, std::function<void(T *)> release) const {
+        expect_elements<T>(count);
+        auto held = std::make_unique<std::function<void(T *)>>(std::move(release));
+        const pleachRelease_t released = [](void *address, void *context) {
+            std::unique_ptr<std::function<void(T *)>> given(static_cast<std::function<void(T *)> *>(context));
+            if (*given) (*given)(static_cast<T *>(address));
+        };
+        pleachRegion_t region = nullptr;
+        detail::check(pleachRegionRegister(get(), data, count * sizeof(T), released, held.get(), &region));
+        held.release();
+        return Region<T>(region, data, count);
+    }
+
+    // Elements of a region to a peer's memory of the same length, then a signal there.
+    template <typename T>
+    Transfer put(int peer, const Region<T> &from, std::size_t first, std::size_t count, const pleachRemoteSlice_t &to,
+                 const Signal &signal = {}) const {
+        pleachTransfer_t transfer = 0;
+        expect_part(from, first, count);
+        detail::check(pleachPut(get(), peer, from.get(), first * sizeof(T), count * sizeof(T), &to, signal.slot,
+                                signal.payload, signal.bytes, &transfer));
+        return Transfer(get(), transfer);
+    }
+    // A peer's memory into elements of a region.
+    template <typename T>
+    Transfer get_from(int peer, const pleachRemoteSlice_t &from, const Region<T> &to, std::size_t first,
+                      std::size_t count) const {
+        pleachTransfer_t transfer = 0;
+        expect_part(to, first, count);
+        detail::check(pleachGet(get(), peer, &from, to.get(), first * sizeof(T), count * sizeof(T), &transfer));
+        return Transfer(get(), transfer);
+    }
+    Transfer atomic_add(int peer, const pleachRemoteSlice_t &word, std::uint64_t value) const {
+        pleachTransfer_t transfer = 0;
+        detail::check(pleachAtomicAdd(get(), peer, &word, value, &transfer));
+        return Transfer(get(), transfer);
+    }
+    Transfer atomic_compare_swap(int peer, const pleachRemoteSlice_t &word, std::uint64_t expected,
+                                 std::uint64_t desired) const {
+        pleachTransfer_t transfer = 0;
+        detail::check(pleachAtomicCompareSwap(get(), peer, &word, expected, desired, &transfer));
+        return Transfer(get(), transfer);
+    }
+    void signal(int peer, const Signal &signal) const {
+        detail::check(pleachSignal(get(), peer, signal.slot, signal.payload, signal.bytes, nullptr));
+    }
+    // Waits until a slot has received `count` signals of a peer; returns the bytes beside the last one.
+    Payload wait_for_signal(int peer, int slot, std::uint64_t count, std::chrono::milliseconds limit) const {
+        Payload payload = {};
+        detail::check(pleachSignalWait(get(), peer, slot, count, detail::count(limit), payload.data()));
+        return payload;
+    }
+    std::uint64_t signal_count(int peer, int slot) const {
+        std::uint64_t count = 0;
+        detail::check(pleachSignalCount(get(), peer, slot, &count));
+        return count;
+    }
+
+private:
+    explicit Device(pleachDevice_t device) noexcept : device_(device) {}
+    template <typename T> static void expect_elements(std::size_t count) {
+        static_assert(std::is_trivially_copyable<T>::value, "its bytes are moved");
+        if (count > SIZE_MAX / sizeof(T)) throw Error(pleachInvalidArgument, "too many elements");
+    }
+    template <typename T> static void expect_part(const Region<T> &region, std::size_t first, std::size_t count) {
+        if (first > region.size() || count > region.size() - first)
+            throw Error(pleachInvalidArgument, "the part does not lie inside of the region");
+    }
+    using Owned = detail::Owner<pleachDevice_t, &pleachDeviceClose>;
+    Owned device_;
+};
 
 } // namespace pleach
 

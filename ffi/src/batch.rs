@@ -6,6 +6,7 @@
 //! together.
 
 use std::cell::RefCell;
+use std::ffi::c_void;
 use std::sync::Arc;
 
 use pleach_collectives::{CollectiveError, Group, Operation, Pending, RawPair};
@@ -49,18 +50,22 @@ pub(crate) fn expect_no_batch() -> Result<(), Failed> {
 }
 
 /// Carries out an operation now, or keeps it for pleachGroupEnd.
-pub(crate) fn carry_out(comm: Arc<Comm>, group: Group, operation: Operation<RawPair>) -> Result<(), Failed> {
-    let now = CALLS.with_borrow_mut(|calls| {
-        if calls.depth == 0 {
-            return Some((comm, group, operation));
-        }
-        calls.calls.push(Call { comm, group, operation });
-        None
-    });
-    match now {
-        Some((comm, group, operation)) => comm.note(group.run(operation)),
-        None => Ok(()),
+pub(crate) fn carry_out(
+    comm: Arc<Comm>,
+    stream: *mut c_void,
+    operation: Operation<RawPair>,
+) -> Result<(), Failed> {
+    if CALLS.with_borrow(|calls| calls.depth == 0) {
+        // Neither the handle nor the operation is copied: they cost as much as the rest of this crate.
+        let result = match comm.plain_group(stream) {
+            Some(group) => group.run(operation),
+            None => comm.group_in(stream)?.run(operation),
+        };
+        return comm.note(result);
     }
+    let group = comm.group_in(stream)?;
+    CALLS.with_borrow_mut(|calls| calls.calls.push(Call { comm, group, operation }));
+    Ok(())
 }
 
 /// Notes that a call was refused; gives the failure back.
@@ -73,9 +78,15 @@ pub(crate) fn refused(failed: Failed) -> Failed {
     failed
 }
 
-/// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so that
-/// sends and receives of the group do not wait for each other. Groups may be nested; the outermost
-/// end counts. It does not block.
+/// Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so
+/// that sends and receives of the group do not wait for each other. Groups may be nested; the
+/// outermost end counts.
+///
+/// Ownership: nothing changes hands. Threads: any; a group is of the calls of one thread.
+/// Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidUsage if 64 groups are begun and not ended;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGroupStart() -> pleachResult_t {
     guarded(|| {
@@ -89,10 +100,19 @@ pub extern "C" fn pleachGroupStart() -> pleachResult_t {
     })
 }
 
-/// Ends a group of calls: carries them out together and returns when the part of this rank in each
-/// is done. Memory of the calls must stay until then.
+/// Ends a group of calls: carries them out together. Returns the first failure; if a call of the
+/// group was refused, none is carried out.
 ///
-/// Returns the first failure; if a call of the group was refused, none is carried out.
+/// Ownership: memory of the calls stays the caller's, and stays until this function has
+/// returned. Threads: the one that has begun the group. Blocks: until the part of this rank in
+/// each call is done, at most the timeouts of the communicators; an inner end does not block.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if a call of the group was refused for an
+/// argument; pleachInvalidUsage if no group was begun, a call of the group was refused, or as of
+/// a call; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost, has left,
+/// has aborted or has broken the protocol; pleachSystemError if the system refuses memory or a
+/// thread; pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGroupEnd() -> pleachResult_t {
     guarded(|| {

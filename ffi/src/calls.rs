@@ -58,8 +58,7 @@ impl Asked {
                         operation.with_send_and_receive_counts(&send, &receive)
                     }
                 };
-                let group = comm.group_in(self.stream)?;
-                carry_out(comm, group, operation)
+                carry_out(comm, self.stream, operation)
             };
             call().map_err(refused)
         })
@@ -93,16 +92,21 @@ unsafe fn counts(list: *const usize, ranks: u32, name: &str) -> Result<Vec<usize
 /// Stores the reduction of the sendbuff of every rank in the recvbuff of every rank. In place:
 /// recvbuff is sendbuff.
 ///
-/// With a NULL stream the buffers are host memory and the function returns when the part of this
-/// rank is done; between pleachGroupStart and pleachGroupEnd it returns at once. Several threads
-/// may call on one communicator if the calls of all ranks have one order.
+/// With a NULL stream the buffers are host memory. Calls between pleachGroupStart and
+/// pleachGroupEnd are carried out by the latter.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
-/// make different calls, pleachTimeout or pleachRemoteError if another rank is late or lost. These
-/// hold for all functions of this page.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
 ///
-/// The buffers are memory of that many elements until the call has ended, or NULL where they have
-/// none.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAllReduce(
     sendbuff: *const c_void,
@@ -128,7 +132,18 @@ pub unsafe extern "C" fn pleachAllReduce(
 /// Stores the sendbuff of the root in the recvbuff of every rank. The sendbuff of other ranks is
 /// ignored. In place: recvbuff is sendbuff.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachBroadcast(
     sendbuff: *const c_void,
@@ -148,10 +163,21 @@ pub unsafe extern "C" fn pleachBroadcast(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff of
-/// other ranks is ignored. In place: recvbuff is sendbuff.
+/// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff
+/// of other ranks is ignored. In place: recvbuff is sendbuff.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachReduce(
     sendbuff: *const c_void,
@@ -172,10 +198,22 @@ pub unsafe extern "C" fn pleachReduce(
     unsafe { Asked { comm, stream, datatype, op: Some(op) }.call(shape) }
 }
 
-/// Stores block r of the reduction of the sendbuff of every rank in the recvbuff of rank r; a block
-/// has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount elements.
+/// Stores block r of the reduction of the sendbuff of every rank in the recvbuff of rank r; a
+/// block has recvcount elements. In place: recvbuff is sendbuff plus rank times recvcount
+/// elements.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachReduceScatter(
     sendbuff: *const c_void,
@@ -195,10 +233,21 @@ pub unsafe extern "C" fn pleachReduceScatter(
     unsafe { Asked { comm, stream, datatype, op: Some(op) }.call(shape) }
 }
 
-/// Stores the sendbuff of every rank in the recvbuff of every rank, in rank order; a sendbuff has
-/// sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
+/// Stores the sendbuff of every rank in the recvbuff of every rank, in rank order; a sendbuff
+/// has sendcount elements. In place: sendbuff is recvbuff plus rank times sendcount elements.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAllGather(
     sendbuff: *const c_void,
@@ -216,10 +265,21 @@ pub unsafe extern "C" fn pleachAllGather(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r; a block has count
-/// elements.
+/// Stores block r of the sendbuff of rank s as block s of the recvbuff of rank r; a block has
+/// count elements.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAlltoAll(
     sendbuff: *const c_void,
@@ -238,9 +298,21 @@ pub unsafe extern "C" fn pleachAlltoAll(
 }
 
 /// Stores the sendbuff of every rank in the recvbuff of the root, in rank order; a sendbuff has
-/// count elements. In place: the sendbuff of the root is recvbuff plus root times count elements.
+/// count elements. In place: the sendbuff of the root is recvbuff plus root times count
+/// elements.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachGather(
     sendbuff: *const c_void,
@@ -264,7 +336,18 @@ pub unsafe extern "C" fn pleachGather(
 /// Stores block r of the sendbuff of the root in the recvbuff of rank r; a block has count
 /// elements. In place: the recvbuff of the root is sendbuff plus root times count elements.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachScatter(
     sendbuff: *const c_void,
@@ -288,7 +371,18 @@ pub unsafe extern "C" fn pleachScatter(
 /// Sends count elements to a rank that receives as many. Of more than 8 KiB it returns when the
 /// receiver has made its call.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSend(
     sendbuff: *const c_void,
@@ -308,7 +402,18 @@ pub unsafe extern "C" fn pleachSend(
 
 /// Receives count elements from a rank that sends as many.
 ///
-/// As of pleachAllReduce.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachRecv(
     recvbuff: *mut c_void,
@@ -326,7 +431,18 @@ pub unsafe extern "C" fn pleachRecv(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Returns when every rank has called it.
+/// No rank returns before every rank has called it.
+///
+/// Ownership: nothing changes hands. Threads: any; calls of several threads on one communicator
+/// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
+/// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachBarrier(comm: pleachComm_t, stream: *mut c_void) -> pleachResult_t {
     let shape = |_: &Comm| Ok((Collective::Barrier, None, None, Blocks::Equal));
@@ -337,7 +453,19 @@ pub extern "C" fn pleachBarrier(comm: pleachComm_t, stream: *mut c_void) -> plea
 /// As pleachAllGather with blocks of different lengths: that of rank r has `counts[r]` elements,
 /// and all ranks pass the same counts, one for each rank.
 ///
-/// As of pleachAllReduce; `counts` is NULL or has one element for each rank.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+/// is read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAllGatherV(
     sendbuff: *const c_void,
@@ -361,7 +489,19 @@ pub unsafe extern "C" fn pleachAllGatherV(
 /// As pleachReduceScatter with blocks of different lengths: that of rank r has `counts[r]`
 /// elements, and all ranks pass the same counts, one for each rank.
 ///
-/// As of pleachAllReduce; `counts` is NULL or has one element for each rank.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+/// is read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachReduceScatterV(
     sendbuff: *const c_void,
@@ -386,7 +526,19 @@ pub unsafe extern "C" fn pleachReduceScatterV(
 /// As pleachAlltoAll with blocks of different lengths: `sendcounts[r]` elements go to rank r and
 /// `recvcounts[r]` come from it; in both buffers blocks lie in rank order without gaps.
 ///
-/// As of pleachAllReduce; both lists are NULL or have one element for each rank.
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; both lists are NULL or have one element for each rank,
+/// and are read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAlltoAllV(
     sendbuff: *const c_void,
@@ -405,6 +557,84 @@ pub unsafe extern "C" fn pleachAlltoAllV(
         let receive = unsafe { self::counts(recvcounts, ranks, "recvcounts") }?;
         let (input, output) = ((sendbuff, sum(&send)?), (recvbuff.cast_const(), sum(&receive)?));
         Ok((Collective::AllToAll, Some(input), Some(output), Blocks::SendAndReceive(send, receive)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
+}
+
+/// As pleachGather with blocks of different lengths: that of rank r has `counts[r]` elements, and
+/// all ranks pass the same counts, one for each rank.
+///
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+/// is read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachGatherV(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    counts: *const usize,
+    datatype: pleachDataType_t,
+    root: c_int,
+    comm: pleachComm_t,
+    stream: *mut c_void,
+) -> pleachResult_t {
+    let shape = |held: &Comm| {
+        let root = rank_of(root, "root")?;
+        // SAFETY: the caller's promise.
+        let list = unsafe { self::counts(counts, held.group.world_size(), "counts") }?;
+        let input = (sendbuff, list[held.group.rank() as usize]);
+        let all = sum(&list)?;
+        let output = (held.group.rank() == root).then_some((recvbuff.cast_const(), all));
+        Ok((Collective::Gather { root }, Some(input), output, Blocks::Listed(list)))
+    };
+    // SAFETY: the caller's promise.
+    unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
+}
+
+/// As pleachScatter with blocks of different lengths: that of rank r has `counts[r]` elements, and
+/// all ranks pass the same counts, one for each rank.
+///
+/// Ownership: the buffers stay the caller's: memory of that many elements until the call has
+/// ended, or NULL where they have none; `counts` is NULL or has one element for each rank, and
+/// is read before the function returns. Threads: any; calls of several threads on one
+/// communicator need one order on all ranks. Blocks: until the part of this rank is done, at
+/// most the timeout of the communicator; between pleachGroupStart and pleachGroupEnd it returns
+/// at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachScatterV(
+    sendbuff: *const c_void,
+    recvbuff: *mut c_void,
+    counts: *const usize,
+    datatype: pleachDataType_t,
+    root: c_int,
+    comm: pleachComm_t,
+    stream: *mut c_void,
+) -> pleachResult_t {
+    let shape = |held: &Comm| {
+        let root = rank_of(root, "root")?;
+        // SAFETY: the caller's promise.
+        let list = unsafe { self::counts(counts, held.group.world_size(), "counts") }?;
+        let output = (recvbuff.cast_const(), list[held.group.rank() as usize]);
+        let all = sum(&list)?;
+        let input = (held.group.rank() == root).then_some((sendbuff, all));
+        Ok((Collective::Scatter { root }, input, Some(output), Blocks::Listed(list)))
     };
     // SAFETY: the caller's promise.
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }

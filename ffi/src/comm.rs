@@ -74,6 +74,12 @@ impl Comm {
         }
     }
 
+    /// The group, where calls are neither in a stream nor under a deadline of this communicator.
+    #[inline]
+    pub(crate) fn plain_group(&self, stream: *mut c_void) -> Option<&Group> {
+        (stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0).then_some(&self.group)
+    }
+
     /// The group, with the deadline of this communicator, for a call in this stream.
     pub(crate) fn group_in(&self, stream: *mut c_void) -> Result<Group, Failed> {
         let group = match self.timeout_ms.load(Ordering::Relaxed) {
@@ -160,14 +166,17 @@ pub(crate) unsafe fn configured(
     Ok(options)
 }
 
-/// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call it;
-/// it returns when all are there, or with an error after a minute. The caller destroys the
-/// communicator with pleachCommDestroy or pleachCommAbort. Any thread may call it.
+/// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call
+/// it.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
-/// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+/// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
+/// pleachCommDestroy or pleachCommAbort. Threads: any. Blocks: until all ranks are there, at
+/// most joinTimeoutMs, which is a minute by default.
 ///
-/// `comm` is NULL or points to a pleachComm_t.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
+/// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
+/// needed; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitRank(
     comm: *mut pleachComm_t,
@@ -181,8 +190,16 @@ pub unsafe extern "C" fn pleachCommInitRank(
 
 /// As pleachCommInitRank, with a configuration; NULL takes the defaults.
 ///
-/// `comm` is NULL or points to a pleachComm_t; `config` is NULL or points to a configuration that
-/// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+/// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
+/// pleachCommDestroy or pleachCommAbort. `config` is NULL or points to a configuration that
+/// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the
+/// function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
+/// which is a minute by default.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
+/// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
+/// needed; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitRankConfig(
     comm: *mut pleachComm_t,
@@ -214,13 +231,19 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
 }
 
 /// Joins the ranks that the launcher of this process describes: `pleach run`, torchrun, mpirun,
-/// mpiexec or srun; alone without a launcher. `config` may be NULL. All ranks call it; it returns
-/// when all are there, or with an error after a minute. The caller destroys the communicator.
+/// mpiexec or srun; alone without a launcher. All ranks call it.
 ///
-/// Returns pleachInvalidArgument if the environment says nothing clear, and pleachSystemError if
-/// the ranks do not meet.
+/// Ownership: `comm` is NULL or points to a pleachComm_t. The caller ends the communicator with
+/// pleachCommDestroy or pleachCommAbort. `config` is NULL or points to a configuration that
+/// began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the
+/// function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
+/// which is a minute by default.
 ///
-/// As of pleachCommInitRankConfig.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
+/// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
+/// time, or the system refuses what is needed; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitFromEnv(
     comm: *mut pleachComm_t,
@@ -239,12 +262,21 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
     })
 }
 
-/// Divides a communicator: the ranks that pass the same colour become one, numbered by their keys,
-/// and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets NULL. All
-/// ranks call it; it blocks until the new communicators are there. The caller destroys the new one;
-/// the old one stays.
+/// Divides a communicator: the ranks that pass the same colour become one, numbered by their
+/// keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
+/// NULL. All ranks call it.
 ///
-/// `newcomm` is NULL or points to a pleachComm_t.
+/// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
+/// communicator; the old one stays. Threads: any; calls of several threads on one communicator
+/// need one order on all ranks. Blocks: until the new communicators are there.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
+/// communicators already, the ranks make different calls, the communicator was finalized, or its
+/// process forked; pleachTimeout if another rank is late; pleachRemoteError if a rank is lost,
+/// has left, has aborted or has broken the protocol; pleachSystemError if the ranks of a colour
+/// do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU fails;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommSplit(
     comm: pleachComm_t,
@@ -273,9 +305,19 @@ pub unsafe extern "C" fn pleachCommSplit(
     })
 }
 
-/// Ends a communicator in order: waits until the other ranks have made all calls that this rank
-/// needs, at most 5 s, and tells them that this rank leaves. Every later call but pleachCommDestroy
-/// and the functions that ask returns pleachInvalidUsage.
+/// Ends a communicator in order: all ranks call it, and it tells them that this rank leaves.
+/// Every later call but pleachCommDestroy, pleachCommAbort and the functions that ask returns
+/// pleachInvalidUsage.
+///
+/// Ownership: the communicator stays the caller's, who ends it with pleachCommDestroy. Threads:
+/// any. Blocks: until the other ranks call it too, at most 5 s.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if the ranks make different
+/// calls, the communicator was finalized, or its process forked; pleachTimeout if another rank
+/// is late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the
+/// protocol; pleachSystemError if the system refuses memory or a thread;
+/// pleachUnhandledCudaError if a GPU fails; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
     guarded(|| {
@@ -285,20 +327,30 @@ pub extern "C" fn pleachCommFinalize(comm: pleachComm_t) -> pleachResult_t {
     })
 }
 
-/// Frees a communicator; its handle names nothing from now on. A communicator that was not
-/// finalized leaves now: this is no failure to ranks that need nothing more of this rank. A call
-/// that another thread has under way ends first.
+/// Frees a communicator. A communicator that was not finalized leaves now: this is no failure to
+/// ranks that need nothing more of this rank.
 ///
-/// Returns pleachInvalidArgument if there is no such communicator.
+/// Ownership: the handle is the library's again and names nothing from now on. A call that
+/// another thread has under way keeps the communicator until it has ended. Threads: any, also
+/// while another thread is in a call on the communicator. Blocks: while peers take what this
+/// rank has sent, at most 5 s; not while another thread is in a call.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommDestroy(comm: pleachComm_t) -> pleachResult_t {
     guarded(|| COMMS.take(comm).map(drop))
 }
 
 /// Ends the work of a communicator on all ranks within 100 ms and frees it: calls that are under
-/// way, here and on other ranks, return pleachRemoteError. Any thread may call it at any time.
+/// way, here and on other ranks, return pleachRemoteError.
 ///
-/// Returns pleachInvalidArgument if there is no such communicator.
+/// Ownership: the handle is the library's again and names nothing from now on. Threads: any, at
+/// any time, also while another thread is in a call on the communicator. Blocks: until the peers
+/// have been told, about 100 ms at most.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommAbort(comm: pleachComm_t) -> pleachResult_t {
     guarded(|| {
@@ -308,9 +360,12 @@ pub extern "C" fn pleachCommAbort(comm: pleachComm_t) -> pleachResult_t {
     })
 }
 
-/// Stores how many ranks a communicator has. It does not block.
+/// Stores how many ranks a communicator has.
 ///
-/// `count` is NULL or points to an int.
+/// Ownership: `count` is NULL or points to an int. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+/// communicator; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommCount(comm: pleachComm_t, count: *mut c_int) -> pleachResult_t {
     guarded(|| {
@@ -320,9 +375,12 @@ pub unsafe extern "C" fn pleachCommCount(comm: pleachComm_t, count: *mut c_int) 
     })
 }
 
-/// Stores the rank of the caller in a communicator. It does not block.
+/// Stores the rank of the caller in a communicator.
 ///
-/// `rank` is NULL or points to an int.
+/// Ownership: `rank` is NULL or points to an int. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+/// communicator; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommUserRank(comm: pleachComm_t, rank: *mut c_int) -> pleachResult_t {
     guarded(|| {
@@ -332,10 +390,13 @@ pub unsafe extern "C" fn pleachCommUserRank(comm: pleachComm_t, rank: *mut c_int
     })
 }
 
-/// Stores pleachSuccess if no call on this communicator has failed for good, or else the result of
-/// the first call that did: such a communicator can only be destroyed. It does not block.
+/// Stores pleachSuccess if no call on this communicator has failed for good, or else the result
+/// of the first call that did: such a communicator can only be destroyed.
 ///
-/// `asyncError` is NULL or points to a pleachResult_t.
+/// Ownership: `asyncError` is NULL or points to a pleachResult_t. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+/// communicator; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommGetAsyncError(
     comm: pleachComm_t,
@@ -353,7 +414,13 @@ pub unsafe extern "C" fn pleachCommGetAsyncError(
 }
 
 /// Sets how long each later call on this communicator waits for other ranks, in milliseconds; 0
-/// goes back to the time of the configuration. It does not block.
+/// goes back to the time of the configuration.
+///
+/// Ownership: nothing changes hands. Threads: any; calls that are under way keep their time.
+/// Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommSetTimeout(comm: pleachComm_t, milliseconds: u64) -> pleachResult_t {
     guarded(|| {
@@ -363,10 +430,14 @@ pub extern "C" fn pleachCommSetTimeout(comm: pleachComm_t, milliseconds: u64) ->
 }
 
 /// Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
-/// one element of the type, in host memory. Factors may differ from rank to rank. The number is for
-/// this communicator alone, until pleachRedOpDestroy. It does not block.
+/// one element of the type, in host memory. Factors may differ from rank to rank. The number is
+/// for this communicator alone, until pleachRedOpDestroy.
 ///
-/// `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an element of the type.
+/// Ownership: `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an
+/// element of the type, which is read before the function returns. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
     op: *mut pleachRedOp_t,
@@ -394,7 +465,12 @@ pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
     })
 }
 
-/// Forgets a number that pleachRedOpCreatePreMulSum has stored. It does not block.
+/// Forgets a number that pleachRedOpCreatePreMulSum has stored.
+///
+/// Ownership: the number is the library's again. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or number;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachRedOpDestroy(op: pleachRedOp_t, comm: pleachComm_t) -> pleachResult_t {
     guarded(|| {

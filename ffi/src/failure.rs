@@ -56,12 +56,14 @@ pub struct pleachFailure_t {
     pub text: [c_char; PLEACH_FAILURE_BYTES],
 }
 
-/// Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has. It
-/// does not block.
+/// Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has.
 ///
-/// Returns pleachInvalidArgument if `failure` is NULL or its size is not that of the struct.
+/// Ownership: `failure` is NULL or points to a struct that began with
+/// PLEACH_FAILURE_INITIALIZER. Threads: any. Blocks: no.
 ///
-/// `failure` is NULL or points to a struct that began with PLEACH_FAILURE_INITIALIZER.
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator, or `failure`
+/// is NULL or its size is not that of the struct; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommGetFailure(
     comm: pleachComm_t,

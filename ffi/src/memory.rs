@@ -203,13 +203,15 @@ fn share_bytes(operands: &[Option<(*mut c_void, usize)>], size: usize) -> bool {
     first.start < second.end && second.start < first.end
 }
 
-/// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a page.
-/// The caller frees the memory with pleachMemFree. Any thread may call it; it does not block.
+/// Allocates `size` zeroed bytes of host memory that every fabric can register, aligned to a
+/// page. The caller frees the memory with pleachMemFree.
 ///
-/// Returns pleachInvalidArgument if `ptr` is NULL or `size` is 0, and pleachSystemError if the
-/// system has no memory.
+/// Ownership: `ptr` is NULL or points to a pointer. The caller frees the memory with
+/// pleachMemFree. Threads: any. Blocks: no.
 ///
-/// `ptr` is NULL or points to a pointer.
+/// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is NULL or `size` is 0;
+/// pleachSystemError if the system has no memory; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachMemAlloc(ptr: *mut *mut c_void, size: usize) -> pleachResult_t {
     guarded(|| {
@@ -228,11 +230,14 @@ pub unsafe extern "C" fn pleachMemAlloc(ptr: *mut *mut c_void, size: usize) -> p
     })
 }
 
-/// Frees memory of pleachMemAlloc. Memory that is registered stays readable and writable until it
-/// is deregistered or its communicator is destroyed. Any thread may call it; it does not block.
+/// Frees memory of pleachMemAlloc.
 ///
-/// Returns pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has stored, or was
-/// freed. NULL is freed with success.
+/// Ownership: the memory is the library's again. Memory that is registered stays readable and
+/// writable until it is deregistered or its communicator is destroyed. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachMemAlloc has
+/// stored, or was freed (NULL is freed with success); pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachMemFree(ptr: *mut c_void) -> pleachResult_t {
     guarded(|| {
@@ -244,19 +249,21 @@ pub extern "C" fn pleachMemFree(ptr: *mut c_void) -> pleachResult_t {
     })
 }
 
-/// Registers memory with a communicator: calls on elements inside of it are carried out in place,
-/// without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is registered
-/// as a whole, over every fabric. Other memory is registered over "tcp" and "verbs" alone; it must
-/// stay readable and writable until pleachCommDeregister has returned with success, or
-/// pleachCommDestroy or pleachCommAbort has returned and no other thread is in a call on the
-/// communicator. Local: the other ranks need not call it. Any thread may call it; it does not wait
-/// for other ranks.
+/// Registers memory with a communicator: calls on elements inside of it are carried out in
+/// place, without copies. Stores a handle for pleachCommDeregister. Memory of pleachMemAlloc is
+/// registered as a whole, over every fabric. Other memory is registered over "tcp" and "verbs"
+/// alone.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
-/// pleachGroupStart and pleachGroupEnd and if the fabric needs memory of pleachMemAlloc, and
-/// pleachSystemError if the system refuses to register.
+/// Ownership: `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
+/// Memory that is not of pleachMemAlloc must stay readable and writable until
+/// pleachCommDeregister has returned with success, or pleachCommDestroy or pleachCommAbort has
+/// returned and no other thread is in a call on the communicator. Threads: any. Blocks: no; it
+/// is local, the other ranks need not call it.
 ///
-/// `buff` is NULL or has so many bytes; `handle` is NULL or points to a pointer.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
+/// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommRegister(
     comm: pleachComm_t,
@@ -270,11 +277,18 @@ pub unsafe extern "C" fn pleachCommRegister(
 
 /// As pleachCommRegister, for memory of the user with a release callback: the memory stays until
 /// `release` is called, once, with `buff` and `context`. That is during pleachCommDeregister,
-/// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends. It
-/// is not called if this function fails, nor for memory of pleachMemAlloc, which takes no callback.
+/// pleachCommDestroy or pleachCommAbort, or later when the last call that uses the memory ends.
+/// It is not called if this function fails, nor for memory of pleachMemAlloc, which takes no
+/// callback.
 ///
-/// `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or points to a
-/// pointer.
+/// Ownership: `buff` is NULL or has so many bytes until `release` is called; `handle` is NULL or
+/// points to a pointer. Threads: any; `release` is called by any thread. Blocks: no; it is
+/// local, the other ranks need not call it.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if its process forked, or the
+/// fabric needs memory of pleachMemAlloc; pleachSystemError if the system refuses to register;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommRegisterWithRelease(
     comm: pleachComm_t,
@@ -319,12 +333,16 @@ pub unsafe extern "C" fn pleachCommRegisterWithRelease(
     })
 }
 
-/// Ends a registration; its handle names nothing from now on. Blocks until the fabric holds the
-/// memory no longer. No call on the memory may be under way. Any thread may call it.
+/// Ends a registration.
 ///
-/// Returns pleachInvalidArgument if there is no such communicator or registration, and
-/// pleachTimeout if a call still uses the memory after 5 s: then the memory must stay until the
-/// communicator is destroyed.
+/// Ownership: the handle is the library's again and names nothing from now on; the memory is the
+/// caller's again after success. After pleachTimeout the memory must stay until the communicator
+/// is destroyed. Threads: any; no call on the memory may be under way. Blocks: until the fabric
+/// holds the memory no longer, at most 5 s.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such communicator or
+/// registration; pleachTimeout if a call still uses the memory after 5 s; pleachInternalError
+/// after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachCommDeregister(comm: pleachComm_t, handle: *mut c_void) -> pleachResult_t {
     guarded(|| {

@@ -144,12 +144,12 @@ pub(crate) unsafe fn input<T: Copy>(pointer: *const T, name: &str) -> Result<T, 
     unsafe { pointer.as_ref() }.copied().ok_or_else(|| Failed::argument(format!("{name} is NULL")))
 }
 
-/// Stores the version of the library: 10000 * major + 100 * minor + patch. Any thread may call it;
-/// it does not block.
+/// Stores the version of the library: 10000 * major + 100 * minor + patch.
 ///
-/// Returns pleachInvalidArgument if `version` is NULL.
+/// Ownership: `version` is NULL or points to an int. Threads: any. Blocks: no.
 ///
-/// `version` is NULL or points to an int.
+/// Returns: pleachSuccess; pleachInvalidArgument if `version` is NULL; pleachInternalError after
+/// a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachGetVersion(version: *mut c_int) -> pleachResult_t {
     guarded(|| {
@@ -159,8 +159,11 @@ pub unsafe extern "C" fn pleachGetVersion(version: *mut c_int) -> pleachResult_t
     })
 }
 
-/// Returns a short text for a result. The text is static: the caller does not free it. Any thread
-/// may call it; it does not block.
+/// Returns a short text for a result; a text for a number that is none, too.
+///
+/// Ownership: the text is the library's and static. Threads: any. Blocks: no.
+///
+/// Returns: the text.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGetErrorString(result: c_int) -> *const c_char {
     let text = match result {
@@ -179,8 +182,12 @@ pub extern "C" fn pleachGetErrorString(result: c_int) -> *const c_char {
 }
 
 /// Returns the text of the last failure of the calling thread: what happened, to which rank, and
-/// what to do; empty if no call of this thread has failed. The text belongs to the library and
-/// stays until the next call of this thread fails. It does not block.
+/// what to do; empty if no call of this thread has failed. Never NULL.
+///
+/// Ownership: the text is the library's and stays until the next call of this thread fails.
+/// Threads: any; each has its own text. Blocks: no.
+///
+/// Returns: the text.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGetLastError() -> *const c_char {
     LAST_ERROR.with_borrow(|last| last.as_ptr())

@@ -26,12 +26,15 @@ pub struct pleachArrivalSkew_t {
     pub last: u64,
 }
 
-/// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and 12.5
-/// percent. Local; any thread may call it, also while a call is under way; it does not block.
+/// Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and
+/// 12.5 percent.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right; `peer` is another rank.
+/// Ownership: `skew` is NULL or points to a struct that began with
+/// PLEACH_ARRIVAL_SKEW_INITIALIZER. Threads: any, also while another one is in a call. Blocks:
+/// no.
 ///
-/// `skew` is NULL or points to a struct that began with PLEACH_ARRIVAL_SKEW_INITIALIZER.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; `peer` is
+/// another rank; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommGetArrivalSkew(
     comm: pleachComm_t,
@@ -67,11 +70,14 @@ pub unsafe extern "C" fn pleachCommGetArrivalSkew(
     })
 }
 
-/// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none. The
-/// rank is the cause as far as the ranks that were asked know. Local; any thread may call it, also
-/// while another thread is in a call; it does not block.
+/// Stores the rank that this rank waits for now, once that has taken a millisecond; -1 if none.
+/// The rank is the cause as far as the ranks that were asked know.
 ///
-/// `rank` is NULL or points to an int.
+/// Ownership: `rank` is NULL or points to an int. Threads: any, also while another one is in a
+/// call. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such
+/// communicator; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommGetWaitsFor(comm: pleachComm_t, rank: *mut c_int) -> pleachResult_t {
     guarded(|| {

@@ -104,14 +104,15 @@ fn own_address() -> Result<IpAddr, Failed> {
     Ok(of_route().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
 }
 
-/// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the other
-/// ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the default
-/// route. Any thread may call it; it does not block.
+/// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the
+/// other ranks meet at its address, which is that of the variable PLEACH_INTERFACE or of the
+/// default route.
 ///
-/// Returns pleachInvalidArgument if `uniqueId` is NULL or the variable is no address, and
-/// pleachSystemError if there is no port.
+/// Ownership: `uniqueId` is NULL or points to a pleachUniqueId. Threads: any. Blocks: no.
 ///
-/// `uniqueId` is NULL or points to a pleachUniqueId.
+/// Returns: pleachSuccess; pleachInvalidArgument if `uniqueId` is NULL or the variable is no
+/// address; pleachSystemError if there is no port; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachGetUniqueId(uniqueId: *mut pleachUniqueId) -> pleachResult_t {
     guarded(|| {

@@ -1,9 +1,16 @@
 //! Programs in C and C++ that use the library as their authors would: compiled with all warnings as
-//! errors, linked with the static and with the shared library, and run on several ranks.
+//! errors, linked with the static and with the shared library, and run on several ranks. What the
+//! functions return is compared with what their comments in the header say.
+//!
+//! Each program is built once for all tests of a run. Most are linked with the shared library: the
+//! static one takes the linker 0.8 s a program.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::clock::now;
@@ -11,8 +18,11 @@ use pleach_transport::clock::now;
 /// Longest time that a program may run on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// The signal of `raise(SIGKILL)`.
+const SIGKILL: i32 = 9;
+
 /// How the library is linked.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 enum Linked {
     Static,
     Shared,
@@ -52,17 +62,30 @@ fn source_path(source: &str) -> PathBuf {
     }
 }
 
-fn compiled(folder: &Folder, source: &str, linked: Linked) -> PathBuf {
+fn compiled(source: &str, linked: Linked) -> PathBuf {
     let is_cpp = source.ends_with(".cc") || source.ends_with(".cpp");
     let compiler = if is_cpp { ["c++", "-std=c++17"] } else { ["cc", "-std=c99"] };
-    compiled_by(&compiler, folder, source, linked).expect("a compiler runs")
+    compiled_by(&compiler, source, linked).expect("a compiler runs")
 }
 
-/// Compiles a program with these first words of the command; `None` without such a compiler.
-fn compiled_by(command: &[&str], folder: &Folder, source: &str, linked: Linked) -> Option<PathBuf> {
+/// Compiles a program with these first words of the command, once; `None` without such a compiler.
+fn compiled_by(command: &[&str], source: &str, linked: Linked) -> Option<PathBuf> {
+    static BUILT: Mutex<BTreeMap<String, Option<PathBuf>>> = Mutex::new(BTreeMap::new());
+    let name = format!("{}-{}-{linked:?}", command.concat(), source).replace(['.', '/', '=', '+', ','], "-");
+    // Under the lock: one compiler at a time is what two processors have room for beside the ranks.
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = built.get(&name) {
+        return known.clone();
+    }
+    let program = build(command, &name, source, linked);
+    built.insert(name, program.clone());
+    program
+}
+
+fn build(command: &[&str], name: &str, source: &str, linked: Linked) -> Option<PathBuf> {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let name = format!("{}-{}", command.concat(), source).replace(['.', '/', '=', '+'], "-");
-    let program = folder.0.join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let (program, part) = (folder.join(name), folder.join(format!("{name}.{}", std::process::id())));
     let libraries = libraries();
     let mut compiler = Command::new(command[0]);
     compiler
@@ -70,7 +93,7 @@ fn compiled_by(command: &[&str], folder: &Folder, source: &str, linked: Linked) 
         .args(["-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-D_POSIX_C_SOURCE=200809L", "-I"])
         .arg(crate_folder.join("include"))
         .arg("-o")
-        .arg(&program)
+        .arg(&part)
         .arg(source_path(source))
         .arg("-pthread");
     match linked {
@@ -84,23 +107,81 @@ fn compiled_by(command: &[&str], folder: &Folder, source: &str, linked: Linked) 
         output => output.expect("a compiler runs"),
     };
     assert!(output.status.success(), "{source}: {}", String::from_utf8_lossy(&output.stderr));
+    std::fs::rename(&part, &program).expect("the program gets its name");
     Some(program)
 }
 
-/// Waits for a program; a program that takes too long is killed and fails.
-fn succeeds(what: &str, mut child: Child) {
+/// The comment of each function of the header.
+static COMMENTS: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("include/pleach.h");
+    let (mut comments, mut comment) = (BTreeMap::new(), String::new());
+    for line in std::fs::read_to_string(path).expect("the header").lines() {
+        if let Some(text) = line.strip_prefix("//") {
+            comment += text;
+            continue;
+        }
+        let function = line.split_once('(').and_then(|(before, _)| before.rsplit([' ', '*']).next());
+        if let Some(name) = function.filter(|name| name.starts_with("pleach") && !line.starts_with('#')) {
+            comments.insert(name.to_owned(), std::mem::take(&mut comment));
+        }
+        comment.clear();
+    }
+    comments
+});
+
+/// Whether each result that a program has noted is one that the comment of its function names.
+fn are_documented(folder: &Folder) {
+    let noted = std::fs::read_to_string(folder.0.join("seen")).unwrap_or_default();
+    for (function, result) in
+        noted.lines().collect::<BTreeSet<_>>().iter().filter_map(|line| line.split_once(' '))
+    {
+        let name = match result.parse() {
+            Ok(1) => "pleachUnhandledCudaError",
+            Ok(2) => "pleachSystemError",
+            Ok(4) => "pleachInvalidArgument",
+            Ok(5) => "pleachInvalidUsage",
+            Ok(6) => "pleachRemoteError",
+            Ok(8) => "pleachTimeout",
+            Ok(number @ 0..) => panic!("{function} has returned {number}"),
+            _ => panic!("'{result}' of {function} is no result"),
+        };
+        let comment = COMMENTS.get(function).unwrap_or_else(|| panic!("{function} is not in the header"));
+        assert!(comment.contains(name), "{function} has returned {name}, which its comment does not name");
+    }
+}
+
+/// Waits for a program.
+fn succeeds(what: &str, child: Child) {
+    all_end(vec![(what.to_owned(), false, child)]);
+}
+
+/// Waits for programs, each with its name and whether it kills itself. One that fails or takes too
+/// long ends all: the others may wait for it.
+fn all_end(programs: Vec<(String, bool, Child)>) {
     let begun = now();
-    let status = loop {
-        if let Some(status) = child.try_wait().expect("a child is waited for") {
-            break status;
-        }
-        if now().since(begun) > PATIENCE {
-            let _ = child.kill();
-        }
+    let (mut running, mut failures) = (programs, Vec::new());
+    while !running.is_empty() {
         std::thread::park_timeout(Duration::from_millis(5));
-    };
-    let output = child.wait_with_output().expect("its output");
-    assert!(status.success(), "{what}: {status}: {}", String::from_utf8_lossy(&output.stderr));
+        if !failures.is_empty() || now().since(begun) > PATIENCE {
+            for (_, _, child) in &mut running {
+                let _ = child.kill();
+            }
+        }
+        let mut left = Vec::new();
+        for (what, kills_itself, mut child) in running {
+            let Some(status) = child.try_wait().expect("a child is waited for") else {
+                left.push((what, kills_itself, child));
+                continue;
+            };
+            let output = child.wait_with_output().expect("its output");
+            let is_right = if kills_itself { status.signal() == Some(SIGKILL) } else { status.success() };
+            if !is_right {
+                failures.push(format!("{what}: {status}: {}", String::from_utf8_lossy(&output.stderr)));
+            }
+        }
+        running = left;
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 fn run(program: &Path, ranks: u32, folder: &Folder) {
@@ -109,6 +190,22 @@ fn run(program: &Path, ranks: u32, folder: &Folder) {
 
 /// Runs a program on so many ranks, with these arguments after its own.
 fn run_with(program: &Path, ranks: u32, folder: &Folder, arguments: &[&str]) {
+    all_succeed(started(program, ranks, folder, arguments));
+    are_documented(folder);
+}
+
+/// As [`run_with`], of a program whose last rank kills itself.
+fn run_killed(program: &Path, ranks: u32, folder: &Folder, arguments: &[&str]) {
+    let children = (1..).zip(started(program, ranks, folder, arguments));
+    all_end(
+        children
+            .map(|(next, child)| (format!("rank {} of {ranks}", next - 1), next == ranks, child))
+            .collect(),
+    );
+    are_documented(folder);
+}
+
+fn started(program: &Path, ranks: u32, folder: &Folder, arguments: &[&str]) -> Vec<Child> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let id = folder.0.join(format!("id-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
     let start = |rank: u32| {
@@ -117,18 +214,18 @@ fn run_with(program: &Path, ranks: u32, folder: &Folder, arguments: &[&str]) {
             .arg(&id)
             .args(arguments)
             .env("PLEACH_INTERFACE", "127.0.0.1")
+            .env("PLEACH_SEEN", folder.0.join("seen"))
             .stderr(Stdio::piped())
             .spawn()
             .expect("the program starts")
     };
-    all_succeed((0..ranks).map(start).collect());
+    (0..ranks).map(start).collect()
 }
 
 fn all_succeed(children: Vec<Child>) {
     let ranks = children.len();
-    for (rank, child) in children.into_iter().enumerate() {
-        succeeds(&format!("rank {rank} of {ranks}"), child);
-    }
+    let named = |(rank, child)| (format!("rank {rank} of {ranks}"), false, child);
+    all_end(children.into_iter().enumerate().map(named).collect());
 }
 
 /// Runs a program whose ranks find each other by their environment.
@@ -151,28 +248,78 @@ fn launch(program: &Path, ranks: u32, folder: &Folder) {
 #[test]
 fn every_collective_is_right_in_c_on_two_and_four_ranks() {
     let folder = Folder::new();
-    run(&compiled(&folder, "collectives.c", Linked::Static), 2, &folder);
-    run(&compiled(&folder, "collectives.c", Linked::Shared), 4, &folder);
+    run(&compiled("collectives.c", Linked::Static), 2, &folder);
+    run(&compiled("collectives.c", Linked::Shared), 4, &folder);
 }
 
 #[test]
 fn failures_are_results_with_their_cause_in_c() {
     let folder = Folder::new();
-    run(&compiled(&folder, "failures.c", Linked::Static), 2, &folder);
+    run(&compiled("failures.c", Linked::Shared), 2, &folder);
 }
 
 #[test]
 fn nonsense_is_an_error_and_no_crash() {
     let folder = Folder::new();
-    run(&compiled(&folder, "nonsense.c", Linked::Static), 1, &folder);
-    run(&compiled(&folder, "nonsense_device.c", Linked::Shared), 1, &folder);
+    run(&compiled("nonsense.c", Linked::Shared), 1, &folder);
+    run(&compiled("nonsense_device.c", Linked::Shared), 1, &folder);
+}
+
+#[test]
+fn a_call_that_waits_ends_when_another_thread_aborts_or_destroys() {
+    let folder = Folder::new();
+    let program = compiled("interrupted.c", Linked::Shared);
+    run(&program, 2, &folder);
+    run(&program, 4, &folder);
+}
+
+#[test]
+fn waits_on_a_device_end_when_it_is_closed_and_when_the_peer_is_killed() {
+    let folder = Folder::new();
+    let program = compiled("interrupted_device.c", Linked::Shared);
+    for fabric in ["shm", "tcp"] {
+        run_killed(&program, 2, &folder, &[fabric]);
+        run_killed(&program, 4, &folder, &[fabric]);
+    }
+}
+
+#[test]
+fn threads_may_use_every_function_while_others_end_what_they_use() {
+    let folder = Folder::new();
+    run(&compiled("races.c", Linked::Shared), 1, &folder);
+}
+
+#[test]
+fn every_function_is_called_with_nonsense_and_from_several_threads() {
+    let text = |name: &str| std::fs::read_to_string(source_path(name)).expect("a source");
+    let nonsense = text("nonsense.c") + &text("nonsense_device.c");
+    let races = text("races.c");
+    assert!(COMMENTS.len() > 50, "{} functions", COMMENTS.len());
+    for function in COMMENTS.keys() {
+        let call = format!("{function}(");
+        assert!(nonsense.contains(&call), "{function} is not called with nonsense");
+        assert!(races.contains(&call), "{function} is not called from several threads");
+    }
+}
+
+#[test]
+fn every_comment_says_ownership_threads_blocking_and_results() {
+    for (function, comment) in &*COMMENTS {
+        for part in [" Ownership: ", " Threads: ", " Blocks: ", " Returns: "] {
+            assert!(comment.contains(part), "the comment of {function} has no{part}");
+        }
+        if !function.starts_with("pleachGetErrorString") && !function.starts_with("pleachGetLastError") {
+            for result in ["pleachSuccess", "pleachInternalError"] {
+                assert!(comment.contains(result), "the comment of {function} does not name {result}");
+            }
+        }
+    }
 }
 
 #[test]
 fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
-    let folder = Folder::new();
     for source in ["nonsense.c", "nonsense_device.c"] {
-        let program = compiled(&folder, source, Linked::Static);
+        let program = compiled(source, Linked::Shared);
         let valgrind = Command::new("valgrind")
             .args([
                 "-q",
@@ -195,13 +342,13 @@ fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
 #[test]
 fn the_header_is_one_of_cpp_too() {
     let folder = Folder::new();
-    run(&compiled(&folder, "header.cc", Linked::Shared), 1, &folder);
+    run(&compiled("header.cc", Linked::Shared), 1, &folder);
 }
 
 #[test]
 fn devices_put_get_add_and_signal_over_shared_memory_and_sockets() {
     let folder = Folder::new();
-    let program = compiled(&folder, "device.c", Linked::Static);
+    let program = compiled("device.c", Linked::Static);
     run_with(&program, 2, &folder, &["shm"]);
     run_with(&program, 2, &folder, &["tcp"]);
     run_with(&program, 3, &folder, &["tcp"]);
@@ -210,7 +357,7 @@ fn devices_put_get_add_and_signal_over_shared_memory_and_sockets() {
 #[test]
 fn memory_is_registered_and_released_and_who_is_late_is_known() {
     let folder = Folder::new();
-    let program = compiled(&folder, "memory.c", Linked::Static);
+    let program = compiled("memory.c", Linked::Shared);
     run_with(&program, 2, &folder, &["shm"]);
     run_with(&program, 2, &folder, &["tcp"]);
     run_with(&program, 4, &folder, &["shm"]);
@@ -219,9 +366,14 @@ fn memory_is_registered_and_released_and_who_is_late_is_known() {
 #[test]
 fn the_wrapper_of_cpp_works_in_both_standards() {
     let folder = Folder::new();
-    run(&compiled(&folder, "wrapper.cc", Linked::Static), 2, &folder);
-    let newer = compiled_by(&["c++", "-std=c++20"], &folder, "wrapper.cc", Linked::Shared);
+    run(&compiled("wrapper.cc", Linked::Static), 2, &folder);
+    let newer = compiled_by(&["c++", "-std=c++20"], "wrapper.cc", Linked::Shared);
     run(&newer.expect("a compiler runs"), 4, &folder);
+    let device = compiled("wrapper_device.cc", Linked::Shared);
+    for fabric in ["shm", "tcp"] {
+        run_with(&device, 2, &folder, &[fabric]);
+    }
+    run_with(&device, 4, &folder, &["shm"]);
 }
 
 #[test]
@@ -230,7 +382,7 @@ fn the_examples_work_as_they_are() {
     for (source, ranks) in
         [("examples/all_reduce.c", 2), ("examples/all_reduce.cpp", 2), ("examples/tensor_put.c", 3)]
     {
-        launch(&compiled(&folder, source, Linked::Shared), ranks, &folder);
+        launch(&compiled(source, Linked::Shared), ranks, &folder);
     }
 }
 
@@ -241,12 +393,13 @@ fn clang_takes_what_gcc_takes() {
         (["clang", "-std=c99"], "collectives.c"),
         (["clang", "-std=c99"], "device.c"),
         (["clang++", "-std=c++17"], "wrapper.cc"),
+        (["clang++", "-std=c++17"], "wrapper_device.cc"),
     ] {
-        let Some(program) = compiled_by(&command, &folder, source, Linked::Static) else {
+        let Some(program) = compiled_by(&command, source, Linked::Shared) else {
             eprintln!("\nskipped {source} by {}: there is no such compiler", command[0]);
             continue;
         };
-        let fabric: &[&str] = if source == "device.c" { &["shm"] } else { &[] };
+        let fabric: &[&str] = if source.contains("device") { &["shm"] } else { &[] };
         run_with(&program, 2, &folder, fabric);
     }
 }
@@ -256,16 +409,22 @@ fn no_address_error_and_no_leak() {
     let folder = Folder::new();
     let sanitized = |source| {
         let command = ["cc", "-std=c99", "-g", "-fsanitize=address,undefined"];
-        compiled_by(&command, &folder, source, Linked::Static).expect("a compiler runs")
+        compiled_by(&command, source, Linked::Shared).expect("a compiler runs")
     };
     run(&sanitized("nonsense.c"), 1, &folder);
     run(&sanitized("nonsense_device.c"), 1, &folder);
     run(&sanitized("collectives.c"), 2, &folder);
+    run(&sanitized("races.c"), 1, &folder);
+    run(&sanitized("interrupted.c"), 2, &folder);
     let (memory, device) = (sanitized("memory.c"), sanitized("device.c"));
     for fabric in ["shm", "tcp"] {
         run_with(&memory, 2, &folder, &[fabric]);
         run_with(&device, 2, &folder, &[fabric]);
     }
+    run_killed(&sanitized("interrupted_device.c"), 2, &folder, &["shm"]);
+    let command = ["c++", "-std=c++17", "-g", "-fsanitize=address,undefined"];
+    let wrapper = compiled_by(&command, "wrapper_device.cc", Linked::Shared).expect("a compiler runs");
+    run_with(&wrapper, 2, &folder, &["tcp"]);
 }
 
 #[test]

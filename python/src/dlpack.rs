@@ -170,8 +170,15 @@ fn describe(py: Python<'_>, taken: &Taken) -> PyResult<Described> {
     if !strides.is_empty() && !is_contiguous(&shape, &strides) {
         return Err(argument(py, "the tensor is not contiguous; pass tensor.contiguous()"));
     }
-    let shape = shape.into_iter().map(|length| usize::try_from(length).unwrap_or(0)).collect();
-    let address = tensor.data as usize + usize::try_from(tensor.byte_offset).unwrap_or(0);
+    let lengths: Option<Vec<usize>> = shape.iter().map(|&length| usize::try_from(length).ok()).collect();
+    let place = (tensor.data as usize).checked_add(usize::try_from(tensor.byte_offset).unwrap_or(usize::MAX));
+    let fitting = lengths.zip(place).filter(|(lengths, _)| {
+        let bytes = lengths.iter().try_fold(element.bytes(), |bytes, length| bytes.checked_mul(*length));
+        bytes.is_some_and(|bytes| isize::try_from(bytes).is_ok())
+    });
+    let Some((shape, address)) = fitting else {
+        return Err(argument(py, format!("the tensor has shape {shape:?}, which no memory has")));
+    };
     Ok(Described { address, element, shape, is_read_only })
 }
 
@@ -207,7 +214,7 @@ fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
     shape.contains(&0)
         || shape.iter().zip(strides).rev().all(|(&length, &stride)| {
             let is_next = length == 1 || stride == expected;
-            expected *= length;
+            expected = length.saturating_mul(expected);
             is_next
         })
 }

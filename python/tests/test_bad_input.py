@@ -1,5 +1,7 @@
 """What a caller does wrong is an error of its class, and the group works on where it can."""
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -51,6 +53,194 @@ def check_arguments(group):
 
 def test_wrong_arguments_are_refused_and_harm_nothing():
     pleach.launch(check_arguments, 2, timeout=60)
+
+
+class Tensor:
+    """An object with DLPack whose struct says something else than its array: see ``dlpack.h``."""
+
+    #: Offset of a field of DLTensor, and its type.
+    FIELDS = {
+        "device_type": (8, ctypes.c_int32),
+        "code": (20, ctypes.c_uint8),
+        "bits": (21, ctypes.c_uint8),
+        "lanes": (22, ctypes.c_uint16),
+        "byte_offset": (40, ctypes.c_uint64),
+    }
+
+    def __init__(self, array, length=None, **fields):
+        self.array, self.length, self.fields = array, length, fields
+
+    def __dlpack__(self):
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        tensor = pointer(capsule, b"dltensor")
+        for name, value in self.fields.items():
+            offset, kind = self.FIELDS[name]
+            kind.from_address(tensor + offset).value = value
+        if self.length is not None:
+            lengths = ctypes.c_void_p.from_address(tensor + 24).value
+            ctypes.c_int64.from_address(lengths).value = self.length
+        return capsule
+
+
+class NoCapsule:
+    def __dlpack__(self):
+        return 7
+
+
+class Raises:
+    def __dlpack__(self, **_):
+        raise RuntimeError("no tensor today")
+
+
+class Foreign:
+    """An array of NumPy by DLPack alone, of the version with flags."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **arguments):
+        return self.array.__dlpack__(**arguments)
+
+
+def check_foreign_memory(group):
+    array = np.ones(6, "float32")
+    frozen = np.ones(6)
+    frozen.setflags(write=False)
+    released = memoryview(bytearray(8))
+    released.release()
+    closed = mmap.mmap(-1, 4096)
+    closed.close()
+    used = array.__dlpack__()
+    group.all_gather(used)
+    refused = {
+        "memory of a device \\(DLPack type 2\\)": Tensor(array, device_type=2),
+        "DLPack code 3 of 64 bits": Tensor(array, code=3, bits=64),
+        "DLPack code 2 of 32 bits": Tensor(array, lanes=4),
+        "which no memory has": Tensor(array, length=-1),
+        "shape \\[9223372036854775807\\]": Tensor(array, length=2**63 - 1),
+        "no memory": Tensor(array, byte_offset=2**64 - 1),
+        "not contiguous": Foreign(np.ones((4, 4)).T),
+        "gave no capsule": NoCapsule(),
+        "was consumed before": used,
+        "multiple of|does not begin": Tensor(array, byte_offset=1),
+        "read-only": Foreign(frozen) if np.lib.NumpyVersion(np.__version__) >= "2.1.0" else frozen,
+        "bytes.*no memory|read-only": b"12345678",
+        "released": released,
+        "closed": closed,
+    }
+    for text, memory in refused.items():
+        with pytest.raises(pleach.ArgumentError, match=text):
+            group.all_reduce(memory)
+    with pytest.raises(RuntimeError, match="no tensor today"):
+        group.all_reduce(Raises())
+    group.all_reduce(Tensor(array))
+    assert (array == group.world_size).all()
+
+
+def test_memory_that_is_no_memory_for_a_call_is_refused():
+    pleach.launch(check_foreign_memory, 2, timeout=60)
+
+
+def check_held_memory(group):
+    data = bytearray(8)
+    if group.rank == 0:
+        pending = group.all_reduce(data, async_=True)
+        with pytest.raises(BufferError):
+            data.append(1)  # would move what peers write to
+        group.send(np.ones(1), 1)
+        pending.wait()
+    else:
+        group.recv(np.ones(1), 0)
+        group.all_reduce(data)
+    data.append(1)
+    assert len(data) == 9
+
+
+def test_memory_of_an_operation_under_way_cannot_be_freed():
+    pleach.launch(check_held_memory, 2, timeout=60)
+
+
+def calls_of(group):
+    """Every call that needs the other ranks, and the buffer."""
+    array, other = np.ones(4), (group.rank + 1) % group.world_size
+    return [
+        lambda: group.all_reduce(array),
+        lambda: group.reduce(array),
+        lambda: group.broadcast(array),
+        lambda: group.all_gather(array),
+        lambda: group.reduce_scatter(array),
+        lambda: group.all_to_all(array),
+        lambda: group.gather(array),
+        lambda: group.scatter(array if group.rank == 0 else None, out=np.ones(4 // group.world_size)),
+        lambda: group.send(array, other),
+        lambda: group.recv(array, other),
+        lambda: group.barrier(),
+        lambda: group.all_reduce(array, async_=True).wait(),
+        lambda: group.split(0),
+    ]
+
+
+def check_after_close(group):
+    calls = calls_of(group)
+    group.close()
+    for call in [*calls, lambda: group.buffer(3)]:
+        with pytest.raises(pleach.ClosedError, match="closed"):
+            call()
+    assert group.closed and group.world_size == 2
+
+
+def test_every_call_after_close_says_so():
+    pleach.launch(check_after_close, 2, timeout=60)
+
+
+def check_after_abort(group):
+    calls = calls_of(group)
+    if group.rank == 0:
+        group.abort()
+        group.abort()
+    causes = set()
+    for call in calls:
+        with pytest.raises(pleach.AbortedError) as caught:
+            call()
+        assert caught.value.rank == 0 and caught.value.kind == "aborted"
+        causes.add(str(caught.value))
+    assert len(causes) == 1
+    with pytest.raises(pleach.AbortedError):
+        group.close()
+    return causes.pop()
+
+
+def test_every_call_after_an_abort_names_its_rank():
+    texts = pleach.launch(check_after_abort, 2, timeout=60)
+    assert texts[0] == texts[1]
+
+
+def test_a_world_of_one_needs_no_other():
+    with pleach.join(rank=0, world_size=1) as group:
+        array = np.arange(4.0)
+        assert (group.all_reduce(array) == np.arange(4)).all()
+        assert group.all_gather(array).shape == (1, 4)
+        assert (group.reduce_scatter(array) == array).all()
+        assert (group.all_to_all(array) == array).all()
+        assert (group.scatter(array, out=np.ones(4)) == array).all()
+        group.barrier()
+        assert group.split(0).world_size == 1 and group.split(None) is None
+        for call in (lambda: group.send(array, 0), lambda: group.recv(array, 0)):
+            with pytest.raises(pleach.ArgumentError, match="itself"):
+                call()
+        with pytest.raises(pleach.ArgumentError, match="not in this group of 1"):
+            group.broadcast(array, 1)
+    with pytest.raises(pleach.ClosedError):
+        group.barrier()
+
+
+def test_a_free_threaded_build_is_refused_at_the_import():
+    program = "import sys; sys.abiflags = 't'; import pleach"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "ImportError: pleach does not support free-threaded builds of Python" in done.stderr
 
 
 def check_mismatch(group):

@@ -50,6 +50,10 @@ const SPIN: Duration = Duration::from_micros(100);
 /// How long closing waits for what was submitted.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a message of a peer may come after the news of the peer's end: the two come by
+/// different ways.
+const MESSAGE_GRACE: Duration = Duration::from_secs(1);
+
 /// Events taken from the device at a time.
 const EVENTS: usize = 64;
 
@@ -100,6 +104,8 @@ enum Transfer {
 struct State {
     /// None once it is closed.
     device: Option<Box<dyn Device>>,
+    /// Whether a thread closes the device: no other thread waits on it any longer.
+    is_closing: bool,
     /// Where the ranks have met.
     store: Option<Box<dyn Store>>,
     events: Vec<Event>,
@@ -132,11 +138,15 @@ fn late(text: impl Into<String>) -> Failed {
     Failed { result: pleachResult_t::pleachTimeout, text: text.into() }
 }
 
+fn closed() -> Failed {
+    Failed::usage("the device was closed by another thread")
+}
+
 impl State {
     fn device(&mut self) -> Result<&mut dyn Device, Failed> {
         match &mut self.device {
             Some(device) => Ok(&mut **device),
-            None => Err(Failed::usage("the device was closed by another thread")),
+            None => Err(closed()),
         }
     }
 
@@ -196,6 +206,7 @@ impl OpenDevice {
             last_transfer: 0,
             store,
             device: None,
+            is_closing: false,
         };
         events.into_iter().for_each(|event| state.handle(event));
         let (transfer_bytes_max, fabric) = (info.transfer_bytes_max, info.fabric);
@@ -230,8 +241,21 @@ impl OpenDevice {
         })
     }
 
-    /// Makes progress until `check` has a result, at most `limit` (`None` then).
+    /// Makes progress until `check` has a result, at most `limit` (`None` then), or the device is
+    /// closed.
     fn wait<T>(
+        &self,
+        limit: Duration,
+        mut check: impl FnMut(&mut State) -> Result<Option<T>, Failed>,
+    ) -> Result<Option<T>, Failed> {
+        self.drive(limit, |state| match state.is_closing {
+            true => Err(closed()),
+            false => check(state),
+        })
+    }
+
+    /// As [`OpenDevice::wait`], also while the device is being closed.
+    fn drive<T>(
         &self,
         limit: Duration,
         mut check: impl FnMut(&mut State) -> Result<Option<T>, Failed>,
@@ -330,6 +354,22 @@ impl OpenDevice {
         posted.ok_or_else(|| late(format!("rank {peer} has not taken a message in time")))
     }
 
+    /// The next message of a peer.
+    fn message(&self, peer: Rank, until: Nanos) -> Result<Vec<u8>, Failed> {
+        let come = self.wait(until.since(now()), |state| match self.inbox.take(peer) {
+            Some(message) => Ok(Some(Ok(message))),
+            None => Ok(state.expect(peer).err().map(Err)),
+        })?;
+        match come {
+            Some(Ok(message)) => Ok(message),
+            Some(Err(gone)) => self.wait(MESSAGE_GRACE, |_| Ok(self.inbox.take(peer)))?.ok_or(gone),
+            None => Err(late(format!(
+                "rank {peer} has not called pleachDeviceExchange within {:?}",
+                self.timeout
+            ))),
+        }
+    }
+
     /// The bytes of all ranks, in rank order.
     fn exchange(&self, own: &[u8]) -> Result<Vec<u8>, Failed> {
         let _exclusive = self.exchanging.lock().unwrap_or_else(PoisonError::into_inner);
@@ -343,13 +383,7 @@ impl OpenDevice {
         };
         store(self.rank, own);
         for peer in peers() {
-            let message = self.wait(until.since(now()), |state| match self.inbox.take(peer) {
-                Some(message) => Ok(Some(message)),
-                None => state.expect(peer).map(|()| None),
-            })?;
-            let message = message.ok_or_else(|| {
-                late(format!("rank {peer} has not called pleachDeviceExchange within {:?}", self.timeout))
-            })?;
+            let message = self.message(peer, until)?;
             if message.len() != own.len() {
                 let (theirs, own) = (message.len(), own.len());
                 return Err(Failed::usage(format!("rank {peer} exchanges {theirs} bytes, this rank {own}")));
@@ -360,9 +394,12 @@ impl OpenDevice {
     }
 
     fn close(&self) -> Result<(), Failed> {
-        self.lock().device()?.leave();
+        let mut state = self.lock();
+        state.is_closing = true;
+        state.device()?.leave();
+        drop(state);
         self.waker.wake();
-        let left = self.wait(CLOSE_TIMEOUT, |state| Ok(state.device()?.flush(Flush::All).then_some(())));
+        let left = self.drive(CLOSE_TIMEOUT, |state| Ok(state.device()?.flush(Flush::All).then_some(())));
         let mut state = self.lock();
         state.store = None;
         let device = state.device.take();
@@ -381,16 +418,20 @@ fn kept(device: *mut pleachDevice_t, options: &Options) -> Result<(), Failed> {
 }
 
 /// Opens a device as rank `rank` of `nranks` that the unique id names, and connects it to the
-/// devices of all other ranks. All ranks call it; it returns when all are there, or with an error
-/// after a minute. `config` may be NULL; of its fields `reproducible` has no effect, and
-/// `timeoutMs` is how long functions on the device wait. An id is for one device or one
-/// communicator. The caller closes the device with pleachDeviceClose. Any thread may call it.
+/// devices of all other ranks. All ranks call it. Of the fields of `config`, `reproducible` has
+/// no effect, and `timeoutMs` is how long functions on the device wait. An id is for one device
+/// or one communicator.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage between
-/// pleachGroupStart and pleachGroupEnd, and pleachSystemError if the ranks do not meet.
+/// Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
+/// pleachDeviceClose. `config` is NULL or points to a configuration that began with
+/// PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the function
+/// returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
+/// minute by default.
 ///
-/// `device` is NULL or points to a pleachDevice_t; `config` is NULL or points to a configuration
-/// that began with PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
+/// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
+/// needed; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceOpen(
     device: *mut pleachDevice_t,
@@ -422,7 +463,17 @@ pub unsafe extern "C" fn pleachDeviceOpen(
 /// As pleachDeviceOpen, among the ranks that the launcher of this process describes; see
 /// pleachCommInitFromEnv. A process opens one device or one communicator so.
 ///
-/// `device` and `config` as in pleachDeviceOpen.
+/// Ownership: `device` is NULL or points to a pleachDevice_t. The caller closes the device with
+/// pleachDeviceClose. `config` is NULL or points to a configuration that began with
+/// PLEACH_CONFIG_INITIALIZER, whose texts end with a zero byte; it is read before the function
+/// returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
+/// minute by default.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
+/// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
+/// time, or the system refuses what is needed; pleachInternalError after a mistake of the
+/// library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceOpenFromEnv(
     device: *mut pleachDevice_t,
@@ -439,12 +490,18 @@ pub unsafe extern "C" fn pleachDeviceOpenFromEnv(
     })
 }
 
-/// Closes a device; its handle names nothing from now on. Waits, at most 5 s, until the peers have
-/// what this rank has submitted, and tells the peers. Peers that still need this rank's memory get
-/// errors: let all ranks call pleachDeviceExchange before. Regions stay until they are released.
+/// Closes a device and tells the peers. Peers that still need this rank's memory get errors: let
+/// all ranks call pleachDeviceExchange before.
 ///
-/// Returns pleachInvalidArgument if there is no such device, and pleachTimeout if a peer does not
-/// take what was submitted; the device is closed then too.
+/// Ownership: the handle is the library's again and names nothing from now on. Regions stay
+/// until they are released. Threads: any, also while other threads wait for the device: they
+/// return pleachInvalidUsage. Blocks: until the peers have what this rank has submitted, at most
+/// 5 s.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such device; pleachInvalidUsage
+/// if this process was forked from the one that opened the device; pleachTimeout if a peer does
+/// not take what was submitted; the device is closed then too; pleachInternalError after a
+/// mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachDeviceClose(device: pleachDevice_t) -> pleachResult_t {
     guarded(|| {
@@ -453,11 +510,14 @@ pub extern "C" fn pleachDeviceClose(device: pleachDevice_t) -> pleachResult_t {
     })
 }
 
-/// Stores the properties of a device. It does not block.
+/// Stores the properties of a device.
 ///
-/// Returns pleachInvalidArgument if an argument is NULL or the size is not that of the struct.
+/// Ownership: `info` is NULL or points to a struct that began with
+/// PLEACH_DEVICE_INFO_INITIALIZER. Threads: any. Blocks: no.
 ///
-/// `info` is NULL or points to a struct that began with PLEACH_DEVICE_INFO_INITIALIZER.
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such device, or `info` is NULL
+/// or its size is not that of the struct; pleachInvalidUsage if this process was forked from the
+/// one that opened the device; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceGetInfo(
     device: pleachDevice_t,
@@ -490,15 +550,20 @@ pub unsafe extern "C" fn pleachDeviceGetInfo(
     })
 }
 
-/// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order: the
-/// way to tell peers the keys of regions. All ranks call it with the same number of bytes, at most
-/// PLEACH_EXCHANGE_BYTES; it returns when all have called it, so it is a barrier too. Not for data.
+/// Gives `bytes` bytes of this rank to all ranks, and stores those of all ranks in rank order:
+/// the way to tell peers the keys of regions. All ranks call it with the same number of bytes,
+/// at most PLEACH_EXCHANGE_BYTES. No rank returns before all have called it, so it is a barrier
+/// too. Not for data.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if the ranks
-/// give different numbers of bytes, pleachRemoteError if a rank is lost or has closed its device,
-/// and pleachTimeout if a rank does not call it in time.
+/// Ownership: both stay the caller's: `own` has so many bytes, `all` has so many for each rank;
+/// they are NULL where they have none. Threads: any; exchanges of several threads come one after
+/// the other. Blocks: until all ranks have called it, at most the timeout of the device.
 ///
-/// `own` has so many bytes, `all` has so many for each rank; they are NULL where they have none.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks give different numbers of bytes, another thread closes the
+/// device, or this process was forked from the one that opened the device; pleachRemoteError if
+/// a rank is lost or has closed its device; pleachTimeout if a rank does not call it in time;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceExchange(
     device: pleachDevice_t,

@@ -43,13 +43,16 @@ pub(crate) fn slice(region: pleachRegion_t, offset: usize, length: usize) -> Res
 }
 
 /// Allocates `size` zeroed bytes and registers them with a device: every fabric can. Stores the
-/// address and a handle, which the caller releases with pleachRegionRelease; the memory is freed
-/// then. Any thread may call it; it does not wait for other ranks.
+/// address and a handle.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, and pleachSystemError if the
-/// system refuses memory or registering.
+/// Ownership: `address` is NULL or points to a pointer; `region` is NULL or points to a
+/// pleachRegion_t. The caller releases the region with pleachRegionRelease, which frees the
+/// memory. Threads: any. Blocks: no.
 ///
-/// `address` is NULL or points to a pointer; `region` is NULL or points to a pleachRegion_t.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if there are 65536 regions already, another thread closes the device, or
+/// this process was forked from the one that opened the device; pleachSystemError if the system
+/// refuses memory or registering; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachRegionAlloc(
     device: pleachDevice_t,
@@ -75,17 +78,18 @@ pub unsafe extern "C" fn pleachRegionAlloc(
     })
 }
 
-/// Registers memory of the user with a device. The memory stays readable and writable until
-/// `release` is called, once, with `address` and `context`: when the region was released and no
-/// transfer uses the memory. `release` is not called if this function fails. Any thread may call
-/// it; it does not wait for other ranks.
+/// Registers memory of the user with a device.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right or `release` is NULL,
-/// pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does, and
-/// pleachSystemError if the system refuses.
+/// Ownership: `address` is NULL or has so many bytes until `release` is called, once, with
+/// `address` and `context`: when the region was released and no transfer uses the memory.
+/// `release` is not called if this function fails. `region` is NULL or points to a
+/// pleachRegion_t. Threads: any; `release` is called by any thread. Blocks: no.
 ///
-/// `address` is NULL or has so many bytes until `release` is called; `region` is NULL or points to
-/// a pleachRegion_t.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right or `release` is
+/// NULL; pleachInvalidUsage if the fabric needs memory of pleachRegionAlloc, as "shm" does,
+/// there are 65536 regions already, another thread closes the device, or this process was forked
+/// from the one that opened the device; pleachSystemError if the system refuses;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachRegionRegister(
     device: pleachDevice_t,
@@ -113,22 +117,25 @@ pub unsafe extern "C" fn pleachRegionRegister(
     })
 }
 
-/// Releases a region; its handle names nothing from now on, and peers that use its key get an
-/// error. A transfer of this rank that is under way holds the memory until the transfer ends. Any
-/// thread may call it, also after the device was closed; it does not block.
+/// Releases a region; peers that use its key get an error.
 ///
-/// Returns pleachInvalidArgument if there is no such region.
+/// Ownership: the handle is the library's again and names nothing from now on. A transfer of
+/// this rank that is under way holds the memory until the transfer ends. Threads: any, also
+/// after the device was closed. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such region; pleachInternalError
+/// after a mistake of the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachRegionRelease(region: pleachRegion_t) -> pleachResult_t {
     guarded(|| REGIONS.take(region).map(drop))
 }
 
-/// Stores the name of a part of a region, for other ranks. It does not block.
+/// Stores the name of a part of a region, for other ranks.
 ///
-/// Returns pleachInvalidArgument if there is no such region, the part does not lie inside of it, or
-/// `slice` is NULL.
+/// Ownership: `slice` is NULL or points to a pleachRemoteSlice_t. Threads: any. Blocks: no.
 ///
-/// `slice` is NULL or points to a pleachRemoteSlice_t.
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such region, the part does not
+/// lie inside of it, or `slice` is NULL; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachRegionExport(
     region: pleachRegion_t,

@@ -150,24 +150,27 @@ unsafe fn begun<'a>(
     Ok((open, peer, stored))
 }
 
-/// Writes a part of a region of this rank to the part `destination` of a region of a peer, which is
-/// as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot` for
-/// this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
+/// Writes a part of a region of this rank to the part `destination` of a region of a peer, which
+/// is as long, and then raises a signal there: adds one to the peer's signal slot `signalSlot`
+/// for this rank, with `payloadBytes` bytes beside it, at most PLEACH_PAYLOAD_BYTES. With
 /// PLEACH_NO_SIGNAL it raises none. Who sees the signal sees the bytes; transfers have no other
 /// order. The next signal to the same slot replaces a payload.
 ///
-/// The source must not change until the transfer has ended. `transfer` gets a number for
-/// pleachTransferWait; with NULL nobody asks for the end. It blocks only while too many transfers
-/// to the peer are under way. Transfers proceed while any thread of this process is in a function
-/// on the device. Any thread may call it.
+/// `transfer` gets a number for pleachTransferWait; with NULL nobody asks for the end. Transfers
+/// proceed while any thread of this process is in a function on the device. A key that the peer
+/// does not know is an error of pleachTransferWait.
 ///
-/// Returns pleachInvalidArgument if an argument cannot be right, pleachInvalidUsage if too many
-/// transfers were not waited for, pleachRemoteError if the peer is lost or has closed its device,
-/// and pleachTimeout if there is no room in time. A key that the peer does not know is an error of
-/// pleachTransferWait.
-///
+/// Ownership: the source stays the caller's and must not change until the transfer has ended.
 /// `destination` is NULL or points to a pleachRemoteSlice_t, `payload` is NULL or has so many
-/// bytes, `transfer` is NULL or points to a pleachTransfer_t.
+/// bytes: both are read before the function returns. `transfer` is NULL or points to a
+/// pleachTransfer_t. Threads: any. Blocks: only while too many transfers to the peer are under
+/// way, at most the timeout of the device.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+/// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+/// is lost or has closed its device; pleachTimeout if there is no room in time;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachPut(
     device: pleachDevice_t,
@@ -196,13 +199,19 @@ pub unsafe extern "C" fn pleachPut(
     })
 }
 
-/// Reads the part `source` of a region of a peer into a part of a region of this rank, which is as
-/// long. The bytes are there when the transfer has ended.
+/// Reads the part `source` of a region of a peer into a part of a region of this rank, which is
+/// as long. The bytes are there when the transfer has ended. `transfer` as in pleachPut.
 ///
-/// Returns and `transfer` as in pleachPut.
+/// Ownership: the destination stays the caller's and belongs to the transfer until it has ended.
+/// `source` is NULL or points to a pleachRemoteSlice_t, which is read before the function
+/// returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks: only while
+/// too many transfers to the peer are under way, at most the timeout of the device.
 ///
-/// `source` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
-/// pleachTransfer_t.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+/// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+/// is lost or has closed its device; pleachTimeout if there is no room in time;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachGet(
     device: pleachDevice_t,
@@ -244,11 +253,17 @@ unsafe fn atomic(
 
 /// Adds `value` to a 64-bit word of a peer, wrapping: `word` names 8 bytes at a multiple of 8.
 /// Atomic among such operations of all ranks. pleachTransferWait stores the old value.
+/// `transfer` as in pleachPut.
 ///
-/// Returns and `transfer` as in pleachPut.
+/// Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
+/// function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
+/// only while too many transfers to the peer are under way, at most the timeout of the device.
 ///
-/// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
-/// pleachTransfer_t.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+/// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+/// is lost or has closed its device; pleachTimeout if there is no room in time;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAtomicAdd(
     device: pleachDevice_t,
@@ -264,8 +279,15 @@ pub unsafe extern "C" fn pleachAtomicAdd(
 /// Stores `desired` in a 64-bit word of a peer if the word equals `expected`; else as
 /// pleachAtomicAdd.
 ///
-/// `word` is NULL or points to a pleachRemoteSlice_t, `transfer` is NULL or points to a
-/// pleachTransfer_t.
+/// Ownership: `word` is NULL or points to a pleachRemoteSlice_t, which is read before the
+/// function returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks:
+/// only while too many transfers to the peer are under way, at most the timeout of the device.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+/// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+/// is lost or has closed its device; pleachTimeout if there is no room in time;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachAtomicCompareSwap(
     device: pleachDevice_t,
@@ -279,9 +301,18 @@ pub unsafe extern "C" fn pleachAtomicCompareSwap(
     unsafe { atomic(device, peer, word, AtomicOp::CompareSwap { expected, new: desired }, transfer) }
 }
 
-/// Raises a signal at a peer without writing to a region: see pleachPut.
+/// Raises a signal at a peer without writing to a region. Signal, payload and `transfer` as in
+/// pleachPut.
 ///
-/// `payload` is NULL or has so many bytes, `transfer` is NULL or points to a pleachTransfer_t.
+/// Ownership: `payload` is NULL or has so many bytes, which are read before the function
+/// returns. `transfer` is NULL or points to a pleachTransfer_t. Threads: any. Blocks: only while
+/// too many transfers to the peer are under way, at most the timeout of the device.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if 65536 transfers were not waited for, another thread closes the device,
+/// or this process was forked from the one that opened the device; pleachRemoteError if the peer
+/// is lost or has closed its device; pleachTimeout if there is no room in time;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSignal(
     device: pleachDevice_t,
@@ -300,15 +331,19 @@ pub unsafe extern "C" fn pleachSignal(
     })
 }
 
-/// Waits until a transfer has ended, at most so many milliseconds; 0 looks once. The end of a put
-/// means that its source may be used again, the end of a get that its bytes are here. `value`, if
-/// not NULL, gets the old value of an atomic operation. The number names nothing after the end.
+/// Waits until a transfer has ended. The end of a put means that its source may be used again,
+/// the end of a get that its bytes are here. `value`, if not NULL, gets the old value of an
+/// atomic operation.
 ///
-/// Returns pleachTimeout if the transfer is still under way, pleachRemoteError if the peer is lost,
-/// has closed its device or does not know the key, pleachSystemError if the hardware has failed,
-/// and pleachInvalidArgument if there is no such transfer.
+/// Ownership: `value` is NULL or points to a number. The number of the transfer names nothing
+/// after its end. Threads: any. Blocks: until the transfer has ended, at most so many
+/// milliseconds; 0 looks once.
 ///
-/// `value` is NULL or points to a number.
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such device or transfer;
+/// pleachInvalidUsage if another thread closes the device, or this process was forked from the
+/// one that opened the device; pleachRemoteError if the peer is lost, has closed its device or
+/// does not know the key; pleachSystemError if the hardware has failed; pleachTimeout if the
+/// transfer is still under way; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachTransferWait(
     device: pleachDevice_t,
@@ -338,15 +373,19 @@ pub unsafe extern "C" fn pleachTransferWait(
     })
 }
 
-/// Waits until a signal slot of this rank has received at least `count` signals of a peer since the
-/// device was opened, at most so many milliseconds; 0 looks once. Everything that these signals
-/// announce is visible then. `payload`, if not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the
-/// last signal; bytes beyond those that the peer gave have no meaning. Any thread may call it.
+/// Waits until a signal slot of this rank has received at least `count` signals of a peer since
+/// the device was opened. Everything that these signals announce is visible then. `payload`, if
+/// not NULL, gets the PLEACH_PAYLOAD_BYTES bytes beside the last signal; bytes beyond those that
+/// the peer gave have no meaning.
 ///
-/// Returns pleachTimeout if the signals have not come, pleachRemoteError if the peer is lost or has
-/// closed its device before, and pleachInvalidArgument if an argument cannot be right.
+/// Ownership: `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes. Threads: any. Blocks: until
+/// the signals have come, at most so many milliseconds; 0 looks once.
 ///
-/// `payload` is NULL or has PLEACH_PAYLOAD_BYTES bytes.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if another thread closes the device, or this process was forked from the
+/// one that opened the device; pleachRemoteError if the peer is lost or has closed its device
+/// before; pleachTimeout if the signals have not come; pleachInternalError after a mistake of
+/// the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSignalWait(
     device: pleachDevice_t,
@@ -384,10 +423,14 @@ pub unsafe extern "C" fn pleachSignalWait(
     })
 }
 
-/// Stores how many signals of a peer a signal slot of this rank has received since the device was
-/// opened, as far as this process knows without progress. It does not block.
+/// Stores how many signals of a peer a signal slot of this rank has received since the device
+/// was opened, as far as this process knows without progress.
 ///
-/// `count` is NULL or points to a number.
+/// Ownership: `count` is NULL or points to a number. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if this process was forked from the one that opened the device;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachSignalCount(
     device: pleachDevice_t,

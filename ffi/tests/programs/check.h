@@ -17,8 +17,26 @@
         }                                                                                          \
     } while (0)
 
-#define EXPECT(result, call) CHECK((call) == (result))
+/* Notes a result that is no success where PLEACH_SEEN says, for the comparison with what pleach.h says of the function. */
+static inline pleachResult_t seen(const char *call, pleachResult_t result) {
+    const char *path = getenv("PLEACH_SEEN");
+    FILE *file;
+    if (result != pleachSuccess && path != NULL && (file = fopen(path, "a")) != NULL) {
+        fprintf(file, "%.*s %d\n", (int)strcspn(call, "( "), call, (int)result);
+        fclose(file);
+    }
+    return result;
+}
+
+#define RESULT(call) seen(#call, (call))
+#define EXPECT(result, call) CHECK(RESULT(call) == (result))
 #define OK(call) EXPECT(pleachSuccess, call)
+/* A mistake of the caller, which no other rank hears of. */
+#define REFUSED(call) CHECK(is_refusal(RESULT(call)))
+
+static inline int is_refusal(pleachResult_t result) {
+    return result == pleachInvalidArgument || result == pleachInvalidUsage;
+}
 
 /* The last error of this thread holds these words. */
 #define SAYS(words) CHECK(strstr(pleachGetLastError(), words) != NULL)

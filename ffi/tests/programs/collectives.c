@@ -97,6 +97,17 @@ static void blocks_of_different_lengths(void) {
     }
     OK(pleachReduceScatterV(whole, part, counts, pleachFloat32, pleachSum, comm, NULL));
     for (index = 0; index < counts[rank]; ++index) CHECK(part[index] == sum(before + index));
+    /* To the last rank, and from it. */
+    free(part);
+    part = filled(counts[rank], before);
+    memset(out, 0, all * sizeof *out);
+    OK(pleachGatherV(part, rank == ranks - 1 ? out : NULL, counts, pleachFloat32, ranks - 1, comm, NULL));
+    for (of = 0, index = 0; of < ranks; ++of) {
+        size_t end = index + counts[of];
+        for (; index < end; ++index) CHECK(out[index] == (rank == ranks - 1 ? value(of, index) : 0));
+    }
+    OK(pleachScatterV(rank == ranks - 1 ? whole : NULL, part, counts, pleachFloat32, ranks - 1, comm, NULL));
+    for (index = 0; index < counts[rank]; ++index) CHECK(part[index] == value(ranks - 1, before + index));
     /* As many elements to each rank as its block has, so this rank's count from each. */
     for (of = 0; of < ranks; ++of) send[of] = counts[of], receive[of] = counts[rank];
     free(out);

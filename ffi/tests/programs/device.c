@@ -104,8 +104,8 @@ static void transfers(pleachRemoteSlice_t *all, pleachRegion_t region, unsigned 
     meet();
     wrong = target, wrong.key ^= 0x5555;
     if (rank == 0) {
-        pleachResult_t result = pleachPut(device, next, region, 0, 7, &wrong, PLEACH_NO_SIGNAL, NULL, 0, &put);
-        if (result == pleachSuccess) result = pleachTransferWait(device, put, LONG_MS, NULL);
+        pleachResult_t result = RESULT(pleachPut(device, next, region, 0, 7, &wrong, PLEACH_NO_SIGNAL, NULL, 0, &put));
+        if (result == pleachSuccess) result = RESULT(pleachTransferWait(device, put, LONG_MS, NULL));
         CHECK(result == pleachRemoteError);
     }
 }
@@ -137,7 +137,7 @@ int main(int argc, char **argv) {
     /* Memory of the user, where the fabric takes it. */
     EXPECT(pleachInvalidArgument, pleachRegionRegister(device, mine, LENGTH, NULL, NULL, &user));
     EXPECT(pleachInvalidArgument, pleachRegionRegister(device, NULL, LENGTH, release, &released, &user));
-    result = pleachRegionRegister(device, mine, LENGTH, release, &released, &user);
+    result = RESULT(pleachRegionRegister(device, mine, LENGTH, release, &released, &user));
     if (strcmp(argv[4], "shm") == 0) {
         CHECK(result == pleachInvalidUsage && user == NULL && released == 0);
         SAYS("pleachRegionAlloc");
@@ -165,7 +165,7 @@ int main(int argc, char **argv) {
         EXPECT(pleachInvalidArgument, pleachSignalWait(device, 0, 0, 1, 0, NULL));
     } else if (rank == 0) {
         EXPECT(pleachRemoteError, pleachSignalWait(device, ranks - 1, 5, 1, LONG_MS, NULL));
-        (void)pleachDeviceClose(device);
+        (void)RESULT(pleachDeviceClose(device));
     }
     OK(pleachRegionRelease(region));
     return 0;

@@ -3,11 +3,9 @@
 #include "meet.h"
 
 static pleachComm_t joined(const char *path, const char *part, int rank, int ranks) {
-    char name[4096];
     pleachUniqueId id;
     pleachComm_t comm = NULL;
-    CHECK((size_t)snprintf(name, sizeof name, "%s.%s", path, part) < sizeof name);
-    share_id(name, rank, &id);
+    share_id_of(path, part, rank, &id);
     OK(pleachCommInitRank(&comm, ranks, id, rank));
     return comm;
 }

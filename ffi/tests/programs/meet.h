@@ -2,7 +2,21 @@
 #ifndef MEET_H
 #define MEET_H
 
+#include <time.h>
+
 #include "check.h"
+
+static inline void pause_ms(long milliseconds) {
+    struct timespec time;
+    time.tv_sec = milliseconds / 1000, time.tv_nsec = milliseconds % 1000 * 1000000;
+    nanosleep(&time, NULL);
+}
+
+static inline long now_ms(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec * 1000 + time.tv_nsec / 1000000;
+}
 
 /* Rank 0 makes the unique id and writes it to a file; the others wait for it. */
 static void share_id(const char *path, int rank, pleachUniqueId *id) {
@@ -15,9 +29,29 @@ static void share_id(const char *path, int rank, pleachUniqueId *id) {
         CHECK(fwrite(id, sizeof *id, 1, file) == 1 && fclose(file) == 0);
         CHECK(rename(hidden, path) == 0);
     } else {
-        while ((file = fopen(path, "rb")) == NULL) {
-        }
+        while ((file = fopen(path, "rb")) == NULL) pause_ms(1);
         CHECK(fread(id, sizeof *id, 1, file) == 1 && fclose(file) == 0);
+    }
+}
+
+/* The id of a part of a program that meets more than once. */
+static inline void share_id_of(const char *path, const char *part, int rank, pleachUniqueId *id) {
+    char name[4096];
+    CHECK((size_t)snprintf(name, sizeof name, "%s.%s", path, part) < sizeof name);
+    share_id(name, rank, id);
+}
+
+/* Returns when all ranks are so far, by no call of the library: a call that returns here may still go on elsewhere. */
+static inline void all_are_here(const char *path, int rank, int ranks) {
+    char name[4096];
+    FILE *file;
+    int of;
+    CHECK((size_t)snprintf(name, sizeof name, "%s.here-%d", path, rank) < sizeof name);
+    CHECK((file = fopen(name, "wb")) != NULL && fclose(file) == 0);
+    for (of = 0; of < ranks; ++of) {
+        snprintf(name, sizeof name, "%s.here-%d", path, of);
+        while ((file = fopen(name, "rb")) == NULL) pause_ms(1);
+        fclose(file);
     }
 }
 

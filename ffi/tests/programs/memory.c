@@ -1,6 +1,5 @@
 /* Registered memory of communicators, who is late, two threads: memory RANK RANKS ID-FILE FABRIC. */
 #include <pthread.h>
-#include <time.h>
 
 #include "meet.h"
 
@@ -52,7 +51,6 @@ int main(int argc, char **argv) {
     float *data, *user;
     pthread_t threads[2];
     pleachResult_t result;
-    struct timespec pause = {0, 30000000};
     int late;
     CHECK(argc == 5);
     rank = atoi(argv[1]), ranks = atoi(argv[2]);
@@ -89,7 +87,7 @@ int main(int argc, char **argv) {
            pleachAllReduce((char *)memory + 1, (char *)memory + 1, 8, pleachFloat32, pleachSum, comm, NULL));
 
     /* Memory of the user. */
-    result = pleachCommRegisterWithRelease(comm, user, COUNT * sizeof *user, release, &released, &user_handle);
+    result = RESULT(pleachCommRegisterWithRelease(comm, user, COUNT * sizeof *user, release, &released, &user_handle));
     if (result == pleachSuccess) {
         reduce(user, user);
         reduce(user, data);
@@ -119,7 +117,7 @@ int main(int argc, char **argv) {
     EXPECT(pleachInvalidArgument, pleachCommGetArrivalSkew(comm, 0, NULL));
     EXPECT(pleachInvalidArgument, pleachCommGetWaitsFor(comm, NULL));
     OK(pleachBarrier(comm, NULL));
-    if (rank == 1) nanosleep(&pause, NULL);
+    if (rank == 1) pause_ms(30);
     OK(pleachBarrier(comm, NULL));
     if (rank == 0 && ranks == 2) {
         OK(pleachCommGetArrivalSkew(comm, 1, &skew));

@@ -1,14 +1,62 @@
 /* Every function with NULL, with nonsense, at the wrong time and after the end, in a world of one rank. */
 #include "check.h"
 
-#define REFUSED(call) CHECK((call) == pleachInvalidArgument || (call) == pleachInvalidUsage)
+/* Calls whose arguments are NULL, or whose communicator is none. */
+static void no_buffers(pleachComm_t comm) {
+    size_t counts[1] = {4};
+    REFUSED(pleachAllReduce(NULL, NULL, 4, pleachFloat32, pleachSum, comm, NULL));
+    REFUSED(pleachBroadcast(NULL, NULL, 4, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachReduce(NULL, NULL, 4, pleachFloat32, pleachSum, 0, comm, NULL));
+    REFUSED(pleachReduceScatter(NULL, NULL, 4, pleachFloat32, pleachSum, comm, NULL));
+    REFUSED(pleachReduceScatter(NULL, NULL, SIZE_MAX, pleachFloat64, pleachSum, comm, NULL));
+    REFUSED(pleachAllGather(NULL, NULL, 4, pleachFloat32, comm, NULL));
+    REFUSED(pleachAllGather(NULL, NULL, SIZE_MAX, pleachFloat64, comm, NULL));
+    REFUSED(pleachAlltoAll(NULL, NULL, 4, pleachFloat32, comm, NULL));
+    REFUSED(pleachAlltoAll(NULL, NULL, 4, 99, comm, NULL));
+    REFUSED(pleachGather(NULL, NULL, 4, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachScatter(NULL, NULL, 4, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachSend(NULL, 4, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachRecv(NULL, 4, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachAllGatherV(NULL, NULL, counts, pleachFloat32, comm, NULL));
+    REFUSED(pleachReduceScatterV(NULL, NULL, counts, pleachFloat32, pleachSum, comm, NULL));
+    REFUSED(pleachAlltoAllV(NULL, counts, NULL, counts, pleachFloat32, comm, NULL));
+    REFUSED(pleachGatherV(NULL, NULL, counts, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachGatherV(NULL, NULL, NULL, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachGatherV(NULL, NULL, counts, pleachFloat32, 1, comm, NULL));
+    REFUSED(pleachScatterV(NULL, NULL, counts, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachScatterV(NULL, NULL, NULL, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachScatterV(NULL, NULL, counts, pleachFloat32, -1, comm, NULL));
+}
+
+/* Every function that takes a communicator, with one that is none. */
+static void no_communicator(pleachComm_t comm) {
+    pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
+    pleachResult_t error;
+    pleachComm_t other = NULL;
+    pleachRedOp_t op;
+    float factor = 2;
+    int number;
+    no_buffers(comm);
+    REFUSED(pleachBarrier(comm, NULL));
+    REFUSED(pleachCommDestroy(comm));
+    REFUSED(pleachCommAbort(comm));
+    REFUSED(pleachCommFinalize(comm));
+    REFUSED(pleachCommCount(comm, &number));
+    REFUSED(pleachCommUserRank(comm, &number));
+    REFUSED(pleachCommSplit(comm, 0, 0, &other));
+    CHECK(other == NULL);
+    REFUSED(pleachCommSetTimeout(comm, 1));
+    REFUSED(pleachCommGetAsyncError(comm, &error));
+    REFUSED(pleachCommGetFailure(comm, &failure));
+    REFUSED(pleachRedOpCreatePreMulSum(&op, &factor, pleachFloat32, comm));
+    REFUSED(pleachRedOpDestroy(0, comm));
+}
 
 int main(void) {
     pleachUniqueId id, wrong;
-    pleachComm_t comm = NULL, other = NULL, never = (pleachComm_t)(uintptr_t)0x123456789abcu;
+    pleachComm_t comm = NULL, other = NULL;
     pleachConfig_t config = PLEACH_CONFIG_INITIALIZER;
     pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
-    pleachResult_t error;
     pleachRedOp_t op;
     float data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     size_t counts[1] = {4}, huge[1] = {SIZE_MAX};
@@ -41,20 +89,8 @@ int main(void) {
     CHECK(comm == NULL);
     REFUSED(pleachCommInitFromEnv(NULL, NULL));
 
-    /* No communicator. */
-    REFUSED(pleachBarrier(NULL, NULL));
-    REFUSED(pleachBarrier(never, NULL));
-    REFUSED(pleachCommDestroy(NULL));
-    REFUSED(pleachCommAbort(never));
-    REFUSED(pleachCommFinalize(NULL));
-    REFUSED(pleachCommCount(never, &number));
-    REFUSED(pleachCommUserRank(NULL, &number));
-    REFUSED(pleachCommSplit(never, 0, 0, &other));
-    REFUSED(pleachCommSetTimeout(NULL, 1));
-    REFUSED(pleachCommGetAsyncError(never, &error));
-    REFUSED(pleachCommGetFailure(NULL, &failure));
-    REFUSED(pleachRedOpCreatePreMulSum(&op, data, pleachFloat32, NULL));
-    REFUSED(pleachRedOpDestroy(0, NULL));
+    no_communicator(NULL);
+    no_communicator((pleachComm_t)(uintptr_t)0x123456789abcu);
 
     OK(pleachCommInitFromEnv(&comm, NULL));
     CHECK(comm != NULL);
@@ -119,12 +155,16 @@ int main(void) {
     EXPECT(pleachInvalidUsage, pleachGroupStart());
     for (number = 0; number < 64; ++number) OK(pleachGroupEnd());
 
+    no_buffers(comm);
     OK(pleachCommAbort(comm));
-    REFUSED(pleachBarrier(comm, NULL));
-    REFUSED(pleachCommAbort(comm));
+    no_communicator(comm);
     OK(pleachCommInitFromEnv(&other, NULL));
     CHECK(other != comm);
-    REFUSED(pleachBarrier(comm, NULL));
+    no_communicator(comm);
+    OK(pleachCommFinalize(other));
+    EXPECT(pleachInvalidUsage, pleachCommFinalize(other));
+    EXPECT(pleachInvalidUsage, pleachBarrier(other, NULL));
     OK(pleachCommDestroy(other));
+    no_communicator(other);
     return 0;
 }

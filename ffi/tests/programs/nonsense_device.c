@@ -1,8 +1,6 @@
 /* The functions of devices and of registered memory with NULL, with nonsense and after the end, in a world of one rank. */
 #include "check.h"
 
-#define REFUSED(call) CHECK((call) == pleachInvalidArgument || (call) == pleachInvalidUsage)
-
 static void release(void *address, void *context) {
     (void)address, (void)context;
     exit(1);
@@ -18,7 +16,12 @@ static void memory(pleachComm_t comm) {
     REFUSED(pleachCommDeregister(comm, data));
     REFUSED(pleachCommGetArrivalSkew(comm, 0, &skew));
     REFUSED(pleachCommGetWaitsFor(comm, &late));
+    REFUSED(pleachMemAlloc(NULL, 8));
+    REFUSED(pleachMemAlloc(&handle, 0));
+    EXPECT(pleachSystemError, pleachMemAlloc(&handle, SIZE_MAX));
+    CHECK(handle == NULL);
     REFUSED(pleachMemFree(data));
+    OK(pleachMemFree(NULL));
 }
 
 static void no_device(pleachDevice_t device) {

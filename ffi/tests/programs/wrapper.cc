@@ -39,6 +39,24 @@ int main(int argc, char **argv) {
     for (std::size_t of = 0; of < all; ++of) CHECK(out[of] == static_cast<double>(of));
     comm.all_gather_v(in.data(), out.data(), std::vector<std::size_t>(all, 1));
     CHECK(thrown([&] { comm.all_gather_v(in.data(), out.data(), {1}); }) == pleachInvalidArgument || ranks == 1);
+    // Block r has r + 1 elements.
+    std::vector<std::size_t> counts(all), own_counts(all, static_cast<std::size_t>(rank) + 1);
+    std::iota(counts.begin(), counts.end(), std::size_t{1});
+    const std::size_t elements = all * (all + 1) / 2, mine = own_counts[0];
+    std::vector<double> own(mine, rank), whole(elements, -1), square(all * mine, -1);
+    comm.gather_v(own.data(), whole.data(), counts, 0);
+    if (rank == 0)
+        for (std::size_t of = 0, at = 0; of < all; at += counts[of++])
+            CHECK(whole[at] == static_cast<double>(of) && whole[at + of] == static_cast<double>(of));
+    comm.broadcast(whole.data(), whole.size(), 0);
+    std::fill(own.begin(), own.end(), -1);
+    comm.scatter_v(whole.data(), own.data(), counts, 0);
+    for (double element : own) CHECK(element == rank);
+    comm.reduce_scatter_v(whole.data(), own.data(), counts);
+    for (double element : own) CHECK(element == rank * ranks);
+    comm.all_to_all_v(whole.data(), counts, square.data(), own_counts);
+    for (double element : square) CHECK(element == rank);
+    CHECK(thrown([&] { comm.scatter_v(whole.data(), own.data(), {1}, 0); }) == pleachInvalidArgument);
     comm.broadcast(out.data(), out.size(), 0);
 #if __cplusplus >= 202002L
     comm.all_reduce(std::span<double>(out), pleachMax);
@@ -57,7 +75,8 @@ int main(int argc, char **argv) {
     part = pleach::Communicator::from_environment();
     CHECK(part.size() == 1);
 
-    // A failure carries its struct: the ranks make different calls.
+    // A failure carries its struct: the ranks make different calls. No rank is still in a call above.
+    all_are_here(argv[3], rank, ranks);
     try {
         if (rank == 0)
             comm.barrier();
