@@ -30,7 +30,7 @@ const BOX_COLUMNS: usize = 4;
 /// A point in pixels.
 pub(super) type Point = (f64, f64);
 
-/// The length of a vector. Not `hypot`, which would bind the command to glibc 2.35: see `clippy.toml`.
+/// The length of a vector. Not `hypot`, which needs glibc 2.35: see `clippy.toml`.
 pub(super) fn length(x: f64, y: f64) -> f64 {
     (x * x + y * y).sqrt()
 }
