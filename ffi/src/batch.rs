@@ -56,7 +56,7 @@ pub(crate) fn carry_out(
     operation: Operation<RawPair>,
 ) -> Result<(), Failed> {
     if CALLS.with_borrow(|calls| calls.depth == 0) {
-        // Neither the handle nor the operation is copied: a copy costs as much as all of this crate.
+        // Neither the handle nor the operation is copied: copies would cost time in each call.
         let result = match comm.plain_group(stream) {
             Some(group) => group.run(operation),
             None => comm.group_in(stream)?.run(operation),

@@ -89,7 +89,7 @@ impl Sheet<'_> {
     fn curve(&self, from: NodeId, to: NodeId) -> Curve {
         let (start, end) = (self.place(from), self.place(to));
         let (x, y) = (end.0 - start.0, end.1 - start.1);
-        let length = x.hypot(y).max(1e-9);
+        let length = super::layout::length(x, y).max(1e-9);
         let mut bend = 0.0;
         for (node, &at) in self.layout.places.iter().enumerate() {
             if node == from.0 as usize || node == to.0 as usize {
@@ -550,7 +550,7 @@ impl Curve {
     /// Beside it, to the right of who goes along.
     fn shifted(&self, by: f64) -> Self {
         let (x, y) = (self.to.0 - self.from.0, self.to.1 - self.from.1);
-        let length = x.hypot(y).max(1e-9);
+        let length = super::layout::length(x, y).max(1e-9);
         let (x, y) = (-y / length * by, x / length * by);
         let moved = |at: Point| (at.0 + x, at.1 + y);
         Self { from: moved(self.from), bend: moved(self.bend), to: moved(self.to) }
@@ -567,7 +567,7 @@ impl Curve {
 fn arrow(curve: &Curve) -> String {
     let (tip, tail) = (curve.at(0.66), curve.at(0.60));
     let (x, y) = (tip.0 - tail.0, tip.1 - tail.1);
-    let length = x.hypot(y).max(1e-9);
+    let length = super::layout::length(x, y).max(1e-9);
     let (x, y) = (x / length, y / length);
     let corner =
         |along: f64, shifted: f64| (tip.0 + along * x - shifted * y, tip.1 + along * y + shifted * x);
