@@ -111,14 +111,29 @@ impl Guarded {
     }
 }
 
-fn check(case: Case, instructions: Instructions) {
+/// Checks a case on random numbers, with every set of instructions of this processor.
+fn check(case: Case) {
     let mut state = case.seed;
     let contents: Vec<Vec<u8>> =
         (0..case.sources).map(|_| numbers(case.data_type, case.elements, &mut state)).collect();
-    check_contents(case, &contents, instructions);
+    check_contents(case, &contents);
 }
 
-fn check_contents(case: Case, contents: &[Vec<u8>], instructions: Instructions) {
+/// Checks a case on these sources, with every set of instructions of this processor.
+fn check_contents(case: Case, contents: &[Vec<u8>]) {
+    let slices: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
+    let Case { data_type, op, divide_by, .. } = case;
+    let question = oracle::Question { data_type, op, divide_by, sources: &slices };
+    let size = data_type.bytes();
+    // The oracle takes most of the time of a test, and its answer is the same for all instructions.
+    let expected: Vec<u8> =
+        (0..case.elements).flat_map(|index| question.element(index).into_iter().take(size)).collect();
+    for instructions in Instructions::available() {
+        check_instructions(case, contents, &expected, instructions);
+    }
+}
+
+fn check_instructions(case: Case, contents: &[Vec<u8>], expected: &[u8], instructions: Instructions) {
     let bytes = case.elements * case.data_type.bytes();
     let mut sources: Vec<Guarded> =
         contents.iter().map(|content| Guarded::new(content, case.misaligned_by)).collect();
@@ -164,30 +179,27 @@ fn check_contents(case: Case, contents: &[Vec<u8>], instructions: Instructions) 
     for (k, source) in sources.iter().enumerate().filter(|(k, _)| !in_place.contains(k)) {
         assert!(source.content() == contents[k], "source {k} was changed: {case:?}");
     }
-    let slices: Vec<&[u8]> = contents.iter().map(Vec::as_slice).collect();
-    let destinations: Vec<&[u8]> =
-        others.iter().map(Guarded::content).chain(in_place.iter().map(|&k| sources[k].content())).collect();
-    let Case { data_type, op, divide_by, .. } = case;
-    let question = oracle::Question { data_type, op, divide_by, sources: &slices };
-    let size = data_type.bytes();
-    for index in 0..case.elements {
-        let expected = &question.element(index)[..size];
-        for (which, content) in destinations.iter().enumerate() {
-            let got = &content[index * size..][..size];
+    let destinations =
+        others.iter().map(Guarded::content).chain(in_place.iter().map(|&k| sources[k].content()));
+    let size = case.data_type.bytes();
+    for (which, content) in destinations.enumerate() {
+        // Elements are looked at one by one where bits differ, as they may in a NaN.
+        if content == expected {
+            continue;
+        }
+        for (index, (got, expected)) in content.chunks(size).zip(expected.chunks(size)).enumerate() {
             assert!(
-                oracle::same(data_type, got, expected),
+                oracle::same(case.data_type, got, expected),
                 "element {index} of destination {which} is {got:02x?}, not {expected:02x?}: {case:?}, {instructions:?}"
             );
         }
     }
 }
 
-fn every_kind(mut check: impl FnMut(DataType, ReduceOp, Instructions)) {
-    for instructions in Instructions::available() {
-        for data_type in DataType::ALL {
-            for op in ReduceOp::ALL.into_iter().filter(|op| op.fits(data_type)) {
-                check(data_type, op, instructions);
-            }
+fn every_kind(mut check: impl FnMut(DataType, ReduceOp)) {
+    for data_type in DataType::ALL {
+        for op in ReduceOp::ALL.into_iter().filter(|op| op.fits(data_type)) {
+            check(data_type, op);
         }
     }
 }
@@ -238,19 +250,17 @@ fn zeros_infinities_nan_and_subnormal_numbers_meet_each_other_as_ieee_says() {
         let contents: Vec<Vec<u8>> = (0..3).map(source).collect();
         for op in ReduceOp::ALL.into_iter().filter(|op| op.fits(data_type)) {
             for sources in [2, 3] {
-                for instructions in Instructions::available() {
-                    let case = Case {
-                        data_type,
-                        op,
-                        divide_by: divisor(op, sources),
-                        sources,
-                        destinations: Destinations::Apart(1),
-                        elements: count.pow(3),
-                        misaligned_by: 0,
-                        seed: 0,
-                    };
-                    check_contents(case, &contents[..sources], instructions);
-                }
+                let case = Case {
+                    data_type,
+                    op,
+                    divide_by: divisor(op, sources),
+                    sources,
+                    destinations: Destinations::Apart(1),
+                    elements: count.pow(3),
+                    misaligned_by: 0,
+                    seed: 0,
+                };
+                check_contents(case, &contents[..sources]);
             }
         }
     }
@@ -298,16 +308,22 @@ fn divisor(op: ReduceOp, sources: usize) -> u32 {
 
 #[test]
 fn every_short_length_is_right_for_every_kind_and_count_of_sources_and_destinations() {
-    every_kind(|data_type, op, instructions| {
+    every_kind(|data_type, op| {
         for sources in 1..=9 {
             for elements in 0..=130 {
                 let destinations = Destinations::Apart(1 + elements % 3);
                 let (divide_by, misaligned_by) = (divisor(op, sources), elements % 3);
                 let seed = elements as u64;
-                check(
-                    Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by, seed },
-                    instructions,
-                );
+                check(Case {
+                    data_type,
+                    op,
+                    divide_by,
+                    sources,
+                    destinations,
+                    elements,
+                    misaligned_by,
+                    seed,
+                });
             }
         }
     });
@@ -315,7 +331,7 @@ fn every_short_length_is_right_for_every_kind_and_count_of_sources_and_destinati
 
 #[test]
 fn a_destination_may_be_any_of_the_sources() {
-    every_kind(|data_type, op, instructions| {
+    every_kind(|data_type, op| {
         for sources in 1..=9 {
             for (elements, misaligned_by) in [(1, 0), (7, 1), (64, 0), (130, 3), (2500, 1)] {
                 let mut all = vec![Destinations::FirstAndLast];
@@ -324,19 +340,16 @@ fn a_destination_may_be_any_of_the_sources() {
                 );
                 for destinations in all {
                     let (divide_by, seed) = (divisor(op, sources), 7);
-                    check(
-                        Case {
-                            data_type,
-                            op,
-                            divide_by,
-                            sources,
-                            destinations,
-                            elements,
-                            misaligned_by,
-                            seed,
-                        },
-                        instructions,
-                    );
+                    check(Case {
+                        data_type,
+                        op,
+                        divide_by,
+                        sources,
+                        destinations,
+                        elements,
+                        misaligned_by,
+                        seed,
+                    });
                 }
             }
         }
@@ -345,25 +358,31 @@ fn a_destination_may_be_any_of_the_sources() {
 
 #[test]
 fn long_jobs_take_several_slices_and_are_right() {
-    every_kind(|data_type, op, instructions| {
+    every_kind(|data_type, op| {
         for (sources, destinations) in [(1, 1), (1, 3), (2, 1), (2, 2), (3, 1), (5, 2)] {
             let (divide_by, elements) = (divisor(op, sources), 300_001 / sources);
             let destinations = Destinations::Apart(destinations);
-            check(
-                Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by: 0, seed: 3 },
-                instructions,
-            );
+            check(Case {
+                data_type,
+                op,
+                divide_by,
+                sources,
+                destinations,
+                elements,
+                misaligned_by: 0,
+                seed: 3,
+            });
         }
     });
 }
 
 #[test]
 fn two_sources_give_the_same_bits_in_either_order() {
-    every_kind(|data_type, op, instructions| {
+    every_kind(|data_type, op| {
         let mut state = 11;
         let size = data_type.bytes();
         let (a, b) = (numbers(data_type, 5000, &mut state), numbers(data_type, 5000, &mut state));
-        let run = |from: [&[u8]; 2]| {
+        let run = |from: [&[u8]; 2], instructions| {
             let mut result = vec![0u8; a.len()];
             let from = from.map(<[u8]>::as_ptr).to_vec();
             let into = vec![result.as_mut_ptr()];
@@ -374,9 +393,11 @@ fn two_sources_give_the_same_bits_in_either_order() {
             while !unsafe { compute.advance(&mut job, Nanos::ZERO) } {}
             result
         };
-        let (forth, back) = (run([&a, &b]), run([&b, &a]));
-        for (left, right) in forth.chunks(size).zip(back.chunks(size)) {
-            assert!(oracle::same(data_type, left, right), "{data_type} {op}: {left:02x?} {right:02x?}");
+        for instructions in Instructions::available() {
+            let (forth, back) = (run([&a, &b], instructions), run([&b, &a], instructions));
+            for (left, right) in forth.chunks(size).zip(back.chunks(size)) {
+                assert!(oracle::same(data_type, left, right), "{data_type} {op}: {left:02x?} {right:02x?}");
+            }
         }
     });
 }
@@ -429,12 +450,9 @@ proptest! {
         elements in 0usize..6000,
         misaligned_by in 0usize..64,
         seed: u64,
-        which in 0usize..3,
     ) {
         prop_assume!(op.fits(data_type));
         let divide_by = if op.is_bitwise() { 1 } else { divide_by };
-        let available: Vec<Instructions> = Instructions::available().collect();
-        let case = Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by, seed };
-        check(case, available[which % available.len()]);
+        check(Case { data_type, op, divide_by, sources, destinations, elements, misaligned_by, seed });
     }
 }
