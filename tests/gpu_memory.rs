@@ -5,11 +5,13 @@
 mod fake_cuda;
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
+mod skipped;
 
 use std::process::Output;
 
 use launcher::{finish, pleach};
 use pleach::Collective;
+use skipped::skip;
 
 fn bench(is_fake: bool, environment: &[(&str, &str)], arguments: &str) -> Output {
     let mut command = pleach();
@@ -75,8 +77,7 @@ fn what_keeps_a_gpu_from_being_used_is_said_once_and_before_ranks_are_started() 
 #[test]
 fn a_machine_without_a_driver_says_what_is_missing() {
     if pleach_transport::cuda::driver_version().is_ok() {
-        println!("skipped a_machine_without_a_driver_says_what_is_missing: this machine has a CUDA driver");
-        return;
+        return skip("this machine has a CUDA driver");
     }
     let said = complaint(&bench(false, &[], "all-reduce --memory cuda --ranks 2"));
     assert!(said.starts_with("error: no GPU memory: no CUDA driver is here"), "{said}");

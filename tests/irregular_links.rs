@@ -2,10 +2,12 @@
 
 #[allow(dead_code)] // Ranks do not meet in other ways here.
 mod links;
+mod skipped;
 
 use std::path::Path;
 
 use links::{Hosts, IRREGULAR, IRREGULAR_HOSTS, all_reduce};
+use skipped::skip;
 
 /// A message that takes a ring about a second.
 const BYTES: &str = "8M";
@@ -18,10 +20,7 @@ const TOLERANCE: f64 = 0.3;
 fn packed_all_reduce_gains_over_a_ring_on_real_wires_what_is_predicted() {
     let hosts = match Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), IRREGULAR_HOSTS, &IRREGULAR) {
         Ok(hosts) => hosts,
-        Err(reason) => {
-            println!("ignored: no shaped networks here: {reason}");
-            return;
-        }
+        Err(reason) => return skip(format_args!("no shaped networks here: {reason}")),
     };
     let (ring_s, ring_predicted_s) = all_reduce(&hosts, "ring", BYTES);
     let (packed_s, packed_predicted_s) = all_reduce(&hosts, "packed", BYTES);

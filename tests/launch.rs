@@ -2,6 +2,7 @@
 //! behind.
 
 mod launcher;
+mod skipped;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -14,6 +15,7 @@ use std::time::Duration;
 use launcher::{Folder, finish, pleach, wait_until};
 use pleach_transport::processors::Processors;
 use rustix::process::{Pid, Signal, kill_process};
+use skipped::skip_part;
 
 /// `pleach run` of a shell script.
 fn shell(ranks: u32, options: &[&str], script: &str) -> Command {
@@ -405,8 +407,7 @@ fn ranks_are_kept_on_processors_of_their_own_where_there_are_enough_that_no_othe
     let why = format!("not kept on processors of their own: {} ranks", all.len() + 1);
     assert!(log.contains(&why), "{log}");
     if all.len() < 2 {
-        println!("skipped: two ranks cannot be kept on one processor each");
-        return;
+        return skip_part("two ranks cannot be kept on one processor each");
     }
     assert_eq!(places(2, &["--bind", "none"]).0, nowhere(2));
     for options in [&[][..], &["--bind", "share"], &["--bind", "core"]] {

@@ -4,6 +4,7 @@
 
 #[allow(dead_code)] // Not every test writes files.
 mod launcher;
+mod skipped;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -18,6 +19,7 @@ use pleach_transport::device::{LossCause, Responder};
 use pleach_transport::rendezvous::{FabricChoice, JoinOptions, World, join};
 use pleach_transport::{Flush, Rank, clock::now};
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use skipped::skip;
 
 /// How long a rank of the command may take to join, in seconds.
 const JOIN_TIMEOUT_VARIABLE: &str = "PLEACH_JOIN_TIMEOUT";
@@ -417,7 +419,7 @@ fn installed(names: &[&'static str]) -> Option<&'static str> {
     let found =
         names.iter().find(|name| std::env::split_paths(&path).any(|folder| folder.join(name).exists()));
     if found.is_none() {
-        println!("ignored: none of {names:?} is installed");
+        skip(format_args!("none of {names:?} is installed"));
     }
     found.copied()
 }

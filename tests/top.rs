@@ -2,6 +2,7 @@
 
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
+mod skipped;
 
 use std::cell::RefCell;
 use std::net::TcpListener;
@@ -9,6 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use launcher::{Folder, finish, pleach, wait_until};
 use serde_json::Value;
+use skipped::skip;
 
 /// Far more than a test lasts: whoever started the job ends it.
 const EPOCHS: &str = "1000000";
@@ -144,8 +146,7 @@ fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
 #[test]
 fn a_live_screen_is_drawn_again_in_its_place() {
     if Command::new("script").arg("--version").output().is_err() {
-        println!("skipped: no 'script' that could make a terminal");
-        return;
+        return skip("no 'script' that could make a terminal");
     }
     let port = free_ports(2);
     let mut command = training(port);

@@ -22,6 +22,9 @@ pub mod observe;
 pub mod reproducible;
 #[doc(hidden)]
 pub mod simulate;
+#[cfg(test)]
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 
 pub use compute::{F8E4M3, F8E5M2};
 /// The half-width elements, as [`Buffer`] and slices hold them.

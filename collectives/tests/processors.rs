@@ -2,6 +2,8 @@
 
 #[allow(dead_code)] // Not every test says where its ranks meet.
 mod ranks;
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 
 use pleach_collectives::Group;
 use pleach_transport::processors::{Processors, current};
@@ -9,6 +11,7 @@ use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
 use ranks::with_group;
+use skipped::skip;
 
 /// Tries, each of which begins on one processor.
 const TRIES: usize = 20;
@@ -50,8 +53,7 @@ fn calls_until_apart(group: &Group, all: &Processors, only: &Processors) -> usiz
 fn ranks_on_one_processor_part_within_some_calls_though_all_processors_are_busy() {
     let all = Processors::allowed().expect("a machine of few processors");
     if all.len() < 2 {
-        println!("skipped: ranks on one processor cannot part");
-        return;
+        return skip("ranks on one processor cannot part");
     }
     let only = Processors::new(all.iter().take(1));
     let calls = with_group(

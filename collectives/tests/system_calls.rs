@@ -10,8 +10,9 @@
 
 #[allow(dead_code)] // Not every test says where its ranks meet.
 mod ranks;
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 
-use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Rank, ReduceOp};
 
 use ranks::with_group;
+use skipped::skip;
 
 const RANKS: u32 = 2;
 /// Measured calls of each rank.
@@ -204,10 +206,8 @@ fn call_again_and_again(rank: Rank, group: &Group) -> Vec<Seen> {
 fn small_all_reduces_over_shared_memory_call_no_system_while_the_peer_is_awake() {
     let processors = processors();
     if processors.len() < RANKS as usize {
-        // Not by `eprintln!`, which the test harness keeps to itself.
-        let reason = format!("{RANKS} ranks are not awake at once on {} processor", processors.len());
-        writeln!(std::io::stderr(), "skipped system_calls: {reason}").unwrap();
-        return;
+        let processors = processors.len();
+        return skip(format_args!("{RANKS} ranks are not awake at once on {processors} processor"));
     }
     let seen = with_group(
         Fabric::Shm,

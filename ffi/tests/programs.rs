@@ -14,6 +14,10 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use pleach_transport::clock::now;
+use skipped::skip;
+
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 
 /// Longest time that a program may run on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -333,8 +337,7 @@ fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
             .spawn();
         match valgrind {
             Ok(child) => succeeds(&format!("{source} under valgrind"), child),
-            // In a line of its own, so that it is not taken for a test that passed.
-            Err(error) => eprintln!("\nskipped {source} under valgrind: {error}"),
+            Err(error) => skip(format_args!("valgrind: {error}")),
         }
     }
 }
@@ -396,8 +399,7 @@ fn clang_takes_what_gcc_takes() {
         (["clang++", "-std=c++17"], "wrapper_device.cc"),
     ] {
         let Some(program) = compiled_by(&command, source, Linked::Shared) else {
-            eprintln!("\nskipped {source} by {}: there is no such compiler", command[0]);
-            continue;
+            return skip(format_args!("there is no {}", command[0]));
         };
         let fabric: &[&str] = if source.contains("device") { &["shm"] } else { &[] };
         run_with(&program, 2, &folder, fabric);

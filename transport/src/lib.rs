@@ -42,6 +42,9 @@ pub mod processors;
 pub mod region;
 #[doc(hidden)]
 pub mod signals;
+#[cfg(test)]
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 // Makes devices, which have no place among loom's threads.
 #[cfg(not(loom))]
 #[doc(hidden)]

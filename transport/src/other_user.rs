@@ -6,14 +6,16 @@
 use rustix::process::{Gid, Uid};
 use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 
+use crate::skipped::skip;
+
 /// The number of the other user.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// Whether this process may act as another user. Prints why not.
+/// Whether this process may act as another user. Skips the test where not.
 pub(crate) fn can_act_as_nobody() -> bool {
     let is_root = rustix::process::geteuid().is_root();
     if !is_root {
-        println!("ignored: only root can act as another user");
+        skip("only root can act as another user");
     }
     is_root
 }

@@ -7,6 +7,8 @@ use std::hint::black_box;
 use pleach_transport::{HostMemory, Memory, Nanos, clock};
 use pleach_vocabulary::{DataType, ReduceOp};
 
+use crate::skipped::skip;
+
 use super::{Compute, HostCompute, Instructions, Job};
 
 /// Each is measured this often, in turn with the others, beginning with another one each time; the
@@ -116,8 +118,7 @@ unsafe fn both_by_hand(a: *mut f32, b: *mut f32, n: usize) {
 #[ignore = "prints speeds, asserts nothing"]
 fn print_f32_sum_of_two_beside_memcpy_and_loops_by_hand() {
     if !is_x86_feature_detected!("avx2") {
-        println!("skipped: the loops by hand want AVX2");
-        return;
+        return skip("the loops by hand want AVX2");
     }
     println!("GB/s read and written together, medians; by bytes a source");
     for bytes in SIZES_BYTES {

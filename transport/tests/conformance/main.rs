@@ -24,6 +24,8 @@ mod polling;
 mod progress;
 mod puts;
 mod regions;
+#[path = "../../../tests/skipped/mod.rs"]
+mod skipped;
 mod wake;
 mod world;
 

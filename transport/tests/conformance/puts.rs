@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use pleach_transport::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Source, Transfer, clock};
 
 use crate::world::{
-    BackendKind, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, pairs, put, signal, skip,
+    BackendKind, PATIENCE, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, pairs, put, signal,
+    skip_part,
 };
 
 /// Lengths at which implementations change their ways, in bytes.
@@ -66,7 +67,7 @@ pub(crate) fn a_put_of_the_maximum_length_works(backend: BackendKind) {
     let max = world.device(0).info().transfer_bytes_max;
     let len = max.min(LENGTH_TRIED_MAX) as usize;
     if max > LENGTH_TRIED_MAX {
-        skip(backend, &format!("allows {max} bytes a transfer; {len} are tried"));
+        skip_part(backend, &format!("allows {max} bytes a transfer; {len} are tried"));
     }
     let bytes = noise(7, len);
     let (source, target) = (world.region_of(0, &bytes), world.region(1, len));

@@ -4,9 +4,8 @@
 //! A test names what it waits for ([`World::until`]); every wait has a deadline and fails with what
 //! was seen.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
@@ -655,13 +654,12 @@ pub(crate) fn assert_bytes(got: &[u8], want: &[u8], what: &str) {
     panic!("{what}: {wrong} of {} bytes differ, first byte {at}: {} for {}", got.len(), got[at], want[at]);
 }
 
-/// Says why a test does not apply, on the terminal and not only in the captured output; once,
-/// however often it repeats.
+/// Says why a test does not apply to a backend.
 pub(crate) fn skip(backend: BackendKind, reason: &str) {
-    static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let thread = std::thread::current();
-    let line = format!("skipped {}: {} {reason}", thread.name().unwrap_or("a test"), backend.name);
-    if SAID.lock().expect("nobody panics with it").insert(line.clone()) {
-        let _ = writeln!(std::io::stderr(), "{line}");
-    }
+    crate::skipped::skip(format_args!("{} {reason}", backend.name));
+}
+
+/// Says which part of a test does not apply to a backend.
+pub(crate) fn skip_part(backend: BackendKind, reason: &str) {
+    crate::skipped::skip_part(format_args!("{} {reason}", backend.name));
 }
