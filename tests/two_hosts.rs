@@ -1,18 +1,20 @@
 //! Two hosts, as far as one machine can be two: network namespaces with a wire between them. Real
 //! processes find out who is near, share memory there, and reach each other across.
 //!
-//! It takes root and `ip`; without them the tests say so and try nothing.
+//! It takes root and `ip`; without them the tests are skipped.
 
 #[allow(dead_code)] // Nothing is measured on wires of a bandwidth here.
 mod links;
+mod skipped;
 
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Output};
 use std::time::Duration;
 
 use links::{Hosts, Wire, ended};
 use pleach::transport::clock::now;
 use rustix::process::{Pid, Signal, kill_process};
+use skipped::skip;
 
 /// From the death of a rank until all others have said so; it should be one second, this is for
 /// busy machines.
@@ -22,7 +24,7 @@ const FOUND_WITHIN: Duration = Duration::from_secs(20);
 fn hosts() -> Option<Hosts> {
     let wire = Wire { ends: [0, 1], megabits_per_s: None };
     let hosts = Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), 2, &[wire]);
-    hosts.map_err(|reason| println!("ignored: no network namespaces here: {reason}")).ok()
+    hosts.map_err(|reason| skip(format_args!("no network namespaces here: {reason}"))).ok()
 }
 
 /// `pleach bench` on `world_size` ranks, of which the first half is on the first host.
@@ -184,7 +186,7 @@ fn ranks_of_two_and_three_hosts_join_with_nothing_set_but_the_secret() {
         let hosts = Hosts::new(Path::new(env!("CARGO_BIN_EXE_pleach")), count, &wires);
         let hosts = match hosts {
             Ok(hosts) => hosts,
-            Err(reason) => return println!("ignored: no network namespaces here: {reason}"),
+            Err(reason) => return skip(format_args!("no network namespaces here: {reason}")),
         };
         for host in 0..count {
             // As Debian writes it: the own name is an address that only this host has.
@@ -236,7 +238,7 @@ fn hosts_of_several_addresses_take_the_one_that_reaches_the_rendezvous_and_are_a
     let Some(hosts) = hosts() else { return };
     for (host, address) in [(0, "fd00:77::1/64"), (1, "fd00:77::2/64")] {
         if let Err(reason) = hosts.ip(host, &["addr", "add", address, "dev", "wire0", "nodad"]) {
-            return println!("ignored: no IPv6 here: {reason}");
+            return skip(format_args!("no IPv6 here: {reason}"));
         }
     }
     let folder = format!("file://{}/several", hosts.folder().display());
@@ -263,23 +265,72 @@ fn hosts_of_several_addresses_take_the_one_that_reaches_the_rendezvous_and_are_a
     }
 }
 
+/// The commands that a page of the documents leaves to these tests.
+fn commands_of(page: &str) -> Vec<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(page);
+    let text = std::fs::read_to_string(path).expect("the page is there");
+    let (_, rest) = text.split_once("<!-- run: by tests/two_hosts.rs").expect("the page names this test");
+    let block = rest.split("```").nth(1).expect("a block follows");
+    block.lines().skip(1).map(str::to_owned).collect()
+}
+
+/// Longest time that rank 0 waits for the others in a command of a page.
+const SHOWN_LIMIT: &str = "60";
+
 #[test]
-fn the_doctor_joins_two_hosts_and_finds_what_keeps_ranks_apart() {
+fn the_lines_of_the_quickstart_make_one_job_of_two_hosts() {
+    const PROGRAM: &str = "pleach bench all-reduce --sizes 8 --warmup 1 --iterations 2 --json";
     let Some(hosts) = hosts() else { return };
+    let lines: Vec<String> = commands_of("docs/quickstart.md")
+        .iter()
+        .map(|line| line.replace("10.77.0.1", &hosts.address(0).to_string()).replace("PROGRAM", PROGRAM))
+        .collect();
+    let [secret, first, second] = &lines[..] else { panic!("a secret and two hosts: {lines:?}") };
+    let start = |host: usize, line: &str| {
+        let mut command = hosts.shell(host, line);
+        command.env("PLEACH_JOIN_TIMEOUT", SHOWN_LIMIT).spawn().expect("ip starts")
+    };
+    let made = ended(vec![start(0, secret)]);
+    assert!(made[0].status.success(), "{made:?}");
+    let outputs = ended(vec![start(0, first), start(1, second)]);
+    assert!(outputs.iter().all(|output| output.status.success()), "{outputs:?}");
+    let table = text(&outputs[0].stdout);
+    assert!(table.contains("\"shm+tcp\"") && table.contains("\"errors\":0"), "{table}");
+}
+
+/// Runs these commands on two hosts, the second when the first one listens; what each printed.
+fn diagnose(hosts: &Hosts, interface: Option<&str>, [listener, dialer]: [&str; 2]) -> Vec<Output> {
+    let mut listener = hosts.shell(0, listener);
+    if let Some(interface) = interface {
+        listener.env("PLEACH_INTERFACE", interface);
+    }
+    let mut listener = listener.env("PLEACH_SECRET_FILE", hosts.secret()).spawn().expect("ip starts");
+    // It says where it listens, as soon as it does.
+    let mut said = std::io::BufReader::new(listener.stderr.take().expect("is piped"));
+    std::io::BufRead::read_line(&mut said, &mut String::new()).expect("it says something");
+    let mut dialer = hosts.shell(1, dialer);
+    let dialer = dialer.env("PLEACH_SECRET_FILE", hosts.secret()).spawn().expect("ip starts");
+    ended(vec![listener, dialer])
+}
+
+#[test]
+fn the_doctor_joins_two_hosts_by_the_lines_of_its_page() {
+    let Some(hosts) = hosts() else { return };
+    let lines = commands_of("docs/doctor.md");
+    let [listener, dialer] = &lines[..] else { panic!("two hosts: {lines:?}") };
+    let dialer = dialer.replace("10.0.0.5", &hosts.address(0).to_string());
+    for output in diagnose(&hosts, None, [listener, &dialer]) {
+        assert!(text(&output.stdout).contains("joined over tcp"), "{output:?}");
+    }
+}
+
+#[test]
+fn the_doctor_finds_what_keeps_ranks_of_two_hosts_apart() {
+    let Some(hosts) = hosts() else { return };
+    let lines = ["pleach doctor --listen 9401 --wait 60 --json", "pleach doctor --json --peer "];
+    let dialer = format!("{}{}", lines[1], hosts.address(0));
     for (interface, level) in [(None, "ok"), (Some("127.0.0.1"), "problem")] {
-        let mut listener = hosts.pleach(0);
-        listener.args(["doctor", "--listen", "9401", "--wait", "60", "--json"]);
-        if let Some(interface) = interface {
-            listener.env("PLEACH_INTERFACE", interface);
-        }
-        let mut dialer = hosts.pleach(1);
-        dialer.args(["doctor", "--peer", &hosts.address(0).to_string(), "--json"]);
-        let mut listener = listener.env("PLEACH_SECRET_FILE", hosts.secret()).spawn().expect("ip starts");
-        // It says where it listens, as soon as it does.
-        let mut said = std::io::BufReader::new(listener.stderr.take().expect("is piped"));
-        std::io::BufRead::read_line(&mut said, &mut String::new()).expect("it says something");
-        let dialer = dialer.env("PLEACH_SECRET_FILE", hosts.secret()).spawn().expect("ip starts");
-        for output in ended(vec![listener, dialer]) {
+        for output in diagnose(&hosts, interface, [lines[0], &dialer]) {
             let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
             let findings = report["findings"].as_array().expect("a list");
             let join = findings.iter().find(|finding| finding["subject"] == "join").expect("they joined");

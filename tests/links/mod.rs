@@ -183,8 +183,25 @@ impl Hosts {
 
     /// `pleach` on a host, without what this process's own variables say about ranks.
     pub(crate) fn pleach(&self, host: usize) -> Command {
+        let mut command = self.command(host);
+        command.arg(&self.pleach);
+        command
+    }
+
+    /// A line of a shell on a host that finds `pleach`, in the folder of all hosts; without the
+    /// variables of ranks, as [`Hosts::pleach`].
+    pub(crate) fn shell(&self, host: usize, line: &str) -> Command {
+        let mut command = self.command(host);
+        let built = self.pleach.parent().expect("a command is in a folder");
+        let before = std::env::var("PATH").unwrap_or_default();
+        command.args(["sh", "-c", line]).env("PATH", format!("{}:{before}", built.display()));
+        command.current_dir(&self.folder);
+        command
+    }
+
+    fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[host]]).arg(&self.pleach);
+        command.args(["netns", "exec", &self.names[host]]);
         let prefixes = ["PLEACH_", "OMPI_", "PMI_", "SLURM_"];
         for (name, _) in std::env::vars_os() {
             if prefixes.iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {

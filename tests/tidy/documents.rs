@@ -1,11 +1,14 @@
 //! That the documents say what is there: commands, files, variables, code.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::process::Command;
 
 use pleach::variables::VARIABLES;
 
-use super::{Written, read, root, say, written};
+use super::skipped::skip;
+use super::source::defined;
+use super::{Written, read, root, written};
 
 /// Set by pleach itself for the processes that it starts: not for users.
 const INTERNAL_VARIABLES: &[&str] = &["PLEACH_TERMINAL"];
@@ -13,8 +16,7 @@ const INTERNAL_VARIABLES: &[&str] = &["PLEACH_TERMINAL"];
 #[test]
 fn the_commands_in_the_documents_exist() {
     let Some(pleach) = option_env!("CARGO_BIN_EXE_pleach") else {
-        say("skipped the_commands_in_the_documents_exist: this build has no command (feature cli)");
-        return;
+        return skip("this build has no command (feature cli)");
     };
     let mut seen = 0;
     for document in ["README.md", "CONTRIBUTING.md", "docs/quickstart.md"] {
@@ -48,6 +50,78 @@ fn the_files_that_the_documents_name_exist() {
             }
         }
     }
+}
+
+#[test]
+fn the_tests_that_the_documents_name_exist() {
+    let files = written();
+    let mut seen = 0;
+    for document in ["README.md", "CONTRIBUTING.md", "docs/hardware.md", "docs/performance.md"] {
+        let text = read(document);
+        for command in text.split("cargo test").skip(1) {
+            let command = command.split(['`', '\n', ',']).next().unwrap_or_default();
+            let (selection, filters) = command.split_once(" -- ").unwrap_or((command, ""));
+            let names = names_of_tests(&files, selection);
+            for filter in filters.split_whitespace().filter(|word| !word.starts_with("--")) {
+                seen += 1;
+                assert!(
+                    is_filter_of(filter, &names),
+                    "{document} names 'cargo test{command}', but no test has '{filter}' in its path"
+                );
+            }
+        }
+    }
+    assert!(seen > 5, "only {seen} filters were found");
+}
+
+#[test]
+fn commands_that_a_test_runs_are_read_by_that_test_from_their_page() {
+    let mut seen = 0;
+    let pages = fs::read_dir(root().join("docs")).expect("there are documents");
+    let pages = pages.map(|page| format!("docs/{}", page.expect("is listed").file_name().display()));
+    for page in pages.filter(|page| page.ends_with(".md")).chain(["README.md".to_owned()]) {
+        for marker in read(&page).split("<!-- run: by tests/").skip(1) {
+            let test = marker.split([' ', ',']).next().unwrap_or_default();
+            let reads = read(&format!("tests/{test}")).contains(&format!("\"{page}\""));
+            assert!(reads, "{page} says that tests/{test} runs its commands, which does not read that page");
+            seen += 1;
+        }
+    }
+    assert!(seen > 1, "only {seen} such commands were found");
+}
+
+/// The names of all modules and functions in the files that this selection of tests compiles.
+fn names_of_tests(files: &[Written], selection: &str) -> BTreeSet<String> {
+    let words: Vec<&str> = selection.split_whitespace().collect();
+    let after = |option: &str| {
+        let at = words.iter().enumerate().filter(|(_, word)| **word == option);
+        at.filter_map(|(at, _)| words.get(at + 1).copied()).collect::<Vec<_>>()
+    };
+    let folder = after("-p").first().and_then(|package| package.strip_prefix("pleach-")).unwrap_or_default();
+    let targets = after("--test");
+    let is_compiled = |file: &&Written| {
+        let Some((_, target)) = file.name.split_once("tests/") else { return targets.is_empty() };
+        let target = target.split(['/', '.']).next().unwrap_or_default();
+        targets.is_empty() || targets.contains(&target)
+    };
+    let compiled =
+        files.iter().filter(|file| file.is_rust() && file.name.starts_with(folder)).filter(is_compiled);
+    let lines = compiled.flat_map(|file| file.text.lines().filter_map(defined).collect::<Vec<_>>());
+    lines.filter(|(kind, _)| matches!(kind.as_str(), "mod" | "fn")).map(|(_, name)| name).collect()
+}
+
+/// Whether a test that consists of these names may have the filter in its path.
+fn is_filter_of(filter: &str, names: &BTreeSet<String>) -> bool {
+    let segments: Vec<&str> = filter.split("::").collect();
+    let last = segments.len() - 1;
+    segments.iter().enumerate().all(|(at, segment)| {
+        names.iter().any(|name| match (at == 0, at == last) {
+            (true, true) => name.contains(segment),
+            (true, false) => name.ends_with(segment),
+            (false, true) => name.starts_with(segment),
+            (false, false) => name == segment,
+        })
+    })
 }
 
 /// Most lines of ARCHITECTURE.md before the invariants: a reader sees them in a minute.

@@ -12,6 +12,8 @@ mod circles;
 mod documents;
 mod manifest;
 mod retired;
+#[path = "../skipped/mod.rs"]
+mod skipped;
 mod source;
 
 /// Lines of a file: printed above the first, refused above the second.
@@ -273,6 +275,27 @@ fn no_dependency_is_explained_that_is_not_there() {
         let used = manifests.iter().any(|manifest| manifest.dependencies.iter().any(|used| used == name));
         assert!(used, "ARCHITECTURE.md explains {name}, which no manifest names");
     }
+}
+
+/// How a test that cannot run here might say so itself, beside `tests/skipped`.
+const SKIPPED: &[&str] = &["skipped", "ignored", "skipping"];
+
+#[test]
+fn tests_that_cannot_run_say_so_in_the_form_that_is_counted() {
+    let mut kept = Vec::new();
+    // Programs have no harness that keeps their output.
+    let has_harness = |file: &&Written| file.is_rust() && !file.name.contains("benches/");
+    for file in written().iter().filter(has_harness) {
+        for (at, call) in file.text.match_indices("println!(") {
+            let printed =
+                file.text[at + call.len()..].trim_start().trim_start_matches("\"").trim_start_matches("\\n");
+            if SKIPPED.iter().any(|word| printed.starts_with(word)) {
+                kept.push(format!("{}:{}", file.name, file.text[..at].lines().count()));
+            }
+        }
+    }
+    let places = kept.join("\n");
+    assert!(kept.is_empty(), "the harness keeps this to itself; call tests/skipped instead:\n{places}");
 }
 
 #[test]
