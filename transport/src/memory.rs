@@ -27,7 +27,7 @@ mod alias;
 mod placement;
 pub(crate) mod shared_bytes;
 
-pub use alias::Alias;
+pub(crate) use alias::Alias;
 pub(crate) use placement::prefer_own_node;
 
 /// The kind of memory.

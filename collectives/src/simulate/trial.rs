@@ -1,4 +1,5 @@
 //! A scenario carried out, and everything that is checked while it is.
+#![allow(unsafe_code)] // mutants of the simulated world
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -180,7 +181,9 @@ impl<'a> Trial<'a> {
         (options.maps, options.passive) = (scenario.maps, scenario.passive);
         options.hosts = scenario.hosts.by_rank().to_vec();
         options.queue_depth = scenario.queue_depth;
-        options.mutant = scenario.world_mutant;
+        // SAFETY: a trial touches the memory that it registers by slices alone, and keeps it until
+        // its world has ended.
+        options.mutant = scenario.world_mutant.map(|mutant| unsafe { mutant.allow() });
         let mut cluster = Cluster::with(options, scenario.compute_mutant, scenario.is_immediate);
         let watch = Arc::new(Mutex::new(Watch::new(scenario.ranks, scenario.mismatch.is_some())));
         cluster.world.observe(Box::new(watch.clone()));

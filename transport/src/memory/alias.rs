@@ -16,7 +16,7 @@ use super::{MEMORY_ALIGN_BYTES, Memory, Share, Space};
 /// A second mapping of another [`Memory`] of this process: a simulated rank's view of another
 /// rank's memory. After [`Alias::cut`] it keeps the bytes that it had, and no longer follows the
 /// memory.
-pub struct Alias {
+pub(crate) struct Alias {
     base: NonNull<u8>,
     len: usize,
     mapped_bytes: usize,
@@ -37,7 +37,7 @@ impl Alias {
     ///
     /// `InvalidInput` when the memory is not a page-aligned part of a file; else the kernel's
     /// error.
-    pub fn of(memory: Arc<dyn Memory>) -> io::Result<Arc<Self>> {
+    pub(crate) fn of(memory: Arc<dyn Memory>) -> io::Result<Arc<Self>> {
         let (file, offset) = file_of(&*memory)?;
         if !offset.is_multiple_of(MEMORY_ALIGN_BYTES as u64) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
@@ -60,7 +60,7 @@ impl Alias {
     /// # Errors
     ///
     /// The kernel's error; nothing has changed then.
-    pub fn cut(&self) -> io::Result<()> {
+    pub(crate) fn cut(&self) -> io::Result<()> {
         let (file, offset) = file_of(&*self.memory)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.

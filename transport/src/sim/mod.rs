@@ -84,7 +84,7 @@ pub use network::{Link, LinkId, LinkSharing, Network, NetworkBuilder, NetworkErr
 pub use observer::{Access, AccessKind, Actor, Observer, Record, TransferNumber};
 pub use random::{MILLION, Random};
 pub use trace::TraceHash;
-pub use world::{Mutant, Options, World};
+pub use world::{AllowedMutant, Mutant, Options, World};
 
 use self::pair::PeerState;
 use self::queues::{FlowProgress, Queues};
@@ -316,7 +316,7 @@ impl State {
             hosts: options.hosts,
             transfer_bytes_max: options.transfer_bytes_max,
             moves_bytes: options.moves_bytes,
-            mutant: options.mutant,
+            mutant: options.mutant.map(|allowed| allowed.0),
             observer: None,
             trace: Trace::new(options.seed),
             callbacks: Vec::new(),

@@ -34,6 +34,25 @@ pub enum Mutant {
     UrgentLost,
 }
 
+/// A violation that [`Options::mutant`] takes: safe code cannot make one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AllowedMutant(pub(in crate::sim) Mutant);
+
+impl Mutant {
+    /// Lets a world violate the contract in this way.
+    ///
+    /// # Safety
+    ///
+    /// Safe code relies on the contract: after `Done` or `Severed` it makes references to memory
+    /// that a mutant's world still reads or writes. So nobody may make references to memory that is
+    /// registered with the devices of this world; slices access it without making any.
+    #[must_use]
+    #[allow(unsafe_code)]
+    pub unsafe fn allow(self) -> AllowedMutant {
+        AllowedMutant(self)
+    }
+}
+
 /// The parameters of a world.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -59,7 +78,7 @@ pub struct Options {
     /// memory is neither read nor written: for measuring times alone.
     pub moves_bytes: bool,
     /// The deliberate violation, if any.
-    pub mutant: Option<Mutant>,
+    pub mutant: Option<AllowedMutant>,
 }
 
 /// Default of [`Options::queue_depth`].

@@ -7,7 +7,7 @@ use pleach_transport::{
     Device, Event, Flush, LossCause, Nanos, PostError, SubmitError, TransferError, Urgency,
 };
 
-use crate::ranks::{CONNECT_TIMEOUT, Ranks, Submission, harsh, options, put, signal};
+use crate::ranks::{CONNECT_TIMEOUT, Ranks, Submission, harsh, mutated, options, put, signal};
 
 #[test]
 fn a_rank_that_never_comes_is_not_reached_within_the_time_to_connect() {
@@ -137,8 +137,8 @@ fn a_severed_peer_changes_no_byte_any_more_and_the_mutant_does() {
         for maps in [false, true] {
             assert_eq!(writes_after_severed(Options { maps, ..harsh(2, seed) }), 0, "seed {seed}");
         }
-        let mutant = Some(Mutant::SeveredPeerWrites);
-        broken += usize::from(writes_after_severed(Options { mutant, ..harsh(2, seed) }) > 0);
+        let options = mutated(Some(Mutant::SeveredPeerWrites), harsh(2, seed));
+        broken += usize::from(writes_after_severed(options) > 0);
     }
     assert!(broken > 10, "the mutant wrote in {broken} of 40 runs");
 }

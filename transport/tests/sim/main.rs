@@ -16,7 +16,7 @@ use pleach_transport::{
     AtomicOp, Device, Event, Inline, Nanos, Rank, RegionKey, RemoteSlice, Signal, Source, SubmitError,
     Transfer, TransferError,
 };
-use ranks::{GB_PER_S, LATENCY, Ranks, Submission, harsh, options, put, signal};
+use ranks::{GB_PER_S, LATENCY, Ranks, Submission, harsh, mutated, options, put, signal};
 
 #[test]
 fn without_faults_a_put_is_seen_after_latency_plus_bytes_over_bandwidth() {
@@ -178,7 +178,7 @@ fn a_source_is_read_as_late_as_done_and_not_later() {
     for (mutant, seed) in
         (0..40).map(|seed| (None, seed)).chain((0..40).map(|seed| (Some(Mutant::SourceReadAfterDone), seed)))
     {
-        let mut ranks = Ranks::connected(Options { mutant, ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(mutated(mutant, harsh(2, seed)));
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
         // A caller that breaks the rules changes the source while it is under way, one that keeps
@@ -201,8 +201,7 @@ fn the_mutants_do_what_they_say() {
     let mut early = 0;
     let mut swapped = 0;
     for seed in 0..20 {
-        let mut ranks =
-            Ranks::connected(Options { mutant: Some(Mutant::SignalBeforeBytes), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(mutated(Some(Mutant::SignalBeforeBytes), harsh(2, seed)));
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         ours.whole().store(&[1; 1_000]);
         ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));
@@ -212,7 +211,7 @@ fn the_mutants_do_what_they_say() {
         assert_eq!(theirs.whole().to_vec(), [1; 1_000]);
         assert_eq!(ranks.count(1, 0, 0), 1, "one signal all the same");
 
-        let mut ranks = Ranks::connected(Options { mutant: Some(Mutant::SignalsSwapped), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(mutated(Some(Mutant::SignalsSwapped), harsh(2, seed)));
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 2_000));
         ours.whole().store(&[1; 1_000]);
         for half in 0..2usize {
@@ -226,7 +225,7 @@ fn the_mutants_do_what_they_say() {
     assert!(swapped > 3, "{swapped}");
     let mut overtaken = 0;
     for seed in 0..100 {
-        let mut ranks = Ranks::connected(Options { mutant: Some(Mutant::SignalAfterDone), ..harsh(2, seed) });
+        let mut ranks = Ranks::connected(mutated(Some(Mutant::SignalAfterDone), harsh(2, seed)));
         let (ours, theirs) = (ranks.register(0, 1_000), ranks.register(1, 1_000));
         ours.whole().store(&[1; 1_000]);
         let id = ranks.submit(0, 1, put(&ours.whole(), theirs.remote(), 0));

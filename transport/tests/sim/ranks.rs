@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use pleach_transport::sim::{Faults, Network, Options, SimDevice, World};
+use pleach_transport::sim::{Faults, Mutant, Network, Options, SimDevice, World};
 use pleach_transport::{
     Device, DeviceConfig, Event, Inline, LossCause, Rank, Region, RemoteSlice, Responder, SharedMemory,
     Signal, Slice, Source, SubmitError, Submitted, Transfer, TransferError, TransferId,
@@ -87,6 +87,13 @@ pub(crate) fn harsh(ranks: u32, seed: u64) -> Options {
     };
     options.passive = seed.is_multiple_of(2);
     options
+}
+
+/// A world that may break the contract.
+#[allow(unsafe_code)]
+pub(crate) fn mutated(mutant: Option<Mutant>, options: Options) -> Options {
+    // SAFETY: these tests touch registered memory by slices alone.
+    Options { mutant: mutant.map(|mutant| unsafe { mutant.allow() }), ..options }
 }
 
 impl Ranks {
