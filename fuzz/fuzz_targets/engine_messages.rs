@@ -15,7 +15,8 @@ fuzz_target!(|bytes: &[u8]| {
     while let Some(([from, low, high], messages)) = rest.split_first_chunk::<HEADER_BYTES>() {
         let (message, others) = messages.split_at(messages.len().min(usize::from(u16::from_le_bytes([*low, *high]))));
         if let Some(answer) = board.message(1 + u32::from(from & 1), message) {
-            let _ = peer.message(0, &answer);
+            assert!(StatusBoard::understands(&answer), "{answer:?}");
+            assert_eq!(peer.message(0, &answer), None, "an answer is not answered");
         }
         rest = others;
     }

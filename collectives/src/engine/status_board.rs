@@ -235,6 +235,12 @@ impl StatusBoard {
         }
     }
 
+    /// Whether these bytes are a message that a rank takes.
+    #[must_use]
+    pub fn understands(message: &[u8]) -> bool {
+        Message::decode(message).is_some()
+    }
+
     /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The
     /// caller wakes the device.
     pub fn abort(&self) {
