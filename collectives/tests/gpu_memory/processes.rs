@@ -18,6 +18,9 @@ use crate::group::{GPU, filled};
 use crate::ranks::Folder;
 use crate::starts::{LEN, PIECES, keep_busy};
 
+/// Within this time a call with a deadline of 5 s fails also where the GPU gives memory back late.
+const FAILS_WITHIN: Duration = Duration::from_secs(15);
+
 /// Names the fabric to the processes that a test starts.
 const FABRIC: &str = "GPU_MEMORY_TEST_FABRIC";
 
@@ -422,7 +425,7 @@ mod child {
         let within = group.within(Duration::from_secs(5));
         let error = within.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect_err("a peer is gone");
         let took = clock::now().since(begun);
-        assert!(took < Duration::from_secs(40), "{took:?}: {error}");
+        assert!(took < FAILS_WITHIN, "{took:?}: {error}");
         assert!(matches!(error, CollectiveError::Failed(_)), "{error}");
         let lost = large.to_vec().expect_err("there was no room to keep it").to_string();
         assert!(lost.contains("were lost when a peer failed"), "{lost}");
