@@ -5,7 +5,8 @@ use std::process::Command;
 
 use pleach::collectives::engine::DEADLOCK_AFTER;
 use pleach::collectives::simulate::{
-    Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, Report, Scenario, TIMEOUT_FAR, run,
+    ABORT_NOTICED_WITHIN, Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, Report, Scenario,
+    TIMEOUT_FAR, run,
 };
 use pleach::schedule::generate::{Access, Algorithm};
 use pleach::transport::Nanos;
@@ -25,6 +26,8 @@ const CAUGHT: usize = 8;
 const CAUGHT_MIN: usize = 3;
 /// Scenarios of a rank that aborts, loses its peer and refuses it.
 const REFUSAL_SEEDS: u64 = 60;
+/// Scenarios of a rank that aborts, and nothing else that ends a group.
+const ABORT_SEEDS: u64 = 60;
 /// Scenarios of messages of all forms.
 const MESSAGE_SEEDS: u64 = 60;
 /// Scenarios of ranks that wait for each other.
@@ -255,6 +258,32 @@ fn a_rank_that_aborted_and_refuses_is_not_blamed_for_the_refusal() {
         // It checks that only what was injected is named as the cause.
         run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
     }
+}
+
+/// The checkers hold each of these to [`ABORT_NOTICED_WITHIN`].
+#[test]
+fn an_abort_ends_the_calls_of_all_ranks_in_time() {
+    let limits = Limits { ranks: None, faults: FaultKinds::harmless() };
+    let mut failed = 0;
+    for seed in 0..ABORT_SEEDS {
+        let mut scenario = Scenario::draw(seed, &limits);
+        (scenario.mismatch, scenario.timeout) = (None, TIMEOUT_FAR);
+        let after = std::time::Duration::from_micros(20 * (seed + 1));
+        scenario.abort = Some(Abort { rank: seed as u32 % scenario.ranks, after });
+        let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
+        failed += u64::from(report.failed > 0);
+    }
+    assert!(failed > ABORT_SEEDS / 2, "of {ABORT_SEEDS} aborts {failed} came while a rank was in a call");
+}
+
+#[test]
+fn an_abort_that_is_told_late_is_caught_by_the_liveness_checker() {
+    let checkers = caught_by(|scenario| {
+        scenario.timeout = TIMEOUT_FAR;
+        scenario.network = Network::full_mesh(scenario.ranks, 1_000_000_000, 2 * ABORT_NOTICED_WITHIN);
+        scenario.abort = Some(Abort { rank: 0, after: std::time::Duration::from_millis(1) });
+    });
+    assert!(checkers.contains(&Checker::Liveness), "{checkers:?}");
 }
 
 #[test]

@@ -9,12 +9,17 @@ use pleach::transport::rendezvous::Fabric;
 use crate::on_every_fabric;
 use crate::ranks::{Failure, Outcome, Ranks, allowed, report};
 
-/// From when the last rank has entered its call until every call that fails has returned.
+/// From when the last rank has entered its call until every call that fails has returned: what the
+/// ranks themselves take. The simulator, in which nothing else runs, holds each seed to it
+/// (`MISMATCH_NOTICED_WITHIN`, `ABORT_NOTICED_WITHIN`).
 const FOUND_WITHIN: Duration = Duration::from_millis(100);
 
-/// On a machine that is busy with other things a rank may not run for longer than that. So who is
-/// too late tries again, and has to be in time once in this many times.
-const TRIES: u32 = 5;
+/// The same for the median of all tries, on a machine that is so busy with other things that a rank
+/// does not run for long.
+const MEDIAN_WITHIN: Duration = Duration::from_secs(1);
+
+/// Tries, the fastest of which is held to [`FOUND_WITHIN`].
+const TRIES: usize = 5;
 
 /// What the ranks call at the same time, and which words every error about it holds.
 struct Case {
@@ -40,17 +45,22 @@ const CASES: &[Case] = &[
     Case { calls: ["all-gather", "all-gather count=1", "all-gather"], words: ["of 4 f32", "of 1 f32"] },
 ];
 
-/// Repeats an experiment, which says how long ranks did not know, until it is fast enough.
+/// Repeats an experiment, which says how long ranks did not know, until it is certain that the
+/// fastest try and the median of all are in time.
 pub(crate) fn in_time(what: &str, fabric: Fabric, experiment: impl Fn() -> Duration) {
-    let within = allowed(fabric, FOUND_WITHIN);
-    for number in 1..=TRIES {
+    let mut tries = Vec::new();
+    for _ in 0..TRIES {
         let took = experiment();
-        report(&format!("{what}, told in try {number} after"), fabric, took);
-        if took <= within {
+        report(&format!("{what}, told after"), fabric, took);
+        tries.push(took);
+        let within = |limit| tries.iter().filter(|took| **took <= allowed(fabric, limit)).count();
+        if within(FOUND_WITHIN) > 0 && within(MEDIAN_WITHIN) > TRIES / 2 {
             return;
         }
     }
-    panic!("{what}: not once in {TRIES} times within {within:?}");
+    panic!(
+        "{what}: not one of {tries:?} within {FOUND_WITHIN:?}, or the median not within {MEDIAN_WITHIN:?}"
+    );
 }
 
 /// Sees what became of calls that differ; those that end well without depending on anybody close.

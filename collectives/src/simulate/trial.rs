@@ -23,7 +23,7 @@ use super::slices::Guarded;
 use super::time_bound::time_bound;
 use super::watch::Watch;
 use crate::call::Descriptor;
-use crate::engine::{Bytes, Fault, Plan, Program, RunId, StartError};
+use crate::engine::{Bytes, Fault, FaultKind, Plan, Program, RunId, StartError};
 
 /// How much later than its deadline a call of a surviving rank may end: the ranks agree on why (300
 /// ms where peers do not answer), the last ones are told (100 ms) and fenced. Delays of severance
@@ -31,6 +31,8 @@ use crate::engine::{Bytes, Fault, Plan, Program, RunId, StartError};
 pub const GRACE: Duration = Duration::from_millis(405);
 /// How long a mismatch may stay unnoticed after the last rank has entered its call.
 pub const MISMATCH_NOTICED_WITHIN: Duration = Duration::from_millis(100);
+/// How long calls may go on after a rank has aborted, or after they were entered.
+pub const ABORT_NOTICED_WITHIN: Duration = Duration::from_millis(100);
 /// How long the world goes on after everything has ended, to see whether anybody still writes.
 const AFTERMATH: Duration = Duration::from_millis(150);
 /// Events after which a run is called endless.
@@ -392,7 +394,7 @@ impl<'a> Trial<'a> {
                 self.failed += 1;
                 memory.refill();
                 self.ranks[rank as usize].shelf.push(memory);
-                self.fail(rank, &fault)?;
+                self.fail(rank, call, &fault)?;
             }
             Err(error) => return Err(self.failure(Checker::Refused, format!("rank {rank}, {plan}: {error}"))),
         }
@@ -460,7 +462,7 @@ impl<'a> Trial<'a> {
                 Ok(()) => self.succeed(rank, call, plan, &live.memory),
                 Err(fault) => {
                     self.failed += 1;
-                    self.fail(rank, &fault)
+                    self.fail(rank, call, &fault)
                 }
             };
             live.memory.refill();
@@ -566,8 +568,8 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// A rank's group has failed.
-    fn fail(&mut self, rank: Rank, fault: &Arc<Fault>) -> Result<(), Failure> {
+    /// A rank's group has failed, as this call tells first.
+    fn fail(&mut self, rank: Rank, call: usize, fault: &Arc<Fault>) -> Result<(), Failure> {
         let now = self.cluster.world.now();
         if self.ranks[rank as usize].fault.is_some() {
             return Ok(());
@@ -575,10 +577,25 @@ impl<'a> Trial<'a> {
         self.ranks[rank as usize].enters_at = None;
         self.ranks[rank as usize].fault = Some((fault.clone(), now));
         if cause::explains(self.scenario, fault) {
-            return Ok(());
+            return self.check_abort(rank, call, fault);
         }
         let what = format!("rank {rank} ended with an error that nothing injected explains: {fault}");
         Err(self.failure(Checker::Cause, what))
+    }
+
+    /// An abort ends the calls of every rank in time.
+    fn check_abort(&self, rank: Rank, call: usize, fault: &Fault) -> Result<(), Failure> {
+        let is_alone = self.scenario.faults.is_harmless() && self.scenario.mismatch.is_none();
+        let abort = self.scenario.abort.filter(|_| is_alone && fault.kind == FaultKind::Aborted);
+        let Some(abort) = abort else { return Ok(()) };
+        let entered = self.entered[call][rank as usize].unwrap_or(Nanos::ZERO);
+        let since = entered.max(Nanos::ZERO + abort.after);
+        let freezes = FREEZE_MAX * self.scenario.faults.timed.len() as u32;
+        let took = self.cluster.world.now().since(since);
+        if took <= ABORT_NOTICED_WITHIN + freezes {
+            return Ok(());
+        }
+        Err(self.failure(Checker::Liveness, format!("rank {rank} learned only after {took:?}: {fault}")))
     }
 
     /// The checks at the end of a scenario.
