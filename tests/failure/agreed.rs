@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, Signal, pidfd_getfd, pid
 
 use crate::mismatched::in_time;
 use crate::on_every_fabric;
-use crate::ranks::{Outcome, Ranks};
+use crate::ranks::{Outcome, Ranks, wait};
 
 const LOOP: &str = "loop all-reduce count=1000";
 
@@ -37,6 +37,23 @@ fn survivors_of_one_two_or_three_deaths_say_the_same(fabric: Fabric) {
         assert_eq!(kind, "Lost", "{text}");
         ranks.end(survivors);
     }
+}
+
+/// For as long a rank may know of a death before it is in a call again.
+const IDLE_FOR: Duration = Duration::from_millis(200);
+
+fn survivors_that_are_told_in_different_calls_say_the_same(fabric: Fabric) {
+    let mut ranks = Ranks::join(fabric, 3);
+    ranks.tell_all("call barrier");
+    (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
+    ranks.signal(2, Signal::KILL);
+    ranks.reap(2);
+    wait(IDLE_FOR);
+    ranks.tell(0, "call recv peer=2 count=100000");
+    ranks.tell(1, "call send peer=2 count=100000");
+    let (kind, text) = agreed(&mut ranks, &[0, 1]);
+    assert!(kind == "Lost" && text.starts_with("rank 2 is lost"), "{text}");
+    ranks.end([0, 1]);
 }
 
 fn a_rank_that_was_stopped_and_continued_is_told_what_the_others_say(fabric: Fabric) {
@@ -99,10 +116,7 @@ fn an_abort_outside_of_a_call_ends_the_calls_of_all_ranks(fabric: Fabric) {
         (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
         ranks.tell(1, "call barrier within=20000");
         ranks.tell(2, "call barrier within=20000");
-        let until = now() + Duration::from_millis(50);
-        while now() < until {
-            crate::ranks::pause();
-        }
+        wait(Duration::from_millis(50));
         let told_at = now();
         ranks.tell(0, "abort");
         let failures = [1, 2].map(|rank| ranks.failure(rank));
@@ -116,9 +130,30 @@ fn an_abort_outside_of_a_call_ends_the_calls_of_all_ranks(fabric: Fabric) {
     });
 }
 
+fn an_abort_from_another_thread_ends_blocked_calls_on_all_ranks(fabric: Fabric) {
+    in_time("an abort in a call", fabric, || {
+        let mut ranks = Ranks::join(fabric, 3);
+        // Ranks 1 and 2 make the same call (a loop takes the maximum), rank 0 another kind, so all
+        // are blocked.
+        ranks.tell(0, "call recv peer=2");
+        ranks.tell(1, "call all-reduce count=1000 op=max");
+        ranks.tell(2, "loop all-reduce count=1000");
+        let told_at = now();
+        ranks.tell(0, "abort");
+        let failures = [0, 1, 2].map(|rank| ranks.failure(rank));
+        for failure in &failures {
+            assert_eq!((failure.kind.as_str(), failure.subject), ("Aborted", Some(0)), "{}", failure.text);
+        }
+        ranks.end(0..3);
+        failures.iter().map(|failure| failure.at.since(told_at)).max().expect("there are three")
+    });
+}
+
 on_every_fabric!(
     survivors_of_one_two_or_three_deaths_say_the_same,
+    survivors_that_are_told_in_different_calls_say_the_same,
     a_rank_that_was_stopped_and_continued_is_told_what_the_others_say,
     ranks_between_which_a_link_is_cut_and_a_third_one_say_the_same,
     an_abort_outside_of_a_call_ends_the_calls_of_all_ranks,
+    an_abort_from_another_thread_ends_blocked_calls_on_all_ranks,
 );

@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use pleach::transport::clock::now;
 use pleach::transport::rendezvous::Fabric;
 
 use crate::mismatched::{expect_mismatch, in_time};
 use crate::on_every_fabric;
-use crate::ranks::{Outcome, Ranks, pause};
+use crate::ranks::{Outcome, Ranks, wait};
 
 /// How long a slow rank is in no call: many times as long as a circle lasts before it is an error.
 const SLOW_FOR: Duration = Duration::from_millis(300);
@@ -64,18 +63,11 @@ fn a_circle_of_calls_is_an_error_that_names_both(fabric: Fabric) {
     }
 }
 
-fn be_slow() {
-    let until = now() + SLOW_FOR;
-    while now() < until {
-        pause();
-    }
-}
-
 fn a_rank_that_is_in_no_call_is_waited_for(fabric: Fabric) {
     let mut ranks = Ranks::join(fabric, 3);
     ranks.tell(0, "call all-reduce");
     ranks.tell(2, "call recv peer=1");
-    be_slow();
+    wait(SLOW_FOR);
     ranks.tell(1, "call send peer=2");
     ranks.tell(2, "call all-reduce");
     ranks.tell(1, "call all-reduce");
@@ -94,7 +86,7 @@ fn a_rank_whose_receive_is_under_way_while_it_is_in_no_call_is_waited_for(fabric
     // Rank 0 waits for rank 1 now, and sends what that has asked for only afterwards.
     ranks.tell(0, "call barrier");
     ranks.tell(2, "call barrier");
-    be_slow();
+    wait(SLOW_FOR);
     ranks.tell(1, "go on");
     ranks.tell(0, "call send peer=1");
     for (rank, calls) in [(0, 2), (1, 1), (2, 1)] {

@@ -1,5 +1,5 @@
 //! Who ends well is no failure for those that do not need it; who ends without closing is lost to
-//! those that do. Abort and fork.
+//! those that do. Forks.
 
 use std::time::Duration;
 
@@ -77,25 +77,6 @@ fn a_rank_that_panics_is_lost(fabric: Fabric) {
     ends_without_closing(fabric, "panic");
 }
 
-fn abort_from_another_thread_ends_blocked_calls_on_all_ranks(fabric: Fabric) {
-    let mut ranks = Ranks::join(fabric, 3);
-    // Ranks 1 and 2 make the same call (a loop takes the maximum), rank 0 another kind, so all are
-    // blocked.
-    ranks.tell(0, "call recv peer=2");
-    ranks.tell(1, "call all-reduce count=1000 op=max");
-    ranks.tell(2, "loop all-reduce count=1000");
-    let told_at = now();
-    ranks.tell(0, "abort");
-    for rank in 0..3 {
-        let failure = ranks.failure(rank);
-        assert_eq!((failure.kind.as_str(), failure.subject), ("Aborted", Some(0)), "{}", failure.text);
-        let took = failure.at.since(told_at);
-        report("abort has ended a call after", fabric, took);
-        assert!(took < allowed(fabric, FOUND_WITHIN), "{took:?}");
-    }
-    ranks.end(0..3);
-}
-
 fn a_forked_child_is_refused_and_its_parent_goes_on(fabric: Fabric) {
     let mut ranks = Ranks::join(fabric, 3);
     ranks.tell(0, "fork-using");
@@ -118,6 +99,5 @@ on_every_fabric!(
     a_rank_that_leaves_is_no_failure_to_those_that_do_not_need_it,
     a_rank_that_exits_without_closing_is_lost,
     a_rank_that_panics_is_lost,
-    abort_from_another_thread_ends_blocked_calls_on_all_ranks,
     a_forked_child_is_refused_and_its_parent_goes_on,
 );

@@ -319,6 +319,14 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// Lets this time pass.
+pub(crate) fn wait(time: Duration) {
+    let until = now() + time;
+    while now() < until {
+        pause();
+    }
+}
+
 /// Some time between two looks.
 pub(crate) fn pause() {
     let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };

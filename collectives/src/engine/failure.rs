@@ -311,8 +311,8 @@ impl Engine {
             let run = self.admission.unfinished().first().and_then(|slot| self.admission.run(*slot));
             agreed.told_during = run.map(|run| *run.plan().descriptor());
         }
-        tracing::info!(rank = self.context.rank, "group failed: {agreed}");
-        self.note_failure(agreed.to_string(), now);
+        tracing::info!(rank = self.context.rank, "group failed: {agreed:#}");
+        self.note_failure(format!("{agreed:#}"), now);
         if let Phase::Failing { verdict, sever_at, .. } = &mut self.failure.phase {
             (*verdict, *sever_at) = (Some(Arc::new(agreed)), now + flood_time);
         }

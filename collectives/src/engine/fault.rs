@@ -80,7 +80,8 @@ pub struct Fault {
     pub detail: String,
     /// How long the finder had waited.
     pub waited: Duration,
-    /// Which call of this rank was told, where the fault was found in no call. Not agreed upon.
+    /// Which call of this rank was told, where the fault was found in no call. The only part on
+    /// which the survivors do not agree: `{:#}` prints it behind the text that all print.
     pub told_during: Option<Descriptor>,
 }
 
@@ -234,9 +235,10 @@ impl fmt::Display for Fault {
                 write!(formatter, " (during {during}, call {run} of the group)")
             }
             Some(_) => Ok(()),
+            // The survivors agree on all but this.
             None => match self.told_during {
-                Some(during) => write!(formatter, " (told during {during})"),
-                None => Ok(()),
+                Some(during) if formatter.alternate() => write!(formatter, " (told during {during})"),
+                _ => Ok(()),
             },
         }
     }
@@ -279,6 +281,32 @@ mod tests {
         assert!(text.contains("make both call the same") && text.contains("concurrent_calls"), "{text}");
         let text = of(Collective::SendRecv { from: 0, to: 1 }, "").to_string();
         assert!(text.ends_with("make both call the same"), "{text}");
+    }
+
+    #[test]
+    fn the_call_that_was_told_is_no_part_of_what_all_survivors_say() {
+        let call = |collective| Descriptor {
+            collective,
+            amount: Amount::Each(5),
+            data_type: DataType::F32,
+            op: ReduceOp::Sum,
+            tag: 0,
+        };
+        let told = |call| Fault {
+            kind: FaultKind::Lost,
+            found_by: 0,
+            subject: 2,
+            loss: None,
+            run: 3,
+            during: None,
+            theirs: None,
+            detail: "its process ended".to_owned(),
+            waited: Duration::ZERO,
+            told_during: Some(call),
+        };
+        let (one, other) = (told(call(Collective::Barrier)), told(call(Collective::AllReduce)));
+        assert_eq!((&one, one.to_string(), one.to_bytes()), (&other, other.to_string(), other.to_bytes()));
+        assert_eq!(format!("{one:#}"), format!("{one} (told during barrier)"));
     }
 
     #[test]
