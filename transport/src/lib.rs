@@ -6,8 +6,9 @@
 //! a *signal slot* ([`Signals`]).
 //!
 //! Read [`device`] first: it holds the contract. The backends are `sim` (one process, one seed,
-//! virtual time, the harshest), `shm` (one host), `tcp` (anywhere) and `hybrid` (both of them, by
-//! peer); each passes the same conformance suite.
+//! virtual time, the harshest), `shm` (one host), `tcp` (anywhere), `verbs` (RDMA) and `hybrid`
+//! (`shm` to ranks of this host, `tcp` or `verbs` to others). Each passes the same conformance
+//! suite.
 //!
 //! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is
 //! `pleach-collectives`.
@@ -59,6 +60,7 @@ pub mod sleep;
 pub mod tcp;
 #[doc(hidden)]
 pub mod verbs;
+mod wire;
 
 pub use auth::Secret;
 pub use clock::Nanos;

@@ -6,6 +6,8 @@
 
 use crate::auth::TAG_BYTES;
 use crate::rendezvous::{KEY_BYTES_MAX, REASON_BYTES_MAX, VALUE_BYTES_MAX};
+pub(super) use crate::wire::Malformed;
+use crate::wire::{Reader, Writer};
 
 /// The first bytes of both ends. They end like an HTTP request, so that an HTTP server answers
 /// (with an error) at once.
@@ -32,10 +34,6 @@ pub(super) const REQUEST_BYTES_MAX: usize = 16 + KEYS_MAX * (4 + KEY_BYTES_MAX);
 /// Longest answer, in bytes.
 pub(super) const ANSWER_BYTES_MAX: usize = 16 + KEYS_MAX * (4 + VALUE_BYTES_MAX);
 
-/// Bytes that are no message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Malformed;
-
 /// The first message of either end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
@@ -45,19 +43,15 @@ pub(super) struct Hello {
 
 impl Hello {
     pub(super) fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..16].copy_from_slice(MAGIC);
-        bytes[16..18].copy_from_slice(&self.version.to_le_bytes());
-        bytes[18..].copy_from_slice(&self.challenge);
-        bytes
+        Writer::default().raw(MAGIC).u16(self.version).raw(&self.challenge).to_array()
     }
 
     pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
-        if reader.take(MAGIC.len())? != MAGIC {
+        let mut reader = Reader::new(bytes);
+        if reader.array()? != *MAGIC {
             return Err(Malformed);
         }
-        Ok(Self { version: reader.u16()?, challenge: reader.tag()? })
+        Ok(Self { version: reader.u16()?, challenge: reader.array()? })
     }
 
     /// Whether `bytes` can be the beginning of a hello.
@@ -77,23 +71,17 @@ pub(super) struct Proof {
 
 impl Proof {
     pub(super) fn encode(&self) -> [u8; PROOF_BYTES] {
-        let mut bytes = [0; PROOF_BYTES];
-        bytes[..8].copy_from_slice(&Self::claim(self.rank, self.world_size));
-        bytes[8..].copy_from_slice(&self.answer);
-        bytes
+        Writer::default().raw(&Self::claim(self.rank, self.world_size)).raw(&self.answer).to_array()
     }
 
     pub(super) fn decode(bytes: &[u8; PROOF_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
-        Ok(Self { rank: reader.u32()?, world_size: reader.u32()?, answer: reader.tag()? })
+        let mut reader = Reader::new(bytes);
+        Ok(Self { rank: reader.u32()?, world_size: reader.u32()?, answer: reader.array()? })
     }
 
     /// The claim of the proof.
     pub(super) fn claim(rank: u32, world_size: u32) -> [u8; 8] {
-        let mut bytes = [0; 8];
-        bytes[..4].copy_from_slice(&rank.to_le_bytes());
-        bytes[4..].copy_from_slice(&world_size.to_le_bytes());
-        bytes
+        Writer::default().u32(rank).u32(world_size).to_array()
     }
 }
 
@@ -110,19 +98,18 @@ pub(super) enum Verdict {
 
 impl Verdict {
     pub(super) fn encode(&self) -> [u8; VERDICT_BYTES] {
-        let mut bytes = [0; VERDICT_BYTES];
-        match self {
-            Self::Welcome(answer) => bytes[1..].copy_from_slice(answer),
-            Self::WrongSecret => bytes[0] = 1,
-            Self::Complete => bytes[0] = 2,
-        }
-        bytes
+        let (kind, answer) = match self {
+            Self::Welcome(answer) => (0, *answer),
+            Self::WrongSecret => (1, [0; TAG_BYTES]),
+            Self::Complete => (2, [0; TAG_BYTES]),
+        };
+        Writer::default().u8(kind).raw(&answer).to_array()
     }
 
     pub(super) fn decode(bytes: &[u8; VERDICT_BYTES]) -> Result<Self, Malformed> {
-        let mut reader = Reader(bytes);
+        let mut reader = Reader::new(bytes);
         match reader.u8()? {
-            0 => Ok(Self::Welcome(reader.tag()?)),
+            0 => Ok(Self::Welcome(reader.array()?)),
             1 => Ok(Self::WrongSecret),
             2 => Ok(Self::Complete),
             _ => Err(Malformed),
@@ -162,23 +149,23 @@ pub(super) enum Answer {
 impl Request {
     /// The frame with its length prefix.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::frame();
-        match self {
+        let writer = Writer::default();
+        let writer = match self {
             Self::Set { key, value } => writer.u8(0).bytes(key.as_bytes()).bytes(value),
             Self::Claim { key, value } => writer.u8(1).bytes(key.as_bytes()).bytes(value),
             Self::Wait { keys, limit_ms } => {
-                let writer = writer.u8(2).u64(*limit_ms).u32(keys.len());
+                let writer = writer.u8(2).u64(*limit_ms).count(keys.len());
                 keys.iter().fold(writer, |writer, key| writer.bytes(key.as_bytes()))
             }
             Self::Fail { reason } => writer.u8(3).bytes(reason.as_bytes()),
             Self::Seal => writer.u8(4),
         };
-        writer.finish()
+        with_length(&writer.finish())
     }
 
     /// Decodes a frame without its length prefix.
     pub(super) fn decode(frame: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(frame);
+        let mut reader = Reader::new(frame);
         let request = match reader.u8()? {
             0 => {
                 Self::Set { key: reader.text(KEY_BYTES_MAX)?, value: reader.bytes(VALUE_BYTES_MAX)?.to_vec() }
@@ -205,28 +192,28 @@ impl Request {
 impl Answer {
     /// The frame with its length prefix.
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut writer = Writer::frame();
-        match self {
+        let writer = Writer::default();
+        let writer = match self {
             Self::Done => writer.u8(0),
             Self::Taken => writer.u8(1),
             Self::Present(value) => writer.u8(2).bytes(value),
             Self::Values(values) => {
-                values.iter().fold(writer.u8(3).u32(values.len()), |writer, value| writer.bytes(value))
+                values.iter().fold(writer.u8(3).count(values.len()), |writer, value| writer.bytes(value))
             }
             Self::Missing { places, refused } => {
-                let writer =
-                    writer.u8(4).bytes(refused.as_deref().unwrap_or_default().as_bytes()).u32(places.len());
-                places.iter().fold(writer, |writer, place| writer.u32(*place as usize))
+                let refused = refused.as_deref().unwrap_or_default();
+                let writer = writer.u8(4).bytes(refused.as_bytes()).count(places.len());
+                places.iter().fold(writer, |writer, place| writer.u32(*place))
             }
             Self::Failed(reason) => writer.u8(5).bytes(reason.as_bytes()),
             Self::Refused => writer.u8(6),
         };
-        writer.finish()
+        with_length(&writer.finish())
     }
 
     /// Decodes a frame without its length prefix.
     pub(super) fn decode(frame: &[u8]) -> Result<Self, Malformed> {
-        let mut reader = Reader(frame);
+        let mut reader = Reader::new(frame);
         let answer = match reader.u8()? {
             0 => Self::Done,
             1 => Self::Taken,
@@ -261,91 +248,9 @@ pub(super) fn frame(bytes: &[u8], bytes_max: usize) -> Result<Option<(&[u8], usi
     Ok(rest.get(..length).map(|frame| (frame, 4 + length)))
 }
 
-struct Writer(Vec<u8>);
-
-impl Writer {
-    fn frame() -> Self {
-        Self(vec![0; 4])
-    }
-
-    fn u8(&mut self, value: u8) -> &mut Self {
-        self.0.push(value);
-        self
-    }
-
-    /// Counts and lengths, which the limits keep far below 2³².
-    fn u32(&mut self, value: usize) -> &mut Self {
-        self.0.extend_from_slice(&u32::try_from(value).unwrap_or(u32::MAX).to_le_bytes());
-        self
-    }
-
-    fn u64(&mut self, value: u64) -> &mut Self {
-        self.0.extend_from_slice(&value.to_le_bytes());
-        self
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
-        self.u32(bytes.len()).0.extend_from_slice(bytes);
-        self
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        let length = u32::try_from(self.0.len() - 4).unwrap_or(u32::MAX);
-        self.0[..4].copy_from_slice(&length.to_le_bytes());
-        self.0
-    }
-}
-
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take(&mut self, length: usize) -> Result<&'a [u8], Malformed> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(Malformed)?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
-        self.take(N)?.try_into().map_err(|_| Malformed)
-    }
-
-    fn u8(&mut self) -> Result<u8, Malformed> {
-        Ok(self.array::<1>()?[0])
-    }
-
-    fn u16(&mut self) -> Result<u16, Malformed> {
-        self.array().map(u16::from_le_bytes)
-    }
-
-    fn u32(&mut self) -> Result<u32, Malformed> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, Malformed> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn tag(&mut self) -> Result<[u8; TAG_BYTES], Malformed> {
-        self.array()
-    }
-
-    fn count(&mut self, max: usize) -> Result<usize, Malformed> {
-        let count = self.u32()? as usize;
-        if count <= max { Ok(count) } else { Err(Malformed) }
-    }
-
-    fn bytes(&mut self, max: usize) -> Result<&'a [u8], Malformed> {
-        let length = self.count(max)?;
-        self.take(length)
-    }
-
-    fn text(&mut self, max: usize) -> Result<String, Malformed> {
-        String::from_utf8(self.bytes(max)?.to_vec()).map_err(|_| Malformed)
-    }
-
-    fn end(&self) -> Result<(), Malformed> {
-        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
-    }
+/// A frame after its length.
+fn with_length(frame: &[u8]) -> Vec<u8> {
+    Writer::default().bytes(frame).finish()
 }
 
 #[cfg(test)]
