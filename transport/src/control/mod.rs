@@ -1,20 +1,19 @@
 //! The control plane: a stream between each two ranks, beside the data. It carries messages and
 //! detects the loss of a peer. `tcp` consists of the control plane and data connections, `verbs` of
-//! the control plane and queue pairs. `shm` has streams of its own, because its messages carry
-//! descriptors, but uses the same parts.
+//! the control plane and queue pairs, `shm` of the control plane and memory.
 //!
-//! | type | purpose | in `shm` |
-//! | --- | --- | --- |
-//! | [`Control`] | the device's end, one for a device: commands out, events in | |
-//! | [`FabricMessage`] | messages of the fabric itself, apart from those of its users | |
-//! | [`watcher`] | the thread that reads the streams, also while nobody polls the device | |
-//! | [`handshake`] | both ends prove that they know the secret ([`auth`](crate::auth)) | |
-//! | [`Link`] | the stream of one pair, as it is written | |
-//! | [`Outgoing`] | the queue of frames to send, with limits | yes |
-//! | [`Commands`] | the device's commands to its watcher, and what wakes the watcher | yes |
-//! | [`WatcherThread`] | the watcher's thread; it ends in bounded time, and a forked child has none | yes |
-//! | [`ReleasedRegions`] | regions that were released and that peers must be told about | |
-//! | [`packet`] | packets with descriptors, and the user of the process at the other end | yes |
+//! | type | purpose |
+//! | --- | --- |
+//! | [`Control`] | the device's end, one for a device: commands out |
+//! | [`FabricHandler`] | the fabric's end in the watcher thread: events in |
+//! | [`ControlEventQueue`] | the handler of `tcp` and `verbs`: keeps the events until the device polls |
+//! | [`watcher`] | the thread that reads the streams, also while nobody polls the device |
+//! | [`handshake`] | both ends prove that they know the secret ([`auth`](crate::auth)) |
+//! | [`Link`] | the stream of one pair, as it is written |
+//! | [`Outgoing`] | the queue of frames to send, with limits |
+//! | [`WatcherThread`] | the watcher's thread; it ends in bounded time, and a forked child has none |
+//! | [`ReleasedRegions`] | regions that were released and that peers must be told about |
+//! | [`packet`] | bytes with descriptors, and the user of the process at the other end |
 //!
 //! A pair has one stream, and as many data connections in each direction as the fabric asks for.
 //! Data connections are dialed and authenticated with the stream, then they belong to the fabric.
@@ -22,6 +21,11 @@
 //! listener sends "ready" when its device wants the pair and all connections of the pair are there.
 //! The dialer takes "ready" as the beginning. From then on the stream carries [`frame`]s: messages
 //! for the responder, messages of the fabric, bye.
+//!
+//! Streams are TCP connections or Unix sockets ([`Network`]). Unix sockets reach ranks of one user
+//! on one host, and carry files: both ends send theirs with a "ready", the dialer first. A Unix
+//! socket has a random name that only this job knows, so a failed attempt is the peer's end or its
+//! fault, not a stranger's: it is reported at once, not at the deadline.
 //!
 //! **Invariants:**
 //!
@@ -41,43 +45,42 @@
 //!   waits.
 
 mod event_flag;
+mod events;
 mod frame;
 mod handshake;
 mod interfaces;
 mod open_error;
 mod outgoing;
-// Loom builds have no user of this module.
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 pub(crate) mod packet;
 mod releases;
 mod slab;
 pub(crate) mod socket;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod thread;
 mod watcher;
 
 use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown};
+use rustix::net::Shutdown;
 
 pub(crate) use self::event_flag::EventFlag;
-use self::frame::Frame;
+pub(crate) use self::events::{ControlEvent, ControlEventQueue, FabricMessage};
+pub(crate) use self::frame::Frame;
 use self::handshake::Identity;
 pub use self::interfaces::interface_addresses;
 pub(crate) use self::interfaces::listening_ip;
 pub use self::open_error::OpenError;
-pub(crate) use self::outgoing::{FrameKind, Outgoing, OutgoingFull};
+use self::outgoing::{FrameKind, Outgoing, OutgoingFull};
 pub(crate) use self::releases::ReleasedRegions;
-pub(crate) use self::slab::{SECOND_DESCRIPTOR, Slab};
-pub(crate) use self::thread::WatcherThread;
+pub(crate) use self::socket::Network;
+use self::socket::Target;
+use self::thread::WatcherThread;
 use self::watcher::Watcher;
 use crate::clock::Nanos;
 use crate::device::{
@@ -90,16 +93,62 @@ use crate::{Rank, clock};
 const LINGER_LIMIT: Duration = Duration::from_secs(1);
 
 /// Additional time for the watcher to end; it takes longer only when a responder blocks.
-pub(crate) const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
+const WATCHER_END_LIMIT: Duration = Duration::from_secs(1);
 
-/// A message of a fabric to itself at another rank.
-pub(crate) trait FabricMessage: Sized + Send + 'static {
-    /// Decodes what a peer sent; `None`, for any other message, ends the pair.
-    fn decode(bytes: &[u8]) -> Option<Self>;
+/// Files that came with a message; `None`: this process may open no more files, so they were
+/// dropped.
+pub(crate) type ReceivedFiles = Option<Vec<OwnedFd>>;
 
-    /// The reason, if the message says that the peer makes no connection and closes the stream.
-    fn refusal(&self) -> Option<LossCause> {
-        None
+/// Sends bytes with files whole, or fails.
+pub(crate) type SendWithFiles<'a> = dyn FnMut(&[u8], &[BorrowedFd<'_>]) -> Result<(), Errno> + 'a;
+
+/// A pair that has its control stream and its data connections.
+pub(crate) struct OpenedPair {
+    /// Signal slots that the peer keeps for this rank.
+    pub(crate) signal_slots: u32,
+    pub(crate) to_peer: Vec<OwnedFd>,
+    pub(crate) from_peer: Vec<OwnedFd>,
+    /// The files that the peer sent, over Unix sockets.
+    pub(crate) files: Vec<OwnedFd>,
+}
+
+/// The fabric's end of its control plane. The watcher thread calls it, and it never blocks. Waking
+/// it wakes the device.
+pub(crate) trait FabricHandler: Wake {
+    /// The pair is open. Returns a descriptor of the peer's process, if the peer sent one. Called
+    /// before any other method for this peer.
+    fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause>;
+
+    /// Handles a message of the fabric itself, with the files that came with it. If the message is
+    /// the reason for which the peer will close the stream, `refuse` is called with the reason.
+    fn message(
+        &self,
+        peer: Rank,
+        message: &[u8],
+        files: ReceivedFiles,
+        refuse: &dyn Fn(LossCause),
+    ) -> Result<(), LossCause>;
+
+    /// The peer sent a bye: the end of its stream will be no loss.
+    fn departed(&self, peer: Rank);
+
+    /// The peer is lost; called at most once, after all that the peer sent.
+    fn lost(&self, peer: Rank, cause: LossCause);
+
+    /// Over Unix sockets: sends "ready" with the files that the peer gets before the pair is open.
+    fn send_ready(&self, _peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
+        send(ready, &[])
+    }
+
+    /// Over Unix sockets: sends the messages with files that wait for this peer, before all other
+    /// frames that wait. Called with the stream's lock held.
+    fn send_waiting(&self, _peer: Rank, _send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
+        Ok(())
+    }
+
+    /// Whether messages wait for [`FabricHandler::send_waiting`].
+    fn has_waiting(&self, _peer: Rank) -> bool {
+        false
     }
 }
 
@@ -120,106 +169,75 @@ pub(crate) fn check_decoders(bytes: &[u8]) {
     }
 }
 
-/// One rank's control plane. See the module. Dropping it ends the watcher; peers that got a bye
-/// have a second to read it.
-pub(crate) struct Control<M> {
+/// One rank's control plane. See the module. Dropping it ends the watcher. Peers that got a bye
+/// over TCP have a second to read it.
+pub(crate) struct Control<H> {
     rank: Rank,
     world_size: u32,
     signal_slots: usize,
     address: Address,
     fabric: &'static str,
+    network: Network,
     connect_timeout: Duration,
     /// Whether the secret is valid beyond this host.
     has_secret: bool,
-    /// The wake source of `shared`; polls reach it with one pointer less.
-    wake_source: Arc<EventFlag>,
-    shared: Arc<Shared<M>>,
+    handler: Arc<H>,
+    shared: Arc<Shared>,
     thread: WatcherThread,
     has_sent_bye: bool,
 }
 
-impl<M: FabricMessage> Control<M> {
-    /// Listens, on loopback or at the configured interface, and starts the watcher. Each pair of
-    /// this fabric gets `data_connections` in each direction.
+impl<H: FabricHandler + 'static> Control<H> {
+    /// Listens, over TCP on loopback or at the configured interface, and starts the watcher.
     pub(crate) fn new(
         config: DeviceConfig,
         fabric: &'static str,
-        data_connections: u8,
+        network: Network,
+        handler: H,
     ) -> Result<Self, OpenError> {
-        let ip = listening_ip(config.interface.as_deref(), config.address)?;
         let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
-        if !ip.is_loopback() && !has_secret {
-            return Err(OpenError::SecretRequired { address: ip });
-        }
-        if config.secret.is_none() {
-            return Err(OpenError::NoSecret);
-        }
-        let (listener, bound) =
-            socket::listen_on(ip).map_err(|source| OpenError::Listen { address: ip, source })?;
+        let (listener, address) = network.listen(&config)?;
         let system = |resource| move |source: io::Error| OpenError::System { resource, source };
         let signal_slots = config.signal_slots.min(usize::from(u16::MAX) + 1);
         let identity = Identity {
             rank: config.rank,
             world_size: config.world_size,
-            data_connections,
+            data_connections: network.data_connections(),
             signal_slots: signal_slots as u32,
             process: std::process::id(),
             host: socket::host_identity(),
             secret: config.secret,
         };
-        let shared = Shared::new(config.responder, config.world_size);
-        let shared = Arc::new(shared.map_err(system("event descriptors"))?);
-        let watcher =
-            Watcher::new(Arc::clone(&shared), identity, listener).map_err(system("epoll descriptor"))?;
+        let handler = Arc::new(handler);
+        let shared = Shared {
+            responder: config.responder,
+            handler: Arc::clone(&handler) as _,
+            commands: Commands::new().map_err(system("event descriptors"))?,
+            links: (0..config.world_size).map(|_| Link::default()).collect(),
+        };
+        let shared = Arc::new(shared);
+        let watcher = Watcher::new(Arc::clone(&shared), identity, network, listener)
+            .map_err(system("epoll descriptor"))?;
         let name = format!("pleach-{fabric}-{}", config.rank);
         let thread = WatcherThread::spawn(name, || watcher.run()).map_err(system("watcher thread"))?;
         Ok(Self {
             rank: config.rank,
             world_size: config.world_size,
             signal_slots,
-            address: socket::to_text(bound),
+            address,
             fabric,
+            network,
             connect_timeout: config.connect_timeout,
             has_secret,
-            wake_source: Arc::clone(&shared.wake_source),
+            handler,
             shared,
             thread,
             has_sent_bye: false,
         })
     }
-
-    /// As [`Device::connect`](crate::device::Device::connect); ends with [`ControlEvent::Opened`]
-    /// or [`ControlEvent::Lost`]. Further calls for a peer do nothing.
-    pub(crate) fn connect(&self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        if peer >= self.world_size || peer == self.rank {
-            return Err(ConnectError::Peer { peer, own: self.rank, world_size: self.world_size });
-        }
-        let target = socket::from_text(address)
-            .ok_or_else(|| ConnectError::Address { fabric: self.fabric, address: address.clone() })?;
-        if !target.ip().is_loopback() && !self.has_secret {
-            let source = io::Error::new(
-                io::ErrorKind::PermissionDenied,
-                "a shared secret is required, since the address is not loopback; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE",
-            );
-            return Err(ConnectError::System { peer, address: address.clone(), source });
-        }
-        if self.shared.link(peer).request() {
-            // The rank with the higher number dials, so that the two never dial each other at once.
-            let dial = (self.rank > peer).then_some(target);
-            let deadline = clock::now() + self.connect_timeout;
-            self.shared.commands.send(Command::Connect { peer, dial, deadline });
-        }
-        Ok(())
-    }
-
-    /// Sends a message of the fabric to a peer. Returns false when the peer is not connected or
-    /// does not read.
-    pub(crate) fn send_message(&self, peer: Rank, message: &[u8]) -> bool {
-        self.shared.send_frame(peer, &Frame::Fabric(message))
-    }
 }
 
-impl<M> Control<M> {
+impl<H> Control<H> {
     pub(crate) fn rank(&self) -> Rank {
         self.rank
     }
@@ -238,45 +256,64 @@ impl<M> Control<M> {
         self.signal_slots
     }
 
-    /// The flag that wakes the device; set when there are events.
-    pub(crate) fn wake_source(&self) -> &Arc<EventFlag> {
-        &self.wake_source
+    pub(crate) fn handler(&self) -> &Arc<H> {
+        &self.handler
     }
 
-    /// A new list of released regions; an addition wakes the device.
-    pub(crate) fn releases(&self) -> ReleasedRegions {
-        ReleasedRegions::new(Arc::downgrade(&self.wake_source))
+    /// The streams, for messages with files that other threads have to send.
+    pub(crate) fn streams(&self) -> Streams {
+        Streams(Arc::downgrade(&self.shared))
     }
 
-    /// Whether [`Control::take_events`] returns an event. One load: for polls.
-    pub(crate) fn has_events(&self) -> bool {
-        self.shared.has_events()
+    /// As [`Device::connect`](crate::device::Device::connect); ends with [`FabricHandler::opened`]
+    /// or [`FabricHandler::lost`]. Further calls for a peer do nothing.
+    pub(crate) fn connect(&self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        if peer >= self.world_size || peer == self.rank {
+            return Err(ConnectError::Peer { peer, own: self.rank, world_size: self.world_size });
+        }
+        let target = self
+            .network
+            .target(address)
+            .ok_or_else(|| ConnectError::Address { fabric: self.fabric, address: address.clone() })?;
+        if target.is_beyond_this_host() && !self.has_secret {
+            let source = io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "a shared secret is required, since the address is not loopback; write one with 'pleach secret FILE' and set PLEACH_SECRET_FILE=FILE",
+            );
+            return Err(ConnectError::System { peer, address: address.clone(), source });
+        }
+        if self.shared.link(peer).request() {
+            // The rank with the higher number dials, so that the two never dial each other at once.
+            let dial = (self.rank > peer).then_some(target);
+            self.shared.commands.send(Command::Connect { peer, dial, timeout: self.connect_timeout });
+        }
+        Ok(())
     }
 
-    /// The events since the last call.
-    pub(crate) fn take_events(&self) -> Vec<ControlEvent<M>> {
-        self.shared.take_events()
+    /// Sends a message of the fabric to a peer. Returns false when the peer is not connected or
+    /// does not read.
+    pub(crate) fn send_message(&self, peer: Rank, message: &[u8]) -> bool {
+        self.shared.send_frame(peer, &Frame::Fabric(message)).is_ok()
     }
 
     /// As [`Device::post`](crate::device::Device::post); an urgent message is one of
     /// [`Urgency::Urgent`](crate::device::Urgency::Urgent).
     pub(crate) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
         let link = self.shared.links.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
-        if link.post(peer, message, is_urgent)? {
-            self.shared.commands.send(Command::Flush { peer });
-        }
+        link.post(peer, message, is_urgent)?;
+        self.shared.flush(peer);
         Ok(())
     }
 
     /// Sends a bye to a peer, if it is connected: the end of the stream is then no loss.
     pub(crate) fn send_bye(&mut self, peer: Rank) {
         self.has_sent_bye = true;
-        self.shared.send_frame(peer, &Frame::Bye);
+        let _ = self.shared.send_frame(peer, &Frame::Bye);
     }
 
     /// Whether frames wait to be sent to a peer.
     pub(crate) fn has_output(&self, peer: Rank) -> bool {
-        self.shared.link(peer).has_output()
+        self.shared.link(peer).has_output(peer, &*self.shared.handler)
     }
 
     /// Ends a pair for a cause that was seen elsewhere than on its stream. The peer is lost after
@@ -307,15 +344,16 @@ impl<M> Control<M> {
         self.shared.link(peer).end(State::Severed);
         self.shared.commands.send(Command::Sever { peer });
     }
-}
 
-impl<M> Drop for Control<M> {
-    fn drop(&mut self) {
+    /// Ends the watcher and closes all streams, as a drop does. Further calls do nothing.
+    pub(crate) fn shut_down(&mut self) {
         // A forked child has no watcher thread to wait for, and the streams belong to its parent.
         if self.thread.is_forked() {
             return;
         }
-        let linger = if self.has_sent_bye { LINGER_LIMIT } else { Duration::ZERO };
+        // Bytes that wait in a Unix socket outlive its sender.
+        let lingers = self.has_sent_bye && !self.network.is_unix();
+        let linger = if lingers { LINGER_LIMIT } else { Duration::ZERO };
         self.shared.commands.send(Command::Stop { linger_until: clock::now() + linger });
         self.thread.join(linger + WATCHER_END_LIMIT);
         for link in &self.shared.links {
@@ -324,28 +362,28 @@ impl<M> Drop for Control<M> {
     }
 }
 
-/// From the watcher to the device.
-pub(crate) enum ControlEvent<M> {
-    /// The pair has its control stream and its data connections, if the fabric has some.
-    Opened {
-        peer: Rank,
-        /// Signal slots that the peer keeps for this rank.
-        signal_slots: usize,
-        to_peer: Vec<OwnedFd>,
-        from_peer: Vec<OwnedFd>,
-    },
-    /// A message of the fabric itself.
-    Message { peer: Rank, message: M },
-    /// The peer sent a bye: the end of its stream will be no loss.
-    Departed { peer: Rank },
-    /// The peer is lost; comes at most once, after all that the peer sent.
-    Lost { peer: Rank, cause: LossCause },
+impl<H> Drop for Control<H> {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+/// The streams of a control plane, while it exists.
+pub(crate) struct Streams(Weak<Shared>);
+
+impl Streams {
+    /// Sends what waits for a peer ([`FabricHandler::send_waiting`]), now or when there is room.
+    pub(crate) fn flush(&self, peer: Rank) {
+        if let Some(shared) = self.0.upgrade() {
+            shared.flush(peer);
+        }
+    }
 }
 
 /// From the device to the watcher.
 enum Command {
-    /// Dial the address, or wait for the peer when there is none.
-    Connect { peer: Rank, dial: Option<SocketAddr>, deadline: Nanos },
+    /// Dial the target, or wait for the peer when there is none.
+    Connect { peer: Rank, dial: Option<Target>, timeout: Duration },
     /// Frames wait to be sent on the control stream.
     Flush { peer: Rank },
     /// Ignore this peer from now on.
@@ -357,89 +395,52 @@ enum Command {
 }
 
 /// The commands of a device to its watcher, which sleeps on the flag.
-pub(crate) struct Commands<C> {
-    waiting: Mutex<Vec<C>>,
+struct Commands {
+    waiting: Mutex<Vec<Command>>,
     wake: EventFlag,
 }
 
-impl<C> Commands<C> {
-    pub(crate) fn new() -> std::io::Result<Self> {
+impl Commands {
+    fn new() -> std::io::Result<Self> {
         Ok(Self { waiting: Mutex::new(Vec::new()), wake: EventFlag::new()? })
     }
 
-    pub(crate) fn send(&self, command: C) {
+    fn send(&self, command: Command) {
         lock(&self.waiting).push(command);
         self.wake.wake();
     }
 
     /// All commands since the last call, in order.
-    pub(crate) fn take(&self) -> Vec<C> {
+    fn take(&self) -> Vec<Command> {
         std::mem::take(&mut *lock(&self.waiting))
-    }
-
-    /// Set when there are commands; drain it before taking them.
-    pub(crate) fn wake(&self) -> &EventFlag {
-        &self.wake
     }
 }
 
-/// The state that the polling thread and the watcher thread share. None of it is on the data path:
-/// a poll without events reads two flags.
-struct Shared<M> {
+/// The state that the polling thread and the watcher thread share. None of it is on the data path.
+struct Shared {
     responder: Arc<dyn Responder>,
-    /// Wakes the device.
-    wake_source: Arc<EventFlag>,
-    commands: Commands<Command>,
-    events: Mutex<Vec<ControlEvent<M>>>,
-    has_events: AtomicBool,
+    handler: Arc<dyn FabricHandler>,
+    commands: Commands,
     links: Vec<Link>,
 }
 
-impl<M> Shared<M> {
-    fn new(responder: Arc<dyn Responder>, world_size: u32) -> std::io::Result<Self> {
-        Ok(Self {
-            responder,
-            wake_source: Arc::new(EventFlag::new()?),
-            commands: Commands::new()?,
-            events: Mutex::new(Vec::new()),
-            has_events: AtomicBool::new(false),
-            links: (0..world_size).map(|_| Link::default()).collect(),
-        })
-    }
-
+impl Shared {
     fn link(&self, peer: Rank) -> &Link {
         &self.links[peer as usize]
     }
 
-    fn has_events(&self) -> bool {
-        // Acquire: pairs with the release in `send`; the lock orders the events themselves.
-        self.has_events.load(Ordering::Acquire)
-    }
-
-    fn take_events(&self) -> Vec<ControlEvent<M>> {
-        let mut events = lock(&self.events);
-        // Release: under the lock, so it never hides events that are still there.
-        self.has_events.store(false, Ordering::Release);
-        std::mem::take(&mut *events)
-    }
-
-    fn send(&self, event: ControlEvent<M>) {
-        let mut events = lock(&self.events);
-        events.push(event);
-        // Release: pairs with the acquire in `has_events`.
-        self.has_events.store(true, Ordering::Release);
-        drop(events);
-        self.wake_source.wake();
-    }
-
-    /// Sends a frame on the fabric's behalf; false when the peer is not connected. A peer that does
-    /// not read is found out by other means.
-    fn send_frame(&self, peer: Rank, frame: &Frame<'_>) -> bool {
-        let waits = self.link(peer).send_frame(frame);
-        if waits == Ok(true) {
+    /// Sends what the stream takes; the watcher sends the rest.
+    fn flush(&self, peer: Rank) {
+        if self.link(peer).flush(peer, &*self.handler) != Flushed::All {
             self.commands.send(Command::Flush { peer });
         }
-        waits.is_ok()
+    }
+
+    /// Sends a frame of the watcher or the fabric.
+    fn send_frame(&self, peer: Rank, frame: &Frame<'_>) -> Result<(), SendError> {
+        self.link(peer).queue(frame)?;
+        self.flush(peer);
+        Ok(())
     }
 
     /// Marks a peer lost. The first of several reports counts; a severed peer is not lost.
@@ -447,7 +448,7 @@ impl<M> Shared<M> {
         let cause = self.link(peer).cause(cause);
         if self.link(peer).end(State::Lost) {
             self.responder.lost(peer, &cause);
-            self.send(ControlEvent::Lost { peer, cause });
+            self.handler.lost(peer, cause);
         }
     }
 }
@@ -515,12 +516,14 @@ impl Link {
         link.refused.clone().or_else(|| link.suspected.clone()).unwrap_or(seen)
     }
 
-    /// Marks the pair connected; false when it was severed meanwhile.
-    fn open(&self, stream: Arc<OwnedFd>) -> bool {
+    /// Marks the pair connected, and calls `begin` before anything else is sent; false when the
+    /// pair was severed meanwhile.
+    fn open(&self, stream: Arc<OwnedFd>, begin: impl FnOnce(&OwnedFd)) -> bool {
         let mut link = self.lock();
         if link.state != State::Unconnected {
             return false;
         }
+        begin(&stream);
         link.state = State::Open;
         link.stream = Some(stream);
         true
@@ -563,9 +566,8 @@ impl Link {
         }
     }
 
-    /// Sends a user's message, or queues what the socket does not take. Returns whether frames
-    /// wait.
-    fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<bool, PostError> {
+    /// Queues a user's message.
+    fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
         if message.len() > MESSAGE_BYTES_MAX {
             return Err(PostError::TooLong { bytes: message.len() });
         }
@@ -575,12 +577,11 @@ impl Link {
         }
         let kind = if is_urgent { FrameKind::Urgent } else { FrameKind::Post };
         let frame = Frame::Message(message).to_bytes();
-        link.outgoing.push(kind, frame).map_err(|OutgoingFull| PostError::QueueFull { peer })?;
-        Ok(link.flush())
+        link.outgoing.push(kind, frame).map_err(|OutgoingFull| PostError::QueueFull { peer })
     }
 
-    /// Sends a frame of the watcher or the fabric; returns whether frames wait.
-    fn send_frame(&self, frame: &Frame<'_>) -> Result<bool, SendError> {
+    /// Queues a frame of the watcher or the fabric.
+    fn queue(&self, frame: &Frame<'_>) -> Result<(), SendError> {
         let mut link = self.lock();
         if link.stream.is_none() {
             return Err(SendError::NotConnected);
@@ -591,17 +592,47 @@ impl Link {
         };
         link.outgoing.push(kind, frame.to_bytes()).map_err(|OutgoingFull| SendError::BacklogFull)?;
         link.has_sent_bye |= *frame == Frame::Bye;
-        Ok(link.flush())
+        Ok(())
     }
 
-    /// Sends what the socket takes; returns whether frames still wait.
-    fn flush(&self) -> bool {
-        self.lock().flush()
+    /// Sends what the stream takes.
+    fn flush(&self, peer: Rank, handler: &dyn FabricHandler) -> Flushed {
+        let mut link = self.lock();
+        let Some(stream) = link.stream.clone() else { return Flushed::All };
+        let mut send_waiting = |message: &[u8], files: &[BorrowedFd<'_>]| {
+            packet::send(&stream, &Frame::Fabric(message).to_bytes(), files).map(drop)
+        };
+        let sent = handler
+            .send_waiting(peer, &mut send_waiting)
+            .and_then(|()| link.outgoing.flush(|bytes| packet::send(&stream, bytes, &[])));
+        match sent {
+            Ok(()) => Flushed::All,
+            Err(Errno::AGAIN) => Flushed::StreamFull,
+            Err(Errno::TOOMANYREFS | Errno::NOBUFS | Errno::NOMEM) => Flushed::SystemFull,
+            Err(_) => {
+                // The watcher reads the same stream and finds the cause.
+                link.outgoing.clear();
+                Flushed::All
+            }
+        }
     }
 
-    fn has_output(&self) -> bool {
-        !self.lock().outgoing.is_empty()
+    fn has_output(&self, peer: Rank, handler: &dyn FabricHandler) -> bool {
+        let link = self.lock();
+        link.stream.is_some() && (!link.outgoing.is_empty() || handler.has_waiting(peer))
     }
+}
+
+/// How a flush ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Flushed {
+    /// All frames are in the stream, or it broke.
+    All,
+    /// Frames wait for room in the stream.
+    StreamFull,
+    /// The stream may have room, but the system takes no more now: no memory, or too many files of
+    /// this user are in flight.
+    SystemFull,
 }
 
 /// Why a frame was not sent.
@@ -619,20 +650,6 @@ impl Inner {
         if let Some(stream) = self.stream.take() {
             // The watcher wakes and removes the stream; a forked child does not keep it open.
             let _ = rustix::net::shutdown(&stream, Shutdown::Both);
-        }
-    }
-
-    fn flush(&mut self) -> bool {
-        let Some(stream) = &self.stream else { return false };
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match self.outgoing.flush(|bytes| rustix::net::send(stream, bytes, flags)) {
-            Ok(()) => false,
-            Err(Errno::AGAIN) => true,
-            Err(_) => {
-                // The watcher reads the same stream and finds the cause.
-                self.outgoing.clear();
-                false
-            }
         }
     }
 }

@@ -1,6 +1,8 @@
-//! Packets with file descriptors over Unix sockets, never blocking.
+//! Bytes with file descriptors over sockets, never blocking.
 //!
-//! Sequenced packets keep a frame and its descriptors together, so nothing has to be reassembled.
+//! On Unix sockets each send is a packet, which keeps a frame and its descriptors together, so
+//! nothing has to be reassembled. The functions that send and receive serve TCP too, without
+//! descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -95,19 +97,18 @@ pub(crate) fn peer_user(stream: &OwnedFd) -> Option<u32> {
     (failed == 0).then_some(credentials.uid)
 }
 
-/// Sends one packet whole, or fails.
-pub(crate) fn send(stream: &OwnedFd, packet: &[u8], files: &[BorrowedFd<'_>]) -> Result<(), Errno> {
+/// Sends bytes; returns how many. A Unix socket takes all of them, as one packet, or none.
+pub(crate) fn send(stream: &OwnedFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES_MAX))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() {
         let fits = ancillary.push(SendAncillaryMessage::ScmRights(files));
         debug_assert!(fits, "no frame carries more than {FILES_MAX} files");
     }
-    sendmsg(stream, &[IoSlice::new(packet)], &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)?;
-    Ok(())
+    sendmsg(stream, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
 }
 
-/// One packet.
+/// One packet, or bytes of a TCP connection.
 #[derive(Debug, Default)]
 pub(crate) struct Packet {
     /// Its length; zero at the end of the stream.

@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Weak};
 
-use super::EventFlag;
 use crate::device::Wake;
 use crate::mutex::lock;
 use crate::region::{RegionKey, Registry};
@@ -14,11 +13,11 @@ pub(crate) struct ReleasedRegions {
     keys: Mutex<Vec<RegionKey>>,
     has_any: AtomicBool,
     /// Wakes the device, while it exists.
-    wake_source: Weak<EventFlag>,
+    wake_source: Weak<dyn Wake>,
 }
 
 impl ReleasedRegions {
-    pub(super) fn new(wake_source: Weak<EventFlag>) -> Self {
+    pub(super) fn new(wake_source: Weak<dyn Wake>) -> Self {
         Self { keys: Mutex::new(Vec::new()), has_any: AtomicBool::new(false), wake_source }
     }
 

@@ -2,9 +2,6 @@
 //! slot has. Epoll returns the token with an event, so an event of a descriptor that was closed in
 //! the same batch finds no value.
 
-/// A bit for a second descriptor of a value: the token with this bit finds the same slot.
-pub(crate) const SECOND_DESCRIPTOR: u64 = 1 << 31;
-
 /// See the module. The two highest tokens are never given out: listeners and wake sources use them.
 pub(crate) struct Slab<T> {
     slots: Vec<Option<Slot<T>>>,
@@ -43,7 +40,7 @@ impl<T> Slab<T> {
 
     /// The slot of this token, if its value still exists.
     pub(crate) fn find(&self, token: u64) -> Option<usize> {
-        let (generation, slot) = ((token >> 32) as u32, (token & (SECOND_DESCRIPTOR - 1)) as usize);
+        let (generation, slot) = ((token >> 32) as u32, token as u32 as usize);
         let current = self.slots.get(slot)?.as_ref()?;
         (current.generation == generation).then_some(slot)
     }
@@ -62,11 +59,6 @@ impl<T> Slab<T> {
         Some(removed.value)
     }
 
-    /// The slots of the values that match.
-    pub(crate) fn slots(&self, is_such: impl Fn(&T) -> bool) -> Vec<usize> {
-        self.iter().filter(|(_, value)| is_such(value)).map(|(slot, _)| slot).collect()
-    }
-
     /// All values with their slots.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let values = self.slots.iter().enumerate();
@@ -83,7 +75,7 @@ mod tests {
         let mut slots = Slab::default();
         let (first, second) = (slots.insert('a'), slots.insert('b'));
         let token = slots.token(first);
-        assert_eq!((slots.find(token), slots.find(token | SECOND_DESCRIPTOR)), (Some(first), Some(first)));
+        assert_eq!(slots.find(token), Some(first));
         assert_ne!(token, slots.token(second));
         assert_eq!(slots.remove(first), Some('a'));
         assert_eq!((slots.find(token), slots.remove(first)), (None, None));

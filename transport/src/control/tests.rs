@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
+use super::handshake::{Handshake, Progress, Role};
 use super::*;
 use crate::auth::Secret;
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
@@ -63,8 +64,46 @@ impl Responder for Inbox {
     }
 }
 
+fn new_control(config: DeviceConfig) -> Control<ControlEventQueue<Number>> {
+    let events = ControlEventQueue::new().expect("a descriptor");
+    Control::new(config, "test", Network::Tcp { data_connections: 0 }, events).expect("listening on loopback")
+}
+
+/// Carries out the dialer's part of a handshake without a secret on a Unix socket, as the first of
+/// the two ranks to the second.
+pub(crate) fn dial_by_hand(stream: &OwnedFd, [rank, peer]: [Rank; 2], world_size: u32, until: Nanos) {
+    let identity = Identity {
+        rank,
+        world_size,
+        data_connections: 0,
+        signal_slots: 8,
+        process: std::process::id(),
+        host: [0; 16],
+        secret: None,
+    };
+    let mut handshake = Handshake::dial(&identity, Role::Control, 0, peer, 1);
+    loop {
+        let outgoing = std::mem::take(handshake.outgoing());
+        if !outgoing.is_empty() {
+            packet::send(stream, &outgoing, &[]).expect("room in the stream");
+        }
+        let received = loop {
+            assert!(clock::now() < until, "no answer");
+            match packet::receive(stream, handshake.room()) {
+                Ok(packet) => break packet.bytes,
+                Err(_) => std::thread::yield_now(),
+            }
+        };
+        match handshake.received(received) {
+            Progress::Pending => {}
+            Progress::Done(_) => return,
+            progress => panic!("{progress:?}"),
+        }
+    }
+}
+
 struct End {
-    control: Control<Number>,
+    control: Control<ControlEventQueue<Number>>,
     inbox: Arc<Inbox>,
     events: Vec<ControlEvent<Number>>,
 }
@@ -82,14 +121,14 @@ impl End {
             address: None,
             responder: Arc::clone(&inbox) as _,
         };
-        let control = Control::new(config, "test", 0).expect("listening on loopback");
+        let control = new_control(config);
         Self { control, inbox, events: Vec::new() }
     }
 
     /// Until something has come, or for a moment.
     fn sleep(&self) {
         let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
-        let mut wake_source = [PollFd::new(&**self.control.wake_source(), PollFlags::IN)];
+        let mut wake_source = [PollFd::new(self.control.wake_source(), PollFlags::IN)];
         let _ = poll(&mut wake_source, Some(&moment));
         self.control.wake_source().drain();
     }
@@ -273,7 +312,7 @@ fn posts_to_a_peer_that_reads_nothing_are_bounded_and_an_urgent_one_has_room() {
         address: None,
         responder: Arc::clone(&blocking) as _,
     };
-    let low = Control::<Number>::new(config, "test", 0).expect("listening on loopback");
+    let low = new_control(config);
     low.connect(1, high.control.address()).expect("starts");
     high.control.connect(0, low.address()).expect("starts");
     high.until_opened(0);

@@ -8,21 +8,23 @@
 
 mod joining;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::epoll;
-use rustix::net::RecvFlags;
+use rustix::io::Errno;
 
-use super::frame::Frame;
+use super::frame::{Frame, HEADER_BYTES};
 use super::handshake::{Handshake, Hello, Identity, Progress};
+use super::packet::{self, ReceiveError};
 use super::slab::Slab;
-use super::{Command, ControlEvent, FabricMessage, SendError, Shared, State, socket};
+use super::socket::Target;
+use super::{Command, Flushed, Network, ReceivedFiles, SendError, Shared, State, socket};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::Nanos;
-use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation, Wake};
+use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::{Rank, clock};
 
 /// Time limit of a handshake.
@@ -38,12 +40,25 @@ const HANDSHAKES_MIN: usize = 256;
 const DIAL_PAUSE_MIN: Duration = Duration::from_millis(5);
 const DIAL_PAUSE_MAX: Duration = Duration::from_millis(500);
 
+/// Receives from one stream before the others get their turn.
+const RECEIVES_AT_ONCE: usize = 16;
+
+/// Receives from the stream of a peer that is gone: more than its buffer holds.
+const RECEIVES_LEFT_MAX: usize = 4096;
+
+/// How long after its stream closed a process may take to end, so that the cause is right.
+const PROCESS_END_LIMIT: Duration = Duration::from_millis(50);
+
+/// The pause before sending again when the system has no room for more files or bytes.
+const SYSTEM_FULL_PAUSE: Duration = Duration::from_millis(5);
+
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 
-pub(super) struct Watcher<M> {
-    shared: Arc<Shared<M>>,
+pub(super) struct Watcher {
+    shared: Arc<Shared>,
     identity: Identity,
+    network: Network,
     epoll: OwnedFd,
     listener: OwnedFd,
     rest: AcceptPause,
@@ -55,19 +70,21 @@ pub(super) struct Watcher<M> {
     lingering_until: Option<Nanos>,
 }
 
-impl<M: FabricMessage> Watcher<M> {
+impl Watcher {
     pub(super) fn new(
-        shared: Arc<Shared<M>>,
+        shared: Arc<Shared>,
         identity: Identity,
+        network: Network,
         listener: OwnedFd,
     ) -> std::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
-        epoll::add(&epoll, shared.commands.wake(), epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, &shared.commands.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         let peers = (0..identity.world_size).map(|_| Peer::default()).collect();
         Ok(Self {
             shared,
             identity,
+            network,
             epoll,
             listener,
             rest: AcceptPause::default(),
@@ -104,7 +121,7 @@ impl<M: FabricMessage> Watcher<M> {
                 let token = event.data.u64();
                 match token {
                     WAKE => {
-                        self.shared.commands.wake().drain();
+                        self.shared.commands.wake.drain();
                     }
                     LISTENER => self.accept(now),
                     _ => {
@@ -120,14 +137,15 @@ impl<M: FabricMessage> Watcher<M> {
     fn take_commands(&mut self, now: Nanos) {
         for command in self.shared.commands.take() {
             match command {
-                Command::Connect { peer, dial, deadline } => {
-                    let retry_at = dial.map(|_| now);
-                    let pause = DIAL_PAUSE_MIN;
+                Command::Connect { peer, dial, timeout } => {
+                    let retry_at = dial.as_ref().map(|_| now);
+                    let (deadline, pause) = (now + timeout, DIAL_PAUSE_MIN);
                     self.peers[peer as usize].request =
-                        Some(ConnectRequest { since: now, deadline, dial, retry_at, pause, session: 0 });
-                    self.try_open(peer);
+                        Some(ConnectRequest { timeout, deadline, dial, retry_at, pause });
+                    self.try_open(peer, now);
+                    self.lose_if_rejected(peer);
                 }
-                Command::Flush { peer } => self.watch_output(peer),
+                Command::Flush { peer } => self.watch_output(peer, now),
                 Command::Sever { peer } => self.forget(peer),
                 Command::Lose { peer, cause } => self.lose(peer, cause, now),
                 Command::Stop { linger_until } => {
@@ -160,8 +178,14 @@ impl<M: FabricMessage> Watcher<M> {
                 if now >= pending.deadline { late.push(slot) } else { earliest(pending.deadline) }
             }
         }
-        let (mut lost, mut dials) = (Vec::new(), Vec::new());
+        let (mut lost, mut dials, mut ended, mut rested) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for (peer, known) in self.peers.iter().enumerate() {
+            if let Some((until, cause)) = &known.ending {
+                if now >= *until { ended.push((peer as Rank, cause.clone())) } else { earliest(*until) }
+            }
+            if let Some(until) = known.output_paused_until {
+                if now >= until { rested.push(peer as Rank) } else { earliest(until) }
+            }
             let Some(request) = &known.request else { continue };
             if now >= request.deadline {
                 lost.push(peer as Rank);
@@ -178,18 +202,31 @@ impl<M: FabricMessage> Watcher<M> {
             self.drop_handshake(slot, now);
         }
         for peer in lost {
-            self.connect_timed_out(peer, now);
+            self.connect_timed_out(peer);
         }
         for peer in dials {
             self.dial(peer, now);
         }
+        for (peer, cause) in ended {
+            self.end(peer, cause);
+        }
+        for peer in rested {
+            self.peers[peer as usize].output_paused_until = None;
+            self.watch_output(peer, now);
+            self.peers[peer as usize].output_paused_until.into_iter().for_each(&mut earliest);
+        }
         next
     }
 
-    fn connect_timed_out(&mut self, peer: Rank, now: Nanos) {
+    fn connect_timed_out(&mut self, peer: Rank) {
         let known = &self.peers[peer as usize];
-        let waited = known.request.as_ref().map_or(Duration::ZERO, |request| now.since(request.since));
-        let cause = known.violation.map_or(LossCause::NotReached(waited), LossCause::Protocol);
+        let limit = known.request.as_ref().map_or(Duration::ZERO, |request| request.timeout);
+        let cause = known.violation.map_or(LossCause::NotReached(limit), LossCause::Protocol);
+        self.end(peer, cause);
+    }
+
+    /// Drops all connections of a peer and marks the peer lost.
+    fn end(&mut self, peer: Rank, cause: LossCause) {
         self.forget(peer);
         self.shared.lose(peer, cause);
     }
@@ -240,27 +277,33 @@ impl<M: FabricMessage> Watcher<M> {
     fn serve(&mut self, slot: usize, now: Nanos) {
         match self.connections.value(slot) {
             Some(Connection::Handshake(_)) => self.serve_handshake(slot, now),
-            Some(&Connection::Control { peer, .. }) => self.serve_control(slot, peer, now),
+            Some(&Connection::Control { peer, .. }) => {
+                self.serve_control(slot, peer, RECEIVES_AT_ONCE, now);
+            }
             Some(&Connection::Process { peer, .. }) => self.process_ended(slot, peer, now),
             None => {}
         }
     }
 
-    /// The slot of a peer's control stream.
-    fn control_slot(&self, peer: Rank) -> Option<usize> {
-        let is_control =
-            |slot: &usize| matches!(self.connections.value(*slot), Some(Connection::Control { .. }));
-        self.peers[peer as usize].slots.iter().copied().find(is_control)
+    /// The slot of a peer's connection that is of this kind.
+    fn slot_of(&self, peer: Rank, is_such: impl Fn(&Connection) -> bool) -> Option<usize> {
+        let is_such = |slot: &usize| self.connections.value(*slot).is_some_and(&is_such);
+        self.peers[peer as usize].slots.iter().copied().find(is_such)
     }
 
-    fn serve_control(&mut self, slot: usize, peer: Rank, now: Nanos) {
+    /// The slot of a peer's control stream.
+    fn control_slot(&self, peer: Rank) -> Option<usize> {
+        self.slot_of(peer, |connection| matches!(connection, Connection::Control { .. }))
+    }
+
+    fn serve_control(&mut self, slot: usize, peer: Rank, receives_max: usize, now: Nanos) {
         if self.shared.link(peer).state() == State::Severed {
             self.remove(slot);
             return;
         }
-        let cause = match self.drain_control(slot, peer) {
+        let cause = match self.drain_control(slot, peer, receives_max, now) {
             Ok(()) => {
-                self.watch_output(peer);
+                self.watch_output(peer, now);
                 return;
             }
             Err(cause) => cause,
@@ -273,94 +316,104 @@ impl<M: FabricMessage> Watcher<M> {
                 self.forget(peer);
             }
             // The pair did not exist yet: the listener may be about to take a newer attempt.
-            State::Unconnected if !matches!(cause, LossCause::Protocol(_)) => self.dial_again(peer, now),
-            _ => {
-                self.forget(peer);
-                self.shared.lose(peer, cause);
+            State::Unconnected if !self.network.is_unix() && !matches!(cause, LossCause::Protocol(_)) => {
+                self.dial_again(peer, now);
             }
+            // The process may be ending, which is the better cause.
+            State::Open if self.network.is_unix() && !matches!(cause, LossCause::Protocol(_)) => {
+                self.peers[peer as usize].ending = Some((now + PROCESS_END_LIMIT, cause));
+            }
+            _ => self.end(peer, cause),
         }
     }
 
-    /// Reads and handles all frames that have arrived.
-    fn drain_control(&mut self, slot: usize, peer: Rank) -> Result<(), LossCause> {
-        loop {
-            let Some(Connection::Control { stream, reader, .. }) = self.connections.value_mut(slot) else {
+    /// Receives up to `receives_max` times, and handles the frames.
+    fn drain_control(
+        &mut self,
+        slot: usize,
+        peer: Rank,
+        receives_max: usize,
+        now: Nanos,
+    ) -> Result<(), LossCause> {
+        for _ in 0..receives_max {
+            let Some(Connection::Control { stream, received, .. }) = self.connections.value_mut(slot) else {
                 return Ok(());
             };
-            match rustix::net::recv(&**stream, rustix::buffer::spare_capacity(reader), RecvFlags::DONTWAIT) {
-                Ok((_, 0)) => return Err(LossCause::ConnectionClosed),
-                Ok(_) => {}
-                Err(rustix::io::Errno::INTR) => continue,
-                Err(rustix::io::Errno::AGAIN) => return Ok(()),
-                Err(error) => return Err(socket::loss(&error.into())),
-            }
-            let mut bytes = std::mem::take(reader);
-            let mut used = 0;
-            let result = loop {
-                match Frame::decode(&bytes[used..]) {
-                    Ok(Some((frame, count))) => {
-                        used += count;
-                        if let Err(violation) = self.handle_frame(peer, &frame) {
-                            break Err(LossCause::Protocol(violation));
-                        }
-                    }
-                    Ok(None) => break Ok(()),
-                    Err(violation) => break Err(LossCause::Protocol(violation)),
-                }
+            let packet = match packet::receive(stream, received.room()) {
+                Ok(packet) if packet.bytes == 0 => return Err(LossCause::ConnectionClosed),
+                Ok(packet) => packet,
+                // After a reset of a Unix socket comes all that the peer had sent before.
+                Err(ReceiveError::System(Errno::INTR | Errno::CONNRESET)) => continue,
+                Err(ReceiveError::System(Errno::AGAIN)) => return Ok(()),
+                Err(ReceiveError::System(errno)) => return Err(socket::loss(&errno.into())),
+                Err(ReceiveError::Violation(violation)) => return Err(violation.into()),
             };
-            bytes.drain(..used);
-            if let Some(Connection::Control { reader, .. }) = self.connections.value_mut(slot) {
-                *reader = bytes;
+            // Moved out and back, so that a frame may borrow it while the watcher changes.
+            let mut moved = std::mem::take(received);
+            moved.filled += packet.bytes;
+            let mut files = (!packet.files_lost).then_some(packet.files);
+            let mut used = 0;
+            while let Some((frame, count)) = Frame::decode(&moved.bytes[used..moved.filled])? {
+                used += count;
+                self.handle_frame(peer, &frame, files.as_mut().map(std::mem::take), now)?;
             }
-            result?;
+            if self.network.is_unix() && used != moved.filled {
+                return Err(ProtocolViolation::MalformedFrame.into());
+            }
+            moved.consume(used);
+            if let Some(Connection::Control { received, .. }) = self.connections.value_mut(slot) {
+                *received = moved;
+            }
         }
+        Ok(())
     }
 
-    fn handle_frame(&mut self, peer: Rank, frame: &Frame<'_>) -> Result<(), ProtocolViolation> {
+    fn handle_frame(
+        &mut self,
+        peer: Rank,
+        frame: &Frame<'_>,
+        files: ReceivedFiles,
+        now: Nanos,
+    ) -> Result<(), LossCause> {
         let shared = Arc::clone(&self.shared);
         let link = shared.link(peer);
+        let has_files = files.as_ref().is_some_and(|files| !files.is_empty());
         match (link.state(), frame) {
-            (State::Unconnected, Frame::Ready) => {
-                let complete = self.peers[peer as usize]
-                    .connections_of_attempt
-                    .as_ref()
-                    .is_some_and(PairConnections::has_all_data_connections);
-                if !complete {
-                    return Err(ProtocolViolation::UnexpectedAnswer);
-                }
-                self.open(peer, None);
+            (State::Unconnected, Frame::Ready) => self.ready(peer, files, now)?,
+            (State::Open | State::Departed, Frame::Fabric(message)) => {
+                shared.handler.message(peer, message, files, &|cause| link.refuse(cause))?;
             }
+            (State::Severed | State::Lost, _) => {}
+            _ if has_files => return Err(ProtocolViolation::MalformedFrame.into()),
             (State::Open | State::Departed, Frame::Message(message)) => {
-                if let Some(reply) = self.shared.responder.message(peer, message) {
+                if let Some(reply) = shared.responder.message(peer, message) {
                     let reply = Frame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
-                    if link.send_frame(&reply) == Err(SendError::BacklogFull) {
-                        return Err(ProtocolViolation::TooManyRequests);
+                    if shared.send_frame(peer, &reply) == Err(SendError::BacklogFull) {
+                        return Err(ProtocolViolation::TooManyRequests.into());
                     }
                 }
-                self.shared.wake_source.wake();
-            }
-            (State::Open | State::Departed, Frame::Fabric(message)) => {
-                let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;
-                // Before the event: the peer closes the stream after it, and then the cause is
-                // asked for.
-                if let Some(cause) = message.refusal() {
-                    link.refuse(cause);
-                }
-                shared.send(ControlEvent::Message { peer, message });
+                shared.handler.wake();
             }
             (State::Open, Frame::Bye) => {
                 link.depart();
-                shared.send(ControlEvent::Departed { peer });
+                shared.handler.departed(peer);
             }
-            (State::Severed | State::Lost, _) => {}
-            _ => return Err(ProtocolViolation::MalformedFrame),
+            _ => return Err(ProtocolViolation::MalformedFrame.into()),
         }
         Ok(())
     }
 
     /// Sends what the stream takes, and watches it for room as long as frames wait.
-    fn watch_output(&mut self, peer: Rank) {
-        let waits = self.shared.link(peer).flush();
+    fn watch_output(&mut self, peer: Rank, now: Nanos) {
+        if self.peers[peer as usize].output_paused_until.is_some() {
+            return;
+        }
+        let flushed = self.shared.link(peer).flush(peer, &*self.shared.handler);
+        if flushed == Flushed::SystemFull {
+            // Room in the stream means nothing then.
+            self.peers[peer as usize].output_paused_until = Some(now + SYSTEM_FULL_PAUSE);
+        }
+        let waits = flushed == Flushed::StreamFull;
         let Some(slot) = self.control_slot(peer) else { return };
         let Some(Connection::Control { watches_output, .. }) = self.connections.value(slot) else { return };
         let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
@@ -382,15 +435,12 @@ impl<M: FabricMessage> Watcher<M> {
     /// line 4: what it sent before still counts.
     fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
         if let Some(control) = self.control_slot(peer) {
-            self.serve_control(control, peer, now);
+            self.serve_control(control, peer, RECEIVES_LEFT_MAX, now);
         }
         match self.shared.link(peer).state() {
             // The pair did not exist yet: a newer process may be about to come.
             State::Unconnected if cause == LossCause::ProcessEnded => {}
-            State::Unconnected | State::Open => {
-                self.forget(peer);
-                self.shared.lose(peer, cause);
-            }
+            State::Unconnected | State::Open => self.end(peer, cause),
             // A forked child may keep the stream open.
             State::Departed => {
                 self.shared.link(peer).close();
@@ -404,7 +454,7 @@ impl<M: FabricMessage> Watcher<M> {
 /// A descriptor that the watcher waits for.
 enum Connection {
     Handshake(Box<PendingHandshake>),
-    Control { peer: Rank, stream: Arc<OwnedFd>, reader: Vec<u8>, watches_output: bool },
+    Control { peer: Rank, stream: Arc<OwnedFd>, received: ReceiveBuffer, watches_output: bool },
     Process { peer: Rank, file: OwnedFd },
 }
 
@@ -420,26 +470,49 @@ impl Connection {
     /// The peer of the connection; `None` for an accepted connection that is not authenticated.
     fn peer(&self) -> Option<Rank> {
         match self {
-            Self::Handshake(pending) => pending.origin.dialed().map(|(peer, _)| peer),
+            Self::Handshake(pending) => pending.origin.dialed(),
             Self::Control { peer, .. } | Self::Process { peer, .. } => Some(*peer),
         }
+    }
+}
+
+/// Bytes of a control stream that are no whole frame yet.
+#[derive(Default)]
+struct ReceiveBuffer {
+    bytes: Vec<u8>,
+    filled: usize,
+}
+
+impl ReceiveBuffer {
+    fn new() -> Self {
+        Self { bytes: vec![0; 2 * (HEADER_BYTES + MESSAGE_BYTES_MAX)], filled: 0 }
+    }
+
+    /// Never empty: the longest frame fits, and whole frames are consumed.
+    fn room(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.filled..]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.bytes.copy_within(count..self.filled, 0);
+        self.filled -= count;
     }
 }
 
 /// The origin of a connection that is not authenticated.
 #[derive(Clone, Copy)]
 enum Origin {
-    /// This rank dialed the peer, in the attempt with this session number.
-    Dialed(Rank, u64),
+    /// This rank dialed the peer.
+    Dialed(Rank),
     /// Another process dialed this rank, from this address.
     Accepted(IpAddr),
 }
 
 impl Origin {
-    /// The peer that this rank dialed, and the session number of the attempt.
-    fn dialed(self) -> Option<(Rank, u64)> {
+    /// The peer that this rank dialed.
+    fn dialed(self) -> Option<Rank> {
         match self {
-            Self::Dialed(peer, session) => Some((peer, session)),
+            Self::Dialed(peer) => Some(peer),
             Self::Accepted(_) => None,
         }
     }
@@ -462,19 +535,21 @@ struct Peer {
     connections_of_attempt: Option<PairConnections>,
     /// Why a process that claimed to be this peer was rejected.
     violation: Option<ProtocolViolation>,
+    /// The stream has ended without a bye; the process may be ending until this time.
+    ending: Option<(Nanos, LossCause)>,
+    /// Nothing is sent until this time, because the system had no room.
+    output_paused_until: Option<Nanos>,
     /// The slots of the peer's connections.
     slots: Vec<usize>,
 }
 
 /// A connection to a peer that the device asked for and that does not exist yet.
 struct ConnectRequest {
-    since: Nanos,
+    timeout: Duration,
     deadline: Nanos,
-    dial: Option<SocketAddr>,
+    dial: Option<Target>,
     retry_at: Option<Nanos>,
     pause: Duration,
-    /// The session number of the attempt under way.
-    session: u64,
 }
 
 /// Authenticated connections of one attempt.

@@ -168,7 +168,7 @@ fn send_descriptor(stream: &OwnedFd) -> Result<(), ProbeOutcome> {
     if rustix::io::pwrite(memory.file(), &token, 0) != Ok(TAG_BYTES) {
         return Err(ProbeOutcome::NoDescriptor);
     }
-    packet::send(stream, &token, &[memory.file()]).map_err(|_| ProbeOutcome::NoDescriptor)
+    packet::send(stream, &token, &[memory.file()]).map(drop).map_err(|_| ProbeOutcome::NoDescriptor)
 }
 
 /// Receives a descriptor and maps it. Waits until `until`, or until `stop` is readable.

@@ -24,11 +24,9 @@ use super::transfer::{
     HostCopy, LargeCopy, PIECE_BYTES, POLL_BYTES, TransferRequest, WaitingTransfer, apply_atomic, store,
 };
 use super::wake_word;
-use super::watcher::Watcher;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::WatcherThread;
-use crate::control::packet;
+use crate::control::{self, Control, Network};
 use crate::device::{
     DeviceConfig, DeviceInfo, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
     TransferId,
@@ -73,12 +71,13 @@ pub enum OpenError {
         /// The number.
         signal_slots: usize,
     },
-    /// The operating system refused a resource of every rank: shared memory, a socket, a descriptor
-    /// of its own process (Linux 5.3 or later), a thread.
-    #[error(
-        "the system refused shared memory, a socket, a process descriptor or a thread (Linux 5.3 or later?)"
-    )]
+    /// The operating system refused a resource of every rank: shared memory, or a descriptor of its
+    /// own process (Linux 5.3 or later).
+    #[error("the system refused shared memory or a process descriptor (Linux 5.3 or later?)")]
     System(#[source] io::Error),
+    /// The control plane was not made.
+    #[error(transparent)]
+    Control(#[from] control::OpenError),
 }
 
 /// One rank's end of shared memory. See [`crate::shm`].
@@ -101,7 +100,7 @@ pub struct ShmDevice {
     events: VecDeque<(Rank, Event)>,
     is_armed: bool,
     is_leaving: bool,
-    watcher: WatcherThread,
+    control: Control<Shared>,
 }
 
 struct Peer {
@@ -165,15 +164,14 @@ impl ShmDevice {
         if signal_slots > SIGNAL_SLOTS_MAX {
             return Err(OpenError::Signals { signal_slots });
         }
-        let shared = Arc::new(Shared::new(&config).map_err(OpenError::System)?);
+        let shared = Shared::new(&config).map_err(OpenError::System)?;
+        let control = Control::new(config, FABRIC, Network::Unix, shared)?;
+        let shared = control.handler().clone();
+        shared.set_streams(control.streams());
         page_detachment::register_device(&shared);
-        let (listener, address) = packet::bind_anywhere().map_err(OpenError::System)?;
-        let watcher = Watcher::new(shared.clone(), &config, listener).map_err(OpenError::System)?;
-        let name = format!("pleach-{FABRIC}-{rank}");
-        let watcher = WatcherThread::spawn(name, || watcher.run()).map_err(OpenError::System)?;
         let info = DeviceInfo {
             rank,
-            address,
+            address: control.address().clone(),
             fabric: FABRIC,
             registers_freely: false,
             signal_slots,
@@ -197,7 +195,7 @@ impl ShmDevice {
             events: VecDeque::new(),
             is_armed: false,
             is_leaving: false,
-            watcher,
+            control,
         })
     }
 
@@ -573,7 +571,7 @@ impl ShmDevice {
         for (rank, peer) in self.peers.iter_mut().enumerate() {
             if !peer.has_sent_bye && peer.pending == 0 && peer.state.may_see_end() {
                 peer.has_sent_bye = true;
-                self.shared.directory().bye(rank as Rank);
+                self.control.send_bye(rank as Rank);
             }
         }
     }

@@ -20,7 +20,7 @@ use crate::signals::{SignalLine, Signals};
 
 /// Files that each end sends to the other: its process, the signal slots for the other, its wake
 /// source, its valid keys.
-pub(crate) const GRANT_FILES: usize = 4;
+const PAIR_FILES: usize = 4;
 
 /// Regions that a device has at most. A peer maps each of them, and Linux allows 65,530 mappings in
 /// a process by default (`vm.max_map_count`).
@@ -142,8 +142,8 @@ pub(crate) struct OwnSignals {
     pub(crate) signal_slots: Signals,
     /// Absent when the system gave no memory for it; then the peer cannot be connected.
     shared: Result<Arc<Mapping>, io::ErrorKind>,
-    /// Until it is sent.
-    file: Mutex<Option<OwnedFd>>,
+    /// Until the peer has it.
+    file: Mutex<Option<Arc<OwnedFd>>>,
 }
 
 impl OwnSignals {
@@ -164,7 +164,7 @@ impl OwnSignals {
         // SAFETY: a page-aligned mapping of `len` zeroed lines, kept by `mapping`, used for nothing
         // else.
         let signal_slots = unsafe { Signals::from_raw(mapping.base().cast(), len, mapping.clone()) };
-        Ok(Self { signal_slots, shared: Ok(mapping), file: Mutex::new(Some(file)) })
+        Ok(Self { signal_slots, shared: Ok(mapping), file: Mutex::new(Some(Arc::new(file))) })
     }
 
     /// Why the peer cannot signal these signal slots, if so.
@@ -172,9 +172,14 @@ impl OwnSignals {
         self.shared.as_ref().err().copied()
     }
 
-    /// The file, once.
-    pub(crate) fn take_file(&self) -> Option<OwnedFd> {
-        lock(&self.file).take()
+    /// The file, until [`OwnSignals::sent_file`].
+    pub(crate) fn file(&self) -> Option<Arc<OwnedFd>> {
+        lock(&self.file).clone()
+    }
+
+    /// Closes the file, because the peer has it.
+    pub(crate) fn sent_file(&self) {
+        *lock(&self.file) = None;
     }
 
     /// The memory of the signal slots, if the peer can map it.
@@ -197,10 +202,9 @@ impl Link {
     /// # Errors
     ///
     /// The files are not as they must be, or this process cannot map them.
-    /// They are not what they should be, or this process cannot map them.
     pub(crate) fn from_files(files: Vec<OwnedFd>, signal_slots: u32) -> Result<(Self, OwnedFd), LossCause> {
         let [process, signal_slots_file, wake_file, keys_file] =
-            <[OwnedFd; GRANT_FILES]>::try_from(files).map_err(|_| ProtocolViolation::UnsafeFile)?;
+            <[OwnedFd; PAIR_FILES]>::try_from(files).map_err(|_| ProtocolViolation::MalformedFrame)?;
         if !is_process(&process) {
             return Err(ProtocolViolation::UnsafeFile.into());
         }
@@ -371,10 +375,6 @@ pub(crate) struct SignalSlotTable {
 impl SignalSlotTable {
     pub(crate) fn new(world_size: u32, each: usize) -> Self {
         Self { each, peers: (0..world_size).map(|_| OnceLock::new()).collect() }
-    }
-
-    pub(crate) fn each(&self) -> usize {
-        self.each
     }
 
     /// The signal slots of a peer, if they exist.

@@ -5,10 +5,10 @@
 //! target sleeps, a futex wake. So the data path is a few cache lines: no syscall, no lock, no
 //! allocation, and the target does nothing.
 //!
-//! Files are sent over an abstract Unix socket after both ends have proved the secret, so no names
-//! can be left behind. A [`watcher`] thread sleeps on those sockets and on the peers' processes. It
-//! publishes changes to the [`ShmDevice`] in a [table](peer_status), which the poller reads when
-//! one flag is set.
+//! The [control plane](crate::control) stands on abstract Unix sockets, so no names can be left
+//! behind. It sends files after both ends have proved the secret, and watches the peers' processes.
+//! Its watcher thread publishes changes to the [`ShmDevice`] in a [table](peer_status), which the
+//! poller reads when one flag is set.
 //!
 //! A region on a GPU is an allocation whose descriptor is sent like a memfd; a peer's driver
 //! imports it at the first use. The GPU copies transfers from and to it, and their signals are
@@ -31,8 +31,6 @@ mod directory;
 #[allow(unsafe_code)]
 mod fence;
 #[cfg(not(loom))]
-mod frame;
-#[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod link;
 #[cfg(all(loom, test))]
@@ -40,6 +38,8 @@ mod loom_tests;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod mapping;
+#[cfg(not(loom))]
+mod message;
 #[cfg(not(loom))]
 #[allow(unsafe_code)]
 mod page_detachment;
@@ -55,8 +55,6 @@ mod tests;
 mod transfer;
 #[cfg_attr(loom, allow(dead_code, reason = "used by the device, which loom does not see"))]
 mod wake_word;
-#[cfg(not(loom))]
-mod watcher;
 
 #[cfg(not(loom))]
 pub use device::{OpenError, ShmDevice};
@@ -69,7 +67,7 @@ pub use device::{OpenError, ShmDevice};
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub fn check_decoders(bytes: &[u8]) {
-    if let Ok(frame) = frame::decode(bytes) {
-        assert_eq!(frame.encode(), bytes);
+    if let Ok(message) = message::RegionMessage::decode(bytes) {
+        assert_eq!(message.encode(), bytes);
     }
 }

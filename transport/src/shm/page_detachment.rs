@@ -55,7 +55,7 @@ pub(super) fn detach(memory: &Arc<dyn Memory>) -> Vec<PendingPages> {
         devices.iter().filter_map(Weak::upgrade).collect()
     };
     for device in devices.iter().filter(|device| !device.is_forked()) {
-        device.directory().detach(memory, &device.own.keys);
+        device.detach(memory);
     }
     parts
 }

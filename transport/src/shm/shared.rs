@@ -1,34 +1,28 @@
-//! The state that the device, its watcher and the handles of its regions share.
+//! The state that the device, its control plane and the handles of its regions share, and what the
+//! control plane's watcher does for this fabric.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use rustix::event::epoll;
+use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::directory::Directory;
-use super::link::{OwnMemory, SignalSlotTable};
-use super::peer_status::StatusTable;
+use super::link::{GpuFile, Link, OwnMemory, PeerRegion, REGIONS_MAX, SignalSlotTable, slot_of};
+use super::mapping::check;
+use super::message::RegionMessage;
+use super::peer_status::{ConnectionEnd, SlotState, StatusTable};
 use super::wake_word;
 use crate::Rank;
-use crate::control::Commands;
-use crate::device::{DeviceConfig, Wake};
+use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, SendWithFiles, Streams};
+use crate::device::{DeviceConfig, LossCause, ProtocolViolation, Wake};
 use crate::fork::Process;
+use crate::memory::Memory;
 use crate::mutex::lock;
 use crate::primitive::AtomicU32;
 use crate::region::{RegionKey, Registry};
-
-/// A command of the device to the watcher.
-pub(crate) enum Command {
-    /// Connect by dialing this name, or, without one, by waiting for the peer.
-    Connect { peer: Rank, dial: Option<String> },
-    /// The peer was severed: close its connections.
-    Cut { peer: Rank },
-    /// End.
-    Stop,
-}
 
 pub(crate) struct Shared {
     /// The process of the device; a forked child must not use its copy.
@@ -37,32 +31,52 @@ pub(crate) struct Shared {
     pub(crate) world_size: u32,
     pub(crate) own: OwnMemory,
     pub(crate) signal_slots: SignalSlotTable,
-    pub(crate) epoll: Arc<OwnedFd>,
-    pub(crate) commands: Commands<Command>,
     /// The watcher has published changes. Release by the watcher, acquire by the poller.
     pub(crate) has_changes: AtomicBool,
     /// The rank was woken while it did not sleep: its next attempt to sleep fails.
     woken: AtomicBool,
     peer_status: Mutex<StatusTable>,
     directory: Mutex<Directory>,
+    /// Set when the control plane exists. Its streams are locked before the directory.
+    streams: OnceLock<Streams>,
 }
 
 impl Shared {
     pub(crate) fn new(config: &DeviceConfig) -> io::Result<Self> {
-        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         Ok(Self {
             process: Process::current(),
             rank: config.rank,
             world_size: config.world_size,
             own: OwnMemory::new()?,
             signal_slots: SignalSlotTable::new(config.world_size, config.signal_slots),
-            commands: Commands::new()?,
             has_changes: AtomicBool::new(false),
             woken: AtomicBool::new(false),
             peer_status: Mutex::new(StatusTable::new(config.world_size)),
-            directory: Mutex::new(Directory::new(config.world_size, epoll.clone())),
-            epoll,
+            directory: Mutex::new(Directory::new(config.world_size)),
+            streams: OnceLock::new(),
         })
+    }
+
+    /// Sets the streams that announce regions. Called before any peer is connected.
+    pub(crate) fn set_streams(&self, streams: Streams) {
+        let _ = self.streams.set(streams);
+    }
+
+    /// Changes the directory, then tells the connected peers.
+    pub(crate) fn change_directory<T>(&self, change: impl FnOnce(&mut Directory) -> T) -> T {
+        let mut directory = self.directory();
+        let changed = change(&mut directory);
+        let peers = directory.open_peers();
+        drop(directory);
+        if let Some(streams) = self.streams.get() {
+            peers.into_iter().for_each(|peer| streams.flush(peer));
+        }
+        changed
+    }
+
+    /// Revokes the keys of the memory, if it is registered here.
+    pub(crate) fn detach(&self, memory: &Arc<dyn Memory>) {
+        self.change_directory(|directory| directory.detach(memory, &self.own.keys));
     }
 
     /// Whether this is a forked child of the device's process.
@@ -79,7 +93,7 @@ impl Shared {
     }
 
     /// Tells the poller to read the changes, also if it sleeps.
-    pub(crate) fn publish(&self) {
+    fn publish(&self) {
         // Release: the poller that sees the flag takes the board's lock, which orders the rest.
         self.has_changes.store(true, Ordering::Release);
         self.wake_owner();
@@ -122,8 +136,136 @@ impl Registry for Shared {
         if self.is_forked() {
             return;
         }
-        let entry = self.directory().remove(key, &self.own.keys);
+        let entry = self.change_directory(|directory| directory.remove(key, &self.own.keys));
         // Dropping the memory may take long, so not under the lock.
         drop(entry);
     }
+}
+
+impl FabricHandler for Shared {
+    fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause> {
+        self.signal_slots.of(peer).sent_file();
+        let (link, process) = Link::from_files(pair.files, pair.signal_slots)?;
+        // Listed before the device can see the link, because peers have heard of a region when they
+        // hear a message that was posted after its registration.
+        self.directory().open(peer);
+        self.peer_status().status_of(peer).link = Some(link);
+        self.publish();
+        Ok(Some(process))
+    }
+
+    fn message(
+        &self,
+        peer: Rank,
+        message: &[u8],
+        files: ReceivedFiles,
+        _refuse: &dyn Fn(LossCause),
+    ) -> Result<(), LossCause> {
+        let (slot, state) = match RegionMessage::decode(message)? {
+            RegionMessage::Announce { slot, key, offset, len } => {
+                check_key(slot, key)?;
+                let state = match one_file(files)? {
+                    None => {
+                        tracing::warn!(peer, "a region cannot be mapped: too many open files (ulimit -n)");
+                        SlotState::Unmappable(key)
+                    }
+                    Some(file) => {
+                        let end = offset.checked_add(len).ok_or(ProtocolViolation::MalformedFrame)?;
+                        check(file.as_fd(), end)?;
+                        self.map(peer, key, &file, offset, len)
+                    }
+                };
+                (slot, state)
+            }
+            RegionMessage::AnnounceGpu { slot, key, bytes, len, gpu } => {
+                check_key(slot, key)?;
+                if len > bytes {
+                    return Err(ProtocolViolation::MalformedFrame.into());
+                }
+                // The file is for the driver, which checks it at the first use.
+                let has_room = self.peer_status().status_of(peer).has_room(len);
+                let state = match one_file(files)? {
+                    Some(file) if has_room => SlotState::Mapped(Arc::new(PeerRegion::on_gpu(
+                        key,
+                        GpuFile { file, bytes, gpu },
+                        len,
+                    ))),
+                    _ => {
+                        tracing::warn!(
+                            peer,
+                            len,
+                            "a region on a GPU cannot be taken: too many open files or bytes"
+                        );
+                        SlotState::Unmappable(key)
+                    }
+                };
+                (slot, state)
+            }
+            RegionMessage::Revoke { slot } if usize::from(slot) < REGIONS_MAX => (slot, SlotState::Empty),
+            RegionMessage::Revoke { .. } => return Err(ProtocolViolation::MalformedFrame.into()),
+        };
+        let before = self.peer_status().status_of(peer).set(slot, state);
+        self.publish();
+        // Unmapping may take long, so not under the lock.
+        drop(before);
+        Ok(())
+    }
+
+    fn departed(&self, peer: Rank) {
+        self.peer_status().status_of(peer).end = Some(ConnectionEnd::Departed);
+        self.publish();
+    }
+
+    fn lost(&self, peer: Rank, cause: LossCause) {
+        self.directory().close(peer);
+        self.peer_status().status_of(peer).end = Some(ConnectionEnd::Lost(cause));
+        self.publish();
+    }
+
+    fn send_ready(&self, peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
+        // Without it this rank does not connect.
+        let Some(signal_slots) = self.signal_slots.of(peer).file() else { return Ok(()) };
+        let own = &self.own;
+        send(
+            ready,
+            &[own.process.as_fd(), signal_slots.as_fd(), own.wake_file.as_fd(), own.keys_file.as_fd()],
+        )
+    }
+
+    fn send_waiting(&self, peer: Rank, send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
+        self.directory().send_listed(peer, send)
+    }
+
+    fn has_waiting(&self, peer: Rank) -> bool {
+        self.directory().has_listed(peer)
+    }
+}
+
+impl Shared {
+    fn map(&self, peer: Rank, key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> SlotState {
+        if !self.peer_status().status_of(peer).has_room(len) {
+            tracing::warn!(peer, len, "a region cannot be mapped: the peer has too many bytes registered");
+            return SlotState::Unmappable(key);
+        }
+        match PeerRegion::new(key, file, offset, len) {
+            Ok(region) => SlotState::Mapped(Arc::new(region)),
+            Err(error) => {
+                tracing::warn!(peer, len, %error, "a region cannot be mapped (vm.max_map_count, ulimit -v)");
+                SlotState::Unmappable(key)
+            }
+        }
+    }
+}
+
+/// Whether a key may be announced for a slot.
+fn check_key(slot: u16, key: RegionKey) -> Result<(), ProtocolViolation> {
+    let is_valid = usize::from(slot) < REGIONS_MAX && slot_of(key) == slot && key != RegionKey::NONE;
+    if is_valid { Ok(()) } else { Err(ProtocolViolation::MalformedFrame) }
+}
+
+/// The file of an announcement; `None`: this process may open no more files.
+fn one_file(files: ReceivedFiles) -> Result<Option<OwnedFd>, ProtocolViolation> {
+    let Some(files) = files else { return Ok(None) };
+    let [file] = <[OwnedFd; 1]>::try_from(files).map_err(|_| ProtocolViolation::MalformedFrame)?;
+    Ok(Some(file))
 }

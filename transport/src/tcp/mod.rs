@@ -38,7 +38,9 @@ use self::pair::{ByeState, EventQueue, Outcome, Pair, PairState};
 use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{Control, ControlEvent, ReleasedRegions, socket};
+use crate::control::{
+    Control, ControlEvent, ControlEventQueue, Network, OpenedPair, ReleasedRegions, socket,
+};
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
@@ -80,7 +82,7 @@ const WAKE_SOURCE: u64 = u64::MAX;
 pub struct TcpDevice {
     // The data connections close before the control streams, so that peers read all that was sent.
     peers: Vec<Peer>,
-    control: Control<Revoked>,
+    control: Control<ControlEventQueue<Revoked>>,
     info: DeviceInfo,
     epoll: Arc<OwnedFd>,
     signal_slots: Vec<OnceLock<Signals>>,
@@ -128,7 +130,8 @@ impl TcpDevice {
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
         let world_size = config.world_size;
-        let control = Control::new(config, FABRIC, CONNECTIONS as u8)?;
+        let network = Network::Tcp { data_connections: CONNECTIONS as u8 };
+        let control = Control::new(config, FABRIC, network, ControlEventQueue::new()?)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
                 let data = epoll::EventData::new_u64(WAKE_SOURCE);
@@ -145,7 +148,7 @@ impl TcpDevice {
             signal_slots: control.signal_slots(),
             transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
             reach: vec![reach; world_size as usize],
-            waker: Arc::clone(control.wake_source()) as _,
+            waker: Arc::clone(control.handler()) as _,
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
@@ -226,9 +229,7 @@ impl TcpDevice {
     fn take_events(&mut self) {
         for event in self.control.take_events() {
             match event {
-                ControlEvent::Opened { peer, signal_slots, to_peer, from_peer } => {
-                    self.opened(peer, signal_slots, to_peer, from_peer);
-                }
+                ControlEvent::Opened { peer, pair } => self.opened(peer, pair),
                 ControlEvent::Message { peer, message: Revoked(key) } => {
                     if let Peer::Open(open) = &mut self.peers[peer as usize] {
                         open.pair.state.revoked(key);
@@ -247,11 +248,11 @@ impl TcpDevice {
         }
     }
 
-    fn opened(&mut self, peer: Rank, peer_signal_slots: usize, out: Vec<OwnedFd>, incoming: Vec<OwnedFd>) {
+    fn opened(&mut self, peer: Rank, opened: OpenedPair) {
         if !matches!(self.peers[peer as usize], Peer::Connecting) {
             return;
         }
-        let mut pair = Pair::new(peer, self.signal_slots(peer), peer_signal_slots, out, incoming);
+        let mut pair = Pair::new(peer, self.signal_slots(peer), opened);
         let data = epoll::EventData::new_u64(u64::from(peer));
         if let Err(error) = epoll::add(&self.epoll, &pair.incoming[0].socket, data, epoll::EventFlags::IN) {
             self.control.lose_at_once(peer, socket::loss(&error.into()));

@@ -4,15 +4,13 @@
 //! [`SplitTransfer`] or a [`Pending`]. The code that removes the owner reports the transfer. A
 //! signal is raised when this thread has received every byte of its put.
 
-use std::os::fd::OwnedFd;
-
 use super::connection::{Body, InConnection, Incoming, OutConnection, OutFrame, Received, SendCompletion};
 use super::frame::{Frame, Token};
 use super::regions::Regions;
 use super::slab::{Slab, UNTRACKED_TOKEN};
 use super::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 use crate::Rank;
-use crate::control::socket;
+use crate::control::{OpenedPair, socket};
 use crate::device::{
     Event, LossCause, ProtocolViolation, Source, SubmitError, Transfer, TransferError, TransferId,
 };
@@ -123,17 +121,15 @@ impl Pair {
     pub(super) fn new(
         peer: Rank,
         signal_slots: Signals,
-        peer_signal_slots: usize,
-        out: Vec<OwnedFd>,
-        incoming: Vec<OwnedFd>,
+        OpenedPair { signal_slots: peer_signal_slots, to_peer, from_peer, .. }: OpenedPair,
     ) -> Self {
         Self {
-            incoming: incoming.into_iter().map(InConnection::new).collect(),
+            incoming: from_peer.into_iter().map(InConnection::new).collect(),
             state: PairState {
                 peer,
                 signal_slots,
-                peer_signal_slots,
-                out: out.into_iter().map(OutConnection::new).collect(),
+                peer_signal_slots: peer_signal_slots as usize,
+                out: to_peer.into_iter().map(OutConnection::new).collect(),
                 pending: Slab::new(),
                 parts: Slab::new(),
                 splits: Vec::new(),

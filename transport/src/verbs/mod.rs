@@ -101,7 +101,7 @@ use self::wire::ControlMessage;
 pub use self::wire::Refusal;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{Control, FabricMessage, ReleasedRegions};
+use crate::control::{Control, ControlEventQueue, FabricMessage, Network, ReleasedRegions};
 use crate::cuda::FlushScope;
 use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
@@ -165,7 +165,7 @@ pub struct VerbsDevice {
     cache: Cache,
     nics: Vec<Nic>,
     gpus: Gpus,
-    control: Control<ControlMessage>,
+    control: Control<ControlEventQueue<ControlMessage>>,
     releases: Arc<ReleasedRegions>,
     registry: Arc<dyn Registry>,
     epoll: Arc<OwnedFd>,
@@ -220,7 +220,8 @@ impl VerbsDevice {
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
-        let control = Control::new(config, FABRIC, 0)?;
+        let control =
+            Control::new(config, FABRIC, Network::Tcp { data_connections: 0 }, ControlEventQueue::new()?)?;
         let connection_manager = match options.connect {
             Connect::Rendezvous => None,
             Connect::RdmaCm => Some(ConnectionManager::new(&nics, world_size)?),
@@ -244,7 +245,7 @@ impl VerbsDevice {
             signal_slots: control.signal_slots(),
             transfer_bytes_max: TRANSFER_BYTES_MAX.min(message_bytes_max),
             reach: vec![reach; world_size as usize],
-            waker: Arc::clone(control.wake_source()) as _,
+            waker: Arc::clone(control.handler()) as _,
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
@@ -365,7 +366,7 @@ impl Peer {
 /// connection manager has an event.
 fn combine_wake_sources(
     nics: &[Nic],
-    control: &Control<ControlMessage>,
+    control: &Control<ControlEventQueue<ControlMessage>>,
     connection_manager: Option<&ConnectionManager>,
 ) -> rustix::io::Result<OwnedFd> {
     let joined = epoll::create(epoll::CreateFlags::CLOEXEC)?;

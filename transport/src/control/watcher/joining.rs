@@ -1,36 +1,34 @@
 //! How pairs are connected: dialing, accepting, handshakes, and the opening of a pair.
 
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::net::IpAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::epoll;
-use rustix::net::{RecvFlags, SendFlags, SocketAddrAny, SocketFlags};
+use rustix::io::Errno;
+use rustix::net::SendFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{Connection, Origin, PairConnections, Peer, PendingHandshake};
+use super::{Connection, Origin, PairConnections, Peer, PendingHandshake, ReceiveBuffer};
 use super::{DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Watcher};
 use crate::Rank;
 use crate::accepting::ACCEPTS_AT_ONCE;
 use crate::clock::Nanos;
-use crate::control::FabricMessage;
-use crate::control::State;
-use crate::control::frame::{Frame, HEADER_BYTES};
+use crate::control::frame::Frame;
 use crate::control::handshake::{Handshake, Hello, Progress, Role};
-use crate::control::socket;
-use crate::control::{ControlEvent, Shared};
+use crate::control::packet::{self, ReceiveError};
+use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, Shared, State};
 use crate::device::files_allowed;
-use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
+use crate::device::{LossCause, ProtocolViolation};
 
-impl<M: FabricMessage> Watcher<M> {
+impl Watcher {
     /// Accepts connections, up to a limit, so that connections that exist get their turn.
     pub(super) fn accept(&mut self, now: Nanos) {
         for _ in 0..ACCEPTS_AT_ONCE {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match rustix::net::acceptfrom_with(&self.listener, flags) {
-                Ok((socket, from)) => self.accepted(socket, from, now),
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                Err(rustix::io::Errno::AGAIN) => return,
+            match self.network.accept(&self.listener) {
+                Ok(Some((socket, from))) => self.accepted(socket, from, now),
+                Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::AGAIN) => return,
                 Err(errno) => {
                     // Out of descriptors or memory. If more unauthenticated connections exist than
                     // peers can have, those use them up.
@@ -49,19 +47,17 @@ impl<M: FabricMessage> Watcher<M> {
         self.identity.connections() * self.peers.len()
     }
 
-    fn accepted(&mut self, socket: OwnedFd, from: Option<SocketAddrAny>, now: Nanos) {
-        // The kernel knows the address, unless the connection has ended meanwhile.
-        let Some(Ok(from)) = from.map(SocketAddr::try_from) else { return };
+    fn accepted(&mut self, socket: OwnedFd, from: IpAddr, now: Nanos) {
         if self.unauthenticated.len() >= HANDSHAKES_MIN.max(2 * self.connections_max()) {
             self.drop_oldest_unauthenticated();
         }
-        let origin = Origin::Accepted(from.ip());
+        let origin = Origin::Accepted(from);
         let handshake = Handshake::listen(&self.identity);
         let pending =
             PendingHandshake { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
         // If the kernel has no room, the connection is dropped.
         if let Ok(slot) = self.insert(Connection::Handshake(Box::new(pending)), epoll::EventFlags::IN) {
-            self.unauthenticated.add(from.ip(), slot as u64);
+            self.unauthenticated.add(from, slot as u64);
             // At once: bytes that have come already keep it from being counted as a connection that
             // sends nothing.
             self.serve_handshake(slot, now);
@@ -78,22 +74,27 @@ impl<M: FabricMessage> Watcher<M> {
         self.abandon_attempt(peer);
         let session = session();
         let Some(request) = &mut self.peers[peer as usize].request else { return };
-        request.session = session;
         request.retry_at = None;
-        let Some(address) = request.dial else { return };
         let deadline = request.deadline.min(now + HANDSHAKE_LIMIT);
         let data = (0..self.identity.data_connections)
             .flat_map(|index| [(Role::ToListener, index), (Role::ToDialer, index)]);
         for (role, index) in std::iter::once((Role::Control, 0)).chain(data) {
             let handshake = Handshake::dial(&self.identity, role, index, peer, session);
-            let inserted = socket::dial(&address).and_then(|socket| {
-                let origin = Origin::Dialed(peer, session);
+            let request = self.peers[peer as usize].request.as_ref();
+            let Some(target) = request.and_then(|request| request.dial.as_ref()) else { return };
+            let inserted = target.dial().and_then(|socket| {
+                let origin = Origin::Dialed(peer);
                 let pending = PendingHandshake { socket, handshake, deadline, origin, verdict: None };
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
                 self.insert(Connection::Handshake(Box::new(pending)), flags)
             });
             if let Err(error) = inserted {
-                self.dial_again(peer, now);
+                // A Unix socket whose listener is gone has no successor of its name.
+                if self.network.is_unix() && error.kind() != std::io::ErrorKind::WouldBlock {
+                    self.end(peer, LossCause::unconnected(&error));
+                } else {
+                    self.dial_again(peer, now);
+                }
                 return self.cannot_open(&error);
             }
         }
@@ -107,8 +108,7 @@ impl<M: FabricMessage> Watcher<M> {
         }
         for peer in 0..self.peers.len() as Rank {
             if self.peers[peer as usize].request.is_some() {
-                self.forget(peer);
-                self.shared.lose(peer, LossCause::unconnected(error));
+                self.end(peer, LossCause::unconnected(error));
             }
         }
     }
@@ -133,12 +133,13 @@ impl<M: FabricMessage> Watcher<M> {
 
     pub(super) fn forget(&mut self, peer: Rank) {
         self.abandon_attempt(peer);
-        self.peers[peer as usize].request = None;
+        let known = &mut self.peers[peer as usize];
+        (known.request, known.ending, known.output_paused_until) = (None, None, None);
     }
 
     pub(super) fn drop_handshake(&mut self, slot: usize, now: Nanos) {
         if let Some(Connection::Handshake(pending)) = self.remove(slot)
-            && let Some((peer, _)) = pending.origin.dialed()
+            && let Some(peer) = pending.origin.dialed()
         {
             self.dial_again(peer, now);
         }
@@ -161,13 +162,14 @@ impl<M: FabricMessage> Watcher<M> {
                 let _ = self.watch(slot, epoll::EventFlags::OUT);
                 return;
             }
-            let flags = RecvFlags::DONTWAIT;
-            match rustix::net::recv(&pending.socket, pending.handshake.room(), flags) {
-                Ok((0, _)) => {
+            // Files that come before their sender is authenticated are closed unseen.
+            let received = packet::receive(&pending.socket, pending.handshake.room());
+            match received.map(|packet| packet.bytes) {
+                Ok(0) => {
                     self.drop_handshake(slot, now);
                     return;
                 }
-                Ok((count, _)) => {
+                Ok(count) => {
                     let progress = match pending.handshake.received(count) {
                         Progress::AwaitsAdmission(hello) => {
                             let decision = admission(&self.peers, &self.shared, &hello);
@@ -183,8 +185,8 @@ impl<M: FabricMessage> Watcher<M> {
                         self.unauthenticated.hello_received(from, slot as u64);
                     }
                 }
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => {
+                Err(ReceiveError::System(Errno::INTR)) => {}
+                Err(ReceiveError::System(Errno::AGAIN | Errno::NOTCONN)) => {
                     // Dialed sockets are watched for room until they are connected.
                     if pending.handshake.outgoing().is_empty() {
                         let _ = self.watch(slot, epoll::EventFlags::IN);
@@ -205,74 +207,92 @@ impl<M: FabricMessage> Watcher<M> {
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
             (Progress::Done(hello), _) => {
-                if socket::tune(&pending.socket).is_ok() {
-                    self.add_connection(&hello, pending.socket, dialed);
-                } else if let Some((peer, _)) = dialed {
+                if self.network.tune(&pending.socket).is_ok() {
+                    self.add_connection(&hello, pending.socket, dialed.is_some(), now);
+                } else if let Some(peer) = dialed {
                     self.dial_again(peer, now);
                 }
             }
-            (Progress::Failed(violation, _), Some((peer, _))) => {
-                self.forget(peer);
-                self.shared.lose(peer, LossCause::Protocol(violation));
-            }
+            (Progress::Failed(violation, _), Some(peer)) => self.end(peer, LossCause::Protocol(violation)),
             (Progress::Failed(violation, claimed), None) => {
                 if self.warnings_left > 0 {
                     self.warnings_left -= 1;
                     tracing::warn!(?claimed, %violation, "a connection was turned away");
                 }
-                let known = claimed.and_then(|rank| self.peers.get_mut(rank as usize));
-                if let Some(known) = known {
-                    known.violation = Some(violation);
+                if let Some(peer) = claimed.filter(|rank| *rank < self.identity.world_size) {
+                    self.peers[peer as usize].violation = Some(violation);
+                    self.lose_if_rejected(peer);
                 }
             }
             _ => {}
         }
     }
 
-    /// Adds an authenticated connection to the others of its attempt.
-    fn add_connection(&mut self, hello: &Hello, socket: OwnedFd, dialed: Option<(Rank, u64)>) {
-        let peer = hello.rank;
-        let Some(known) = self.peers.get_mut(peer as usize) else { return };
-        let current = known
-            .connections_of_attempt
-            .as_ref()
-            .is_some_and(|connections_of_attempt| connections_of_attempt.session == hello.session);
-        if !current {
-            known.connections_of_attempt = Some(PairConnections::new(hello, &self.identity));
+    /// Over Unix sockets: marks a peer lost that this rank waits for and whose attempt was
+    /// rejected. It makes no other.
+    pub(super) fn lose_if_rejected(&mut self, peer: Rank) {
+        let known = &self.peers[peer as usize];
+        if self.network.is_unix()
+            && known.request.is_some()
+            && known.connections_of_attempt.is_none()
+            && let Some(violation) = known.violation
+        {
+            self.end(peer, LossCause::Protocol(violation));
         }
+    }
+
+    /// Adds an authenticated connection to the others of its attempt.
+    fn add_connection(&mut self, hello: &Hello, socket: OwnedFd, is_dialer: bool, now: Nanos) {
+        let peer = hello.rank;
+        let Some(known) = self.peers.get(peer as usize) else { return };
+        let attempt = known.connections_of_attempt.as_ref();
+        if attempt.is_none_or(|attempt| attempt.session != hello.session) {
+            if !is_dialer {
+                // The stream of the attempt before may be read already.
+                self.abandon_attempt(peer);
+            }
+            self.peers[peer as usize].connections_of_attempt =
+                Some(PairConnections::new(hello, &self.identity));
+        }
+        let known = &mut self.peers[peer as usize];
         let Some(connections_of_attempt) = &mut known.connections_of_attempt else { return };
         let index = usize::from(hello.index);
-        let sends = (hello.role == Role::ToListener) == dialed.is_some();
+        let sends = (hello.role == Role::ToListener) == is_dialer;
         let place = match hello.role {
             Role::Control => &mut connections_of_attempt.control,
             _ if sends => &mut connections_of_attempt.to_peer[index],
             _ => &mut connections_of_attempt.from_peer[index],
         };
         *place = Some(socket);
-        if dialed.is_some() && connections_of_attempt.has_all_data_connections() {
+        if is_dialer && connections_of_attempt.has_all_data_connections() {
             // "Ready" comes on the control stream, perhaps before the verdict on a data connection
             // has been read: it waits for that.
-            self.read_control(peer);
+            if let Some(stream) = self.read_control(peer)
+                && self.network.is_unix()
+            {
+                send_ready(&*self.shared.handler, peer, &stream);
+            }
         }
-        self.try_open(peer);
+        self.try_open(peer, now);
     }
 
-    fn read_control(&mut self, peer: Rank) {
-        let Some(connections_of_attempt) = &mut self.peers[peer as usize].connections_of_attempt else {
-            return;
-        };
-        let Some(control) = connections_of_attempt.control.take() else { return };
-        let _ = socket::tune_control(&control);
+    /// Begins to read the control stream of an attempt.
+    fn read_control(&mut self, peer: Rank) -> Option<Arc<OwnedFd>> {
+        let connections_of_attempt = self.peers[peer as usize].connections_of_attempt.as_mut()?;
+        let control = connections_of_attempt.control.take()?;
+        let _ = self.network.tune_control(&control);
         let stream = Arc::new(control);
         connections_of_attempt.reading = Some(Arc::clone(&stream));
-        let reader = Vec::with_capacity(2 * (HEADER_BYTES + MESSAGE_BYTES_MAX));
-        let control = Connection::Control { peer, stream, reader, watches_output: false };
+        let (control, received) = (Arc::clone(&stream), ReceiveBuffer::new());
+        let control = Connection::Control { peer, stream: control, received, watches_output: false };
         // If the kernel has no room, the pair is not connected and times out.
         let _ = self.insert(control, epoll::EventFlags::IN);
+        Some(stream)
     }
 
-    /// Opens the pair on the listener's side when all connections exist and the device wants it.
-    pub(super) fn try_open(&mut self, peer: Rank) {
+    /// On the listener's side, when all connections exist and the device wants the pair: opens the
+    /// pair, over Unix sockets as soon as the dialer's files have come.
+    pub(super) fn try_open(&mut self, peer: Rank, now: Nanos) {
         let known = &self.peers[peer as usize];
         let listens = known.request.as_ref().is_some_and(|request| request.dial.is_none());
         let complete = known.connections_of_attempt.as_ref().is_some_and(|connections_of_attempt| {
@@ -280,36 +300,75 @@ impl<M: FabricMessage> Watcher<M> {
         });
         if listens && complete {
             self.read_control(peer);
-            self.open(peer, Some(&Frame::Ready));
+            if !self.network.is_unix() {
+                self.open(peer, Vec::new(), now);
+            }
         }
     }
 
-    /// Opens a pair and sends `first` before this rank's device can send anything.
-    pub(super) fn open(&mut self, peer: Rank, first: Option<&Frame<'_>>) {
+    /// Handles a "ready" of the other end, with the files of its rank.
+    pub(super) fn ready(&mut self, peer: Rank, files: ReceivedFiles, now: Nanos) -> Result<(), LossCause> {
+        let attempt = self.peers[peer as usize].connections_of_attempt.as_ref();
+        let complete = attempt.is_some_and(PairConnections::has_all_data_connections);
+        if !complete || !(self.dials(peer) || self.network.is_unix()) {
+            return Err(ProtocolViolation::UnexpectedAnswer.into());
+        }
+        let files = files.ok_or_else(|| LossCause::unconnected(&Errno::MFILE.into()))?;
+        self.open(peer, files, now);
+        Ok(())
+    }
+
+    /// Whether this rank is the end that dials.
+    fn dials(&self, peer: Rank) -> bool {
+        self.identity.rank > peer
+    }
+
+    /// Opens a pair. The listener sends "ready" before this rank's device can send anything.
+    fn open(&mut self, peer: Rank, files: Vec<OwnedFd>, now: Nanos) {
+        let dials = self.dials(peer);
         let known = &mut self.peers[peer as usize];
         let Some(connections_of_attempt) = known.connections_of_attempt.take() else { return };
         known.request = None;
         let Some(stream) = connections_of_attempt.reading else { return };
-        if !self.shared.link(peer).open(stream) {
+        let shared = Arc::clone(&self.shared);
+        let begin = |stream: &OwnedFd| {
+            if !dials {
+                send_ready(&*shared.handler, peer, stream);
+            }
+        };
+        if !shared.link(peer).open(stream, begin) {
             return;
         }
-        if let Some(first) = first {
-            let _ = self.shared.link(peer).send_frame(first);
-        }
-        if let Some(file) = connections_of_attempt.process.and_then(open_process) {
-            let _ = self.insert(Connection::Process { peer, file }, epoll::EventFlags::IN);
-        }
-        self.shared.send(ControlEvent::Opened {
-            peer,
-            signal_slots: connections_of_attempt.signal_slots as usize,
+        let pair = OpenedPair {
+            signal_slots: connections_of_attempt.signal_slots,
             to_peer: connections_of_attempt.to_peer.into_iter().flatten().collect(),
             from_peer: connections_of_attempt.from_peer.into_iter().flatten().collect(),
-        });
+            files,
+        };
+        let process = match shared.handler.opened(peer, pair) {
+            Ok(process) => process.or_else(|| connections_of_attempt.process.and_then(open_process)),
+            Err(cause) => return self.end(peer, cause),
+        };
+        if let Some(file) = process
+            && let Err(error) = self.insert(Connection::Process { peer, file }, epoll::EventFlags::IN)
+        {
+            return self.end(peer, LossCause::unconnected(&error));
+        }
+        self.watch_output(peer, now);
+    }
+}
+
+/// Sends "ready" on a new stream, which has room for it. If it fails all the same, the stream is
+/// broken, and its end or the deadline is detected.
+fn send_ready(handler: &dyn FabricHandler, peer: Rank, stream: &OwnedFd) {
+    let mut send = |bytes: &[u8], files: &[BorrowedFd<'_>]| packet::send(stream, bytes, files).map(drop);
+    if let Err(errno) = handler.send_ready(peer, &Frame::Ready.to_bytes(), &mut send) {
+        tracing::debug!(%errno, "a handshake packet was not sent");
     }
 }
 
 /// Whether to admit an authenticated dialer.
-fn admission<M>(peers: &[Peer], shared: &Shared<M>, hello: &Hello) -> Result<(), ProtocolViolation> {
+fn admission(peers: &[Peer], shared: &Shared, hello: &Hello) -> Result<(), ProtocolViolation> {
     let known = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
     // A rank that is connected, or that this rank dials, does not dial again.
     let expected = shared.link(hello.rank).state() == State::Unconnected
@@ -326,8 +385,8 @@ fn send_outgoing(pending: &mut PendingHandshake) -> bool {
         }
         match rustix::net::send(&pending.socket, outgoing, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
             Ok(count) => drop(outgoing.drain(..count)),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::NOTCONN) => return true,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN | Errno::NOTCONN) => return true,
             Err(_) => return false,
         }
     }

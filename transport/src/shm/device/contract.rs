@@ -10,12 +10,10 @@ use rustix::param::page_size;
 use super::{FABRIC, QUEUE_DEPTH, RemoteLocation, ShmDevice, State};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::WATCHER_END_LIMIT;
-use crate::control::packet;
 use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError, PostError,
-    RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
+    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -25,7 +23,6 @@ use crate::shm::directory::file_of;
 use crate::shm::link::REGIONS_MAX;
 use crate::shm::mapping::check;
 use crate::shm::page_detachment::was_detached;
-use crate::shm::shared::Command;
 use crate::shm::transfer::TransferRequest;
 use crate::shm::wake_word;
 use crate::signals::{Signal, Signals};
@@ -36,17 +33,7 @@ impl ShmDevice {
     fn has_sent_all(&self) -> bool {
         let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_end());
         let has_said_bye = !self.is_leaving || watching.all(|peer| peer.has_sent_bye);
-        has_said_bye && self.shared.directory().is_flushed()
-    }
-
-    fn check_post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
-        if message.len() > MESSAGE_BYTES_MAX {
-            return Err(PostError::TooLong { bytes: message.len() });
-        }
-        match self.peer(peer).map(|peer| &peer.state) {
-            Some(State::Connected(_)) => Ok(()),
-            _ => Err(PostError::NotConnected { peer }),
-        }
+        has_said_bye && (0..self.shared.world_size).all(|peer| !self.control.has_output(peer))
     }
 
     /// Registers memory under the key that `key` returns for its slot. The low bits of the key must
@@ -65,7 +52,8 @@ impl ShmDevice {
         let slot = slot.ok_or(RegisterError::TooMany { fabric: FABRIC, regions: REGIONS_MAX })?;
         match key(slot) {
             Ok(key) => {
-                self.shared.directory().insert(memory.clone(), key, &self.shared.own.keys);
+                let keys = &self.shared.own.keys;
+                self.shared.change_directory(|directory| directory.insert(memory.clone(), key, keys));
                 Ok(Region::new(memory, key, self.registry.clone()))
             }
             Err(error) => {
@@ -141,24 +129,20 @@ unsafe impl Device for ShmDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        let (own, world_size) = (self.shared.rank, self.shared.world_size);
-        if peer == own || peer >= world_size {
-            return Err(ConnectError::Peer { peer, own, world_size });
-        }
-        let name = packet::parse(address)
-            .ok_or_else(|| ConnectError::Address { fabric: FABRIC, address: address.clone() })?;
-        if let Some(kind) = self.shared.signal_slots.of(peer).failure() {
+        if peer != self.shared.rank
+            && peer < self.shared.world_size
+            && let Some(kind) = self.shared.signal_slots.of(peer).failure()
+        {
             return Err(ConnectError::System {
                 peer,
                 address: address.clone(),
                 source: io::Error::from(kind),
             });
         }
+        self.control.connect(peer, address)?;
         let state = &mut self.peers[peer as usize].state;
         if matches!(state, State::Unconnected) {
             *state = State::Connecting;
-            let dial = (own > peer).then(|| name.to_owned());
-            self.shared.commands.send(Command::Connect { peer, dial });
         }
         Ok(())
     }
@@ -168,12 +152,12 @@ unsafe impl Device for ShmDevice {
         if !is_peer || self.severing.contains(&peer) {
             return;
         }
-        let memories = {
-            let mut directory = self.shared.directory();
-            directory.cut(peer);
-            directory.detach_all(&self.shared.own.keys)
-        };
-        self.shared.commands.send(Command::Cut { peer });
+        self.control.sever(peer);
+        let keys = &self.shared.own.keys;
+        let memories = self.shared.change_directory(|directory| {
+            directory.close(peer);
+            directory.detach_all(keys)
+        });
         if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Departed) {
             self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
         }
@@ -231,8 +215,7 @@ unsafe impl Device for ShmDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
-        self.check_post(peer, message)?;
-        self.shared.directory().post(peer, message, urgency)
+        self.control.post(peer, message, urgency == Urgency::Urgent)
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {
@@ -313,9 +296,7 @@ impl Drop for ShmDevice {
             return;
         }
         self.wake_due();
-        self.shared.commands.send(Command::Stop);
-        self.watcher.join(WATCHER_END_LIMIT);
-        self.shared.directory().close_all();
+        self.control.shut_down();
         for peer in 0..self.shared.world_size {
             drop(self.shared.peer_status().forget(peer));
         }

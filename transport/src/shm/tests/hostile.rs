@@ -5,14 +5,18 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
-use super::super::frame::{Claim, FRAME_BYTES_MAX, Frame, PROTOCOL_VERSION, decode};
+use super::super::message::RegionMessage;
 use super::{PATIENCE, Station};
-use crate::auth::{Challenges, Side, challenge};
 use crate::clock;
+use crate::control::Frame;
 use crate::control::packet::{dial, parse, receive, send};
+use crate::control::tests::dial_by_hand;
 use crate::device::{Device, Event, LossCause, ProtocolViolation};
 use crate::memory::{SEALS_FIXED_SIZE, sealed_file};
 use crate::region::{RegionKey, RemoteSlice};
+
+/// Longer than any packet.
+const PACKET_BYTES: usize = 1 << 13;
 
 const ENOUGH_BYTES: usize = 1 << 20;
 
@@ -26,24 +30,10 @@ impl Liar {
     fn connect(zero: &mut Station, files: &[BorrowedFd<'_>]) -> Self {
         let address = zero.device.info().address.clone();
         zero.device.connect(1, &address).expect("an address");
-        let liar = Self { stream: dial(parse(&address).expect("an address")).expect("it listens") };
-        let claim = Claim { version: PROTOCOL_VERSION, from: 1, to: 0, world_size: 2, signal_slots: 8 };
-        let own = challenge();
-        liar.send_frame(&Frame::Hello { claim, challenge: own }, &[]);
-        let mut buffer = vec![0; FRAME_BYTES_MAX];
-        let deadline = clock::now() + PATIENCE;
-        let bytes = loop {
-            assert!(clock::now() < deadline, "no welcome");
-            match receive(&liar.stream, &mut buffer) {
-                Ok(packet) => break packet.bytes,
-                Err(_) => zero.pump(),
-            }
-        };
-        let Ok(Frame::Welcome { challenge: theirs, .. }) = decode(&buffer[..bytes]) else {
-            panic!("no welcome")
-        };
-        let answer = Challenges::new(Side::Dialer, own, theirs).answer(None, &claim.to_bytes());
-        liar.send_frame(&Frame::Grant { answer }, files);
+        let stream = dial(parse(&address).expect("an address")).expect("it listens");
+        dial_by_hand(&stream, [1, 0], 2, clock::now() + PATIENCE);
+        let liar = Self { stream };
+        liar.send_frame(&Frame::Ready, files);
         liar
     }
 
@@ -56,7 +46,11 @@ impl Liar {
     }
 
     fn send_frame(&self, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
-        send(&self.stream, &frame.encode(), files).expect("room in the stream");
+        send(&self.stream, &frame.to_bytes(), files).expect("room in the stream");
+    }
+
+    fn tell(&self, message: &RegionMessage, files: &[BorrowedFd<'_>]) {
+        self.send_frame(&Frame::Fabric(&message.encode()), files);
     }
 }
 
@@ -114,10 +108,8 @@ fn a_region_whose_file_could_be_shortened_or_is_too_short_is_refused() {
     {
         let mut zero = Station::new(0, 2);
         let liar = Liar::connect_honestly(&mut zero);
-        liar.send_frame(
-            &Frame::Announce { slot: 3, key: RegionKey(0x77_0003), offset, len },
-            &[file.as_fd()],
-        );
+        let key = RegionKey(0x77_0003);
+        liar.tell(&RegionMessage::Announce { slot: 3, key, offset, len }, &[file.as_fd()]);
         expect_violation(&mut zero, ProtocolViolation::UnsafeFile);
     }
 }
@@ -126,13 +118,20 @@ fn a_region_whose_file_could_be_shortened_or_is_too_short_is_refused() {
 fn frames_that_make_no_sense_cost_the_pair() {
     let key = RegionKey(0x77_0003);
     let file = sealed();
-    let cases: [(Frame<'_>, &[BorrowedFd<'_>]); 6] = [
-        (Frame::Announce { slot: 3, key, offset: u64::MAX, len: 2 }, &[file.as_fd()]),
-        (Frame::Announce { slot: 4, key, offset: 0, len: 2 }, &[file.as_fd()]),
-        (Frame::Announce { slot: u16::MAX, key: RegionKey(u64::MAX), offset: 0, len: 2 }, &[file.as_fd()]),
-        (Frame::Announce { slot: 3, key, offset: 0, len: 2 }, &[]),
-        (Frame::Revoke { slot: u16::MAX }, &[]),
-        (Frame::Accept, &[]),
+    let [odd, other, outside, empty] =
+        [(3, key, u64::MAX), (4, key, 0), (u16::MAX, RegionKey(u64::MAX), 0), (3, key, 0)]
+            .map(|(slot, key, offset)| RegionMessage::Announce { slot, key, offset, len: 2 }.encode());
+    let revoked = RegionMessage::Revoke { slot: u16::MAX }.encode();
+    let with_file = [file.as_fd()];
+    let cases: [(Frame<'_>, &[BorrowedFd<'_>]); 8] = [
+        (Frame::Fabric(&odd), &with_file),
+        (Frame::Fabric(&other), &with_file),
+        (Frame::Fabric(&outside), &with_file),
+        (Frame::Fabric(&empty), &[]),
+        (Frame::Fabric(&revoked), &[]),
+        (Frame::Ready, &[]),
+        (Frame::Message(b"with a file"), &with_file),
+        (Frame::Bye, &with_file),
     ];
     for (frame, files) in cases {
         let mut zero = Station::new(0, 2);
@@ -143,12 +142,28 @@ fn frames_that_make_no_sense_cost_the_pair() {
 }
 
 #[test]
+fn a_packet_that_is_no_whole_frame_or_more_than_one_costs_the_pair() {
+    let whole = Frame::Message(b"12345678").to_bytes();
+    let parts: [(&[u8], _); 3] = [
+        (&whole[..whole.len() - 1], ProtocolViolation::MalformedFrame),
+        (&[&whole[..], b"x"].concat(), ProtocolViolation::MalformedFrame),
+        (&[0; 3 * PACKET_BYTES], ProtocolViolation::OversizedFrame),
+    ];
+    for (packet, violation) in parts {
+        let mut zero = Station::new(0, 2);
+        let liar = Liar::connect_honestly(&mut zero);
+        send(&liar.stream, packet, &[]).expect("room in the stream");
+        expect_violation(&mut zero, violation);
+    }
+}
+
+#[test]
 fn a_region_that_is_sealed_against_writing_is_unknown_and_costs_nothing() {
     let mut zero = Station::new(0, 2);
     let liar = Liar::connect_honestly(&mut zero);
     let file = sealed_file("test", ENOUGH_BYTES, SealFlags::WRITE).expect("memory");
     let key = RegionKey(0x77_0003);
-    liar.send_frame(&Frame::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
+    liar.tell(&RegionMessage::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
     liar.send_frame(&Frame::Message(b"after it"), &[]);
     zero.until("the message", |zero| !zero.inbox.messages.lock().expect("no panic").is_empty());
     assert!(zero.device.map(1, &RemoteSlice { key, offset: 0, len: 8 }).is_err());
@@ -163,7 +178,7 @@ fn what_this_rank_hands_out_cannot_be_shortened_grown_or_sealed_further_and_keys
     let liar = Liar::connect(&mut zero, &[process.as_fd(), file.as_fd(), file.as_fd(), file.as_fd()]);
     let region = zero.region(4096);
     let mut files = Vec::new();
-    let mut buffer = vec![0; FRAME_BYTES_MAX];
+    let mut buffer = vec![0; PACKET_BYTES];
     zero.until("all files", |_| {
         if let Ok(packet) = receive(&liar.stream, &mut buffer) {
             files.extend(packet.files);
