@@ -82,7 +82,7 @@ impl Directory {
         self.list_for_all(slot);
     }
 
-    /// Revokes the key, and lists it for all peers. Returns the entry, to be dropped without the lock.
+    /// Revokes the key, and lists it for all peers. The caller drops the entry without the lock.
     pub(crate) fn remove(&mut self, key: RegionKey, keys: &KeyTable) -> Option<Entry> {
         let slot = super::link::slot_of(key);
         let place = self.entries.get_mut(usize::from(slot))?;
