@@ -8,7 +8,7 @@ mod skipped;
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
@@ -18,7 +18,8 @@ use launcher::{finish, pleach};
 use pleach_transport::device::{LossCause, Responder};
 use pleach_transport::rendezvous::{FabricChoice, JoinOptions, World, join};
 use pleach_transport::{Flush, Rank, clock::now};
-use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use rustix::process::{Gid, Pid, Resource, Rlimit, Signal, Uid, getrlimit, kill_process, setrlimit};
+use rustix::thread::{set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use skipped::skip;
 
 /// How long a rank of the command may take to join, in seconds.
@@ -36,6 +37,12 @@ const FABRIC_VARIABLE: &str = "PLEACH_TEST_FABRIC";
 /// How many more files than it has open a rank may open.
 const FILES_VARIABLE: &str = "PLEACH_TEST_FILES";
 
+/// The number of the user that a rank becomes, who is not the one that started it.
+const USER_VARIABLE: &str = "PLEACH_TEST_USER";
+
+/// Anybody but root.
+const NOBODY: u32 = 65_534;
+
 struct Quiet;
 
 impl Responder for Quiet {
@@ -49,6 +56,13 @@ impl Responder for Quiet {
 #[ignore = "this is a rank, which the other tests start"]
 fn rank_process() {
     let variable = |name| std::env::var(name).ok();
+    if let Some(user) = variable(USER_VARIABLE) {
+        let user: u32 = user.parse().expect("a number");
+        let (user, group) = (Uid::from_raw(user), Gid::from_raw(user));
+        set_thread_groups(&[]).expect("root may");
+        set_thread_res_gid(group, group, group).expect("root may");
+        set_thread_res_uid(user, user, user).expect("root may");
+    }
     if let Some(more) = variable(FILES_VARIABLE) {
         let open = std::fs::read_dir("/proc/self/fd").expect("is there").count() as u64 - 1;
         let current = Some(open + more.parse::<u64>().expect("a number"));
@@ -320,6 +334,45 @@ fn a_wrong_secret_is_told_to_the_one_that_has_it_and_named_to_rank_0() {
         command
     }));
     assert!(outputs.iter().all(|output| joined(output) == 1), "{outputs:?}");
+}
+
+#[test]
+fn another_user_of_this_host_is_refused_and_named_on_both_sides_and_a_secret_joins_the_two() {
+    if !rustix::process::geteuid().is_root() {
+        return skip("only root can start a rank of another user");
+    }
+    let folder = Folder::new("users");
+    let secrets = [folder.secret("own"), folder.0.join("theirs")];
+    std::fs::copy(&secrets[0], &secrets[1]).expect("is written");
+    std::os::unix::fs::chown(&secrets[1], Some(NOBODY), Some(NOBODY)).expect("root may");
+    for path in [&folder.0, &secrets[0]] {
+        let mode = if path == &folder.0 { 0o711 } else { 0o600 };
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("is ours");
+    }
+    let join = |with_secret: bool| {
+        let address = free_address();
+        all([0, 1].map(|number| {
+            let mut command = rank(number, 2, &address);
+            if number == 1 {
+                command.env(USER_VARIABLE, NOBODY.to_string());
+            }
+            if with_secret {
+                command.env("PLEACH_SECRET_FILE", &secrets[number as usize]);
+            } else {
+                command.env(TIMEOUT_VARIABLE, "3000");
+            }
+            command.env(FABRIC_VARIABLE, "auto");
+            command
+        }))
+    };
+    let refused = join(false);
+    assert!(refused.iter().all(|output| joined(output) == 0), "sockets instead: {refused:?}");
+    let [zero, one] = [error(&refused[0]), error(&refused[1])];
+    assert!(zero.contains("rank 1 of 2 did not come") && zero.contains("a process of user 65534"), "{zero}");
+    assert!(one.contains("belongs to user 0, this process is of user 65534"), "{one}");
+    for output in join(true) {
+        assert!(String::from_utf8_lossy(&output.stdout).contains("joined over tcp"), "{output:?}");
+    }
 }
 
 #[test]
