@@ -15,7 +15,7 @@ use std::time::Duration;
 use launcher::{Folder, finish, pleach, wait_until};
 use pleach_transport::processors::Processors;
 use rustix::process::{Pid, Signal, kill_process};
-use skipped::skip_part;
+use skipped::{skip, skip_part};
 
 /// `pleach run` of a shell script.
 fn shell(ranks: u32, options: &[&str], script: &str) -> Command {
@@ -384,6 +384,9 @@ fn a_job_starts_and_ends_quickly() {
     assert!(pleach_transport::clock::now().since(before) < Duration::from_secs(30));
 }
 
+/// Ranks have been started and bound by then, also on a busy machine.
+const SETTLES_WITHIN: Duration = Duration::from_secs(2);
+
 /// Where each rank of `pleach run` may run, as the kernel says, and what was logged.
 fn places(ranks: usize, options: &[&str]) -> (Vec<Processors>, String) {
     let mut command = shell(ranks as u32, options, "grep Cpus_allowed_list: /proc/self/status");
@@ -432,4 +435,64 @@ fn ranks_are_kept_on_processors_of_their_own_where_there_are_enough_that_no_othe
     drop(held);
     assert_eq!(found, nowhere(2));
     assert!(log.contains("other jobs have"), "{log}");
+}
+
+/// Whether the two ranks of a command come to be kept apart among all processors while it measures
+/// or trains, as the kernel says.
+fn keeps_ranks_apart(arguments: &[&str], all: &Processors) -> bool {
+    let mut command = pleach();
+    command.args(arguments).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut launcher = command.spawn().expect("starts");
+    let children = format!("/proc/{0}/task/{0}/children", launcher.id());
+    let deadline = pleach_transport::clock::now() + SETTLES_WITHIN;
+    let mut is_apart = false;
+    while !is_apart && pleach_transport::clock::now() < deadline {
+        let ranks = fs::read_to_string(&children).unwrap_or_default();
+        let place = |rank: &str| {
+            let status = fs::read_to_string(format!("/proc/{rank}/status")).ok()?;
+            let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+            Some(Processors::of_list(list))
+        };
+        // The process that removes the job's secret is kept nowhere.
+        let places = ranks.split_whitespace().filter_map(place).filter(|own| own != all);
+        is_apart = match &places.collect::<Vec<_>>()[..] {
+            [one, other] => {
+                one.all_among(all)
+                    && other.all_among(all)
+                    && !one.iter().any(|processor| other.contains(processor))
+            }
+            _ => false,
+        };
+        let pause = rustix::time::Timespec { tv_sec: 0, tv_nsec: 5_000_000 };
+        let _ = rustix::event::poll(&mut [], Some(&pause));
+    }
+    let _ = launcher.kill();
+    launcher.wait().expect("ends");
+    is_apart
+}
+
+#[test]
+fn the_ranks_of_bench_and_train_are_kept_on_processors_of_their_own() {
+    let all = Processors::allowed().expect("a machine of few processors");
+    if all.len() < 2 {
+        return skip("two ranks cannot be kept on one processor each");
+    }
+    for arguments in [
+        &[
+            "bench",
+            "all-reduce",
+            "--ranks",
+            "2",
+            "--fabric",
+            "tcp",
+            "--sizes",
+            "8",
+            "--iterations",
+            "1000000",
+        ][..],
+        &["train", "--ranks", "2", "--epochs", "1000000"],
+    ] {
+        // Jobs of other tests have cores too, for a while.
+        wait_until("two ranks are kept apart", || keeps_ranks_apart(arguments, &all));
+    }
 }
