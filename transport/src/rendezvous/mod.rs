@@ -166,8 +166,11 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// A key or value outside the limits, or too many of them.
-    #[error("rendezvous value refused: key '{key}' with {bytes} bytes; at most {VALUE_BYTES_MAX} fit")]
+    /// A key or value outside the limits, a key that is set already, or too many of them.
+    #[error(
+        "rendezvous value refused: key '{key}' with {bytes} bytes; a key is set once, a value has at most \
+         {VALUE_BYTES_MAX} bytes, and their number is limited by the world size"
+    )]
     Limit {
         /// The key.
         key: String,
