@@ -10,6 +10,7 @@ mod children;
 mod circular;
 mod killed;
 mod left;
+mod memory;
 mod mismatched;
 mod ranks;
 mod repeated;

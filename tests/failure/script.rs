@@ -18,7 +18,7 @@ use crate::ranks::{MARK, PATIENCE, VARIABLE};
 /// What a survivor writes over its memory.
 const PATTERN: f32 = -123.5;
 
-/// Elements of a registered buffer that no call uses.
+/// Elements of a registered buffer that no call uses, unless a test asks for more.
 const IDLE_ELEMENTS: usize = 100_000;
 
 fn say(line: &str) {
@@ -106,6 +106,8 @@ struct Player {
 struct Asked {
     operation: String,
     elements: usize,
+    /// Of memory that is kept and used by no call.
+    idle: usize,
     op: ReduceOp,
     root: Rank,
     group: Group,
@@ -178,13 +180,15 @@ impl Player {
         let mut words = line.split(' ');
         let operation = words.next().expect("is named").to_owned();
         let group = self.group.clone().expect("has joined");
-        let mut asked = Asked { operation, elements: 4, op: ReduceOp::Sum, root: 0, group };
+        let mut asked =
+            Asked { operation, elements: 4, idle: IDLE_ELEMENTS, op: ReduceOp::Sum, root: 0, group };
         let (mut is_integer, mut is_private) = (false, false);
         for word in words {
             let (name, value) = word.split_once('=').expect("has a value");
             let number = || value.parse::<u64>().expect("is a number");
             match name {
                 "count" => asked.elements = number() as usize,
+                "idle" => asked.idle = number() as usize,
                 "op" => asked.op = if value == "max" { ReduceOp::Max } else { ReduceOp::Sum },
                 "root" | "peer" => asked.root = number() as Rank,
                 "type" => is_integer = value == "i32",
@@ -235,7 +239,7 @@ impl Player {
             Memory::Buffer(asked.group.buffer(asked.elements).expect("there is memory"))
         };
         begin(used.elements(), self.rank, &asked);
-        let idle = asked.group.buffer(IDLE_ELEMENTS).expect("there is memory");
+        let idle = asked.group.buffer(asked.idle).expect("there is memory");
         self.kept = Some(Kept { used, idle });
         say("kept");
     }

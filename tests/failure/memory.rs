@@ -1,0 +1,83 @@
+//! What fencing takes: a survivor that keeps the bytes of its registered memory out of its peers'
+//! reach does not need the memory twice.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use pleach::transport::rendezvous::Fabric;
+use rustix::process::Signal;
+
+use crate::on_every_fabric;
+use crate::ranks::{Ranks, many, pause};
+
+/// Elements of the registered memory that is kept: 256 MiB of `f32`.
+const ELEMENTS: u32 = 64 << 20;
+
+/// Samples between the death and the failure without which nothing was seen.
+const SAMPLES_MIN: usize = 3;
+
+/// What a failing rank may need beside its registered memory: the piece that it copies, and the
+/// words of the failure.
+const BESIDE_KB: u64 = 8 << 10;
+
+/// The memory of a process, in KiB: its own, and that of the memory files that it holds. Its own is
+/// read first: what is copied between the two is not counted twice.
+fn memory_kb(process: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
+    let field = |name: &str| -> u64 {
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).expect("the kernel tells it");
+        line.trim_end_matches("kB").trim().parse().expect("a number")
+    };
+    let files = std::fs::read_dir(format!("/proc/{process}/fd")).expect("it lives");
+    let is_memory = |path: &std::path::Path| {
+        std::fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:"))
+    };
+    let held: BTreeMap<u64, u64> = files
+        .filter_map(|file| {
+            let path = file.ok()?.path();
+            let metadata = is_memory(&path).then(|| std::fs::metadata(&path).ok())??;
+            Some((metadata.ino(), metadata.blocks() / 2))
+        })
+        .collect();
+    field("RssAnon:") + field("RssShmem:").max(held.values().sum())
+}
+
+fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric) {
+    let mut ranks = Ranks::join(fabric, 2);
+    ranks.tell(0, &format!("keep all-reduce count=1000 idle={}", many(fabric, ELEMENTS)));
+    ranks.tell(1, "keep all-reduce count=1000");
+    ranks.expect_all("kept");
+    // Memory that nobody has written is none.
+    ranks.tell_all("fill");
+    ranks.expect_all("filled");
+    ranks.tell_all("loop all-reduce count=1000");
+    ranks.expect_all("begun");
+    let process = ranks.id(0);
+    let before_kb = memory_kb(process);
+    let is_over = AtomicBool::new(false);
+    let samples = thread::scope(|scope| {
+        let sampler = scope.spawn(|| {
+            let mut samples = Vec::new();
+            // Relaxed: the samples are handed over by the end of the thread.
+            while !is_over.load(Ordering::Relaxed) {
+                samples.push(memory_kb(process));
+                pause();
+            }
+            samples
+        });
+        ranks.signal(1, Signal::KILL);
+        ranks.failure(0).expect("Lost", 1, "all-reduce of 1000 f32");
+        is_over.store(true, Ordering::Relaxed);
+        sampler.join().expect("the rank lives")
+    });
+    let most_kb = samples.iter().max().copied().unwrap_or_default().max(memory_kb(process));
+    println!("{fabric}: {before_kb} KiB before, {most_kb} KiB at most, {} samples", samples.len());
+    // Only memory that peers map has to be copied.
+    assert!(fabric != Fabric::Shm || samples.len() >= SAMPLES_MIN, "{samples:?}");
+    assert!(most_kb <= before_kb + before_kb / 20 + BESIDE_KB, "{before_kb} KiB before: {samples:?}");
+    ranks.end([0]);
+}
+
+on_every_fabric!(a_survivor_needs_its_registered_memory_once_while_it_is_fenced);
