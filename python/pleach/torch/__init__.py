@@ -1,22 +1,30 @@
 """The backend "pleach" of torch.distributed.
 
-Importing this module registers the backend for CPU tensors::
+Where the package is installed, torch knows the backend; importing this module makes it known
+elsewhere, and gives its exceptions::
 
     import pleach.torch
     torch.distributed.init_process_group("pleach")
 
-The backend is a subclass of :class:`torch.distributed.ProcessGroup` over the groups of this package.
+The backend is a subclass of :class:`torch.distributed.ProcessGroup` over the groups of this package,
+and works on CPU tensors.
 """
 
-import torch.distributed as _dist
-import torch.distributed.distributed_c10d as _c10d
+from __future__ import annotations
 
+from pleach._torch_backend import register as _register
+
+from ._buffers import all_reduce_registered, buffer
 from ._errors import PleachError, PleachTimeout, PleachUnsupported
 from ._process_group import PleachProcessGroup
 
-__all__ = ["PleachError", "PleachProcessGroup", "PleachTimeout", "PleachUnsupported"]
+__all__ = [
+    "PleachError",
+    "PleachProcessGroup",
+    "PleachTimeout",
+    "PleachUnsupported",
+    "all_reduce_registered",
+    "buffer",
+]
 
-if not hasattr(_dist.Backend, "PLEACH"):
-    _dist.Backend.register_backend("pleach", PleachProcessGroup.create, devices=["cpu"])
-    # torch's flight recorder looks into the C++ backend of a group, and a group in Python has none.
-    getattr(_c10d, "_FR_SELF_RECORDING_BACKENDS", set()).add("pleach")
+_register()

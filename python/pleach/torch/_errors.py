@@ -1,5 +1,7 @@
 """The exceptions of the backend."""
 
+from __future__ import annotations
+
 import torch.distributed as dist
 
 
@@ -12,7 +14,17 @@ class PleachError(dist.DistBackendError):
     not apply.
     """
 
-    def __init__(self, text, *, kind=None, rank=None, found_by=None, host=None, operation=None, waited_s=None):
+    def __init__(
+        self,
+        text: str,
+        *,
+        kind: str | None = None,
+        rank: int | None = None,
+        found_by: int | None = None,
+        host: int | None = None,
+        operation: str | None = None,
+        waited_s: float | None = None,
+    ) -> None:
         super().__init__(text)
         self.kind = kind
         self.rank = rank

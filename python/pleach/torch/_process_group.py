@@ -1,168 +1,105 @@
 """The process group: from c10d's calls to those of the package.
 
 Each method checks its arguments, takes contiguous tensors (a copy where a tensor is not contiguous) and
-gives a job to a lane: collectives have one lane, so that all ranks make them in one order; the messages
-to a peer and from a peer have a lane each, so that no message waits for another peer's.
+gives a job to a lane: collectives have one lane, so that all ranks make them in one order; messages have
+lanes of their own (:mod:`._messages`). The job is told how long it may wait: the time that the call
+names, else the group's.
 """
 
-import ctypes
+from __future__ import annotations
+
 import os
-import struct
-import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from pleach import PremulSum
-
-from ._comm import Comm
+from ._buffers import allocate
+from ._comm import Call, Comm
 from ._errors import PleachError, PleachTimeout, PleachUnsupported
-from ._work import Lane
+from ._messages import Messages
+from ._tensors import (
+    DATA_TYPES,
+    as_list,
+    dense,
+    flat_of,
+    memory,
+    only,
+    overlap,
+    reduce_op,
+    reduction_of,
+    same_lengths,
+    same_type,
+    seconds,
+    store_into,
+    type_of,
+)
+from ._work import Lane, Work
 
-#: Element type of pleach, and how many of its elements a torch element has.
-DATA_TYPES = {
-    torch.int8: ("int8", 1),
-    torch.uint8: ("uint8", 1),
-    torch.bool: ("uint8", 1),
-    torch.int16: ("int16", 1),
-    torch.uint16: ("uint16", 1),
-    torch.int32: ("int32", 1),
-    torch.uint32: ("uint32", 1),
-    torch.int64: ("int64", 1),
-    torch.uint64: ("uint64", 1),
-    torch.float16: ("float16", 1),
-    torch.complex32: ("float16", 2),
-    torch.float32: ("float32", 1),
-    torch.complex64: ("float32", 2),
-    torch.float64: ("float64", 1),
-    torch.complex128: ("float64", 2),
-    torch.bfloat16: ("bfloat16", 1),
-    torch.float8_e4m3fn: ("float8_e4m3fn", 1),
-    torch.float8_e5m2: ("float8_e5m2", 1),
-}
-OPS = {
-    "SUM": "sum",
-    "AVG": "avg",
-    "PRODUCT": "prod",
-    "MIN": "min",
-    "MAX": "max",
-    "BAND": "and",
-    "BOR": "or",
-    "BXOR": "xor",
-}
-BIT_OPS = ("BAND", "BOR", "BXOR")
-#: Of truth values a sum is true where any is, a product where all are.
-BOOL_OPS = {"SUM": "or", "PRODUCT": "and", "MAX": "or", "MIN": "and"} | {name: OPS[name] for name in BIT_OPS}
-COMPLEX_OPS = ("SUM", "AVG", "PREMUL_SUM")
-#: What goes before a message: its tag, its length in bytes.
-HEADER = struct.Struct("<qQ")
-#: The longest time that is given to the package, in seconds.
-TIMEOUT_S_MAX = 10.0**8
+#: How long the end of a group waits for the other ranks, in seconds: as the package does.
+CLOSE_S = 5.0
+#: Tensors of at most so many bytes are reduced side by side, those of a coalesced call.
+FUSED_BYTES_MAX = 64 << 10
 
-
-def seconds(timeout):
-    """Returns a timedelta in seconds; None for none."""
-    if timeout is None or timeout <= timedelta(0):
-        return None
-    return min(timeout.total_seconds(), TIMEOUT_S_MAX)
-
-
-def dense(tensor):
-    """Returns the tensor if it is dense and in host memory."""
-    if tensor.device.type != "cpu":
-        raise PleachUnsupported(f"a tensor is on {tensor.device}, and the group works on cpu; move it there")
-    if tensor.layout != torch.strided:
-        raise PleachUnsupported(f"a tensor is {tensor.layout}; only all_reduce takes sparse tensors (torch.sparse_coo)")
-    if tensor.dtype not in DATA_TYPES:
-        raise PleachUnsupported(f"the backend does not know {tensor.dtype}")
-    return tensor.detach()
-
-
-def only(tensors):
-    """Returns the only tensor of a list."""
-    if len(tensors) != 1:
-        raise PleachUnsupported(f"a call takes one tensor, not {len(tensors)}; CPU groups have one device")
-    return tensors[0]
-
-
-def resolved(tensor):
-    """Returns the tensor with a lazy conjugation or negation carried out."""
-    return tensor.resolve_conj().resolve_neg()
-
-
-def type_of(tensor):
-    """Returns the element type of pleach for a tensor."""
-    return DATA_TYPES[tensor.dtype][0]
-
-
-def memory(tensor):
-    """Returns address and number of elements of pleach."""
-    return tensor.data_ptr(), tensor.numel() * DATA_TYPES[tensor.dtype][1]
-
-
-def same_type(tensors, what):
-    """Refuses tensors of different types."""
-    types = {tensor.dtype for tensor in tensors}
-    if len(types) > 1:
-        raise PleachUnsupported(f"the tensors of {what} have different types: {', '.join(sorted(map(str, types)))}")
-
-
-def store_into(target, flat):
-    """Copies elements, in rank order, into a tensor of any strides."""
-    target.copy_(flat.view(target.shape))
+#: What carries a call out, and is told how long it may wait, in seconds.
+Job = Callable[[float | None], None]
 
 
 class PleachProcessGroup(dist.ProcessGroup):
-    """A group of ranks; ``init_process_group("pleach")`` and ``new_group`` make it."""
+    """A group of ranks; ``init_process_group("pleach")`` and ``new_group`` make it.
 
-    def __init__(self, store, rank, size, timeout):
+    A call raises ValueError or PleachUnsupported for arguments that cannot be right, before anything
+    is sent, and PleachError after ``abort`` and ``shutdown``. Its Work raises PleachError if the call
+    failed, PleachTimeout if a deadline passed. The first failure ends the group on all ranks.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._store = store
         self._rank = rank
         self._size = size
         self._timeout = timeout
-        self._closed = None
+        self._closed: str | None = None
         self._name = ""
         self._description = "undefined"
         self._lane = Lane("pleach-torch")
-        self._messages = {}
-        self._stashes = {}
-        self._messages_lock = threading.Lock()
         self._barriers = 0
         self._process = os.getpid()
         self._comm = Comm(store, rank, size, seconds(timeout))
+        self._messages = Messages(self._comm, rank, size)
 
     @classmethod
-    def create(cls, store, rank, size, timeout):
-        """Makes a group of the ranks that meet in the store."""
+    def create(cls, store: Any, rank: int, size: int, timeout: timedelta) -> PleachProcessGroup:
+        """Makes a group of the ranks that meet in the store. Raises PleachError if they do not meet."""
         return cls(store, rank, size, timeout)
 
     # ---- What the group is
 
-    def getBackendName(self):
+    def getBackendName(self) -> str:
         """Returns the name of the backend."""
         return "pleach"
 
-    def name(self):
+    def name(self) -> str:
         """Returns the name of the backend."""
         return "pleach"
 
     # c10d keeps these names in the C++ backend of a group, and a group in Python has none.
 
-    def getGroupName(self):
+    def getGroupName(self) -> str:
         """Returns the name that torch gave the group."""
         return self._name
 
-    def setGroupName(self, name):
+    def setGroupName(self, name: str) -> None:
         """Sets the name of the group."""
         self._name = name
 
-    def getGroupDesc(self):
+    def getGroupDesc(self) -> str:
         """Returns the description of the group."""
         return self._description
 
-    def setGroupDesc(self, description):
+    def setGroupDesc(self, description: str) -> None:
         """Sets the description of the group."""
         self._description = description
 
@@ -171,30 +108,35 @@ class PleachProcessGroup(dist.ProcessGroup):
     group_name = property(getGroupName)
     group_desc = property(getGroupDesc)
 
-    def rank(self):
+    def rank(self) -> int:
         """Returns the rank of this process in the group."""
         return self._rank
 
-    def size(self):
+    def size(self) -> int:
         """Returns the number of ranks."""
         return self._size
 
-    def get_group_store(self):
+    def get_group_store(self) -> Any:
         """Returns the store in which the ranks met."""
         return self._store
 
     @property
-    def _device_types(self):
+    def supports_splitting(self) -> bool:
+        """Whether torch may make groups by :meth:`split_group`."""
+        return True
+
+    @property
+    def _device_types(self) -> list[torch.device]:
         return [torch.device("cpu")]
 
-    def _get_backend(self, device):
+    def _get_backend(self, device: Any) -> PleachProcessGroup:
         if torch.device(device).type != "cpu":
             raise PleachUnsupported(f"the group works on cpu, not on {device}")
         return self
 
     get_backend = _get_backend
 
-    def set_timeout(self, timeout):
+    def set_timeout(self, timeout: timedelta) -> None:
         """Sets how long each later call waits for other ranks."""
         self._timeout = timeout
 
@@ -202,30 +144,34 @@ class PleachProcessGroup(dist.ProcessGroup):
 
     # ---- Ends
 
-    def abort(self):
+    def abort(self) -> None:
         """Ends the work on all ranks; calls under way raise."""
         if self._closed is None and self._process == os.getpid():
             self._closed = "aborted"
             self._comm.abort()
 
-    def shutdown(self):
+    def shutdown(self) -> None:
         """Leaves the group; later calls raise."""
         if self._closed is None and self._process == os.getpid():
-            lanes = [self._lane, *self._messages.values()]
-            for lane in lanes:
-                lane.drain()
+            self._lane.drain()
+            self._messages.drain()
             self._closed = "destroyed"
-            for lane in lanes:
-                lane.stop()
+            self._lane.stop()
+            self._messages.stop()
+            try:
+                self._messages.farewell(CLOSE_S)
+            except PleachError:
+                # The group has failed, and so have the requests that stood.
+                pass
             self._comm.close()
 
-    def __del__(self):
-        if hasattr(self, "_comm"):
+    def __del__(self) -> None:
+        if hasattr(self, "_messages"):
             self.shutdown()
 
     # ---- From a call to a job
 
-    def _expect_open(self):
+    def _expect_open(self) -> None:
         if self._process != os.getpid():
             raise PleachError(
                 f"the group belongs to process {self._process}; a forked child must call init_process_group itself"
@@ -233,180 +179,156 @@ class PleachProcessGroup(dist.ProcessGroup):
         if self._closed is not None:
             raise PleachError(f"the group is {self._closed}; call init_process_group or new_group again")
 
-    def _give(self, job, result, opts=None, is_async=None):
+    def _give(self, job: Job, result: list[torch.Tensor], opts: Any = None, timeout: timedelta | None = None) -> Work:
         self._expect_open()
-        limit = seconds(getattr(opts, "timeout", None)) or seconds(self._timeout)
-
-        def timed():
-            self._comm.timeout_s = limit
-            job()
-
-        if is_async is None:
-            is_async = getattr(opts, "asyncOp", True)
-        work = self._lane.give(timed, result, is_async)
+        limit_s = seconds(timeout) or seconds(getattr(opts, "timeout", None)) or seconds(self._timeout)
         # A call that waits anyway raises here, so that C++ callers see the exception too.
-        if not is_async:
-            work.wait()
-        return work
+        return self._lane.give(lambda: job(limit_s), result, getattr(opts, "asyncOp", True))
 
-    def _op(self, op, dtype):
-        """Returns a function that makes pleach's number of an operation, and its name."""
-        kind = getattr(op, "op", op)
-        name = kind.name
-        if dtype == torch.bool:
-            number = BOOL_OPS.get(name)
-        elif dtype.is_complex and name not in COMPLEX_OPS:
-            number = None
-        elif name == "PREMUL_SUM":
-            return self._premultiplied(op, dtype)
-        elif dtype.is_floating_point and name in BIT_OPS:
-            number = None
-        else:
-            number = OPS.get(name)
-        if number is None:
-            raise PleachUnsupported(f"{name} has no meaning for {dtype}")
-        return number
-
-    def _premultiplied(self, op, dtype):
-        factor = op.__getstate__()[1]
-        if isinstance(factor, torch.Tensor):
-            if factor.numel() != 1:
-                raise PleachUnsupported("the factor of PREMUL_SUM must have one element")
-            factor = factor.item()
-        is_whole = not (dtype.is_floating_point or dtype.is_complex)
-        return PremulSum(int(factor) if is_whole else float(factor))
-
-    def _root(self, root):
+    def _root(self, root: int) -> int:
         if not 0 <= root < self._size:
             raise ValueError(f"rank {root} is not in this group of {self._size}")
         return root
 
+    def _one_for_each_rank(self, tensors: Sequence[torch.Tensor], what: str) -> list[torch.Tensor]:
+        if len(tensors) != self._size:
+            raise ValueError(f"there are {len(tensors)} {what}, not {self._size}, one for each rank")
+        return [dense(tensor) for tensor in tensors]
+
     # ---- Collectives
 
-    def broadcast(self, tensors, opts=None, timeout=None):
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Replaces the tensor of every rank by that of ``opts.rootRank``."""
         tensor = dense(only(as_list(tensors)))
         root = self._root(opts if isinstance(opts, int) else getattr(opts, "rootRank", 0))
 
-        def job():
-            data = resolved(tensor).contiguous()
-            self._comm.call("broadcast", type_of(data), memory(data), memory(data), root=root)
-            if data.data_ptr() != tensor.data_ptr():
+        def job(limit_s: float | None) -> None:
+            data = flat_of(tensor)
+            self._comm.run(limit_s, "broadcast", type_of(data), memory(data), memory(data), root=root)
+            if data is not tensor:
                 store_into(tensor, data)
 
-        return self._give(job, [tensor], opts)
+        return self._give(job, [tensor], opts, timeout)
 
-    def allreduce(self, tensors, opts=None, timeout=None):
-        """Replaces the tensor of every rank by the reduction of all."""
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
+        """Replaces the tensor of every rank by the reduction of all; of a sparse tensor by the sum."""
         tensor = only(as_list(tensors))
-        if tensor.is_sparse:
-            return self._allreduce_sparse(tensor, opts)
-        return self._allreduce([dense(tensor)], opts)
+        if tensor.layout != torch.strided:
+            return self._allreduce_sparse(tensor, opts, timeout)
+        tensor = dense(tensor)
+        op = reduction_of(reduce_op(opts), tensor.dtype)
 
-    def allreduce_coalesced(self, tensors, opts=None):
+        def job(limit_s: float | None) -> None:
+            data = flat_of(tensor)
+            place = memory(data)
+            self._comm.run(limit_s, "all_reduce", type_of(data), place, place, op)
+            if data is not tensor:
+                store_into(tensor, data)
+
+        return self._give(job, [tensor], opts, timeout)
+
+    def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """Replaces each tensor of every rank by the reduction of all."""
-        return self._allreduce([dense(tensor) for tensor in tensors], opts)
+        targets = [dense(tensor) for tensor in tensors]
+        for dtype in {tensor.dtype for tensor in targets}:
+            reduction_of(reduce_op(opts), dtype)
 
-    def _allreduce(self, tensors, opts):
-        self._expect_open()
-        op = reduce_op(opts)
-        numbers = [self._op(op, tensor.dtype) for tensor in tensors]
+        def job(limit_s: float | None) -> None:
+            calls, copies = [], []
+            for parts in fused(targets):
+                data = flat_of(parts[0]) if len(parts) == 1 else torch.cat([flat_of(part).view(-1) for part in parts])
+                if data is not parts[0]:
+                    copies.append((parts, data))
+                op = reduction_of(reduce_op(opts), data.dtype)
+                calls.append(Call("all_reduce", type_of(data), memory(data), memory(data), op))
+            self._comm.run_all(limit_s, calls)
+            for parts, data in copies:
+                for part, block in zip(parts, data.view(-1).split([part.numel() for part in parts])):
+                    store_into(part, block)
 
-        def job():
-            for tensor, number in zip(tensors, numbers):
-                self._reduce_all(tensor, number)
+        return self._give(job, targets, opts)
 
-        return self._give(job, tensors, opts)
-
-    def _reduce_all(self, tensor, number):
-        data = resolved(tensor).contiguous()
-        self._comm.call("all_reduce", type_of(data), memory(data), memory(data), number)
-        if data.data_ptr() != tensor.data_ptr():
-            store_into(tensor, data)
-
-    def _allreduce_sparse(self, tensor, opts):
+    def _allreduce_sparse(self, tensor: torch.Tensor, opts: Any, timeout: timedelta | None) -> Work:
         """Gathers indices and values of all ranks, and adds them."""
         name = getattr(reduce_op(opts), "op", reduce_op(opts)).name
         if name != "SUM" or tensor.layout != torch.sparse_coo:
             raise PleachUnsupported(f"of sparse tensors there is the sum of torch.sparse_coo, not {name} of {tensor.layout}")
 
-        def job():
+        def job(limit_s: float | None) -> None:
             own = tensor.detach().coalesce()
             indices, values = own.indices().t().contiguous(), own.values().contiguous()
             lengths = torch.empty(self._size, dtype=torch.int64)
             length = torch.tensor([values.shape[0]])
-            self._comm.call("all_gather", "int64", memory(length), memory(lengths))
-            all_indices = self._gather_rows(indices, lengths.tolist())
-            all_values = self._gather_rows(values, lengths.tolist())
+            self._comm.run(limit_s, "all_gather", "int64", memory(length), memory(lengths))
+            all_indices = self._gather_rows(limit_s, indices, lengths.tolist())
+            all_values = self._gather_rows(limit_s, values, lengths.tolist())
             total = torch.sparse_coo_tensor(all_indices.t(), all_values, tensor.shape).coalesce()
             with torch.no_grad():
                 tensor.copy_(total)
 
-        return self._give(job, [tensor], opts)
+        return self._give(job, [tensor], opts, timeout)
 
-    def _gather_rows(self, rows, lengths):
+    def _gather_rows(self, limit_s: float | None, rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
         row = rows.shape[1:].numel()
         width = DATA_TYPES[rows.dtype][1]
         gathered = rows.new_empty((sum(lengths), *rows.shape[1:]))
         counts = [length * row * width for length in lengths]
-        self._comm.call("all_gather", type_of(rows), memory(rows), memory(gathered), counts=counts)
+        self._comm.run(limit_s, "all_gather", type_of(rows), memory(rows), memory(gathered), counts=counts)
         return gathered
 
-    def reduce(self, tensors, opts=None, *further):
+    def reduce(self, tensors: Any, opts: Any = None, *further: Any) -> Work:
         """Replaces the tensor of the root by the reduction of all."""
-        self._expect_open()
         tensor = dense(only(as_list(tensors)))
         root = self._root(opts.rootRank)
-        number = self._op(opts.reduceOp, tensor.dtype)
+        op = reduction_of(opts.reduceOp, tensor.dtype)
 
-        def job():
-            data = resolved(tensor).contiguous()
-            self._comm.call("reduce", type_of(data), memory(data), memory(data), number, root=root)
-            if root == self._rank and data.data_ptr() != tensor.data_ptr():
+        def job(limit_s: float | None) -> None:
+            data = flat_of(tensor)
+            self._comm.run(limit_s, "reduce", type_of(data), memory(data), memory(data), op, root=root)
+            if root == self._rank and data is not tensor:
                 store_into(tensor, data)
 
         return self._give(job, [tensor], opts)
 
-    def _gather_all(self, source, flat):
-        source = resolved(source).contiguous()
-        self._comm.call("all_gather", type_of(source), memory(source), memory(flat))
-
-    def allgather(self, outputs, inputs, opts=None, timeout=None):
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Stores the tensor of every rank in the list of every rank."""
         if isinstance(inputs, torch.Tensor):
             outputs = [outputs]
-        return self.allgather_coalesced([outputs[0]] if len(outputs) == 1 else outputs, as_list(inputs), opts)
+        return self.allgather_coalesced(outputs, as_list(inputs), opts, timeout)
 
-    def allgather_coalesced(self, output_lists, inputs, opts=None):
+    def allgather_coalesced(
+        self, output_lists: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None, timeout: timedelta | None = None
+    ) -> Work:
         """Stores each tensor of every rank in the list of that number."""
         if len(output_lists) != len(inputs):
             raise ValueError(f"{len(output_lists)} output lists for {len(inputs)} inputs")
         pairs = []
         for outputs, source in zip(output_lists, inputs):
-            outputs = [dense(tensor) for tensor in outputs]
-            if len(outputs) != self._size:
-                raise ValueError(f"there are {len(outputs)} output tensors, not {self._size}, one for each rank")
-            pairs.append((outputs, dense(source)))
-        for outputs, source in pairs:
+            outputs, source = self._one_for_each_rank(outputs, "output tensors"), dense(source)
             same_type([*outputs, source], "all_gather")
-            self._same_lengths(outputs, source)
+            same_lengths(outputs, source)
+            pairs.append((outputs, source))
 
-        def job():
-            for outputs, source in pairs:
-                flat = source.new_empty(self._size * source.numel())
-                self._gather_all(source, flat)
+        def job(limit_s: float | None) -> None:
+            gathered = [source.new_empty(self._size * source.numel()) for _, source in pairs]
+            self._gather_all(limit_s, [source for _, source in pairs], gathered)
+            for (outputs, _), flat in zip(pairs, gathered):
                 for output, part in zip(outputs, flat.view(self._size, -1)):
                     store_into(output, part)
 
-        return self._give(job, [tensor for outputs, _ in pairs for tensor in outputs], opts)
+        return self._give(job, [tensor for outputs, _ in pairs for tensor in outputs], opts, timeout)
 
-    @staticmethod
-    def _same_lengths(tensors, source):
-        for tensor in tensors:
-            if tensor.numel() != source.numel():
-                raise ValueError(f"a tensor has {tensor.numel()} elements, not {source.numel()}")
+    def _gather_all(self, limit_s: float | None, sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+        calls = []
+        flats = [flat_of(source) for source in sources]
+        for number, flat in enumerate(flats):
+            # A source that is a part of its output is copied, as pleach takes no memory twice.
+            if overlap(flat, targets[number]):
+                flats[number] = flat = flat.clone()
+            calls.append(Call("all_gather", type_of(flat), memory(flat), memory(targets[number])))
+        self._comm.run_all(limit_s, calls)
 
-    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+    def allgather_into_tensor_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """Stores each tensor of every rank, in rank order, in the output of that number."""
         pairs = [(dense(output), dense(source)) for output, source in zip(outputs, inputs, strict=True)]
         for output, source in pairs:
@@ -414,157 +336,156 @@ class PleachProcessGroup(dist.ProcessGroup):
             if output.numel() != source.numel() * self._size:
                 raise ValueError(f"the output has {output.numel()} elements, not {source.numel() * self._size}")
 
-        def job():
-            for output, source in pairs:
-                flat = output if output.is_contiguous() else torch.empty(output.shape, dtype=output.dtype)
-                self._gather_all(source, flat)
+        def job(limit_s: float | None) -> None:
+            flats = [contiguous_place(output) for output, _ in pairs]
+            self._gather_all(limit_s, [source for _, source in pairs], flats)
+            for (output, _), flat in zip(pairs, flats):
                 if flat is not output:
                     store_into(output, flat)
 
         return self._give(job, [output for output, _ in pairs], opts)
 
-    def _allgather_base(self, output, source, opts=None):
+    def _allgather_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         """Stores the tensor of every rank in the output, in rank order."""
         return self.allgather_into_tensor_coalesced([output], [source], opts)
 
     all_gather_single = _allgather_base
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def gather(self, outputs, inputs, opts=None, *further):
+    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *further: Any) -> Work:
         """Stores the tensor of every rank in the list of the root."""
         source = dense(only(as_list(inputs)))
         root = self._root(opts.rootRank)
-        outputs = [dense(tensor) for tensor in outputs[0]] if root == self._rank else []
-        if root == self._rank and len(outputs) != self._size:
-            raise ValueError(f"there are {len(outputs)} output tensors, not {self._size}, one for each rank")
-        same_type([*outputs, source], "gather")
-        self._same_lengths(outputs, source)
+        targets = self._one_for_each_rank(outputs[0], "output tensors") if root == self._rank else []
+        same_type([*targets, source], "gather")
+        same_lengths(targets, source)
 
-        def job():
-            data = resolved(source).contiguous()
-            flat = data.new_empty(self._size * data.numel() if outputs else 0)
-            self._comm.call("gather", type_of(data), memory(data), memory(flat), root=root)
-            for output, part in zip(outputs, flat.view(self._size, -1) if outputs else ()):
-                store_into(output, part)
+        def job(limit_s: float | None) -> None:
+            data = flat_of(source)
+            flat = data.new_empty(self._size * data.numel() if targets else 0)
+            self._comm.run(limit_s, "gather", type_of(data), memory(data), memory(flat), root=root)
+            for target, part in zip(targets, flat.view(self._size, -1) if targets else ()):
+                store_into(target, part)
 
-        return self._give(job, outputs, opts)
+        return self._give(job, targets, opts)
 
-    def scatter(self, outputs, inputs, opts=None, *further):
+    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *further: Any) -> Work:
         """Stores tensor ``r`` of the root's list in the output of rank ``r``."""
         output = dense(only(as_list(outputs)))
         root = self._root(opts.rootRank)
-        inputs = [dense(tensor) for tensor in inputs[0]] if root == self._rank else []
-        if root == self._rank and len(inputs) != self._size:
-            raise ValueError(f"there are {len(inputs)} input tensors, not {self._size}, one for each rank")
-        same_type([*inputs, output], "scatter")
-        self._same_lengths(inputs, output)
+        sources = self._one_for_each_rank(inputs[0], "input tensors") if root == self._rank else []
+        same_type([*sources, output], "scatter")
+        same_lengths(sources, output)
 
-        def job():
-            flat = torch.cat([resolved(tensor).reshape(-1) for tensor in inputs]) if inputs else None
+        def job(limit_s: float | None) -> None:
+            flat = torch.cat([flat_of(source).view(-1) for source in sources]) if sources else None
             part = torch.empty(output.numel(), dtype=output.dtype)
-            source = memory(flat) if inputs else (0, 0)
-            self._comm.call("scatter", type_of(part), source, memory(part), root=root)
+            place = (0, 0) if flat is None else memory(flat)
+            self._comm.run(limit_s, "scatter", type_of(part), place, memory(part), root=root)
             store_into(output, part)
 
         return self._give(job, [output], opts)
 
-    def reduce_scatter(self, outputs, inputs, opts=None, *further):
+    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *further: Any) -> Work:
         """Stores the reduction of tensor ``r`` of every rank's list in the output of rank ``r``."""
         if isinstance(outputs, torch.Tensor):
             inputs = [inputs]
-        self._expect_open()
         output = dense(only(as_list(outputs)))
-        parts = [dense(tensor) for tensor in only(inputs)]
-        if len(parts) != self._size:
-            raise ValueError(f"there are {len(parts)} input tensors, not {self._size}, one for each rank")
+        parts = self._one_for_each_rank(only(inputs), "input tensors")
         same_type([*parts, output], "reduce_scatter")
-        self._same_lengths(parts, output)
-        number = self._op(reduce_op(opts), output.dtype)
+        same_lengths(parts, output)
+        op = reduction_of(reduce_op(opts), output.dtype)
 
-        def job():
-            flat = torch.cat([resolved(part).reshape(-1) for part in parts])
-            self._scatter_reduced(output, flat, number)
+        def job(limit_s: float | None) -> None:
+            flat = torch.cat([flat_of(part).view(-1) for part in parts])
+            self._scatter_reduced(limit_s, [(output, flat, op)])
 
         return self._give(job, [output], opts)
 
-    def _scatter_reduced(self, output, flat, number):
-        part = output if output.is_contiguous() else torch.empty(output.shape, dtype=output.dtype)
-        address = part.data_ptr()
-        # The input of a caller is never changed, and input and output may be the same memory.
-        begins, bytes_each = flat.data_ptr(), part.numel() * part.element_size()
-        if address < begins + bytes_each * self._size and begins < address + bytes_each:
-            flat = flat.clone()
-        self._comm.call("reduce_scatter", type_of(part), memory(flat), memory(part), number)
-        if part is not output:
-            store_into(output, part)
+    def _scatter_reduced(self, limit_s: float | None, jobs: list[tuple[torch.Tensor, torch.Tensor, Any]]) -> None:
+        calls, parts = [], []
+        for output, flat, op in jobs:
+            part = contiguous_place(output)
+            # The input of a caller is never changed, also where the output is a part of it.
+            if overlap(part, flat):
+                part = torch.empty(output.shape, dtype=output.dtype)
+            parts.append(part)
+            calls.append(Call("reduce_scatter", type_of(part), memory(flat), memory(part), op))
+        self._comm.run_all(limit_s, calls)
+        for (output, _, _), part in zip(jobs, parts):
+            if part is not output:
+                store_into(output, part)
 
-    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+    def reduce_scatter_tensor_coalesced(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Work:
         """Stores block ``r`` of the reduction of each input in the output of that number of rank ``r``."""
-        self._expect_open()
-        jobs = []
-        for output, source in zip(outputs, inputs, strict=True):
-            output, source = dense(output), dense(source)
+        pairs = [(dense(output), dense(source)) for output, source in zip(outputs, inputs, strict=True)]
+        for output, source in pairs:
             same_type([output, source], "reduce_scatter_tensor")
             if source.numel() != output.numel() * self._size:
                 raise ValueError(f"the input has {source.numel()} elements, not {output.numel() * self._size}")
-            jobs.append((output, source, self._op(reduce_op(opts), output.dtype)))
+        ops = [reduction_of(reduce_op(opts), output.dtype) for output, _ in pairs]
 
-        def job():
-            for output, source, number in jobs:
-                self._scatter_reduced(output, resolved(source).contiguous(), number)
+        def job(limit_s: float | None) -> None:
+            jobs = [(output, flat_of(source), op) for (output, source), op in zip(pairs, ops)]
+            self._scatter_reduced(limit_s, jobs)
 
-        return self._give(job, [output for output, _, _ in jobs], opts)
+        return self._give(job, [output for output, _ in pairs], opts)
 
-    def _reduce_scatter_base(self, output, source, opts=None):
+    def _reduce_scatter_base(self, output: torch.Tensor, source: torch.Tensor, opts: Any = None) -> Work:
         """Stores block ``r`` of the reduction of the inputs in the output of rank ``r``."""
         return self.reduce_scatter_tensor_coalesced([output], [source], opts)
 
     reduce_scatter_single = _reduce_scatter_base
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def alltoall(self, outputs, inputs, opts=None, timeout=None):
+    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Sends tensor ``r`` of the list to rank ``r``."""
-        outputs, inputs = [dense(tensor) for tensor in outputs], [dense(tensor) for tensor in inputs]
-        for tensors in (outputs, inputs):
-            if len(tensors) != self._size:
-                raise ValueError(f"there are {len(tensors)} tensors, not {self._size}, one for each rank")
-        same_type([*outputs, *inputs], "all_to_all")
-        lengths = [tensor.numel() for tensor in outputs], [tensor.numel() for tensor in inputs]
+        targets = self._one_for_each_rank(outputs, "output tensors")
+        sources = self._one_for_each_rank(inputs, "input tensors")
+        same_type([*targets, *sources], "all_to_all")
+        lengths = [tensor.numel() for tensor in targets], [tensor.numel() for tensor in sources]
 
-        def job():
-            flat = torch.cat([resolved(tensor).reshape(-1) for tensor in inputs])
+        def job(limit_s: float | None) -> None:
+            flat = torch.cat([flat_of(tensor).view(-1) for tensor in sources])
             received = torch.empty(sum(lengths[0]), dtype=flat.dtype)
-            self._exchange(received, flat, *lengths)
-            for output, part in zip(outputs, received.split(lengths[0])):
-                store_into(output, part)
+            self._exchange(limit_s, received, flat, *lengths)
+            for target, part in zip(targets, received.split(lengths[0])):
+                store_into(target, part)
 
-        return self._give(job, outputs, opts)
+        return self._give(job, targets, opts, timeout)
 
-    def _exchange(self, received, sent, received_lengths, sent_lengths):
+    def _exchange(
+        self, limit_s: float | None, received: torch.Tensor, sent: torch.Tensor, received_lengths: list[int], sent_lengths: list[int]
+    ) -> None:
         width = DATA_TYPES[sent.dtype][1]
         send = [length * width for length in sent_lengths]
         receive = [length * width for length in received_lengths]
-        self._comm.call(
-            "all_to_all", type_of(sent), memory(sent), memory(received), counts=send, receive_counts=receive
+        if overlap(received, sent):
+            sent = sent.clone()
+        self._comm.run(
+            limit_s, "all_to_all", type_of(sent), memory(sent), memory(received), counts=send, receive_counts=receive
         )
 
-    def alltoall_base(self, output, source, output_splits=(), input_splits=(), opts=None, timeout=None):
+    def alltoall_base(
+        self, output: torch.Tensor, source: torch.Tensor, output_splits: Any = (), input_splits: Any = (), opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
         """Sends rows of the input to each rank; without splits the rows are divided evenly."""
         output, source = dense(output), dense(source)
         same_type([output, source], "all_to_all_single")
         lengths = self._row_lengths(output, output_splits), self._row_lengths(source, input_splits)
 
-        def job():
-            received = output if output.is_contiguous() else torch.empty(output.shape, dtype=output.dtype)
-            self._exchange(received, resolved(source).contiguous(), *lengths)
+        def job(limit_s: float | None) -> None:
+            received = contiguous_place(output)
+            self._exchange(limit_s, received, flat_of(source), *lengths)
             if received is not output:
                 store_into(output, received)
 
-        return self._give(job, [output], opts)
+        return self._give(job, [output], opts, timeout)
 
     all_to_all_single = alltoall_base
 
-    def _row_lengths(self, tensor, splits):
+    def _row_lengths(self, tensor: torch.Tensor, splits: Any) -> list[int]:
         rows = tensor.shape[0] if tensor.dim() else 0
         row = tensor.numel() // rows if rows else 0
         if not splits:
@@ -575,27 +496,28 @@ class PleachProcessGroup(dist.ProcessGroup):
             raise ValueError(f"the splits {list(splits)} are not {self._size} numbers whose sum is {rows}")
         return [split * row for split in splits]
 
-    def barrier(self, opts=None, timeout=None):
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         """Waits until every rank has called it."""
-        return self._give(lambda: self._comm.call("barrier"), [], opts)
+        return self._give(lambda limit_s: self._comm.run(limit_s, "barrier"), [], opts, timeout)
 
-    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """Waits until every rank has called it; rank 0 raises an error that names the missing ranks."""
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Waits until every rank has called it; rank 0 raises a PleachTimeout that names all missing ranks.
+
+        All ranks have one deadline, so ``wait_all_ranks`` changes nothing. The group works on afterwards.
+        """
         self._expect_open()
         limit = timeout or self._timeout
         self._barriers += 1
         prefix = f"monitored-barrier-{self._barriers}"
         if self._rank != 0:
             self._store.set(f"{prefix}/{self._rank}", "")
-            try:
-                self._store.wait([f"{prefix}/done"], limit)
-            except dist.DistStoreError as error:
+            if self._absent([f"{prefix}/done"], limit):
                 raise PleachTimeout(
                     f"rank 0 has not ended the monitored barrier within {limit}", kind="timed out", rank=0,
                     operation="monitored barrier", waited_s=limit.total_seconds(),
-                ) from error
+                )
             return
-        missing = [rank for rank in range(1, self._size) if not self._has_come(f"{prefix}/{rank}", limit)]
+        missing = [rank + 1 for rank in self._absent([f"{prefix}/{rank}" for rank in range(1, self._size)], limit)]
         if missing:
             names = ", ".join(map(str, missing))
             raise PleachTimeout(
@@ -604,105 +526,91 @@ class PleachProcessGroup(dist.ProcessGroup):
             )
         self._store.set(f"{prefix}/done", "")
 
-    def _has_come(self, key, limit):
+    def _absent(self, keys: list[str], limit: timedelta) -> list[int]:
+        """Waits for keys of the store, and returns the places of those that have not come within the limit."""
+        if not keys:
+            return []
         try:
-            self._store.wait([key], limit)
+            self._store.wait(keys, limit)
         except dist.DistStoreError:
-            return False
-        return True
+            return [place for place, key in enumerate(keys) if not self._store.check([key])]
+        return []
+
+    # ---- Registered memory
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        """Returns whether :meth:`allocate_tensor` takes the device."""
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype = torch.float32, device: Any = "cpu") -> torch.Tensor:
+        """Returns a tensor in registered memory; FSDP2 asks for it where it is told to."""
+        self._expect_open()
+        if not self.supports_tensor_alloc(device):
+            raise PleachUnsupported(f"registered memory is on cpu, not on {device}")
+        return allocate(self._comm, (size,), dtype)
+
+    def all_reduce_of_copy(self, source: torch.Tensor, target: torch.Tensor) -> Work:
+        """Starts to copy a tensor and to replace the copy by the mean of all ranks'."""
+        op = reduction_of(dist.ReduceOp.AVG, target.dtype)
+
+        def job(limit_s: float | None) -> None:
+            target.copy_(source)
+            self._comm.run(limit_s, "all_reduce", type_of(target), memory(target), memory(target), op)
+
+        return self._give(job, [target])
 
     # ---- Messages
 
-    def _message_lane(self, way, peer):
-        if self._root(peer) == self._rank:
-            raise ValueError(f"rank {peer} cannot send to or receive from itself")
-        with self._messages_lock:
-            return self._messages.setdefault((way, peer), Lane(f"pleach-{way}-{peer}"))
-
-    def send(self, tensors, peer, tag=0):
+    def send(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Sends a tensor to a rank that receives with the same tag."""
         self._expect_open()
-        tensor = dense(only(as_list(tensors)))
+        return self._messages.send(only(as_list(tensors)), peer, tag, seconds(self._timeout))
 
-        def job():
-            data = resolved(tensor).contiguous()
-            count = data.numel() * data.element_size()
-            header = ctypes.create_string_buffer(HEADER.pack(tag, count), HEADER.size)
-            self._comm.call("send", source=(ctypes.addressof(header), HEADER.size), root=peer)
-            if count:
-                self._comm.call("send", source=(data.data_ptr(), count), root=peer)
-
-        return self._message_lane("send", peer).give(job, [tensor], True)
-
-    def recv(self, tensors, peer, tag=0):
+    def recv(self, tensors: Any, peer: int, tag: int = 0) -> Work:
         """Receives a tensor from a rank that sends with the same tag."""
         self._expect_open()
-        tensor = dense(only(as_list(tensors)))
-        lane = self._message_lane("recv", peer)
-        stash = self._stashes.setdefault(peer, {})
+        return self._messages.recv(only(as_list(tensors)), peer, tag, seconds(self._timeout))
 
-        def job():
-            target = tensor if tensor.is_contiguous() else torch.empty(tensor.shape, dtype=tensor.dtype)
-            self._receive(target, peer, tag, stash)
-            if target is not tensor:
-                store_into(tensor, target)
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receives a tensor from whichever rank sends one with the tag first.
 
-        work = lane.give(job, [tensor], True)
-        work._source_rank = lambda: peer
-        return work
-
-    def _receive(self, target, peer, tag, stash):
-        """Receives messages until one has the tag; the others are kept for later calls."""
-        wanted = target.numel() * target.element_size()
-        if stash.get(tag):
-            data = stash[tag].pop(0)
-        else:
-            while True:
-                header = ctypes.create_string_buffer(HEADER.size)
-                self._comm.call("recv", target=(ctypes.addressof(header), HEADER.size), root=peer)
-                found, count = HEADER.unpack(header.raw)
-                is_wanted = found == tag and count == wanted
-                data = target if is_wanted else torch.empty(count, dtype=torch.uint8)
-                if count:
-                    self._comm.call("recv", target=(data.data_ptr(), count), root=peer)
-                if found == tag:
-                    break
-                stash.setdefault(found, []).append(data)
-        if data is target:
-            return
-        if data.numel() != wanted:
-            raise PleachError(
-                f"rank {peer} has sent {data.numel()} bytes with tag {tag}, and rank {self._rank} receives {wanted}",
-                kind="mismatch", rank=peer, found_by=self._rank, operation="recv",
-            )
-        ctypes.memmove(target.data_ptr(), data.data_ptr(), wanted)
-
-    def recv_anysource(self, tensors, tag=0):
-        """Receives a tensor from any rank; a group of two has one other rank."""
-        if self._size != 2:
-            raise PleachUnsupported("recv from any source is there in groups of 2 alone; name the source")
-        return self.recv(tensors, 1 - self._rank, tag)
+        Its PleachTimeout leaves the group as it is.
+        """
+        self._expect_open()
+        return self._messages.recv_any(only(as_list(tensors)), tag, seconds(self._timeout))
 
     # ---- Parts
 
-    def split_group(self, new_ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
-        """Makes a group of some ranks of this group; None on the others."""
+    def split_group(
+        self, new_ranks: list[int], timeout: timedelta | None = None, opts: Any = None, group_name: str | None = None,
+        group_desc: str | None = None, device_types: Any = None,
+    ) -> PleachProcessGroup | None:
+        """Makes a group of some ranks of this group; None on the others. Raises PleachError if they do not meet."""
+        self._expect_open()
         if self._rank not in new_ranks:
             return None
         store = dist.PrefixStore(f"{group_name}/", self._store)
         part = type(self)(store, new_ranks.index(self._rank), len(new_ranks), timeout or self._timeout)
-        part._set_group_name(group_name)
-        part._set_group_desc(group_desc or "undefined")
+        part.setGroupName(group_name or "")
+        part.setGroupDesc(group_desc or "undefined")
         return part
 
 
-def as_list(tensors):
-    """Returns the list, or the tensor in a list."""
-    return [tensors] if isinstance(tensors, torch.Tensor) else tensors
+def contiguous_place(output: torch.Tensor) -> torch.Tensor:
+    """Returns the tensor if its elements lie in order, else memory for as many."""
+    return output if output.is_contiguous() and not (output.is_conj() or output.is_neg()) else torch.empty(output.shape, dtype=output.dtype)
 
 
-def reduce_op(opts):
-    """Returns the operation of options; a sum without any."""
-    if isinstance(opts, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-        return opts
-    return getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+def fused(tensors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Returns the tensors as lists: short ones of a type together, long ones alone."""
+    lists: list[list[torch.Tensor]] = []
+    short: dict[torch.dtype, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel() * tensor.element_size() > FUSED_BYTES_MAX:
+            lists.append([tensor])
+        elif tensor.dtype in short:
+            short[tensor.dtype].append(tensor)
+        else:
+            short[tensor.dtype] = [tensor]
+            lists.append(short[tensor.dtype])
+    return lists

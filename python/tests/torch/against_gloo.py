@@ -15,6 +15,17 @@ import pleach.torch
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTEGERS = [torch.uint8, torch.int8, torch.int32, torch.int64]
 MOVED = [*FLOATS, *INTEGERS, torch.bool, torch.int16, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16]
+REDUCTIONS = {
+    dist.ReduceOp.SUM: torch.add,
+    dist.ReduceOp.PRODUCT: torch.mul,
+    dist.ReduceOp.MIN: torch.minimum,
+    dist.ReduceOp.MAX: torch.maximum,
+}
+BITS = {
+    dist.ReduceOp.BAND: torch.bitwise_and,
+    dist.ReduceOp.BOR: torch.bitwise_or,
+    dist.ReduceOp.BXOR: torch.bitwise_xor,
+}
 SHAPES = [(), (1,), (7,), (3, 5), (0,), (4096, 9)]
 
 
@@ -140,8 +151,11 @@ class Check:
                 same(scatter(dist.group.WORLD)[0], values(shape, dtype, seed, self.rank), f"scatter {what}")
 
     def check_reductions_of_blocks(self):
-        for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
-            for dtype in (torch.float32, torch.int64, torch.bfloat16):
+        for op in REDUCTIONS | BITS:
+            for dtype in (torch.float32, torch.int64, torch.bfloat16, torch.uint8):
+                if dtype.is_floating_point and op in BITS:
+                    continue
+
                 def reduce(group):
                     tensor = values((5, 3), dtype, 2, self.rank)
                     dist.reduce(tensor, 1, op, group=group)
@@ -150,8 +164,9 @@ class Check:
                 self.both(reduce, "reduce")
                 inputs = [values((4, 2), dtype, 3 + rank, self.rank) for rank in range(self.size)]
                 whole = [values((4, 2), dtype, 3 + self.rank, rank) for rank in range(self.size)]
-                stacked = torch.stack(whole)
-                expected = stacked.sum(0).to(dtype) if op == dist.ReduceOp.SUM else stacked.amax(0)
+                expected = whole[0].clone()
+                for one in whole[1:]:
+                    expected = (REDUCTIONS | BITS)[op](expected, one)
                 output = torch.zeros(4, 2, dtype=dtype)
                 dist.reduce_scatter(output, inputs, op)
                 same(output, expected, "reduce_scatter")
@@ -179,11 +194,16 @@ class Check:
 
         for call in (into_tensor, single, splits):
             self.both(call, call.__name__)
-        inputs = [torch.full((rank + 1,), 10.0 * self.rank + rank) for rank in range(self.size)]
-        outputs = [torch.zeros(self.rank + 1) for _ in range(self.size)]
-        dist.all_to_all(outputs, inputs)
-        for rank, output in enumerate(outputs):
-            same(output, torch.full((self.rank + 1,), 10.0 * rank + self.rank), "all_to_all")
+        for dtype in MOVED:
+            inputs = [values((rank + 1,), dtype, rank, self.rank) for rank in range(self.size)]
+            outputs = [torch.zeros(self.rank + 1).to(dtype) for _ in range(self.size)]
+            dist.all_to_all(outputs, inputs)
+            for rank, output in enumerate(outputs):
+                same(output, values((self.rank + 1,), dtype, self.rank, rank), f"all_to_all {dtype}")
+            output = torch.zeros(self.size, 3).to(dtype)
+            dist.all_to_all_single(output, values((self.size, 3), dtype, 5, self.rank))
+            expected = torch.stack([values((self.size, 3), dtype, 5, rank)[self.rank] for rank in range(self.size)])
+            same(output, expected, f"all_to_all_single {dtype}")
 
     def check_coalesced(self):
         from torch.distributed.distributed_c10d import _coalescing_manager
@@ -346,11 +366,16 @@ class Check:
             raise AssertionError("ranks of different lengths have no error")
 
 
-if __name__ == "__main__":
+def main(kind):
+    """Makes the checks that the command line names."""
     torch.set_num_threads(1)
-    checks = Check()
+    checks = kind()
     for name in sys.argv[1:]:
         getattr(checks, name)()
         print(f"{name} done", flush=True)
     if dist.is_initialized() and "check_mismatch" not in sys.argv:
         dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Check)

@@ -1,17 +1,27 @@
 """Starts ranks as processes of their own, and collects what each of them says."""
 
+import atexit
 import json
 import os
 import pathlib
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    import tomli as tomllib
 
 HERE = pathlib.Path(__file__).parent
 PACKAGE = HERE.parent.parent
 LIMIT_S = 120
+#: How long a call waits, in seconds, in a run in which a rank stops.
+LIMIT_OF_STOP_S = 8
 
 
 def free_port():
@@ -20,20 +30,38 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def installed():
+    """Returns a folder in which Python finds the entry points of the package, as where it is installed."""
+    folder = pathlib.Path(tempfile.gettempdir()) / f"pleach-entry-points-{os.getpid()}"
+    about = folder / "pleach-0.dist-info"
+    if not about.exists():
+        about.mkdir(parents=True)
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        (about / "METADATA").write_text("Metadata-Version: 2.1\nName: pleach\nVersion: 0\n")
+        groups = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]["entry-points"]
+        lines = [f"[{group}]\n" + "".join(f"{name} = {at}\n" for name, at in points.items()) for group, points in groups.items()]
+        (about / "entry_points.txt").write_text("\n".join(lines))
+    return folder
+
+
 def environment():
-    path = os.pathsep.join(filter(None, [str(PACKAGE), os.environ.get("PYTHONPATH")]))
+    path = os.pathsep.join(filter(None, [str(PACKAGE), str(installed()), os.environ.get("PYTHONPATH")]))
     return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
 
-def start(script, size, *arguments):
-    """Starts `size` ranks of a script of this folder."""
+def start(script, size, *arguments, within=None, **others):
+    """Starts `size` ranks of a script of this folder, or of `-c` and a text.
+
+    within: of each rank what goes before its command; others: further variables.
+    """
     port = free_port()
     ranks = []
     for rank in range(size):
         world = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        command = [sys.executable, str(HERE / script), *map(str, arguments)]
-        variables = environment() | {name: str(value) for name, value in world.items()}
-        ranks.append(subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        command = [sys.executable, script if script == "-c" else str(HERE / script), *map(str, arguments)]
+        command = [*(within[rank] if within else ()), *command]
+        variables = environment() | {name: str(value) for name, value in (world | others).items()}
+        ranks.append(subprocess.Popen(command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     return ranks
 
 

@@ -1,6 +1,7 @@
 """The backend of torch.distributed beside gloo, on ranks that are processes."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -8,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch.distributed")
 
-from ranks import HERE, LIMIT_S, environment, finish, free_port, last_json, start  # noqa: E402
+from ranks import HERE, LIMIT_OF_STOP_S, LIMIT_S, environment, finish, free_port, last_json, start  # noqa: E402
 
 #: Of each list the checks of one start of ranks: importing torch takes longer than most of them.
 STARTS = [
@@ -19,12 +20,30 @@ STARTS = [
 ]
 
 
+#: Those of the group alone, and with how many ranks.
+GROUP_STARTS = [
+    (2, ["limits", "split_group", "objects_of_messages", "premultiplied_sums", "overlapping_memory", "other_devices"]),
+    (4, ["limits", "monitored_barrier_with_two_missing", "any_source", "any_source_that_sends_nothing"]),
+    (4, ["split_group", "objects_of_messages", "overlapping_memory", "coalesced_calls_are_under_way_together", "abort"]),
+    (2, ["compile"]),
+]
+
+
+def check(script, size, checks):
+    names = [f"check_{check}" for check in checks]
+    for output in finish(start(script, size, *names)):
+        assert [line for line in output.splitlines() if line.endswith(" done")] == [f"{name} done" for name in names]
+
+
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("checks", STARTS, ids=lambda checks: checks[0])
 def test_calls_do_what_gloo_does(checks, size):
-    names = [f"check_{check}" for check in checks]
-    for output in finish(start("against_gloo.py", size, *names)):
-        assert [line for line in output.splitlines() if line.endswith(" done")] == [f"{name} done" for name in names]
+    check("against_gloo.py", size, checks)
+
+
+@pytest.mark.parametrize("size,checks", GROUP_STARTS, ids=lambda part: part if isinstance(part, int) else part[0])
+def test_groups_keep_their_promises(size, checks):
+    check("group_checks.py", size, checks)
 
 
 def torchrun(script, size, *arguments):
@@ -43,15 +62,79 @@ def test_training_has_the_loss_curve_of_gloo(scheme):
     assert losses[-1] < losses[0]
 
 
+#: Of each list the ways of training of one start of ranks.
+WAYS = [
+    ["ddp_bf16_hook", "ddp_registered_hook", "ddp_no_sync", "ddp_unused_parameters", "ddp_join", "zero_redundancy_optimizer"],
+    ["dtensor", "tensor_parallel", "pipeline", "checkpoint"],
+]
+
+
+@pytest.mark.parametrize("ways", WAYS, ids=lambda ways: ways[0])
+def test_the_libraries_of_torch_give_what_they_give_over_gloo(ways):
+    found, expected = (last_json(finish(start("parallel.py", 2, backend, *ways))[0]) for backend in ("pleach", "gloo"))
+    assert list(found) == list(expected) == ways
+    for way in ways:
+        assert found[way] and found[way] == pytest.approx(expected[way], rel=1e-3), way
+
+
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_rank_that_is_killed_in_the_backward_pass_is_named_by_all_others_within_a_second(killed):
-    outputs = finish(start("train.py", 4, "pleach", "ddp", killed), killed=[killed])
+    outputs = finish(start("train.py", 4, "pleach", "ddp", killed, signal.SIGKILL.value), killed=[killed])
     died_at = float(outputs[killed].split()[-1])
     for rank, output in enumerate(outputs):
         if rank != killed:
             said = last_json(output)
             assert f"rank {killed}" in said["error"], said
             assert said["at"] - died_at < 1, said
+
+
+def test_a_rank_that_is_stopped_in_the_backward_pass_is_named_at_the_deadline():
+    ranks = start("train.py", 3, "pleach", "ddp", 1, signal.SIGSTOP.value)
+    try:
+        others = finish([ranks[0], ranks[2]])
+        for output in others:
+            said = last_json(output)
+            assert "rank 1" in said["error"] and "RuntimeError" in said["type"], said
+    finally:
+        ranks[1].kill()
+        stopped_at = float(ranks[1].communicate()[0].split()[-1])
+    for output in others:
+        # A second for the clocks' and the printing's sake.
+        assert last_json(output)["at"] - stopped_at > LIMIT_OF_STOP_S - 1
+
+
+def test_an_interpreter_ends_with_work_under_way():
+    script = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("pleach")
+if dist.get_rank() == 0:
+    works = [dist.all_reduce(torch.ones(1000), async_op=True) for _ in range(3)]
+    works.append(dist.irecv(torch.ones(1), 1))
+    print("under way", flush=True)
+    sys.exit(5)
+sys.stdin.read()
+os._exit(0)
+"""
+    first, second = start("-c", 2, script)
+    try:
+        output, errors = first.communicate(timeout=LIMIT_S)
+        assert (first.returncode, output) == (5, "under way\n"), (first.returncode, output, errors[-4000:])
+    finally:
+        second.kill()
+        second.communicate()
+
+
+def test_importing_torch_makes_the_backend_known_and_imports_none_of_its_code():
+    script = """
+import sys, torch, torch.distributed as dist
+assert "pleach" in dist.Backend.backend_list and dist.Backend.default_device_backend_map["cpu"] == "gloo"
+assert "pleach.torch" not in sys.modules
+dist.init_process_group("pleach", rank=0, world_size=1, store=dist.HashStore())
+dist.all_reduce(torch.ones(1))
+assert "pleach.torch" in sys.modules
+dist.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-c", script], env=environment(), check=True, timeout=LIMIT_S)
 
 
 def test_a_world_of_one_works():

@@ -1,6 +1,6 @@
 """A rank that trains a small network on handwritten digits and prints the losses as JSON.
 
-usage: train.py BACKEND ddp|fsdp [KILLED]: the rank KILLED ends itself in a backward pass
+usage: train.py BACKEND ddp|fsdp [STOPPED SIGNAL]: the rank STOPPED sends itself the signal in a backward pass
 """
 
 import json
@@ -8,19 +8,20 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from sklearn.datasets import load_digits
 
+from ranks import LIMIT_OF_STOP_S
+
 BATCH, STEPS = 64, 24
 
 
-def main(backend, scheme, killed=None):
-    if backend == "pleach":
-        import pleach.torch  # noqa: F401
+def main(backend, scheme, stopped=None, number=signal.SIGKILL):
     torch.set_num_threads(1)
-    dist.init_process_group(backend)
+    dist.init_process_group(backend, timeout=timedelta(seconds=LIMIT_OF_STOP_S) if number == signal.SIGSTOP else None)
     rank, size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(1)
     model = torch.nn.Sequential(
@@ -47,16 +48,16 @@ def main(backend, scheme, killed=None):
         outputs = model(images[begin : begin + BATCH // size])
         loss = torch.nn.functional.cross_entropy(outputs, labels[begin : begin + BATCH // size])
         optimizer.zero_grad()
-        if killed is not None and step == 5:
-            if rank == killed:
-                outputs.register_hook(lambda _: (print(time.time(), flush=True), os.kill(os.getpid(), signal.SIGKILL)))
+        if stopped is not None and step == 5:
+            if rank == stopped:
+                outputs.register_hook(lambda _: (print(time.time(), flush=True), os.kill(os.getpid(), number)))
             try:
                 loss.backward()
             except BaseException as error:
                 fields = {"error": str(error), "type": type(error).__name__, "at": time.time()}
                 print(json.dumps(fields), flush=True)
                 os._exit(0)
-            raise SystemExit("the backward pass has ended without the killed rank")
+            raise SystemExit("the backward pass has ended without the stopped rank")
         loss.backward()
         optimizer.step()
         mean = loss.detach().clone()

@@ -1,0 +1,263 @@
+"""A rank that checks what a group of pleach does by itself: limits, messages, ends, parts.
+
+usage: group_checks.py NAME...: functions below whose names begin with `check_`
+"""
+
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+import pleach.torch
+
+from against_gloo import Check, main, same
+
+
+class Recorder:
+    """Stands for the group of the package, and keeps the time limit of each call."""
+
+    def __init__(self, group):
+        self._group = group
+        self.limits = []
+
+    def start(self, collective, *arguments, timeout=None, **others):
+        self.limits.append((collective, timeout))
+        return self._group.start(collective, *arguments, timeout=timeout, **others)
+
+    def __getattr__(self, name):
+        return getattr(self._group, name)
+
+
+def refused(kind, call):
+    """Returns the exception of a call."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise AssertionError("no error")
+
+
+class GroupChecks(Check):
+    def check_limits(self):
+        """The limit that a call names is that call's alone."""
+        group = dist.new_group(timeout=timedelta(seconds=50))
+        recorder = group._comm._group = Recorder(group._comm._group)
+        options = dist.AllreduceOptions()
+        options.timeout = timedelta(seconds=33)
+        group.allreduce([torch.ones(2)], options).wait()
+        tensor = torch.ones(2)
+        if self.rank < 2:
+            (dist.send if self.rank == 0 else dist.recv)(tensor, 1 - self.rank, group=group)
+        dist.barrier(group)
+        assert [limit for name, limit in recorder.limits if name == "all_reduce"] == [33], recorder.limits
+        assert {limit for name, limit in recorder.limits if name != "all_reduce"} == {50}, recorder.limits
+
+    def check_monitored_barrier_with_two_missing(self):
+        limit_s = 3
+        if self.rank in (2, 3):
+            dist.barrier(self.gloo)
+            return
+        begin = time.monotonic()
+        error = refused(
+            pleach.torch.PleachTimeout,
+            lambda: dist.monitored_barrier(timeout=timedelta(seconds=limit_s), wait_all_ranks=True),
+        )
+        assert self.rank != 0 or "ranks 2, 3 have not" in str(error), error
+        assert time.monotonic() - begin < 2 * limit_s, "each missing rank was waited for in turn"
+        dist.barrier(self.gloo)
+
+    def check_any_source(self):
+        """All ranks but 0 send two messages of each of two tags, and rank 0 takes some from anywhere."""
+        others = self.size - 1
+        if self.rank != 0:
+            works = []
+            for number in range(2):
+                for tag in (4, 7):
+                    works.append(dist.isend(torch.tensor([self.rank, tag, number]), 0, tag=tag))
+            for work in works:
+                work.wait()
+        else:
+            found = []
+            for _ in range(2 * others):
+                tensor = torch.zeros(3, dtype=torch.int64)
+                assert dist.recv(tensor, tag=7) == tensor[0]
+                found.append(tuple(tensor.tolist()))
+            ranks = range(1, self.size)
+            assert sorted(found) == [(rank, 7, number) for rank in ranks for number in range(2)], found
+            for rank in ranks:
+                for number in range(2):
+                    tensor = torch.zeros(3, dtype=torch.int64)
+                    dist.recv(tensor, rank, tag=4)
+                    assert tensor.tolist() == [rank, 4, number], tensor
+        # Later messages with a named source, collectives, and messages of another shape work as before.
+        total = torch.ones(100)
+        dist.all_reduce(total)
+        same(total, torch.full((100,), float(self.size)), "all_reduce after recv from any source")
+        large = torch.full((100_000,), float(self.rank))
+        if self.rank == 0:
+            for rank in range(1, self.size):
+                got = torch.zeros(100_000)
+                dist.recv(got, rank)
+                same(got, torch.full((100_000,), float(rank)), "a named source after any source")
+            got = torch.zeros(400, 500).t()
+            source = dist.recv(got)
+            same(got, torch.full((500, 400), float(source)), "strided, from any source")
+            assert source == 1
+        else:
+            dist.send(large, 0)
+            if self.rank == 1:
+                dist.send(torch.ones(500, 400), 0)
+
+    def check_any_source_that_sends_nothing(self):
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        if self.rank == 0:
+            error = refused(pleach.torch.PleachTimeout, lambda: dist.recv(torch.ones(1), group=group))
+            assert "tag 0" in str(error) and error.waited_s == 1, error
+        dist.barrier(self.gloo)
+        total = torch.ones(1)
+        group.set_timeout(timedelta(seconds=60))
+        dist.all_reduce(total, group=group)
+        same(total, torch.tensor([float(self.size)]), "the group after the time of a recv from any source")
+        dist.destroy_process_group(group)
+
+    def check_split_group(self):
+        half = self.size // 2
+        part = dist.split_group(split_ranks=[list(range(half)), list(range(half, self.size))])
+        assert part.size() == half and part.rank() == self.rank % half
+        tensor = torch.tensor([self.rank])
+        dist.all_reduce(tensor, group=part)
+        begin = self.rank // half * half
+        same(tensor, torch.tensor([sum(range(begin, begin + half))]), "split_group")
+        alone = dist.split_group(split_ranks=[[self.size - 1]], group_desc="the last")
+        assert (self.rank == self.size - 1) == isinstance(alone, dist.ProcessGroup)
+
+    def check_objects_of_messages(self):
+        if self.rank == 0:
+            dist.send_object_list([{"from": 0}, "text" * 1000], 1)
+            got = [None, None]
+            source = dist.recv_object_list(got, 1)
+            assert source == 1 and got == ["back", (1, 2)], got
+        elif self.rank == 1:
+            got = [None, None]
+            assert dist.recv_object_list(got, 0) == 0
+            assert got == [{"from": 0}, "text" * 1000]
+            dist.send_object_list(["back", (1, 2)], 0)
+        dist.barrier()
+
+    def check_premultiplied_sums(self):
+        for factor in (0.5, torch.tensor([0.25])):
+            for dtype in (torch.float32, torch.float64, torch.bfloat16):
+                tensor = torch.full((5,), 2.0 * (self.rank + 1), dtype=dtype)
+                dist.all_reduce(tensor, dist._make_nccl_premul_sum(factor))
+                total = 2.0 * self.size * (self.size + 1) / 2 * float(factor)
+                same(tensor, torch.full((5,), total, dtype=dtype), f"premultiplied by {factor}")
+        output = torch.zeros(2)
+        dist.reduce_scatter_tensor(output, torch.ones(2 * self.size), dist._make_nccl_premul_sum(0.5))
+        same(output, torch.full((2,), self.size / 2), "premultiplied reduce_scatter")
+
+    def check_overlapping_memory(self):
+        whole = torch.zeros(3 * self.size)
+        own = whole[3 * self.rank : 3 * self.rank + 3]
+        own.fill_(self.rank)
+        dist.all_gather_into_tensor(whole, own)
+        expected = torch.arange(float(self.size)).repeat_interleave(3)
+        same(whole, expected, "all_gather_into_tensor of a part of the output")
+        source = torch.arange(3.0 * self.size)
+        output = source[3 * self.rank : 3 * self.rank + 3]
+        wanted = output * self.size
+        before = source.clone()
+        dist.reduce_scatter_tensor(output, source)
+        same(output, wanted, "reduce_scatter_tensor into a part of the input")
+        before[3 * self.rank : 3 * self.rank + 3] = wanted
+        same(source, before, "the rest of the input")
+        both = torch.full((self.size,), float(self.rank))
+        dist.all_to_all_single(both, both)
+        same(both, torch.arange(float(self.size)), "all_to_all_single in place")
+        tensor = torch.arange(4.0)
+        dist.all_gather([tensor] + [torch.zeros(4) for _ in range(self.size - 1)], tensor)
+        same(tensor, torch.arange(4.0), "all_gather whose input is an output")
+
+    def check_coalesced_calls_are_under_way_together(self):
+        group = dist.new_group()
+        recorder = group._comm._group = Recorder(group._comm._group)
+        tensors = [torch.full((number,), float(self.rank)) for number in range(100)]
+        tensors += [torch.full((40_000,), float(self.rank)), torch.full((7,), self.rank), torch.ones(3, 4).t() * self.rank]
+        options = dist.AllreduceCoalescedOptions()
+        group.allreduce_coalesced(tensors, options).wait()
+        total = self.size * (self.size - 1) // 2
+        for tensor in tensors:
+            same(tensor, torch.full(tensor.shape, total, dtype=tensor.dtype), "allreduce_coalesced")
+        # Short ones of f32 together, the long one, those of i64.
+        assert len(recorder.limits) == 3, recorder.limits
+        outputs = [torch.zeros(self.size * number) for number in range(1, 40)]
+        inputs = [torch.full((number,), float(self.rank)) for number in range(1, 40)]
+        group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+        for output in outputs:
+            same(output.view(self.size, -1)[:, 0], torch.arange(float(self.size)), "allgather_into_tensor_coalesced")
+        lists = [[torch.zeros(number) for _ in range(self.size)] for number in range(1, 20)]
+        group.allgather_coalesced(lists, inputs[:19]).wait()
+        for outputs in lists:
+            same(torch.stack(outputs)[:, 0], torch.arange(float(self.size)), "allgather_coalesced")
+        parts = [torch.zeros(number) for number in range(1, 20)]
+        group.reduce_scatter_tensor_coalesced(parts, [torch.ones(self.size * part.numel()) for part in parts]).wait()
+        for part in parts:
+            same(part, torch.full(part.shape, float(self.size)), "reduce_scatter_tensor_coalesced")
+        from torch.distributed.distributed_c10d import _coalescing_manager
+
+        parts = [torch.zeros(2), torch.zeros(3, 2)]
+        with _coalescing_manager():
+            for part in parts:
+                dist.reduce_scatter_tensor(part, torch.ones(self.size * part.shape[0], *part.shape[1:]))
+        for part in parts:
+            same(part, torch.full(part.shape, float(self.size)), "coalesced reduce_scatter_tensor")
+
+    def check_compile(self):
+        """A model with functional collectives, compiled: by the compiler of C++ where there is one."""
+        import shutil
+
+        import torch.distributed._functional_collectives as functional
+
+        def model(data):
+            total = functional.all_reduce(data * 2, "sum", dist.group.WORLD)
+            rows = functional.all_gather_tensor(total + 1, 0, dist.group.WORLD)
+            part = functional.reduce_scatter_tensor(rows, "sum", 0, dist.group.WORLD)
+            return torch.relu(part) + 1
+
+        backend = "inductor" if shutil.which("g++") else "aot_eager"
+        data = torch.full((4,), float(self.rank + 1))
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        same(compiled(data), model(data), f"torch.compile by {backend}")
+        total = self.size * (self.size + 1.0)
+        same(compiled(data), torch.full((4,), (total + 1) * self.size + 1), f"torch.compile by {backend}")
+
+    def check_other_devices(self):
+        """A name for the CPU is understood; tensors elsewhere are refused with what to do."""
+        for backend in ("cpu:pleach", "cpu:pleach,cuda:gloo"):
+            group = dist.new_group(backend=backend)
+            total = torch.ones(1)
+            dist.all_reduce(total, group=group)
+            same(total, torch.tensor([float(self.size)]), backend)
+            meta = torch.ones(1, device="meta")
+            error = refused(pleach.torch.PleachUnsupported, lambda: dist.all_reduce(meta, group=group))
+            assert "group of another backend" in str(error), error
+
+    def check_abort(self):
+        """The work of all ranks ends, and the group says why."""
+        group = dist.new_group()
+        if self.rank == 0:
+            dist.barrier(self.gloo)
+            group.abort()
+            error = refused(pleach.torch.PleachError, lambda: dist.barrier(group))
+            assert "aborted" in str(error), error
+        else:
+            work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
+            dist.barrier(self.gloo)
+            error = refused(pleach.torch.PleachError, work.wait)
+            assert error.kind == "aborted" and error.rank == 0, error
+            assert "rank 0 aborted" in str(refused(RuntimeError, work.get_future().wait))
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main(GroupChecks)

@@ -1,0 +1,196 @@
+"""A rank that trains in the ways of torch's libraries, and prints what came out as JSON.
+
+usage: parallel.py BACKEND WAY...: functions below whose names begin with `way_`
+"""
+
+import json
+import sys
+import tempfile
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+STEPS = 4
+
+
+def network(seed=1):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)
+    )
+
+
+def batch(step, rows=6):
+    generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
+    return torch.randn(rows, 8, generator=generator)
+
+
+def trained(model, optimizer=None, inputs=None, skip=()):
+    """Returns the sum of the losses of all ranks at each step."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(STEPS):
+        loss = model(batch(step) if inputs is None else inputs(step)).square().mean()
+        loss.backward()
+        if step not in skip:
+            optimizer.step()
+            optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item())
+    return losses
+
+
+def ddp(model, **options):
+    return torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
+
+
+def way_ddp_bf16_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+    model = ddp(network())
+    model.register_comm_hook(None, bf16_compress_hook)
+    return trained(model)
+
+
+def way_ddp_registered_hook():
+    """Buckets in registered memory; over gloo, DDP without a hook."""
+    model = ddp(network(), gradient_as_bucket_view=True)
+    if dist.get_backend() == "pleach":
+        from pleach.torch import all_reduce_registered
+
+        model.register_comm_hook(None, all_reduce_registered)
+    return trained(model)
+
+
+def way_ddp_no_sync():
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    losses = []
+    for step in range(STEPS):
+        with model.no_sync():
+            model(batch(10 + step)).square().mean().backward()
+        loss = model(batch(step)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total = loss.detach().clone()
+        dist.all_reduce(total)
+        losses.append(total.item())
+    return losses
+
+
+def way_ddp_unused_parameters():
+    class Sometimes(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.always, self.rarely = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+            self.calls = 0
+
+        def forward(self, data):
+            self.calls += 1
+            data = self.always(data)
+            return self.rarely(data) if self.calls % 2 == 0 and dist.get_rank() == 0 else data
+
+    torch.manual_seed(1)
+    return trained(ddp(Sometimes(), find_unused_parameters=True))
+
+
+def way_ddp_join():
+    """Ranks with different numbers of batches."""
+    model = ddp(network())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    with model.join():
+        for step in range(2 + dist.get_rank()):
+            model(batch(step)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.sum().item() for parameter in model.parameters()]
+
+
+def way_zero_redundancy_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = ddp(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.01)
+    losses = trained(model, optimizer)
+    optimizer.consolidate_state_dict(0)
+    return losses
+
+
+def way_dtensor():
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(24.0 * dist.get_world_size()).view(-1, 6)
+    rows = distribute_tensor(whole, mesh, [Shard(0)])
+    columns = rows.redistribute(mesh, [Shard(1)])
+    product = rows @ rows.t().redistribute(mesh, [Replicate()])
+    return [columns.full_tensor().sum().item(), product.full_tensor().sum().item(), rows.sum().full_tensor().item()]
+
+
+def way_tensor_parallel():
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return trained(model, inputs=lambda step: torch.randn(6, 8, generator=torch.Generator().manual_seed(step)))
+
+
+def way_pipeline():
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    losses = []
+    for kind in (ScheduleGPipe, Schedule1F1B):
+        torch.manual_seed(rank)
+        part = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
+        stage = PipelineStage(part, rank, size, torch.device("cpu"))
+        schedule = kind(stage, n_microbatches=size, loss_fn=torch.nn.functional.mse_loss)
+        data = torch.randn(4 * size, 8, generator=torch.Generator().manual_seed(3))
+        found = []
+        if rank == 0:
+            schedule.step(data)
+        elif rank == size - 1:
+            schedule.step(target=torch.zeros(4 * size, 8), losses=found)
+        else:
+            schedule.step()
+        total = torch.tensor([float(sum(loss.item() for loss in found))])
+        dist.all_reduce(total)
+        gradient = torch.stack([parameter.grad.abs().sum() for parameter in part.parameters()]).sum()
+        dist.all_reduce(gradient)
+        losses += [total.item(), gradient.item()]
+    return losses
+
+
+def way_checkpoint():
+    """Saves a sharded model, and loads it into another one."""
+    import torch.distributed.checkpoint as checkpoint
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder, 0)
+    model = fully_shard(network(), mesh=mesh)
+    losses = trained(model)
+    checkpoint.save(get_model_state_dict(model), checkpoint_id=folder[0])
+    other = fully_shard(network(seed=2), mesh=mesh)
+    state = get_model_state_dict(other)
+    checkpoint.load(state, checkpoint_id=folder[0])
+    set_model_state_dict(other, state)
+    return losses + [parameter.full_tensor().sum().item() for parameter in other.parameters()]
+
+
+def main(backend, *ways):
+    torch.set_num_threads(1)
+    dist.init_process_group(backend)
+    results = {way: globals()[f"way_{way}"]() for way in ways}
+    if dist.get_rank() == 0:
+        print(json.dumps(results), flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
