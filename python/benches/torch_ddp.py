@@ -1,0 +1,101 @@
+"""A training step of a model of 25 million parameters, by DDP and by FSDP2, over pleach and over gloo.
+
+usage: torchrun --nproc-per-node=N python/benches/torch_ddp.py [--batch B] [--turns T] [--scheme ddp|fsdp]
+
+Rank r is bound to processor r modulo their number. The ways take turns, in one run and in the same
+processes: no communication at all, gloo, pleach; of DDP also pleach with the hook that keeps its
+buckets in registered memory. A row has the median over the turns of the time of a step of the slowest
+rank, and its quotient to gloo's.
+"""
+
+import argparse
+import os
+import statistics
+import time
+
+import torch
+import torch.distributed as dist
+
+import pleach.torch
+
+WIDTH, LAYERS = 2500, 4
+STEPS_OF_A_TURN = 3
+
+
+def model():
+    torch.manual_seed(1)
+    layers = []
+    for _ in range(LAYERS):
+        layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers)
+
+
+def of_ddp(groups):
+    ways = {"no communication": model()}
+    for name, group in groups.items():
+        ways[name] = torch.nn.parallel.DistributedDataParallel(model(), process_group=group)
+    return ways
+
+
+def of_fsdp(groups):
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    ways = {"no communication": model()}
+    for name, group in groups.items():
+        mesh = DeviceMesh.from_group(group, "cpu")
+        whole = model()
+        for layer in whole:
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        ways[name] = fully_shard(whole, mesh=mesh)
+    return ways
+
+
+def timed(network, batch):
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-4)
+    dist.barrier()
+    begin = time.perf_counter()
+    for _ in range(STEPS_OF_A_TURN):
+        network(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+    return (time.perf_counter() - begin) / STEPS_OF_A_TURN
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--scheme", choices=["ddp", "fsdp"], default="ddp")
+    options = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {processors[rank % len(processors)]})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    groups = {"gloo": dist.group.WORLD, "pleach": dist.new_group(backend="pleach")}
+    ways = of_ddp(groups) if options.scheme == "ddp" else of_fsdp(groups)
+    batch = torch.randn(options.batch, WIDTH)
+    times = {name: [] for name in ways}
+    for turn in range(options.turns + 1):
+        for name, network in ways.items():
+            slowest = torch.tensor([timed(network, batch)])
+            dist.all_reduce(slowest, dist.ReduceOp.MAX)
+            if turn:  # the first one builds the buckets
+                times[name].append(slowest.item() * 1e3)
+    if rank == 0:
+        parameters = sum(parameter.numel() for parameter in model().parameters())
+        print(
+            f"torch {torch.__version__}, {options.scheme}, {parameters / 1e6:.1f} M parameters, batch {options.batch}, "
+            f"{dist.get_world_size()} ranks on {len(processors)} processors, {options.turns} turns"
+        )
+        gloo = statistics.median(times["gloo"])
+        for name, found in times.items():
+            own = statistics.median(found)
+            print(f"{name:>20} {own:>9.1f} ms a step ({min(found):.1f} to {max(found):.1f}) {own / gloo:>6.2f} of gloo")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
