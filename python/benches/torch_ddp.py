@@ -3,8 +3,8 @@
 usage: torchrun --nproc-per-node=N python/benches/torch_ddp.py [--batch B] [--turns T] [--scheme ddp|fsdp]
 
 Rank r is bound to processor r modulo their number. The ways take turns, in one run and in the same
-processes: no communication at all, gloo, pleach; of DDP also pleach with the hook that keeps its
-buckets in registered memory. A row has the median over the turns of the time of a step of the slowest
+processes: the model alone, gloo, pleach; of DDP also DDP that sends nothing, and pleach with the hook
+that keeps its buckets in registered memory. A row has the median over the turns of the time of a step of the slowest
 rank, and its quotient to gloo's.
 """
 
@@ -30,18 +30,28 @@ def model():
     return torch.nn.Sequential(*layers)
 
 
+def nothing_sent(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
 def of_ddp(groups):
-    ways = {"no communication": model()}
+    ways = {"no DDP": model()}
+    ways["nothing sent"] = torch.nn.parallel.DistributedDataParallel(model(), process_group=groups["gloo"])
+    ways["nothing sent"].register_comm_hook(None, nothing_sent)
     for name, group in groups.items():
         ways[name] = torch.nn.parallel.DistributedDataParallel(model(), process_group=group)
-    return ways
+    registered = torch.nn.parallel.DistributedDataParallel(model(), process_group=groups["pleach"])
+    registered.register_comm_hook(groups["pleach"], pleach.torch.all_reduce_registered)
+    return ways | {"pleach, registered": registered}
 
 
 def of_fsdp(groups):
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.fsdp import fully_shard
 
-    ways = {"no communication": model()}
+    ways = {"no FSDP": model()}
     for name, group in groups.items():
         mesh = DeviceMesh.from_group(group, "cpu")
         whole = model()
