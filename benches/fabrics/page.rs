@@ -47,8 +47,8 @@ fn measured(rows: &[Row], results: &Results, machine: &Machine, rounds: u32) -> 
     }
     let _ = writeln!(
         text,
-        "\nTimes are medians over {rounds} rounds in which all took turns, each the median of samples of at least 10 us; behind \
-         each stands how many times as many elements a second pleach does.\n\n## Goals\n\n| what | goal | found | |\n| --- | --- | --- | --- |"
+        "\nTimes are medians over {rounds} rounds in which all took turns, each the median of samples of at\n\
+         least 10 us. In brackets: how many times as many elements a second pleach does.\n\n## Goals\n\n| what | goal | found | |\n| --- | --- | --- | --- |"
     );
     for row in rows {
         for goal in &row.goals {
@@ -73,7 +73,7 @@ fn measured(rows: &[Row], results: &Results, machine: &Machine, rounds: u32) -> 
         }
         for runner in &row.runners {
             if let Some(failure) = results.failure(row, *runner) {
-                let _ = writeln!(text, "\n{}: {failure}", runner.name());
+                let _ = writeln!(text, "\n{}:\n{failure}", runner.name());
             }
         }
     }

@@ -1,13 +1,18 @@
 /* A loop by hand: what two processes reach without any library. See measure.h for the arguments.
  *
  * All-reduce of float, two ways, of which the quicker counts:
- *   eager   up to EAGER_BYTES each rank writes its input into a slot, beside a sequence word and a signature, and adds what
- *           the other wrote; run and signature are checked as a library must;
- *   mapped  the two meet by a cache line each, each adds its half straight out of both buffers into both, and they meet again.
- * With "slice" as the first argument, of memory that the other one cannot reach: each rank copies what the other adds into
- * blocks that both map, the other adds its own and leaves the sum there as well, and the first one copies it back. Three passes
- * over half the data a rank, and every line of a block goes from core to core twice and is claimed for writing twice.
- * Ping-pong of up to 48 bytes: payload and counter in one cache line, written by one side and read by the other.
+ *   eager   up to EAGER_BYTES each rank writes its input into a slot, beside a sequence word and
+ *           a signature, and adds what the other wrote; run and signature are checked as a library
+ *           must;
+ *   mapped  the two meet by a cache line each, each adds its half straight out of both buffers
+ *           into both, and they meet again.
+ * With "slice" as the first argument, of memory that the other one cannot reach: each rank copies
+ * what the other adds into blocks that both map, the other adds its own and leaves the sum there as
+ * well, and the first one copies it back. Three passes over half the data a rank, and every line of
+ * a block goes from core to core twice and is claimed for writing twice.
+ *
+ * Ping-pong of up to 48 bytes: payload and counter in one cache line, written by one side and read
+ * by the other.
  */
 #include "measure.h"
 
@@ -58,7 +63,8 @@ struct by_hand {
 static void meet(struct peer *peer) {
     struct by_hand *by_hand = peer->context;
     uint64_t met = ++by_hand->met;
-    /* Release: pairs with the acquire of the other rank, which then sees all that was written before. */
+    /* Release: pairs with the acquire of the other rank, which then sees all that was written
+     * before. */
     atomic_store_explicit(&by_hand->shared->meeting[peer->rank].count, met, memory_order_release);
     while (atomic_load_explicit(&by_hand->shared->meeting[1 - peer->rank].count, memory_order_acquire) < met) {
     }
@@ -122,7 +128,8 @@ static void await_count(struct line *line, uint64_t least) {
     }
 }
 
-/* The block of `count` elements in two halves, of which rank r adds the r-th: the part that `rank` adds, block by block. */
+/* The block of `count` elements in two halves, of which rank r adds the r-th: the part that `rank`
+ * adds, block by block. */
 static long part(long count, int rank, long block, long *begin) {
     long half = (count / 2 + 15) / 16 * 16, length = BLOCK_BYTES / (long)sizeof(float);
     long end = rank ? count : half;
@@ -138,7 +145,8 @@ static void slices(struct peer *peer, float *data, long count) {
     long blocks = (half + length - 1) / length;
     for (long block = 0; block < blocks + BLOCKS - 1; block++) {
         long begin, elements;
-        if (block < blocks) { /* What the other one is to add; its place is free, as its last sum was taken below. */
+        if (block < blocks) {
+            /* What the other one is to add; its place is free, as its last sum was taken below. */
             elements = part(count, 1 - peer->rank, block, &begin);
             memcpy(mine->blocks[(base + block) % BLOCKS], data + begin, (size_t)elements * sizeof(float));
             /* Release: the other rank then reads the block. */

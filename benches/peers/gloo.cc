@@ -1,5 +1,5 @@
-// Gloo beside pleach, over TCP on the loopback interface. Takes FOLDER RANKS before the arguments that measure.h reads: it
-// starts its ranks itself, and they meet in the folder.
+// Gloo beside pleach, over TCP on the loopback interface. Takes FOLDER RANKS before the arguments
+// that measure.h reads: it starts its ranks itself, and they meet in the folder.
 #include "measure.h"
 
 #include <chrono>

@@ -1,9 +1,12 @@
-// Gloo beside pleach, over RDMA by its ibverbs transport. Takes FOLDER DEVICE,DEVICE GID_INDEX ALGORITHM before the arguments
-// that measure.h reads: it starts its two ranks itself, each on one device, and they meet in the folder.
+// Gloo beside pleach, over RDMA by its ibverbs transport. Takes FOLDER DEVICE,DEVICE GID_INDEX
+// ALGORITHM before the arguments that measure.h reads: it starts its two ranks itself, each on one
+// device, and they meet in the folder.
 //
-// That transport knows registered buffers alone, so only Gloo's older algorithms go over it, which are made for an address
-// and a length and run again and again: its ring, its ring in chunks and its halving and doubling. They are made once for each address, before the first sample is over, and run as often as wanted. Its thread waits
-// for events: with callers that poll (setSync) nobody sees the last completions before buffers go, which it forbids.
+// That transport knows registered buffers alone, so only Gloo's older algorithms go over it, which
+// are made for an address and a length and run again and again: its ring, its ring in chunks and
+// its halving and doubling. They are made once for each address, before the first sample is over,
+// and run as often as wanted. Its thread waits for events: with callers that poll (setSync) nobody
+// sees the last completions before buffers go, which it forbids.
 #include "measure.h"
 
 #include <chrono>

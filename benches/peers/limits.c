@@ -1,5 +1,6 @@
-/* What this machine can do at most: memory, one cache line between two cores, a stream over loopback. One JSON object a
- * limit: what, value, unit. Argument: how long to measure each, in ms. */
+/* What this machine can do at most: memory, one cache line between two cores, a stream over
+ * loopback. One JSON object a limit: what, value, unit. Argument: how long to measure each, in
+ * ms. */
 #include "measure.h"
 
 #include <arpa/inet.h>

@@ -1,11 +1,13 @@
-/* The measuring protocol of all peers: the same as that of `pleach bench --reuse`, see src/cli/bench/live.rs.
+/* The measuring protocol of all peers: the same as that of `pleach bench --reuse`, see
+ * src/cli/bench/live.rs.
  *
- * A sample fills memory, lets all ranks meet, runs iterations back to back for at least SAMPLE_MIN_US, and checks the
- * result. Its time is that of the slowest rank divided by the iterations. In place, iterations of a sample work on the same
- * memory (a sum of n ranks grows n-fold each time, exact up to CHAIN_EXPONENT); with --fresh each has memory of its own.
+ * A sample fills memory, lets all ranks meet, runs iterations back to back for at least
+ * SAMPLE_MIN_US, and checks the result. Its time is that of the slowest rank divided by the
+ * iterations. In place, iterations of a sample work on the same memory (a sum of n ranks grows
+ * n-fold each time, exact up to CHAIN_EXPONENT); with --fresh each has memory of its own.
  *
- * A program fills `struct peer`, whose functions are all that differs, and calls measure_all(). Its standard output is one
- * JSON object a size. Plain C that is also C++.
+ * A program fills `struct peer`, whose functions are all that differs, and calls measure_all(). Its
+ * standard output is one JSON object a size. Plain C that is also C++.
  */
 #ifndef PLEACH_PEERS_MEASURE_H
 #define PLEACH_PEERS_MEASURE_H
@@ -80,7 +82,8 @@ struct peer {
     /* May be null: where memory must be of a special kind, `bytes` of it. */
     void *(*allocate)(struct peer *, size_t bytes);
     void (*release)(struct peer *, void *, size_t bytes);
-    /* May be null: chooses a way for the next size; false where there is no other. The quickest counts. */
+    /* May be null: chooses a way for the next size; false where there is no other. The quickest
+     * counts. */
     int (*next_way)(struct peer *, enum collective, long bytes, int way);
 };
 
@@ -95,7 +98,8 @@ static inline void fail(const char *what) {
     exit(1);
 }
 
-/* Keeps this thread on the given one of the processors that the program might use when it first called this. */
+/* Keeps this thread on the given one of the processors that the program might use when it first
+ * called this. */
 static inline void pin_to(int index) {
     static cpu_set_t allowed;
     cpu_set_t only;
@@ -162,7 +166,8 @@ static inline void fill(const struct plan *plan, float *data, long begin) {
     }
 }
 
-/* How many of `count` elements are not those of `rank` (or, where it is negative, of the sum), at `begin`. */
+/* How many of `count` elements are not those of `rank` (or, where it is negative, of the sum), at
+ * `begin`. */
 static inline uint64_t differing(const struct plan *plan, const float *found, long count, int rank, long begin) {
     const struct peer *peer = plan->peer;
     float table[2 * PERIOD];

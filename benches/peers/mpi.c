@@ -1,4 +1,5 @@
-/* Any MPI beside pleach: compiled with each one's mpicc, so one source serves all. See measure.h for the arguments. */
+/* Any MPI beside pleach: compiled with each one's mpicc, so one source serves all. See measure.h
+ * for the arguments. */
 #include "measure.h"
 
 #include <mpi.h>

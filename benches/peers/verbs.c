@@ -1,9 +1,11 @@
-/* A ping-pong by hand on libibverbs: what a signal costs at least. Each turn is one RDMA write with immediate of so many
- * bytes, carried in the request, whose receive the other end finds by polling its completion queue; payload bytes are never
- * polled, as the device contract has it (ib_write_lat of perftest polls them).
+/* A ping-pong by hand on libibverbs: what a signal costs at least. Each turn is one RDMA write with
+ * immediate of so many bytes, carried in the request, whose receive the other end finds by polling
+ * its completion queue; payload bytes are never polled, as the device contract has it (ib_write_lat
+ * of perftest polls them).
  *
- * Arguments: DEVICE GID-INDEX PORT BYTES TURNS [HOST]. Without HOST it waits at PORT for the one with. That one prints one JSON
- * object: the median of half a turn there and back, in us. Needs -libverbs.
+ * Arguments: DEVICE GID-INDEX PORT BYTES TURNS [HOST]. Without HOST it waits at PORT for the one
+ * with. That one prints one JSON object: the median of half a turn there and back, in us. Needs
+ * -libverbs.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

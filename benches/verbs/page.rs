@@ -85,7 +85,7 @@ pub(crate) fn write(best: &Best, rounds: u32) -> Result<(), String> {
     };
     let (table, asked) = (best.table(), best.asked());
     let measured = format!(
-        "\n{machine}, {processors} processors; best of {rounds} rounds.\n\n{table}\nWhat rank 0 asked of its NIC:\n\n{asked}\n"
+        "\n{machine}, {processors} processors;\nbest of {rounds} rounds.\n\n{table}\nWhat rank 0 asked of its NIC:\n\n{asked}\n"
     );
     fs::write(&path, format!("{head}{BEGIN}\n{measured}{END}{tail}")).map_err(failed)
 }

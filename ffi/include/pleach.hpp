@@ -1,7 +1,9 @@
-// The C++ API of pleach: pleach.h with destructors, types of elements, and exceptions. C++17, header only.
+// The C++ API of pleach: pleach.h with destructors, types of elements, and exceptions. C++17,
+// header only.
 //
-// Every member function that fails throws pleach::Error, or pleach::CommunicatorError when the communicator has
-// failed. Thread-safety and blocking are those of the functions of pleach.h with the same name.
+// Every member function that fails throws pleach::Error, or pleach::CommunicatorError when the
+// communicator has failed. Thread-safety and blocking are those of the functions of pleach.h with
+// the same name.
 #ifndef PLEACH_HPP
 #define PLEACH_HPP
 
@@ -130,7 +132,8 @@ private:
 
 class Communicator;
 
-// Memory that is registered with a communicator, until the end of this object, which must end before the communicator.
+// Memory that is registered with a communicator, until the end of this object, which must end
+// before the communicator.
 class Registration {
 public:
     Registration(Registration &&other) noexcept
@@ -300,8 +303,8 @@ private:
     Owned comm_;
 };
 
-// Calls of this thread between its begin and its end are carried out together. A group that is left by an exception is
-// ended, and its failure is dropped.
+// Calls of this thread between its begin and its end are carried out together. A group that is left
+// by an exception is ended, and its failure is dropped.
 template <typename Calls> void grouped(Calls &&calls) {
     detail::check(pleachGroupStart());
     try {
@@ -313,7 +316,8 @@ template <typename Calls> void grouped(Calls &&calls) {
     detail::check(pleachGroupEnd());
 }
 
-// Elements that are registered with a device, until the end of this object. It may outlive its device.
+// Elements that are registered with a device, until the end of this object. It may outlive its
+// device.
 template <typename T> class Region {
 public:
     T *data() const noexcept { return data_; }
@@ -340,10 +344,12 @@ private:
     std::size_t count_;
 };
 
-// An operation on a peer. Ask for its end with `wait`: a device keeps the ends of 65536 that were not asked for.
+// An operation on a peer. Ask for its end with `wait`: a device keeps the ends of 65536 that were
+// not asked for.
 class [[nodiscard]] Transfer {
 public:
-    // Throws Error with pleachTimeout if it is still under way. Returns the old value of an atomic operation.
+    // Throws Error with pleachTimeout if it is still under way. Returns the old value of an atomic
+    // operation.
     std::uint64_t wait(std::chrono::milliseconds limit) const {
         std::uint64_t old = 0;
         detail::check(pleachTransferWait(device_, number_, detail::count(limit), &old));
@@ -367,7 +373,8 @@ struct Signal {
 // The bytes beside a signal.
 using Payload = std::array<unsigned char, PLEACH_PAYLOAD_BYTES>;
 
-// The transport below the collectives: one-sided transfers between registered memory. The destructor closes it.
+// The transport below the collectives: one-sided transfers between registered memory. The
+// destructor closes it.
 class Device {
 public:
     Device(int ranks, const pleachUniqueId &id, int rank, const pleachConfig_t &config = default_config()) {
@@ -411,8 +418,9 @@ public:
         detail::check(pleachRegionAlloc(get(), count * sizeof(T), &address, &region));
         return Region<T>(region, static_cast<T *>(address), count);
     }
-    // Memory of the caller's, which stays until `release` is called with its address, by any thread. `release` does not
-    // throw. Not over "shm". If this function throws, `release` is not called.
+    // Memory of the caller's, which stays until `release` is called with its address, by any
+    // thread. `release` does not throw. Not over "shm". If this function throws, `release` is not
+    // called.
     template <typename T>
     Region<T> register_memory(T *data, std::size_t count, std::function<void(T *)> release) const {
         expect_elements<T>(count);
@@ -460,7 +468,8 @@ public:
     void signal(int peer, const Signal &signal) const {
         detail::check(pleachSignal(get(), peer, signal.slot, signal.payload, signal.bytes, nullptr));
     }
-    // Waits until a slot has received `count` signals of a peer; returns the bytes beside the last one.
+    // Waits until a slot has received `count` signals of a peer; returns the bytes beside the last
+    // one.
     Payload wait_for_signal(int peer, int slot, std::uint64_t count, std::chrono::milliseconds limit) const {
         Payload payload = {};
         detail::check(pleachSignalWait(get(), peer, slot, count, detail::count(limit), payload.data()));

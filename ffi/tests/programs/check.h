@@ -17,7 +17,8 @@
         }                                                                                          \
     } while (0)
 
-/* Notes a result that is no success where PLEACH_SEEN says, for the comparison with what pleach.h says of the function. */
+/* Notes a result that is no success where PLEACH_SEEN says, for the comparison with what pleach.h
+ * says of the function. */
 static inline pleachResult_t seen(const char *call, pleachResult_t result) {
     const char *path = getenv("PLEACH_SEEN");
     FILE *file;

@@ -1,5 +1,5 @@
-/* Devices: put with signal, get, atomics, keys that are wrong, memory of the user, ranks that leave:
-   device RANK RANKS ID-FILE FABRIC. */
+/* Devices: put with signal, get, atomics, keys that are wrong, memory of the user, ranks that
+   leave: device RANK RANKS ID-FILE FABRIC. */
 #include <pthread.h>
 
 #include "meet.h"
@@ -158,7 +158,8 @@ int main(int argc, char **argv) {
     transfers(all, region, address, word);
     free(all);
     OK(pleachRegionRelease(word_region));
-    /* The last rank leaves; the others are told. A wrong key of rank 0 may have cost rank 1 before. */
+    /* The last rank leaves; the others are told. A wrong key of rank 0 may have cost rank 1
+     * before. */
     if (rank == ranks - 1) {
         OK(pleachDeviceClose(device));
         EXPECT(pleachInvalidArgument, pleachDeviceClose(device));

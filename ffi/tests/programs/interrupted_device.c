@@ -1,5 +1,5 @@
-/* A device that is closed while threads wait on it, and a peer that is killed: interrupted_device RANK RANKS ID-FILE FABRIC.
-   The last rank ends by SIGKILL. */
+/* A device that is closed while threads wait on it, and a peer that is killed: interrupted_device
+   RANK RANKS ID-FILE FABRIC. The last rank ends by SIGKILL. */
 #include <pthread.h>
 #include <signal.h>
 

@@ -41,7 +41,8 @@ static inline void share_id_of(const char *path, const char *part, int rank, ple
     share_id(name, rank, id);
 }
 
-/* Returns when all ranks are so far, by no call of the library: a call that returns here may still go on elsewhere. */
+/* Returns when all ranks are so far, by no call of the library: a call that returns here may still
+ * go on elsewhere. */
 static inline void all_are_here(const char *path, int rank, int ranks) {
     char name[4096];
     FILE *file;

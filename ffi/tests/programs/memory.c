@@ -1,4 +1,5 @@
-/* Registered memory of communicators, who is late, two threads: memory RANK RANKS ID-FILE FABRIC. */
+/* Registered memory of communicators, who is late, two threads: memory RANK RANKS ID-FILE
+ * FABRIC. */
 #include <pthread.h>
 
 #include "meet.h"

@@ -1,4 +1,5 @@
-/* Every function with NULL, with nonsense, at the wrong time and after the end, in a world of one rank. */
+/* Every function with NULL, with nonsense, at the wrong time and after the end, in a world of one
+ * rank. */
 #include "check.h"
 
 /* Calls whose arguments are NULL, or whose communicator is none. */

@@ -1,4 +1,5 @@
-/* The functions of devices and of registered memory with NULL, with nonsense and after the end, in a world of one rank. */
+/* The functions of devices and of registered memory with NULL, with nonsense and after the end, in
+ * a world of one rank. */
 #include "check.h"
 
 static void release(void *address, void *context) {

@@ -1,5 +1,5 @@
-/* Every function from several threads while another thread ends what it works on, in a world of one rank: each call succeeds
-   or says what is wrong. */
+/* Every function from several threads while another thread ends what it works on, in a world of one
+   rank: each call succeeds or says what is wrong. */
 #include <pthread.h>
 
 #include "meet.h"

@@ -75,7 +75,8 @@ int main(int argc, char **argv) {
     part = pleach::Communicator::from_environment();
     CHECK(part.size() == 1);
 
-    // A failure carries its struct: the ranks make different calls. No rank is still in a call above.
+    // A failure carries its struct: the ranks make different calls. No rank is still in a call
+    // above.
     all_are_here(argv[3], rank, ranks);
     try {
         if (rank == 0)

@@ -1,4 +1,5 @@
-// Devices and regions in C++: types, destructors, exceptions: wrapper_device RANK RANKS ID-FILE FABRIC.
+// Devices and regions in C++: types, destructors, exceptions: wrapper_device RANK RANKS ID-FILE
+// FABRIC.
 #include <algorithm>
 
 #include "meet.h"

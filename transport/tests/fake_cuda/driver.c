@@ -1,21 +1,25 @@
-// A CUDA driver made of host memory, for tests on machines without a GPU: the functions that pleach calls and no others, so
-// that a call which would wait for the GPU (cuCtxSynchronize and the like) is a missing symbol.
+// A CUDA driver made of host memory, for tests on machines without a GPU: the functions that pleach
+// calls and no others, so that a call which would wait for the GPU (cuCtxSynchronize and the like)
+// is a missing symbol.
 //
-// It is stricter than the real one. Addresses of "GPU" memory are not accessible to the host: a load or store by it is a
-// fatal signal. Work put into a stream is done later, one piece at every FAKE_CUDA_LAG queries of an event, so who does not
-// wait sees old bytes. An address that is no memory of the GPU, nor pinned, is an error that stays. Allocations are
-// memfds, so what one process exports another one really shares. Kernels are those of reduce.cu, compiled by the C
+// It is stricter than the real one. Addresses of "GPU" memory are not accessible to the host: a
+// load or store by it is a fatal signal. Work put into a stream is done later, one piece at every
+// FAKE_CUDA_LAG queries of an event, so who does not wait sees old bytes. An address that is no
+// memory of the GPU, nor pinned, is an error that stays. Allocations are memfds, so what one
+// process exports another one really shares. Kernels are those of reduce.cu, compiled by the C
 // compiler, and only those whose names the PTX has.
 //
-// What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and GPU), FAKE_CUDA_LAG (2),
-// FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit), FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0),
-// FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1), FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0):
-// no event can be recorded right behind a copy of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_HANGS (0: kernels end),
-// FAKE_CUDA_FIRST (0: the number of the first GPU that this process sees among those of the machine). fakeCudaLaunches() says
-// how many kernels were launched.
+// What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and
+// GPU), FAKE_CUDA_LAG (2), FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit),
+// FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0), FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1),
+// FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0): no event can be recorded right behind a copy
+// of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_HANGS (0: kernels end), FAKE_CUDA_FIRST (0: the
+// number of the first GPU that this process sees among those of the machine). fakeCudaLaunches()
+// says how many kernels were launched.
 //
-// With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives it to any device, as
-// with nvidia-peermem. With 2 it gives devices a copy, and what they write there is in the memory only after a flush.
+// With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives
+// it to any device, as with nvidia-peermem. With 2 it gives devices a copy, and what they write
+// there is in the memory only after a flush.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
