@@ -51,7 +51,7 @@ impl fmt::Display for Task {
     }
 }
 
-/// Who measures.
+/// The program that measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Contender {
     Pleach,

@@ -26,10 +26,6 @@ const FLAT_RANKS_MAX: u32 = 64;
 /// Packs for a collective of `bytes` bytes, as the rate counts them. With the optimal strategy and
 /// no given number of trees it takes the fastest of several packings; otherwise it is [`pack`]. A
 /// group with a topology does the same; see `Wiring` of `pleach-schedule`.
-///
-/// # Errors
-///
-/// See [`PackError`].
 pub fn pack_for(
     topology: &Topology,
     collective: Collective,

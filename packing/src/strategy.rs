@@ -180,7 +180,7 @@ pub enum PackError {
         strategy: Strategy,
         /// The collective.
         collective: Collective,
-        /// Why.
+        /// The cause.
         #[source]
         why: StrategyError,
     },
@@ -188,10 +188,6 @@ pub enum PackError {
 
 /// Packs trees for a collective. [`check`](super::check()) can be asked whether the result is
 /// right.
-///
-/// # Errors
-///
-/// See [`PackError`].
 pub fn pack(
     topology: &Topology,
     collective: Collective,

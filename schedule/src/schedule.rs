@@ -108,7 +108,7 @@ pub struct Block {
 /// A program over the chunks of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lane {
-    /// Whose chunks.
+    /// The block of the chunks.
     pub block: BlockId,
     /// The steps for each chunk.
     pub steps: Vec<Step>,

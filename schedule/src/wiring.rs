@@ -157,10 +157,6 @@ impl Wiring {
     }
 
     /// What is packed for a collective: made when it is asked for first, which can take seconds.
-    ///
-    /// # Errors
-    ///
-    /// See [`WiringError`].
     pub fn packed(&self, collective: Collective) -> Result<Arc<Packed>, WiringError> {
         let mut known = locked(&self.packed);
         let make = || Ok(Arc::new(self.prepare(pack(&self.topology, collective, &self.options)?)?));
@@ -170,10 +166,6 @@ impl Wiring {
     /// The algorithm that is fastest for `bytes` (of what the packing's rate counts): the optimum,
     /// or where that was not said otherwise by the options one with fewer or less deep trees. The
     /// same for sizes of as many bits.
-    ///
-    /// # Errors
-    ///
-    /// See [`WiringError`].
     pub fn packed_for(&self, collective: Collective, bytes: u64) -> Result<Arc<Packed>, WiringError> {
         let optimum = self.packed(collective)?;
         if !self.options.may_be_shallow() {

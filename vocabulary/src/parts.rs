@@ -37,7 +37,7 @@ impl Parts {
         if holds { Self::one(part) } else { Self::NONE }
     }
 
-    /// How many.
+    /// The number of parts.
     #[must_use]
     pub const fn len(self) -> usize {
         self.count as usize

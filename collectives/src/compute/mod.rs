@@ -168,10 +168,6 @@ pub unsafe trait Compute: Send {
 
     /// Memory as long as this host memory, in which peers put the bytes that it combines. Devices
     /// can register it.
-    ///
-    /// # Errors
-    ///
-    /// See [`ComputeError`].
     fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {
         Ok(memory)
     }

@@ -419,10 +419,6 @@ impl Engine {
     /// `output` are as long as the collective's parts say; the output may be the input, or hold it
     /// as one of its parts. The plan is one of this rank in this group. Bytes that the caller holds
     /// stay until the run's outcome was taken.
-    ///
-    /// # Errors
-    ///
-    /// See [`StartError`].
     pub(crate) fn start(
         &mut self,
         plan: &Arc<Plan>,
@@ -435,10 +431,6 @@ impl Engine {
 
     /// As [`Engine::start`] with a gate: the run begins when the gate is open and its turn has
     /// come. Its time runs from now on.
-    ///
-    /// # Errors
-    ///
-    /// See [`StartError`].
     pub(crate) fn start_behind(
         &mut self,
         gate: Option<Gate>,

@@ -343,10 +343,6 @@ impl Engine {
 
     /// As [`Engine::start`], for a caller that waits for the outcome: `None` when the call has been
     /// carried out already.
-    ///
-    /// # Errors
-    ///
-    /// See [`StartError`].
     pub(crate) fn carry_out(
         &mut self,
         plan: &Arc<Plan>,

@@ -124,9 +124,9 @@ pub enum EngineError {
         pleach_transport::memory::remedy(source)
     )]
     Scratch {
-        /// How many.
+        /// The number of bytes.
         bytes: u64,
-        /// Why.
+        /// The cause.
         #[source]
         source: std::io::Error,
     },
@@ -342,10 +342,6 @@ pub struct Engine {
 impl Engine {
     /// An engine of a connected device whose responder is `board`. Tells the peers where its
     /// scratch is.
-    ///
-    /// # Errors
-    ///
-    /// See [`EngineError`].
     pub(crate) fn new(
         device: Box<dyn Device>,
         compute: Box<dyn Compute>,
@@ -362,10 +358,6 @@ impl Engine {
 
     /// An engine of a device that still connects; it tells each peer where its scratch is when the
     /// peer is connected.
-    ///
-    /// # Errors
-    ///
-    /// See [`EngineError`].
     pub(crate) fn connecting(
         mut device: Box<dyn Device>,
         compute: Box<dyn Compute>,

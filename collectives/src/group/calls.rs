@@ -10,20 +10,12 @@ use pleach_vocabulary::ReduceOp;
 impl Group {
     /// Replaces every rank's `data` by the reduction of all of them
     /// ([`Operation::all_reduce`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     #[inline]
     pub fn all_reduce<D: DataMut + ?Sized>(&self, data: &mut D, op: ReduceOp) -> Result<(), CollectiveError> {
         self.run(Operation::all_reduce(data, op))
     }
 
     /// Replaces `data` of the root by the reduction of every rank's ([`Operation::reduce`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn reduce<D>(&self, data: &mut D, op: ReduceOp, root: Rank) -> Result<(), CollectiveError>
     where
         D: DataMut + ?Sized,
@@ -32,19 +24,11 @@ impl Group {
     }
 
     /// Replaces every rank's `data` by the root's ([`Operation::broadcast`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn broadcast<D: DataMut + ?Sized>(&self, data: &mut D, root: Rank) -> Result<(), CollectiveError> {
         self.run(Operation::broadcast(data, root))
     }
 
     /// Stores every rank's `input` in every rank's `output` ([`Operation::all_gather`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn all_gather<I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
     where
         I: Data + ?Sized,
@@ -55,10 +39,6 @@ impl Group {
 
     /// Stores block `r` of the reduction of every rank's `input` in rank `r`'s `output`
     /// ([`Operation::reduce_scatter`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn reduce_scatter<I, O>(&self, input: &I, output: &mut O, op: ReduceOp) -> Result<(), CollectiveError>
     where
         I: Data + ?Sized,
@@ -68,10 +48,6 @@ impl Group {
     }
 
     /// Stores every rank's `input` in the root's `output` ([`Operation::gather`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn gather<I, O>(&self, input: &I, output: &mut O, root: Rank) -> Result<(), CollectiveError>
     where
         I: Data + ?Sized,
@@ -81,10 +57,6 @@ impl Group {
     }
 
     /// Stores block `r` of the root's `input` in rank `r`'s `output` ([`Operation::scatter`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn scatter<I, O>(&self, input: &I, output: &mut O, root: Rank) -> Result<(), CollectiveError>
     where
         I: Data + ?Sized,
@@ -95,10 +67,6 @@ impl Group {
 
     /// Stores block `r` of rank `s`'s `input` as block `s` of rank `r`'s `output`
     /// ([`Operation::all_to_all`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn all_to_all<I, O>(&self, input: &I, output: &mut O) -> Result<(), CollectiveError>
     where
         I: Data + ?Sized,
@@ -109,29 +77,17 @@ impl Group {
 
     /// Sends `data` to a rank that receives as many elements of the same type; returns when `data`
     /// may be changed again ([`Operation::send`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn send<D: Data + ?Sized>(&self, data: &D, to: Rank) -> Result<(), CollectiveError> {
         self.run(Operation::send(data, to))
     }
 
     /// Receives `data` from a rank that sends as many elements of the same type
     /// ([`Operation::recv`]).
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn recv<D: DataMut + ?Sized>(&self, data: &mut D, from: Rank) -> Result<(), CollectiveError> {
         self.run(Operation::recv(data, from))
     }
 
     /// Returns when every rank has called it.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn barrier(&self) -> Result<(), CollectiveError> {
         self.run(Operation::barrier())
     }

@@ -26,7 +26,7 @@ pub enum GroupError {
     /// Peers are connected but do not talk.
     #[error("ranks {missing:?} have connected but not said where their memory is within {} ms", .limit.as_millis())]
     Silent {
-        /// Which ranks.
+        /// The ranks.
         missing: Vec<Rank>,
         /// How long they had.
         limit: Duration,
@@ -55,9 +55,9 @@ pub enum GroupError {
         "no metrics: {address} ({source}); choose another address or port, as many ports from it on are taken as ranks are on a host"
     )]
     Metrics {
-        /// Where.
+        /// The address that was asked for.
         address: std::net::SocketAddr,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// There are fewer ports than ranks.
@@ -69,9 +69,9 @@ pub enum GroupError {
     /// The trace cannot be begun.
     #[error("no trace: {} ({source}); name a file that can be written", .path.display())]
     Trace {
-        /// Which file.
+        /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
 }
@@ -113,7 +113,7 @@ pub enum CollectiveError {
     /// A slice has the wrong length.
     #[error("{what} has {actual} elements, not {expected}")]
     Length {
-        /// Which slice.
+        /// The name of the slice.
         what: &'static str,
         /// What it should be.
         expected: usize,
@@ -123,7 +123,7 @@ pub enum CollectiveError {
     /// A list of counts that has not one for each rank.
     #[error("there are {actual} counts for {what}, not {expected}, one for each rank")]
     CountOfCounts {
-        /// Which list.
+        /// The name of the list.
         what: &'static str,
         /// How many ranks there are.
         expected: usize,
@@ -141,7 +141,7 @@ pub enum CollectiveError {
         }
     )]
     NoSuchCounts {
-        /// Which collective.
+        /// The collective.
         collective: Collective,
     },
     /// Counts that do not fit the schedule.
@@ -153,13 +153,13 @@ pub enum CollectiveError {
         if *collective == Collective::AllReduce { "the same for both" } else { "a rank's own block at its place among all blocks" }
     )]
     Overlap {
-        /// Which collective.
+        /// The collective.
         collective: Collective,
     },
     /// A rank that is not there.
     #[error("rank {rank} is not in this group of {world_size} (ranks are 0 to {})", world_size - 1)]
     NoSuchRank {
-        /// Which.
+        /// The rank.
         rank: Rank,
         /// How many there are.
         world_size: u32,
@@ -169,7 +169,7 @@ pub enum CollectiveError {
     Meaningless {
         /// What was asked for.
         op: ReduceOp,
-        /// Of what.
+        /// The type of the elements.
         data_type: DataType,
     },
     /// An algorithm whose results are not those of a reproducible group.
@@ -189,9 +189,9 @@ pub enum CollectiveError {
     NotExact {
         /// What was asked for.
         op: ReduceOp,
-        /// Of what.
+        /// The type of the elements.
         data_type: DataType,
-        /// Why.
+        /// The reason.
         reason: NotExact,
     },
     /// A message to oneself.
@@ -245,15 +245,15 @@ pub enum CollectiveError {
     /// Elements at no address.
     #[error("{count} elements cannot be at the null address; give their memory, or a count of 0")]
     Null {
-        /// How many.
+        /// The number of elements.
         count: usize,
     },
     /// More elements than a process can address.
     #[error("{count} elements of {data_type} are more than a process can address")]
     TooLong {
-        /// How many.
+        /// The number of elements.
         count: usize,
-        /// Of which type.
+        /// The type of the elements.
         data_type: DataType,
     },
     /// Memory of other elements, or of fewer.
@@ -289,7 +289,7 @@ pub enum CollectiveError {
         "memory at {address:#x} does not begin at a multiple of the size of {data_type}; give it from where it does"
     )]
     Misaligned {
-        /// Of which elements.
+        /// The type of the elements.
         data_type: DataType,
         /// Where it begins.
         address: u64,
@@ -300,9 +300,9 @@ pub enum CollectiveError {
     /// Memory cannot be had.
     #[error("{bytes} bytes cannot be had: {source}; {}", remedy(source))]
     Memory {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
-        /// Why.
+        /// The cause.
         #[source]
         source: Arc<std::io::Error>,
     },

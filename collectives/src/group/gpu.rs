@@ -138,10 +138,6 @@ impl<T: Element> GpuBuffer<T> {
     }
 
     /// The elements, copied to the host's memory.
-    ///
-    /// # Errors
-    ///
-    /// See [`GpuBuffer::load`].
     pub fn to_vec(&self) -> Result<Vec<T>, CollectiveError> {
         let mut elements = vec![T::zeroed(); self.len];
         self.load(&mut elements)?;

@@ -121,8 +121,8 @@ struct Shared {
     driver: Arc<Driver>,
     rank: Rank,
     world_size: u32,
-    /// Tells this group's buffers from those of others.
     hosts: HostMap,
+    /// Tells this group's buffers from those of other groups of this process.
     number: u64,
     close_timeout: Duration,
     /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the
@@ -172,10 +172,6 @@ impl std::fmt::Debug for Group {
 
 impl Connection {
     /// A group over this device.
-    ///
-    /// # Errors
-    ///
-    /// See [`GroupError`].
     pub fn into_group(self, compute: Box<dyn Compute>, options: &Options) -> Result<Group, GroupError> {
         Group::choosing_by(None, self, compute, options)
     }
@@ -339,10 +335,6 @@ impl Group {
 
     /// The name of the algorithm that a call through this handle takes for that many bytes of one
     /// part (see [`Collective`]). Local; makes and proves the schedule if that has not been done.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn algorithm_for(
         &self,
         collective: Collective,
@@ -391,10 +383,6 @@ impl Group {
 
     /// Meets all ranks once more and leaves the group; finds out what calls of theirs had nothing
     /// to do with this rank but differed.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn close(self) -> Result<(), CollectiveError> {
         let met = self.within(self.shared.close_timeout).in_no_stream().barrier();
         self.shared.leave();

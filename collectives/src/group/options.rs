@@ -32,10 +32,11 @@ pub struct Options {
     /// for each size.
     pub algorithm: Option<Algorithm>,
     /// The measured algorithms that calls keep to where no algorithm is named; the same on all
-    /// ranks. None unless changed; [`Options::from_env`] takes `PLEACH_TUNING`. Without a table for
-    /// the world that is joined the built-in selection serve, and rank 0 warns; groups that are
-    /// split from it take theirs where there is one. Groups over a device of the caller's
-    /// ([`Connection::into_group`](super::Connection::into_group)) have none.
+    /// ranks. None unless changed; [`Options::from_env`] takes `PLEACH_TUNING`. If there is no
+    /// table for the world that is joined, the built-in selection chooses, and rank 0 warns. A
+    /// group that is split from it takes the table of its own world, if there is one. Groups over a
+    /// device of the caller's ([`Connection::into_group`](super::Connection::into_group)) have no
+    /// table.
     pub tuning: TuningSource,
     /// The links between the ranks, if they are known; the same on all ranks. Then collectives are
     /// packed for them and schedules chosen by them alone (see also `Group::set_topology`).
@@ -89,10 +90,6 @@ impl Options {
 
     /// For the world that this process's launcher describes (`pleach run`, torchrun, mpirun, srun),
     /// or this process alone.
-    ///
-    /// # Errors
-    ///
-    /// See [`WorldError`].
     pub fn from_env() -> Result<Self, WorldError> {
         Ok(Self::from_env_in(World::from_env()?))
     }

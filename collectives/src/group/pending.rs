@@ -45,7 +45,7 @@ pub type Started<D> = Result<Pending<D>, PendingError<D>>;
 #[derive(thiserror::Error)]
 #[error("{error}")]
 pub struct PendingError<D> {
-    /// Why.
+    /// The cause.
     pub error: CollectiveError,
     /// What it worked on; the contents of outputs are unspecified, nobody changes them any more.
     pub data: D,

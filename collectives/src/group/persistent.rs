@@ -64,10 +64,6 @@ impl Group {
 
 impl<D> Persistent<D> {
     /// Carries it out once, as [`Group::run`] does.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     pub fn run(&mut self) -> Result<(), CollectiveError> {
         let mut call = self.operation.bind(&self.group)?;
         self.group.blocking(&mut call, self.plan.as_ref())

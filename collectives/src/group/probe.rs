@@ -55,10 +55,6 @@ impl Group {
     /// ranks call it, and all are given the same: ranks named `r0`, `r1`, …, and a link from each
     /// to each, in bytes a second and nanoseconds, both rounded to two digits. What is between
     /// ranks (switches, and links that several pairs share) cannot be seen so.
-    ///
-    /// # Errors
-    ///
-    /// See [`ProbeError`].
     pub fn probe(&self) -> Result<Topology, ProbeError> {
         let ranks = self.world_size();
         let group = match self.gpu() {

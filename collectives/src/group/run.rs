@@ -18,10 +18,6 @@ use crate::engine::{Bytes, Plan, RunId};
 
 impl Group {
     /// Carries an operation out and returns when this rank's part of it is done.
-    ///
-    /// # Errors
-    ///
-    /// See [`CollectiveError`].
     #[inline(always)] // The operation is made by the caller: nothing of it is moved.
     pub fn run<D>(&self, mut operation: Operation<D>) -> Result<(), CollectiveError> {
         self.blocking(&mut operation.bind(self)?, None)

@@ -35,11 +35,11 @@ pub enum SplitError {
     /// as before.
     #[error("the {size} ranks of colour {colour} did not become a group: {source}")]
     Join {
-        /// Which colour.
+        /// The colour.
         colour: u32,
         /// How many ranks named it.
         size: u32,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<JoinGroupError>,
     },

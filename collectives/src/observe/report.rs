@@ -57,7 +57,7 @@ pub struct ShapeReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PeerReport {
-    /// Which.
+    /// The rank.
     pub rank: Rank,
     /// How much later than this rank it made the calls in which this rank waited and heard from it
     /// directly; zero when it came first. To about 10 µs and 12.5 %; includes the way of its first

@@ -37,10 +37,6 @@ impl Member {
     /// peers may reach, or [`Bytes::Staged`] ones. Input and output are the same bytes, or one is a
     /// part of the other, or they lie apart.
     ///
-    /// # Errors
-    ///
-    /// See [`StartError`].
-    ///
     /// # Panics
     ///
     /// When the plan is another rank's, or the bytes overlap in another way or are not the host's:
@@ -79,7 +75,7 @@ pub struct Cluster {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[error("nothing moves any more at {now}")]
 pub struct NoProgress {
-    /// When.
+    /// The virtual time.
     pub now: Nanos,
 }
 

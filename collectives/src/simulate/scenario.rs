@@ -41,7 +41,7 @@ pub struct Limits {
 pub struct Mismatch {
     /// Instead of which call of the script.
     pub call: usize,
-    /// Which rank.
+    /// The rank.
     pub rank: Rank,
     /// The call that it makes instead.
     pub instead: CallPlan,
@@ -50,9 +50,9 @@ pub struct Mismatch {
 /// A rank that ends the group's work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abort {
-    /// Which rank.
+    /// The rank.
     pub rank: Rank,
-    /// When.
+    /// The time from the start of the run to the call.
     pub after: Duration,
 }
 

@@ -73,7 +73,7 @@ pub enum Checker {
 /// The first check that did not hold, and when.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq)]
 pub struct Failure {
-    /// Which check.
+    /// The check.
     pub checker: Checker,
     /// In virtual time.
     pub at: Nanos,

@@ -53,25 +53,21 @@ pub enum TimeError {
     Memory {
         /// How many bytes.
         bytes: usize,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
     /// A rank failed.
     #[error("rank {rank} failed: {cause}")]
     Failed {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// Why.
+        /// The cause.
         cause: String,
     },
 }
 
 /// Times a collective of `part_bytes` bytes a part over these links, by the named algorithm or the
 /// best one.
-///
-/// # Errors
-///
-/// See [`TimeError`].
 pub fn time(
     wiring: &Arc<Wiring>,
     collective: Collective,

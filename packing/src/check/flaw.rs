@@ -113,9 +113,9 @@ pub enum Flaw {
     /// Two trees that are one.
     #[error("trees {first} and {second} are the same")]
     Duplicate {
-        /// Which.
+        /// The index of the first tree.
         first: usize,
-        /// And which.
+        /// The index of the second one.
         second: usize,
     },
     /// A link carries more than it can.

@@ -151,10 +151,6 @@ pub struct Machine {
 }
 
 /// The topology of the machine whose root directory this is.
-///
-/// # Errors
-///
-/// See [`MachineError`].
 pub fn read(root: &Path) -> Result<Topology, MachineError> {
     let machine = Machine::look(root)?;
     if machine.gpus.is_empty() {
@@ -208,10 +204,6 @@ impl Machine {
     }
 
     /// What GPUs are joined by: PCI, and these NVLinks besides.
-    ///
-    /// # Errors
-    ///
-    /// See [`TopologyError`].
     ///
     /// # Panics
     ///

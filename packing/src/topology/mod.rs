@@ -397,10 +397,6 @@ impl Builder {
     }
 
     /// Checks all of it.
-    ///
-    /// # Errors
-    ///
-    /// See [`TopologyError`].
     pub fn build(self) -> Result<Topology, TopologyError> {
         let Self { nodes, links, pcie_ring_bytes_per_s } = self;
         for (what, count, limit) in [("nodes", nodes.len(), NODES_MAX), ("links", links.len(), LINKS_MAX)] {

@@ -285,10 +285,6 @@ pub const EXCHANGE_RANKS_MAX: u32 = 64;
 pub const ALL_TO_ALL_RANKS_MAX: u32 = 256;
 
 /// Makes the schedule by which `ranks` ranks carry out a collective.
-///
-/// # Errors
-///
-/// See [`GenerateError`].
 pub fn generate(
     collective: Collective,
     algorithm: &Algorithm,
@@ -326,10 +322,6 @@ pub fn generate(
 
 /// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all
 /// on one).
-///
-/// # Errors
-///
-/// See [`GenerateError`].
 pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<HostMap, GenerateError> {
     if ranks == 0 {
         return Err(GenerateError::NoRanks);

@@ -55,7 +55,7 @@ pub enum ImportProblem {
     Numbering {
         /// The kind of thing.
         what: &'static str,
-        /// Which number.
+        /// The number.
         number: u32,
     },
     /// A collective that no schedule is for.
@@ -120,7 +120,7 @@ pub enum ImportProblem {
     Dependency {
         /// In which block.
         block: u32,
-        /// Which step.
+        /// The step.
         step: u32,
     },
     /// Steps wait for each other.

@@ -37,10 +37,6 @@ pub struct Exported {
 ///
 /// The format has no root: an algorithm for a broadcast or reduce serves calls with the root of the
 /// schedule only, which it names in an attribute that the runtimes pass over.
-///
-/// # Errors
-///
-/// See [`ExportError`].
 pub fn export(schedule: &Schedule) -> Result<Exported, ExportError> {
     let (name, root) = match schedule.collective {
         Collective::AllReduce => ("allreduce", None),

@@ -89,7 +89,7 @@ pub enum TuningFault {
     DuplicateWorld {
         /// Over which fabric.
         fabric: Fabric,
-        /// Which ranks.
+        /// The ranks.
         hosts: HostMap,
     },
     /// No size.

@@ -42,7 +42,7 @@ pub struct VariantTime {
 /// The measurements of one size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// Of which collective.
+    /// The collective.
     pub collective: Collective,
     /// The size, as [`whole_bytes`](super::whole_bytes) counts.
     pub bytes: u64,

@@ -500,7 +500,7 @@ impl<'a> Graph<'a> {
         self.steps.len() * 2
     }
 
-    /// Whose step.
+    /// The rank of the step.
     fn rank(&self, step: u32) -> Rank {
         self.lanes[self.lane_of[step as usize] as usize].rank
     }

@@ -9,7 +9,7 @@ use crate::{BlockId, Part, Place, SignalSlot, StepId};
 /// A step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Site {
-    /// Whose program.
+    /// The rank of the program.
     pub rank: Rank,
     /// The lane.
     pub lane: u32,
@@ -318,7 +318,7 @@ pub enum Violation {
     CountedTwice {
         /// The step.
         site: Site,
-        /// Whose contribution.
+        /// The rank that contributes.
         contributor: Rank,
         /// In which source.
         place: Place,
@@ -336,7 +336,7 @@ pub enum Violation {
     /// A rank's output holds nothing at the end.
     #[error("rank {rank} ends without its output of block {block}")]
     OutputMissing {
-        /// Whose output.
+        /// The rank of the output.
         rank: Rank,
         /// The block.
         block: BlockId,
@@ -344,27 +344,27 @@ pub enum Violation {
     /// A rank's output lacks a contribution.
     #[error("rank {rank} ends without the contribution of rank {contributor} in block {block} of its output")]
     ContributionMissing {
-        /// Whose output.
+        /// The rank of the output.
         rank: Rank,
         /// The block.
         block: BlockId,
-        /// Whose contribution.
+        /// The rank that contributes.
         contributor: Rank,
     },
     /// A rank's output holds a contribution that does not belong there.
     #[error("rank {rank} ends with the contribution of rank {contributor} in block {block} of its output")]
     ContributionForeign {
-        /// Whose output.
+        /// The rank of the output.
         rank: Rank,
         /// The block.
         block: BlockId,
-        /// Whose contribution.
+        /// The rank that contributes.
         contributor: Rank,
     },
     /// A rank's output is right only with some placements.
     #[error("rank {rank} ends with something else in block {block} of its output when it is so: {placement}")]
     OutputDepends {
-        /// Whose output.
+        /// The rank of the output.
         rank: Rank,
         /// The block.
         block: BlockId,

@@ -1,10 +1,12 @@
-// Reductions and copies on a GPU: what `compute` says that a reduction means, one kernel for each element type and
-// operation. `regenerate` compiles this to reduce.ptx, for the oldest GPU that is served. It is C as well, so that
-// tests can run the very same arithmetic on a host and hold it against the other kernels.
+// Reductions and copies on a GPU: what `compute` says that a reduction means, one kernel for each
+// element type and operation. `regenerate` compiles this to reduce.ptx, for the oldest GPU that is
+// served. It is C as well, so that tests can run the very same arithmetic on a host and hold it
+// against the other kernels.
 //
-// A thread takes a vector of neighbouring elements at a time where all places are aligned to one, and single elements
-// otherwise and at the end. Each source is read once and each destination written once; a destination may be one of the
-// sources, as a thread has read its elements of all of them before it writes.
+// A thread takes a vector of neighbouring elements at a time where all places are aligned to one,
+// and single elements otherwise and at the end. Each source is read once and each destination
+// written once; a destination may be one of the sources, as a thread has read its elements of all
+// of them before it writes.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -94,8 +96,8 @@ INLINE u16 to_f16(float value) {
 
 #endif
 
-// Conversions: rounding to nearest even, a NaN stays one, and what is too large is not clipped. Those of 8 bits are not the
-// processor's own, which only newer ones have and which clip.
+// Conversions: rounding to nearest even, a NaN stays one, and what is too large is not clipped.
+// Those of 8 bits are not the processor's own, which only newer ones have and which clip.
 
 INLINE float from_bf16(u16 bits) { return bits_float((u32)bits << 16); }
 
@@ -129,7 +131,8 @@ INLINE float from_f8e4m3(u8 bits) {
 
 INLINE u8 to_f8e4m3(float value) {
     u32 bits = float_bits(value), magnitude = bits & 0x7fffffff;
-    // 464 is half way between the largest number and what would be the next one; the tie goes to the even 448.
+    // 464 is half way between the largest number and what would be the next one; the tie goes to
+    // the even 448.
     u32 rounded = magnitude > float_bits(464.0f) ? 0x7f : to_finite_f8(magnitude, 7, 3);
     return (u8)((bits >> 24 & 0x80) | rounded);
 }
@@ -142,14 +145,15 @@ INLINE float from_f8e5m2(u8 bits) {
 
 INLINE u8 to_f8e5m2(float value) {
     u32 bits = float_bits(value), magnitude = bits & 0x7fffffff;
-    // 61,440 is half way between the largest number and what would be the next one; the tie goes to infinity.
+    // 61,440 is half way between the largest number and what would be the next one; the tie goes to
+    // infinity.
     u32 rounded = magnitude >= float_bits(61440.0f) ? (magnitude > 0xffu << 23 ? 0x7e : 0x7c)
                                                     : to_finite_f8(magnitude, 15, 2);
     return (u8)((bits >> 24 & 0x80) | rounded);
 }
 
-// Minimum and maximum of floats: NaN if either is, and -0 below +0. `a < b ? a : b` gives b when they are equal or one is
-// NaN, so both orders together hold the answer.
+// Minimum and maximum of floats: NaN if either is, and -0 below +0. `a < b ? a : b` gives b when
+// they are equal or one is NaN, so both orders together hold the answer.
 
 INLINE float min_float(float a, float b) {
     float one = a < b ? a : b, two = b < a ? b : a;
@@ -206,7 +210,8 @@ VECTOR(VectorOfI16, i16, Words4, 8);
 VECTOR(VectorOfI8, i8, Words2, 8);
 VECTOR(VectorOfBytes, u8, Words4, 16);
 
-// The sources are elements of `type` in a `vector` of `lanes`, combined as `wide` and divided by a `divisor`.
+// The sources are elements of `type` in a `vector` of `lanes`, combined as `wide` and divided by a
+// `divisor`.
 #define REDUCTION(name, type, vector, lanes, wide, widen, narrow, combine, divisor) \
     KERNEL(name) { \
         const u64 elements = GIVEN(elements), workers = WORKERS; \
@@ -252,7 +257,8 @@ VECTOR(VectorOfBytes, u8, Words4, 16);
     REDUCTION(reduce_##name##_min, type, vector, lanes, wide, widen, narrow, min_##kind, wide) \
     REDUCTION(reduce_##name##_max, type, vector, lanes, wide, widen, narrow, max_##kind, wide)
 
-// Integers wrap, which C says of unsigned ones only: those are added and multiplied, and divided as what they are.
+// Integers wrap, which C says of unsigned ones only: those are added and multiplied, and divided as
+// what they are.
 #define INTEGER(name, type, vector, lanes, divisor) \
     REDUCTION(reduce_##name##_sum, type, vector, lanes, type, SAME, SAME, sum_##type, divisor) \
     REDUCTION(reduce_##name##_prod, type, vector, lanes, type, SAME, SAME, prod_##type, divisor) \

@@ -240,10 +240,6 @@ fn in_round_trip(program: &Program, layout: &Layout, pace: &PacingPolicy, round_
 impl Plan {
     /// The plan of calls of this shape by this program. The lengths of parts become the
     /// descriptor's amount.
-    ///
-    /// # Errors
-    ///
-    /// See [`PlanError`].
     pub fn new(program: Arc<Program>, mut descriptor: Descriptor, counts: Counts) -> Result<Self, PlanError> {
         let (collective, place) = (program.collective, (program.rank, program.ranks));
         counts.check_for(collective, program.ranks, program.is_private)?;

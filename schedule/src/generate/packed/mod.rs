@@ -74,10 +74,6 @@ struct TreeBlock {
 impl PackedTrees {
     /// Takes from a packing of this topology what schedules need, and checks that it is one.
     /// `message_ns`: what a message costs its sender besides its bytes, in nanoseconds.
-    ///
-    /// # Errors
-    ///
-    /// See [`PackedError`].
     pub fn new(packing: &Packing, topology: &Topology, message_ns: u64) -> Result<Self, PackedError> {
         let (collective, ranks) = (packing.collective, topology.ranks());
         let mut trees = Vec::with_capacity(packing.trees.len());
