@@ -42,7 +42,7 @@ fn subgroups(group: &Group) -> Result<(), Failure> {
 }
 
 fn messages(group: &Group) -> Result<(), Failure> {
-    // Each rank sends to the next. A blocking send may wait for its receive, so in a circle it is
+    // Each rank sends to the next. A blocking send may wait for its receive, so in a cycle it is
     // started.
     let (rank, ranks) = (group.rank(), group.world_size());
     let sent = group.start(Operation::send(vec![rank; 4], (rank + 1) % ranks))?;

@@ -16,7 +16,7 @@
 /// Groups and their operations.
 pub use pleach_collectives::{
     Batch, BorrowedData, Group, GroupInfo, GroupName, Operation, Options, Pending, PendingError, Persistent,
-    Progress, Reproducible, Started,
+    Progress, Registered, Reproducible, Started,
 };
 /// The memory and the values that operations work on.
 pub use pleach_collectives::{
@@ -33,6 +33,7 @@ pub use pleach_collectives::{Observe, Report};
 pub use pleach_packing::topology::Topology;
 /// The rendezvous.
 pub use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World, WorldError};
+pub use pleach_transport::{LossKind, Secret};
 /// Memory of GPUs.
 pub use pleach_transport::{
     Space,
@@ -43,13 +44,56 @@ pub mod variables;
 
 /// Which algorithm a call takes: named, or measured by `pleach tune`.
 pub mod tuning {
-    pub use pleach_schedule::{Algorithm, HostMap, Tuning, TuningSource, Variant};
+    pub use pleach_schedule::cost::{CostModel, Platform};
+    pub use pleach_schedule::generate::packed::{PacingPolicy, PackedTrees};
+    pub use pleach_schedule::tuning::{TuningRow, TuningTable};
+    pub use pleach_schedule::{Access, Algorithm, HostMap, Tuning, TuningError, TuningSource, Variant};
 }
 
 /// Operations on memory that is given by its address.
 pub mod raw {
-    pub use pleach_collectives::{RawData, RawPair};
+    pub use pleach_collectives::{Parts, RawData, RawPair};
+    pub use pleach_transport::Memory;
     pub use pleach_transport::cuda::ForeignMemory;
+}
+
+/// The nodes and links of a [`Topology`], and how one is built.
+pub mod topology {
+    pub use pleach_packing::topology::{Builder, Link, Node, NodeId, NodeKind};
+}
+
+/// The parts of a [`Report`].
+pub mod report {
+    pub use pleach_collectives::observe::{Distribution, PeerReport, ShapeReport};
+}
+
+/// Where ranks meet when a program starts them in a way of its own.
+pub mod rendezvous {
+    pub use pleach_transport::rendezvous::{ExplicitWorld, Store};
+}
+
+/// Identity, events and the flushing of writes of a [`Gpu`].
+pub mod cuda {
+    pub use pleach_transport::cuda::{CudaEvent, FlushMethod, FlushScope, GpuId};
+}
+
+/// The causes inside of the errors above.
+pub mod errors {
+    pub use pleach_collectives::UnknownName;
+    pub use pleach_collectives::call::{Amount, CountsError, Descriptor};
+    pub use pleach_collectives::compute::ComputeError;
+    pub use pleach_collectives::engine::{EngineError, TooLarge};
+    pub use pleach_collectives::group::{GroupError, TopologyName};
+    pub use pleach_packing::topology::TopologyError;
+    pub use pleach_schedule::generate::GenerateError;
+    pub use pleach_schedule::generate::packed::PackedError;
+    pub use pleach_schedule::select::SelectError;
+    pub use pleach_schedule::verify::Violation;
+    pub use pleach_schedule::wiring::WiringError;
+    pub use pleach_transport::RegisterError;
+    pub use pleach_transport::auth::SecretError;
+    pub use pleach_transport::cuda::CudaErrorCode;
+    pub use pleach_transport::rendezvous::{JoinError, OpenError, RendezvousError, StoreError};
 }
 
 // The crates below, for the tests and tools of this repository.

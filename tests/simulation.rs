@@ -1,11 +1,11 @@
-//! Whole groups in virtual time: seeds that failed once, fresh ones, and canaries that checkers
+//! Whole groups in virtual time: seeds that failed once, fresh ones, and mutants that checkers
 //! must catch.
 
 use std::process::Command;
 
 use pleach::collectives::engine::DEADLOCK_AFTER;
 use pleach::collectives::simulate::{
-    ABORT_NOTICED_WITHIN, Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, Report, Scenario,
+    ABORT_NOTICED_WITHIN, Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, TrialReport, Scenario,
     TIMEOUT_FAR, run,
 };
 use pleach::schedule::generate::{Access, Algorithm};
@@ -18,7 +18,7 @@ const FRESH_SEEDS: u64 = 150;
 /// Where they begin; each release may move it on.
 const FRESH_FROM: u64 = 1_000_000;
 /// Seeds within which a mutant must be caught.
-const CANARY_SEEDS: u64 = 60;
+const MUTANT_SEEDS: u64 = 60;
 /// Scenarios that are looked at for each mutant: where a rank's caller is the first to read what
 /// came, the wrong result is seen before the race.
 const CAUGHT: usize = 8;
@@ -33,7 +33,7 @@ const MESSAGE_SEEDS: u64 = 60;
 /// Scenarios of ranks that wait for each other.
 const CIRCLE_SEEDS: u64 = 40;
 
-fn holds(seed: u64, limits: &Limits) -> Report {
+fn holds(seed: u64, limits: &Limits) -> TrialReport {
     let scenario = Scenario::draw(seed, limits);
     match run(&scenario, None) {
         Ok(report) => report,
@@ -68,7 +68,7 @@ fn seeds_that_failed_once_hold() {
 
 #[test]
 fn fresh_seeds_hold() {
-    let reports: Vec<Report> =
+    let reports: Vec<TrialReport> =
         (FRESH_FROM..FRESH_FROM + FRESH_SEEDS).map(|seed| holds(seed, &any())).collect();
     let succeeded: u64 = reports.iter().map(|report| report.succeeded).sum();
     let failed: u64 = reports.iter().map(|report| report.failed).sum();
@@ -85,7 +85,7 @@ fn a_seed_gives_the_same_trace_twice() {
 /// What catches this in the first scenarios that it shows in; red when nothing does.
 fn caught_by(change: impl Fn(&mut Scenario)) -> Vec<Checker> {
     let limits = Limits { ranks: None, faults: FaultKinds::harmless() };
-    let found = (0..CANARY_SEEDS).filter_map(|seed| {
+    let found = (0..MUTANT_SEEDS).filter_map(|seed| {
         let mut scenario = Scenario::draw(seed, &limits);
         (scenario.mismatch, scenario.abort) = (None, None);
         change(&mut scenario);

@@ -36,5 +36,5 @@ pub use group::{
     ProbeError, Progress, RawData, RawPair, Registered, SetTopologyError, SplitError, Started,
 };
 pub use observe::{Observe, Report};
-pub use pleach_vocabulary::{Collective, DataType, Factor, Rank, ReduceOp};
+pub use pleach_vocabulary::{Collective, DataType, Factor, Parts, Rank, ReduceOp, UnknownName};
 pub use reproducible::Reproducible;

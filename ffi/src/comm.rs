@@ -2,12 +2,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_collectives::engine::Fault;
 use pleach_collectives::{CollectiveError, Group, Options, Reproducible};
 use pleach_transport::cuda::Stream;
+use pleach_transport::mutex::lock;
 use pleach_transport::rendezvous::World;
 use pleach_vocabulary::{FabricChoice, ReduceOp};
 
@@ -100,19 +101,19 @@ impl Comm {
     /// Notes why the group has failed.
     pub(crate) fn note<T>(&self, result: Result<T, CollectiveError>) -> Result<T, Failed> {
         if let Err(CollectiveError::Failed(fault)) = &result {
-            let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut failure = lock(&self.failure);
             failure.get_or_insert_with(|| Arc::clone(fault));
         }
         Ok(result?)
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<Fault>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.failure).clone()
     }
 
     pub(crate) fn premultiplied(&self, number: pleachRedOp_t) -> Option<ReduceOp> {
         let index = number.checked_sub(PREMUL_FIRST)? as usize;
-        let known = self.premultiplied.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.premultiplied);
         known.get(index).copied().flatten()
     }
 }
@@ -454,7 +455,7 @@ pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
         let (held, data_type) = (find(comm)?, data_type(datatype)?);
         // SAFETY: the caller's promise.
         let made = unsafe { premul_sum(scalar, data_type) };
-        let mut known = held.premultiplied.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&held.premultiplied);
         let index = known.iter().position(Option::is_none).unwrap_or(known.len());
         if index == known.len() {
             known.push(None);
@@ -475,7 +476,7 @@ pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
 pub extern "C" fn pleachRedOpDestroy(op: pleachRedOp_t, comm: pleachComm_t) -> pleachResult_t {
     guarded(|| {
         let held = find(comm)?;
-        let mut known = held.premultiplied.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&held.premultiplied);
         let place = op.checked_sub(PREMUL_FIRST).and_then(|index| known.get_mut(index as usize));
         match place.and_then(Option::take) {
             Some(_) => Ok(()),

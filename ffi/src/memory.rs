@@ -8,10 +8,11 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use pleach_collectives::{CollectiveError, RawData, Registered};
+use pleach_transport::mutex::lock;
 use pleach_transport::{Memory, RegisterError, Share, SharedMemory, Space};
 
 use crate::batch::expect_no_batch;
@@ -30,7 +31,7 @@ const DEREGISTER_TIMEOUT: Duration = Duration::from_secs(5);
 static ALLOCATED: Mutex<BTreeMap<usize, Arc<SharedMemory>>> = Mutex::new(BTreeMap::new());
 
 fn allocated() -> MutexGuard<'static, BTreeMap<usize, Arc<SharedMemory>>> {
-    ALLOCATED.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&ALLOCATED)
 }
 
 /// Memory of the user.
@@ -141,7 +142,7 @@ static NUMBERS: AtomicUsize = AtomicUsize::new(1);
 
 impl Registrations {
     fn lock(&self) -> MutexGuard<'_, Vec<Registration>> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.list)
     }
 
     fn add(&self, registered: Registered, is_allocated: bool) -> usize {

@@ -2,10 +2,11 @@
 
 use std::ffi::c_char;
 use std::net::{IpAddr, Ipv4Addr, TcpListener, UdpSocket};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use pleach_transport::Secret;
 use pleach_transport::auth::challenge;
+use pleach_transport::mutex::lock;
 use pleach_transport::rendezvous::{Launcher, Rendezvous, World};
 
 use crate::result::{Failed, guarded, out, pleachResult_t};
@@ -81,7 +82,7 @@ impl pleachUniqueId {
 /// Lets go of the port of an id, where this process holds it, so that rank 0 can listen there.
 pub(crate) fn release(id: &pleachUniqueId) {
     let Some((_, port, _)) = id.read() else { return };
-    let mut reserved = RESERVED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut reserved = lock(&RESERVED);
     reserved.retain(|listener| listener.local_addr().map_or(true, |address| address.port() != port));
 }
 
@@ -123,7 +124,7 @@ pub unsafe extern "C" fn pleachGetUniqueId(uniqueId: *mut pleachUniqueId) -> ple
             |error: std::io::Error| Failed::system(format!("no port of {host} can be had: {error}"));
         let listener = TcpListener::bind((host, 0)).map_err(refused)?;
         *stored = pleachUniqueId::new(host, listener.local_addr().map_err(refused)?.port());
-        RESERVED.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+        lock(&RESERVED).push(listener);
         Ok(())
     })
 }

@@ -395,19 +395,19 @@ impl Forest {
             let edge = &edges[by];
             above[to] = (by, if edge.to == to { edge.from } else { edge.to });
         }
-        let mut circle = Vec::new();
+        let mut cycle = Vec::new();
         let mut node = gone.to;
         while node != gone.from {
             let (by, next) = above[node];
-            circle.push(by);
+            cycle.push(by);
             node = next;
         }
-        circle.retain(|&by| {
+        cycle.retain(|&by| {
             let edge = &edges[by];
             let fits = self.direction == Direction::Both || edge.to == gone.to;
             fits && rejoins(edge) && !same(edge)
         });
-        circle
+        cycle
     }
 
     /// Exchanges two edges if the deeper of the two trees becomes less deep, or if neither becomes

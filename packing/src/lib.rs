@@ -51,11 +51,14 @@
 
 mod all_reduce;
 #[cfg(feature = "compare")]
+#[doc(hidden)]
 pub mod allocations;
 mod balance;
 mod canonical;
+#[doc(hidden)]
 pub mod check;
 #[cfg(feature = "compare")]
+#[doc(hidden)]
 pub mod compare;
 mod depth;
 mod digraph;
@@ -64,10 +67,9 @@ mod double_tree;
 mod extraction;
 mod flow;
 mod greedy;
+#[doc(hidden)]
 pub mod latency;
 mod orbits;
-#[doc(hidden)]
-pub mod random;
 mod rate;
 #[cfg(test)]
 mod samples;

@@ -3,9 +3,9 @@
 use super::Rate;
 use super::digraph::Digraph;
 use super::flow::Amount;
-pub(crate) use super::random::Random;
 use super::rate::signed;
 use crate::topology::{LATENCY_NS, NodeId, NodeKind, Topology};
+pub(crate) use pleach_vocabulary::random::Random;
 
 /// A capacity: mostly small, now and then large and odd.
 fn capacity(random: &mut Random) -> Amount {
@@ -18,7 +18,7 @@ fn capacity(random: &mut Random) -> Amount {
 pub(crate) enum Links {
     /// Every link has one in the other direction that carries as much.
     Duplex,
-    /// Links are what they like, but as much enters as leaves every switch: they lie on circles.
+    /// Links are what they like, but as much enters as leaves every switch: they lie on cycles.
     Balanced,
     /// Links are what they like.
     Any,
@@ -37,14 +37,14 @@ pub(crate) fn graph(random: &mut Random, ranks_max: u64, switches_max: u64, link
         let mut edges = Vec::new();
         for _ in 0..nodes + random.below(nodes + 2) {
             let length = if links == Links::Balanced { 2 + random.below(3) } else { 2 };
-            let circle: Vec<usize> = (0..length).map(|_| random.below(nodes) as usize).collect();
+            let cycle: Vec<usize> = (0..length).map(|_| random.below(nodes) as usize).collect();
             let capacity = capacity(random);
-            edges.push((circle[0], circle[1], capacity));
+            edges.push((cycle[0], cycle[1], capacity));
             match links {
-                Links::Duplex => edges.push((circle[1], circle[0], capacity)),
+                Links::Duplex => edges.push((cycle[1], cycle[0], capacity)),
                 Links::Any => {}
                 Links::Balanced => {
-                    let next = circle[1..].iter().zip(circle[2..].iter().chain([&circle[0]]));
+                    let next = cycle[1..].iter().zip(cycle[2..].iter().chain([&cycle[0]]));
                     edges.extend(next.map(|(&from, &to)| (from, to, capacity)));
                 }
             }

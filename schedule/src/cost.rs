@@ -499,7 +499,7 @@ impl CriticalPath {
 type SignalName = (Rank, Rank, u32, u16);
 
 /// How far a lane has come.
-struct Progress {
+struct LanePath {
     next: usize,
     issued: CriticalPath,
     complete: Vec<CriticalPath>,
@@ -510,11 +510,11 @@ fn critical_path(schedule: &Schedule, hosts: &HostMap) -> CriticalPath {
     let mut longest = CriticalPath::default();
     let mut shown: BTreeMap<SignalName, CriticalPath> = BTreeMap::new();
     let mut waiting: BTreeMap<SignalName, (usize, usize)> = BTreeMap::new();
-    let mut progress: Vec<Vec<Progress>> = schedule
+    let mut progress: Vec<Vec<LanePath>> = schedule
         .programs
         .iter()
         .map(|lanes| {
-            let start = |_| Progress { next: 0, issued: CriticalPath::default(), complete: Vec::new() };
+            let start = |_| LanePath { next: 0, issued: CriticalPath::default(), complete: Vec::new() };
             lanes.iter().map(start).collect()
         })
         .collect();

@@ -12,18 +12,26 @@
 
 #![forbid(unsafe_code)]
 
+#[doc(hidden)]
 pub mod cost;
-pub mod digest;
+#[doc(hidden)]
 pub mod generate;
+#[doc(hidden)]
 pub mod hosts;
+#[doc(hidden)]
 #[cfg(feature = "msccl")]
 pub mod msccl;
 mod rank_space;
 mod schedule;
+#[doc(hidden)]
 pub mod select;
+#[doc(hidden)]
 pub mod text;
+#[doc(hidden)]
 pub mod tuning;
+#[doc(hidden)]
 pub mod verify;
+#[doc(hidden)]
 pub mod wiring;
 
 pub use cost::CostModel;

@@ -15,10 +15,10 @@ use pleach_packing::topology::{Link, NodeId, NodeKind, Topology};
 use pleach_packing::{PackError, PackOptions, Packing, Rate, pack};
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::digest::Hasher64;
 use crate::generate::Algorithm;
 use crate::generate::packed::{PackedError, PackedTrees};
 use crate::{Op, Schedule};
+use pleach_vocabulary::digest::Hasher64;
 
 #[cfg(test)]
 mod tests;

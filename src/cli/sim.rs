@@ -3,10 +3,13 @@
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use pleach::collectives::simulate::{Failure, Limits, RANKS_MAX, Report, Scenario, run as simulate};
+use pleach::collectives::simulate::{Failure, Limits, RANKS_MAX, Scenario, TrialReport, run as simulate};
+use pleach::transport::mutex::lock;
 use pleach::transport::sim::FaultKinds;
+
+use pleach_vocabulary::digest::chain;
 
 use super::CommandError;
 
@@ -57,14 +60,14 @@ struct Totals {
 }
 
 impl Totals {
-    fn add(&mut self, report: &Report) {
+    fn add(&mut self, report: &TrialReport) {
         self.seeds += 1;
         self.succeeded += report.succeeded;
         self.failed += report.failed;
         self.events += report.events;
         self.virtual_ns += report.virtual_time.0;
         // The order of the seeds counts.
-        self.hash = (self.hash.rotate_left(5) ^ report.hash.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.hash = chain(self.hash, report.hash.0);
     }
 }
 
@@ -125,11 +128,11 @@ struct FirstError(Arc<Mutex<Option<io::Error>>>);
 
 impl FirstError {
     fn put(&self, error: io::Error) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        lock(&self.0).get_or_insert(error);
     }
 
     fn take(&self) -> Option<io::Error> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        lock(&self.0).take()
     }
 }
 

@@ -15,11 +15,11 @@ use std::time::Duration;
 use std::{fs, io};
 
 use flate2::read::GzDecoder;
-use pleach::packing::random::Random;
-use pleach::schedule::digest::Hasher64;
 use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
 use pleach::{CollectiveError, Group, Options, ReduceOp};
+use pleach_vocabulary::digest::Hasher64;
+use pleach_vocabulary::random::Random;
 use serde_json::json;
 
 use crate::cli::launch::{Bind, WorldArguments, rank_or_launch};

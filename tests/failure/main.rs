@@ -7,7 +7,7 @@
 
 mod agreed;
 mod children;
-mod circular;
+mod cyclic;
 mod killed;
 mod left;
 mod memory;

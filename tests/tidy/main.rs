@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use manifest::manifests;
 use source::{blanked, defined, functions, name_words, words};
 
-mod circles;
+mod cycles;
 mod documents;
 mod manifest;
 mod retired;
@@ -59,7 +59,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
     ("collectives/src/group/exact/elements.rs", "elements of a call by their addresses"),
-    ("collectives/src/group/lent.rs", "memory lent for one call"),
+    ("collectives/src/group/temporary_registration.rs", "memory lent for one call"),
     ("collectives/src/group/premultiplied.rs", "products of a call's elements by their addresses"),
     ("collectives/src/group/raw.rs", "operations on memory by its address"),
     ("collectives/src/group/staging.rs", "copies between a batch's memory"),
@@ -96,7 +96,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("pleach-python", &["pleach-collectives", "pleach-transport"]),
     (
         "pleach",
-        &["pleach-transport", "pleach-packing", "pleach-schedule", "pleach-collectives"],
+        &["pleach-transport", "pleach-packing", "pleach-schedule", "pleach-collectives", "pleach-vocabulary"],
     ),
 ];
 

@@ -32,7 +32,8 @@ pub mod hybrid;
 pub mod last_resort;
 #[doc(hidden)]
 pub mod memory;
-mod mutex;
+#[doc(hidden)]
+pub mod mutex;
 #[cfg(test)]
 mod other_user;
 mod primitive;

@@ -4,6 +4,8 @@
 //! they compute together: which [`Parts`] of the data inputs and outputs hold, of which
 //! [`DataType`], combined by which [`ReduceOp`].
 //!
+//! [`digest`] and [`random`] hold the hashes and the pseudo-random numbers of all crates.
+//!
 //! **Invariant:** this crate holds values and their names alone. It touches no device and no memory
 //! of others, so that crates that plan (`pleach-packing`, `pleach-schedule`) and crates that move
 //! bytes (`pleach-transport`) speak of the same things, and neither is built for the other. Enums
@@ -13,9 +15,13 @@
 #![forbid(unsafe_code)]
 
 mod collective;
+#[doc(hidden)]
+pub mod digest;
 mod fabric;
 mod name;
 mod parts;
+#[doc(hidden)]
+pub mod random;
 
 pub use collective::{Collective, DataType, Factor, ReduceOp};
 pub use fabric::{Fabric, FabricChoice};

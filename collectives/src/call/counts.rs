@@ -12,22 +12,23 @@
 //!
 //! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two
 //! have been compared. For *paired* counts it holds like this. A rank marks every signal to a peer
-//! with the signature mixed with the two counts between them, given and taken ([`Between::mark`]),
-//! and a wait for a signal of that peer completes only if the signal carries the mark that this
-//! rank computes from its own counts. Each of the two waits for a signal of the other before it
-//! touches the other's memory: a put waits until the part may come, a reader until the part may be
-//! read. So when their counts differ both stay at their first wait and query each other. Query and
-//! answer carry both counts, and the call ends with a mismatch that names them. A third rank hears
-//! of the mismatch with the failure of the group; it may have ended its call before, and later
-//! calls that were under way at the same time. Buffer addresses are those of the pair too: where
-//! this part begins in the sender's slice, since the peer does not know the lengths before it. A
-//! peer that lies can spoil only the parts that it gives or gets: a reader reads as many bytes as
-//! its own count says, and a put goes where its receiver said, as long as the sender's own count.
+//! with the signature mixed with the two counts between them, given and taken
+//! ([`PairCounts::mark`]), and a wait for a signal of that peer completes only if the signal
+//! carries the mark that this rank computes from its own counts. Each of the two waits for a signal
+//! of the other before it touches the other's memory: a put waits until the part may come, a reader
+//! until the part may be read. So when their counts differ both stay at their first wait and query
+//! each other. Query and answer carry both counts, and the call ends with a mismatch that names
+//! them. A third rank hears of the mismatch with the failure of the group; it may have ended its
+//! call before, and later calls that were under way at the same time. Buffer addresses are those of
+//! the pair too: where this part begins in the sender's slice, since the peer does not know the
+//! lengths before it. A peer that lies can spoil only the parts that it gives or gets: a reader
+//! reads as many bytes as its own count says, and a put goes where its receiver said, as long as
+//! the sender's own count.
 
 use std::hash::Hasher;
 use std::sync::Arc;
 
-use pleach_schedule::digest::Hasher64;
+use pleach_vocabulary::digest::{Hasher64, chain};
 use pleach_vocabulary::{Collective, Rank};
 
 use super::Amount;
@@ -55,7 +56,7 @@ pub struct Paired {
 
 /// The lengths of the parts between two ranks, in elements, as both must see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Between {
+pub(crate) struct PairCounts {
     pub(crate) low: Rank,
     pub(crate) high: Rank,
     /// From the lower rank to the higher one.
@@ -229,26 +230,18 @@ fn sum(counts: impl Iterator<Item = usize>) -> usize {
 
 impl Paired {
     /// The lengths between this rank and a peer; `None` when there is no such peer.
-    pub(crate) fn between(&self, own: Rank, peer: Rank) -> Option<Between> {
+    pub(crate) fn between(&self, own: Rank, peer: Rank) -> Option<PairCounts> {
         let given = *self.given.get(peer as usize)? as u64;
         let taken = *self.taken.get(peer as usize)? as u64;
         let (up, down) = if own < peer { (given, taken) } else { (taken, given) };
-        Some(Between { low: own.min(peer), high: own.max(peer), up, down })
+        Some(PairCounts { low: own.min(peer), high: own.max(peer), up, down })
     }
 }
 
-impl Between {
+impl PairCounts {
     /// A signature for the signals between the two. Never zero.
     pub(crate) fn mark(self, signature: u64) -> u64 {
-        let mut hash = signature;
-        for word in [self.up, self.down] {
-            // splitmix64's finaliser, as in [`super::chain`].
-            hash = (hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
-            hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            hash ^= hash >> 31;
-        }
-        hash.max(1)
+        chain(chain(signature, self.up), self.down).max(1)
     }
 
     pub(crate) fn amount(self) -> Amount {
@@ -289,14 +282,14 @@ mod tests {
         assert_eq!(there.mark(77), back.mark(77));
         let differing = Paired { given: vec![5, 2, 9], taken: vec![8, 2, 9] }.between(1, 0).expect("a peer");
         assert_ne!(there.mark(77), differing.mark(77));
-        let exchanged = Between { up: there.down, down: there.up, ..there };
+        let exchanged = PairCounts { up: there.down, down: there.up, ..there };
         assert_ne!(there.mark(77), exchanged.mark(77));
         assert_ne!(there.mark(77), there.mark(78));
     }
 
     #[test]
     fn what_goes_between_two_ranks_survives_the_wire() {
-        let between = |up, down| Between { low: 2, high: 5, up, down };
+        let between = |up, down| PairCounts { low: 2, high: 5, up, down };
         for (collective, sent) in [
             (Collective::AllToAll, between(u64::MAX, 1)),
             (Collective::Gather { root: 2 }, between(0, 9)),
@@ -305,7 +298,7 @@ mod tests {
             (Collective::Scatter { root: 5 }, between(0, 9)),
         ] {
             let words = sent.to_words(collective);
-            assert_eq!(Between::from_words(collective, 2, 5, words), sent, "{collective}");
+            assert_eq!(PairCounts::from_words(collective, 2, 5, words), sent, "{collective}");
         }
     }
 

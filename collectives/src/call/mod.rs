@@ -9,19 +9,11 @@ pub mod counts;
 
 use std::fmt;
 
+use pleach_vocabulary::digest::chain;
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
-use counts::Between;
+use counts::PairCounts;
 pub use counts::{Counts, CountsError, Paired};
-
-/// The history of a stream when a call with this signature follows: splitmix64's finaliser, so that
-/// every bit of both reaches every bit of it.
-pub(crate) fn chain(history: u64, signature: u64) -> u64 {
-    let mut hash = history.rotate_left(23).wrapping_add(signature).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
-}
 
 /// A rank's call, as far as it must be the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,12 +65,7 @@ impl Descriptor {
     /// The signature that travels in every signal, mixed with the schedule and the chunk size.
     /// Never zero.
     pub(crate) fn signature(&self, schedule_hash: u64, chunk_bytes: usize) -> u64 {
-        let words = self.to_words();
-        let mut hash = schedule_hash ^ (chunk_bytes as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        for word in words {
-            hash = chain(hash, word);
-        }
-        hash.max(1)
+        self.to_words().into_iter().fold(chain(schedule_hash, chunk_bytes as u64), chain).max(1)
     }
 
     #[inline]
@@ -102,7 +89,7 @@ impl Descriptor {
             Amount::Listed { all, digest } => [codes | 1 << 24, named, all, tag | u64::from(digest) << 32],
             Amount::Paired => [codes | 2 << 24, named, 0, tag],
             Amount::Pair { low, high, up, down } => {
-                let [named, count] = Between { low, high, up, down }.to_words(self.collective);
+                let [named, count] = PairCounts { low, high, up, down }.to_words(self.collective);
                 // Ranks of a collective that has such parts fit 16 bits: see `generate::RANKS_MAX`.
                 let pair = u64::from(low as u16) << 32 | u64::from(high as u16) << 48;
                 [codes | 3 << 24 | pair, named, count, tag]
@@ -134,8 +121,9 @@ impl Descriptor {
             2 => Amount::Paired,
             3 => {
                 let (low, high) = ((words[0] >> 32) as u16, (words[0] >> 48) as u16);
-                let between = Between::from_words(collective, low.into(), high.into(), [words[1], words[2]]);
-                let Between { low, high, up, down } = between;
+                let between =
+                    PairCounts::from_words(collective, low.into(), high.into(), [words[1], words[2]]);
+                let PairCounts { low, high, up, down } = between;
                 Amount::Pair { low, high, up, down }
             }
             _ => return None,

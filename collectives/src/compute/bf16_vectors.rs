@@ -12,7 +12,7 @@ use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{Bf16, Operation};
+use super::element::{Bf16, Combine};
 use super::kernel::{Kernel, avx2, avx512, combine};
 
 /// Just under half of the last place that is kept.
@@ -112,7 +112,7 @@ macro_rules! by_pairs {
     ) => {
         pub(super) struct $table<O>(PhantomData<O>);
 
-        impl<O: Operation<f32> + Operation<Bf16>> $table<O> {
+        impl<O: Combine<f32> + Combine<Bf16>> $table<O> {
             pub(super) const KERNEL: Kernel<Bf16> = Kernel {
                 apart: $apart::<O>,
                 onto: $onto::<O>,
@@ -122,7 +122,7 @@ macro_rules! by_pairs {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $apart<O: Operation<f32> + Operation<Bf16>>(
+        unsafe fn $apart<O: Combine<f32> + Combine<Bf16>>(
             into: *mut Bf16,
             a: *const Bf16,
             b: *const Bf16,
@@ -133,20 +133,20 @@ macro_rules! by_pairs {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $onto<O: Operation<f32> + Operation<Bf16>>(into: *mut Bf16, a: *const Bf16, n: usize) {
+        unsafe fn $onto<O: Combine<f32> + Combine<Bf16>>(into: *mut Bf16, a: *const Bf16, n: usize) {
             // SAFETY: the caller's; the destination may be a source here.
             unsafe { $blocks::<O, 1>([into], into, a, n) }
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $both<O: Operation<f32> + Operation<Bf16>>(a: *mut Bf16, b: *mut Bf16, n: usize) {
+        unsafe fn $both<O: Combine<f32> + Combine<Bf16>>(a: *mut Bf16, b: *mut Bf16, n: usize) {
             // SAFETY: the caller's; destinations may be sources here.
             unsafe { $blocks::<O, 2>([a, b], a, b, n) }
         }
 
         #[inline]
         #[target_feature(enable = $feature)]
-        fn $combined<O: Operation<f32>>(a: x86::$vector, b: x86::$vector) -> x86::$vector {
+        fn $combined<O: Combine<f32>>(a: x86::$vector, b: x86::$vector) -> x86::$vector {
             // SAFETY: a vector of floats and an array of as many have the same bits, and any bits
             // are a float.
             unsafe {
@@ -158,7 +158,7 @@ macro_rules! by_pairs {
         /// Destinations may be sources, as a vector is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
-        unsafe fn $blocks<O: Operation<f32> + Operation<Bf16>, const M: usize>(
+        unsafe fn $blocks<O: Combine<f32> + Combine<Bf16>, const M: usize>(
             into: [*mut Bf16; M],
             a: *const Bf16,
             b: *const Bf16,

@@ -6,7 +6,7 @@ use super::convert::{from_bf16, from_f8e4m3, from_f8e5m2, from_f16, to_bf16, to_
 
 /// A number that can be combined with another. More than two [`ShortFloat`] floats are not to be
 /// combined in themselves, as every step rounds; they are widened to `f32` first.
-pub(super) trait Element: Copy {
+pub(super) trait Number: Copy {
     fn sum(self, other: Self) -> Self;
     fn prod(self, other: Self) -> Self;
     fn min(self, other: Self) -> Self;
@@ -16,7 +16,7 @@ pub(super) trait Element: Copy {
 }
 
 /// A way to combine two elements.
-pub(super) trait Operation<E> {
+pub(super) trait Combine<E> {
     fn apply(left: E, right: E) -> E;
 }
 
@@ -24,7 +24,7 @@ macro_rules! operation {
     ($name:ident, $method:ident) => {
         pub(super) struct $name;
 
-        impl<E: Element> Operation<E> for $name {
+        impl<E: Number> Combine<E> for $name {
             #[inline(always)]
             fn apply(left: E, right: E) -> E {
                 left.$method(right)
@@ -43,7 +43,7 @@ macro_rules! bitwise {
         /// On bytes, which do for any type.
         pub(super) struct $name;
 
-        impl Operation<u8> for $name {
+        impl Combine<u8> for $name {
             #[inline(always)]
             fn apply(left: u8, right: u8) -> u8 {
                 left $operator right
@@ -58,7 +58,7 @@ bitwise!(Xor, ^);
 
 macro_rules! float {
     ($float:ty) => {
-        impl Element for $float {
+        impl Number for $float {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 self + other
@@ -112,7 +112,7 @@ float!(f64);
 
 macro_rules! integer {
     ($integer:ty, $divide:expr) => {
-        impl Element for $integer {
+        impl Number for $integer {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 self.wrapping_add(other)
@@ -181,7 +181,7 @@ integer!(i64, |value, by| value / i64::from(by));
 integer!(u64, |value, by| value / u64::from(by));
 
 /// A float that is narrower than `f32`, as its bits.
-pub(super) trait ShortFloat: Element {
+pub(super) trait ShortFloat: Number {
     fn widen(self) -> f32;
     fn narrow(value: f32) -> Self;
 }
@@ -231,7 +231,7 @@ macro_rules! short_float {
             }
         }
 
-        impl Element for $float {
+        impl Number for $float {
             #[inline(always)]
             fn sum(self, other: Self) -> Self {
                 Self::narrow(self.widen().sum(other.widen()))

@@ -4,7 +4,7 @@ use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{F16, Operation, ShortFloat};
+use super::element::{Combine, F16, ShortFloat};
 use super::kernel::{Kernel, avx2, avx512, combine, plain_convert};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
@@ -16,7 +16,7 @@ macro_rules! by_lanes {
     ) => {
         pub(super) struct $table<O>(PhantomData<O>);
 
-        impl<O: Operation<f32> + Operation<F16>> $table<O> {
+        impl<O: Combine<f32> + Combine<F16>> $table<O> {
             pub(super) const KERNEL: Kernel<F16> = Kernel {
                 apart: $apart::<O>,
                 onto: $onto::<O>,
@@ -52,7 +52,7 @@ macro_rules! by_lanes {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $apart<O: Operation<f32> + Operation<F16>>(
+        unsafe fn $apart<O: Combine<f32> + Combine<F16>>(
             into: *mut F16,
             a: *const F16,
             b: *const F16,
@@ -63,7 +63,7 @@ macro_rules! by_lanes {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $both<O: Operation<f32> + Operation<F16>>(a: *mut F16, b: *mut F16, n: usize) {
+        unsafe fn $both<O: Combine<f32> + Combine<F16>>(a: *mut F16, b: *mut F16, n: usize) {
             // SAFETY: the caller's; destinations may be sources here.
             unsafe { $blocks::<O, 2>([a, b], a, b, n) }
         }
@@ -71,7 +71,7 @@ macro_rules! by_lanes {
         /// Destinations may be sources, as a block is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
-        unsafe fn $blocks<O: Operation<f32> + Operation<F16>, const M: usize>(
+        unsafe fn $blocks<O: Combine<f32> + Combine<F16>, const M: usize>(
             into: [*mut F16; M],
             a: *const F16,
             b: *const F16,
@@ -101,7 +101,7 @@ macro_rules! by_lanes {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $onto<O: Operation<f32> + Operation<F16>>(into: *mut F16, a: *const F16, n: usize) {
+        unsafe fn $onto<O: Combine<f32> + Combine<F16>>(into: *mut F16, a: *const F16, n: usize) {
             // SAFETY: the caller's; the destination may be a source here.
             unsafe { $blocks::<O, 1>([into], into, a, n) }
         }

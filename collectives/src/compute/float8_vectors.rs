@@ -21,7 +21,7 @@ use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{E4M3, E5M2, Operation, Prod, ShortFloat, Sum};
+use super::element::{Combine, E4M3, E5M2, Prod, ShortFloat, Sum};
 use super::kernel::{Conversion, Kernel, avx2, avx512, combine, plain_convert};
 
 mod m256;
@@ -71,7 +71,7 @@ const E4M3_SCALE: f32 = 1.0 / 256.0;
 const ONE_BY_ONE_MAX: usize = 8;
 
 /// An operation on two numbers of this format.
-pub(super) trait Arithmetic: Operation<f32> {
+pub(super) trait Arithmetic: Combine<f32> {
     /// Whether it is multiplication, which takes a scale twice; addition otherwise.
     const IS_PRODUCT: bool;
 }
@@ -169,7 +169,7 @@ macro_rules! by_halves {
     ) => {
         pub(super) struct $table<F, O>(PhantomData<(F, O)>);
 
-        impl<F: Format, O: Arithmetic + Operation<F>> $table<F, O> {
+        impl<F: Format, O: Arithmetic + Combine<F>> $table<F, O> {
             pub(super) const KERNEL: Kernel<F> = Kernel {
                 apart: $apart::<F, O>,
                 onto: $onto::<F, O>,
@@ -179,7 +179,7 @@ macro_rules! by_halves {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $apart<F: Format, O: Arithmetic + Operation<F>>(
+        unsafe fn $apart<F: Format, O: Arithmetic + Combine<F>>(
             into: *mut F,
             a: *const F,
             b: *const F,
@@ -190,13 +190,13 @@ macro_rules! by_halves {
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $onto<F: Format, O: Arithmetic + Operation<F>>(into: *mut F, a: *const F, n: usize) {
+        unsafe fn $onto<F: Format, O: Arithmetic + Combine<F>>(into: *mut F, a: *const F, n: usize) {
             // SAFETY: the caller's; the destination may be a source here.
             unsafe { $blocks::<F, O, 1>([into], into, a, n) }
         }
 
         #[target_feature(enable = $feature)]
-        unsafe fn $both<F: Format, O: Arithmetic + Operation<F>>(a: *mut F, b: *mut F, n: usize) {
+        unsafe fn $both<F: Format, O: Arithmetic + Combine<F>>(a: *mut F, b: *mut F, n: usize) {
             // SAFETY: the caller's; destinations may be sources here.
             unsafe { $blocks::<F, O, 2>([a, b], a, b, n) }
         }
@@ -214,7 +214,7 @@ macro_rules! by_halves {
         /// Destinations may be sources, as a vector is read before it is written.
         #[inline]
         #[target_feature(enable = $feature)]
-        unsafe fn $blocks<F: Format, O: Arithmetic + Operation<F>, const M: usize>(
+        unsafe fn $blocks<F: Format, O: Arithmetic + Combine<F>, const M: usize>(
             into: [*mut F; M],
             a: *const F,
             b: *const F,

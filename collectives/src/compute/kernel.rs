@@ -1,10 +1,10 @@
 //! The inner loops, compiled once for every set of instructions that is worth it.
 //!
-//! They are plain loops over [`Element`]; the compiler makes vector instructions of them because
+//! They are plain loops over [`Number`]; the compiler makes vector instructions of them because
 //! the function around them says which it may use. A [`Kernel`] is a set of such functions for one
 //! element type and operation.
 
-use super::element::{And, Bf16, Element, F16, Max, Min, Operation, Or, Prod, ShortFloat, Sum, Xor};
+use super::element::{And, Bf16, Combine, F16, Max, Min, Number, Or, Prod, ShortFloat, Sum, Xor};
 #[cfg(target_arch = "x86_64")]
 use super::float8_vectors::{self, Arithmetic, Format};
 #[cfg(target_arch = "x86_64")]
@@ -109,7 +109,7 @@ impl Instructions {
     }
 
     /// The loops for this element type and an operation that is not bitwise.
-    pub(super) fn kernel<E: Element>(self, op: ReduceOp) -> &'static Kernel<E> {
+    pub(super) fn kernel<E: Number>(self, op: ReduceOp) -> &'static Kernel<E> {
         match op {
             ReduceOp::Sum | ReduceOp::Avg | ReduceOp::PremulSum(_) => self.kernel_of::<E, Sum>(),
             ReduceOp::Prod => self.kernel_of::<E, Prod>(),
@@ -118,7 +118,7 @@ impl Instructions {
         }
     }
 
-    fn kernel_of<E: Element, O: Operation<E>>(self) -> &'static Kernel<E> {
+    fn kernel_of<E: Number, O: Combine<E>>(self) -> &'static Kernel<E> {
         match self.0 {
             Set::Base => base::kernel::<E, O>(),
             #[cfg(target_arch = "x86_64")]
@@ -137,7 +137,7 @@ impl Instructions {
         }
     }
 
-    fn kernel_of_f16<O: Operation<f32> + Operation<F16>>(self) -> &'static Kernel<F16> {
+    fn kernel_of_f16<O: Combine<f32> + Combine<F16>>(self) -> &'static Kernel<F16> {
         match self.0 {
             Set::Base => base::kernel::<F16, O>(),
             #[cfg(target_arch = "x86_64")]
@@ -156,7 +156,7 @@ impl Instructions {
         }
     }
 
-    fn kernel_of_bf16<O: Operation<f32> + Operation<Bf16>>(self) -> &'static Kernel<Bf16> {
+    fn kernel_of_bf16<O: Combine<f32> + Combine<Bf16>>(self) -> &'static Kernel<Bf16> {
         match self.0 {
             Set::Base => base::kernel::<Bf16, O>(),
             #[cfg(target_arch = "x86_64")]
@@ -202,7 +202,7 @@ impl Instructions {
         }
     }
 
-    fn kernel_of_f8<F: Format, O: Arithmetic + Operation<F>>(self) -> &'static Kernel<F> {
+    fn kernel_of_f8<F: Format, O: Arithmetic + Combine<F>>(self) -> &'static Kernel<F> {
         match self.0 {
             Set::Base => base::kernel::<F, O>(),
             Set::Avx2 => &float8_vectors::By32::<F, O>::KERNEL,
@@ -224,7 +224,7 @@ impl Instructions {
 /// Without instructions of their own they are short floats as others.
 #[cfg(not(target_arch = "x86_64"))]
 impl Instructions {
-    pub(super) fn kernel_f8<E: Element>(self, op: ReduceOp) -> &'static Kernel<E> {
+    pub(super) fn kernel_f8<E: Number>(self, op: ReduceOp) -> &'static Kernel<E> {
         self.kernel(op)
     }
 
@@ -236,7 +236,7 @@ impl Instructions {
 // The loops themselves. Conditions as for `Kernel`.
 
 #[inline(always)]
-unsafe fn plain_apart<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
+unsafe fn plain_apart<E: Number, O: Combine<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
     for i in 0..n {
         // SAFETY: `i < n`, and all three have `n` elements (see `Kernel`).
         unsafe {
@@ -247,7 +247,7 @@ unsafe fn plain_apart<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b:
 }
 
 #[inline(always)]
-unsafe fn plain_onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
+unsafe fn plain_onto<E: Number, O: Combine<E>>(into: *mut E, a: *const E, n: usize) {
     for i in 0..n {
         // SAFETY: as above.
         unsafe {
@@ -258,7 +258,7 @@ unsafe fn plain_onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: 
 }
 
 #[inline(always)]
-unsafe fn plain_onto_two<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
+unsafe fn plain_onto_two<E: Number, O: Combine<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
     for i in 0..n {
         // SAFETY: as above.
         unsafe {
@@ -269,7 +269,7 @@ unsafe fn plain_onto_two<E: Element, O: Operation<E>>(into: *mut E, a: *const E,
 }
 
 #[inline(always)]
-unsafe fn plain_both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
+unsafe fn plain_both<E: Number, O: Combine<E>>(a: *mut E, b: *mut E, n: usize) {
     for i in 0..n {
         // SAFETY: as above.
         unsafe {
@@ -295,17 +295,17 @@ macro_rules! compiled {
             use std::marker::PhantomData;
 
             use super::{
-                Conversion, Element, Kernel, Operation, ShortFloat, plain_apart, plain_both, plain_convert, plain_onto,
+                Conversion, Number, Kernel, Combine, ShortFloat, plain_apart, plain_both, plain_convert, plain_onto,
                 plain_onto_two,
             };
 
-            pub(super) fn kernel<E: Element, O: Operation<E>>() -> &'static Kernel<E> {
+            pub(super) fn kernel<E: Number, O: Combine<E>>() -> &'static Kernel<E> {
                 &KernelTable::<E, O>::KERNEL
             }
 
             pub(in crate::compute) struct KernelTable<E, O>(PhantomData<(E, O)>);
 
-            impl<E: Element, O: Operation<E>> KernelTable<E, O> {
+            impl<E: Number, O: Combine<E>> KernelTable<E, O> {
                 pub(in crate::compute) const KERNEL: Kernel<E> = Kernel {
                     apart: apart::<E, O>,
                     onto: onto::<E, O>,
@@ -316,31 +316,31 @@ macro_rules! compiled {
             }
 
             $(#[$feature])?
-            unsafe fn both<E: Element, O: Operation<E>>(a: *mut E, b: *mut E, n: usize) {
+            unsafe fn both<E: Number, O: Combine<E>>(a: *mut E, b: *mut E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain_both::<E, O>(a, b, n) }
             }
 
             $(#[$feature])?
-            unsafe fn apart<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
+            unsafe fn apart<E: Number, O: Combine<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain_apart::<E, O>(into, a, b, n) }
             }
 
             $(#[$feature])?
-            unsafe fn onto<E: Element, O: Operation<E>>(into: *mut E, a: *const E, n: usize) {
+            unsafe fn onto<E: Number, O: Combine<E>>(into: *mut E, a: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain_onto::<E, O>(into, a, n) }
             }
 
             $(#[$feature])?
-            unsafe fn onto_two<E: Element, O: Operation<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
+            unsafe fn onto_two<E: Number, O: Combine<E>>(into: *mut E, a: *const E, b: *const E, n: usize) {
                 // SAFETY: the caller's, see `Kernel`.
                 unsafe { plain_onto_two::<E, O>(into, a, b, n) }
             }
 
             $(#[$feature])?
-            unsafe fn divide<E: Element>(values: &mut [E], by: u32) {
+            unsafe fn divide<E: Number>(values: &mut [E], by: u32) {
                 E::divide_all(values, by);
             }
 
@@ -373,9 +373,6 @@ compiled!(avx512, #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx5
 /// Combines lane by lane; becomes one vector instruction.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-pub(super) fn combine<O: Operation<f32>, const LANES: usize>(
-    a: [f32; LANES],
-    b: [f32; LANES],
-) -> [f32; LANES] {
+pub(super) fn combine<O: Combine<f32>, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]) -> [f32; LANES] {
     std::array::from_fn(|lane| O::apply(a[lane], b[lane]))
 }

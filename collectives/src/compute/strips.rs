@@ -8,7 +8,7 @@
 use pleach_vocabulary::DataType;
 
 use super::Job;
-use super::element::{Bf16, E4M3, E5M2, Element, F16, ShortFloat};
+use super::element::{Bf16, E4M3, E5M2, F16, Number, ShortFloat};
 use super::kernel::{Conversion, Instructions, Kernel};
 
 /// Bytes of a strip: the fold and two widened sources fit the first-level cache beside the sources
@@ -44,7 +44,7 @@ impl Default for Strips {
 }
 
 /// A slice of a job: `elements` of them from `first` on.
-struct Part<'a> {
+struct JobRange<'a> {
     job: &'a Job,
     first: usize,
     elements: usize,
@@ -63,7 +63,7 @@ impl Strips {
         first: usize,
         elements: usize,
     ) {
-        let part = Part { job, first, elements };
+        let part = JobRange { job, first, elements };
         let op = job.op;
         // SAFETY: the caller's; `kernel` and the conversions are asked for with instructions that
         // the processor has, since an `Instructions` comes from detection only.
@@ -73,7 +73,7 @@ impl Strips {
             }
             if op.is_bitwise() {
                 let size = job.data_type.bytes();
-                let part = Part { job, first: first * size, elements: elements * size };
+                let part = JobRange { job, first: first * size, elements: elements * size };
                 return self.fold::<u8>(&part, instructions.kernel_of_bytes(op));
             }
             // Two at a time are combined in their own type, more of a short float in `f32`.
@@ -110,7 +110,7 @@ impl Strips {
     }
 
     /// Elements that are combined in their own type.
-    unsafe fn fold<E: Element>(&mut self, part: &Part<'_>, kernel: &Kernel<E>) {
+    unsafe fn fold<E: Number>(&mut self, part: &JobRange<'_>, kernel: &Kernel<E>) {
         let job = part.job;
         let strip = STRIP_BYTES / size_of::<E>();
         // SAFETY: all offsets stay in the part. `folded` has room for a strip, is aligned to more
@@ -164,7 +164,7 @@ impl Strips {
     /// Short floats that are combined in `f32`.
     unsafe fn fold_wide<S: ShortFloat>(
         &mut self,
-        part: &Part<'_>,
+        part: &JobRange<'_>,
         conversion: Conversion<S>,
         kernel: &Kernel<f32>,
     ) {
@@ -200,7 +200,7 @@ impl Strips {
     }
 }
 
-impl Part<'_> {
+impl JobRange<'_> {
     /// Calls `strip(first element, elements)` for one strip after the other.
     fn for_each_strip(&self, strip_elements: usize, mut strip: impl FnMut(usize, usize)) {
         let mut done = 0;

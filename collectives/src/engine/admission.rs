@@ -21,15 +21,16 @@ use std::time::Duration;
 
 use pleach_transport::{Nanos, TransferId};
 use pleach_vocabulary::Rank;
+use pleach_vocabulary::digest::chain;
 
 use super::bank::{self, Banks, MessageBanks};
 use super::fault::{Fault, FaultKind};
 use super::plan::Plan;
 use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
-use super::run::{Parameters, Progress, Run};
+use super::run::{LaneProgress, Parameters, Run};
 use super::status_board::{MessageRecords, StatusBoard};
 use super::{Bytes, Engine, RUNS_MAX, RunId, RunNumber, StartError, StepAddress, Stream};
-use crate::call::{self, Counts};
+use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
 
 /// Returns whether the gate is open; called again and again until it is. Never waits. An error ends
@@ -172,7 +173,7 @@ impl Admission {
             Stream::Collectives => {
                 let number = self.next_run;
                 self.next_run += 1;
-                self.history = call::chain(self.history, plan.signature());
+                self.history = chain(self.history, plan.signature());
                 RunNumber {
                     number,
                     history: self.history,
@@ -229,7 +230,7 @@ impl Admission {
         slot: u8,
         plan: &Arc<Plan>,
         parameters: Parameters,
-        progress: Option<&Progress>,
+        progress: Option<&LaneProgress>,
         timeout: Duration,
     ) -> (RunId, &mut Run) {
         self.issues += 1;

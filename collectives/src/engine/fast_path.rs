@@ -2,8 +2,8 @@
 //!
 //! A plan can take the fast path when every lane has one chunk and its data travel in the signal
 //! slots, or are a few kilobytes that are put in peers' scratch, which is mapped here. Then each
-//! step ends with its issue: a run only remembers how far each lane has come ([`Progress`]), and
-//! the plan knows where everything lies ([`FastPlan`]). Banks, credits, numbers, signatures and
+//! step ends with its issue: a run only remembers how far each lane has come ([`LaneProgress`]),
+//! and the plan knows where everything lies ([`FastPlan`]). Banks, credits, numbers, signatures and
 //! consumed signals are those of [`super::run`].
 //!
 //! **Invariant:** a run leaves the fast path between two steps only, and goes on as an ordinary run
@@ -22,7 +22,7 @@ use pleach_vocabulary::Rank;
 
 use super::address::{Address, Bytes, NO_DATA, advance};
 use super::plan::{ChunkStep, OpProgram, PlaceSlot, Plan};
-use super::run::{Parameters, Progress};
+use super::run::{LaneProgress, Parameters};
 use super::signals::Header;
 use super::{Context, Engine, NO_TRANSFER, RunId, RunNumber, StartError, Stream};
 use crate::call::Descriptor;
@@ -185,7 +185,7 @@ struct FastRun<'a> {
     context: &'a mut Context,
     job: &'a mut Job,
     mapped: &'a [Option<Mapped>],
-    progress: Progress,
+    progress: LaneProgress,
 }
 
 impl FastRun<'_> {

@@ -11,9 +11,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use pleach_transport::mutex::lock;
 use pleach_transport::{LossCause, Responder};
 use pleach_vocabulary::Rank;
 
@@ -212,12 +213,6 @@ pub struct StatusBoard {
     blocked: Mutex<Option<BlockedCall>>,
 }
 
-fn unpoisoned<T>(lock: &Mutex<T>) -> MutexGuard<'_, T> {
-    // The guarded values are consistent between any two statements, so a panic elsewhere does not
-    // spoil them.
-    lock.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl StatusBoard {
     /// The board of `rank`; to be given to its device as [`Responder`] and to its engine.
     #[must_use]
@@ -274,7 +269,7 @@ impl StatusBoard {
         if completed < self.collectives.begun() {
             return (completed, called(self.collectives.record(completed)));
         }
-        let messages = unpoisoned(&self.messages);
+        let messages = lock(&self.messages);
         let unfinished = messages.values().find_map(|messages| {
             let run = messages.completed();
             (run < messages.begun()).then(|| (run, called(messages.record(run))))
@@ -290,7 +285,7 @@ impl StatusBoard {
 
     /// This rank's side of the agreement on why the group has failed.
     pub(super) fn agreement(&self) -> MutexGuard<'_, Agreement> {
-        unpoisoned(&self.agreement)
+        lock(&self.agreement)
     }
 
     /// Whether anything has failed, here or at a peer that has said so.
@@ -313,12 +308,12 @@ impl StatusBoard {
     /// The messages of peers since the last time, oldest first.
     pub(super) fn take_unread(&self) -> Vec<(Rank, Message)> {
         self.has_unread.swap(false, Ordering::Acquire);
-        std::mem::take(&mut *unpoisoned(&self.unread))
+        std::mem::take(&mut *lock(&self.unread))
     }
 
     /// Keeps a message for the engine. Where scratch is comes once from each peer.
     fn keep(&self, from: Rank, message: Message) {
-        let mut unread = unpoisoned(&self.unread);
+        let mut unread = lock(&self.unread);
         if unread.len() < UNREAD_MAX || matches!(message, Message::Scratch(_)) {
             unread.push((from, message));
         }
@@ -327,7 +322,7 @@ impl StatusBoard {
 
     /// The engine is about to enter a run with such counts.
     pub(super) fn begin_paired(&self, run: u64, counts: Arc<Paired>) {
-        let mut paired = unpoisoned(&self.paired);
+        let mut paired = lock(&self.paired);
         if paired.len() == RECORDS {
             paired.pop_front();
         }
@@ -341,7 +336,7 @@ impl StatusBoard {
 
     /// The same for the messages from one rank to another.
     pub(super) fn messages(&self, from: Rank, to: Rank) -> Arc<MessageRecords> {
-        unpoisoned(&self.messages).entry((from, to)).or_insert_with(|| Arc::new(Records::new())).clone()
+        lock(&self.messages).entry((from, to)).or_insert_with(|| Arc::new(Records::new())).clone()
     }
 
     /// The rank that this rank waits for, as far as it knows.
@@ -351,7 +346,7 @@ impl StatusBoard {
 
     /// The call in which this rank is blocked; to be taken back before it can make another call.
     pub(super) fn block_in(&self, blocked: Option<BlockedCall>) {
-        *unpoisoned(&self.blocked) = blocked;
+        *lock(&self.blocked) = blocked;
     }
 
     /// The rank that this rank waits for, once that has taken a millisecond.
@@ -385,7 +380,7 @@ impl StatusBoard {
     /// In which call this rank is blocked is read first: a rank that was blocked then, and had not
     /// entered the run later, could enter it at no time between.
     fn probe_answer(&self, probe: u64, stream: Stream, run: u64) -> Message {
-        let blocked = *unpoisoned(&self.blocked);
+        let blocked = *lock(&self.blocked);
         Message::ProbeAnswer { probe, stream, run, has_entered: self.has_entered(stream, run), blocked }
     }
 
@@ -410,7 +405,7 @@ impl StatusBoard {
 
     /// Those that there have been: whoever asks does not make this rank keep any.
     fn known_messages(&self, from: Rank, to: Rank) -> Option<Arc<MessageRecords>> {
-        unpoisoned(&self.messages).get(&(from, to)).cloned()
+        lock(&self.messages).get(&(from, to)).cloned()
     }
 
     /// The record as this rank and a peer compare it: where the two only know the lengths of the
@@ -420,7 +415,7 @@ impl StatusBoard {
         let Some(descriptor) = record.call().filter(|record| record.amount == Amount::Paired) else {
             return Ok(record);
         };
-        let paired = unpoisoned(&self.paired);
+        let paired = lock(&self.paired);
         let counts = paired.iter().rev().find(|(number, _)| *number == run).ok_or(Comparison::Forgotten)?;
         let Some(between) = counts.1.between(self.rank, peer) else { return Ok(record) };
         Ok(Record {

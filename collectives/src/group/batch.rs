@@ -15,9 +15,9 @@ use pleach_transport::cuda::Stream;
 use super::batch_run::BatchRun;
 use super::data::{Data, OwnedData};
 use super::error::{CollectiveError, NotExact};
-use super::fused::{self, Entry, Job, STAGING_BYTES_MAX, fused};
+use super::fused::{self, BatchItem, Entry, STAGING_BYTES_MAX, fused};
 use super::pending::{Pending, PendingError, Started};
-use super::stream_order::Before;
+use super::stream_order::StreamWork;
 use super::{Group, Operation};
 
 /// Operations that are carried out together, by [`Batch::run`] or [`Batch::start`]. Results are
@@ -166,13 +166,13 @@ impl Batch<'static> {
 /// Starts all calls of a batch; what is run may take turns, and consist of several operations.
 fn launch_all(group: Group, entries: Vec<Entry>, is_run: bool) -> Result<BatchRun, CollectiveError> {
     group.expect_open()?;
-    let before = Before::new(distinct_streams(&entries))?;
+    let before = StreamWork::new(distinct_streams(&entries))?;
     let jobs = fused(entries);
     let staging_bytes_max = if is_run { STAGING_BYTES_MAX } else { usize::MAX };
     let mut batch_run = BatchRun::new(group, before, is_run, fused::room(&jobs).min(staging_bytes_max));
     jobs.into_iter().try_for_each(|job| match job {
-        Job::Fused(bucket) => batch_run.start_bucket(&bucket),
-        Job::Single(Entry { group, mut call }) if call.is_exact => {
+        BatchItem::Fused(bucket) => batch_run.start_bucket(&bucket),
+        BatchItem::Single(Entry { group, mut call }) if call.is_exact => {
             if !is_run {
                 let (op, data_type) = (call.op, call.data_type);
                 return Err(CollectiveError::NotExact { op, data_type, reason: NotExact::Started });
@@ -180,7 +180,7 @@ fn launch_all(group: Group, entries: Vec<Entry>, is_run: bool) -> Result<BatchRu
             batch_run.finish()?;
             group.blocking(&mut call, None)
         }
-        Job::Single(entry) => batch_run.start(entry),
+        BatchItem::Single(entry) => batch_run.start(entry),
     })?;
     Ok(batch_run)
 }

@@ -11,11 +11,11 @@ use super::Group;
 use super::bound::BoundCall;
 use super::error::CollectiveError;
 use super::fused::{Bucket, Copy, Entry, RUNS_AT_ONCE};
-use super::lent::Lent;
 use super::pending::Completion;
 use super::premultiplied::Products;
 use super::staging::Staging;
-use super::stream_order::Before;
+use super::stream_order::StreamWork;
+use super::temporary_registration::TemporaryRegistration;
 use super::unwinding::{end_process, without_unwinding};
 use crate::compute::ComputeError;
 use crate::engine::RunId;
@@ -23,7 +23,7 @@ use crate::engine::RunId;
 /// See the module.
 pub(super) struct BatchRun {
     group: Group,
-    before: Before,
+    before: StreamWork,
     /// Whether memory is lent meanwhile: who leaves it cannot take that back.
     lends: bool,
     /// How much memory fused calls need, in bytes, and where it is free from.
@@ -35,7 +35,7 @@ pub(super) struct BatchRun {
 
 struct Launched {
     run: RunId,
-    lent: Lent,
+    registration: TemporaryRegistration,
     /// What is copied when it is over.
     results: Vec<Copy>,
     /// Memory of the call's own.
@@ -44,7 +44,7 @@ struct Launched {
 
 impl BatchRun {
     /// A run for calls of `group`, which begin after the work in `before`.
-    pub(super) fn new(group: Group, before: Before, lends: bool, staging_bytes: usize) -> Self {
+    pub(super) fn new(group: Group, before: StreamWork, lends: bool, staging_bytes: usize) -> Self {
         Self { group, before, lends, staging_bytes, staging: None, used_bytes: 0, launched: Vec::new() }
     }
 
@@ -89,18 +89,22 @@ impl BatchRun {
     ) -> Result<(), CollectiveError> {
         let driver = &self.group.shared.driver;
         let mut core = driver.lock();
-        let lent = if self.lends { group.lend(&mut core.engine, &mut call)? } else { Lent::default() };
+        let registration = if self.lends {
+            group.lend(&mut core.engine, &mut call)?
+        } else {
+            TemporaryRegistration::default()
+        };
         core.begin_time();
         let run = group.begin(&mut core, call, None);
         without_unwinding(|| core.end_time());
         match run {
             Ok(run) => {
-                self.launched.push(Launched { run, lent, results, products });
+                self.launched.push(Launched { run, registration, results, products });
                 Ok(())
             }
             Err(error) => {
                 driver.wait_fenced(core, &error, group.timeout);
-                group.take_back(&lent);
+                group.take_back(&registration);
                 Err(error)
             }
         }
@@ -113,10 +117,10 @@ impl BatchRun {
 
     fn finish_all(&mut self) -> Result<(), CollectiveError> {
         let mut result = Ok(());
-        for Launched { run, lent, results, products: _products } in self.launched.drain(..) {
+        for Launched { run, registration, results, products: _products } in self.launched.drain(..) {
             let driver = &self.group.shared.driver;
             let outcome = driver.finish(driver.lock(), run, None).map_err(CollectiveError::Failed);
-            self.group.take_back(&lent);
+            self.group.take_back(&registration);
             let outcome = outcome.and_then(|()| match &self.staging {
                 Some(staging) if !results.is_empty() => Ok(staging.unpack(&results)?),
                 _ => Ok(()),
@@ -172,14 +176,14 @@ impl Group {
     /// Waits until the device has let go of what was lent to it for one call: its own housekeeping,
     /// done when it is polled. A peer that does not read what it asked for can keep it from that;
     /// then the group ends, which takes the memory out of every peer's reach.
-    pub(super) fn take_back(&self, lent: &Lent) {
-        if lent.is_empty() {
+    pub(super) fn take_back(&self, registration: &TemporaryRegistration) {
+        if registration.is_empty() {
             return;
         }
         let driver = &self.shared.driver;
         let is_returned = || {
             let until = clock::now() + self.shared.close_timeout;
-            driver.drive(driver.lock(), until, |_| lent.is_returned().then_some(())).is_some()
+            driver.drive(driver.lock(), until, |_| registration.is_returned().then_some(())).is_some()
         };
         if is_returned() {
             return;

@@ -317,7 +317,7 @@ impl Group {
                 }
                 Ok(Counts::Paired(Arc::new(paired)))
             }
-            (Collective::AllToAll, BlockCounts::Between { send, receive }) => {
+            (Collective::AllToAll, BlockCounts::PairCounts { send, receive }) => {
                 let (own_sent, sent) = self.own_and_all("what all-to-all sends", send)?;
                 let (own_received, received) = self.own_and_all("what all-to-all receives", receive)?;
                 expect_length("the input of all-to-all (all it sends)", sent, input)?;

@@ -16,9 +16,10 @@
 //! processors are busy, the higher rank goes to another one by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use pleach_transport::mutex::lock;
 use pleach_transport::processors::{Processors, current, move_away_from};
 use pleach_transport::{Nanos, Wake, clock, fork, sleep};
 
@@ -164,7 +165,7 @@ impl Driver {
         self.waiting.fetch_add(1, Ordering::Relaxed);
         // The driver may be asleep with the lock.
         self.waker.wake();
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let core = lock(&self.core);
         self.waiting.fetch_sub(1, Ordering::Relaxed);
         core
     }
@@ -301,7 +302,7 @@ impl Driver {
     /// that makes none.
     pub(super) fn carry_on(&self, is_over: &AtomicBool) {
         let _whole = NoUnwinding::new();
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = lock(&self.core);
         let mut now = clock::now();
         let mut idle_since = now;
         while !is_over.load(Ordering::Acquire) {
@@ -320,7 +321,7 @@ impl Driver {
                     std::thread::yield_now();
                 }
                 // The call that has it now drives everything, and gives it back when it ends.
-                core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+                core = lock(&self.core);
             } else if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
                 std::thread::yield_now();
             } else {

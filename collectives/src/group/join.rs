@@ -14,7 +14,7 @@ use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, Store
 use pleach_transport::{Device, Rank, Space};
 
 use super::{Connection, Group, GroupError, Options};
-use crate::compute::cuda::{CudaCompute, Staging};
+use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::engine::{StatusBoard, signal_slots};
 
@@ -164,7 +164,7 @@ impl Reach {
     /// Who computes on that memory.
     fn compute(self, space: Space) -> Result<Box<dyn Compute>, ComputeError> {
         let Space::Gpu { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
-        let staging = if self == Self::Staged { Staging::Host } else { Staging::Gpu };
+        let staging = if self == Self::Staged { StagingSpace::Host } else { StagingSpace::Gpu };
         Ok(Box::new(CudaCompute::new(&Gpu::open(ordinal)?, staging)?))
     }
 }

@@ -88,7 +88,7 @@ pub(super) enum BlockCounts {
     /// By rank.
     Listed(Vec<usize>),
     /// What goes to each rank and what comes from it.
-    Between { send: Vec<usize>, receive: Vec<usize> },
+    PairCounts { send: Vec<usize>, receive: Vec<usize> },
 }
 
 impl<D> fmt::Debug for Operation<D> {
@@ -262,7 +262,7 @@ impl<D> Operation<D> {
     /// rank sends to another must be what that one expects of it.
     pub fn with_send_and_receive_counts(self, send: &[usize], receive: &[usize]) -> Self {
         let (send, receive) = (send.to_vec(), receive.to_vec());
-        self.with_block_counts(BlockCounts::Between { send, receive })
+        self.with_block_counts(BlockCounts::PairCounts { send, receive })
     }
 
     fn with_block_counts(mut self, counts: BlockCounts) -> Self {

@@ -45,7 +45,7 @@ pub struct Options {
     pub spin: Duration,
     /// Set it when several threads of a rank make calls in this group at the same time, so that one
     /// call may depend on another thread's call that has not been made yet. Otherwise ranks that
-    /// wait for each other's calls in a circle, as one in a receive and its peer in an all-reduce,
+    /// wait for each other's calls in a cycle, as one in a receive and its peer in an all-reduce,
     /// are told of the mismatch within 100 ms; with it only at the deadline. Found out by itself
     /// when two threads meet in a call.
     pub concurrent_calls: bool,

@@ -2,7 +2,7 @@
 //! look into a table.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::{Access, Algorithm, Variant, generate};
@@ -11,6 +11,7 @@ use pleach_schedule::tuning::{TuningTable, whole_bytes};
 use pleach_schedule::verify::{Proof, verify};
 use pleach_schedule::wiring::Wiring;
 use pleach_transport::Rank;
+use pleach_transport::mutex::lock;
 use pleach_vocabulary::Collective;
 
 use super::error::CollectiveError;
@@ -43,7 +44,7 @@ pub struct Planner {
     in_rank_order: bool,
     /// What does, by what was looked at.
     folds: HashMap<(Collective, Algorithm, Access), bool>,
-    known: Arc<Known>,
+    known: Arc<PlannerCache>,
 }
 
 /// A schedule: for what, by which algorithm, in which form, with another window than the
@@ -69,7 +70,7 @@ type Asked = (Collective, u32, Option<Variant>);
 
 /// What planners of one platform in one process find out once for all of them.
 #[derive(Debug, Default)]
-pub struct Known {
+pub struct PlannerCache {
     tuning: Mutex<HashMap<Asked, (Selection, Cut)>>,
     proofs: Mutex<HashMap<Made, Arc<Proof>>>,
 }
@@ -120,13 +121,13 @@ impl Planner {
 
     /// The same, sharing what it finds out with planners of the same platform.
     #[must_use]
-    pub fn sharing(self, known: Arc<Known>) -> Self {
+    pub fn sharing(self, known: Arc<PlannerCache>) -> Self {
         Self { known, ..self }
     }
 
     /// From now on the ranks are joined by these links. Calls under way and plans that were given
     /// out stay as they are.
-    pub fn rewire(&mut self, wiring: Option<Arc<Wiring>>) {
+    pub fn take_links(&mut self, wiring: Option<Arc<Wiring>>) {
         self.platform.wiring = wiring;
         self.chosen.clear();
         self.plans.clear();
@@ -302,7 +303,7 @@ impl Planner {
         variant: Option<&Variant>,
     ) -> Result<(Selection, Cut), CollectiveError> {
         let key = (collective, class, variant.cloned());
-        let mut known = self.known.tuning.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known.tuning);
         if let Some(selection) = known.get(&key) {
             return Ok(selection.clone());
         }
@@ -416,7 +417,7 @@ impl Planner {
     }
 
     fn proof(&self, made: &Made) -> Result<Arc<Proof>, CollectiveError> {
-        let mut known = self.known.proofs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = lock(&self.known.proofs);
         if let Some(proof) = known.get(made) {
             return Ok(proof.clone());
         }

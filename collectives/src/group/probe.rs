@@ -100,7 +100,7 @@ impl Group {
 
     /// Measures the link to a peer, which follows.
     fn drive(&self, peer: Rank) -> Result<Measured, CollectiveError> {
-        let mut note = Message::new(self, NOTE_BYTES)?;
+        let mut note = ProbeMessage::new(self, NOTE_BYTES)?;
         let mut trips = Vec::with_capacity(NOTES);
         for number in 0..NOTES_BEFORE + NOTES {
             let begin = now();
@@ -114,7 +114,7 @@ impl Group {
         let mut bytes = MESSAGE_BYTES_MIN;
         let mut times = Vec::new();
         while times.len() < MESSAGES {
-            let message = Message::new(self, bytes)?;
+            let message = ProbeMessage::new(self, bytes)?;
             note.store(bytes as u64)?;
             note.send(self, peer)?;
             // The peer says when it has memory.
@@ -140,7 +140,7 @@ impl Group {
 
     /// Answers a peer that drives.
     fn follow(&self, peer: Rank) -> Result<(), CollectiveError> {
-        let mut note = Message::new(self, NOTE_BYTES)?;
+        let mut note = ProbeMessage::new(self, NOTE_BYTES)?;
         for _ in 0..NOTES_BEFORE + NOTES {
             note.recv(self, peer)?;
             note.send(self, peer)?;
@@ -153,7 +153,7 @@ impl Group {
             if bytes == 0 {
                 return Ok(());
             }
-            let mut message = Message::new(self, bytes)?;
+            let mut message = ProbeMessage::new(self, bytes)?;
             note.send(self, peer)?;
             message.recv(self, peer)?;
             note.send(self, peer)?;
@@ -162,12 +162,12 @@ impl Group {
 }
 
 /// Bytes between two ranks, in the memory that the group works on.
-enum Message {
+enum ProbeMessage {
     Host(Buffer<u8>),
     Gpu(GpuBuffer<u8>),
 }
 
-impl Message {
+impl ProbeMessage {
     fn new(group: &Group, bytes: usize) -> Result<Self, CollectiveError> {
         match group.gpu() {
             Some(_) => group.gpu_buffer(bytes).map(Self::Gpu),

@@ -8,11 +8,12 @@
 //! unless the thread is stopped; and the thread is stopped, and gone, before its group is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::driver::Driver;
+use pleach_transport::mutex::lock;
 
 /// Longest time that the thread is parked, in case it is not woken by mistake.
 const PARKED_MAX: Duration = Duration::from_secs(1);
@@ -68,7 +69,7 @@ impl ProgressThread {
         if self.thread.get().is_some() {
             return Ok(());
         }
-        let _starting = self.starting.lock().unwrap_or_else(PoisonError::into_inner);
+        let _starting = lock(&self.starting);
         if self.thread.get().is_none() {
             let (wake_flag, driver) = (self.wake_flag.clone(), self.driver.clone());
             let thread =

@@ -118,7 +118,7 @@ impl Group {
         }
         let driver = &self.shared.driver;
         let mut core = driver.lock();
-        let lent = if call.is_private() { Some(self.lend(&mut core.engine, call)?) } else { None };
+        let registration = if call.is_private() { Some(self.lend(&mut core.engine, call)?) } else { None };
         core.begin_time();
         let outcome = match self.carry_out(&mut core, call, plan) {
             Ok(None) => {
@@ -133,9 +133,9 @@ impl Group {
                 Err(error)
             }
         };
-        if let Some(lent) = lent.filter(|lent| !lent.is_empty()) {
+        if let Some(registration) = registration.filter(|registration| !registration.is_empty()) {
             (call.input, call.output) = (Bytes::None, Bytes::None);
-            self.take_back(&lent);
+            self.take_back(&registration);
         }
         outcome
     }

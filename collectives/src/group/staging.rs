@@ -8,17 +8,18 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::cuda::{CudaError, CudaEvent, ForeignMemory, Stream};
+use pleach_transport::mutex::lock;
 use pleach_transport::{SharedMemory, Slice};
 
 use super::data::{destination, part};
 use super::error::CollectiveError;
 use super::fused::{Copy, STAGING_BYTES_MAX, STAGING_BYTES_MIN};
 use super::gpu::GpuBuffer;
-use super::stream_order::Before;
+use super::stream_order::StreamWork;
 use super::{Group, Shared};
 use crate::compute::ComputeError;
 use crate::engine::{Address, Bytes, Gate};
@@ -35,7 +36,7 @@ pub(super) enum Staging {
 impl Staging {
     /// That which the group has kept; made or made larger where it must be.
     pub(super) fn take(group: &Group, bytes: usize) -> Result<Self, CollectiveError> {
-        let kept = group.shared.staging.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let kept = lock(&group.shared.staging).take();
         if let Some(kept) = kept.filter(|kept| kept.len() >= bytes) {
             return Ok(kept);
         }
@@ -53,7 +54,7 @@ impl Staging {
 
     /// Lets later batches of the group have it, if it is not too much and more than what is kept.
     pub(super) fn keep(self, shared: &Shared) {
-        let mut kept = shared.staging.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = lock(&shared.staging);
         let is_better = kept.as_ref().is_none_or(|kept| kept.len() < self.len());
         if is_better && self.len() <= STAGING_BYTES_MAX {
             *kept = Some(self);
@@ -85,7 +86,7 @@ impl Staging {
 
     /// Copies inputs side by side after what comes before. The gate is open when that is done; none
     /// is needed where it is already.
-    pub(super) fn pack(&self, before: &Before, copies: Vec<Copy>) -> Result<Option<Gate>, ComputeError> {
+    pub(super) fn pack(&self, before: &StreamWork, copies: Vec<Copy>) -> Result<Option<Gate>, ComputeError> {
         let stream = match self {
             Self::Host(_) => {
                 copies.iter().for_each(copy_on_host);

@@ -41,9 +41,9 @@ impl Group {
     }
 
     /// What a call comes after.
-    pub(super) fn order(&self, call: &BoundCall) -> Result<Before, CollectiveError> {
+    pub(super) fn order(&self, call: &BoundCall) -> Result<StreamWork, CollectiveError> {
         self.expect_stream(call.input.len() + call.output.len())?;
-        Ok(Before::new(&self.stream)?)
+        Ok(StreamWork::new(&self.stream)?)
     }
 
     /// Refuses a stream of another GPU, and a call without a stream on GPU memory of `bytes`.
@@ -87,9 +87,9 @@ impl Group {
 
 /// What calls come after: the work that was in some streams.
 #[derive(Clone, Debug)]
-pub(super) struct Before(Arc<Vec<CudaEvent>>);
+pub(super) struct StreamWork(Arc<Vec<CudaEvent>>);
 
-impl Before {
+impl StreamWork {
     /// All that is in these streams now.
     pub(super) fn new<'a>(streams: impl IntoIterator<Item = &'a Stream>) -> Result<Self, CudaError> {
         Ok(Self(Arc::new(streams.into_iter().map(Stream::record_event).collect::<Result<_, _>>()?)))

@@ -11,16 +11,16 @@ use std::process;
 
 /// Does work that uses memory which unwinding would free. Costs nothing where nothing panics.
 pub(super) fn without_unwinding<T>(work: impl FnOnce() -> T) -> T {
-    let unwinding = Abort;
+    let unwinding = AbortOnUnwind;
     let value = work();
     std::mem::forget(unwinding);
     value
 }
 
 /// Dropped by unwinding alone.
-struct Abort;
+struct AbortOnUnwind;
 
-impl Drop for Abort {
+impl Drop for AbortOnUnwind {
     fn drop(&mut self) {
         end_process("a panic came up while collectives were under way on memory that it would free");
     }
@@ -41,7 +41,7 @@ impl NoUnwinding {
 impl Drop for NoUnwinding {
     fn drop(&mut self) {
         if !self.was_panicking && std::thread::panicking() {
-            drop(Abort);
+            drop(AbortOnUnwind);
         }
     }
 }

@@ -30,11 +30,12 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use pleach_schedule::digest::Hasher64;
 use pleach_transport::Nanos;
+use pleach_transport::mutex::lock;
+use pleach_vocabulary::digest::Hasher64;
 
 pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
@@ -308,7 +309,7 @@ impl Observations {
 
     fn timed_calls(&self) -> MutexGuard<'_, VecDeque<TimedCall>> {
         // Consistent between any two statements.
-        self.timed_calls.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.timed_calls)
     }
 
     fn shape(&self, timed: &TimedCall) -> Option<&Shape> {

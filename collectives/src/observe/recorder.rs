@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use pleach_transport::mutex::lock;
 use pleach_vocabulary::Rank;
 
 use super::{FailureRecord, Observations, Quoted, TimedCall};
@@ -60,7 +61,7 @@ impl Recorder {
 /// The file of this process's next record: the first has the plain name, later ones a number behind
 /// it.
 fn path(folder: &Path, rank: Rank) -> PathBuf {
-    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut written = lock(&WRITTEN);
     let number = written.entry((folder.to_owned(), rank)).or_default();
     *number += 1;
     let process = std::process::id();

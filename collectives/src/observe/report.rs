@@ -93,10 +93,10 @@ impl fmt::Display for ShortDuration {
     }
 }
 
-/// Bytes as powers of two.
-struct Bytes(u64);
+/// BinaryBytes as powers of two.
+struct BinaryBytes(u64);
 
-impl fmt::Display for Bytes {
+impl fmt::Display for BinaryBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = match self.0 {
             bytes if bytes >= 1 << 30 => format!("{} GiB", bytes >> 30),
@@ -137,7 +137,7 @@ impl fmt::Display for Report {
                 "{:<15} {:<20} {:>8} {:>10} {:>10} {:>10} {rate:>10.3}",
                 shape.collective,
                 shape.algorithm,
-                Bytes(shape.bytes_max),
+                BinaryBytes(shape.bytes_max),
                 shape.calls,
                 shape.waited_calls,
                 ShortDuration(per_call)

@@ -10,10 +10,11 @@ use std::fs::{File, OpenOptions};
 use std::hash::{Hash, Hasher};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use pleach_schedule::digest::Hasher64;
+use pleach_transport::mutex::lock;
 use pleach_vocabulary::Rank;
+use pleach_vocabulary::digest::Hasher64;
 
 use super::settings::Part;
 use super::{Quoted, Shape, TimedCall};
@@ -38,7 +39,7 @@ impl Trace {
     /// To be written to `path`; rank 0 begins the file anew, but not for a part of a group: there
     /// may be events of others.
     pub(crate) fn new(path: &Path, rank: Rank, part: Option<&Part>) -> io::Result<Self> {
-        let mut begun = BEGUN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut begun = lock(&BEGUN);
         if rank == 0 && part.is_none() && begun.insert(path.to_owned()) {
             File::create(path)?;
         }
@@ -46,7 +47,7 @@ impl Trace {
     }
 
     pub(super) fn add(&self, timed: TimedCall) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = lock(&self.events);
         if events.0.len() < EVENTS_MAX {
             events.0.push(timed);
         } else {
@@ -55,8 +56,7 @@ impl Trace {
     }
 
     pub(super) fn write<'a>(&self, rank: Rank, shape: impl Fn(&TimedCall) -> Option<&'a Shape>) {
-        let (events, left_out) =
-            std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        let (events, left_out) = std::mem::take(&mut *lock(&self.events));
         let path = self.path.display();
         match append(&self.path, &lines(rank, self.part.as_ref(), &events, left_out, shape)) {
             Ok(()) => tracing::info!(rank, "trace of {} calls added to {path}", events.len()),

@@ -13,7 +13,7 @@ use pleach_vocabulary::Rank;
 
 use crate::compute::simulated::{ComputeMutant, SimulatedCompute};
 use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
-use crate::group::{Known, Planner};
+use crate::group::{Planner, PlannerCache};
 
 /// Bytes that a simulated processor touches in a second.
 const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;
@@ -150,7 +150,7 @@ impl Cluster {
         is_immediate: bool,
     ) -> Self {
         let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
-        let known = Arc::new(Known::default());
+        let known = Arc::new(PlannerCache::default());
         let world = World::new(options);
         let boards: Vec<Arc<StatusBoard>> = (0..ranks).map(|rank| Arc::new(StatusBoard::new(rank))).collect();
         let mut devices: Vec<_> = boards

@@ -24,4 +24,4 @@ pub use crate::compute::simulated::ComputeMutant;
 pub use call::CallPlan;
 pub use cluster::{Cluster, Member, NoProgress};
 pub use scenario::{Abort, CALLS_MAX, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR};
-pub use trial::{ABORT_NOTICED_WITHIN, Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, Report, run};
+pub use trial::{ABORT_NOTICED_WITHIN, Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, TrialReport, run};

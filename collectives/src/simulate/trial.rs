@@ -4,12 +4,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io::Write;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_schedule::generate::{Access, Algorithm, generate};
 use pleach_schedule::verify::{Proof, verify};
 use pleach_transport::Nanos;
+use pleach_transport::mutex::lock;
 use pleach_transport::sim::{self, AccessKind, FREEZE_MAX, Fault as Injected, TraceHash};
 use pleach_vocabulary::{Collective, Rank};
 
@@ -91,7 +92,7 @@ impl std::error::Error for Failure {}
 
 /// A run in which everything held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct TrialReport {
     /// All that happened, as a number.
     pub hash: TraceHash,
     /// How many events there were.
@@ -109,7 +110,7 @@ pub struct Report {
 /// # Errors
 ///
 /// The first check that did not hold.
-pub fn run(scenario: &Scenario, trace: Option<Box<dyn Write + Send>>) -> Result<Report, Failure> {
+pub fn run(scenario: &Scenario, trace: Option<Box<dyn Write + Send>>) -> Result<TrialReport, Failure> {
     let mut trial = Trial::new(scenario, trace);
     let outcome = trial.carry_out().and_then(|()| trial.end());
     let hash = trial.cluster.world.finish();
@@ -119,11 +120,7 @@ pub fn run(scenario: &Scenario, trace: Option<Box<dyn Write + Send>>) -> Result<
     }
     outcome?;
     let Trial { succeeded, failed, ended_at, .. } = trial;
-    Ok(Report { hash, events: trial.cluster.world.events(), virtual_time: ended_at, succeeded, failed })
-}
-
-fn lock(watch: &Mutex<Watch>) -> MutexGuard<'_, Watch> {
-    watch.lock().unwrap_or_else(PoisonError::into_inner)
+    Ok(TrialReport { hash, events: trial.cluster.world.events(), virtual_time: ended_at, succeeded, failed })
 }
 
 /// A call of one rank.

@@ -4,31 +4,23 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_collectives::compute::cuda::{CudaCompute, Staging};
+use pleach_collectives::compute::cuda::{CudaCompute, StagingSpace};
 use pleach_collectives::compute::{Compute, ComputeError, HostCompute, Job};
 use pleach_collectives::{F8E4M3, F8E5M2, bf16, f16};
 use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::{Memory, Nanos, Space, clock};
+use pleach_vocabulary::random::Random;
 use pleach_vocabulary::{DataType, ReduceOp};
 
 /// How long a test waits for a GPU. Generous: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Pseudo-random numbers (splitmix64).
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
-}
-
 /// Bytes of that many elements: any bits, so every kind of number, and for the wide floats half of
 /// them near one.
-fn bytes(data_type: DataType, elements: usize, state: &mut u64) -> Vec<u8> {
+fn bytes(data_type: DataType, elements: usize, random: &mut Random) -> Vec<u8> {
     let mut bytes = Vec::new();
     for _ in 0..elements {
-        let draw = next(state);
+        let draw = random.bits();
         let near_one = 1.0 + (draw >> 12) as f64 / (1u64 << 52) as f64;
         let bits = match data_type {
             DataType::F64 if draw.is_multiple_of(2) => near_one.to_bits(),
@@ -137,12 +129,12 @@ impl Place {
 }
 
 pub(crate) fn every_kernel_gives_the_bits_that_the_host_gives(gpu: &Arc<Gpu>) {
-    let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
+    let mut compute = CudaCompute::new(gpu, StagingSpace::Host).expect("kernels");
     assert!(matches!(compute.space(), Space::Gpu { ordinal: 0 }));
-    let (mut state, mut cases, mut waits) = (7, 0, 0);
+    let (mut random, mut cases, mut waits) = (Random::new(7), 0, 0);
     for data_type in DataType::ALL {
         for (sources, elements) in [(1, 5), (2, 1027), (5, 260)] {
-            let contents: Vec<_> = (0..sources).map(|_| bytes(data_type, elements, &mut state)).collect();
+            let contents: Vec<_> = (0..sources).map(|_| bytes(data_type, elements, &mut random)).collect();
             let places: Vec<_> = contents.iter().map(|content| Place::new(gpu, content, 0)).collect();
             let nothing = vec![0x5a; contents[0].len()];
             let result = Place::new(gpu, &nothing, 0);
@@ -168,12 +160,12 @@ pub(crate) fn every_kernel_gives_the_bits_that_the_host_gives(gpu: &Arc<Gpu>) {
 }
 
 pub(crate) fn destinations_may_be_sources_and_places_may_lie_anywhere(gpu: &Arc<Gpu>) {
-    let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
-    let mut state = 11;
+    let mut compute = CudaCompute::new(gpu, StagingSpace::Host).expect("kernels");
+    let mut random = Random::new(11);
     for data_type in DataType::ALL {
         for shift in [0, 1, 3] {
             let offset = shift * data_type.bytes();
-            let contents: Vec<_> = (0..3).map(|_| bytes(data_type, 1001, &mut state)).collect();
+            let contents: Vec<_> = (0..3).map(|_| bytes(data_type, 1001, &mut random)).collect();
             let places: Vec<_> = contents.iter().map(|content| Place::new(gpu, content, offset)).collect();
             let apart = Place::new(gpu, &vec![0; contents[0].len()], 0);
             let mut job = job(data_type, ReduceOp::Sum, 1, 1001);
@@ -196,7 +188,7 @@ pub(crate) fn destinations_may_be_sources_and_places_may_lie_anywhere(gpu: &Arc<
 }
 
 pub(crate) fn more_places_than_a_kernel_takes_are_refused(gpu: &Arc<Gpu>) {
-    let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
+    let mut compute = CudaCompute::new(gpu, StagingSpace::Host).expect("kernels");
     let place = Place::new(gpu, &[1; 64], 0);
     let mut job = job(DataType::U8, ReduceOp::Sum, 1, 64);
     (job.from, job.into) = (vec![place.address().cast_const(); 129], vec![place.address()]);
@@ -212,7 +204,7 @@ pub(crate) fn more_places_than_a_kernel_takes_are_refused(gpu: &Arc<Gpu>) {
 }
 
 pub(crate) fn a_job_that_is_dropped_is_under_way_until_the_gpu_is_idle(gpu: &Arc<Gpu>) {
-    let mut compute = CudaCompute::new(gpu, Staging::Host).expect("kernels");
+    let mut compute = CudaCompute::new(gpu, StagingSpace::Host).expect("kernels");
     assert!(compute.is_idle());
     let (from, into) = (Place::new(gpu, &[3; 100_000], 0), Place::new(gpu, &[0; 100_000], 0));
     let mut job = job(DataType::U8, ReduceOp::Sum, 1, 100_000);

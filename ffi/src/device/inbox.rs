@@ -1,8 +1,9 @@
 //! Messages of peers that pleachDeviceExchange has not taken yet.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use pleach_transport::mutex::lock;
 use pleach_transport::{LossCause, Rank, Responder};
 
 /// Most messages of a peer that wait. A peer that keeps to the protocol is at most one exchange
@@ -19,14 +20,14 @@ impl Inbox {
 
     /// The first message of a peer.
     pub(crate) fn take(&self, from: Rank) -> Option<Vec<u8>> {
-        let mut messages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = lock(&self.0);
         messages.get_mut(from as usize)?.pop_front()
     }
 }
 
 impl Responder for Inbox {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
-        let mut messages = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut messages = lock(&self.0);
         if let Some(waiting) = messages.get_mut(from as usize)
             && waiting.len() < WAITING_MAX
         {

@@ -17,6 +17,7 @@ use std::time::Duration;
 use pleach_collectives::Options;
 use pleach_transport::clock::now;
 use pleach_transport::fork::Process;
+use pleach_transport::mutex::lock;
 use pleach_transport::rendezvous::{JoinOptions, Joined, Store, World, join};
 use pleach_transport::{
     Device, Event, Flush, MESSAGE_BYTES_MAX, Nanos, PostError, Rank, Signals, TransferError, Urgency, Wake,
@@ -229,7 +230,7 @@ impl OpenDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Another rank of the device.
@@ -372,7 +373,7 @@ impl OpenDevice {
 
     /// The bytes of all ranks, in rank order.
     fn exchange(&self, own: &[u8]) -> Result<Vec<u8>, Failed> {
-        let _exclusive = self.exchanging.lock().unwrap_or_else(PoisonError::into_inner);
+        let _exclusive = lock(&self.exchanging);
         let until = now() + self.timeout;
         let peers = || (0..self.world_size).filter(|peer| *peer != self.rank);
         peers().try_for_each(|peer| self.post(peer, own, until))?;

@@ -68,7 +68,7 @@ pub enum Flaw {
         /// Its end that is nearer to the root.
         rank: Rank,
     },
-    /// Two edges lead to a rank from the root: a circle, or two ways.
+    /// Two edges lead to a rank from the root: a cycle, or two ways.
     #[error("edge {edge} of tree {tree} leads to rank {rank}, which is in the tree already")]
     ReachedTwice {
         /// The index of the tree.

@@ -19,10 +19,10 @@ use std::collections::BTreeMap;
 use pleach_vocabulary::{Collective, Rank};
 
 use super::{RankPath, SpanningTree, WeightedTree};
-use crate::random::Random;
 use crate::scale::merged;
 use crate::topology::{NodeId, Topology};
 use crate::{Rate, Tree};
+use pleach_vocabulary::random::Random;
 
 /// Up to how many ranks without switches the most rings are found for certain.
 pub const EXACT_RANKS_MAX: u32 = 8;

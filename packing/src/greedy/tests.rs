@@ -86,9 +86,9 @@ fn trees_used_both_ways_are_right_and_there_are_none_over_links_that_lead_one_wa
     for (from, to) in [(one, other), (other, third), (third, one)] {
         builder.link(from, to, 10, LATENCY_NS);
     }
-    let circle = builder.build().expect("a circle");
-    let (bound, certificate) = all_reduce::bound(&circle);
-    assert_eq!(pack_both_ways(&circle, bound, certificate, None), None);
+    let cycle = builder.build().expect("a cycle");
+    let (bound, certificate) = all_reduce::bound(&cycle);
+    assert_eq!(pack_both_ways(&cycle, bound, certificate, None), None);
     assert!(packed > 100, "{packed} {none}");
 }
 

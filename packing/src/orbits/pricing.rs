@@ -480,15 +480,15 @@ impl Contraction {
         }
     }
 
-    /// Makes one component of a circle; the first row is where it is.
-    fn contract(&mut self, circle: &[(usize, f64)]) -> usize {
+    /// Makes one component of a cycle; the first row is where it is.
+    fn contract(&mut self, cycle: &[(usize, f64)]) -> usize {
         let ranks = self.costs.ranks;
         let number = self.parent.len();
         self.taken.push((0, 0));
         self.parent.push(None);
-        self.children.push(circle.iter().map(|&(row, _)| self.number[row]).collect());
-        let merged = circle[0].0;
-        for &(row, taken) in circle {
+        self.children.push(cycle.iter().map(|&(row, _)| self.number[row]).collect());
+        let merged = cycle[0].0;
+        for &(row, taken) in cycle {
             self.parent[self.number[row]] = Some(number);
             self.row[row] = merged as u32;
             for from in 0..ranks {
@@ -527,14 +527,14 @@ impl Contraction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use pleach_vocabulary::random::Random;
 
     fn random_costs(ranks: usize, random: &mut Random) -> Costs {
         let mut costs = Costs::new(ranks);
         for from in 0..ranks {
             for to in 0..ranks {
                 let cost = random.below(12) as f64;
-                // A circle keeps all of it connected.
+                // A cycle keeps all of it connected.
                 if to == (from + 1) % ranks || (from != to && cost < 9.0) {
                     costs.set(from, to, cost);
                 }

@@ -122,9 +122,9 @@ fn trees_are_as_shallow_as_the_bound_allows_where_ranks_look_the_same() {
     }
 }
 
-/// Links from each rank to those so far from it round a circle, with any bandwidths; at times two
+/// Links from each rank to those so far from it round a cycle, with any bandwidths; at times two
 /// orbits of ranks and a switch.
-fn random_circle(random: &mut Random) -> Option<Topology> {
+fn random_cycle(random: &mut Random) -> Option<Topology> {
     let (ranks, orbits) = (3 + random.below(6) as u32, 1 + random.below(2) as u32);
     let mut builder = Topology::builder();
     (0..ranks * orbits).for_each(|rank| _ = builder.rank(format!("r{rank}")));
@@ -149,7 +149,7 @@ fn random_graphs_that_look_the_same_from_many_ranks_reach_the_bound() {
     let mut random = Random::new(5);
     let (mut packed, mut with_orbits) = (0, 0);
     for _ in 0..300 {
-        let Some(topology) = random_circle(&mut random) else { continue };
+        let Some(topology) = random_cycle(&mut random) else { continue };
         let symmetry = Symmetry::of(&topology);
         assert_eq!(best(&topology, &symmetry).rate * i128::from(topology.ranks()), general_bound(&topology));
         let Some(packing) = pack_all_gather(&topology, Collective::AllGather, None) else { continue };

@@ -14,7 +14,7 @@
 use std::collections::VecDeque;
 
 use super::{Permutation, UnionFind};
-use crate::random::hash_of_pair;
+use pleach_vocabulary::digest::hash_of_pair;
 
 /// How much a search does at most.
 #[derive(Clone, Copy, Debug)]

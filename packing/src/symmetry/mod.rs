@@ -208,7 +208,7 @@ impl Permutation {
         Self(images)
     }
 
-    /// Which nodes go round in which circles, those of one node as well; each begins with its
+    /// Which nodes go round in which cycles, those of one node as well; each begins with its
     /// smallest.
     #[must_use]
     pub(crate) fn cycles(&self) -> Vec<Vec<u32>> {

@@ -20,8 +20,8 @@ use pleach_vocabulary::Rank;
 use super::{Limits, Permutation, Symmetry, automorphisms, graph, link_orbits};
 use crate::digraph::greatest_divisor;
 use crate::flow::Amount;
-use crate::random::Random;
 use crate::topology::{NodeId, Topology};
+use pleach_vocabulary::random::Random;
 
 /// Times that a group is grown from nothing.
 const ATTEMPTS_MAX: u64 = 4;

@@ -55,15 +55,15 @@ pub(crate) fn duplex(ranks_max: u32, switches_max: u32) -> impl Strategy<Value =
     })
 }
 
-/// Links in one direction, with a circle of some through all nodes.
+/// Links in one direction, with a cycle of some through all nodes.
 pub(crate) fn one_way(ranks_max: u32, switches_max: u32) -> impl Strategy<Value = Topology> {
     (2..=ranks_max, 0..=switches_max).prop_flat_map(|(ranks, switches)| {
         let nodes = (ranks + switches) as usize;
-        let circle = collection::vec(1..7_u64, nodes);
+        let cycle = collection::vec(1..7_u64, nodes);
         let more = collection::vec(option::weighted(0.25, 1..7_u64), nodes * (nodes - 1));
-        (Just((ranks, switches)), circle, more).prop_map(|((ranks, switches), circle, more)| {
+        (Just((ranks, switches)), cycle, more).prop_map(|((ranks, switches), cycle, more)| {
             let (mut builder, nodes) = nodes_of(ranks, switches);
-            for (index, &bytes_per_s) in circle.iter().enumerate() {
+            for (index, &bytes_per_s) in cycle.iter().enumerate() {
                 builder.link(nodes[index], nodes[(index + 1) % nodes.len()], bytes_per_s, LATENCY_NS);
             }
             let both = pairs(nodes.len()).flat_map(|(one, other)| [(one, other), (other, one)]);
@@ -72,7 +72,7 @@ pub(crate) fn one_way(ranks_max: u32, switches_max: u32) -> impl Strategy<Value 
                     builder.link(nodes[from], nodes[to], *bytes_per_s, LATENCY_NS);
                 }
             }
-            builder.build().expect("a circle joins all")
+            builder.build().expect("a cycle joins all")
         })
     })
 }

@@ -1,6 +1,6 @@
 //! Packings against what is known of them without packing: the checker and brute force.
 
-mod good;
+mod by_hand;
 mod graphs;
 mod optima;
 mod oracle;

@@ -132,7 +132,7 @@ impl Graph {
 
 #[test]
 fn good_packings_are_as_good_as_enumeration_says() {
-    for (topology, packing) in super::good::all() {
+    for (topology, packing) in super::by_hand::all() {
         let bound = bound(&topology, packing.collective);
         assert_eq!((packing.rate, packing.bound), (bound, bound), "{:?}", packing.collective);
     }

@@ -7,7 +7,7 @@ use pleach_packing::topology::{LATENCY_NS, NodeId, Topology};
 use pleach_packing::{Certificate, Edge, Packing, Rate, check};
 use pleach_vocabulary::Collective;
 
-use super::good::*;
+use super::by_hand::*;
 
 fn flaw(topology: &Topology, mut packing: Packing, spoil: impl FnOnce(&mut Packing)) -> Flaw {
     check(topology, &packing).expect("good before it is spoilt");
@@ -25,8 +25,8 @@ fn trees_that_do_not_span_or_lead_where_they_should_are_refused() {
     assert_eq!(order, Flaw::Detached { tree: 0, edge: 0, rank: 1 });
     let twice = broadcast(|packing| packing.trees[0].edges.push(direct(0, 2, 10)));
     assert_eq!(twice, Flaw::ReachedTwice { tree: 0, edge: 2, rank: 2 });
-    let circle = broadcast(|packing| packing.trees[0].edges[1] = direct(1, 0, 10));
-    assert_eq!(circle, Flaw::ReachedTwice { tree: 0, edge: 1, rank: 0 });
+    let cycle = broadcast(|packing| packing.trees[0].edges[1] = direct(1, 0, 10));
+    assert_eq!(cycle, Flaw::ReachedTwice { tree: 0, edge: 1, rank: 0 });
     let itself = broadcast(|packing| packing.trees[0].edges[0] = direct(0, 0, 10));
     assert_eq!(itself, Flaw::ReachedTwice { tree: 0, edge: 0, rank: 0 });
     let stranger = broadcast(|packing| packing.trees[0].edges[1].to = 3);
@@ -118,8 +118,8 @@ fn edges_go_over_links_that_are_there_and_through_switches_only() {
     assert_eq!(spoilt(|edge| edge.paths[1].hops = nodes(&[0, 9, 1])), (1, unknown));
     let rank = PathFlaw::ThroughRank { rank: 1 };
     assert_eq!(spoilt(|edge| edge.paths[2].hops = nodes(&[0, 2, 1, 3, 1])), (2, rank));
-    let circle = PathFlaw::NodeTwice { node: NodeId(2) };
-    assert_eq!(spoilt(|edge| edge.paths[2].hops = nodes(&[0, 2, 3, 2, 1])), (2, circle));
+    let cycle = PathFlaw::NodeTwice { node: NodeId(2) };
+    assert_eq!(spoilt(|edge| edge.paths[2].hops = nodes(&[0, 2, 3, 2, 1])), (2, cycle));
     assert_eq!(spoilt(|edge| edge.paths[2].hops = nodes(&[0, 3, 1])), (2, PathFlaw::ListedTwice));
     assert_eq!(spoilt(|edge| edge.paths[2].weight = whole(0)), (2, PathFlaw::Weight));
     assert_eq!(spoilt(|edge| edge.paths[2].weight = whole(-1)), (2, PathFlaw::Weight));

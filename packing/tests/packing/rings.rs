@@ -6,7 +6,7 @@ use pleach_packing::topology::{LATENCY_NS, NodeId, Topology, preset};
 use pleach_packing::{Rate, check};
 use pleach_vocabulary::Collective;
 
-use super::good::star;
+use super::by_hand::star;
 use super::graphs::{collectives, dgx_1v};
 use super::strategies::bounded;
 

@@ -12,7 +12,7 @@ use proptest::test_runner::Config;
 use proptest::{prop_assert, prop_assert_eq, proptest};
 
 use super::graphs::{collectives, dgx_1v, duplex};
-use super::{good, oracle};
+use super::{by_hand, oracle};
 
 /// On a busy machine half a second of an integer program may be nothing.
 fn options() -> BlinkOptions {
@@ -79,7 +79,7 @@ fn blink_broadcasts_on_a_whole_server_by_six_trees_of_one_link() {
 
 #[test]
 fn blink_uses_one_hop_trees_around_a_switch() {
-    let topology = good::star(6, 30);
+    let topology = by_hand::star(6, 30);
     let all_reduce = of_trees(
         &topology,
         Collective::AllReduce,
@@ -150,9 +150,10 @@ fn rings_and_double_trees_are_right_where_they_are_possible() {
 
 #[test]
 fn two_phases_are_right_and_reach_half_of_an_all_gather() {
-    for (topology, optimum) in
-        [(good::triangle(), good::all_reduce_on_triangle()), (good::star(3, 10), good::all_reduce_on_star())]
-    {
+    for (topology, optimum) in [
+        (by_hand::triangle(), by_hand::all_reduce_on_triangle()),
+        (by_hand::star(3, 10), by_hand::all_reduce_on_star()),
+    ] {
         let packing = two_phases(&topology, &optimum).unwrap();
         check(&topology, &packing).unwrap();
         assert_eq!(packing.rate, oracle::bound(&topology, Collective::AllGather) / Rate::from(2));

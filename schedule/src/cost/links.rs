@@ -61,10 +61,10 @@ impl Default for LinkUse {
 }
 
 /// A signal: destination rank, source rank, block, signal slot.
-type SignalName = (Rank, Rank, BlockId, u16);
+type BlockSignal = (Rank, Rank, BlockId, u16);
 
 /// How far a lane has come, and when.
-struct Progress {
+struct LaneTime {
     next: usize,
     issued_s: f64,
     complete_s: Vec<f64>,
@@ -106,12 +106,12 @@ impl LinkClock<'_> {
     /// The longest way through one chunk of every block.
     fn path(&mut self, schedule: &Schedule) -> f64 {
         let mut longest_s: f64 = 0.0;
-        let mut shown: BTreeMap<SignalName, f64> = BTreeMap::new();
-        let mut waiting: BTreeMap<SignalName, (usize, usize)> = BTreeMap::new();
-        let start = |_: &_| Progress { next: 0, issued_s: 0.0, complete_s: Vec::new() };
-        let mut progress: Vec<Vec<Progress>> =
+        let mut shown: BTreeMap<BlockSignal, f64> = BTreeMap::new();
+        let mut waiting: BTreeMap<BlockSignal, (usize, usize)> = BTreeMap::new();
+        let start = |_: &_| LaneTime { next: 0, issued_s: 0.0, complete_s: Vec::new() };
+        let mut progress: Vec<Vec<LaneTime>> =
             schedule.programs.iter().map(|lanes| lanes.iter().map(start).collect()).collect();
-        let lanes_of = |(rank, lanes): (usize, &Vec<Progress>)| {
+        let lanes_of = |(rank, lanes): (usize, &Vec<LaneTime>)| {
             (0..lanes.len()).map(move |lane| (rank, lane)).collect::<Vec<_>>()
         };
         let mut ready: VecDeque<(usize, usize)> = progress.iter().enumerate().flat_map(lanes_of).collect();

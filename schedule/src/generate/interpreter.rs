@@ -2,7 +2,7 @@
 //!
 //! Values are reduction expressions. Memory is laid out in all the ways that the schedule must
 //! support: shared windows are the caller's memory or scratch, output is input or not. Everything
-//! that takes time is two or three events (a put: issued, landing, shown, done) with other events
+//! that takes time is two or three events (a put: issued, arrival, shown, done) with other events
 //! in between. Reading a place that is being written is an error, and so is a source that changes
 //! while it is read, or a caller's buffer that is touched before its rank began or after it ended.
 
@@ -14,18 +14,18 @@ use crate::{Op, Part, Place, Schedule};
 
 /// How the memory lies.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Layout {
+pub(super) struct BufferLayout {
     /// Shared windows are the caller's slices.
     registered: bool,
     /// Output and input are the same slice.
     in_place: bool,
 }
 
-pub(super) const LAYOUTS: [Layout; 4] = [
-    Layout { registered: false, in_place: false },
-    Layout { registered: false, in_place: true },
-    Layout { registered: true, in_place: false },
-    Layout { registered: true, in_place: true },
+pub(super) const LAYOUTS: [BufferLayout; 4] = [
+    BufferLayout { registered: false, in_place: false },
+    BufferLayout { registered: false, in_place: true },
+    BufferLayout { registered: true, in_place: false },
+    BufferLayout { registered: true, in_place: true },
 ];
 
 /// A contribution count for each rank, and a hash of how they were combined.
@@ -63,7 +63,7 @@ struct LaneRun {
 
 struct Machine<'a> {
     schedule: &'a Schedule,
-    layout: Layout,
+    layout: BufferLayout,
     chunks: u32,
     random: u64,
     memory: BTreeMap<Address, PlaceState>,
@@ -77,14 +77,19 @@ struct Machine<'a> {
 }
 
 /// Runs the schedule over some chunks a block; says what is wrong.
-pub(super) fn interpret(schedule: &Schedule, layout: Layout, chunks: u32, seed: u64) -> Result<(), String> {
+pub(super) fn interpret(
+    schedule: &Schedule,
+    layout: BufferLayout,
+    chunks: u32,
+    seed: u64,
+) -> Result<(), String> {
     let mut machine = Machine::new(schedule, layout, chunks, seed);
     machine.run()?;
     machine.check_result()
 }
 
 impl<'a> Machine<'a> {
-    fn new(schedule: &'a Schedule, layout: Layout, chunks: u32, seed: u64) -> Self {
+    fn new(schedule: &'a Schedule, layout: BufferLayout, chunks: u32, seed: u64) -> Self {
         let mut machine = Machine {
             schedule,
             layout,

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use pleach_vocabulary::Rank;
 
 use super::error::ExportError;
-use super::export::{Memory, Places, UnplacedStep};
-use super::import::Order;
+use super::export::{BlockMemory, Places, UnplacedStep};
+use super::import::StepOrder;
 use super::{
     Algorithm, Buffer, Gpu, Instruction, InstructionKind, MAX_CHANNEL_PEERS, MAX_CHANNELS, MAX_STEPS,
     MAX_THREAD_BLOCKS, ThreadBlock,
@@ -56,7 +56,7 @@ fn is_circular(gpus: &[Gpu]) -> bool {
         out_of_place: true,
         gpus: gpus.to_vec(),
     };
-    Order::of(&algorithm).is_err()
+    StepOrder::of(&algorithm).is_err()
 }
 
 /// Says also whether what is sent on each connection is received in that order.
@@ -90,7 +90,7 @@ fn assigned(
                 order.entry((channel, peer, rank)).or_default()[1].push(transfer);
             }
         }
-        gpus.push(Layout { unplaced_steps, places, of_draft: &of_draft }.gpu(blocks, &own));
+        gpus.push(Placement { unplaced_steps, places, of_draft: &of_draft }.gpu(blocks, &own));
     }
     let channels = gpus.iter().flat_map(|gpu| &gpu.blocks).map(|block| block.channel + 1).max().unwrap_or(1);
     check(&gpus)?;
@@ -252,14 +252,14 @@ fn channel_groups(unplaced_steps: &[UnplacedStep]) -> Vec<Vec<usize>> {
 }
 
 /// The steps of a GPU in its thread blocks.
-struct Layout<'a> {
+struct Placement<'a> {
     unplaced_steps: &'a [UnplacedStep],
     places: &'a Places,
     of_draft: &'a [Option<usize>],
 }
 
 /// A memory of a GPU for a block of the data; input and output may be one.
-type Location = (u32, Memory);
+type Location = (u32, BlockMemory);
 
 /// Who has touched it.
 #[derive(Default)]
@@ -268,7 +268,7 @@ struct PlaceAccesses {
     reads: Vec<usize>,
 }
 
-impl Layout<'_> {
+impl Placement<'_> {
     fn gpu(&self, mut blocks: Vec<ThreadBlock>, own: &[usize]) -> Gpu {
         let mut gpu = self.places.gpu();
         let mut scratch: BTreeMap<Location, u32> = BTreeMap::new();
@@ -335,7 +335,7 @@ impl Layout<'_> {
         accesses: &mut BTreeMap<Location, PlaceAccesses>,
     ) -> BTreeSet<usize> {
         let UnplacedStep { block, kind, source, target, .. } = self.unplaced_steps[unplaced_step];
-        let at = |memory| (block, if memory == Memory::Input { Memory::Output } else { memory });
+        let at = |memory| (block, if memory == BlockMemory::Input { BlockMemory::Output } else { memory });
         let mut earlier = BTreeSet::new();
         let reads =
             [kind.reads_source().then_some(source), (kind == InstructionKind::Reduce).then_some(target)];
@@ -362,14 +362,14 @@ impl Layout<'_> {
         let UnplacedStep { block, kind, source, target, .. } = self.unplaced_steps[unplaced_step];
         let count = self.places.count(block);
         let mut place = |memory, is_used: bool| match memory {
-            Memory::Scratch(_) if is_used => {
+            BlockMemory::Scratch(_) if is_used => {
                 let first = *scratch.entry((block, memory)).or_insert_with(|| {
                     *chunks += count;
                     *chunks - count
                 });
                 (Buffer::Scratch, first)
             }
-            Memory::Scratch(_) => (Buffer::Scratch, 0),
+            BlockMemory::Scratch(_) => (Buffer::Scratch, 0),
             data => self.places.of_data(data, block),
         };
         let mut source_at = place(source, kind.reads_source());

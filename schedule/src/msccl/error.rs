@@ -124,8 +124,8 @@ pub enum ImportProblem {
         step: u32,
     },
     /// Steps wait for each other.
-    #[error("GPU {gpu} waits here in a circle, where a connection holds two steps that were not received")]
-    Circle {
+    #[error("GPU {gpu} waits here in a cycle, where a connection holds two steps that were not received")]
+    Cycle {
         /// The GPU.
         gpu: Rank,
     },

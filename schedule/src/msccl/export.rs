@@ -114,10 +114,10 @@ impl Places {
     }
 
     /// The buffer and first chunk of input or output.
-    pub(super) fn of_data(&self, memory: Memory, block: BlockId) -> (Buffer, u32) {
+    pub(super) fn of_data(&self, memory: BlockMemory, block: BlockId) -> (Buffer, u32) {
         let (part, first, _) = self.blocks[block as usize];
         let (buffer, is_own) = match memory {
-            Memory::Input => (Buffer::Input, self.collective == Collective::AllGather),
+            BlockMemory::Input => (Buffer::Input, self.collective == Collective::AllGather),
             _ => (Buffer::Output, self.collective == Collective::ReduceScatter),
         };
         (buffer, if is_own { first } else { part * self.each + first })
@@ -135,17 +135,17 @@ impl Places {
 
 /// A rank's memory for a block: windows are what they show.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Memory {
+pub(super) enum BlockMemory {
     Input,
     Output,
     Scratch(u16),
 }
 
-fn memory(part: Part) -> Memory {
+fn memory(part: Part) -> BlockMemory {
     match part {
-        Part::Input | Part::SharedInput => Memory::Input,
-        Part::Output | Part::SharedOutput => Memory::Output,
-        Part::Scratch(slot) => Memory::Scratch(slot),
+        Part::Input | Part::SharedInput => BlockMemory::Input,
+        Part::Output | Part::SharedOutput => BlockMemory::Output,
+        Part::Scratch(slot) => BlockMemory::Scratch(slot),
     }
 }
 
@@ -157,8 +157,8 @@ pub(super) struct UnplacedStep {
     /// How far from the beginning: whatever it needs has less.
     pub(super) level: u32,
     pub(super) kind: InstructionKind,
-    pub(super) source: Memory,
-    pub(super) target: Memory,
+    pub(super) source: BlockMemory,
+    pub(super) target: BlockMemory,
     /// The number of the received chunk, and its sender.
     pub(super) receive: Option<(usize, Rank)>,
     /// The number of the sent chunk, and its receiver.
@@ -167,9 +167,9 @@ pub(super) struct UnplacedStep {
 
 /// An action of a rank for a block. Signals that only protect memory are left out.
 enum Action {
-    Send { transfer: usize, to: Rank, from: Memory },
-    Receive { transfer: usize, from: Rank, into: Memory },
-    Combine { from: Vec<Memory>, into: Vec<Memory> },
+    Send { transfer: usize, to: Rank, from: BlockMemory },
+    Receive { transfer: usize, from: Rank, into: BlockMemory },
+    Combine { from: Vec<BlockMemory>, into: Vec<BlockMemory> },
 }
 
 /// The steps of all ranks for all blocks.
@@ -238,8 +238,8 @@ fn actions(
                         if from.iter().chain(into).any(|place| place.rank != rank) {
                             return Err(ExportError::Mapped { rank });
                         }
-                        let places = |places: &[crate::Place]| -> Vec<Memory> {
-                            let different: BTreeSet<Memory> =
+                        let places = |places: &[crate::Place]| -> Vec<BlockMemory> {
+                            let different: BTreeSet<BlockMemory> =
                                 places.iter().map(|place| memory(place.part)).collect();
                             different.into_iter().collect()
                         };
@@ -307,7 +307,7 @@ struct StepFusion<'a> {
     actions: &'a [(u32, Action)],
     unplaced_steps: Vec<UnplacedStep>,
     /// Chunks that were received and are not combined yet.
-    pending: BTreeMap<Memory, (usize, Rank)>,
+    pending: BTreeMap<BlockMemory, (usize, Rank)>,
 }
 
 impl<'a> StepFusion<'a> {
@@ -331,13 +331,13 @@ impl<'a> StepFusion<'a> {
     }
 
     /// Whether what an act writes to scratch is read once, to be combined.
-    fn is_only_combined(&self, written: usize, place: Memory) -> bool {
+    fn is_only_combined(&self, written: usize, place: BlockMemory) -> bool {
         let readers = self.readers(written, place);
-        matches!((place, readers.as_slice()), (Memory::Scratch(_), [only]) if matches!(self.actions[*only].1, Action::Combine { .. }))
+        matches!((place, readers.as_slice()), (BlockMemory::Scratch(_), [only]) if matches!(self.actions[*only].1, Action::Combine { .. }))
     }
 
     /// The acts that read what an act has written.
-    fn readers(&self, written: usize, place: Memory) -> Vec<usize> {
+    fn readers(&self, written: usize, place: BlockMemory) -> Vec<usize> {
         let mut readers = Vec::new();
         for (index, (_, action)) in self.actions.iter().enumerate().skip(written + 1) {
             let (reads, writes) = match action {
@@ -359,8 +359,8 @@ impl<'a> StepFusion<'a> {
         &mut self,
         level: u32,
         kind: InstructionKind,
-        source: Memory,
-        target: Memory,
+        source: BlockMemory,
+        target: BlockMemory,
     ) -> &mut UnplacedStep {
         let Self { rank, block, .. } = *self;
         self.unplaced_steps.push(UnplacedStep {
@@ -377,7 +377,7 @@ impl<'a> StepFusion<'a> {
         &mut self.unplaced_steps[last]
     }
 
-    fn combine(&mut self, level: u32, from: &[Memory], into: &[Memory]) {
+    fn combine(&mut self, level: u32, from: &[BlockMemory], into: &[BlockMemory]) {
         let mut coming: VecDeque<(usize, Rank)> = VecDeque::new();
         let mut here = Vec::new();
         for place in from {
@@ -386,7 +386,7 @@ impl<'a> StepFusion<'a> {
                 None => here.push(*place),
             }
         }
-        let target = into.iter().copied().find(|place| *place == Memory::Output).unwrap_or(into[0]);
+        let target = into.iter().copied().find(|place| *place == BlockMemory::Output).unwrap_or(into[0]);
         // The sum so far; it begins with what is in the target already, if that is one of the
         // sources.
         let first = here.iter().position(|place| *place == target).unwrap_or(0);
@@ -411,7 +411,7 @@ impl<'a> StepFusion<'a> {
     }
 
     /// Sends on what has just come, or by itself.
-    fn send(&mut self, index: usize, level: u32, transfer: usize, to: Rank, from: Memory) {
+    fn send(&mut self, index: usize, level: u32, transfer: usize, to: Rank, from: BlockMemory) {
         let is_read_again = {
             let writer = (0..index).rev().find(|&action| match &self.actions[action].1 {
                 Action::Send { .. } => false,
@@ -429,7 +429,7 @@ impl<'a> StepFusion<'a> {
             let kind = match unplaced_step.kind {
                 InstructionKind::Receive => InstructionKind::ReceiveCopySend,
                 InstructionKind::ReceiveReduceCopy
-                    if matches!(from, Memory::Scratch(_)) && !is_read_again =>
+                    if matches!(from, BlockMemory::Scratch(_)) && !is_read_again =>
                 {
                     InstructionKind::ReceiveReduceSend
                 }

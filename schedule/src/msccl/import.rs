@@ -1,9 +1,9 @@
 //! Reads an algorithm as a schedule.
 //!
 //! Steps are visited in one of the orders in which they may run (all have the same effect, which
-//! [`Order`] checks), chunk by chunk, with the contents of each place of each GPU. The work of a
-//! GPU for a chunk becomes a lane. A send is a put into scratch that the receiver has signalled to
-//! be free. The receive is the wait for this put, with the use of its data.
+//! [`StepOrder`] checks), chunk by chunk, with the contents of each place of each GPU. The work of
+//! a GPU for a chunk becomes a lane. A send is a put into scratch that the receiver has signalled
+//! to be free. The receive is the wait for this put, with the use of its data.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -30,7 +30,7 @@ pub fn import(text: &str) -> Result<Schedule> {
     let algorithm = xml::parse(text)?;
     let layout = Layout::of(&algorithm)?;
     layout.check_places()?;
-    let order = Order::of(&algorithm)?;
+    let order = StepOrder::of(&algorithm)?;
     order.check_races(|gpu, place| layout.memory(gpu, place, algorithm.in_place))?;
     let mut import = Import {
         layout,
@@ -190,7 +190,7 @@ struct PutTarget {
 
 struct Import<'a> {
     layout: Layout<'a>,
-    order: &'a Order<'a>,
+    order: &'a StepOrder<'a>,
     lanes: BTreeMap<(Rank, BlockId), LaneSteps>,
     held: Vec<BTreeMap<(Buffer, u32), PlaceContents>>,
     /// The scratch of places that are neither input nor output for the chunk they hold.
@@ -206,7 +206,7 @@ impl Import<'_> {
         let gpu = self.order.at[step].gpu;
         let Instruction { kind, source, target, line, .. } = *self.order.instruction(step);
         let (source, target) = ((source.0, source.1 + chunk), (target.0, target.1 + chunk));
-        let landing = match self.order.senders[step] {
+        let arrival = match self.order.senders[step] {
             Some(sender) if kind.receives() => self.put_targets.remove(&(sender, chunk)),
             _ => None,
         };
@@ -218,11 +218,11 @@ impl Import<'_> {
         if kind.reads_source() {
             self.take(gpu, source, &mut from, &mut block, line)?;
         }
-        if let Some(landing) = landing {
-            same(&mut block, landing.block, line)?;
+        if let Some(arrival) = arrival {
+            same(&mut block, arrival.block, line)?;
             let sender = self.order.thread_block(step).receive.unwrap_or_default();
-            self.lane(gpu, landing.block).wait(sender, landing.signal_slot);
-            from.push(landing.slot);
+            self.lane(gpu, arrival.block).wait(sender, arrival.signal_slot);
+            from.push(arrival.slot);
         }
         let Some(block) = block else { return Ok(()) };
         let mut at = from[0];
@@ -505,7 +505,7 @@ struct StepPosition {
 }
 
 /// The steps of an algorithm with the edges between them.
-pub(super) struct Order<'a> {
+pub(super) struct StepOrder<'a> {
     algorithm: &'a Algorithm,
     at: Vec<StepPosition>,
     /// Of every step, those that are over before it.
@@ -519,7 +519,7 @@ pub(super) struct Order<'a> {
 /// One end of a connection: channel, sender, receiver.
 type Connection = (u32, Rank, Rank);
 
-impl<'a> Order<'a> {
+impl<'a> StepOrder<'a> {
     /// Orders the steps.
     pub(super) fn of(algorithm: &'a Algorithm) -> Result<Self> {
         let mut order =
@@ -679,7 +679,7 @@ impl<'a> Order<'a> {
         match (0..steps).find(|&step| waits[step] > 0) {
             None => Ok(()),
             Some(step) => {
-                let problem = ImportProblem::Circle { gpu: self.at[step].gpu };
+                let problem = ImportProblem::Cycle { gpu: self.at[step].gpu };
                 Err(ImportError { line: self.instruction(step).line, problem })
             }
         }

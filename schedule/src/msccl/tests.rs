@@ -112,15 +112,15 @@ fn what_is_wrong_with_an_xml_is_told_with_its_line() {
 
 #[test]
 fn thread_blocks_that_wait_for_each_other_are_told() {
-    let circular = PAIR
+    let cyclic = PAIR
         .replacen(
             "cnt=\"1\" depid=\"-1\" deps=\"-1\" hasdep=\"1\"/>",
             "cnt=\"1\" depid=\"1\" deps=\"1\" hasdep=\"1\"/>",
             1,
         )
         .replacen("deps=\"1\" hasdep=\"0\"></step>", "deps=\"1\" hasdep=\"1\"></step>", 1);
-    let text = import(&circular).unwrap_err().to_string();
-    assert!(text.contains("in a circle"), "{text}");
+    let text = import(&cyclic).unwrap_err().to_string();
+    assert!(text.contains("in a cycle"), "{text}");
 }
 
 #[test]

@@ -27,10 +27,10 @@ pub use error::{TuningError, TuningFault, TuningParseError};
 use pleach_vocabulary::Collective;
 
 use crate::cost::{CostModel, Platform};
-use crate::digest::Hasher64;
 use crate::generate::Variant;
 use crate::hosts::HostMap;
 use crate::select::{SelectError, select_variant};
+use pleach_vocabulary::digest::Hasher64;
 
 /// Names the file of [`TuningSource::File`].
 pub const TUNING_VARIABLE: &str = "PLEACH_TUNING";

@@ -17,6 +17,7 @@
 use std::collections::HashMap;
 
 use pleach_vocabulary::Rank;
+use pleach_vocabulary::digest::mixed;
 
 use super::form::{has_input, has_output};
 use super::{LaneRef, LanesByBlock, lanes_of_rank};
@@ -318,7 +319,6 @@ impl LaneHash {
     }
 
     fn finish(&self) -> u64 {
-        let mixed = (self.0 ^ self.0 >> 32).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed ^ mixed >> 29
+        mixed(self.0)
     }
 }

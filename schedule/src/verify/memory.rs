@@ -22,10 +22,10 @@ use std::collections::HashMap;
 
 use pleach_vocabulary::Rank;
 
-use super::order::{Chunk, Order};
+use super::order::{Chunk, HappensBefore};
 use super::{Event, Graph, NONE, complete, issued};
 use crate::verify::form::{has_input, has_output};
-use crate::verify::violation::{Access, Placement, Violation, data_index};
+use crate::verify::violation::{Placement, StepAccess, Violation, data_index};
 use crate::{Op, Part, Place};
 
 /// Most pairs of accesses that are compared in a block.
@@ -85,7 +85,7 @@ fn placement(number: usize) -> Placement {
 #[derive(Clone, Copy, Debug)]
 struct MemoryAccess {
     step: u32,
-    /// Index in [`Memory::groups`].
+    /// Index in [`MemoryMap::groups`].
     group: u32,
     /// [`data_index`], or [`SCRATCH`].
     place: u8,
@@ -105,7 +105,7 @@ struct MemoryGroup {
 
 /// Everything that is touched.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct MemoryMap {
     /// By step: sources, then destinations, as listed.
     accesses: Vec<MemoryAccess>,
     starts: Vec<u32>,
@@ -115,7 +115,7 @@ pub(super) struct Memory {
     group_starts: Vec<u32>,
 }
 
-impl Memory {
+impl MemoryMap {
     pub(super) fn new(graph: &Graph<'_>) -> Self {
         let mut accesses = Vec::new();
         let mut starts = vec![0];
@@ -184,13 +184,17 @@ impl Memory {
         Place { rank: group.owner, part }
     }
 
-    fn access(&self, graph: &Graph<'_>, access: &MemoryAccess, chunk: u32) -> Box<Access> {
+    fn access(&self, graph: &Graph<'_>, access: &MemoryAccess, chunk: u32) -> Box<StepAccess> {
         let (site, place) = (graph.site(access.step), self.place(access));
-        Box::new(Access { site, chunk, writes: access.writes, place })
+        Box::new(StepAccess { site, chunk, writes: access.writes, place })
     }
 
     /// Checks that all conflicting accesses are ordered.
-    pub(super) fn check_races(&self, graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
+    pub(super) fn check_races(
+        &self,
+        graph: &Graph<'_>,
+        order: &mut HappensBefore<'_, '_>,
+    ) -> Result<(), Violation> {
         let mut pairs = 0;
         for bounds in self.group_starts.windows(2) {
             let group = &self.by_group[bounds[0] as usize..bounds[1] as usize];
@@ -218,7 +222,7 @@ impl Memory {
     fn check_pair(
         &self,
         graph: &Graph<'_>,
-        order: &mut Order<'_, '_>,
+        order: &mut HappensBefore<'_, '_>,
         one: &MemoryAccess,
         other: &MemoryAccess,
     ) -> Result<(), Violation> {
@@ -253,7 +257,7 @@ impl Memory {
     pub(super) fn check_presence(
         &self,
         graph: &Graph<'_>,
-        order: &mut Order<'_, '_>,
+        order: &mut HappensBefore<'_, '_>,
     ) -> Result<(), Violation> {
         let mut wanted = vec![false; graph.schedule.programs.len()];
         for step in 0..graph.steps.len() as u32 {
@@ -399,7 +403,7 @@ pub(super) struct BlockResult {
 }
 
 /// Carries the block out and checks the end.
-pub(super) fn check_values(graph: &Graph<'_>, memory: &Memory) -> Result<BlockResult, Violation> {
+pub(super) fn check_values(graph: &Graph<'_>, memory: &MemoryMap) -> Result<BlockResult, Violation> {
     let schedule = graph.schedule;
     let part = schedule.blocks[graph.block as usize].part;
     let mut required = Set::empty(schedule.ranks());
@@ -434,7 +438,7 @@ pub(super) fn check_values(graph: &Graph<'_>, memory: &Memory) -> Result<BlockRe
     Ok(BlockResult { completes, by_copies_alone, in_rank_order })
 }
 
-fn initial(graph: &Graph<'_>, memory: &Memory, group: u32) -> Data {
+fn initial(graph: &Graph<'_>, memory: &MemoryMap, group: u32) -> Data {
     let mut data = [[UNDEFINED; 4]; PLACEMENTS];
     let holds = memory.groups[group as usize];
     if holds.slot.is_none() && memory.owner_has_input(graph, group) {
@@ -445,7 +449,7 @@ fn initial(graph: &Graph<'_>, memory: &Memory, group: u32) -> Data {
 
 struct Evaluation<'r, 'a> {
     graph: &'r Graph<'a>,
-    memory: &'r Memory,
+    memory: &'r MemoryMap,
     /// By group; scratch uses one place of it.
     data: Vec<Data>,
     expressions: Expressions,

@@ -35,10 +35,10 @@ use pleach_vocabulary::{Collective, Rank};
 
 use crate::{BlockId, Op, Part, Schedule, SignalSlot, Step};
 use classes::Classes;
-use memory::{Memory, check_values};
-use order::{Chunk, Order};
+use memory::{MemoryMap, check_values};
+use order::{Chunk, HappensBefore};
 
-pub use violation::{Access, Placement, SignalSlotName, Site, Violation};
+pub use violation::{Placement, SignalSlotName, Site, StepAccess, Violation};
 
 mod classes;
 pub mod form;
@@ -76,7 +76,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
             if let Some(proved) = classes.find(block) {
                 if classes.reordered() {
                     let graph = Graph::new(&schedule, block, lanes.of(block))?;
-                    check_values(&graph, &Memory::new(&graph))?;
+                    check_values(&graph, &MemoryMap::new(&graph))?;
                 }
                 facts.copy(&lanes, proved, block, &classes);
             } else {
@@ -97,8 +97,8 @@ fn prove<'a>(
     facts: &mut Facts,
 ) -> Result<(Graph<'a>, bool), Violation> {
     let graph = Graph::new(schedule, block, lanes)?;
-    let memory = Memory::new(&graph);
-    let mut order = Order::new(&graph)?;
+    let memory = MemoryMap::new(&graph);
+    let mut order = HappensBefore::new(&graph)?;
     if !schedule.has_one_chunk() {
         check_signal_slots(&graph, &mut order)?;
     }
@@ -109,7 +109,7 @@ fn prove<'a>(
         let site = graph.site(step);
         let fact = match graph.steps[step as usize].op {
             Op::Wait { .. } => match graph.steps[graph.matched[step as usize] as usize].op {
-                Op::Put { dst, .. } => landing_fact(dst),
+                Op::Put { dst, .. } => put_target_fact(dst),
                 _ => 0,
             },
             _ if outcome.completes[step as usize] => COMPLETES,
@@ -123,7 +123,7 @@ fn prove<'a>(
 
 /// Checks that a signal slot is signalled for a chunk only after the signal of the chunk a window
 /// before was consumed.
-fn check_signal_slots(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<(), Violation> {
+fn check_signal_slots(graph: &Graph<'_>, order: &mut HappensBefore<'_, '_>) -> Result<(), Violation> {
     for signal in 0..graph.steps.len() as u32 {
         let wait = graph.matched[signal as usize];
         if wait == NONE || matches!(graph.steps[signal as usize].op, Op::Wait { .. }) {
@@ -141,10 +141,10 @@ fn check_signal_slots(graph: &Graph<'_>, order: &mut Order<'_, '_>) -> Result<()
     Ok(())
 }
 
-/// Says that a reduce completes; other facts are those of [`landing_fact`].
+/// Says that a reduce completes; other facts are those of [`put_target_fact`].
 const COMPLETES: u32 = 1 << 31;
 
-fn landing_fact(part: Part) -> u32 {
+fn put_target_fact(part: Part) -> u32 {
     match part {
         Part::Input => 1,
         Part::Output => 2,
@@ -239,10 +239,10 @@ impl Proof {
         &self.schedule
     }
 
-    /// Where the bytes of the put land whose signal this wait consumes; `None` when it consumes a
+    /// The part that the put writes whose signal this wait consumes; `None` when it consumes a
     /// plain signal.
     #[must_use]
-    pub fn landing(&self, rank: Rank, lane: usize, step: usize) -> Option<Part> {
+    pub fn put_target(&self, rank: Rank, lane: usize, step: usize) -> Option<Part> {
         match self.facts.of(rank, lane, step) {
             0 | COMPLETES.. => None,
             1 => Some(Part::Input),
@@ -274,7 +274,7 @@ impl Proof {
         let lanes = LanesByBlock::new(&self.schedule);
         for block in 0..self.schedule.blocks.len() as BlockId {
             let graph = Graph::new(&self.schedule, block, lanes.of(block))?;
-            if !check_values(&graph, &Memory::new(&graph))?.in_rank_order {
+            if !check_values(&graph, &MemoryMap::new(&graph))?.in_rank_order {
                 return Ok(false);
             }
         }

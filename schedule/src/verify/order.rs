@@ -29,7 +29,7 @@ pub(super) enum Chunk {
 
 /// Searches in one graph. It remembers which events a search has seen.
 #[derive(Debug)]
-pub(super) struct Order<'g, 'a> {
+pub(super) struct HappensBefore<'g, 'a> {
     graph: &'g Graph<'a>,
     /// The level of chunk `window`. Chunks between are levels only if lags lead into them.
     top: u32,
@@ -49,7 +49,7 @@ pub(super) struct Order<'g, 'a> {
 /// Nobody is close.
 const NO_RANKS: [Rank; 2] = [Rank::MAX; 2];
 
-impl<'g, 'a> Order<'g, 'a> {
+impl<'g, 'a> HappensBefore<'g, 'a> {
     pub(super) fn new(graph: &'g Graph<'a>) -> Result<Self, Violation> {
         let top = if graph.has_lags { graph.schedule.window } else { 1 };
         let events = graph.events() as u64 * (u64::from(top) + 1);

@@ -27,7 +27,7 @@ impl fmt::Display for Site {
 
 /// A step that reads or writes a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Access {
+pub struct StepAccess {
     /// The step.
     pub site: Site,
     /// The chunk.
@@ -38,7 +38,7 @@ pub struct Access {
     pub place: Place,
 }
 
-impl fmt::Display for Access {
+impl fmt::Display for StepAccess {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verb = if self.writes { "writes" } else { "reads" };
         write!(formatter, "{} chunk {} {verb} {}", self.site, self.chunk, self.place)
@@ -289,21 +289,21 @@ pub enum Violation {
     #[error("race: {first}, and {second}, in no order")]
     Race {
         /// One.
-        first: Box<Access>,
+        first: Box<StepAccess>,
         /// The other.
-        second: Box<Access>,
+        second: Box<StepAccess>,
     },
     /// Another rank's memory is touched before a signal of that rank to this one.
     #[error("{access} before it has waited for a signal of rank {owner}", owner = access.place.rank)]
     TouchedEarly {
         /// The access.
-        access: Box<Access>,
+        access: Box<StepAccess>,
     },
     /// Another rank's memory is touched after that rank may have ended.
     #[error("{access}, and rank {owner} may end before that is over", owner = access.place.rank)]
     TouchedLate {
         /// The access.
-        access: Box<Access>,
+        access: Box<StepAccess>,
     },
     /// A place is read in which nothing has been written.
     #[error("{site} reads {place}, in which nothing has been written")]

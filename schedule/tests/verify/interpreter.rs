@@ -4,8 +4,9 @@
 
 use std::collections::BTreeMap;
 
-use pleach_packing::random::{Random, mixed};
 use pleach_schedule::{Op, Part, Place, Schedule};
+use pleach_vocabulary::digest::mixed;
+use pleach_vocabulary::random::Random;
 use pleach_vocabulary::{Collective, Rank};
 
 /// Pieces of a chunk that move on their own.

@@ -46,19 +46,19 @@ fn good_schedules_are_accepted() {
 fn a_proof_knows_where_puts_land_and_where_results_are_complete() {
     let proof = prove(good("all-reduce-ring-of-3")).expect("good");
     // Block 0: rank 1 waits for scratch from 0, then for the output; rank 2 completes.
-    assert_eq!(proof.landing(1, 0, 1), Some(Part::Scratch(0)));
-    assert_eq!(proof.landing(1, 0, 4), Some(Part::SharedOutput));
-    assert_eq!(proof.landing(0, 0, 4), None, "a signal moves nothing");
-    assert_eq!(proof.landing(0, 0, 0), None, "no wait");
+    assert_eq!(proof.put_target(1, 0, 1), Some(Part::Scratch(0)));
+    assert_eq!(proof.put_target(1, 0, 4), Some(Part::SharedOutput));
+    assert_eq!(proof.put_target(0, 0, 4), None, "a signal moves nothing");
+    assert_eq!(proof.put_target(0, 0, 0), None, "no wait");
     assert!(proof.completes(2, 0, 1));
     assert!(!proof.completes(1, 0, 2), "two of three");
     assert!(!proof.completes(2, 0, 2), "a copy");
     // Blocks 1 and 2 are the same turned round.
-    assert_eq!(proof.landing(2, 1, 1), Some(Part::Scratch(0)));
+    assert_eq!(proof.put_target(2, 1, 1), Some(Part::Scratch(0)));
     assert!(proof.completes(0, 1, 1));
     assert!(proof.completes(1, 2, 1));
     assert!(!proof.completes(2, 2, 1));
-    assert_eq!(proof.landing(9, 0, 0), None, "nobody");
+    assert_eq!(proof.put_target(9, 0, 0), None, "nobody");
     assert!(!proof.exposes_input(0) && proof.exposes_output(0));
     let proof = prove(good("send-recv-of-2")).expect("good");
     assert!(proof.exposes_input(1) && !proof.exposes_input(0) && !proof.exposes_output(0));

@@ -1,6 +1,6 @@
 //! Damaged schedules: whatever `verify` still accepts must give right results in every run.
 
-use pleach_packing::random::Random;
+use pleach_vocabulary::random::Random;
 use std::collections::BTreeMap;
 
 use pleach_schedule::verify::{Violation, verify};

@@ -134,7 +134,7 @@ fn acs(configuration: &[u8]) -> Option<u16> {
     }
     let word = |at: usize| u16::from_le_bytes([configuration[at], configuration[at + 1]]);
     let mut at = EXTENDED_FROM;
-    // Each capability is named once, so a longer chain is a circle.
+    // Each capability is named once, so a longer chain is a cycle.
     for _ in 0..CONFIGURATION_BYTES / 4 {
         if word(at) == ACS {
             return Some(if at + ACS_CONTROL + 2 <= CONFIGURATION_BYTES {
@@ -208,7 +208,7 @@ mod tests {
         bytes[0x148 + ACS_CONTROL] = 0x1d;
         assert_eq!(acs(&bytes), Some(0x1d));
         assert_eq!(acs(&bytes[..256]), None, "what only root sees is not known");
-        assert_eq!(acs(&configuration(&[(0x100, 1, 0x100)])), Some(0), "a circle ends");
+        assert_eq!(acs(&configuration(&[(0x100, 1, 0x100)])), Some(0), "a cycle ends");
         assert_eq!(acs(&configuration(&[(0x100, 1, 0xffc), (0xffc, ACS, 0)])), Some(0), "the end is kept to");
     }
 }

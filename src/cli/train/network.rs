@@ -4,7 +4,7 @@
 //! them. The layout is: weights of the hidden layer (a row an input), its biases, weights of the
 //! output (a row a hidden unit), its biases.
 
-use pleach::packing::random::Random;
+use pleach_vocabulary::random::Random;
 
 use super::{CLASSES, Digits};
 

@@ -1,5 +1,7 @@
 //! Random numbers that are a function of a seed and a purpose, and of nothing else.
 
+use pleach_vocabulary::digest::mixed;
+
 /// A pseudo-random stream (xoshiro256++, seeded through splitmix64). Not for secrets.
 ///
 /// One seed is split by purpose: two purposes never share a stream, so a new draw in one place
@@ -20,7 +22,7 @@ impl Random {
         let mut walk = seed;
         let state = std::array::from_fn(|_| {
             walk = walk.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            mix(walk)
+            mixed(walk)
         });
         Self { seed, state }
     }
@@ -28,9 +30,9 @@ impl Random {
     /// The stream for `purpose`: a function of the seed and the name, not of earlier draws.
     #[must_use]
     pub fn split(&self, purpose: &str) -> Self {
-        let mut seed = mix(self.seed ^ 0x706c_6561_6368_0001);
+        let mut seed = mixed(self.seed ^ 0x706c_6561_6368_0001);
         for &byte in purpose.as_bytes() {
-            seed = mix(seed ^ u64::from(byte));
+            seed = mixed(seed ^ u64::from(byte));
         }
         Self::new(seed)
     }
@@ -38,7 +40,7 @@ impl Random {
     /// The stream for the `number`-th of several equal purposes.
     #[must_use]
     pub fn split_number(&self, number: u64) -> Self {
-        Self::new(mix(mix(self.seed ^ 0x706c_6561_6368_0002) ^ number))
+        Self::new(mixed(mixed(self.seed ^ 0x706c_6561_6368_0002) ^ number))
     }
 
     /// 64 random bits.
@@ -102,13 +104,6 @@ impl Random {
             chunk.copy_from_slice(&self.bits().to_le_bytes()[..chunk.len()]);
         }
     }
-}
-
-/// splitmix64's output function: a bijection that spreads every input bit over the result.
-pub(super) fn mix(word: u64) -> u64 {
-    let word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 #[cfg(test)]

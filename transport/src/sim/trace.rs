@@ -3,8 +3,9 @@
 use std::fmt;
 use std::io::Write;
 
+use pleach_vocabulary::digest::mixed;
+
 use crate::clock::Nanos;
-use crate::sim::random::mix;
 
 /// All events of a run, folded into 64 bits: the same commit and the same seed give the same hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -25,7 +26,7 @@ pub(super) struct Trace {
 
 impl Trace {
     pub(super) fn new(seed: u64) -> Self {
-        Self { hash: mix(seed), events: 0, lines: None }
+        Self { hash: mixed(seed), events: 0, lines: None }
     }
 
     pub(super) fn write_to(&mut self, lines: Box<dyn Write + Send>) {
@@ -37,10 +38,10 @@ impl Trace {
     pub(super) fn event(&mut self, now: Nanos, name: &'static str, words: &[u64]) {
         self.events += 1;
         for word in [now.0, name.len() as u64].into_iter().chain(name.bytes().map(u64::from)) {
-            self.hash = mix(self.hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            self.hash = mixed(self.hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
         }
         for &word in words {
-            self.hash = mix(self.hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
+            self.hash = mixed(self.hash ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
         }
         if let Some(lines) = &mut self.lines {
             let words: Vec<String> = words.iter().map(u64::to_string).collect();
@@ -56,7 +57,7 @@ impl Trace {
     }
 
     pub(super) fn hash(&self) -> TraceHash {
-        TraceHash(mix(self.hash ^ self.events))
+        TraceHash(mixed(self.hash ^ self.events))
     }
 
     pub(super) fn flush(&mut self) {

@@ -27,7 +27,7 @@ const DROP_LIMIT: Duration = Duration::from_secs(10);
 
 /// What peers must see, and so what scratch is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Staging {
+pub enum StagingSpace {
     /// Pinned host memory: any fabric carries it.
     Host,
     /// Memory of the GPU, which peers map.
@@ -38,7 +38,7 @@ pub enum Staging {
 #[derive(Debug)]
 pub struct CudaCompute {
     gpu: Arc<Gpu>,
-    staging: Staging,
+    staging: StagingSpace,
     kernels: Kernels,
     stream: Stream,
     /// Jobs under way in their order: the number and the mark behind each.
@@ -57,7 +57,7 @@ impl CudaCompute {
     /// # Errors
     ///
     /// What the driver says.
-    pub fn new(gpu: &Arc<Gpu>, staging: Staging) -> Result<Self, CudaError> {
+    pub fn new(gpu: &Arc<Gpu>, staging: StagingSpace) -> Result<Self, CudaError> {
         Ok(Self {
             gpu: gpu.clone(),
             staging,
@@ -134,8 +134,8 @@ unsafe impl Compute for CudaCompute {
 
     fn staging(&self, memory: Arc<dyn Memory>) -> Result<Arc<dyn Memory>, ComputeError> {
         Ok(match self.staging {
-            Staging::Host => PinnedMemory::new(&self.gpu, memory)?,
-            Staging::Gpu => CudaMemory::new(&self.gpu, memory.len())?,
+            StagingSpace::Host => PinnedMemory::new(&self.gpu, memory)?,
+            StagingSpace::Gpu => CudaMemory::new(&self.gpu, memory.len())?,
         })
     }
 

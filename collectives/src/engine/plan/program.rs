@@ -19,11 +19,11 @@
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
-use pleach_schedule::digest::Hasher64;
 use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_schedule::verify::Proof;
 use pleach_schedule::{BlockId, Op, Part, Place, Schedule, SignalSlot};
 use pleach_vocabulary::Rank;
+use pleach_vocabulary::digest::Hasher64;
 
 use super::{BlockExtent, LaneProgram, NO_SLOT, OpProgram, PlaceSlot, Program, PutProgram, StepProgram};
 
@@ -279,7 +279,7 @@ impl Builder<'_> {
             Op::Wait { from, signal_slot } => OpProgram::Wait {
                 from: *from,
                 signal_slot: self.incoming[from][&(block, *signal_slot)],
-                into: self.proof.landing(self.rank, lane, step).map(|part| place(self.rank, part)),
+                into: self.proof.put_target(self.rank, lane, step).map(|part| place(self.rank, part)),
             },
             Op::Reduce { from, into } => {
                 let from = self.range(from, block);

@@ -38,7 +38,7 @@ pub(super) enum StepError {
 }
 
 /// By lane: how many steps are complete, in a run of one chunk a lane.
-pub(super) type Progress = [u32; LANES_MAX];
+pub(super) type LaneProgress = [u32; LANES_MAX];
 
 /// Bytes of chunks that a lane may combine or copy before the next lane has its turn.
 const TURN_BYTES: usize = 1 << 20;
@@ -370,7 +370,7 @@ impl Run {
     }
 
     /// Continues after the steps that are complete in every lane, in a run of one chunk a lane.
-    pub(super) fn resume(&mut self, plan: &Plan, progress: &Progress) {
+    pub(super) fn resume(&mut self, plan: &Plan, progress: &LaneProgress) {
         for (lane, done) in plan.lanes().zip(progress.iter().copied()) {
             self.lanes.begin_chunks(plan, lane);
             let first = StepAddress { lane, slot: 0, step: 0 };

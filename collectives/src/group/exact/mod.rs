@@ -9,30 +9,32 @@
 //! words of 8 bytes each, and one more where a block has infinities or NaN: for `f32` gradients
 //! within 2^78 of each other two words, four times the bytes; at most six words for any `f32`, 42
 //! for any `f64`. To that come a small all-reduce a call, and expansion and rounding, which are
-//! what takes the time where memory is quick: [`Quick`] does it for up to two words, element by
-//! element but without taking numbers apart. Over shared memory, two ranks, one word each: 0.76 us
-//! for 2 elements and 3.1 to 3.4 ns an element for 16 Ki and 1 Mi (27 where every number is taken
-//! apart), where plain sums took 0.35 us and 0.12 to 0.15 ns (`pleach bench --reproducible exact`,
-//! and the table in docs/performance.md).
+//! what takes the time where memory is fast: [`TwoDigitSums`] does it for up to two words, element
+//! by element but without taking numbers apart. Over shared memory, two ranks, one word each: 0.76
+//! us for 2 elements and 3.1 to 3.4 ns an element for 16 Ki and 1 Mi (27 where every number is
+//! taken apart), where plain sums took 0.35 us and 0.12 to 0.15 ns (`pleach bench --reproducible
+//! exact`, and the table in docs/performance.md).
 
 mod digits;
 mod elements;
-mod quick;
 mod rounding;
+mod two_digits;
 
 use std::ops::Range;
 use std::sync::Mutex;
 
 use half::{bf16, f16};
+use pleach_transport::mutex::lock;
 
 use self::digits::{Leading, Window, leading, parts};
 use self::elements::Elements;
-use self::quick::Quick;
 use self::rounding::{Float, nearest};
+use self::two_digits::TwoDigitSums;
 use super::bound::BoundCall;
 use super::{Buffer, CollectiveError, Group};
 use crate::call::{Amount, Counts};
 use crate::compute::{F8E4M3, F8E5M2};
+use pleach_vocabulary::digest::chain;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 /// Elements of a block.
@@ -105,7 +107,7 @@ impl Exact {
         group.all_reduce(&mut facts, ReduceOp::Max)?;
         let divide_by = if op == ReduceOp::Avg { group.world_size() } else { 1 };
         let shapes =
-            || facts.chunks_exact(FACTS).map(|facts| Shape::new::<T>(facts, divide_by)).zip(blocks());
+            || facts.chunks_exact(FACTS).map(|facts| BlockWindow::new::<T>(facts, divide_by)).zip(blocks());
         let mut words =
             self.take(group, shapes().map(|(shape, block)| shape.words(block.len())).max().unwrap_or(0))?;
         let mut done = Ok(());
@@ -129,7 +131,7 @@ impl Exact {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Buffer<i64>>> {
-        self.words.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.words)
     }
 }
 
@@ -145,12 +147,8 @@ fn marked(group: &Group, call: &BoundCall) -> Group {
         Amount::Listed { all, digest } => all ^ u64::from(digest) << 32,
         _ => (call.input.len() / call.data_type.bytes()) as u64,
     };
-    let mut mark = 0u64;
-    for word in [kind, call.data_type as u64, call.op.code(), amount] {
-        mark = (mark ^ word).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mark ^= mark >> 29;
-    }
-    group.tagged_further(mark as u32)
+    let words = [kind, call.data_type as u64, call.op.code(), amount];
+    group.tagged_further(words.into_iter().fold(0, chain) as u32)
 }
 
 /// The places that a block's numbers use (the lowest negated), and whether some are not finite.
@@ -190,21 +188,21 @@ fn facts_of_singles(block: impl Iterator<Item = f32>) -> [i32; FACTS] {
 /// How a block is expanded: digit by digit, all elements of one beside each other; then the counts,
 /// if there are any.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
+struct BlockWindow {
     window: Window,
     counts: bool,
     divide_by: u32,
     /// How to do it where that is possible without taking numbers apart.
-    quick: Option<Quick>,
+    two_digits: Option<TwoDigitSums>,
 }
 
-impl Shape {
+impl BlockWindow {
     fn new<T: Float>(facts: &[i32], divide_by: u32) -> Self {
         let empty = facts[0] == NO_PLACE;
         let window = if empty { Window::new(0, 0) } else { Window::new(-facts[1], facts[0]) };
         let counts = facts[2] != 0;
-        let quick = if counts { None } else { Quick::of::<T>(window, divide_by) };
-        Self { window, counts, divide_by, quick }
+        let two_digits = if counts { None } else { TwoDigitSums::of::<T>(window, divide_by) };
+        Self { window, counts, divide_by, two_digits }
     }
 
     fn words(self, elements: usize) -> usize {
@@ -212,8 +210,8 @@ impl Shape {
     }
 
     fn expand<T: Float>(self, block: impl ExactSizeIterator<Item = T>, words: &mut [i64]) {
-        if let Some(quick) = self.quick {
-            return quick.expand(block, words);
+        if let Some(two_digits) = self.two_digits {
+            return two_digits.expand(block, words);
         }
         words.fill(0);
         let elements = block.len();
@@ -232,8 +230,8 @@ impl Shape {
 
     /// Calls `store` with the number of every element.
     fn round<T: Float>(self, words: &[i64], elements: usize, mut store: impl FnMut(usize, T)) {
-        if let Some(quick) = self.quick {
-            return quick.round(words, elements, store);
+        if let Some(two_digits) = self.two_digits {
+            return two_digits.round(words, elements, store);
         }
         (0..elements).for_each(|index| store(index, self.round_one(words, index, elements)));
     }
@@ -270,14 +268,15 @@ mod tests {
     fn sum<T: Float>(column: &[T], divide_by: u32) -> T {
         let facts = column.iter().map(|number| facts_of(std::iter::once(*number)));
         let facts = facts.reduce(|a, b| std::array::from_fn(|k| a[k].max(b[k]))).expect("some");
-        let shape = Shape::new::<T>(&facts, divide_by);
-        let [result, long] = [shape, Shape { quick: None, ..shape }].map(|shape| sum_in(shape, column));
+        let shape = BlockWindow::new::<T>(&facts, divide_by);
+        let [result, long] =
+            [shape, BlockWindow { two_digits: None, ..shape }].map(|shape| sum_in(shape, column));
         let both = [result, long].map(|number| (number.value().is_nan(), number.value().to_bits()));
         assert!(both[0] == both[1] || (both[0].0 && both[1].0), "{column:?}: {result:?} and {long:?}");
         result
     }
 
-    fn sum_in<T: Float>(shape: Shape, column: &[T]) -> T {
+    fn sum_in<T: Float>(shape: BlockWindow, column: &[T]) -> T {
         let mut total = vec![0i64; shape.words(1)];
         for number in column {
             let mut words = vec![0; shape.words(1)];

@@ -22,16 +22,16 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
     if (0..nodes).any(|node| node != root && incoming[node].is_none()) {
         return None;
     }
-    let (circle_of, circles) = circles(nodes, root, arcs, &incoming);
-    if circles == 0 {
+    let (cycle_of, cycles) = cycles(nodes, root, arcs, &incoming);
+    if cycles == 0 {
         return Some(incoming.into_iter().flatten().collect());
     }
-    // Circles become nodes; what enters one is as much longer as it saves less than the arc that it
+    // Cycles become nodes; what enters one is as much longer as it saves less than the arc that it
     // replaces.
     let mut place = vec![0; nodes];
-    let mut count = circles;
+    let mut count = cycles;
     for node in 0..nodes {
-        place[node] = circle_of[node].unwrap_or_else(|| {
+        place[node] = cycle_of[node].unwrap_or_else(|| {
             count += 1;
             count - 1
         });
@@ -42,7 +42,7 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
         if place[arc.from] == place[arc.to] {
             continue;
         }
-        let saved = circle_of[arc.to].and(incoming[arc.to]).map_or(0.0, |replaced| lengths[replaced]);
+        let saved = cycle_of[arc.to].and(incoming[arc.to]).map_or(0.0, |replaced| lengths[replaced]);
         kept.push(index);
         contracted.push(Arc { from: place[arc.from], to: place[arc.to] });
         longer.push(lengths[index] - saved);
@@ -51,7 +51,7 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
     let chosen: Vec<usize> = chosen.into_iter().map(|index| kept[index]).collect();
     let mut tree = incoming;
     for (node, arc) in tree.iter_mut().enumerate() {
-        if circle_of[node].is_none() {
+        if cycle_of[node].is_none() {
             *arc = None;
         }
     }
@@ -61,16 +61,16 @@ pub(super) fn shortest(nodes: usize, root: usize, arcs: &[Arc], lengths: &[f64])
     Some(tree.into_iter().flatten().collect())
 }
 
-/// Which circle of chosen arcs each node is in, and how many circles there are.
-fn circles(
+/// Which cycle of chosen arcs each node is in, and how many cycles there are.
+fn cycles(
     nodes: usize,
     root: usize,
     arcs: &[Arc],
     incoming: &[Option<usize>],
 ) -> (Vec<Option<usize>>, usize) {
-    let mut circle_of = vec![None; nodes];
+    let mut cycle_of = vec![None; nodes];
     let mut visited_from = vec![None; nodes];
-    let mut circles = 0;
+    let mut cycles = 0;
     for start in 0..nodes {
         let mut node = start;
         while node != root && visited_from[node].is_none() {
@@ -78,17 +78,17 @@ fn circles(
             let Some(arc) = incoming[node] else { break };
             node = arcs[arc].from;
         }
-        if node == root || visited_from[node] != Some(start) || circle_of[node].is_some() {
+        if node == root || visited_from[node] != Some(start) || cycle_of[node].is_some() {
             continue;
         }
-        while circle_of[node].is_none() {
-            circle_of[node] = Some(circles);
+        while cycle_of[node].is_none() {
+            cycle_of[node] = Some(cycles);
             let Some(arc) = incoming[node] else { break };
             node = arcs[arc].from;
         }
-        circles += 1;
+        cycles += 1;
     }
-    (circle_of, circles)
+    (cycle_of, cycles)
 }
 
 #[cfg(test)]

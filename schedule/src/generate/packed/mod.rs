@@ -29,11 +29,11 @@ use pleach_packing::topology::Topology;
 use pleach_packing::{Packing, Rate, Tree as WeightedTree};
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::digest::Hasher64;
 use crate::generate::tree::{Tree, TreePair, TreeSchedule};
 use crate::generate::{Access, ordered_lanes};
 use crate::generate::{Program, Target};
 use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot};
+use pleach_vocabulary::digest::Hasher64;
 
 pub use pacing::{PacingPolicy, signal_slots_of_pair_max};
 
@@ -463,7 +463,7 @@ fn spans(edges: &[(Rank, Rank)], root: Rank, ranks: u32, upwards: bool) -> bool 
         }
     }
     // As many edges as other ranks, each of which has one parent: a tree unless some go around in a
-    // circle.
+    // cycle.
     let arrives = |rank: Rank| {
         let mut at = rank;
         (0..ranks).any(|_| match parents[at as usize] {

@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pleach_packing::random::Random;
 use pleach_packing::topology::{LATENCY_NS, NodeId};
 use pleach_packing::{Certificate, Edge, Path, Tree as PackedTree};
+use pleach_vocabulary::random::Random;
 
 use super::super::interpreter::{LAYOUTS, collectives, interpret};
 use super::super::{Algorithm, generate};
@@ -240,8 +240,8 @@ fn what_is_no_packing_of_the_ranks_is_refused_with_the_tree_that_shows_it() {
     let broadcast = Collective::Broadcast { root: 0 };
     let short = tree(0, &[(0, 1)]);
     assert_eq!(refused(broadcast, vec![short]), PackedError::NotSpanning { tree: 0, root: 0 });
-    let circle = tree(0, &[(1, 2), (2, 1)]);
-    assert_eq!(refused(broadcast, vec![circle]), PackedError::NotSpanning { tree: 0, root: 0 });
+    let cycle = tree(0, &[(1, 2), (2, 1)]);
+    assert_eq!(refused(broadcast, vec![cycle]), PackedError::NotSpanning { tree: 0, root: 0 });
     let elsewhere = tree(1, &[(1, 0), (1, 2)]);
     assert_eq!(refused(broadcast, vec![elsewhere]), PackedError::NotSpanning { tree: 0, root: 1 });
     let only = tree(0, &[(0, 1), (0, 2)]);

@@ -1,11 +1,13 @@
 //! Pseudo-random numbers that are the same in every run.
+//!
+//! Kept seeds name streams of another generator, `pleach_transport::sim::Random`, which splits a
+//! seed by purpose; a stream of this one is the seed alone.
+
+use crate::digest::{INCREMENT, mixed};
 
 /// The SplitMix64 generator (Steele, Lea and Flood 2014).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
-
-/// The increment of SplitMix64: 2⁶⁴ divided by the golden ratio.
-const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;
 
 impl Random {
     /// A generator with this seed. Equal seeds give equal numbers.
@@ -36,18 +38,4 @@ impl Random {
             items.swap(last, self.index(last + 1));
         }
     }
-}
-
-/// The finaliser of SplitMix64: every bit of the result depends on every bit of the value.
-#[must_use]
-pub const fn mixed(mut value: u64) -> u64 {
-    value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
-}
-
-/// A hash of two numbers.
-#[must_use]
-pub const fn hash_of_pair(one: u64, other: u64) -> u64 {
-    mixed(one.wrapping_add(other.wrapping_mul(INCREMENT)))
 }

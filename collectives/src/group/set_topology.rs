@@ -85,7 +85,7 @@ impl Group {
         }
         let mut core = self.shared.driver.lock();
         let links = topology.map(|topology| wiring(topology, core.planner.platform()));
-        core.planner.rewire(links);
+        core.planner.take_links(links);
         Ok(())
     }
 

@@ -18,14 +18,15 @@ use crate::engine::{Address, Bytes, Engine};
 /// are staged.
 const LENT_BYTES_MIN: usize = 4096;
 
-/// A slice of the caller. Nobody holds it after the call: see [`Lent::is_returned`].
+/// A slice of the caller. Nobody holds it after the call: see
+/// [`TemporaryRegistration::is_returned`].
 struct LentMemory {
     base: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the caller's slice stays where it is for the time of the call, which ends only when
-// `Lent::is_returned` says that nothing holds this value any more.
+// `TemporaryRegistration::is_returned` says that nothing holds this value any more.
 unsafe impl Memory for LentMemory {
     fn base(&self) -> NonNull<u8> {
         self.base
@@ -50,43 +51,50 @@ impl Group {
     /// Registers the caller's slices for the time of the call, where that is free; input and output
     /// stay the same slice, or one a part of the other, where they are.
     #[inline]
-    pub(super) fn lend(&self, engine: &mut Engine, call: &mut BoundCall) -> Result<Lent, CollectiveError> {
+    pub(super) fn lend(
+        &self,
+        engine: &mut Engine,
+        call: &mut BoundCall,
+    ) -> Result<TemporaryRegistration, CollectiveError> {
         if call.is_private() && self.space() == Space::Host {
             Self::register_for_call(engine, call)
         } else {
-            Ok(Lent::default())
+            Ok(TemporaryRegistration::default())
         }
     }
 
-    fn register_for_call(engine: &mut Engine, call: &mut BoundCall) -> Result<Lent, CollectiveError> {
-        let mut lent = Lent::default();
+    fn register_for_call(
+        engine: &mut Engine,
+        call: &mut BoundCall,
+    ) -> Result<TemporaryRegistration, CollectiveError> {
+        let mut registration = TemporaryRegistration::default();
         let register = |error| CollectiveError::Register(Arc::new(error));
         let input = std::mem::replace(&mut call.input, Bytes::None);
         let output = std::mem::replace(&mut call.output, Bytes::None);
         let output_in_input = place_in(&output, &input);
         let input_in_output = place_in(&input, &output);
         (call.input, call.output) = if let Some(range) = output_in_input {
-            let whole = lent.register(engine, input).map_err(register)?;
+            let whole = registration.register(engine, input).map_err(register)?;
             (whole.clone(), part(&whole, range))
         } else if let Some(range) = input_in_output {
-            let whole = lent.register(engine, output).map_err(register)?;
+            let whole = registration.register(engine, output).map_err(register)?;
             (part(&whole, range), whole)
         } else {
-            let input = lent.register(engine, input).map_err(register)?;
-            (input, lent.register(engine, output).map_err(register)?)
+            let input = registration.register(engine, input).map_err(register)?;
+            (input, registration.register(engine, output).map_err(register)?)
         };
-        Ok(lent)
+        Ok(registration)
     }
 }
 
 /// What was lent to the engine for one call. **Invariant:** it is dropped when the device holds
 /// nothing of it any more, or the process ends: the memory is the caller's.
 #[derive(Default)]
-pub(super) struct Lent {
+pub(super) struct TemporaryRegistration {
     memory: Vec<Weak<LentMemory>>,
 }
 
-impl Lent {
+impl TemporaryRegistration {
     /// The same bytes, registered if that is free and worth it.
     pub(super) fn register(&mut self, engine: &mut Engine, bytes: Bytes) -> Result<Bytes, RegisterError> {
         let Bytes::Private { base: Address(base), len } = bytes else { return Ok(bytes) };
@@ -111,7 +119,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for TemporaryRegistration {
     fn drop(&mut self) {
         if !self.is_returned() {
             end_process("a panic came up while a device held memory that was lent for one call");
@@ -129,17 +137,17 @@ mod tests {
     use crate::group::Options;
 
     /// A group of one rank, and memory that somebody holds on to as a device may.
-    fn lent() -> (Group, Lent, Arc<LentMemory>) {
+    fn registration() -> (Group, TemporaryRegistration, Arc<LentMemory>) {
         let options = Options { close_timeout: Duration::from_millis(50), ..Options::new(World::alone()) };
         let group = Group::join(&options).expect("nobody else is needed");
         let memory = Arc::new(LentMemory { base: NonNull::dangling(), len: 0 });
-        let lent = Lent { memory: vec![Arc::downgrade(&memory)] };
-        (group, lent, memory)
+        let registration = TemporaryRegistration { memory: vec![Arc::downgrade(&memory)] };
+        (group, registration, memory)
     }
 
     #[test]
     fn memory_that_a_device_keeps_comes_back_when_its_group_has_ended() {
-        let (group, lent, memory) = lent();
+        let (group, registration, memory) = registration();
         let device = std::thread::spawn({
             let group = group.clone();
             move || {
@@ -149,8 +157,8 @@ mod tests {
                 drop(memory);
             }
         });
-        group.take_back(&lent);
-        assert!(lent.is_returned());
+        group.take_back(&registration);
+        assert!(registration.is_returned());
         device.join().expect("it ends well");
         assert!(group.barrier().is_err(), "the group has ended");
     }

@@ -26,17 +26,17 @@ macro_rules! on_every_fabric {
 }
 use on_every_fabric;
 
-#[path = "together/batch.rs"]
+#[path = "under_way/any_and_all.rs"]
+mod any_and_all;
+#[path = "under_way/batch.rs"]
 mod batch;
-#[path = "together/persistent.rs"]
+#[path = "under_way/persistent.rs"]
 mod persistent;
-#[path = "together/progress.rs"]
+#[path = "under_way/progress.rs"]
 mod progress;
-#[path = "together/several.rs"]
-mod several;
-#[path = "together/speed.rs"]
+#[path = "under_way/speed.rs"]
 mod speed;
-#[path = "together/split.rs"]
+#[path = "under_way/split.rs"]
 mod split;
-#[path = "together/topology.rs"]
+#[path = "under_way/topology.rs"]
 mod topology;

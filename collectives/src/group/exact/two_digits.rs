@@ -24,7 +24,7 @@ const QUOTIENT_PRECISION_MAX: i32 = 32;
 
 /// How the sums of a block are taken in and given out.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Quick {
+pub(super) struct TwoDigitSums {
     /// Place of the lowest bit of a sum.
     low: i32,
     has_high: bool,
@@ -37,7 +37,7 @@ pub(super) struct Quick {
     halvings: i32,
 }
 
-impl Quick {
+impl TwoDigitSums {
     /// For sums of `T` that are divided by at least 1; `None` when the window is too long, or they
     /// have to go the long way for another reason.
     pub(super) fn of<T: Float>(window: Window, divide_by: u32) -> Option<Self> {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::source::{blanked, words};
 use super::{Written, written};
 
-/// Circles that are still there, by crate. One that is gone is taken from here, and none is added.
+/// Cycles that are still there, by crate. One that is gone is taken from here, and none is added.
 const KNOWN: &[(&str, &[&str])] =
     &[("packing", &[]), ("schedule", &[]), ("collectives", &[]), ("transport", &[])];
 
@@ -19,19 +19,16 @@ fn modules_of_a_crate_use_each_other_one_way() {
     for (krate, known) in KNOWN {
         let uses = uses(&files, krate);
         assert!(uses.len() > 5, "{krate}: only {} modules were found", uses.len());
-        let in_circles: BTreeSet<&str> =
+        let in_cycles: BTreeSet<&str> =
             uses.keys().filter(|at| reaches(&uses, at, at)).map(String::as_str).collect();
         let known: BTreeSet<&str> = known.iter().copied().collect();
-        let new: Vec<_> = in_circles.difference(&known).collect();
+        let new: Vec<_> = in_cycles.difference(&known).collect();
         assert!(
             new.is_empty(),
             "{krate}: {new:?} use modules that use them: move what both need below the two"
         );
-        let gone: Vec<_> = known.difference(&in_circles).collect();
-        assert!(
-            gone.is_empty(),
-            "{krate}: {gone:?} are in no circle any more: take them from the known ones"
-        );
+        let gone: Vec<_> = known.difference(&in_cycles).collect();
+        assert!(gone.is_empty(), "{krate}: {gone:?} are in no cycle any more: take them from the known ones");
     }
 }
 

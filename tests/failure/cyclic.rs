@@ -1,4 +1,4 @@
-//! Ranks that wait for each other's calls in a circle are told so, with both calls; ranks that are
+//! Ranks that wait for each other's calls in a cycle are told so, with both calls; ranks that are
 //! only slow are waited for.
 
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::mismatched::{expect_mismatch, in_time};
 use crate::on_every_fabric;
 use crate::ranks::{Outcome, Ranks, wait};
 
-/// How long a slow rank is in no call: many times as long as a circle lasts before it is an error.
+/// How long a slow rank is in no call: many times as long as a cycle lasts before it is an error.
 const SLOW_FOR: Duration = Duration::from_millis(300);
 
 /// What three ranks call at the same time, and words of the error about it.
@@ -47,7 +47,7 @@ const CASES: &[Case] = &[
     },
 ];
 
-fn a_circle_of_calls_is_an_error_that_names_both(fabric: Fabric) {
+fn a_cycle_of_calls_is_an_error_that_names_both(fabric: Fabric) {
     for case in CASES {
         in_time(&case.calls.join(", "), fabric, || {
             let mut ranks = Ranks::join(fabric, 3);
@@ -98,7 +98,7 @@ fn a_rank_whose_receive_is_under_way_while_it_is_in_no_call_is_waited_for(fabric
 }
 
 on_every_fabric!(
-    a_circle_of_calls_is_an_error_that_names_both,
+    a_cycle_of_calls_is_an_error_that_names_both,
     a_rank_that_is_in_no_call_is_waited_for,
     a_rank_whose_receive_is_under_way_while_it_is_in_no_call_is_waited_for,
 );

@@ -1,6 +1,6 @@
 //! What bundling, preparing and a thread cost and gain: side by side in one run, printed.
 //!
-//! `cargo test --release -p pleach-collectives --test together speed -- --ignored --nocapture`
+//! `cargo test --release -p pleach-collectives --test under_way speed -- --ignored --nocapture`
 
 use std::time::Duration;
 
