@@ -21,7 +21,7 @@ const FILE_LINES: (usize, usize) = (700, 1_000);
 
 /// `pub(super)` in the whole workspace: each is a piece of state or a function that the files of
 /// one folder share. The number may only fall.
-const SHARED_WITH_PARENTS_MAX: usize = 1_550;
+const SHARED_WITH_PARENTS_MAX: usize = 1_396;
 
 /// Lines of a function: printed above the first, refused above the second.
 const FUNCTION_LINES: (usize, usize) = (70, 100);
@@ -57,12 +57,12 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/tests/small_messages.rs", "counts allocations"),
     ("collectives/tests/system_calls.rs", "counts system calls"),
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
+    ("collectives/src/group/batch.rs", "copies between a batch's memory"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
     ("collectives/src/group/exact/elements.rs", "elements of a call by their addresses"),
     ("collectives/src/group/temporary_registration.rs", "memory lent for one call"),
     ("collectives/src/group/premultiplied.rs", "products of a call's elements by their addresses"),
     ("collectives/src/group/raw.rs", "operations on memory by its address"),
-    ("collectives/src/group/staging.rs", "copies between a batch's memory"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
     ("ffi/src", "addresses and handles that C programs give"),
     ("ffi/benches/over_rust.rs", "calls as C programs make them"),

@@ -34,16 +34,10 @@ use pleach_transport::cuda::CudaError;
 use pleach_transport::{Memory, Nanos, Space};
 use pleach_vocabulary::{DataType, ReduceOp};
 
-#[cfg(target_arch = "x86_64")]
-mod bf16_vectors;
 mod convert;
 pub mod cuda;
 mod element;
-#[cfg(target_arch = "x86_64")]
-mod f16_vectors;
 mod float8;
-#[cfg(target_arch = "x86_64")]
-mod float8_vectors;
 mod kernel;
 #[cfg(test)]
 mod oracle;
@@ -51,7 +45,6 @@ mod scale;
 pub mod simulated;
 #[cfg(test)]
 mod speed;
-mod strips;
 #[cfg(test)]
 mod tests;
 
@@ -215,7 +208,7 @@ pub const SLICE_BYTES: usize = 512 << 10;
 pub struct HostCompute {
     instructions: Instructions,
     /// Boxed so that a `HostCompute` can be moved cheaply.
-    strips: Box<strips::Strips>,
+    strips: Box<kernel::Strips>,
 }
 
 impl HostCompute {
@@ -265,6 +258,6 @@ fn slice_elements(job: &Job, left: usize) -> usize {
     if left <= SLICE_BYTES && left * bytes_an_element <= SLICE_BYTES {
         return left;
     }
-    let strip = strips::strip_elements(job.data_type);
+    let strip = kernel::strip_elements(job.data_type);
     left.min((SLICE_BYTES / bytes_an_element / strip).max(1) * strip)
 }

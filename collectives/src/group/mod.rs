@@ -24,14 +24,12 @@
 //! when a later [`Group::barrier`] has succeeded.
 
 mod batch;
-mod batch_run;
 mod bound;
 mod calls;
 mod data;
 mod driver;
 mod error;
 mod exact;
-mod fused;
 mod gpu;
 mod info;
 mod join;
@@ -49,7 +47,6 @@ mod registered;
 mod run;
 mod set_topology;
 mod split;
-mod staging;
 mod stream_order;
 mod summary;
 mod temporary_registration;
@@ -91,13 +88,13 @@ use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
 use crate::engine::{Engine, StatusBoard};
 use crate::reproducible::Reproducible;
+use batch::Staging;
 use bound::BoundCall;
 use data::{destination, part};
 use driver::{Core, Driver};
 use exact::Exact;
 use observed::Observed;
 use progress::ProgressThread;
-use staging::Staging;
 
 /// A handle of a group of ranks; see the module.
 #[derive(Clone)]

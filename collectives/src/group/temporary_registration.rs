@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
-use pleach_transport::{Memory, RegisterError, Share, Space};
+use pleach_transport::{Memory, RegisterError, Share, Space, clock};
 
 use super::Group;
 use super::bound::BoundCall;
@@ -84,6 +84,27 @@ impl Group {
             (input, registration.register(engine, output).map_err(register)?)
         };
         Ok(registration)
+    }
+
+    /// Waits until the device has let go of what was lent to it for one call: its own housekeeping,
+    /// done when it is polled. A peer that does not read what it asked for can keep it from that;
+    /// then the group ends, which takes the memory out of every peer's reach.
+    pub(super) fn take_back(&self, registration: &TemporaryRegistration) {
+        if registration.is_empty() {
+            return;
+        }
+        let driver = &self.shared.driver;
+        let is_returned = || {
+            let until = clock::now() + self.shared.close_timeout;
+            driver.drive(driver.lock(), until, |_| registration.is_returned().then_some(())).is_some()
+        };
+        if is_returned() {
+            return;
+        }
+        self.abort();
+        if !is_returned() {
+            end_process("a device holds memory that was lent for one call, and would write to it later");
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use pleach_transport::sim::Fault as Injected;
 use pleach_vocabulary::{Collective, Rank};
 
-use super::call::CallPlan;
+use super::CallPlan;
 use super::scenario::{Mismatch, Scenario, TIMEOUT_FAR};
 use super::time_bound::time_bound;
 use crate::engine::{Fault, FaultKind};

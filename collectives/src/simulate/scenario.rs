@@ -12,7 +12,7 @@ use pleach_schedule::select::candidates;
 use pleach_transport::sim::{self, FaultKind, FaultKinds, Faults, Network, NodeId, Random};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
-use super::call::CallPlan;
+use super::CallPlan;
 use crate::compute::simulated::ComputeMutant;
 
 /// Most ranks of a scenario.

@@ -27,7 +27,7 @@ pub(super) fn time_bound(scenario: &Scenario, call: usize) -> Duration {
     let delay = if faults.delay_per_million > 0 { faults.delay } else { Duration::ZERO };
     let hop = (latency + faults.reorder + delay + Duration::from_nanos(100)) * SIGNALS_A_HOP;
     let bytes_per_s = network.links().iter().map(|link| link.bytes_per_s).min().unwrap_or(1_000_000_000);
-    let of = |plan: &super::call::CallPlan| {
+    let of = |plan: &super::CallPlan| {
         let whole = plan.whole_bytes(ranks) as u64;
         let chunks = (whole / CHUNK_BYTES_MIN) as u32 / ranks + 1;
         let moved = Duration::from_nanos(2 * whole * u64::from(ranks) * 1_000_000_000 / bytes_per_s);

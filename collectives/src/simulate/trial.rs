@@ -14,15 +14,13 @@ use pleach_transport::mutex::lock;
 use pleach_transport::sim::{self, AccessKind, FREEZE_MAX, Fault as Injected, TraceHash};
 use pleach_vocabulary::{Collective, Rank};
 
-use super::call::{CallPlan, Overlap};
 use super::cause;
 use super::cluster::Cluster;
 use super::mutation::mutated;
-use super::oracle::{self, RankInput};
 use super::scenario::Scenario;
-use super::slices::Guarded;
 use super::time_bound::time_bound;
 use super::watch::Watch;
+use super::{CallPlan, Guarded, Overlap, RankInput, depends_on_others, oracle_difference, oracle_input};
 use crate::call::Descriptor;
 use crate::engine::{Bytes, Fault, FaultKind, Plan, Program, RunId, StartError};
 
@@ -523,7 +521,7 @@ impl<'a> Trial<'a> {
         let ranks = self.scenario.ranks;
         let name = || format!("rank {rank}, call {call} ({plan})");
         let differs = self.scenario.mismatch.as_ref().is_some_and(|it| it.call == call && it.rank == rank);
-        if differs && oracle::depends_on_others(plan.collective, rank, ranks) {
+        if differs && depends_on_others(plan.collective, rank, ranks) {
             let what = format!("{}: succeeded, although the others called something else", name());
             return Err(self.failure(Checker::Cause, what));
         }
@@ -552,11 +550,11 @@ impl<'a> Trial<'a> {
         let inputs = self.inputs.entry(call).or_insert_with(|| {
             let given = |rank| {
                 let plan = self.scenario.plan(call, rank).unwrap_or(&self.scenario.calls[call]);
-                RankInput { plan, bytes: oracle::input(seed, call, rank, plan, ranks) }
+                RankInput { plan, bytes: oracle_input(seed, call, rank, plan, ranks) }
             };
             (0..ranks).map(given).collect()
         });
-        if let Some(difference) = oracle::difference(plan, rank, inputs, &output) {
+        if let Some(difference) = oracle_difference(plan, rank, inputs, &output) {
             return Err(self.failure(Checker::Result, format!("{}: {difference}", name())));
         }
         if alike {
@@ -711,7 +709,7 @@ impl CallMemory {
         plan: &CallPlan,
     ) -> Self {
         let ranks = scenario.ranks;
-        let given = oracle::input(scenario.seed, call, rank, plan, ranks);
+        let given = oracle_input(scenario.seed, call, rank, plan, ranks);
         let outputs = plan.collective.output_parts(rank, ranks);
         let has_input = !plan.collective.input_parts(rank, ranks).is_empty();
         let has_output = !outputs.is_empty();

@@ -8,8 +8,8 @@
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, one_block};
+use super::{Tree, TreePair, TreeSchedule};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;

@@ -26,7 +26,7 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::tree::Tree;
+use super::Tree;
 use super::{Access, block_for_each_part, block_for_each_rank, one_block, ordered_lanes};
 use super::{Program, Target};
 use crate::{Block, BlockId, Lane, Part, Schedule, SignalSlot};

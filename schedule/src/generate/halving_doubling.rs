@@ -22,8 +22,7 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::tree::{Tree, TreePair, TreeSchedule};
-use super::{Access, block_for_each_rank};
+use super::{Access, PowerOfTwoGroup, Tree, TreePair, TreeSchedule, block_for_each_rank};
 use crate::{Block, Schedule};
 
 const WINDOW: u32 = 2;
@@ -49,41 +48,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
     .schedule()
 }
 
-/// The ranks that take part in exchanges among a power of two, and the proxies of the others.
-pub(super) struct PowerOfTwoGroup {
-    ranks: u32,
-    pub(super) participants: u32,
-}
-
 impl PowerOfTwoGroup {
-    pub(super) fn new(ranks: u32) -> Self {
-        Self { ranks, participants: 1 << ranks.ilog2() }
-    }
-
-    fn others(&self) -> u32 {
-        self.ranks - self.participants
-    }
-
-    /// The proxy of a rank: itself, or its successor.
-    pub(super) fn proxy(&self, rank: Rank) -> Rank {
-        if rank < 2 * self.others() { rank | 1 } else { rank }
-    }
-
-    /// The number of a participant.
-    pub(super) fn number(&self, rank: Rank) -> u32 {
-        if rank < 2 * self.others() { rank / 2 } else { rank - self.others() }
-    }
-
-    /// The participant of this number.
-    pub(super) fn rank(&self, number: u32) -> Rank {
-        if number < self.others() { 2 * number + 1 } else { number + self.others() }
-    }
-
-    /// The rank of which a participant is the proxy.
-    pub(super) fn represented(&self, participant: Rank) -> Option<Rank> {
-        (participant < 2 * self.others()).then(|| participant - 1)
-    }
-
     /// The way of a block to its owner: the participants' binomial tree, with the others hanging on
     /// it.
     fn tree(&self, owner: Rank) -> Tree {

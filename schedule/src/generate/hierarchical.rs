@@ -29,8 +29,8 @@
 use pleach_vocabulary::{Collective, Rank};
 
 use super::Program;
-use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, PeerAccess, block_for_each_rank, one_block};
+use super::{Tree, TreePair, TreeSchedule};
 use crate::hosts::HostMap;
 use crate::{Block, BlockId, Lane, Schedule, SignalSlot};
 

@@ -14,6 +14,7 @@
 //! A *put* has read its source when its signal has arrived. Puts read `Input` and `Output` directly
 //! if nothing else would have to be written; the executor stages memory that is not registered.
 
+mod algorithm;
 mod chain;
 mod direct;
 mod double_tree;
@@ -30,22 +31,22 @@ pub mod packed;
 mod pairwise;
 mod recursive_doubling;
 mod ring;
-mod tree;
 mod variant;
 
+pub use algorithm::{
+    ALL_TO_ALL_RANKS_MAX, Algorithm, DIRECT_RANKS_MAX, EXCHANGE_RANKS_MAX, GRID_DIMENSIONS_MAX, RANKS_MAX,
+    check, generate,
+};
 pub use error::GenerateError;
 pub use variant::Variant;
 
+use std::collections::VecDeque;
 use std::fmt;
-use std::str::FromStr;
-use std::sync::Arc;
 
-use pleach_vocabulary::{Collective, Rank, UnknownName};
+use pleach_vocabulary::{Collective, Rank};
 
 use crate::hosts::HostMap;
-use crate::rank_space::RankSpace;
 use crate::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
-use packed::PackedTrees;
 
 /// How a rank reaches its peers' memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -87,315 +88,6 @@ impl PeerAccess<'_> {
             Self::Inside(access, hosts) if hosts.are_neighbours(rank, peer) => access,
             Self::Inside(..) => Access::Put,
         }
-    }
-}
-
-/// Most dimensions of a grid.
-pub const GRID_DIMENSIONS_MAX: usize = 16;
-
-/// How a collective is carried out.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[non_exhaustive]
-pub enum Algorithm {
-    /// Every rank with every other, in one hop.
-    Direct,
-    /// Straight to the scratch of those who get it, without a word of theirs before: for few bytes.
-    Eager,
-    /// The same along a binomial tree.
-    EagerTree,
-    /// Everything to everybody, in one round.
-    Exchange,
-    /// Exchanges of everything with the rank at distance 1, 2, 4, …
-    RecursiveDoubling,
-    /// Exchanges of halves, quarters, … and back.
-    HalvingDoubling,
-    /// Around a ring.
-    Ring,
-    /// Two binary trees, each for half of the data; an inner rank of one is a leaf of the other.
-    DoubleTree,
-    /// Along a chain.
-    Chain,
-    /// Along the lines of a grid of these extents: reduce-scatter dimension after dimension,
-    /// all-gather back.
-    Grid(Vec<u32>),
-    /// Along the lines of a grid: a whole all-reduce in each dimension, one after the other.
-    GridStaged(Vec<u32>),
-    /// Inside every host, and across hosts by one rank of each for a share of the data. Its
-    /// mappings stay inside hosts. `None`: the hosts of the group that carries it out.
-    Hierarchical(Option<HostMap>),
-    /// Along the trees of a packing, which are for one collective. `None`: what is packed for the
-    /// topology of the group that carries it out.
-    Packed(Option<Arc<PackedTrees>>),
-}
-
-impl Algorithm {
-    /// Those whose names may stand without extents.
-    const PLAIN: [Self; 11] = [
-        Self::Direct,
-        Self::Eager,
-        Self::EagerTree,
-        Self::Exchange,
-        Self::RecursiveDoubling,
-        Self::HalvingDoubling,
-        Self::Ring,
-        Self::DoubleTree,
-        Self::Chain,
-        Self::Hierarchical(None),
-        Self::Packed(None),
-    ];
-
-    /// The names of the algorithms that carry out a collective. A name that ends in a colon wants
-    /// extents: `grid:2x3`.
-    #[must_use]
-    pub fn names(collective: Collective) -> &'static [&'static str] {
-        match collective {
-            Collective::AllReduce => &[
-                "direct",
-                "exchange",
-                "recursive-doubling",
-                "halving-doubling",
-                "ring",
-                "double-tree",
-                "grid:AxB",
-                "grid-staged:AxB",
-                "hierarchical:HxR",
-                "packed",
-            ],
-            Collective::Reduce { .. } | Collective::Broadcast { .. } => {
-                &["direct", "eager", "eager-tree", "double-tree", "chain", "hierarchical:HxR", "packed"]
-            }
-            Collective::AllGather | Collective::ReduceScatter => {
-                &["direct", "eager", "ring", "halving-doubling", "grid:AxB", "hierarchical:HxR", "packed"]
-            }
-            Collective::Barrier => &["recursive-doubling", "hierarchical:HxR"],
-            Collective::Gather { .. } | Collective::Scatter { .. } => &["direct", "eager", "packed"],
-            Collective::AllToAll | Collective::SendRecv { .. } => &["direct", "eager"],
-        }
-    }
-
-    /// The longest part of the collective that it carries between `ranks`, in bytes, where
-    /// there is a limit.
-    #[must_use]
-    pub fn part_bytes_max(&self, collective: Collective, ranks: u32) -> Option<u64> {
-        matches!(self, Self::Eager | Self::EagerTree).then(|| eager::part_bytes_max(collective, ranks))
-    }
-
-    /// Whether it can carry out the collective.
-    #[must_use]
-    pub fn carries_out(&self, collective: Collective) -> bool {
-        Self::names(collective).iter().any(|name| name.split(':').next() == Some(self.family()))
-    }
-
-    /// The algorithm of this name, which must be able to carry out the collective.
-    ///
-    /// # Errors
-    ///
-    /// Lists the names that the collective knows.
-    pub fn named(name: &str, collective: Collective) -> Result<Self, UnknownName> {
-        let unknown = || UnknownName {
-            what: "algorithm for this collective",
-            name: name.to_owned(),
-            known: Self::names(collective).join(" "),
-        };
-        let algorithm: Self = name.parse().map_err(|_| unknown())?;
-        if algorithm.carries_out(collective) { Ok(algorithm) } else { Err(unknown()) }
-    }
-
-    /// Its name without extents.
-    #[must_use]
-    pub fn family(&self) -> &'static str {
-        match self {
-            Self::Direct => "direct",
-            Self::Eager => "eager",
-            Self::EagerTree => "eager-tree",
-            Self::Exchange => "exchange",
-            Self::RecursiveDoubling => "recursive-doubling",
-            Self::HalvingDoubling => "halving-doubling",
-            Self::Ring => "ring",
-            Self::DoubleTree => "double-tree",
-            Self::Chain => "chain",
-            Self::Grid(_) => "grid",
-            Self::GridStaged(_) => "grid-staged",
-            Self::Hierarchical(_) => "hierarchical",
-            Self::Packed(_) => "packed",
-        }
-    }
-}
-
-impl fmt::Display for Algorithm {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.family())?;
-        if let Self::Grid(extents) | Self::GridStaged(extents) = self {
-            for (index, extent) in extents.iter().enumerate() {
-                write!(formatter, "{}{extent}", if index == 0 { ':' } else { 'x' })?;
-            }
-        }
-        if let Self::Hierarchical(Some(hosts)) = self {
-            write!(formatter, ":{hosts}")?;
-        }
-        if let Self::Packed(Some(trees)) = self {
-            write!(formatter, ":{:08x}", trees.digest() >> 32)?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for Algorithm {
-    type Err = UnknownName;
-
-    fn from_str(name: &str) -> Result<Self, UnknownName> {
-        let unknown = || {
-            UnknownName {
-            what: "algorithm",
-            name: name.to_owned(),
-            known:
-                "direct eager eager-tree exchange recursive-doubling halving-doubling ring double-tree chain grid:AxB grid-staged:AxB hierarchical:HxR packed"
-                    .to_owned(),
-        }
-        };
-        if let Some(plain) = Self::PLAIN.into_iter().find(|plain| plain.family() == name) {
-            return Ok(plain);
-        }
-        let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
-        if family == "hierarchical" {
-            return Ok(Self::Hierarchical(Some(extents.parse().map_err(|_| unknown())?)));
-        }
-        let extents = extents
-            .split('x')
-            .map(|extent| extent.parse().ok().filter(|&extent: &u32| extent > 0))
-            .collect::<Option<Vec<u32>>>()
-            .filter(|extents| extents.len() <= GRID_DIMENSIONS_MAX)
-            .ok_or_else(unknown)?;
-        match family {
-            "grid" => Ok(Self::Grid(extents)),
-            "grid-staged" => Ok(Self::GridStaged(extents)),
-            _ => Err(unknown()),
-        }
-    }
-}
-
-/// Most ranks of a schedule.
-pub const RANKS_MAX: u32 = 4096;
-/// Most ranks of an algorithm in which every rank talks to every other.
-pub const DIRECT_RANKS_MAX: u32 = 1024;
-/// Most ranks of an exchange, in which each sends everything to all others; it is for ranks that
-/// share a host.
-pub const EXCHANGE_RANKS_MAX: u32 = 64;
-/// Most ranks of an all-to-all, which has a block for every two of them.
-pub const ALL_TO_ALL_RANKS_MAX: u32 = 256;
-
-/// Makes the schedule by which `ranks` ranks carry out a collective.
-pub fn generate(
-    collective: Collective,
-    algorithm: &Algorithm,
-    ranks: u32,
-    access: Access,
-) -> Result<Schedule, GenerateError> {
-    let hosts = check(collective, algorithm, ranks)?;
-    if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
-        return Ok(single_rank(collective, ranks, access));
-    }
-    let space = |extents: &[u32]| {
-        RankSpace::row_major(0, extents).filter(|space| space.size() == ranks).ok_or_else(|| {
-            let places =
-                extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
-            GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks }
-        })
-    };
-    Ok(match algorithm {
-        Algorithm::Direct => direct::schedule(collective, ranks, access),
-        Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::EagerTree::Star),
-        Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::EagerTree::Binomial),
-        Algorithm::Exchange => exchange::schedule(collective, ranks, access),
-        Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
-        Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
-        Algorithm::Ring => ring::schedule(collective, ranks, access),
-        Algorithm::DoubleTree => double_tree::schedule(collective, ranks, access),
-        Algorithm::Chain => chain::schedule(collective, ranks, access),
-        Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access),
-        Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access),
-        Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access),
-        Algorithm::Packed(Some(trees)) => packed::schedule(trees, access),
-        Algorithm::Packed(None) => return Err(GenerateError::NoTopology { ranks }),
-    })
-}
-
-/// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all
-/// on one).
-pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<HostMap, GenerateError> {
-    if ranks == 0 {
-        return Err(GenerateError::NoRanks);
-    }
-    if !algorithm.carries_out(collective) {
-        let known = Algorithm::names(collective);
-        return Err(GenerateError::WrongCollective { algorithm: algorithm.clone(), collective, known });
-    }
-    let limit = match collective {
-        Collective::AllToAll => ALL_TO_ALL_RANKS_MAX,
-        Collective::AllReduce | Collective::AllGather | Collective::ReduceScatter
-            if matches!(algorithm, Algorithm::Direct | Algorithm::Eager) =>
-        {
-            DIRECT_RANKS_MAX
-        }
-        Collective::AllReduce if *algorithm == Algorithm::Exchange => EXCHANGE_RANKS_MAX,
-        _ => RANKS_MAX,
-    };
-    if ranks > limit {
-        return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });
-    }
-    if let Algorithm::Grid(extents) | Algorithm::GridStaged(extents) = algorithm {
-        let places = extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
-        if places != u64::from(ranks) {
-            return Err(GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks });
-        }
-    }
-    match algorithm {
-        Algorithm::Packed(None) if ranks > 1 => return Err(GenerateError::NoTopology { ranks }),
-        Algorithm::Packed(Some(trees)) if (trees.collective(), trees.ranks()) != (collective, ranks) => {
-            return Err(GenerateError::WrongPacking {
-                algorithm: algorithm.clone(),
-                packed: trees.collective(),
-                packed_ranks: trees.ranks(),
-                collective,
-                ranks,
-            });
-        }
-        _ => {}
-    }
-    let hosts = match algorithm {
-        Algorithm::Hierarchical(hosts) => {
-            let places = hosts.as_ref().map_or(0, HostMap::ranks);
-            let unfit = || GenerateError::HostsDoNotFit { algorithm: algorithm.clone(), places, ranks };
-            hosts.clone().filter(|_| places == ranks).ok_or_else(unfit)?
-        }
-        _ => HostMap::one(ranks),
-    };
-    let named = match collective {
-        Collective::SendRecv { from, to } => [from, to],
-        _ => [collective.root().unwrap_or(0); 2],
-    };
-    match named.into_iter().find(|&rank| rank >= ranks) {
-        Some(rank) => Err(GenerateError::NoSuchRank { rank, collective, ranks }),
-        None => Ok(hosts),
-    }
-}
-
-/// Nobody to talk to: who has input and output copies.
-fn single_rank(collective: Collective, ranks: u32, access: Access) -> Schedule {
-    use crate::Part::{Input, Output};
-    let lanes = |rank| -> Vec<Lane> {
-        let mut lane = Program::new(access, rank, 0);
-        if !collective.input_parts(rank, ranks).is_empty() {
-            lane.copy(Input, Output);
-        }
-        lane.finish().into_iter().collect()
-    };
-    Schedule {
-        collective,
-        window: 1,
-        single_chunk: false,
-        blocks: one_block(),
-        programs: (0..ranks).map(lanes).collect(),
     }
 }
 
@@ -625,4 +317,383 @@ fn may_alias(one: Part, other: Part) -> bool {
 /// memory as that window.
 fn window_copy_clash(written: Part, other: Part) -> bool {
     written == Part::Output && other == Part::Input
+}
+
+/// The ranks that take part in exchanges among a power of two, and the proxies of the others.
+struct PowerOfTwoGroup {
+    ranks: u32,
+    participants: u32,
+}
+
+impl PowerOfTwoGroup {
+    fn new(ranks: u32) -> Self {
+        Self { ranks, participants: 1 << ranks.ilog2() }
+    }
+
+    fn others(&self) -> u32 {
+        self.ranks - self.participants
+    }
+
+    /// The proxy of a rank: itself, or its successor.
+    fn proxy(&self, rank: Rank) -> Rank {
+        if rank < 2 * self.others() { rank | 1 } else { rank }
+    }
+
+    /// The number of a participant.
+    fn number(&self, rank: Rank) -> u32 {
+        if rank < 2 * self.others() { rank / 2 } else { rank - self.others() }
+    }
+
+    /// The participant of this number.
+    fn rank(&self, number: u32) -> Rank {
+        if number < self.others() { 2 * number + 1 } else { number + self.others() }
+    }
+
+    /// The rank of which a participant is the proxy.
+    fn represented(&self, participant: Rank) -> Option<Rank> {
+        (participant < 2 * self.others()).then(|| participant - 1)
+    }
+}
+
+// Collectives along trees, one tree a block: the form that most algorithms take.
+//
+// Contributions go up a tree to its root, results go down one. What an algorithm adds is the
+// shape: a ring is a chain for each block, halving and doubling a binomial tree, a grid one of as
+// many levels as dimensions.
+//
+// * **Up and down** (all-reduce): nothing but data is sent where both trees are the same. A rank
+//   has the result of a chunk only when all have done with its contribution, so its place there is
+//   free; and its output is written only after its contribution. Where the rank above on the way
+//   down is another one than on the way up (a ring), it has not heard of this rank otherwise, so
+//   each edge has one more signal a chunk, sent at the chunk's begin.
+// * **Up alone** (reduce, reduce-scatter), **down alone** (broadcast, all-gather): each edge has
+//   one more signal a chunk: by puts the receiver says that it is ready, mapped the reader says
+//   that it has read.
+//
+// By puts a contribution lands in a slot of the parent, which combines all of them in one pass.
+// Mapped, the parent reads the children's partial results where they are; an all-reduce writes
+// results down, everything else reads. Which of the two it is, is a matter of each edge by itself.
+
+/// A contribution has come, or may be read.
+const PARTIAL: SignalSlot = SignalSlot(0);
+/// The result has come, or may be read.
+const RESULT: SignalSlot = SignalSlot(1);
+/// Something may come, or has been read.
+const READY: SignalSlot = SignalSlot(2);
+/// The partial result of a rank for its parent.
+const SUM: Part = Part::Scratch(0);
+
+/// A rooted tree over all ranks.
+struct Tree {
+    parents: Vec<Option<Rank>>,
+    /// In the order in which they are ready to contribute.
+    children: Vec<Vec<Rank>>,
+    slots: Vec<u16>,
+}
+
+impl Tree {
+    /// A tree from its edges, child and parent; of two children the one whose edge comes first
+    /// contributes first.
+    fn new(ranks: u32, edges: impl IntoIterator<Item = (Rank, Rank)>) -> Self {
+        let mut tree = Self {
+            parents: vec![None; ranks as usize],
+            children: vec![Vec::new(); ranks as usize],
+            slots: vec![0; ranks as usize],
+        };
+        for (child, parent) in edges {
+            debug_assert!(tree.parents[child as usize].is_none(), "rank {child} has two parents");
+            tree.parents[child as usize] = Some(parent);
+            let siblings = &mut tree.children[parent as usize];
+            tree.slots[child as usize] = siblings.len() as u16;
+            siblings.push(child);
+        }
+        tree
+    }
+
+    /// Everybody below the root, which begins with the rank after it.
+    fn star(ranks: u32, root: Rank) -> Self {
+        Self::new(ranks, (1..ranks).map(|lane_order| ((root + lane_order) % ranks, root)))
+    }
+
+    /// Below the root, which is number 0 from there on, each rank with the number that is its own
+    /// without its lowest bit.
+    fn binomial(ranks: u32, root: Rank) -> Self {
+        let rank = |number: u32| (root + number) % ranks;
+        Self::new(ranks, (1..ranks).map(|number| (rank(number), rank(number & (number - 1)))))
+    }
+
+    /// The root, then the rank after it below it, and so on.
+    fn chain_after(ranks: u32, root: Rank) -> Self {
+        Self::new(ranks, (1..ranks).map(|hop| ((root + hop) % ranks, (root + hop - 1) % ranks)))
+    }
+
+    /// The root, then the rank before it below it, and so on.
+    fn chain_before(ranks: u32, root: Rank) -> Self {
+        Self::new(
+            ranks,
+            (1..ranks).map(|hop| ((root + ranks - hop) % ranks, (root + ranks - hop + 1) % ranks)),
+        )
+    }
+
+    /// The longest way from the root to a leaf, in edges.
+    fn depth(&self) -> u32 {
+        let roots = self.parents.iter().enumerate().filter(|(_, parent)| parent.is_none());
+        let mut queue: VecDeque<(Rank, u32)> = roots.map(|(rank, _)| (rank as Rank, 0)).collect();
+        let mut deepest = 0;
+        while let Some((rank, depth)) = queue.pop_front() {
+            deepest = depth;
+            queue.extend(self.children[rank as usize].iter().map(|&child| (child, depth + 1)));
+        }
+        deepest
+    }
+
+    fn parent(&self, rank: Rank) -> Option<Rank> {
+        self.parents[rank as usize]
+    }
+
+    fn children(&self, rank: Rank) -> &[Rank] {
+        &self.children[rank as usize]
+    }
+
+    /// A rank's place among its parent's children.
+    fn slot(&self, rank: Rank) -> u16 {
+        self.slots[rank as usize]
+    }
+}
+
+/// Which ways data go, and along what.
+#[derive(Clone, Copy)]
+enum Flow<'a> {
+    /// Contributions to the root of the first tree, the result down the second one, which has the
+    /// same root.
+    UpAndDown(&'a Tree, &'a Tree),
+    /// Contributions to the root.
+    Up(&'a Tree),
+    /// The root's input to all.
+    Down(&'a Tree),
+}
+
+/// Which ways the blocks of a collective go.
+struct TreePair {
+    up: Tree,
+    /// When it is not the same.
+    down: Option<Tree>,
+}
+
+impl TreePair {
+    /// The same tree both ways.
+    fn both(tree: Tree) -> Self {
+        Self { up: tree, down: None }
+    }
+
+    /// The longest way up and down again, in edges.
+    fn round_trip(&self) -> u32 {
+        self.up.depth() + self.down.as_ref().unwrap_or(&self.up).depth()
+    }
+}
+
+/// The parts of a schedule along trees.
+struct TreeSchedule<'a> {
+    collective: Collective,
+    ranks: u32,
+    links: PeerAccess<'a>,
+    window: u32,
+    blocks: Vec<Block>,
+    /// The trees of a block.
+    shape: &'a dyn Fn(BlockId) -> TreePair,
+    /// When a rank turns to a block: its lanes are sorted by this.
+    lane_order: &'a dyn Fn(Rank, BlockId) -> u32,
+}
+
+impl TreeSchedule<'_> {
+    fn schedule(self) -> Schedule {
+        let blocks = self.blocks.len();
+        let mut programs: Vec<Vec<Lane>> = (0..self.ranks).map(|_| Vec::with_capacity(blocks)).collect();
+        for block in 0..blocks as BlockId {
+            let shape = (self.shape)(block);
+            let (up, down) = (&shape.up, shape.down.as_ref().unwrap_or(&shape.up));
+            let flow = match self.collective {
+                Collective::AllReduce => Flow::UpAndDown(up, down),
+                collective if collective.reduces() => Flow::Up(up),
+                _ => Flow::Down(down),
+            };
+            for (rank, lanes) in programs.iter_mut().enumerate() {
+                lanes.extend(lane(flow, self.links, rank as Rank, block));
+            }
+        }
+        for (rank, lanes) in programs.iter_mut().enumerate() {
+            lanes.sort_by_key(|lane| (self.lane_order)(rank as Rank, lane.block));
+            lanes.shrink_to_fit();
+        }
+        let Self { collective, window, blocks, .. } = self;
+        Schedule { collective, window, single_chunk: false, blocks, programs }
+    }
+}
+
+/// A rank's lane for a block.
+fn lane(flow: Flow<'_>, links: PeerAccess<'_>, rank: Rank, block: BlockId) -> Option<Lane> {
+    let mut lane = Program::new(links, rank, block);
+    match flow {
+        Flow::UpAndDown(above, below) => all_reduce(&mut lane, above, below, rank),
+        Flow::Up(tree) => up(&mut lane, tree, rank),
+        Flow::Down(tree) => down(&mut lane, tree, rank),
+    }
+    lane.finish()
+}
+
+/// The children that are reached in this way.
+fn children_reached_by<'a>(
+    lane: &Program<'_>,
+    tree: &'a Tree,
+    rank: Rank,
+    access: Access,
+) -> impl DoubleEndedIterator<Item = Rank> + use<'a> {
+    let children: Vec<Rank> =
+        tree.children(rank).iter().copied().filter(|&child| lane.access(child) == access).collect();
+    children.into_iter()
+}
+
+/// Where a rank finds the contributions of its children, and its own: in rank order, so that trees
+/// which are stars combine every block in the same order.
+fn contributions(lane: &Program<'_>, tree: &Tree, rank: Rank) -> Vec<Place> {
+    let children = tree.children(rank);
+    let mut places = Vec::with_capacity(children.len() + 1);
+    places.push((rank, Place { rank, part: Part::Input }));
+    for (slot, &child) in children.iter().enumerate() {
+        let place = match lane.access(child) {
+            Access::Put => Place { rank, part: Part::Scratch(slot as u16) },
+            Access::Mapped if tree.children(child).is_empty() => {
+                Place { rank: child, part: Part::SharedInput }
+            }
+            Access::Mapped => Place { rank: child, part: SUM },
+        };
+        places.push((child, place));
+    }
+    places.sort_unstable_by_key(|&(contributor, _)| contributor);
+    places.into_iter().map(|(_, place)| place).collect()
+}
+
+fn all_reduce(lane: &mut Program<'_>, up: &Tree, down: &Tree, rank: Rank) {
+    let is_stranger = |child: Rank, above: Rank| up.parent(child) != Some(above);
+    if let Some(above) = down.parent(rank).filter(|above| is_stranger(rank, *above)) {
+        lane.signal(above, READY, &[]);
+    }
+    for &child in up.children(rank) {
+        lane.wait(child, PARTIAL);
+    }
+    let below: Vec<Target> = down
+        .children(rank)
+        .iter()
+        .rev()
+        .map(|&rank| Target { rank, part: Part::SharedOutput, signal_slot: RESULT })
+        .collect();
+    let meet = |lane: &mut Program<'_>| {
+        for &child in down.children(rank).iter().filter(|child| is_stranger(**child, rank)) {
+            lane.wait(child, READY);
+        }
+    };
+    let Some(parent) = up.parent(rank) else {
+        meet(lane);
+        let from = contributions(lane, up, rank);
+        lane.deliver_places(from, &[Part::Output], Part::SharedOutput, &below);
+        return;
+    };
+    contribute(lane, up, rank, parent);
+    if let Some(above) = down.parent(rank) {
+        lane.wait(above, RESULT);
+    }
+    meet(lane);
+    if below.is_empty() {
+        lane.copy(Part::SharedOutput, Part::Output);
+    } else {
+        lane.deliver(&[Part::SharedOutput], &[Part::Output], Part::SharedOutput, &below);
+    }
+}
+
+/// Gives the parent this rank's contribution and that of all below it: puts it, or leaves it where
+/// the parent reads it. Returns the step that reads what the children gave.
+fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> StepId {
+    let from = contributions(lane, tree, rank);
+    match lane.access(parent) {
+        Access::Put => {
+            let slot = Part::Scratch(tree.slot(rank));
+            lane.deliver_places(from, &[], SUM, &[Target { rank: parent, part: slot, signal_slot: PARTIAL }])
+        }
+        Access::Mapped => {
+            let shared = if from.len() == 1 { Part::SharedInput } else { SUM };
+            let step = lane.reduce(from, vec![lane.own(shared)]);
+            lane.signal(parent, PARTIAL, &[step]);
+            step
+        }
+    }
+}
+
+fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
+    for child in children_reached_by(lane, tree, rank, Access::Put) {
+        lane.signal(child, READY, &[]);
+    }
+    for &child in tree.children(rank) {
+        lane.wait(child, PARTIAL);
+    }
+    let parent = tree.parent(rank).map(|parent| (parent, lane.access(parent)));
+    let step = match parent {
+        Some((parent, access)) => {
+            if access == Access::Put {
+                lane.wait(parent, READY);
+            }
+            contribute(lane, tree, rank, parent)
+        }
+        None => lane.reduce(contributions(lane, tree, rank), vec![lane.own(Part::Output)]),
+    };
+    for child in children_reached_by(lane, tree, rank, Access::Mapped) {
+        lane.signal(child, READY, &[step]);
+    }
+    if let Some((parent, Access::Mapped)) = parent {
+        lane.wait(parent, READY);
+    }
+}
+
+fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
+    let children = tree.children(rank);
+    let is_read = children_reached_by(lane, tree, rank, Access::Mapped).next().is_some();
+    let parent = tree.parent(rank).map(|parent| (parent, lane.access(parent)));
+    let (source, readable) = match parent {
+        Some((parent, Access::Put)) => {
+            lane.signal(parent, READY, &[]);
+            lane.wait(parent, RESULT);
+            (Part::SharedOutput, None)
+        }
+        Some((parent, Access::Mapped)) => {
+            let part = if tree.parent(parent).is_none() { Part::SharedInput } else { Part::SharedOutput };
+            lane.wait(parent, RESULT);
+            let mut into = vec![lane.own(Part::Output)];
+            if !children.is_empty() {
+                into.push(lane.own(Part::SharedOutput));
+            }
+            (Part::SharedOutput, Some(lane.reduce(vec![Place { rank: parent, part }], into)))
+        }
+        None => (Part::Input, is_read.then(|| lane.copy(Part::Input, Part::SharedInput))),
+    };
+    for child in children_reached_by(lane, tree, rank, Access::Mapped).rev() {
+        lane.signal(child, RESULT, readable.as_slice());
+    }
+    if let Some((parent, Access::Mapped)) = parent {
+        lane.signal(parent, READY, readable.as_slice());
+    }
+    for child in children_reached_by(lane, tree, rank, Access::Put).rev() {
+        lane.wait(child, READY);
+        lane.put(source, Target { rank: child, part: Part::SharedOutput, signal_slot: RESULT });
+    }
+    match parent {
+        Some((_, Access::Put)) => {
+            lane.copy(source, Part::Output);
+        }
+        None => {
+            lane.copy(source, Part::Output);
+        }
+        Some((_, Access::Mapped)) => {}
+    }
+    for child in children_reached_by(lane, tree, rank, Access::Mapped) {
+        lane.wait(child, READY);
+    }
 }

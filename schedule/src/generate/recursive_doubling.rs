@@ -21,8 +21,7 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::halving_doubling::PowerOfTwoGroup;
-use super::{Access, one_block};
+use super::{Access, PowerOfTwoGroup, one_block};
 use super::{Program, Target};
 use crate::{Lane, Part, Schedule, SignalSlot};
 

@@ -16,8 +16,8 @@
 
 use pleach_vocabulary::Collective;
 
-use super::tree::{Tree, TreePair, TreeSchedule};
 use super::{Access, block_for_each_rank};
+use super::{Tree, TreePair, TreeSchedule};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;

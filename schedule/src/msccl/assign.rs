@@ -11,12 +11,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use pleach_vocabulary::Rank;
 
 use super::error::ExportError;
-use super::export::{BlockMemory, Places, UnplacedStep};
 use super::import::StepOrder;
 use super::{
     Algorithm, Buffer, Gpu, Instruction, InstructionKind, MAX_CHANNEL_PEERS, MAX_CHANNELS, MAX_STEPS,
     MAX_THREAD_BLOCKS, ThreadBlock,
 };
+use super::{BlockMemory, Places, UnplacedStep};
 
 /// Which channel groups may share the ends of connections.
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -12,7 +12,6 @@
 //! run* was compared with this rank's own signature. Every signal carries run and signature
 //! ([`super::signals`]), and a wait that sees another one does not complete.
 
-mod pending_puts;
 mod steps;
 
 use std::sync::Arc;
@@ -27,8 +26,7 @@ use super::plan::{ChunkStep, OpProgram, Plan, PutProgram};
 use super::signals::{Header, PeerSignals};
 use super::{Bytes, Context, RunNumber, StepAddress, Stream};
 use crate::compute::Job;
-use pending_puts::PendingPuts;
-use steps::RunMemory;
+use steps::{PendingPuts, RunMemory};
 
 /// Why a run cannot go on.
 #[derive(Debug)]

@@ -126,7 +126,7 @@ mod tests {
         fn check<T: Float>(numbers: impl Iterator<Item = T>) {
             for number in numbers.filter(|number| number.value().is_finite()) {
                 let value = number.value();
-                let again = match super::super::digits::parts(value) {
+                let again = match super::super::parts(value) {
                     Some(parts) => nearest::<T>(parts.negative, parts.mantissa, parts.exponent, false),
                     None => continue,
                 };

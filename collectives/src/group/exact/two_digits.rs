@@ -8,8 +8,8 @@
 //! algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008). That last
 //! rounding is the conversion of an integer to a float.
 
-use super::digits::{DIGIT_BITS, Window};
 use super::rounding::{Float, power_of_two};
+use super::{DIGIT_BITS, Window};
 
 /// Bits of a sum that are kept, more than twice those of any mantissa that is rounded to after a
 /// division.

@@ -29,9 +29,9 @@ use pleach_packing::topology::Topology;
 use pleach_packing::{Packing, Rate, Tree as WeightedTree};
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::generate::tree::{Tree, TreePair, TreeSchedule};
 use crate::generate::{Access, ordered_lanes};
 use crate::generate::{Program, Target};
+use crate::generate::{Tree, TreePair, TreeSchedule};
 use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot};
 use pleach_vocabulary::digest::Hasher64;
 

@@ -4,8 +4,8 @@ use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{Combine, F16, ShortFloat};
-use super::kernel::{Kernel, avx2, avx512, combine, plain_convert};
+use super::{Kernel, avx2, avx512, combine, plain_convert};
+use crate::compute::element::{Combine, F16, ShortFloat};
 
 const NEAREST: i32 = x86::_MM_FROUND_TO_NEAREST_INT;
 

@@ -6,14 +6,14 @@
 //! loads for a vector of results. Widening in order, as plain loops over numbers do, takes twice
 //! the instructions, and then it is they that limit a sum from memory, not memory.
 //!
-//! Results are those of [`to_bf16`](super::convert::to_bf16), bit for bit.
+//! Results are those of [`to_bf16`](crate::compute::convert::to_bf16), bit for bit.
 
 use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{Bf16, Combine};
-use super::kernel::{Kernel, avx2, avx512, combine};
+use super::{Kernel, avx2, avx512, combine};
+use crate::compute::element::{Bf16, Combine};
 
 /// Just under half of the last place that is kept.
 const HALF: i32 = 0x7fff;
@@ -203,8 +203,8 @@ by_pairs!(
 mod tests {
     use pleach_vocabulary::ReduceOp;
 
-    use super::super::convert::{from_bf16, to_bf16};
-    use super::super::kernel::Instructions;
+    use crate::compute::Instructions;
+    use crate::compute::convert::{from_bf16, to_bf16};
 
     /// Infinities, NaNs of both kinds, zeros, subnormal numbers, and others on the way.
     const OTHERS: [u16; 12] =

@@ -14,15 +14,15 @@
 //! the 8-bit float in `f32` (by adding and taking away a number whose last place is that digit),
 //! after which binary16 holds them exactly.
 //!
-//! Results are those of [`to_f8e4m3`](super::convert::to_f8e4m3) and
-//! [`to_f8e5m2`](super::convert::to_f8e5m2), bit for bit but for the sign of a NaN.
+//! Results are those of [`to_f8e4m3`](crate::compute::convert::to_f8e4m3) and
+//! [`to_f8e5m2`](crate::compute::convert::to_f8e5m2), bit for bit but for the sign of a NaN.
 
 use std::arch::x86_64 as x86;
 use std::marker::PhantomData;
 use std::mem::transmute;
 
-use super::element::{Combine, E4M3, E5M2, Prod, ShortFloat, Sum};
-use super::kernel::{Conversion, Kernel, avx2, avx512, combine, plain_convert};
+use super::{Conversion, Kernel, avx2, avx512, combine, plain_convert};
+use crate::compute::element::{Combine, E4M3, E5M2, Prod, ShortFloat, Sum};
 
 mod m256;
 mod m512;
@@ -281,9 +281,9 @@ fn combined_in_half<F: Format, O: Arithmetic>(a: x86::__m512i, b: x86::__m512i) 
 mod tests {
     use pleach_vocabulary::{DataType, ReduceOp};
 
-    use super::super::convert::{from_f8e4m3, from_f8e5m2, to_f8e4m3, to_f8e5m2};
-    use super::super::{Instructions, oracle};
     use super::*;
+    use crate::compute::convert::{from_f8e4m3, from_f8e5m2, to_f8e4m3, to_f8e5m2};
+    use crate::compute::{Instructions, oracle};
 
     /// All instructions but those that do without this file.
     fn with_halves() -> impl Iterator<Item = Instructions> {
