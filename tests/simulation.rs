@@ -5,8 +5,8 @@ use std::process::Command;
 
 use pleach::collectives::engine::DEADLOCK_AFTER;
 use pleach::collectives::simulate::{
-    ABORT_NOTICED_WITHIN, Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, TrialReport, Scenario,
-    TIMEOUT_FAR, run,
+    ABORT_NOTICED_WITHIN, Abort, CallPlan, Checker, ComputeMutant, Limits, Mismatch, Scenario, TIMEOUT_FAR,
+    TrialReport, run,
 };
 use pleach::schedule::generate::{Access, Algorithm};
 use pleach::transport::Nanos;
