@@ -30,11 +30,17 @@ impl Liar {
     fn connect(zero: &mut Station, files: &[BorrowedFd<'_>]) -> Self {
         let address = zero.device.info().address.clone();
         zero.device.connect(1, &address).expect("an address");
-        let stream = dial(parse(&address).expect("an address")).expect("it listens");
-        dial_by_hand(&stream, [1, 0], 2, clock::now() + PATIENCE);
-        let liar = Self { stream };
+        let liar = Self::dial(zero);
         liar.send_frame(&Frame::Ready, files);
         liar
+    }
+
+    /// Connects, and proves that it knows the secret.
+    fn dial(zero: &Station) -> Self {
+        let name = zero.device.info().address.clone();
+        let stream = dial(parse(&name).expect("an address")).expect("it listens");
+        dial_by_hand(&stream, [1, 0], 2, clock::now() + PATIENCE);
+        Self { stream }
     }
 
     /// Connects as an honest peer does.
@@ -91,6 +97,23 @@ fn files_that_could_be_shortened_are_too_short_or_are_no_memory_are_refused() {
             let _liar = Liar::connect(&mut zero, &files);
             expect_violation(&mut zero, ProtocolViolation::UnsafeFile);
         }
+    }
+}
+
+#[test]
+fn a_peer_that_ends_before_it_has_sent_its_files_is_lost_at_once_whichever_end_is_first() {
+    for connects_before in [true, false] {
+        let mut zero = Station::new(0, 2);
+        let address = zero.device.info().address.clone();
+        if connects_before {
+            zero.device.connect(1, &address).expect("an address");
+        }
+        drop(Liar::dial(&zero));
+        if !connects_before {
+            zero.device.connect(1, &address).expect("an address");
+        }
+        assert_eq!(zero.until_lost(1), LossCause::ConnectionClosed, "not after the time limit of connects");
+        assert!(!zero.log.contains(&Event::Connected { peer: 1 }));
     }
 }
 

@@ -45,6 +45,15 @@ fn a_rank_that_does_not_come_is_lost_when_its_time_is_up() {
 }
 
 #[test]
+fn who_dials_a_rank_that_is_gone_is_told_at_once() {
+    let address = Station::new(0, 2).device.info().address.clone();
+    let mut one = Station::new(1, 2);
+    one.device.connect(0, &address).expect("an address");
+    let refused = LossCause::ConnectionBroke(std::io::ErrorKind::ConnectionRefused);
+    assert_eq!(one.until_lost(0), refused, "not after the time limit of connects");
+}
+
+#[test]
 fn memory_that_nobody_can_map_is_refused_by_a_name() {
     let mut zero = Station::new(0, 1);
     let refused = zero.device.register(HostMemory::new(64)).map(|_| ());
