@@ -55,6 +55,7 @@ pub mod rendezvous;
 pub mod shm;
 #[doc(hidden)]
 pub mod sim;
+mod slab;
 #[doc(hidden)]
 pub mod sleep;
 #[doc(hidden)]

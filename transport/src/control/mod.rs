@@ -54,7 +54,6 @@ mod outgoing;
 #[allow(unsafe_code)]
 pub(crate) mod packet;
 mod releases;
-mod slab;
 pub(crate) mod socket;
 #[cfg(test)]
 pub(crate) mod tests;

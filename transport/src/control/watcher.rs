@@ -19,12 +19,12 @@ use rustix::io::Errno;
 use super::frame::{Frame, HEADER_BYTES};
 use super::handshake::{Handshake, Hello, Identity, Progress};
 use super::packet::{self, ReceiveError};
-use super::slab::Slab;
 use super::socket::Target;
 use super::{Command, Flushed, Network, ReceivedFiles, SendError, Shared, State, socket};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::Nanos;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
+use crate::slab::Slab;
 use crate::{Rank, clock};
 
 /// Time limit of a handshake.
@@ -63,7 +63,7 @@ pub(super) struct Watcher {
     listener: OwnedFd,
     rest: AcceptPause,
     connections: Slab<Connection>,
-    /// The slots of accepted connections that are not authenticated.
+    /// The tokens of accepted connections that are not authenticated.
     unauthenticated: UnauthenticatedConnections,
     warnings_left: u32,
     peers: Vec<Peer>,
@@ -124,11 +124,7 @@ impl Watcher {
                         self.shared.commands.wake.drain();
                     }
                     LISTENER => self.accept(now),
-                    _ => {
-                        if let Some(slot) = self.connections.find(token) {
-                            self.serve(slot, now);
-                        }
-                    }
+                    _ => self.serve(token, now),
                 }
             }
         }
@@ -173,9 +169,9 @@ impl Watcher {
             earliest(until);
         }
         let mut late = Vec::new();
-        for (slot, connection) in self.connections.iter() {
+        for (token, connection) in self.connections.iter() {
             if let Connection::Handshake(pending) = connection {
-                if now >= pending.deadline { late.push(slot) } else { earliest(pending.deadline) }
+                if now >= pending.deadline { late.push(token) } else { earliest(pending.deadline) }
             }
         }
         let (mut lost, mut dials, mut ended, mut rested) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -198,8 +194,8 @@ impl Watcher {
                 None => {}
             }
         }
-        for slot in late {
-            self.drop_handshake(slot, now);
+        for token in late {
+            self.drop_handshake(token, now);
         }
         for peer in lost {
             self.connect_timed_out(peer);
@@ -231,84 +227,77 @@ impl Watcher {
         self.shared.lose(peer, cause);
     }
 
-    fn insert(&mut self, connection: Connection, flags: epoll::EventFlags) -> std::io::Result<usize> {
+    fn insert(&mut self, connection: Connection, flags: epoll::EventFlags) -> std::io::Result<u64> {
         let peer = connection.peer();
-        let slot = self.connections.insert(connection);
+        let token = self.connections.insert(connection);
         if let Some(peer) = peer {
-            self.peers[peer as usize].slots.push(slot);
+            self.peers[peer as usize].tokens.push(token);
         }
-        let added = match self.connections.value(slot) {
-            Some(connection) => epoll::add(&self.epoll, connection.file(), self.data(slot), flags),
+        let added = match self.connections.get(token) {
+            Some(connection) => {
+                epoll::add(&self.epoll, connection.file(), epoll::EventData::new_u64(token), flags)
+            }
             None => Ok(()),
         };
         if let Err(error) = added {
-            self.remove(slot);
+            self.remove(token);
             return Err(error.into());
         }
-        Ok(slot)
-    }
-
-    /// The event data of a connection in epoll.
-    fn data(&self, slot: usize) -> epoll::EventData {
-        epoll::EventData::new_u64(self.connections.token(slot))
+        Ok(token)
     }
 
     /// Sets the events that epoll reports of a connection.
-    fn watch(&self, slot: usize, flags: epoll::EventFlags) -> rustix::io::Result<()> {
-        let Some(connection) = self.connections.value(slot) else { return Ok(()) };
-        epoll::modify(&self.epoll, connection.file(), self.data(slot), flags)
+    fn watch(&self, token: u64, flags: epoll::EventFlags) -> rustix::io::Result<()> {
+        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        epoll::modify(&self.epoll, connection.file(), epoll::EventData::new_u64(token), flags)
     }
 
-    fn remove(&mut self, slot: usize) -> Option<Connection> {
-        let connection = self.connections.remove(slot)?;
+    fn remove(&mut self, token: u64) -> Option<Connection> {
+        let connection = self.connections.remove(token)?;
         if let Some(peer) = connection.peer() {
-            self.peers[peer as usize].slots.retain(|other| *other != slot);
+            self.peers[peer as usize].tokens.retain(|other| *other != token);
         }
         if let Connection::Handshake(pending) = &connection
             && let Origin::Accepted(from) = pending.origin
         {
-            self.unauthenticated.remove(from, slot as u64);
+            self.unauthenticated.remove(from, token);
         }
         // Explicitly, because a forked child may keep the connection open.
         let _ = epoll::delete(&self.epoll, connection.file());
         Some(connection)
     }
 
-    fn serve(&mut self, slot: usize, now: Nanos) {
-        match self.connections.value(slot) {
-            Some(Connection::Handshake(_)) => self.serve_handshake(slot, now),
+    fn serve(&mut self, token: u64, now: Nanos) {
+        match self.connections.get(token) {
+            Some(Connection::Handshake(_)) => self.serve_handshake(token, now),
             Some(&Connection::Control { peer, .. }) => {
-                self.serve_control(slot, peer, RECEIVES_AT_ONCE, now);
+                self.serve_control(token, peer, RECEIVES_AT_ONCE, now);
             }
-            Some(&Connection::Process { peer, .. }) => self.process_ended(slot, peer, now),
+            Some(&Connection::Process { peer, .. }) => self.process_ended(token, peer, now),
             None => {}
         }
     }
 
-    /// The slot of a peer's connection that is of this kind.
-    fn slot_of(&self, peer: Rank, is_such: impl Fn(&Connection) -> bool) -> Option<usize> {
-        let is_such = |slot: &usize| self.connections.value(*slot).is_some_and(&is_such);
-        self.peers[peer as usize].slots.iter().copied().find(is_such)
+    /// The token of a peer's control stream.
+    fn control_token(&self, peer: Rank) -> Option<u64> {
+        let is_control =
+            |token: &u64| matches!(self.connections.get(*token), Some(Connection::Control { .. }));
+        self.peers[peer as usize].tokens.iter().copied().find(is_control)
     }
 
-    /// The slot of a peer's control stream.
-    fn control_slot(&self, peer: Rank) -> Option<usize> {
-        self.slot_of(peer, |connection| matches!(connection, Connection::Control { .. }))
-    }
-
-    fn serve_control(&mut self, slot: usize, peer: Rank, receives_max: usize, now: Nanos) {
+    fn serve_control(&mut self, token: u64, peer: Rank, receives_max: usize, now: Nanos) {
         if self.shared.link(peer).state() == State::Severed {
-            self.remove(slot);
+            self.remove(token);
             return;
         }
-        let cause = match self.drain_control(slot, peer, receives_max, now) {
+        let cause = match self.drain_control(token, peer, receives_max, now) {
             Ok(()) => {
                 self.watch_output(peer, now);
                 return;
             }
             Err(cause) => cause,
         };
-        self.remove(slot);
+        self.remove(token);
         match self.shared.link(peer).state() {
             // The bye came before.
             State::Departed => {
@@ -330,13 +319,13 @@ impl Watcher {
     /// Receives up to `receives_max` times, and handles the frames.
     fn drain_control(
         &mut self,
-        slot: usize,
+        token: u64,
         peer: Rank,
         receives_max: usize,
         now: Nanos,
     ) -> Result<(), LossCause> {
         for _ in 0..receives_max {
-            let Some(Connection::Control { stream, received, .. }) = self.connections.value_mut(slot) else {
+            let Some(Connection::Control { stream, received, .. }) = self.connections.get_mut(token) else {
                 return Ok(());
             };
             let packet = match packet::receive(stream, received.room()) {
@@ -361,7 +350,7 @@ impl Watcher {
                 return Err(ProtocolViolation::MalformedFrame.into());
             }
             moved.consume(used);
-            if let Some(Connection::Control { received, .. }) = self.connections.value_mut(slot) {
+            if let Some(Connection::Control { received, .. }) = self.connections.get_mut(token) {
                 *received = moved;
             }
         }
@@ -414,27 +403,27 @@ impl Watcher {
             self.peers[peer as usize].output_paused_until = Some(now + SYSTEM_FULL_PAUSE);
         }
         let waits = flushed == Flushed::StreamFull;
-        let Some(slot) = self.control_slot(peer) else { return };
-        let Some(Connection::Control { watches_output, .. }) = self.connections.value(slot) else { return };
+        let Some(token) = self.control_token(peer) else { return };
+        let Some(Connection::Control { watches_output, .. }) = self.connections.get(token) else { return };
         let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         if *watches_output != waits
-            && self.watch(slot, epoll::EventFlags::IN | output).is_ok()
-            && let Some(Connection::Control { watches_output, .. }) = self.connections.value_mut(slot)
+            && self.watch(token, epoll::EventFlags::IN | output).is_ok()
+            && let Some(Connection::Control { watches_output, .. }) = self.connections.get_mut(token)
         {
             *watches_output = waits;
         }
     }
 
     /// The peer's process is gone.
-    fn process_ended(&mut self, slot: usize, peer: Rank, now: Nanos) {
-        self.remove(slot);
+    fn process_ended(&mut self, token: u64, peer: Rank, now: Nanos) {
+        self.remove(token);
         self.lose(peer, LossCause::ProcessEnded, now);
     }
 
     /// Marks the peer lost for a cause that was seen elsewhere than on its control stream. Contract
     /// line 4: what it sent before still counts.
     fn lose(&mut self, peer: Rank, cause: LossCause, now: Nanos) {
-        if let Some(control) = self.control_slot(peer) {
+        if let Some(control) = self.control_token(peer) {
             self.serve_control(control, peer, RECEIVES_LEFT_MAX, now);
         }
         match self.shared.link(peer).state() {
@@ -539,8 +528,8 @@ struct Peer {
     ending: Option<(Nanos, LossCause)>,
     /// Nothing is sent until this time, because the system had no room.
     output_paused_until: Option<Nanos>,
-    /// The slots of the peer's connections.
-    slots: Vec<usize>,
+    /// The tokens of the peer's connections.
+    tokens: Vec<u64>,
 }
 
 /// A connection to a peer that the device asked for and that does not exist yet.

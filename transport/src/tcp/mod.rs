@@ -24,7 +24,6 @@ pub mod frame;
 mod memory;
 mod pair;
 mod regions;
-mod slab;
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -7,7 +7,6 @@
 use super::connection::{Body, InConnection, Incoming, OutConnection, OutFrame, Received, SendCompletion};
 use super::frame::{Frame, Token};
 use super::regions::Regions;
-use super::slab::{Slab, UNTRACKED_TOKEN};
 use super::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 use crate::Rank;
 use crate::control::{OpenedPair, socket};
@@ -16,6 +15,7 @@ use crate::device::{
 };
 use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Signal, Signals};
+use crate::slab::{NO_TOKEN_BIT, Slab};
 
 /// Events that wait to be polled.
 pub(super) type EventQueue = std::collections::VecDeque<Event>;
@@ -130,8 +130,8 @@ impl Pair {
                 signal_slots,
                 peer_signal_slots: peer_signal_slots as usize,
                 out: to_peer.into_iter().map(OutConnection::new).collect(),
-                pending: Slab::new(),
-                parts: Slab::new(),
+                pending: Slab::default(),
+                parts: Slab::default(),
                 splits: Vec::new(),
                 next_split: 0,
                 accepted: KeyMap::default(),
@@ -264,7 +264,7 @@ impl PairState {
         let (id, result) = match report {
             Report::Transfer(id) => (id, result),
             Report::Part(token) => {
-                let Some(parts) = self.parts.find(token) else { return };
+                let Some(parts) = self.parts.get_mut(token) else { return };
                 parts.remaining -= 1;
                 if parts.result.is_ok() {
                     parts.result = result;
@@ -272,7 +272,7 @@ impl PairState {
                 if parts.remaining > 0 {
                     return;
                 }
-                match self.parts.take(token) {
+                match self.parts.remove(token) {
                     Some(parts) => (parts.id, parts.result),
                     None => return,
                 }
@@ -348,7 +348,7 @@ impl PairState {
             self.complete_send(completion, Err(error.clone()), event_queue);
         }
         self.written = abandoned;
-        while let Some(pending) = self.pending.take_any() {
+        for pending in self.pending.drain() {
             let report = match pending {
                 Pending::Put(id) | Pending::Atomic(id) => Report::Transfer(id),
                 Pending::Get { report, .. } => report,
@@ -400,7 +400,7 @@ impl PairState {
                 split.end.refused |= place.is_none();
                 (place, ReceiveAction::Piece { token, connection })
             }
-            Frame::GetReply { len, token } => match self.pending.find(token) {
+            Frame::GetReply { len, token } => match self.pending.get_mut(token) {
                 Some(Pending::Get { dst, connection: asked, .. })
                     if *asked == connection && dst.len() as u64 == len =>
                 {
@@ -441,11 +441,11 @@ impl PairState {
         event_queue: &mut EventQueue,
     ) -> Result<(), ProtocolViolation> {
         match *frame {
-            Frame::AtomicReply { old, token } => match self.pending.take(token) {
+            Frame::AtomicReply { old, token } => match self.pending.remove(token) {
                 Some(Pending::Atomic(id)) => self.report(Report::Transfer(id), Ok(old), event_queue),
                 _ => return Err(ProtocolViolation::UnexpectedAnswer),
             },
-            Frame::Accepted { key, region_bytes, token } => match self.pending.take(token) {
+            Frame::Accepted { key, region_bytes, token } => match self.pending.remove(token) {
                 Some(Pending::Put(id)) => {
                     if !self.revoked.contains(&key) {
                         self.accepted.insert(key, region_bytes);
@@ -459,7 +459,7 @@ impl PairState {
             },
             Frame::Refused { key, token } => {
                 self.accepted.remove(&key);
-                if token == 0 || token & UNTRACKED_TOKEN != 0 {
+                if token == 0 || token & NO_TOKEN_BIT != 0 {
                     // The put was complete before the peer's revocation arrived.
                     tracing::warn!(
                         peer = self.peer,
@@ -469,7 +469,7 @@ impl PairState {
                     return Ok(());
                 }
                 let refused = Err(TransferError::Refused { peer: self.peer, key });
-                match self.pending.take(token) {
+                match self.pending.remove(token) {
                     Some(Pending::Put(id) | Pending::Atomic(id)) => {
                         self.report(Report::Transfer(id), refused, event_queue);
                     }
@@ -533,7 +533,7 @@ impl PairState {
                 if connection > 0 {
                     self.announced[connection] = self.announced[connection].saturating_sub(1);
                 }
-                match self.pending.take(token) {
+                match self.pending.remove(token) {
                     Some(Pending::Get { report, .. }) => {
                         self.report(report, Ok(0), event_queue);
                         Ok(())
@@ -636,7 +636,7 @@ impl PairState {
                 let (token, written) = if accepted {
                     self.next_split += 1;
                     let parts = SplitTransfer { id, remaining: pieces as u8, result: Ok(0) };
-                    (UNTRACKED_TOKEN | self.next_split, SendCompletion::Part(self.parts.insert(parts)))
+                    (NO_TOKEN_BIT | self.next_split, SendCompletion::Part(self.parts.insert(parts)))
                 } else {
                     (self.pending.insert(Pending::Put(id)), SendCompletion::Nothing)
                 };

@@ -56,17 +56,17 @@ impl Watcher {
         let pending =
             PendingHandshake { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
         // If the kernel has no room, the connection is dropped.
-        if let Ok(slot) = self.insert(Connection::Handshake(Box::new(pending)), epoll::EventFlags::IN) {
-            self.unauthenticated.add(from, slot as u64);
+        if let Ok(token) = self.insert(Connection::Handshake(Box::new(pending)), epoll::EventFlags::IN) {
+            self.unauthenticated.add(from, token);
             // At once: bytes that have come already keep it from being counted as a connection that
             // sends nothing.
-            self.serve_handshake(slot, now);
+            self.serve_handshake(token, now);
         }
     }
 
     fn drop_oldest_unauthenticated(&mut self) {
-        if let Some(slot) = self.unauthenticated.first_to_drop() {
-            self.remove(slot as usize);
+        if let Some(token) = self.unauthenticated.first_to_drop() {
+            self.remove(token);
         }
     }
 
@@ -115,8 +115,8 @@ impl Watcher {
 
     /// Drops all connections of an attempt that did not lead to a pair.
     fn abandon_attempt(&mut self, peer: Rank) {
-        for slot in self.peers[peer as usize].slots.clone() {
-            self.remove(slot);
+        for token in self.peers[peer as usize].tokens.clone() {
+            self.remove(token);
         }
         self.peers[peer as usize].connections_of_attempt = None;
     }
@@ -137,36 +137,36 @@ impl Watcher {
         (known.request, known.ending, known.output_paused_until) = (None, None, None);
     }
 
-    pub(super) fn drop_handshake(&mut self, slot: usize, now: Nanos) {
-        if let Some(Connection::Handshake(pending)) = self.remove(slot)
+    pub(super) fn drop_handshake(&mut self, token: u64, now: Nanos) {
+        if let Some(Connection::Handshake(pending)) = self.remove(token)
             && let Some(peer) = pending.origin.dialed()
         {
             self.dial_again(peer, now);
         }
     }
 
-    pub(super) fn serve_handshake(&mut self, slot: usize, now: Nanos) {
+    pub(super) fn serve_handshake(&mut self, token: u64, now: Nanos) {
         loop {
-            let Some(Connection::Handshake(pending)) = self.connections.value_mut(slot) else { return };
+            let Some(Connection::Handshake(pending)) = self.connections.get_mut(token) else { return };
             if !send_outgoing(pending) {
-                self.drop_handshake(slot, now);
+                self.drop_handshake(token, now);
                 return;
             }
             if pending.handshake.outgoing().is_empty() {
                 if let Some(verdict) = pending.verdict {
-                    self.finish_handshake(slot, verdict, now);
+                    self.finish_handshake(token, verdict, now);
                     return;
                 }
             } else if pending.verdict.is_some() {
                 // Only room to send is missing.
-                let _ = self.watch(slot, epoll::EventFlags::OUT);
+                let _ = self.watch(token, epoll::EventFlags::OUT);
                 return;
             }
             // Files that come before their sender is authenticated are closed unseen.
             let received = packet::receive(&pending.socket, pending.handshake.room());
             match received.map(|packet| packet.bytes) {
                 Ok(0) => {
-                    self.drop_handshake(slot, now);
+                    self.drop_handshake(token, now);
                     return;
                 }
                 Ok(count) => {
@@ -182,19 +182,19 @@ impl Watcher {
                     } else if let Origin::Accepted(from) = pending.origin
                         && pending.handshake.has_received_hello()
                     {
-                        self.unauthenticated.hello_received(from, slot as u64);
+                        self.unauthenticated.hello_received(from, token);
                     }
                 }
                 Err(ReceiveError::System(Errno::INTR)) => {}
                 Err(ReceiveError::System(Errno::AGAIN | Errno::NOTCONN)) => {
                     // Dialed sockets are watched for room until they are connected.
                     if pending.handshake.outgoing().is_empty() {
-                        let _ = self.watch(slot, epoll::EventFlags::IN);
+                        let _ = self.watch(token, epoll::EventFlags::IN);
                     }
                     return;
                 }
                 Err(_) => {
-                    self.drop_handshake(slot, now);
+                    self.drop_handshake(token, now);
                     return;
                 }
             }
@@ -202,8 +202,8 @@ impl Watcher {
     }
 
     /// Acts on the result of a handshake.
-    fn finish_handshake(&mut self, slot: usize, verdict: Progress, now: Nanos) {
-        let Some(Connection::Handshake(pending)) = self.remove(slot) else { return };
+    fn finish_handshake(&mut self, token: u64, verdict: Progress, now: Nanos) {
+        let Some(Connection::Handshake(pending)) = self.remove(token) else { return };
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
             (Progress::Done(hello), _) => {
