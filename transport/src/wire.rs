@@ -81,6 +81,10 @@ impl<'a> Reader<'a> {
 pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
+    pub(crate) fn with_capacity(bytes: usize) -> Self {
+        Self(Vec::with_capacity(bytes))
+    }
+
     pub(crate) fn raw(mut self, bytes: &[u8]) -> Self {
         self.0.extend_from_slice(bytes);
         self

@@ -8,11 +8,12 @@ use super::{Control, EventFlag, FabricHandler, OpenError, OpenedPair, ReceivedFi
 use crate::Rank;
 use crate::device::{LossCause, ProtocolViolation, Wake};
 use crate::mutex::lock;
+use crate::wire::Malformed;
 
 /// A message of a fabric to itself at another rank.
 pub(crate) trait FabricMessage: Sized + Send + 'static {
-    /// Decodes what a peer sent; `None`, for any other message, ends the pair.
-    fn decode(bytes: &[u8]) -> Option<Self>;
+    /// Decodes what a peer sent; anything else ends the pair.
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed>;
 
     /// The reason, if the message says that the peer makes no connection and closes the stream.
     fn refusal(&self) -> Option<LossCause> {
@@ -103,7 +104,7 @@ impl<M: FabricMessage> FabricHandler for ControlEventQueue<M> {
         _files: ReceivedFiles,
         refuse: &dyn Fn(LossCause),
     ) -> Result<(), LossCause> {
-        let message = M::decode(message).ok_or(ProtocolViolation::MalformedFrame)?;
+        let message = M::decode(message).map_err(ProtocolViolation::from)?;
         // Before the event: the peer closes the stream after it, and then the cause is asked for.
         message.refusal().into_iter().for_each(refuse);
         self.push(ControlEvent::Message { peer, message });

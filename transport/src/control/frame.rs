@@ -2,6 +2,7 @@
 //! codec.
 
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation};
+use crate::wire::Writer;
 
 /// Length of a control frame's header, in bytes: kind (1), zero (3), length of what follows (4,
 /// little endian).
@@ -61,11 +62,7 @@ impl<'a> Frame<'a> {
             Self::Bye => (BYE, &[]),
             Self::Fabric(body) => (FABRIC, body),
         };
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
-        bytes.extend([kind, 0, 0, 0]);
-        bytes.extend((body.len() as u32).to_le_bytes());
-        bytes.extend_from_slice(body);
-        bytes
+        Writer::with_capacity(HEADER_BYTES + body.len()).raw(&[kind, 0, 0, 0]).bytes(body).finish()
     }
 }
 

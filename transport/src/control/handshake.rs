@@ -9,6 +9,7 @@
 use crate::Rank;
 use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
 use crate::device::ProtocolViolation;
+use crate::wire::{Reader, Writer};
 
 /// The beginning of every hello: the name and, as its last two bytes, the version of the protocol.
 const MAGIC: [u8; 8] = *b"pleach\0\x01";
@@ -56,49 +57,43 @@ pub(crate) struct Hello {
 
 impl Hello {
     pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
-        let mut bytes = [0; HELLO_BYTES];
-        bytes[..8].copy_from_slice(&self.version);
-        bytes[8] = match self.role {
+        let role = match self.role {
             Role::Control => 0,
             Role::ToListener => 1,
             Role::ToDialer => 2,
         };
-        bytes[9] = self.index;
-        bytes[10] = self.data_connections;
+        let writer = Writer::default().raw(&self.version).raw(&[role, self.index, self.data_connections, 0]);
         let words = [self.rank, self.expected, self.world_size, self.signal_slots, self.process];
-        for (at, word) in words.into_iter().enumerate() {
-            bytes[12 + at * 4..16 + at * 4].copy_from_slice(&word.to_le_bytes());
-        }
-        bytes[32..40].copy_from_slice(&self.session.to_le_bytes());
-        bytes[40..56].copy_from_slice(&self.host);
-        bytes[56..].copy_from_slice(&self.challenge);
-        bytes
+        let writer = words.into_iter().fold(writer, Writer::u32);
+        writer.u64(self.session).raw(&self.host).raw(&self.challenge).to_array()
     }
 
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, ProtocolViolation> {
-        if bytes[..8] != MAGIC {
+        let mut reader = Reader::new(bytes);
+        let version = reader.array()?;
+        if version != MAGIC {
             return Err(ProtocolViolation::Version);
         }
-        let role = match bytes[8] {
+        let [role, index, data_connections, _] = reader.array()?;
+        let role = match role {
             0 => Role::Control,
             1 => Role::ToListener,
             2 => Role::ToDialer,
             _ => return Err(ProtocolViolation::MalformedFrame),
         };
-        let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|byte| bytes[12 + at * 4 + byte]));
         Ok(Self {
-            version: MAGIC,
+            version,
             role,
-            index: bytes[9],
-            data_connections: bytes[10],
-            rank: word(0),
-            expected: word(1),
-            world_size: word(2),
-            signal_slots: word(3),
-            process: word(4),
-            session: u64::from_le_bytes(std::array::from_fn(|byte| bytes[32 + byte])),
-            host: std::array::from_fn(|byte| bytes[40 + byte]),
-            challenge: std::array::from_fn(|byte| bytes[56 + byte]),
+            index,
+            data_connections,
+            rank: reader.u32()?,
+            expected: reader.u32()?,
+            world_size: reader.u32()?,
+            signal_slots: reader.u32()?,
+            process: reader.u32()?,
+            session: reader.u64()?,
+            host: reader.array()?,
+            challenge: reader.array()?,
         })
     }
 }

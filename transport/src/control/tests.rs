@@ -12,6 +12,7 @@ use super::*;
 use crate::auth::Secret;
 use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
 use crate::mutex::lock;
+use crate::wire::Malformed;
 
 /// How long a test waits for anything: machines are loaded.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,11 +25,11 @@ const LISTS: u32 = 3;
 struct Number(u8);
 
 impl FabricMessage for Number {
-    fn decode(bytes: &[u8]) -> Option<Self> {
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         match bytes {
-            [0] => None,
-            &[number] => Some(Self(number)),
-            _ => None,
+            [0] => Err(Malformed),
+            &[number] => Ok(Self(number)),
+            _ => Err(Malformed),
         }
     }
 

@@ -10,6 +10,7 @@
 use crate::device::{AtomicOp, ProtocolViolation};
 use crate::region::{RegionKey, RemoteSlice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal};
+use crate::wire::Reader;
 
 /// Length of every frame's header, in bytes.
 pub const HEADER_BYTES: usize = 40;
@@ -223,25 +224,23 @@ impl Fields {
     /// `None`: more bytes are needed.
     fn read(bytes: &[u8]) -> Result<Option<Self>, ProtocolViolation> {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let extra_bytes = usize::from(header[4]);
+        let mut reader = Reader::new(header);
+        let ([kind, flags], signal_slot) = (reader.array()?, reader.u16()?);
+        let [extra_bytes, auxiliary, _, _] = reader.array()?;
+        let extra_bytes = usize::from(extra_bytes);
         if extra_bytes > SIGNAL_SLOT_PAYLOAD_BYTES {
             return Err(ProtocolViolation::OversizedFrame);
         }
         let Some(extra) = bytes.get(HEADER_BYTES..HEADER_BYTES + extra_bytes) else { return Ok(None) };
-        let word = |at: usize| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&header[at..at + 8]);
-            u64::from_le_bytes(word)
-        };
         Ok(Some(Self {
-            kind: header[0],
-            flags: header[1],
-            signal_slot: u16::from_le_bytes([header[2], header[3]]),
-            auxiliary: header[5],
-            key: word(8),
-            offset: word(16),
-            length: word(24),
-            token: word(32),
+            kind,
+            flags,
+            signal_slot,
+            auxiliary,
+            key: reader.u64()?,
+            offset: reader.u64()?,
+            length: reader.u64()?,
+            token: reader.u64()?,
             extra: Inline::new(extra).unwrap_or(Inline::EMPTY),
         }))
     }

@@ -3,6 +3,7 @@
 use crate::Rank;
 use crate::control::FabricMessage;
 use crate::region::{KeyMap, Region, RegionKey, RemoteSlice, Slice, WeakRegion};
+use crate::wire::{Malformed, Reader};
 
 /// Tells the peers that rely on a key that its region is gone. Comes before any message that was
 /// posted after the release.
@@ -16,8 +17,11 @@ impl Revoked {
 }
 
 impl FabricMessage for Revoked {
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        Some(Self(RegionKey(u64::from_le_bytes(bytes.try_into().ok()?))))
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let key = RegionKey(reader.u64()?);
+        reader.end()?;
+        Ok(Self(key))
     }
 }
 
@@ -70,7 +74,7 @@ mod tests {
     #[test]
     fn a_revoked_key_comes_back_and_other_lengths_are_refused() {
         let revoked = Revoked(RegionKey(0x0102_0304_0506_0708));
-        assert_eq!(Revoked::decode(&revoked.encode()), Some(revoked));
-        assert_eq!((Revoked::decode(&[0; 7]), Revoked::decode(&[0; 9])), (None, None));
+        assert_eq!(Revoked::decode(&revoked.encode()), Ok(revoked));
+        assert_eq!((Revoked::decode(&[0; 7]), Revoked::decode(&[0; 9])), (Err(Malformed), Err(Malformed)));
     }
 }

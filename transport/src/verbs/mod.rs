@@ -107,6 +107,7 @@ use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterE
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
+use crate::wire::Malformed;
 
 /// Decodes bytes with every decoder of this fabric: for fuzzing.
 ///
@@ -126,9 +127,12 @@ pub fn check_decoders(bytes: &[u8]) {
     }
 }
 
-fn assert_round_trip<T: PartialEq + std::fmt::Debug>(decoded: Option<T>, again: impl Fn(&T) -> Option<T>) {
-    if let Some(decoded) = decoded {
-        assert_eq!(again(&decoded).as_ref(), Some(&decoded));
+fn assert_round_trip<T: PartialEq + std::fmt::Debug>(
+    decoded: Result<T, Malformed>,
+    again: impl Fn(&T) -> Result<T, Malformed>,
+) {
+    if let Ok(decoded) = decoded {
+        assert_eq!(again(&decoded), Ok(decoded));
     }
 }
 

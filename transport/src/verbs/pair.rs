@@ -207,7 +207,7 @@ impl Pair {
 
     /// Handles an immediate that came with a write of `bytes` bytes.
     pub(super) fn received(&mut self, queue: usize, word: u32, bytes: u32) -> Result<(), ProtocolViolation> {
-        let said = Immediate::decode(word).ok_or(ProtocolViolation::MalformedFrame)?;
+        let said = Immediate::decode(word).map_err(ProtocolViolation::from)?;
         if let Piggyback::Credits(credits) = said.piggyback {
             if credits > self.remote_credits - self.credits {
                 return Err(ProtocolViolation::UnexpectedAnswer);

@@ -12,10 +12,11 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 use std::str::FromStr;
 
-use super::wire::{NICS_MAX, QUEUE_PAIRS_MAX};
-
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::fs::{Access, CWD, Mode, OFlags, access, openat};
+
+use super::wire::{NICS_MAX, QUEUE_PAIRS_MAX};
+use crate::wire::Malformed;
 
 /// The kernel's folder of RDMA devices.
 pub const SYSFS: &str = "/sys/class/infiniband";
@@ -39,6 +40,11 @@ impl GidType {
     /// All types, by their numbers on the wire.
     pub(super) const ALL: [Self; 5] =
         [Self::RoceV1, Self::RoceV2Local, Self::RoceV2, Self::RoceV2Ipv4, Self::InfiniBand];
+
+    /// The type of this number.
+    pub(super) fn decode(number: u8) -> Result<Self, Malformed> {
+        Self::ALL.get(usize::from(number)).copied().ok_or(Malformed)
+    }
 
     /// Whether packets go between GIDs of the two types.
     pub(super) fn meets(self, other: Self) -> bool {

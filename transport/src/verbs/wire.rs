@@ -15,6 +15,7 @@ use super::port::GidType;
 use crate::control::FabricMessage;
 use crate::device::LossCause;
 use crate::region::RegionKey;
+use crate::wire::{Malformed, Reader, Writer};
 
 /// Version of these formats.
 pub(super) const VERSION: u16 = 3;
@@ -83,18 +84,18 @@ impl Immediate {
         signal_slot | if self.has_payload { PAYLOAD } else { 0 } | piggyback
     }
 
-    pub(super) fn decode(word: u32) -> Option<Self> {
+    pub(super) fn decode(word: u32) -> Result<Self, Malformed> {
         let is_signal = word & SIGNAL != 0;
         let has_payload = word & PAYLOAD != 0;
         if word & !KNOWN != 0 || (!is_signal && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
-            return None;
+            return Err(Malformed);
         }
         let piggyback = if word & STRIPE == 0 {
             Piggyback::Credits(word >> 24)
         } else {
             Piggyback::Stripe(Stripe { number: (word >> 28) as u8, parts: (word >> 24 & 15) as u8 + 1 })
         };
-        Some(Self { signal_slot: is_signal.then_some(word as u16), has_payload, piggyback })
+        Ok(Self { signal_slot: is_signal.then_some(word as u16), has_payload, piggyback })
     }
 }
 
@@ -131,80 +132,60 @@ pub(super) struct QueuePairHello {
     pub(super) inbox_key: u32,
 }
 
-const HELLO_BYTES: usize = 2 + 1 + 4 + 8 + 4 + 1;
-const QUEUE_BYTES: usize = 4 + 4 + 16 + 1 + 2 + 1 + 1 + 4;
+/// A number of queue pairs, at least one.
+pub(super) fn queue_pairs(reader: &mut Reader<'_>) -> Result<usize, Malformed> {
+    let count = usize::from(reader.u8()?);
+    if (1..=QUEUE_PAIRS_MAX).contains(&count) { Ok(count) } else { Err(Malformed) }
+}
 
-/// Takes fields from the beginning of bytes that are long enough.
-pub(super) struct Fields<'a>(pub(super) &'a [u8]);
-
-impl Fields<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (field, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*field)
-    }
+/// The reader of a message that begins with [`VERSION`].
+pub(super) fn versioned(bytes: &[u8]) -> Result<Reader<'_>, Malformed> {
+    let mut reader = Reader::new(bytes);
+    if reader.u16()? == VERSION { Ok(reader) } else { Err(Malformed) }
 }
 
 impl Hello {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HELLO_BYTES + self.queues.len() * QUEUE_BYTES);
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.push(self.reads);
-        bytes.extend(self.credits.to_le_bytes());
-        bytes.extend(self.inbox_address.to_le_bytes());
-        bytes.extend(self.signal_slots.to_le_bytes());
-        bytes.push(self.queues.len() as u8);
-        for queue in &self.queues {
-            bytes.extend(queue.queue_pair.to_le_bytes());
-            bytes.extend(queue.packet.to_le_bytes());
-            bytes.extend(queue.gid);
-            bytes.push(queue.kind as u8);
-            bytes.extend(queue.lid.to_le_bytes());
-            bytes.extend([queue.mtu, queue.nic]);
-            bytes.extend(queue.inbox_key.to_le_bytes());
-        }
-        bytes
+        let writer = Writer::default().u16(VERSION).u8(self.reads).u32(self.credits).u64(self.inbox_address);
+        let writer = writer.u32(self.signal_slots).u8(self.queues.len() as u8);
+        let writer = self.queues.iter().fold(writer, |writer, queue| {
+            let writer = writer.u32(queue.queue_pair).u32(queue.packet).raw(&queue.gid).u8(queue.kind as u8);
+            writer.u16(queue.lid).u8(queue.mtu).u8(queue.nic).u32(queue.inbox_key)
+        });
+        writer.finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        if u16::from_le_bytes(fields.take()?) != VERSION {
-            return None;
-        }
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = versioned(bytes)?;
         let mut hello = Self {
-            reads: fields.take::<1>()?[0],
-            credits: u32::from_le_bytes(fields.take()?),
-            inbox_address: u64::from_le_bytes(fields.take()?),
-            signal_slots: u32::from_le_bytes(fields.take()?),
+            reads: reader.u8()?,
+            credits: reader.u32()?,
+            inbox_address: reader.u64()?,
+            signal_slots: reader.u32()?,
             queues: Vec::new(),
         };
-        let count = usize::from(fields.take::<1>()?[0]);
-        if !(1..=QUEUE_PAIRS_MAX).contains(&count)
-            || fields.0.len() != count * QUEUE_BYTES
-            || hello.credits == 0
-        {
-            return None;
+        for _ in 0..queue_pairs(&mut reader)? {
+            hello.queues.push(QueuePairHello::decode(&mut reader)?);
         }
-        for _ in 0..count {
-            hello.queues.push(QueuePairHello::decode(&mut fields)?);
-        }
-        (hello.queues[0].nic == 0).then_some(hello)
+        reader.end()?;
+        let is_valid = hello.credits > 0 && hello.queues[0].nic == 0;
+        if is_valid { Ok(hello) } else { Err(Malformed) }
     }
 }
 
 impl QueuePairHello {
-    fn decode(fields: &mut Fields<'_>) -> Option<Self> {
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
         let queue = Self {
-            queue_pair: u32::from_le_bytes(fields.take()?),
-            packet: u32::from_le_bytes(fields.take()?),
-            gid: fields.take()?,
-            kind: *GidType::ALL.get(usize::from(fields.take::<1>()?[0]))?,
-            lid: u16::from_le_bytes(fields.take()?),
-            mtu: fields.take::<1>()?[0],
-            nic: fields.take::<1>()?[0],
-            inbox_key: u32::from_le_bytes(fields.take()?),
+            queue_pair: reader.u32()?,
+            packet: reader.u32()?,
+            gid: reader.array()?,
+            kind: GidType::decode(reader.u8()?)?,
+            lid: reader.u16()?,
+            mtu: reader.u8()?,
+            nic: reader.u8()?,
+            inbox_key: reader.u32()?,
         };
-        queue.is_valid().then_some(queue)
+        if queue.is_valid() { Ok(queue) } else { Err(Malformed) }
     }
 
     /// Whether its numbers are within their limits.
@@ -235,25 +216,26 @@ pub(super) struct RemoteRegion {
 
 impl Announcement {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let mut bytes = self.region.0.to_le_bytes().to_vec();
-        if let Some(known) = self.known {
-            bytes.extend(known.bytes.to_le_bytes());
-            bytes.extend(known.keys.iter().flat_map(|key| key.to_le_bytes()));
-        }
-        bytes
+        let writer = Writer::default().u64(self.region.0);
+        let writer = match self.known {
+            Some(known) => known.keys.into_iter().fold(writer.u64(known.bytes), Writer::u32),
+            None => writer,
+        };
+        writer.finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        let region = RegionKey(u64::from_le_bytes(fields.take()?));
-        if fields.0.is_empty() {
-            return Some(Self { region, known: None });
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let region = RegionKey(reader.u64()?);
+        if reader.is_empty() {
+            return Ok(Self { region, known: None });
         }
-        let mut known = RemoteRegion { bytes: u64::from_le_bytes(fields.take()?), keys: [0; NICS_MAX] };
+        let mut known = RemoteRegion { bytes: reader.u64()?, keys: [0; NICS_MAX] };
         for key in &mut known.keys {
-            *key = u32::from_le_bytes(fields.take()?);
+            *key = reader.u32()?;
         }
-        fields.0.is_empty().then_some(Self { region, known: Some(known) })
+        reader.end()?;
+        Ok(Self { region, known: Some(known) })
     }
 }
 
@@ -323,21 +305,21 @@ impl ControlMessage {
             Self::ListenerAddress(listener) => (LISTENER, listener.encode()),
             Self::Ready => (READY, Vec::new()),
             Self::Announcement(announcement) => (ANNOUNCEMENT, announcement.encode()),
-            Self::Refusal(refusal) => (REFUSAL, refusal.encode().into()),
+            Self::Refusal(refusal) => (REFUSAL, refusal.encode()),
         };
         [&[kind], &body[..]].concat()
     }
 }
 
 impl FabricMessage for ControlMessage {
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        match bytes.split_first()? {
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        match bytes.split_first().ok_or(Malformed)? {
             (&HELLO, hello) => Hello::decode(hello).map(Self::Hello),
             (&LISTENER, listener) => ListenerAddress::decode(listener).map(Self::ListenerAddress),
-            (&READY, []) => Some(Self::Ready),
+            (&READY, []) => Ok(Self::Ready),
             (&ANNOUNCEMENT, announced) => Announcement::decode(announced).map(Self::Announcement),
             (&REFUSAL, refusal) => Refusal::decode(refusal).map(Self::Refusal),
-            _ => None,
+            _ => Err(Malformed),
         }
     }
 
@@ -481,7 +463,7 @@ impl Refusal {
         })
     }
 
-    pub(super) fn encode(self) -> [u8; 9] {
+    pub(super) fn encode(self) -> Vec<u8> {
         let (kind, number) = match self {
             Self::MtuMismatch { own, peer } => (MTU_MISMATCH, u64::from(own) << 32 | u64::from(peer)),
             Self::GidTypeMismatch { own, peer } => (GID_TYPE_MISMATCH, (own as u64) << 8 | peer as u64),
@@ -495,27 +477,28 @@ impl Refusal {
                 (LIMIT + index as u8, most)
             }
         };
-        let mut bytes = [kind; 9];
-        bytes[1..].copy_from_slice(&number.to_le_bytes());
-        bytes
+        Writer::default().u8(kind).u64(number).finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (kind, number) = bytes.split_first()?;
-        let number = u64::from_le_bytes(number.try_into().ok()?);
-        Some(match *kind {
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let (kind, number) = (reader.u8()?, reader.u64()?);
+        reader.end()?;
+        Ok(match kind {
             MTU_MISMATCH => Self::MtuMismatch { own: (number >> 32) as u32, peer: number as u32 },
             NOT_LOCKED => Self::NotLocked { limit: number },
             NO_QUEUE_PAIR => Self::NoQueuePair,
             NO_PATH => Self::NoPath,
             OTHER_CONNECT_METHOD => Self::OtherConnectMethod,
             GID_TYPE_MISMATCH => {
-                let kind =
-                    |number: u64| usize::try_from(number).ok().and_then(|index| GidType::ALL.get(index));
-                Self::GidTypeMismatch { own: *kind(number >> 8)?, peer: *kind(number & 0xff)? }
+                let kind = |number: u64| GidType::decode(u8::try_from(number).map_err(|_| Malformed)?);
+                Self::GidTypeMismatch { own: kind(number >> 8)?, peer: kind(number & 0xff)? }
             }
-            NOT_CONNECTED => Self::NotConnected { errno: i32::try_from(number).ok()? },
-            limit => Self::Limit { kind: *KINDS.get(usize::from(limit - LIMIT))?, most: number },
+            NOT_CONNECTED => Self::NotConnected { errno: i32::try_from(number).map_err(|_| Malformed)? },
+            limit => {
+                let kind = KINDS.get(usize::from(limit - LIMIT)).ok_or(Malformed)?;
+                Self::Limit { kind: *kind, most: number }
+            }
         })
     }
 }
@@ -533,12 +516,12 @@ mod tests {
             for piggyback in credits.into_iter().chain(stripes.into_iter().filter(|_| signal_slot.is_some()))
             {
                 let said = Immediate { signal_slot, has_payload: signal_slot.is_some(), piggyback };
-                assert_eq!(Immediate::decode(said.encode()), Some(said));
+                assert_eq!(Immediate::decode(said.encode()), Ok(said));
             }
         }
-        assert_eq!(Immediate::decode(1 << 19), None);
-        assert_eq!(Immediate::decode(STRIPE), None, "a part without a signal");
-        assert_eq!(Immediate::decode(5), None, "a signal slot without a signal");
+        assert_eq!(Immediate::decode(1 << 19), Err(Malformed));
+        assert_eq!(Immediate::decode(STRIPE), Err(Malformed), "a part without a signal");
+        assert_eq!(Immediate::decode(5), Err(Malformed), "a signal slot without a signal");
     }
 
     #[test]
@@ -556,9 +539,9 @@ mod tests {
         let queues = vec![queue, QueuePairHello { nic: 1, ..queue }];
         let hello = Hello { reads: 16, credits: 256, inbox_address: 1 << 50, signal_slots: 100, queues };
         let bytes = hello.encode();
-        assert_eq!(Hello::decode(&bytes), Some(hello.clone()));
-        assert_eq!(Hello::decode(&bytes[1..]), None);
-        assert_eq!(Hello::decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(Hello::decode(&bytes), Ok(hello.clone()));
+        assert_eq!(Hello::decode(&bytes[1..]), Err(Malformed));
+        assert_eq!(Hello::decode(&bytes[..bytes.len() - 1]), Err(Malformed));
         let with = |queues| Hello { queues, ..hello.clone() };
         let impossible = [
             with(vec![QueuePairHello { mtu: 9, ..queue }]),
@@ -569,15 +552,15 @@ mod tests {
             Hello { credits: 0, ..hello.clone() },
         ];
         for hello in impossible {
-            assert_eq!(Hello::decode(&hello.encode()), None, "{hello:?}");
+            assert_eq!(Hello::decode(&hello.encode()), Err(Malformed), "{hello:?}");
         }
         for kind in GidType::ALL {
             let hello = with(vec![QueuePairHello { kind, ..queue }]);
-            assert_eq!(Hello::decode(&hello.encode()), Some(hello));
+            assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
         }
         let mut other = bytes;
         other[0] = 99;
-        assert_eq!(Hello::decode(&other), None);
+        assert_eq!(Hello::decode(&other), Err(Malformed));
     }
 
     #[test]
@@ -585,9 +568,9 @@ mod tests {
         for known in [None, Some(RemoteRegion { bytes: 5, keys: [1, 2, 3, u32::MAX] })] {
             let said = Announcement { region: RegionKey(7 << 40), known };
             let bytes = said.encode();
-            assert_eq!(Announcement::decode(&bytes), Some(said));
-            assert_eq!(Announcement::decode(&bytes[1..]), None);
-            assert_eq!(Announcement::decode(&[&bytes[..], &[0]].concat()), None);
+            assert_eq!(Announcement::decode(&bytes), Ok(said));
+            assert_eq!(Announcement::decode(&bytes[1..]), Err(Malformed));
+            assert_eq!(Announcement::decode(&[&bytes[..], &[0]].concat()), Err(Malformed));
         }
     }
 
@@ -618,12 +601,12 @@ mod refusal_tests {
             Refusal::OtherConnectMethod,
         ];
         for refusal in limits.into_iter().chain(others) {
-            assert_eq!(Refusal::decode(&refusal.encode()), Some(refusal));
-            assert_eq!(Refusal::decode(&refusal.encode()[..8]), None);
+            assert_eq!(Refusal::decode(&refusal.encode()), Ok(refusal));
+            assert_eq!(Refusal::decode(&refusal.encode()[..8]), Err(Malformed));
         }
-        assert_eq!(Refusal::decode(&[GID_TYPE_MISMATCH; 9]), None);
-        assert_eq!(Refusal::decode(&[NOT_CONNECTED + 1; 9]), None);
-        assert_eq!(Refusal::decode(&[]), None);
+        assert_eq!(Refusal::decode(&[GID_TYPE_MISMATCH; 9]), Err(Malformed));
+        assert_eq!(Refusal::decode(&[NOT_CONNECTED + 1; 9]), Err(Malformed));
+        assert_eq!(Refusal::decode(&[]), Err(Malformed));
     }
 
     #[test]

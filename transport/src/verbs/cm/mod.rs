@@ -346,7 +346,7 @@ impl VerbsDevice {
 
     /// Handles a connect request.
     fn handle_connect_request(&mut self, id: ConnectionId, private_data: &[u8], queue_pair: u32) {
-        let Some(data) = PrivateData::decode(private_data) else { return id.reject() };
+        let Ok(data) = PrivateData::decode(private_data) else { return id.reject() };
         let peer = data.rank;
         let Some(Peer::Connecting(connecting)) = self.peers.get_mut(peer as usize) else {
             return id.reject();
@@ -419,6 +419,7 @@ impl VerbsDevice {
             return Ok(());
         };
         let data = PrivateData::decode(&event.private_data)
+            .ok()
             .filter(|data| data.rank == peer && usize::from(data.queue) == queue)
             .ok_or(LossCause::Protocol(ProtocolViolation::MalformedFrame))?;
         self.connect_queue(&connection.id, peer, queue, &data, event.queue_pair)?;

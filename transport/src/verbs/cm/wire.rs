@@ -6,7 +6,8 @@ use std::net::Ipv6Addr;
 
 use crate::Rank;
 use crate::verbs::port::GidType;
-use crate::verbs::wire::{Fields, Hello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION};
+use crate::verbs::wire::{Hello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION, queue_pairs, versioned};
+use crate::wire::{Malformed, Reader, Writer};
 
 /// Where a rank listens for its peer. The token authenticates the peer's connect requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +28,14 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
+    fn decode(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        Ok(Self {
+            address: Ipv6Addr::from(reader.array::<16>()?),
+            kind: GidType::decode(reader.u8()?)?,
+            number: reader.u16()?,
+        })
+    }
+
     /// Whether an address of this rank reaches the endpoint. The manager chooses the version of
     /// RoCE, so unlike for [`GidType`] only the address families must agree.
     pub(super) fn is_reachable_from(&self, own: Ipv6Addr) -> bool {
@@ -34,40 +43,23 @@ impl Endpoint {
     }
 }
 
-const ENDPOINT_BYTES: usize = 16 + 1 + 2;
-
 impl ListenerAddress {
     pub(in crate::verbs) fn encode(&self) -> Vec<u8> {
-        let mut bytes = VERSION.to_le_bytes().to_vec();
-        bytes.extend(self.token.to_le_bytes());
-        bytes.push(self.endpoints.len() as u8);
-        for Endpoint { address, kind, number } in &self.endpoints {
-            bytes.extend(address.octets());
-            bytes.push(*kind as u8);
-            bytes.extend(number.to_le_bytes());
-        }
-        bytes
+        let writer = Writer::default().u16(VERSION).u64(self.token).u8(self.endpoints.len() as u8);
+        let writer = self.endpoints.iter().fold(writer, |writer, Endpoint { address, kind, number }| {
+            writer.raw(&address.octets()).u8(*kind as u8).u16(*number)
+        });
+        writer.finish()
     }
 
-    pub(in crate::verbs) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        if u16::from_le_bytes(fields.take()?) != VERSION {
-            return None;
+    pub(in crate::verbs) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = versioned(bytes)?;
+        let mut listener = Self { token: reader.u64()?, endpoints: Vec::new() };
+        for _ in 0..queue_pairs(&mut reader)? {
+            listener.endpoints.push(Endpoint::decode(&mut reader)?);
         }
-        let token = u64::from_le_bytes(fields.take()?);
-        let count = usize::from(fields.take::<1>()?[0]);
-        if !(1..=QUEUE_PAIRS_MAX).contains(&count) || fields.0.len() != count * ENDPOINT_BYTES {
-            return None;
-        }
-        let mut endpoints = Vec::with_capacity(count);
-        for _ in 0..count {
-            endpoints.push(Endpoint {
-                address: Ipv6Addr::from(fields.take::<16>()?),
-                kind: *GidType::ALL.get(usize::from(fields.take::<1>()?[0]))?,
-                number: u16::from_le_bytes(fields.take()?),
-            });
-        }
-        Some(Self { token, endpoints })
+        reader.end()?;
+        Ok(listener)
     }
 }
 
@@ -101,28 +93,17 @@ pub(super) struct PrivateData {
 
 impl PrivateData {
     pub(super) fn encode(&self) -> [u8; PRIVATE_DATA_BYTES] {
-        let mut bytes = Vec::with_capacity(PRIVATE_DATA_BYTES);
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend(self.rank.to_le_bytes());
-        bytes.extend(self.token.to_le_bytes());
-        bytes.extend([self.queue, self.queues, self.nic, self.mtu, self.reads]);
-        bytes.extend(self.credits.to_le_bytes());
-        bytes.extend(self.signal_slots.to_le_bytes());
-        bytes.extend(self.inbox_address.to_le_bytes());
-        bytes.extend(self.inbox_key.to_le_bytes());
-        let mut whole = [0; PRIVATE_DATA_BYTES];
-        whole.copy_from_slice(&bytes);
-        whole
+        let Self { queue, queues, nic, mtu, reads, .. } = *self;
+        let writer = Writer::default().u16(VERSION).u32(self.rank).u64(self.token);
+        let writer = writer.raw(&[queue, queues, nic, mtu, reads]).u32(self.credits).u32(self.signal_slots);
+        writer.u64(self.inbox_address).u32(self.inbox_key).to_array()
     }
 
     /// Decodes private data, which may be longer: the manager pads it.
-    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut fields = Fields(bytes);
-        if u16::from_le_bytes(fields.take()?) != VERSION {
-            return None;
-        }
-        let (rank, token) = (Rank::from_le_bytes(fields.take()?), u64::from_le_bytes(fields.take()?));
-        let [queue, queues, nic, mtu, reads] = fields.take()?;
+    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = versioned(bytes)?;
+        let (rank, token) = (reader.u32()?, reader.u64()?);
+        let [queue, queues, nic, mtu, reads] = reader.array()?;
         let data = Self {
             rank,
             token,
@@ -131,17 +112,17 @@ impl PrivateData {
             nic,
             mtu,
             reads,
-            credits: u32::from_le_bytes(fields.take()?),
-            signal_slots: u32::from_le_bytes(fields.take()?),
-            inbox_address: u64::from_le_bytes(fields.take()?),
-            inbox_key: u32::from_le_bytes(fields.take()?),
+            credits: reader.u32()?,
+            signal_slots: reader.u32()?,
+            inbox_address: reader.u64()?,
+            inbox_key: reader.u32()?,
         };
         let is_valid = (1..=QUEUE_PAIRS_MAX).contains(&usize::from(queues))
             && queue < queues
             && data.credits > 0
             && (queue > 0 || nic == 0)
             && data.of_queue(0).is_valid();
-        is_valid.then_some(data)
+        if is_valid { Ok(data) } else { Err(Malformed) }
     }
 
     /// The same contents as a hello of the control stream.
@@ -169,18 +150,18 @@ mod tests {
         let endpoint = Endpoint { address, kind: GidType::RoceV2Ipv4, number: 4791 };
         let listener = ListenerAddress { token: 7 << 40, endpoints: vec![endpoint; 3] };
         let bytes = listener.encode();
-        assert_eq!(ListenerAddress::decode(&bytes), Some(listener.clone()));
-        assert_eq!(ListenerAddress::decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(ListenerAddress::decode(&bytes), Ok(listener.clone()));
+        assert_eq!(ListenerAddress::decode(&bytes[..bytes.len() - 1]), Err(Malformed));
         for count in [0, QUEUE_PAIRS_MAX + 1] {
             let other = ListenerAddress { endpoints: vec![endpoint; count], ..listener.clone() };
-            assert_eq!(ListenerAddress::decode(&other.encode()), None, "{count} doors");
+            assert_eq!(ListenerAddress::decode(&other.encode()), Err(Malformed), "{count} doors");
         }
         let mut other = bytes.clone();
         other[2 + 8 + 1 + 16] = GidType::ALL.len() as u8;
-        assert_eq!(ListenerAddress::decode(&other), None, "no kind of address");
+        assert_eq!(ListenerAddress::decode(&other), Err(Malformed), "no kind of address");
         let mut other = bytes;
         other[0] ^= 0x55;
-        assert_eq!(ListenerAddress::decode(&other), None, "another version");
+        assert_eq!(ListenerAddress::decode(&other), Err(Malformed), "another version");
     }
 
     #[test]
@@ -199,9 +180,9 @@ mod tests {
             inbox_key: 9,
         };
         let mut bytes = data.encode().to_vec();
-        assert_eq!(PrivateData::decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(PrivateData::decode(&bytes[..bytes.len() - 1]), Err(Malformed));
         bytes.resize(PRIVATE_DATA_BYTES_MAX, 0);
-        assert_eq!(PrivateData::decode(&bytes), Some(data));
+        assert_eq!(PrivateData::decode(&bytes), Ok(data));
         let impossible = [
             PrivateData { queue: 2, ..data },
             PrivateData { queues: QUEUE_PAIRS_MAX as u8 + 1, ..data },
@@ -211,8 +192,8 @@ mod tests {
             PrivateData { credits: 0, ..data },
         ];
         for data in impossible {
-            assert_eq!(PrivateData::decode(&data.encode()), None, "{data:?}");
+            assert_eq!(PrivateData::decode(&data.encode()), Err(Malformed), "{data:?}");
         }
-        assert_eq!(PrivateData::decode(&[]), None);
+        assert_eq!(PrivateData::decode(&[]), Err(Malformed));
     }
 }
