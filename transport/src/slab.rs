@@ -17,7 +17,7 @@ struct Slot<T> {
     value: Option<T>,
 }
 
-const GENERATION_MAX: u32 = (NO_TOKEN_BIT - 1 >> 32) as u32;
+const GENERATION_MAX: u32 = ((NO_TOKEN_BIT - 1) >> 32) as u32;
 
 impl<T> Default for Slab<T> {
     fn default() -> Self {
