@@ -253,17 +253,15 @@ def check_mismatch(group):
     return text
 
 
-def test_shapes_that_differ_between_ranks_are_named_on_every_rank():
-    texts = []
-
+def test_shapes_that_differ_between_ranks_are_named_on_every_rank(tmp_path):
     def run(group):
-        return check_mismatch(group)
+        (tmp_path / str(group.rank)).write_text(check_mismatch(group))
 
-    try:
-        texts = pleach.launch(run, 2, timeout=60)
-    except pleach.RankError as error:  # closing a group that has failed says so again
-        assert isinstance(error.__cause__, pleach.MismatchError), error.__cause__
-        return
+    # Closing a group that has failed says so again.
+    with pytest.raises(pleach.RankError) as caught:
+        pleach.launch(run, 2, timeout=60)
+    assert isinstance(caught.value.__cause__, pleach.MismatchError), caught.value.__cause__
+    texts = [(tmp_path / str(rank)).read_text() for rank in range(2)]
     assert texts[0] == texts[1]
 
 

@@ -144,6 +144,18 @@ def check_messages_and_pending(group):
 
     for i, array in enumerate(asyncio.run(several())):
         assert (array == i * n).all()
+    if rank == 0:
+        # A task that is cancelled leaves its operation under way.
+        cancelled = group.all_reduce(np.full(9, 1.0), async_=True)
+        with pytest.raises(asyncio.TimeoutError):
+            asyncio.run(asyncio.wait_for(until(cancelled), 0.05))
+        assert not cancelled.done()
+        group.send(np.ones(1), 1)
+        assert (cancelled.wait(30) == n).all()
+    else:
+        # Its part comes only when the task of rank 0 has ended.
+        group.recv(np.ones(1), 0)
+        group.all_reduce(np.full(9, 1.0))
     for _ in range(200):
         group.all_reduce(np.ones(5000), async_=True)  # dropped while under way
     group.barrier()

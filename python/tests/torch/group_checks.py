@@ -242,6 +242,14 @@ class GroupChecks(Check):
             error = refused(pleach.torch.PleachUnsupported, lambda: dist.all_reduce(meta, group=group))
             assert "group of another backend" in str(error), error
 
+    def check_dlpack(self):
+        """The groups of the package take tensors of torch, of types that NumPy lacks too."""
+        group = dist.group.WORLD._comm._group
+        for dtype in (torch.bfloat16, torch.float8_e5m2, torch.float32, torch.int16):
+            tensor = torch.ones(1000).to(dtype)
+            assert group.all_reduce(tensor) is tensor
+            same(tensor, torch.full((1000,), float(self.size)).to(dtype), f"DLPack of {dtype}")
+
     def check_abort(self):
         """The work of all ranks ends, and the group says why."""
         group = dist.new_group()

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch.distributed")
 
-from ranks import HERE, LIMIT_OF_STOP_S, LIMIT_S, environment, finish, free_port, last_json, start  # noqa: E402
+from ranks import HERE, LIMIT_OF_STOP_S, LIMIT_S, PACKAGE, environment, finish, free_port, last_json, start  # noqa: E402
 
 #: Of each list the checks of one start of ranks: importing torch takes longer than most of them.
 STARTS = [
@@ -22,7 +22,7 @@ STARTS = [
 
 #: Those of the group alone, and with how many ranks.
 GROUP_STARTS = [
-    (2, ["limits", "split_group", "objects_of_messages", "premultiplied_sums", "overlapping_memory", "other_devices"]),
+    (2, ["limits", "split_group", "objects_of_messages", "premultiplied_sums", "overlapping_memory", "other_devices", "dlpack"]),
     (4, ["limits", "monitored_barrier_with_two_missing", "any_source", "any_source_that_sends_nothing"]),
     (4, ["split_group", "objects_of_messages", "overlapping_memory", "coalesced_calls_are_under_way_together", "abort"]),
     (2, ["compile"]),
@@ -47,19 +47,25 @@ def test_groups_keep_their_promises(size, checks):
 
 
 def torchrun(script, size, *arguments):
+    """Returns the standard output of all ranks."""
     run = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}", f"--master-port={free_port()}"]
     done = subprocess.run(
-        [*run, str(HERE / script), *arguments], env=environment(), capture_output=True, text=True, timeout=LIMIT_S
+        [*run, str(script), *arguments], env=environment(), capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stdout + done.stderr[-6000:]
-    return last_json(done.stdout)
+    return done.stdout
 
 
 @pytest.mark.parametrize("scheme", ["ddp", "fsdp"])
 def test_training_has_the_loss_curve_of_gloo(scheme):
-    losses, expected = (torchrun("train.py", 4, backend, scheme) for backend in ("pleach", "gloo"))
-    assert losses == pytest.approx(expected, rel=1e-4)
+    losses, expected = (last_json(torchrun(HERE / "train.py", 4, backend, scheme)) for backend in ("pleach", "gloo"))
+    # Sums of another order are rounded another way, and many steps carry that on.
+    assert losses == pytest.approx(expected, rel=1e-4 if len(losses) <= 24 else 5e-2)
     assert losses[-1] < losses[0]
+
+
+def test_the_example_of_the_repository_learns():
+    assert "2 ranks over pleach: the loss went from" in torchrun(PACKAGE.parent / "examples" / "ddp.py", 2)
 
 
 #: Of each list the ways of training of one start of ranks.
