@@ -80,7 +80,11 @@ pub struct Batch<'a> {
 
 /// What an operation of a batch may work on: memory that it borrows, alone or in a pair, or none. A
 /// batch that is started owns the memory as a whole: see [`Batch::start`].
-pub trait BorrowedData<'a> {}
+pub trait BorrowedData<'a> {
+    /// Whether the operation alone holds the memory's registration, which a batch then holds.
+    #[doc(hidden)]
+    const IS_HELD_BY_OPERATION: bool = false;
+}
 
 impl BorrowedData<'_> for () {}
 impl<'a, D: Data + ?Sized> BorrowedData<'a> for &'a D {}
@@ -104,7 +108,10 @@ impl<'a> Batch<'a> {
         &mut self,
         mut operation: Operation<D>,
     ) -> Result<&mut Self, CollectiveError> {
-        let call = operation.bind(&self.group)?;
+        let mut call = operation.bind(&self.group)?;
+        if D::IS_HELD_BY_OPERATION {
+            hold(&mut call);
+        }
         let (op, data_type) = (call.op, call.data_type);
         if !op.fits(data_type) {
             return Err(CollectiveError::Meaningless { op, data_type });
@@ -205,6 +212,15 @@ impl Batch<'static> {
             }
             // What was started before has ended with its run.
             Err(error) => Err(PendingError { error, data }),
+        }
+    }
+}
+
+/// Has a call hold the registrations of its memory, which until then its operation holds.
+fn hold(call: &mut BoundCall) {
+    for bytes in [&mut call.input, &mut call.output] {
+        if let Bytes::Lent(slice) = bytes {
+            *bytes = Bytes::Registered(slice.hold());
         }
     }
 }
@@ -338,7 +354,8 @@ impl Bucket {
         let copy = |call: &BoundCall, at| {
             let (from, bytes, foreign) = (call.input.base(), call.input.len(), call.foreign.clone());
             let scaling = call.factor.map(|factor| Scaling { data_type: call.data_type, factor });
-            Copy { from, into: at, bytes, foreign, scaling }
+            let registered = registered(&call.input);
+            Copy { from, into: at, bytes, foreign, registered, scaling }
         };
         self.copies(side_by_side, copy)
     }
@@ -353,7 +370,8 @@ impl Bucket {
         let copy = |call: &BoundCall, at| {
             let bytes = if is_there(call) { 0 } else { call.output.len() };
             let (into, foreign) = (call.output.base(), call.foreign.clone());
-            Copy { from: at, into, bytes, foreign, scaling: None }
+            let registered = registered(&call.output);
+            Copy { from: at, into, bytes, foreign, registered, scaling: None }
         };
         self.copies(side_by_side, copy)
     }
@@ -387,8 +405,14 @@ struct Copy {
     bytes: usize,
     /// Memory of the call that is somebody else's.
     foreign: Option<Box<[ForeignMemory]>>,
+    #[expect(dead_code, reason = "registered memory of the call, held until the end of the copy")]
+    registered: Option<Slice>,
     /// How the elements are multiplied meanwhile.
     scaling: Option<Scaling>,
+}
+
+fn registered(bytes: &Bytes) -> Option<Slice> {
+    if let Bytes::Registered(slice) = bytes { Some(slice.clone()) } else { None }
 }
 
 /// Calls of a batch that are under way, on memory that the batch borrows or owns.

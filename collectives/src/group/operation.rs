@@ -271,6 +271,7 @@ impl<D> Operation<D> {
     }
 
     /// One whose element type is known when the program runs.
+    #[inline]
     pub(super) fn untyped(call: Call, data: D, operands: Operands<D>) -> Self {
         Self { data, call, operands }
     }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use pleach_transport::Slice;
 
+use super::Group;
 use super::batch::BorrowedData;
 use super::data::{Buffer, Element, Operand, OwnedData, private};
 use super::error::CollectiveError;
@@ -52,6 +53,7 @@ impl RawData {
     /// `len` elements from an address on; the address is null where there are none. If they are
     /// already registered, or on a GPU, name their buffer.
     #[must_use]
+    #[inline]
     pub fn at(address: *mut c_void, count: usize) -> Self {
         Self { place: Place::Address(Address(address.cast())), count }
     }
@@ -93,11 +95,52 @@ impl RawData {
         Self { count, ..self }
     }
 
+    /// As [`Group::all_reduce`] on these elements: the shortest way, on which nothing is moved.
+    /// [`Operation::from_raw`] has all collectives.
+    ///
+    /// # Errors
+    ///
+    /// As of [`Operation::from_raw`] and [`Group::run`].
+    ///
+    /// # Safety
+    ///
+    /// Until it has returned this is memory of this process with that many elements, and no other
+    /// code reads or writes there.
+    pub unsafe fn all_reduce(
+        &self,
+        group: &Group,
+        data_type: DataType,
+        op: ReduceOp,
+    ) -> Result<(), CollectiveError> {
+        self.expect(data_type)?;
+        let (collective, form) = (Collective::AllReduce, Form::InPlace);
+        let call = Call { collective, data_type, op, form, counts: None };
+        let operand = self.operand(group.shared.number, data_type.bytes())?;
+        group.blocking(&mut group.bound(&call, operand)?, None)
+    }
+
+    /// Whether this is the same registered or unregistered memory of the host.
+    #[inline]
+    fn is_same(&self, other: &Self) -> bool {
+        let is_one = match (&self.place, &other.place) {
+            (Place::Address(one), Place::Address(other)) => one == other,
+            (
+                Place::Registered { memory, group } | Place::Buffer { memory, group, .. },
+                Place::Registered { memory: other, group: other_group }
+                | Place::Buffer { memory: other, group: other_group, .. },
+            ) => memory.as_ptr() == other.as_ptr() && group == other_group,
+            _ => false,
+        };
+        is_one && self.count == other.count
+    }
+
+    #[inline(always)]
     fn expect(&self, data_type: DataType) -> Result<(), CollectiveError> {
         let (count, size) = (self.count, data_type.bytes());
-        let aligned = |base: *mut u8| match (base as usize).is_multiple_of(size) {
-            true => Ok(()),
-            false => Err(CollectiveError::Misaligned { data_type, address: base as u64 }),
+        // Sizes of elements are powers of two: a mask costs less than a division.
+        let aligned = |base: *mut u8| match base as usize & (size - 1) {
+            0 => Ok(()),
+            _ => Err(CollectiveError::Misaligned { data_type, address: base as u64 }),
         };
         if count.checked_mul(size).is_none_or(|bytes| bytes > isize::MAX as usize) {
             return Err(CollectiveError::TooLong { count, data_type });
@@ -120,6 +163,7 @@ impl RawData {
         }
     }
 
+    #[inline(always)]
     fn operand(&self, group: u64, size: usize) -> Result<Operand, CollectiveError> {
         let bytes = self.count * size;
         let bytes = match &self.place {
@@ -127,7 +171,10 @@ impl RawData {
             Place::Buffer { memory, group: of, .. } | Place::Registered { memory, group: of }
                 if *of == group =>
             {
-                Bytes::Registered(memory.slice(0..bytes).expect("looked at before"))
+                debug_assert!(bytes <= memory.len(), "looked at before");
+                // SAFETY: this holds the memory's handle and outlives the run, as the data of an
+                // operation do; a batch, which does not keep them, takes a handle of its own.
+                Bytes::Lent(unsafe { memory.lend() }.first(bytes))
             }
             Place::Buffer { memory, .. } | Place::Registered { memory, .. } => {
                 private(memory.as_ptr(), bytes)
@@ -173,6 +220,20 @@ impl Operation<RawPair> {
         input: Option<RawData>,
         output: Option<RawData>,
     ) -> Result<Self, CollectiveError> {
+        let call = |form| Call { collective, data_type, op, form, counts: None };
+        if collective == Collective::AllReduce
+            && let (Some(data), Some(output)) = (&input, &output)
+            && data.is_same(output)
+            && let Some(data) = input
+        {
+            data.expect(data_type)?;
+            let operands = Operands::One(|RawPair { size, first, .. }: &mut RawPair, group| match first {
+                Some(data) => data.operand(group, *size),
+                None => Ok(Operand::none()),
+            });
+            let data = RawPair { size: data_type.bytes(), first: Some(data), second: None };
+            return Ok(Self::untyped(call(Form::InPlace), data, operands));
+        }
         input.iter().chain(&output).try_for_each(|data| data.expect(data_type))?;
         let form = match collective {
             Collective::SendRecv { .. } if input.is_none() => Form::Received,
@@ -189,17 +250,21 @@ impl Operation<RawPair> {
         });
         // The only memory of a message comes first.
         let [first, second] = if form == Form::Received { [output, None] } else { [input, output] };
-        let call = Call { collective, data_type, op, form, counts: None };
-        Ok(Self::untyped(call, RawPair { size: data_type.bytes(), first, second }, operands))
+        Ok(Self::untyped(call(form), RawPair { size: data_type.bytes(), first, second }, operands))
     }
 }
 
 impl OwnedData for RawPair {}
-impl BorrowedData<'_> for RawPair {}
+impl BorrowedData<'_> for RawPair {
+    const IS_HELD_BY_OPERATION: bool = true;
+}
 
 impl Summary for RawPair {
     fn summarize(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let count = |data: &Option<RawData>| data.as_ref().map_or(0, |data| data.count);
+        if self.second.is_none() {
+            return write!(formatter, "RawPair({} elements)", count(&self.first));
+        }
         write!(formatter, "RawPair({} and {} elements)", count(&self.first), count(&self.second))
     }
 }

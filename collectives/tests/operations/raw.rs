@@ -2,10 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
 
 use pleach_collectives::{
     Buffer, CollectiveError, GpuBuffer, Group, Operation, RawData, RawPair, Reproducible,
 };
+use pleach_transport::SharedMemory;
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
@@ -108,6 +111,30 @@ fn buffers_are_keys_and_a_batch_and_a_persistent_call_take_them() {
             group.prepare(sum(&buffer)).expect("prepared").run().expect("run");
             assert!(buffer[..900].iter().all(|element| *element == 4));
             assert!(buffer[900..].iter().all(|element| *element == 1), "the first ones alone");
+        },
+    );
+}
+
+#[test]
+fn a_batch_holds_registered_memory_that_its_callers_have_let_go_of() {
+    with_group(
+        Fabric::Shm,
+        2,
+        |_| {},
+        |group| {
+            let memory = SharedMemory::new(64).expect("a page");
+            let held = Arc::downgrade(&memory);
+            let registered = group.register(memory).expect("it is registered");
+            let data = || RawData::registered(&registered, 0, 8);
+            // SAFETY: the batch holds the memory, which nobody touches meanwhile.
+            let sum = unsafe {
+                Operation::from_raw(Collective::AllReduce, DataType::U64, ReduceOp::Sum, data(), data())
+            };
+            let mut batch = group.batch();
+            batch.add(sum.expect("eight of u64")).expect("added");
+            assert!(!group.deregister(registered, Duration::ZERO), "the batch holds it");
+            batch.run().expect("run");
+            assert_eq!(held.strong_count(), 0, "nobody holds it any longer");
         },
     );
 }
