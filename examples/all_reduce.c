@@ -11,7 +11,7 @@
 
 static void check(pleachResult_t result, const char *call) {
     if (result != pleachSuccess) {
-        fprintf(stderr, "%s: %s: %s\n", call, pleachGetErrorString(result), pleachGetLastError());
+        fprintf(stderr, "%s: %s: %s\n", call, pleachGetErrorString(result), pleachGetLastError(NULL));
         exit(1);
     }
 }

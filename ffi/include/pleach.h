@@ -14,7 +14,7 @@
 #define PLEACH_CONFIG_INITIALIZER { sizeof(pleachConfig_t), 0, 0, 0, 0, 0 }
 
 /* A failure to be filled by pleachCommGetFailure. */
-#define PLEACH_FAILURE_INITIALIZER { sizeof(pleachFailure_t), 0, -1, -1, -1, 0, 0, { 0 }, { 0 } }
+#define PLEACH_FAILURE_INITIALIZER { sizeof(pleachFailure_t), 0, -1, -1, -1, 0, 0, { 0 }, { 0 }, { 0 } }
 
 /* A struct to be filled by pleachCommGetArrivalSkew. */
 #define PLEACH_ARRIVAL_SKEW_INITIALIZER { sizeof(pleachArrivalSkew_t), 0, 0, 0, 0, 0, 0 }
@@ -70,6 +70,9 @@
 
 // Room for the name of an operation, in bytes.
 #define PLEACH_OPERATION_BYTES 128
+
+// Room for the step of a failure, in bytes.
+#define PLEACH_STEP_BYTES 256
 
 // Room for the text of a failure, in bytes.
 #define PLEACH_FAILURE_BYTES 512
@@ -145,6 +148,9 @@ typedef struct {
   int reserved;
 } pleachConfig_t;
 
+// Where the scalar of pleachRedOpCreatePreMulSum is: pleachScalarHostImmediate.
+typedef uint32_t pleachScalarResidence_t;
+
 // A device: this rank's end of the fabric between the ranks that have opened it. NULL is none.
 typedef pleachDevice *pleachDevice_t;
 
@@ -203,6 +209,9 @@ typedef struct {
   uint64_t waitedMs;
   // The operation of the finder, as "all-reduce of 4 f32 (sum)"; empty outside of calls.
   char operation[PLEACH_OPERATION_BYTES];
+  // The step of the operation that the finder has waited in; of a lost rank how the loss showed
+  // itself; of ranks that wait for each other their circle. Empty where none is known.
+  char step[PLEACH_STEP_BYTES];
   // The whole text: what happened, to which rank, in which step.
   char text[PLEACH_FAILURE_BYTES];
 } pleachFailure_t;
@@ -292,6 +301,12 @@ typedef struct {
 // Bitwise exclusive or, of integers; NCCL has no such operation.
 #define pleachBitXor 34
 
+// In memory of a GPU, read when a call uses it. NCCL has this; this library refuses it.
+#define pleachScalarDevice 0
+
+// In host memory, read before pleachRedOpCreatePreMulSum returns.
+#define pleachScalarHostImmediate 1
+
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
@@ -370,6 +385,26 @@ pleachResult_t pleachBroadcast(const void *sendbuff,
                                int root,
                                pleachComm_t comm,
                                void *stream);
+
+// Stores the buff of the root in the buff of every other rank: pleachBroadcast in place.
+//
+// Ownership: the buffer stays the caller's: memory of that many elements until the call has
+// ended, or NULL where it has none. Threads: any; calls of several threads on one communicator
+// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
+// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
+pleachResult_t pleachBcast(void *buff,
+                           size_t count,
+                           pleachDataType_t datatype,
+                           int root,
+                           pleachComm_t comm,
+                           void *stream);
 
 // Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff
 // of other ranks is ignored. In place: recvbuff is sendbuff.
@@ -735,11 +770,14 @@ pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *c
 
 // Divides a communicator: the ranks that pass the same colour become one, numbered by their
 // keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
-// NULL. All ranks call it.
+// NULL. All ranks call it. The new communicator takes its configuration from the old one, apart
+// from a timeoutMs that is not 0: fabric and reproducible cannot differ.
 //
 // Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
-// communicator; the old one stays. Threads: any; calls of several threads on one communicator
-// need one order on all ranks. Blocks: until the new communicators are there.
+// communicator; the old one stays. `config` is NULL or points to a configuration that began
+// with PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls
+// of several threads on one communicator need one order on all ranks. Blocks: until the new
+// communicators are there.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 // pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
@@ -748,7 +786,11 @@ pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *c
 // has left, has aborted or has broken the protocol; pleachSystemError if the ranks of a colour
 // do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU fails;
 // pleachInternalError after a mistake of the library.
-pleachResult_t pleachCommSplit(pleachComm_t comm, int color, int key, pleachComm_t *newcomm);
+pleachResult_t pleachCommSplit(pleachComm_t comm,
+                               int color,
+                               int key,
+                               pleachComm_t *newcomm,
+                               const pleachConfig_t *config);
 
 // Ends a communicator in order: all ranks call it, and it tells them that this rank leaves.
 // Every later call but pleachCommDestroy, pleachCommAbort and the functions that ask returns
@@ -824,8 +866,9 @@ pleachResult_t pleachCommGetAsyncError(pleachComm_t comm, pleachResult_t *asyncE
 pleachResult_t pleachCommSetTimeout(pleachComm_t comm, uint64_t milliseconds);
 
 // Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
-// one element of the type, in host memory. Factors may differ from rank to rank. The number is
-// for this communicator alone, until pleachRedOpDestroy.
+// one element of the type, in host memory: `residence` is pleachScalarHostImmediate. Factors
+// may differ from rank to rank. The number is for this communicator alone, until
+// pleachRedOpDestroy.
 //
 // Ownership: `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an
 // element of the type, which is read before the function returns. Threads: any. Blocks: no.
@@ -835,6 +878,7 @@ pleachResult_t pleachCommSetTimeout(pleachComm_t comm, uint64_t milliseconds);
 pleachResult_t pleachRedOpCreatePreMulSum(pleachRedOp_t *op,
                                           const void *scalar,
                                           pleachDataType_t datatype,
+                                          pleachScalarResidence_t residence,
                                           pleachComm_t comm);
 
 // Forgets a number that pleachRedOpCreatePreMulSum has stored.
@@ -1236,13 +1280,14 @@ pleachResult_t pleachGetVersion(int *version);
 const char *pleachGetErrorString(int result);
 
 // Returns the text of the last failure of the calling thread: what happened, to which rank, and
-// what to do; empty if no call of this thread has failed. Never NULL.
+// what to do; empty if no call of this thread has failed. Never NULL. As with NCCL, `comm` makes
+// no difference; it may be NULL, or destroyed.
 //
 // Ownership: the text is the library's and stays until the next call of this thread fails.
 // Threads: any; each has its own text. Blocks: no.
 //
 // Returns: the text.
-const char *pleachGetLastError(void);
+const char *pleachGetLastError(pleachComm_t comm);
 
 // Stores how late a peer was in the calls of this rank so far, to about 10 microseconds and
 // 12.5 percent.

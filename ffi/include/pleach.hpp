@@ -21,6 +21,9 @@
 #if __cplusplus >= 202002L
 #include <span>
 #endif
+#if __cplusplus > 202002L && __has_include(<stdfloat>)
+#include <stdfloat>
+#endif
 
 #include "pleach.h"
 
@@ -51,13 +54,19 @@ namespace detail {
 
 inline void check(pleachResult_t result) {
     if (result != pleachSuccess)
-        throw Error(result, std::string(pleachGetErrorString(result)) + ": " + pleachGetLastError());
+        throw Error(result, std::string(pleachGetErrorString(result)) + ": " + pleachGetLastError(nullptr));
 }
 
 // A limit as the functions take it.
 inline std::uint64_t count(std::chrono::milliseconds limit) {
     if (limit.count() < 0) throw Error(pleachInvalidArgument, "a limit below zero");
     return static_cast<std::uint64_t>(limit.count());
+}
+
+// Calls a std::function with memory that the library holds no longer, and drops it.
+template <typename T> void released(void *address, void *context) {
+    std::unique_ptr<std::function<void(T *)>> given(static_cast<std::function<void(T *)> *>(context));
+    if (*given) (*given)(static_cast<T *>(address));
 }
 
 // Closes a handle in its destructor.
@@ -87,8 +96,25 @@ private:
 
 } // namespace detail
 
+// Elements of floating-point types that C++17 has no type for: their bits. A cast between these and the types of another
+// library (__half, Eigen::bfloat16) keeps the bits.
+struct Float16 { std::uint16_t bits; };   // IEEE binary16
+struct BFloat16 { std::uint16_t bits; };  // the upper half of a float
+struct Float8E4M3 { std::uint8_t bits; }; // 4 bits of exponent
+struct Float8E5M2 { std::uint8_t bits; }; // 5 bits of exponent
+
 // The number of an element type. Types of half width of other libraries: specialize it.
 template <typename T> struct DataType;
+template <> struct DataType<Float16> { static constexpr pleachDataType_t value = pleachFloat16; };
+template <> struct DataType<BFloat16> { static constexpr pleachDataType_t value = pleachBfloat16; };
+template <> struct DataType<Float8E4M3> { static constexpr pleachDataType_t value = pleachFloat8e4m3; };
+template <> struct DataType<Float8E5M2> { static constexpr pleachDataType_t value = pleachFloat8e5m2; };
+#ifdef __STDCPP_FLOAT16_T__
+template <> struct DataType<std::float16_t> { static constexpr pleachDataType_t value = pleachFloat16; };
+#endif
+#ifdef __STDCPP_BFLOAT16_T__
+template <> struct DataType<std::bfloat16_t> { static constexpr pleachDataType_t value = pleachBfloat16; };
+#endif
 template <> struct DataType<std::int8_t> { static constexpr pleachDataType_t value = pleachInt8; };
 template <> struct DataType<std::uint8_t> { static constexpr pleachDataType_t value = pleachUint8; };
 template <> struct DataType<std::int16_t> { static constexpr pleachDataType_t value = pleachInt16; };
@@ -99,6 +125,13 @@ template <> struct DataType<std::int64_t> { static constexpr pleachDataType_t va
 template <> struct DataType<std::uint64_t> { static constexpr pleachDataType_t value = pleachUint64; };
 template <> struct DataType<float> { static constexpr pleachDataType_t value = pleachFloat32; };
 template <> struct DataType<double> { static constexpr pleachDataType_t value = pleachFloat64; };
+
+// The version of the library that runs: 10000 * major + 100 * minor + patch.
+inline int version() {
+    int version = 0;
+    detail::check(pleachGetVersion(&version));
+    return version;
+}
 
 inline pleachUniqueId unique_id() {
     pleachUniqueId id;
@@ -150,6 +183,23 @@ private:
     void *handle_;
 };
 
+// A sum that multiplies this rank's input first, for calls of one communicator, which must outlive this object.
+class PremulSum {
+public:
+    PremulSum(PremulSum &&other) noexcept : comm_(std::exchange(other.comm_, nullptr)), op_(other.op_) {}
+    PremulSum &operator=(PremulSum &&) = delete;
+    ~PremulSum() {
+        if (comm_ != nullptr) pleachRedOpDestroy(op_, comm_);
+    }
+    operator pleachRedOp_t() const noexcept { return op_; }
+
+private:
+    friend class Communicator;
+    PremulSum(pleachComm_t comm, pleachRedOp_t op) noexcept : comm_(comm), op_(op) {}
+    pleachComm_t comm_;
+    pleachRedOp_t op_;
+};
+
 // A communicator; its destructor destroys it.
 class Communicator {
 public:
@@ -177,9 +227,9 @@ public:
         return count;
     }
     // A part of the ranks: those that pass the same colour. Empty for PLEACH_SPLIT_NOCOLOR.
-    Communicator split(int color, int key) const {
+    Communicator split(int color, int key, const pleachConfig_t &config = default_config()) const {
         pleachComm_t part = nullptr;
-        check(pleachCommSplit(get(), color, key, &part));
+        check(pleachCommSplit(get(), color, key, &part, &config));
         return Communicator(part);
     }
     explicit operator bool() const noexcept { return get() != nullptr; }
@@ -194,6 +244,18 @@ public:
         detail::check(pleachCommGetFailure(get(), &failure));
         return failure;
     }
+    // pleachSuccess, or the result of the call that has failed for good.
+    pleachResult_t async_error() const {
+        pleachResult_t error = pleachSuccess;
+        detail::check(pleachCommGetAsyncError(get(), &error));
+        return error;
+    }
+    // The rank that a call of another thread waits for; -1 for none.
+    int waits_for() const {
+        int rank = -1;
+        detail::check(pleachCommGetWaitsFor(get(), &rank));
+        return rank;
+    }
     pleachArrivalSkew_t arrival_skew(int peer) const {
         pleachArrivalSkew_t skew = PLEACH_ARRIVAL_SKEW_INITIALIZER;
         detail::check(pleachCommGetArrivalSkew(get(), peer, &skew));
@@ -201,8 +263,24 @@ public:
     }
     template <typename T> Registration register_memory(T *data, std::size_t count) const {
         void *handle = nullptr;
-        check(pleachCommRegister(get(), data, count * sizeof(T), &handle));
+        check(pleachCommRegister(get(), data, bytes<T>(count), &handle));
         return Registration(get(), handle);
+    }
+    // Memory that stays until `release` is called with its address, once, by any thread. `release` does not throw, and
+    // calls no function of the library. If this function throws, `release` is not called.
+    template <typename T>
+    Registration register_memory(T *data, std::size_t count, std::function<void(T *)> release) const {
+        auto held = std::make_unique<std::function<void(T *)>>(std::move(release));
+        void *handle = nullptr;
+        check(pleachCommRegisterWithRelease(get(), data, bytes<T>(count), &detail::released<T>, held.get(), &handle));
+        held.release();
+        return Registration(get(), handle);
+    }
+    // Sums of the inputs, that of this rank times `factor`.
+    template <typename T> PremulSum premul_sum(const T &factor) const {
+        pleachRedOp_t op = pleachSum;
+        check(pleachRedOpCreatePreMulSum(&op, &factor, DataType<T>::value, pleachScalarHostImmediate, get()));
+        return PremulSum(get(), op);
     }
 
     // In place.
@@ -214,7 +292,11 @@ public:
         check(pleachAllReduce(in, out, count, DataType<T>::value, op, get(), nullptr));
     }
     template <typename T> void broadcast(T *data, std::size_t count, int root) const {
-        check(pleachBroadcast(data, data, count, DataType<T>::value, root, get(), nullptr));
+        check(pleachBcast(data, count, DataType<T>::value, root, get(), nullptr));
+    }
+    // The input of the root; that of other ranks is ignored.
+    template <typename T> void broadcast(const T *in, T *out, std::size_t count, int root) const {
+        check(pleachBroadcast(in, out, count, DataType<T>::value, root, get(), nullptr));
     }
     template <typename T>
     void reduce(const T *in, T *out, std::size_t count, int root, pleachRedOp_t op = pleachSum) const {
@@ -275,13 +357,85 @@ public:
     void barrier() const { check(pleachBarrier(get(), nullptr)); }
 
 #if __cplusplus >= 202002L
+    // The same on spans, whose lengths are compared. The output says the type of the elements; the input may be anything
+    // that becomes a span of it. What a rank has no part of may be empty.
+    template <typename T> using In = std::span<const std::type_identity_t<T>>;
+    template <typename T> Registration register_memory(std::span<T> data) const {
+        return register_memory(data.data(), data.size());
+    }
     template <typename T> void all_reduce(std::span<T> data, pleachRedOp_t op = pleachSum) const {
         all_reduce(data.data(), data.size(), op);
+    }
+    template <typename T> void all_reduce(In<T> in, std::span<T> out, pleachRedOp_t op = pleachSum) const {
+        expect_length(in.size(), out.size());
+        all_reduce(in.data(), out.data(), out.size(), op);
     }
     template <typename T> void broadcast(std::span<T> data, int root) const {
         broadcast(data.data(), data.size(), root);
     }
-    template <typename T> void send(std::span<const T> data, int peer) const { send(data.data(), data.size(), peer); }
+    template <typename T> void broadcast(In<T> in, std::span<T> out, int root) const {
+        if (rank() == root) expect_length(in.size(), out.size());
+        broadcast(in.data(), out.data(), out.size(), root);
+    }
+    template <typename T> void reduce(In<T> in, std::span<T> out, int root, pleachRedOp_t op = pleachSum) const {
+        if (rank() == root) expect_length(in.size(), out.size());
+        reduce(in.data(), out.data(), in.size(), root, op);
+    }
+    template <typename T> void all_gather(In<T> in, std::span<T> out) const {
+        expect_length(in.size(), block(out.size()));
+        all_gather(in.data(), out.data(), in.size());
+    }
+    template <typename T> void reduce_scatter(In<T> in, std::span<T> out, pleachRedOp_t op = pleachSum) const {
+        expect_length(block(in.size()), out.size());
+        reduce_scatter(in.data(), out.data(), out.size(), op);
+    }
+    template <typename T> void all_to_all(In<T> in, std::span<T> out) const {
+        expect_length(in.size(), out.size());
+        all_to_all(in.data(), out.data(), block(in.size()));
+    }
+    template <typename T> void gather(In<T> in, std::span<T> out, int root) const {
+        if (rank() == root) expect_length(in.size(), block(out.size()));
+        gather(in.data(), out.data(), in.size(), root);
+    }
+    template <typename T> void scatter(In<T> in, std::span<T> out, int root) const {
+        if (rank() == root) expect_length(block(in.size()), out.size());
+        scatter(in.data(), out.data(), out.size(), root);
+    }
+    template <typename T>
+    void all_gather_v(In<T> in, std::span<T> out, const std::vector<std::size_t> &counts) const {
+        expect_length(in.size(), own(counts));
+        expect_length(out.size(), sum(counts));
+        all_gather_v(in.data(), out.data(), counts);
+    }
+    template <typename T>
+    void reduce_scatter_v(In<T> in, std::span<T> out, const std::vector<std::size_t> &counts,
+                          pleachRedOp_t op = pleachSum) const {
+        expect_length(in.size(), sum(counts));
+        expect_length(out.size(), own(counts));
+        reduce_scatter_v(in.data(), out.data(), counts, op);
+    }
+    template <typename T>
+    void gather_v(In<T> in, std::span<T> out, const std::vector<std::size_t> &counts, int root) const {
+        expect_length(in.size(), own(counts));
+        if (rank() == root) expect_length(out.size(), sum(counts));
+        gather_v(in.data(), out.data(), counts, root);
+    }
+    template <typename T>
+    void scatter_v(In<T> in, std::span<T> out, const std::vector<std::size_t> &counts, int root) const {
+        if (rank() == root) expect_length(in.size(), sum(counts));
+        expect_length(out.size(), own(counts));
+        scatter_v(in.data(), out.data(), counts, root);
+    }
+    template <typename T>
+    void all_to_all_v(In<T> in, const std::vector<std::size_t> &send, std::span<T> out,
+                      const std::vector<std::size_t> &receive) const {
+        expect_length(in.size(), sum(send));
+        expect_length(out.size(), sum(receive));
+        all_to_all_v(in.data(), send, out.data(), receive);
+    }
+    template <typename T> void send(std::span<T> data, int peer) const {
+        send(static_cast<const T *>(data.data()), data.size(), peer);
+    }
     template <typename T> void recv(std::span<T> data, int peer) const { recv(data.data(), data.size(), peer); }
 #endif
 
@@ -291,9 +445,31 @@ private:
         if (counts.size() != static_cast<std::size_t>(size()))
             throw Error(pleachInvalidArgument, "there must be one count for each rank");
     }
+    static void expect_length(std::size_t one, std::size_t other) {
+        if (one != other) throw Error(pleachInvalidArgument, "the lengths of the spans do not fit together");
+    }
+    // The elements of a block, of so many elements with a block for each rank.
+    std::size_t block(std::size_t all) const {
+        const auto ranks = static_cast<std::size_t>(size());
+        expect_length(all % ranks, 0);
+        return all / ranks;
+    }
+    std::size_t own(const std::vector<std::size_t> &counts) const {
+        expect_counts(counts);
+        return counts[static_cast<std::size_t>(rank())];
+    }
+    static std::size_t sum(const std::vector<std::size_t> &counts) {
+        std::size_t sum = 0;
+        for (std::size_t count : counts) sum += count;
+        return sum;
+    }
+    template <typename T> static std::size_t bytes(std::size_t count) {
+        if (count > SIZE_MAX / sizeof(T)) throw Error(pleachInvalidArgument, "too many elements");
+        return count * sizeof(T);
+    }
     void check(pleachResult_t result) const {
         if (result == pleachSuccess) return;
-        const std::string text = std::string(pleachGetErrorString(result)) + ": " + pleachGetLastError();
+        const std::string text = std::string(pleachGetErrorString(result)) + ": " + pleachGetLastError(nullptr);
         pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
         if (pleachCommGetFailure(get(), &failure) == pleachSuccess && failure.kind != pleachFailureNone)
             throw CommunicatorError(result, failure);
@@ -425,12 +601,9 @@ public:
     Region<T> register_memory(T *data, std::size_t count, std::function<void(T *)> release) const {
         expect_elements<T>(count);
         auto held = std::make_unique<std::function<void(T *)>>(std::move(release));
-        const pleachRelease_t released = [](void *address, void *context) {
-            std::unique_ptr<std::function<void(T *)>> given(static_cast<std::function<void(T *)> *>(context));
-            if (*given) (*given)(static_cast<T *>(address));
-        };
         pleachRegion_t region = nullptr;
-        detail::check(pleachRegionRegister(get(), data, count * sizeof(T), released, held.get(), &region));
+        detail::check(
+            pleachRegionRegister(get(), data, count * sizeof(T), &detail::released<T>, held.get(), &region));
         held.release();
         return Region<T>(region, data, count);
     }

@@ -5,18 +5,18 @@
 //! batch; calls on several communicators are one batch each, and all of these are under way
 //! together.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
-use std::sync::Arc;
 
 use pleach_collectives::{CollectiveError, Group, Operation, Pending, RawPair};
 
 use crate::comm::Comm;
+use crate::handles::Held;
 use crate::result::{Failed, guarded, pleachResult_t};
 
 /// An operation on a communicator that was not carried out yet.
 struct Call {
-    comm: Arc<Comm>,
+    comm: Held<Comm>,
     /// With the deadline and the stream of the call.
     group: Group,
     operation: Operation<RawPair>,
@@ -25,37 +25,45 @@ struct Call {
 /// Operations of one communicator, each with the handle of its call.
 type Operations = Vec<(Group, Operation<RawPair>)>;
 
-/// The calls of a thread since its first pleachGroupStart.
+/// The calls of a thread since its outermost pleachGroupStart.
 #[derive(Default)]
 struct Calls {
-    depth: usize,
     calls: Vec<Call>,
     /// The first call that was refused: the whole group is.
     refused: Option<Failed>,
 }
 
 thread_local! {
+    /// How many pleachGroupStart are not ended. Apart from the calls, which have a destructor:
+    /// each call outside of a group reads this alone.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
     static CALLS: RefCell<Calls> = RefCell::default();
 }
 
 /// Most pleachGroupStart without their end.
 const DEPTH_MAX: usize = 64;
 
+/// Whether calls of this thread are kept for pleachGroupEnd.
+#[inline]
+pub(crate) fn is_in_batch() -> bool {
+    DEPTH.get() > 0
+}
+
 /// Refuses what cannot be a part of a batch.
 pub(crate) fn expect_no_batch() -> Result<(), Failed> {
-    CALLS.with_borrow(|calls| match calls.depth {
-        0 => Ok(()),
-        _ => Err(Failed::usage("this cannot be done between pleachGroupStart and pleachGroupEnd")),
-    })
+    match is_in_batch() {
+        false => Ok(()),
+        true => Err(Failed::usage("this cannot be done between pleachGroupStart and pleachGroupEnd")),
+    }
 }
 
 /// Carries out an operation now, or keeps it for pleachGroupEnd.
 pub(crate) fn carry_out(
-    comm: Arc<Comm>,
+    comm: Held<Comm>,
     stream: *mut c_void,
     operation: Operation<RawPair>,
 ) -> Result<(), Failed> {
-    if CALLS.with_borrow(|calls| calls.depth == 0) {
+    if !is_in_batch() {
         // Neither the handle nor the operation is copied: copies would cost time in each call.
         let result = match comm.plain_group(stream) {
             Some(group) => group.run(operation),
@@ -69,12 +77,14 @@ pub(crate) fn carry_out(
 }
 
 /// Notes that a call was refused; gives the failure back.
+#[cold]
 pub(crate) fn refused(failed: Failed) -> Failed {
-    CALLS.with_borrow_mut(|calls| {
-        if calls.depth > 0 && calls.refused.is_none() {
-            calls.refused = Some(Failed { result: failed.result, text: failed.text.clone() });
-        }
-    });
+    if is_in_batch() {
+        let copy = Failed { result: failed.result, text: failed.text.clone() };
+        CALLS.with_borrow_mut(|calls| {
+            calls.refused.get_or_insert(copy);
+        });
+    }
     failed
 }
 
@@ -90,13 +100,12 @@ pub(crate) fn refused(failed: Failed) -> Failed {
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGroupStart() -> pleachResult_t {
     guarded(|| {
-        CALLS.with_borrow_mut(|calls| {
-            if calls.depth == DEPTH_MAX {
-                return Err(Failed::usage(format!("{DEPTH_MAX} groups are begun and not ended")));
-            }
-            calls.depth += 1;
-            Ok(())
-        })
+        let depth = DEPTH.get();
+        if depth == DEPTH_MAX {
+            return Err(Failed::usage(format!("{DEPTH_MAX} groups are begun and not ended")));
+        }
+        DEPTH.set(depth + 1);
+        Ok(())
     })
 }
 
@@ -116,35 +125,32 @@ pub extern "C" fn pleachGroupStart() -> pleachResult_t {
 #[unsafe(no_mangle)]
 pub extern "C" fn pleachGroupEnd() -> pleachResult_t {
     guarded(|| {
-        let Some(Calls { calls, refused, .. }) = CALLS.with_borrow_mut(|calls| match calls.depth {
-            0 => None,
-            1 => Some(std::mem::take(calls)),
-            _ => {
-                calls.depth -= 1;
-                Some(Calls::default())
-            }
-        }) else {
+        let Some(depth) = DEPTH.get().checked_sub(1) else {
             return Err(Failed::usage("no group was begun by pleachGroupStart"));
         };
+        DEPTH.set(depth);
+        if depth > 0 {
+            return Ok(());
+        }
+        let Calls { calls, refused } = CALLS.take();
         refused.map_or(Ok(()), Err)?;
         run_all(calls)
     })
 }
 
 fn run_all(calls: Vec<Call>) -> Result<(), Failed> {
-    let mut batches: Vec<(Arc<Comm>, Operations)> = Vec::new();
+    let mut batches: Vec<(Held<Comm>, Operations)> = Vec::new();
     for Call { comm, group, operation } in calls {
-        match batches.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &comm)) {
+        match batches.iter_mut().find(|(known, _)| known.is(&comm)) {
             Some((_, operations)) => operations.push((group, operation)),
             None => batches.push((comm, vec![(group, operation)])),
         }
     }
-    if let [(comm, _)] = &batches[..] {
-        let comm = Arc::clone(comm);
-        let operations = batches.remove(0).1;
+    if batches.len() == 1 {
+        let (comm, operations) = batches.remove(0);
         return comm.note(run(operations));
     }
-    let mut under_way: Vec<(Arc<Comm>, Pending<()>)> = Vec::new();
+    let mut under_way: Vec<(Held<Comm>, Pending<()>)> = Vec::new();
     let mut failed = None;
     for (comm, operations) in batches {
         match comm.note(start(operations)) {

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use pleach_collectives::Operation;
 use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
-use crate::batch::{carry_out, refused};
+use crate::batch::{carry_out, is_in_batch, refused};
 use crate::comm::{Comm, find, pleachComm_t};
 use crate::result::{Failed, guarded, pleachResult_t};
 use crate::types::{data_type, pleachDataType_t, pleachRedOp_t, reduction};
@@ -52,7 +52,8 @@ impl Asked {
                 // SAFETY: the caller's promise.
                 let operation = unsafe { Operation::from_raw(collective, data_type, op, input, output) }?;
                 let operation = match blocks {
-                    Blocks::Equal => operation,
+                    // Not moved once more.
+                    Blocks::Equal => return carry_out(comm, self.stream, operation),
                     Blocks::Listed(counts) => operation.with_counts(&counts),
                     Blocks::SendAndReceive(send, receive) => {
                         operation.with_send_and_receive_counts(&send, &receive)
@@ -117,6 +118,15 @@ pub unsafe extern "C" fn pleachAllReduce(
     comm: pleachComm_t,
     stream: *mut c_void,
 ) -> pleachResult_t {
+    if sendbuff == recvbuff.cast_const() && stream.is_null() && !is_in_batch() {
+        return guarded(|| {
+            let held = find(comm)?;
+            let (data_type, op) = (data_type(datatype)?, reduction(&held, op)?);
+            let data = held.registrations.name_one(recvbuff, count, data_type.bytes());
+            // SAFETY: the caller's promise.
+            held.note(held.with_group(|group| unsafe { data.all_reduce(group, data_type, op) }))
+        });
+    }
     let shape = |_: &Comm| {
         Ok((
             Collective::AllReduce,
@@ -161,6 +171,32 @@ pub unsafe extern "C" fn pleachBroadcast(
     };
     // SAFETY: the caller's promise.
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
+}
+
+/// Stores the buff of the root in the buff of every other rank: pleachBroadcast in place.
+///
+/// Ownership: the buffer stays the caller's: memory of that many elements until the call has
+/// ended, or NULL where it has none. Threads: any; calls of several threads on one communicator
+/// need one order on all ranks. Blocks: until the part of this rank is done, at most the timeout
+/// of the communicator; between pleachGroupStart and pleachGroupEnd it returns at once.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the ranks make different calls, the communicator was finalized, its
+/// process forked, or there is a stream for host memory; pleachTimeout if another rank is late;
+/// pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachBcast(
+    buff: *mut c_void,
+    count: usize,
+    datatype: pleachDataType_t,
+    root: c_int,
+    comm: pleachComm_t,
+    stream: *mut c_void,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { pleachBroadcast(buff, buff, count, datatype, root, comm, stream) }
 }
 
 /// Stores the reduction of the sendbuff of every rank in the recvbuff of the root. The recvbuff

@@ -13,10 +13,13 @@ use pleach_transport::rendezvous::World;
 use pleach_vocabulary::{FabricChoice, ReduceOp};
 
 use crate::batch::expect_no_batch;
-use crate::handles::Handles;
+use crate::handles::{Handles, Held};
 use crate::memory::Registrations;
 use crate::result::{Failed, guarded, out, pleachResult_t};
-use crate::types::{PREMUL_FIRST, data_type, pleachDataType_t, pleachRedOp_t, premul_sum};
+use crate::types::{
+    PREMUL_FIRST, data_type, pleachDataType_t, pleachRedOp_t, pleachScalarHostImmediate,
+    pleachScalarResidence_t, premul_sum,
+};
 use crate::unique_id::{pleachUniqueId, release};
 
 /// A communicator, which only functions of this library look into.
@@ -81,6 +84,15 @@ impl Comm {
         (stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0).then_some(&self.group)
     }
 
+    /// Makes a call on host memory, under the deadline of this communicator.
+    #[inline]
+    pub(crate) fn with_group<T>(&self, call: impl FnOnce(&Group) -> T) -> T {
+        match self.timeout_ms.load(Ordering::Relaxed) {
+            0 => call(&self.group),
+            limit => call(&self.group.within(Duration::from_millis(limit))),
+        }
+    }
+
     /// The group, with the deadline of this communicator, for a call in this stream.
     pub(crate) fn group_in(&self, stream: *mut c_void) -> Result<Group, Failed> {
         let group = match self.timeout_ms.load(Ordering::Relaxed) {
@@ -99,12 +111,18 @@ impl Comm {
     }
 
     /// Notes why the group has failed.
+    #[inline]
     pub(crate) fn note<T>(&self, result: Result<T, CollectiveError>) -> Result<T, Failed> {
-        if let Err(CollectiveError::Failed(fault)) = &result {
+        result.map_err(|error| self.noted(error))
+    }
+
+    #[cold]
+    fn noted(&self, error: CollectiveError) -> Failed {
+        if let CollectiveError::Failed(fault) = &error {
             let mut failure = lock(&self.failure);
             failure.get_or_insert_with(|| Arc::clone(fault));
         }
-        Ok(result?)
+        error.into()
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<Fault>> {
@@ -119,8 +137,30 @@ impl Comm {
 }
 
 /// The communicator of a handle.
-pub(crate) fn find(comm: pleachComm_t) -> Result<Arc<Comm>, Failed> {
+#[inline]
+pub(crate) fn find(comm: pleachComm_t) -> Result<Held<Comm>, Failed> {
     COMMS.find(comm)
+}
+
+/// A copy of a configuration, unless the caller gives none.
+///
+/// # Safety
+///
+/// As [`configured`].
+unsafe fn read(config: *const pleachConfig_t) -> Result<Option<pleachConfig_t>, Failed> {
+    if config.is_null() {
+        return Ok(None);
+    }
+    // SAFETY: every configuration begins with its size.
+    let size = unsafe { config.cast::<usize>().read() };
+    if size < size_of::<pleachConfig_t>() {
+        return Err(Failed::argument(format!(
+            "config->size is {size}, not {}; begin with PLEACH_CONFIG_INITIALIZER",
+            size_of::<pleachConfig_t>()
+        )));
+    }
+    // SAFETY: it is as long as its size says.
+    Ok(Some(unsafe { *config }))
 }
 
 /// What a configuration changes.
@@ -132,19 +172,8 @@ pub(crate) unsafe fn configured(
     mut options: Options,
     config: *const pleachConfig_t,
 ) -> Result<Options, Failed> {
-    if config.is_null() {
-        return Ok(options);
-    }
-    // SAFETY: every configuration begins with its size.
-    let size = unsafe { config.cast::<usize>().read() };
-    if size < size_of::<pleachConfig_t>() {
-        return Err(Failed::argument(format!(
-            "config->size is {size}, not {}; begin with PLEACH_CONFIG_INITIALIZER",
-            size_of::<pleachConfig_t>()
-        )));
-    }
-    // SAFETY: it is as long as its size says.
-    let config = unsafe { *config };
+    // SAFETY: the caller's promise.
+    let Some(config) = unsafe { read(config) }? else { return Ok(options) };
     if config.timeoutMs != 0 {
         options.timeout = Duration::from_millis(config.timeoutMs);
     }
@@ -165,6 +194,26 @@ pub(crate) unsafe fn configured(
         }
     };
     Ok(options)
+}
+
+/// The timeout that a configuration gives to a part of a communicator, 0 for that of the whole.
+///
+/// # Safety
+///
+/// As [`configured`].
+unsafe fn timeout_of_part(config: *const pleachConfig_t) -> Result<u64, Failed> {
+    // SAFETY: the caller's promise.
+    let Some(pleachConfig_t { timeoutMs, joinTimeoutMs, fabric, reproducible, .. }) =
+        unsafe { read(config) }?
+    else {
+        return Ok(0);
+    };
+    match joinTimeoutMs == 0 && fabric.is_null() && reproducible == 0 {
+        true => Ok(timeoutMs),
+        false => Err(Failed::argument(
+            "config says more than timeoutMs; a part of a communicator has the other settings of the whole",
+        )),
+    }
 }
 
 /// Joins the communicator that the unique id names, as rank `rank` of `nranks`. All ranks call
@@ -265,11 +314,14 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
 
 /// Divides a communicator: the ranks that pass the same colour become one, numbered by their
 /// keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
-/// NULL. All ranks call it.
+/// NULL. All ranks call it. The new communicator takes its configuration from the old one, apart
+/// from a timeoutMs that is not 0: fabric and reproducible cannot differ.
 ///
 /// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
-/// communicator; the old one stays. Threads: any; calls of several threads on one communicator
-/// need one order on all ranks. Blocks: until the new communicators are there.
+/// communicator; the old one stays. `config` is NULL or points to a configuration that began
+/// with PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls
+/// of several threads on one communicator need one order on all ranks. Blocks: until the new
+/// communicators are there.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 /// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
@@ -284,6 +336,7 @@ pub unsafe extern "C" fn pleachCommSplit(
     color: c_int,
     key: c_int,
     newcomm: *mut pleachComm_t,
+    config: *const pleachConfig_t,
 ) -> pleachResult_t {
     guarded(|| {
         // SAFETY: the caller's promise.
@@ -291,6 +344,8 @@ pub unsafe extern "C" fn pleachCommSplit(
         *newcomm = std::ptr::null_mut();
         expect_no_batch()?;
         let held = find(comm)?;
+        // SAFETY: the caller's promise.
+        let timeout_ms = unsafe { timeout_of_part(config) }?;
         let colour = match color {
             PLEACH_SPLIT_NOCOLOR => None,
             other => Some(u32::try_from(other).map_err(|_| {
@@ -299,7 +354,10 @@ pub unsafe extern "C" fn pleachCommSplit(
         };
         // Keys below zero come first.
         let key = (key as u32) ^ (1 << 31);
-        if let Some(group) = held.group.split(colour, key)? {
+        if let Some(mut group) = held.group.split(colour, key)? {
+            if timeout_ms != 0 {
+                group = group.within(Duration::from_millis(timeout_ms));
+            }
             *newcomm = COMMS.keep(Comm::new(group))?;
         }
         Ok(())
@@ -431,8 +489,9 @@ pub extern "C" fn pleachCommSetTimeout(comm: pleachComm_t, milliseconds: u64) ->
 }
 
 /// Stores the number of a sum that multiplies the input of this rank by `scalar` first, which is
-/// one element of the type, in host memory. Factors may differ from rank to rank. The number is
-/// for this communicator alone, until pleachRedOpDestroy.
+/// one element of the type, in host memory: `residence` is pleachScalarHostImmediate. Factors
+/// may differ from rank to rank. The number is for this communicator alone, until
+/// pleachRedOpDestroy.
 ///
 /// Ownership: `op` is NULL or points to a pleachRedOp_t; `scalar` is NULL or points to an
 /// element of the type, which is read before the function returns. Threads: any. Blocks: no.
@@ -444,11 +503,18 @@ pub unsafe extern "C" fn pleachRedOpCreatePreMulSum(
     op: *mut pleachRedOp_t,
     scalar: *const c_void,
     datatype: pleachDataType_t,
+    residence: pleachScalarResidence_t,
     comm: pleachComm_t,
 ) -> pleachResult_t {
     guarded(|| {
         // SAFETY: the caller's promise.
         let op = unsafe { out(op, "op") }?;
+        if residence != pleachScalarHostImmediate {
+            return Err(Failed::argument(format!(
+                "residence is {residence}; the scalar is read now, from host memory: pass \
+                 pleachScalarHostImmediate"
+            )));
+        }
         if scalar.is_null() {
             return Err(Failed::argument("scalar is NULL"));
         }

@@ -28,6 +28,8 @@ pub const pleachFailureTimedOut: c_int = 8;
 
 /// Room for the name of an operation, in bytes.
 pub const PLEACH_OPERATION_BYTES: usize = 128;
+/// Room for the step of a failure, in bytes.
+pub const PLEACH_STEP_BYTES: usize = 256;
 /// Room for the text of a failure, in bytes.
 pub const PLEACH_FAILURE_BYTES: usize = 512;
 
@@ -52,6 +54,9 @@ pub struct pleachFailure_t {
     pub waitedMs: u64,
     /// The operation of the finder, as "all-reduce of 4 f32 (sum)"; empty outside of calls.
     pub operation: [c_char; PLEACH_OPERATION_BYTES],
+    /// The step of the operation that the finder has waited in; of a lost rank how the loss showed
+    /// itself; of ranks that wait for each other their circle. Empty where none is known.
+    pub step: [c_char; PLEACH_STEP_BYTES],
     /// The whole text: what happened, to which rank, in which step.
     pub text: [c_char; PLEACH_FAILURE_BYTES],
 }
@@ -88,6 +93,7 @@ pub unsafe extern "C" fn pleachCommGetFailure(
             call: 0,
             waitedMs: 0,
             operation: [0; PLEACH_OPERATION_BYTES],
+            step: [0; PLEACH_STEP_BYTES],
             text: [0; PLEACH_FAILURE_BYTES],
         };
         if let Some(fault) = comm.failure() {
@@ -99,6 +105,7 @@ pub unsafe extern "C" fn pleachCommGetFailure(
             found.waitedMs = u64::try_from(fault.waited.as_millis()).unwrap_or(u64::MAX);
             let operation = fault.during.map(|descriptor| descriptor.to_string());
             store(&mut found.operation, &operation.unwrap_or_default());
+            store(&mut found.step, &fault.detail);
             store(&mut found.text, &fault.to_string());
         }
         // SAFETY: it is as long as its size says.

@@ -174,27 +174,45 @@ impl Registrations {
     /// registered where they are. Both are plain addresses if they share bytes and only one is
     /// registered.
     #[inline]
-    pub(crate) fn name<const N: usize>(
+    pub(crate) fn name(
         &self,
-        operands: [Option<(*mut c_void, usize)>; N],
+        operands: [Option<(*mut c_void, usize)>; 2],
         size: usize,
-    ) -> [Option<RawData>; N] {
-        let plain = operands.map(|data| data.map(|(address, count)| RawData::at(address, count)));
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return plain;
+    ) -> [Option<RawData>; 2] {
+        match self.count.load(Ordering::Relaxed) {
+            0 => operands.map(|data| data.map(|(address, count)| RawData::at(address, count))),
+            _ => self.name_registered(operands, size),
         }
+    }
+
+    /// As [`Self::name`], of the only memory of a call.
+    #[inline(always)]
+    pub(crate) fn name_one(&self, address: *mut c_void, count: usize, size: usize) -> RawData {
+        let registered = match self.count.load(Ordering::Relaxed) {
+            0 => None,
+            _ => self.registered(address as usize, count, size),
+        };
+        registered.unwrap_or_else(|| RawData::at(address, count))
+    }
+
+    fn name_registered(
+        &self,
+        operands: [Option<(*mut c_void, usize)>; 2],
+        size: usize,
+    ) -> [Option<RawData>; 2] {
         let found = operands
             .map(|data| data.and_then(|(address, count)| self.registered(address as usize, count, size)));
         let is_partly = found.iter().zip(&operands).any(|(found, data)| found.is_none() && data.is_some());
-        if is_partly && share_bytes(&operands, size) {
-            return plain;
-        }
-        let mut named = found.into_iter().zip(plain).map(|(found, plain)| found.or(plain));
-        std::array::from_fn(|_| named.next().flatten())
+        let is_plain = is_partly && share_bytes(&operands, size);
+        let mut found = found.into_iter();
+        operands.map(|data| {
+            let found = found.next().flatten().filter(|_| !is_plain);
+            data.map(|(address, count)| found.unwrap_or_else(|| RawData::at(address, count)))
+        })
     }
 }
 
-fn share_bytes(operands: &[Option<(*mut c_void, usize)>], size: usize) -> bool {
+fn share_bytes(operands: &[Option<(*mut c_void, usize)>; 2], size: usize) -> bool {
     let range = |data: &(*mut c_void, usize)| {
         let start = data.0 as usize;
         start..start.saturating_add(data.1.saturating_mul(size))

@@ -8,6 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pleach_collectives::engine::FaultKind;
 use pleach_collectives::{CollectiveError, JoinGroupError, SplitError};
 
+use crate::comm::pleachComm_t;
+
 /// Version of the library: 10000 times the major, 100 times the minor, plus the patch number.
 const VERSION: c_int = 100;
 
@@ -106,6 +108,7 @@ thread_local! {
 }
 
 /// Runs the body of a function: its failure becomes a result and a text, a panic too.
+#[inline]
 pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failed>) -> pleachResult_t {
     // What the body shares with other threads is guarded by locks that recover from a panic.
     let failed = match catch_unwind(AssertUnwindSafe(body)) {
@@ -113,6 +116,12 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failed>) -> pleachResult
         Ok(Err(failed)) => failed,
         Err(panic) => Failed { result: pleachInternalError, text: text_of(panic.as_ref()) },
     };
+    told(failed)
+}
+
+/// Keeps the text of a failure for pleachGetLastError.
+#[cold]
+fn told(failed: Failed) -> pleachResult_t {
     let text = CString::new(failed.text.replace('\0', " ")).unwrap_or_default();
     LAST_ERROR.with_borrow_mut(|last| *last = text);
     failed.result
@@ -182,14 +191,16 @@ pub extern "C" fn pleachGetErrorString(result: c_int) -> *const c_char {
 }
 
 /// Returns the text of the last failure of the calling thread: what happened, to which rank, and
-/// what to do; empty if no call of this thread has failed. Never NULL.
+/// what to do; empty if no call of this thread has failed. Never NULL. As with NCCL, `comm` makes
+/// no difference; it may be NULL, or destroyed.
 ///
 /// Ownership: the text is the library's and stays until the next call of this thread fails.
 /// Threads: any; each has its own text. Blocks: no.
 ///
 /// Returns: the text.
 #[unsafe(no_mangle)]
-pub extern "C" fn pleachGetLastError() -> *const c_char {
+pub extern "C" fn pleachGetLastError(comm: pleachComm_t) -> *const c_char {
+    let _ = comm;
     LAST_ERROR.with_borrow(|last| last.as_ptr())
 }
 
@@ -204,11 +215,11 @@ mod tests {
         assert_eq!(guarded(|| panic!("a {} thing", "bad")), pleachInternalError);
         assert_eq!(guarded(|| Ok(())), pleachSuccess);
         // SAFETY: the text stays until the next failure of this thread.
-        let text = unsafe { CStr::from_ptr(pleachGetLastError()) };
+        let text = unsafe { CStr::from_ptr(pleachGetLastError(std::ptr::null_mut())) };
         assert_eq!(text.to_str(), Ok("a mistake of pleach: a bad thing"));
         assert_eq!(guarded(|| Err(Failed::argument("with a \0 inside"))), pleachInvalidArgument);
         // SAFETY: as above.
-        let text = unsafe { CStr::from_ptr(pleachGetLastError()) };
+        let text = unsafe { CStr::from_ptr(pleachGetLastError(std::ptr::null_mut())) };
         assert_eq!(text.to_str(), Ok("with a   inside"));
     }
 

@@ -4,6 +4,9 @@
 //!
 //! Each program is built once for all tests of a run. Most are linked with the shared library: the
 //! static one takes the linker 0.8 s a program.
+//!
+//! `PLEACH_PROGRAM_PREFIX` is put before the command of every program: `.ci/nightly` runs all of
+//! them under valgrind so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::process::ExitStatusExt as _;
@@ -21,6 +24,25 @@ mod skipped;
 
 /// Longest time that a program may run on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How much longer a program may take under [`PREFIX_VARIABLE`]: valgrind makes it fifty times
+/// slower.
+const PREFIX_PATIENCE: u32 = 10;
+
+/// The words before the command of each program that runs, as of valgrind; none by default.
+const PREFIX_VARIABLE: &str = "PLEACH_PROGRAM_PREFIX";
+static PREFIX: LazyLock<Vec<String>> = LazyLock::new(|| {
+    let words = std::env::var(PREFIX_VARIABLE).unwrap_or_default();
+    words.split_whitespace().map(str::to_owned).collect()
+});
+
+/// The command of a program, behind the prefix.
+fn command_of(program: &Path) -> Command {
+    let Some((first, further)) = PREFIX.split_first() else { return Command::new(program) };
+    let mut command = Command::new(first);
+    command.args(further).arg(program);
+    command
+}
 
 /// The signal of `raise(SIGKILL)`.
 const SIGKILL: i32 = 9;
@@ -164,9 +186,10 @@ fn succeeds(what: &str, child: Child) {
 fn all_end(programs: Vec<(String, bool, Child)>) {
     let begun = now();
     let (mut running, mut failures) = (programs, Vec::new());
+    let patience = if PREFIX.is_empty() { PATIENCE } else { PATIENCE * PREFIX_PATIENCE };
     while !running.is_empty() {
         std::thread::park_timeout(Duration::from_millis(5));
-        if !failures.is_empty() || now().since(begun) > PATIENCE {
+        if !failures.is_empty() || now().since(begun) > patience {
             for (_, _, child) in &mut running {
                 let _ = child.kill();
             }
@@ -213,7 +236,7 @@ fn started(program: &Path, ranks: u32, folder: &Folder, arguments: &[&str]) -> V
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let id = folder.0.join(format!("id-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
     let start = |rank: u32| {
-        Command::new(program)
+        command_of(program)
             .args([rank.to_string(), ranks.to_string()])
             .arg(&id)
             .args(arguments)
@@ -237,7 +260,7 @@ fn launch(program: &Path, ranks: u32, folder: &Folder) {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let store = folder.0.join(format!("store-{}", NUMBER.fetch_add(1, Ordering::Relaxed)));
     let start = |rank: u32| {
-        Command::new(program)
+        command_of(program)
             .env("PLEACH_RANK", rank.to_string())
             .env("PLEACH_WORLD_SIZE", ranks.to_string())
             .env("PLEACH_RENDEZVOUS", format!("file://{}", store.display()))
@@ -260,6 +283,14 @@ fn every_collective_is_right_in_c_on_two_and_four_ranks() {
 fn failures_are_results_with_their_cause_in_c() {
     let folder = Folder::new();
     run(&compiled("failures.c", Linked::Shared), 2, &folder);
+    run(&compiled("failures.c", Linked::Shared), 4, &folder);
+}
+
+#[test]
+fn calls_of_a_forked_child_are_errors_and_the_rank_goes_on() {
+    let folder = Folder::new();
+    run(&compiled("forked.c", Linked::Shared), 2, &folder);
+    run(&compiled("forked.c", Linked::Shared), 4, &folder);
 }
 
 #[test]
@@ -322,6 +353,10 @@ fn every_comment_says_ownership_threads_blocking_and_results() {
 
 #[test]
 fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
+    if !PREFIX.is_empty() {
+        eprintln!("\nskipped valgrind: {PREFIX_VARIABLE} stands before every program already");
+        return;
+    }
     for source in ["nonsense.c", "nonsense_device.c"] {
         let program = compiled(source, Linked::Shared);
         let valgrind = Command::new("valgrind")
@@ -379,13 +414,14 @@ fn the_wrapper_of_cpp_works_in_both_standards() {
     run_with(&device, 4, &folder, &["shm"]);
 }
 
+const EXAMPLES: [&str; 3] = ["examples/all_reduce.c", "examples/all_reduce.cpp", "examples/tensor_put.c"];
+
 #[test]
 fn the_examples_work_as_they_are() {
     let folder = Folder::new();
-    for (source, ranks) in
-        [("examples/all_reduce.c", 2), ("examples/all_reduce.cpp", 2), ("examples/tensor_put.c", 3)]
-    {
-        launch(&compiled(source, Linked::Shared), ranks, &folder);
+    for source in EXAMPLES {
+        launch(&compiled(source, Linked::Shared), 2, &folder);
+        launch(&compiled(source, Linked::Shared), 3, &folder);
     }
 }
 
@@ -395,6 +431,7 @@ fn clang_takes_what_gcc_takes() {
     for (command, source) in [
         (["clang", "-std=c99"], "collectives.c"),
         (["clang", "-std=c99"], "device.c"),
+        (["clang", "-std=c99"], "forked.c"),
         (["clang++", "-std=c++17"], "wrapper.cc"),
         (["clang++", "-std=c++17"], "wrapper_device.cc"),
     ] {
@@ -408,25 +445,32 @@ fn clang_takes_what_gcc_takes() {
 
 #[test]
 fn no_address_error_and_no_leak() {
+    if !PREFIX.is_empty() {
+        eprintln!("\nskipped the address sanitizer: its programs do not run behind {PREFIX_VARIABLE}");
+        return;
+    }
     let folder = Folder::new();
-    let sanitized = |source| {
-        let command = ["cc", "-std=c99", "-g", "-fsanitize=address,undefined"];
+    let sanitized = |source: &str| {
+        let is_cpp = source.ends_with(".cc") || source.ends_with(".cpp");
+        let compiler = if is_cpp { ["c++", "-std=c++17"] } else { ["cc", "-std=c99"] };
+        let command = [compiler[0], compiler[1], "-g", "-fsanitize=address,undefined"];
         compiled_by(&command, source, Linked::Shared).expect("a compiler runs")
     };
-    run(&sanitized("nonsense.c"), 1, &folder);
-    run(&sanitized("nonsense_device.c"), 1, &folder);
-    run(&sanitized("collectives.c"), 2, &folder);
-    run(&sanitized("races.c"), 1, &folder);
-    run(&sanitized("interrupted.c"), 2, &folder);
-    let (memory, device) = (sanitized("memory.c"), sanitized("device.c"));
-    for fabric in ["shm", "tcp"] {
-        run_with(&memory, 2, &folder, &[fabric]);
-        run_with(&device, 2, &folder, &[fabric]);
+    for source in ["nonsense.c", "nonsense_device.c", "races.c"] {
+        run(&sanitized(source), 1, &folder);
     }
-    run_killed(&sanitized("interrupted_device.c"), 2, &folder, &["shm"]);
-    let command = ["c++", "-std=c++17", "-g", "-fsanitize=address,undefined"];
-    let wrapper = compiled_by(&command, "wrapper_device.cc", Linked::Shared).expect("a compiler runs");
-    run_with(&wrapper, 2, &folder, &["tcp"]);
+    for source in ["collectives.c", "failures.c", "interrupted.c", "forked.c", "wrapper.cc"] {
+        run(&sanitized(source), 2, &folder);
+        run(&sanitized(source), 4, &folder);
+    }
+    for source in ["memory.c", "device.c", "wrapper_device.cc"] {
+        run_with(&sanitized(source), 2, &folder, &["tcp"]);
+        run_with(&sanitized(source), 4, &folder, &["shm"]);
+    }
+    run_killed(&sanitized("interrupted_device.c"), 4, &folder, &["shm"]);
+    for source in EXAMPLES {
+        launch(&sanitized(source), 4, &folder);
+    }
 }
 
 #[test]

@@ -91,7 +91,14 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("pleach-ffi", &["pleach-collectives", "pleach-transport", "pleach-vocabulary"]),
     (
         "pleach-micro",
-        &["pleach-collectives", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],
+        &[
+            "pleach-collectives",
+            "pleach-ffi",
+            "pleach-packing",
+            "pleach-schedule",
+            "pleach-transport",
+            "pleach-vocabulary",
+        ],
     ),
     ("pleach-python", &["pleach-collectives", "pleach-transport"]),
     (

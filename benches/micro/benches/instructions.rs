@@ -4,7 +4,8 @@
 //! Times of some hundred nanoseconds say little on a machine that does anything else; instructions
 //! are the same each time. Both ends are driven by one thread, so that nobody waits and nothing
 //! depends on chance: what is counted is what the rank does that comes last to an all-reduce, from
-//! the call to its result, and both ends of a put and of a signal.
+//! the call to its result, and both ends of a put and of a signal. A rank that is alone shows the
+//! cost of the C ABI over the Rust call: the difference of both.
 //!
 //! The processor counts: while its trap flag is set it raises a signal after each instruction. So
 //! what is counted is the program as it runs, with the instructions that this processor has.
@@ -17,15 +18,22 @@
 //! written anew. On another architecture it says so and ends well.
 #![allow(unsafe_code)] // the trap flag
 
+use std::ffi::c_void;
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::ptr;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use pleach_collectives::{Buffer, Group, Operation, Options, Pending};
+use pleach_ffi::calls::pleachAllReduce;
+use pleach_ffi::comm::{pleachComm_t, pleachCommDestroy, pleachCommInitRank};
+use pleach_ffi::pleachResult_t::pleachSuccess;
+use pleach_ffi::types::{pleachFloat64, pleachSum};
+use pleach_ffi::unique_id::{PLEACH_UNIQUE_ID_BYTES, pleachGetUniqueId, pleachUniqueId};
 use pleach_transport::device::{Device, LossCause, Responder, Source, Submitted, Transfer, TransferId};
 use pleach_transport::rendezvous::{
     Fabric, FabricChoice, JoinOptions, Joined, Launcher, Rendezvous, World, join,
@@ -59,7 +67,7 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let mut found = vec![("all-reduce, last to come", median(all_reduce()))];
-    for (path, counts) in signals().into_iter().chain(puts()) {
+    for (path, counts) in alone().into_iter().chain(signals()).chain(puts()) {
         found.push((path, median(counts)));
     }
     judge(&found)
@@ -193,6 +201,44 @@ fn all_reduce() -> Vec<u64> {
 #[inline(never)]
 fn last_to_come(group: &Group, data: &mut Buffer<f32>) {
     black_box(group).all_reduce(black_box(data), ReduceOp::Sum).expect("rank 0 is there");
+}
+
+/// The same call of a rank that is alone, by Rust and by C.
+fn alone() -> [(&'static str, Vec<u64>); 2] {
+    let group = Group::join(&Options::new(World::alone())).expect("nobody else is needed");
+    let (mut id, mut comm) = (pleachUniqueId { internal: [0; PLEACH_UNIQUE_ID_BYTES] }, ptr::null_mut());
+    // SAFETY: a place for an id, and one for a communicator.
+    unsafe {
+        assert_eq!(pleachGetUniqueId(&raw mut id), pleachSuccess);
+        assert_eq!(pleachCommInitRank(&raw mut comm, 1, id, 0), pleachSuccess);
+    }
+    let mut data = [1.0_f64];
+    let (mut by_rust, mut by_c) = (Vec::new(), Vec::new());
+    for _ in 0..WARM_UP {
+        rust_call(&group, &mut data);
+        c_call(comm, &mut data);
+    }
+    for _ in 0..CALLS {
+        by_rust.push(steps::counted(|| rust_call(&group, &mut data)).1);
+        by_c.push(steps::counted(|| c_call(comm, &mut data)).1);
+    }
+    assert_eq!(data, [1.0], "nobody adds anything");
+    assert_eq!(pleachCommDestroy(comm), pleachSuccess);
+    group.close().expect("it is closed");
+    [("all-reduce, alone", by_rust), ("all-reduce by C, alone", by_c)]
+}
+
+#[inline(never)]
+fn rust_call(group: &Group, data: &mut [f64]) {
+    black_box(group).all_reduce(black_box(data), ReduceOp::Sum).expect("nobody else is needed");
+}
+
+#[inline(never)]
+fn c_call(comm: pleachComm_t, data: &mut [f64]) {
+    let (comm, data): (_, *mut c_void) = (black_box(comm), black_box(data.as_mut_ptr().cast()));
+    // SAFETY: one element, which nobody else uses.
+    let result = unsafe { pleachAllReduce(data, data, 1, pleachFloat64, pleachSum, comm, ptr::null_mut()) };
+    assert_eq!(result, pleachSuccess);
 }
 
 fn signals() -> [(&'static str, Vec<u64>); 2] {

@@ -444,9 +444,10 @@ impl Shared {
 impl Drop for Shared {
     fn drop(&mut self) {
         if !self.driver.process.is_current() {
-            // Closing anything would close it for the parent, and the device's threads are not here
-            // to be joined.
+            // Closing anything would close it for the parent, and the threads of the device and of
+            // the store are not here to be joined.
             std::mem::forget(self.driver.clone());
+            std::mem::forget(self.store.clone());
             if let Some(progress) = self.progress.take() {
                 progress.forget();
             }

@@ -27,7 +27,7 @@ use pleach_transport::{
 use self::inbox::Inbox;
 use crate::batch::expect_no_batch;
 use crate::comm::{configured, pleachConfig_t};
-use crate::handles::Handles;
+use crate::handles::{Handles, Held};
 use crate::result::{Failed, guarded, out, pleachResult_t};
 use crate::unique_id::{pleachUniqueId, release};
 
@@ -120,7 +120,7 @@ struct State {
 static DEVICES: Handles<OpenDevice> = Handles::new("device", "device");
 
 /// The device of a handle.
-pub(crate) fn find(device: pleachDevice_t) -> Result<Arc<OpenDevice>, Failed> {
+pub(crate) fn find(device: pleachDevice_t) -> Result<Held<OpenDevice>, Failed> {
     let found = DEVICES.find(device)?;
     match found.process.is_current() {
         true => Ok(found),

@@ -1,7 +1,6 @@
 //! Transfers, their ends, and signals.
 
 use std::ffi::{c_int, c_void};
-use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
@@ -11,6 +10,7 @@ use pleach_transport::{
 
 use super::region::{pleachRegion_t, pleachRemoteSlice_t, remote_slice, slice};
 use super::{OpenDevice, PLEACH_SIGNAL_SLOTS, State, Transfer, find, late, pleachDevice_t, remote};
+use crate::handles::Held;
 use crate::result::{Failed, guarded, input, out, pleachResult_t};
 
 /// The number of a transfer on its device; 0 is none.
@@ -139,7 +139,7 @@ unsafe fn begun<'a>(
     device: pleachDevice_t,
     peer: c_int,
     transfer: *mut pleachTransfer_t,
-) -> Result<(Arc<OpenDevice>, Rank, Option<&'a mut u64>), Failed> {
+) -> Result<(Held<OpenDevice>, Rank, Option<&'a mut u64>), Failed> {
     // SAFETY: the caller's promise.
     let mut stored = unsafe { transfer.as_mut() };
     if let Some(stored) = &mut stored {

@@ -12,7 +12,7 @@
     do {                                                                                           \
         if (!(condition)) {                                                                        \
             fprintf(stderr, "%s:%d: not so: %s; last error: %s\n", __FILE__, __LINE__, #condition, \
-                    pleachGetLastError());                                                         \
+                    pleachGetLastError(NULL));                                                     \
             exit(1);                                                                               \
         }                                                                                          \
     } while (0)
@@ -40,6 +40,6 @@ static inline int is_refusal(pleachResult_t result) {
 }
 
 /* The last error of this thread holds these words. */
-#define SAYS(words) CHECK(strstr(pleachGetLastError(), words) != NULL)
+#define SAYS(words) CHECK(strstr(pleachGetLastError(NULL), words) != NULL)
 
 #endif

@@ -42,7 +42,7 @@ static void reductions(void) {
     for (index = 0; index < COUNT; ++index) CHECK(out[index] == value(ranks - 1, index));
     OK(pleachAllReduce(in, out, COUNT, pleachFloat32, pleachMin, comm, NULL));
     for (index = 0; index < COUNT; ++index) CHECK(out[index] == value(0, index));
-    OK(pleachRedOpCreatePreMulSum(&doubled, &factor, pleachFloat32, comm));
+    OK(pleachRedOpCreatePreMulSum(&doubled, &factor, pleachFloat32, pleachScalarHostImmediate, comm));
     OK(pleachAllReduce(in, out, COUNT, pleachFloat32, doubled, comm, NULL));
     for (index = 0; index < COUNT; ++index) CHECK(out[index] == 2 * sum(index));
     gone = doubled;
@@ -76,6 +76,9 @@ static void blocks(void) {
     if (rank != 0) memset(one, 0, COUNT * sizeof *one);
     OK(pleachBroadcast(rank == 0 ? one : NULL, one, COUNT, pleachFloat32, 0, comm, NULL));
     for (index = 0; index < COUNT; ++index) CHECK(one[index] == value(0, index));
+    memcpy(one, part, COUNT * sizeof *one);
+    OK(pleachBcast(one, COUNT, pleachFloat32, 1, comm, NULL));
+    for (index = 0; index < COUNT; ++index) CHECK(one[index] == value(1, COUNT + index));
     free(part), free(whole), free(out), free(one);
 }
 
@@ -142,7 +145,7 @@ static void divided(void) {
     pleachComm_t half = comm, none = comm;
     int32_t one = 1, total = 0;
     int count = 0, own = -1;
-    OK(pleachCommSplit(comm, rank % 2, -rank, &half));
+    OK(pleachCommSplit(comm, rank % 2, -rank, &half, NULL));
     OK(pleachCommCount(half, &count));
     OK(pleachCommUserRank(half, &own));
     CHECK(count == (ranks + (rank % 2 == 0)) / 2);
@@ -155,7 +158,7 @@ static void divided(void) {
     OK(pleachAllReduce(&one, &one, 1, pleachInt32, pleachSum, comm, NULL));
     OK(pleachGroupEnd());
     CHECK(one == ranks);
-    OK(pleachCommSplit(comm, PLEACH_SPLIT_NOCOLOR, 0, &none));
+    OK(pleachCommSplit(comm, PLEACH_SPLIT_NOCOLOR, 0, &none, NULL));
     CHECK(none == NULL);
     OK(pleachCommFinalize(half));
     OK(pleachCommDestroy(half));

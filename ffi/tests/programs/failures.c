@@ -2,6 +2,10 @@
    failures RANK RANKS ID-FILE. Rank 1 ends without a word in the last part. */
 #include "meet.h"
 
+#define LIMIT_MS 200
+/* Any rank but 0. */
+#define LATE -1
+
 static pleachComm_t joined(const char *path, const char *part, int rank, int ranks) {
     pleachUniqueId id;
     pleachComm_t comm = NULL;
@@ -10,14 +14,17 @@ static pleachComm_t joined(const char *path, const char *part, int rank, int ran
     return comm;
 }
 
-static void expect_failure(pleachComm_t comm, int kind, int about, pleachResult_t result) {
+static void expect_failure(pleachComm_t comm, int kind, int about, const char *operation, pleachResult_t result) {
     pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
     pleachResult_t error = pleachSuccess;
     OK(pleachCommGetAsyncError(comm, &error));
     CHECK(error == result);
     OK(pleachCommGetFailure(comm, &failure));
-    CHECK(failure.kind == kind && failure.rank == about && failure.host == 0 && failure.foundBy >= 0);
-    CHECK(strlen(failure.text) > 20);
+    CHECK(failure.kind == kind && failure.host == 0 && failure.foundBy >= 0);
+    CHECK(failure.rank == about || (about == LATE && failure.rank > 0));
+    CHECK(strlen(failure.text) > 20 && strstr(failure.operation, operation) != NULL);
+    CHECK(failure.step[0] != 0 && strstr(failure.text, failure.step) != NULL);
+    CHECK(kind != pleachFailureTimedOut || failure.waitedMs >= LIMIT_MS);
     /* The first failure stays. */
     EXPECT(result, pleachBarrier(comm, NULL));
     OK(pleachCommDestroy(comm));
@@ -26,7 +33,8 @@ static void expect_failure(pleachComm_t comm, int kind, int about, pleachResult_
 int main(int argc, char **argv) {
     int rank, ranks;
     float data[4] = {0, 0, 0, 0};
-    pleachComm_t comm;
+    pleachComm_t comm, part = NULL;
+    pleachConfig_t config = PLEACH_CONFIG_INITIALIZER;
     CHECK(argc == 4);
     rank = atoi(argv[1]), ranks = atoi(argv[2]);
 
@@ -44,10 +52,10 @@ int main(int argc, char **argv) {
     /* A rank that is late. */
     comm = joined(argv[3], "late", rank, ranks);
     if (rank == 0) {
-        OK(pleachCommSetTimeout(comm, 200));
+        OK(pleachCommSetTimeout(comm, LIMIT_MS));
         EXPECT(pleachTimeout, pleachAllReduce(data, data, 4, pleachFloat32, pleachSum, comm, NULL));
-        SAYS("rank 1");
-        expect_failure(comm, pleachFailureTimedOut, 1, pleachTimeout);
+        SAYS(ranks == 2 ? "rank 1" : "rank ");
+        expect_failure(comm, pleachFailureTimedOut, LATE, "all-reduce of 4 f32", pleachTimeout);
     } else {
         /* Hears of it in its next call, which is another one. */
         pleachComm_t next = joined(argv[3], "lost", rank, ranks);
@@ -55,14 +63,24 @@ int main(int argc, char **argv) {
         OK(pleachCommDestroy(comm));
         comm = next;
     }
+    if (rank == 0) comm = joined(argv[3], "lost", rank, ranks);
+
+    /* A part of a communicator with a deadline of its own. */
+    config.timeoutMs = LIMIT_MS;
+    OK(pleachCommSplit(comm, 0, rank, &part, &config));
+    if (rank == 0) {
+        EXPECT(pleachTimeout, pleachBcast(data, 4, pleachFloat32, 1, part, NULL));
+        expect_failure(part, pleachFailureTimedOut, LATE, "broadcast root 1 of 4 f32", pleachTimeout);
+        all_are_here(argv[3], rank, 1);
+    } else {
+        all_are_here(argv[3], rank, 1);
+        CHECK(pleachBarrier(part, NULL) != pleachSuccess);
+        OK(pleachCommDestroy(part));
+    }
 
     /* A rank that is gone. */
-    if (rank == 0) {
-        comm = joined(argv[3], "lost", rank, ranks);
-        EXPECT(pleachRemoteError, pleachBarrier(comm, NULL));
-        expect_failure(comm, pleachFailureLost, 1, pleachRemoteError);
-    } else {
-        _Exit(0);
-    }
+    if (rank == 1) _Exit(0);
+    EXPECT(pleachRemoteError, pleachBarrier(comm, NULL));
+    expect_failure(comm, pleachFailureLost, 1, "", pleachRemoteError);
     return 0;
 }

@@ -27,7 +27,7 @@ static void *reduces(void *context) {
     struct outcome *outcome = context;
     int64_t own = rank + 1;
     outcome->result = RESULT(pleachAllReduce(&own, &outcome->sum, 1, pleachInt64, pleachSum, comm, NULL));
-    snprintf(outcome->text, sizeof outcome->text, "%s", pleachGetLastError());
+    snprintf(outcome->text, sizeof outcome->text, "%s", pleachGetLastError(NULL));
     return NULL;
 }
 

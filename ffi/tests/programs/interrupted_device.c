@@ -80,7 +80,7 @@ int main(int argc, char **argv) {
     if (rank == 0) OK(pleachSignal(device, last, 0, NULL, 0, NULL));
     begun = now_ms();
     EXPECT(pleachRemoteError, pleachSignalWait(device, last, 1, 1, LONG_MS, NULL));
-    CHECK(pleachGetLastError()[0] != 0 && strstr(pleachGetLastError(), "is lost") != NULL);
+    CHECK(pleachGetLastError(NULL)[0] != 0 && strstr(pleachGetLastError(NULL), "is lost") != NULL);
     EXPECT(pleachRemoteError, pleachDeviceExchange(device, NULL, NULL, 0));
     /* Each operation on it ends, at the latest when it is waited for. */
     result = RESULT(pleachPut(device, last, region, 0, LENGTH, &all[last], PLEACH_NO_SIGNAL, NULL, 0, &transfer));

@@ -7,6 +7,7 @@ static void no_buffers(pleachComm_t comm) {
     size_t counts[1] = {4};
     REFUSED(pleachAllReduce(NULL, NULL, 4, pleachFloat32, pleachSum, comm, NULL));
     REFUSED(pleachBroadcast(NULL, NULL, 4, pleachFloat32, 0, comm, NULL));
+    REFUSED(pleachBcast(NULL, 4, pleachFloat32, 0, comm, NULL));
     REFUSED(pleachReduce(NULL, NULL, 4, pleachFloat32, pleachSum, 0, comm, NULL));
     REFUSED(pleachReduceScatter(NULL, NULL, 4, pleachFloat32, pleachSum, comm, NULL));
     REFUSED(pleachReduceScatter(NULL, NULL, SIZE_MAX, pleachFloat64, pleachSum, comm, NULL));
@@ -44,12 +45,12 @@ static void no_communicator(pleachComm_t comm) {
     REFUSED(pleachCommFinalize(comm));
     REFUSED(pleachCommCount(comm, &number));
     REFUSED(pleachCommUserRank(comm, &number));
-    REFUSED(pleachCommSplit(comm, 0, 0, &other));
+    REFUSED(pleachCommSplit(comm, 0, 0, &other, NULL));
     CHECK(other == NULL);
     REFUSED(pleachCommSetTimeout(comm, 1));
     REFUSED(pleachCommGetAsyncError(comm, &error));
     REFUSED(pleachCommGetFailure(comm, &failure));
-    REFUSED(pleachRedOpCreatePreMulSum(&op, &factor, pleachFloat32, comm));
+    REFUSED(pleachRedOpCreatePreMulSum(&op, &factor, pleachFloat32, pleachScalarHostImmediate, comm));
     REFUSED(pleachRedOpDestroy(0, comm));
 }
 
@@ -64,7 +65,7 @@ int main(void) {
     int number;
     unsigned kind;
 
-    CHECK(strlen(pleachGetLastError()) == 0);
+    CHECK(strlen(pleachGetLastError(NULL)) == 0);
     for (number = -2; number < 12; ++number) CHECK(strlen(pleachGetErrorString(number)) > 0);
     REFUSED(pleachGetVersion(NULL));
     SAYS("version is NULL");
@@ -101,11 +102,21 @@ int main(void) {
     REFUSED(pleachCommGetFailure(comm, NULL));
     failure.size = 8;
     REFUSED(pleachCommGetFailure(comm, &failure));
-    REFUSED(pleachCommSplit(comm, 0, 0, NULL));
-    REFUSED(pleachCommSplit(comm, -7, 0, &other));
-    REFUSED(pleachRedOpCreatePreMulSum(NULL, data, pleachFloat32, comm));
-    REFUSED(pleachRedOpCreatePreMulSum(&op, NULL, pleachFloat32, comm));
-    REFUSED(pleachRedOpCreatePreMulSum(&op, data, 99, comm));
+    REFUSED(pleachCommSplit(comm, 0, 0, NULL, NULL));
+    REFUSED(pleachCommSplit(comm, -7, 0, &other, NULL));
+    config.reproducible = 0, config.size = 3;
+    REFUSED(pleachCommSplit(comm, 0, 0, &other, &config));
+    SAYS("PLEACH_CONFIG_INITIALIZER");
+    config.size = sizeof config, config.fabric = "tcp";
+    REFUSED(pleachCommSplit(comm, 0, 0, &other, &config));
+    SAYS("timeoutMs");
+    CHECK(other == NULL);
+    REFUSED(pleachRedOpCreatePreMulSum(NULL, data, pleachFloat32, pleachScalarHostImmediate, comm));
+    REFUSED(pleachRedOpCreatePreMulSum(&op, NULL, pleachFloat32, pleachScalarHostImmediate, comm));
+    REFUSED(pleachRedOpCreatePreMulSum(&op, data, 99, pleachScalarHostImmediate, comm));
+    REFUSED(pleachRedOpCreatePreMulSum(&op, data, pleachFloat32, pleachScalarDevice, comm));
+    SAYS("pleachScalarHostImmediate");
+    REFUSED(pleachRedOpCreatePreMulSum(&op, data, pleachFloat32, 7, comm));
     REFUSED(pleachRedOpDestroy(pleachSum, comm));
     REFUSED(pleachRedOpDestroy(UINT32_MAX, comm));
 
@@ -123,6 +134,7 @@ int main(void) {
     SAYS("stream");
     REFUSED(pleachBroadcast(data, data, 4, pleachFloat32, 1, comm, NULL));
     REFUSED(pleachBroadcast(data, data, 4, pleachFloat32, -1, comm, NULL));
+    REFUSED(pleachBcast(data, 4, pleachFloat32, 1, comm, NULL));
     REFUSED(pleachReduce(data, data, 4, pleachFloat32, pleachSum, 9, comm, NULL));
     REFUSED(pleachGather(data, data, 4, pleachFloat32, 1, comm, NULL));
     REFUSED(pleachScatter(data, data, 4, pleachFloat32, 1, comm, NULL));
@@ -144,7 +156,7 @@ int main(void) {
     /* Groups of calls. */
     EXPECT(pleachInvalidUsage, pleachGroupEnd());
     OK(pleachGroupStart());
-    REFUSED(pleachCommSplit(comm, 0, 0, &other));
+    REFUSED(pleachCommSplit(comm, 0, 0, &other, NULL));
     REFUSED(pleachCommFinalize(comm));
     REFUSED(pleachCommInitFromEnv(&other, NULL));
     OK(pleachGroupEnd());

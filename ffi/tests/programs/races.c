@@ -13,7 +13,7 @@
 static void answered(const char *call, pleachResult_t result) {
     seen(call, result);
     if (result == pleachSuccess || result == pleachRemoteError || is_refusal(result)) return;
-    fprintf(stderr, "%s: result %d: %s\n", call, (int)result, pleachGetLastError());
+    fprintf(stderr, "%s: result %d: %s\n", call, (int)result, pleachGetLastError(NULL));
     exit(1);
 }
 
@@ -41,7 +41,7 @@ static void asks_communicator(void) {
     ANSWERED(pleachCommGetArrivalSkew(comm, 0, &skew));
     ANSWERED(pleachCommGetWaitsFor(comm, &number));
     ANSWERED(pleachCommSetTimeout(comm, 1000));
-    ANSWERED(pleachRedOpCreatePreMulSum(&op, &scalar, pleachFloat32, comm));
+    ANSWERED(pleachRedOpCreatePreMulSum(&op, &scalar, pleachFloat32, pleachScalarHostImmediate, comm));
     ANSWERED(pleachRedOpDestroy(op, comm));
     ANSWERED(pleachCommRegister(comm, shared_memory, 64, &handle));
     ANSWERED(pleachCommDeregister(comm, handle));
@@ -62,6 +62,7 @@ static void calls_communicator(void) {
     ANSWERED(pleachAllReduce(in, out, 4, pleachFloat32, pleachSum, comm, NULL));
     ANSWERED(pleachGroupEnd());
     ANSWERED(pleachBroadcast(in, out, 4, pleachFloat32, 0, comm, NULL));
+    ANSWERED(pleachBcast(out, 4, pleachFloat32, 0, comm, NULL));
     ANSWERED(pleachReduce(in, out, 4, pleachFloat32, pleachMax, 0, comm, NULL));
     ANSWERED(pleachReduceScatter(in, out, 4, pleachFloat32, pleachSum, comm, NULL));
     ANSWERED(pleachAllGather(in, out, 4, pleachFloat32, comm, NULL));
@@ -76,7 +77,7 @@ static void calls_communicator(void) {
     ANSWERED(pleachGatherV(in, out, counts, pleachFloat32, 0, comm, NULL));
     ANSWERED(pleachScatterV(in, out, counts, pleachFloat32, 0, comm, NULL));
     ANSWERED(pleachBarrier(comm, NULL));
-    ANSWERED(pleachCommSplit(comm, 0, 0, &part));
+    ANSWERED(pleachCommSplit(comm, 0, 0, &part, NULL));
     if (part != NULL) OK(pleachCommDestroy(part));
     ANSWERED(pleachMemAlloc(&memory, 100));
     ANSWERED(pleachMemFree(memory));

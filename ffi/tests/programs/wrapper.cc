@@ -14,6 +14,85 @@ template <typename Call> pleachResult_t thrown(Call &&call) {
     return pleachSuccess;
 }
 
+// Types, factors, and what a communicator says of itself.
+static void details(const pleach::Communicator &comm, int rank, int ranks) {
+    CHECK(pleach::version() == 10000 * PLEACH_VERSION_MAJOR + 100 * PLEACH_VERSION_MINOR + PLEACH_VERSION_PATCH);
+    CHECK(comm.async_error() == pleachSuccess && comm.waits_for() == -1);
+    // One in each type; the sum of as many ones as there are ranks, up to 4, has few bits.
+    pleach::Float16 half[2] = {{0x3c00}, {0x3c00}};
+    pleach::BFloat16 brain[1] = {{0x3f80}};
+    pleach::Float8E4M3 e4m3[1] = {{0x38}};
+    pleach::Float8E5M2 e5m2[1] = {{0x3c}};
+    comm.all_reduce(half, 2);
+    comm.all_reduce(brain, 1, pleachMax);
+    comm.all_reduce(e4m3, 1, pleachMax);
+    comm.all_reduce(e5m2, 1, pleachMax);
+    CHECK(half[0].bits == (ranks == 2 ? 0x4000 : 0x4400) && half[1].bits == half[0].bits);
+    CHECK(brain[0].bits == 0x3f80 && e4m3[0].bits == 0x38 && e5m2[0].bits == 0x3c);
+
+    double value = 1;
+    {
+        // Rank r gives r + 1.
+        const auto op = comm.premul_sum(static_cast<double>(rank + 1));
+        comm.all_reduce(&value, 1, op);
+    }
+    CHECK(value == ranks * (ranks + 1) / 2);
+
+    // Memory of ours is refused over shared memory alone; then nobody releases it.
+    static int released = 0;
+    std::vector<int> mine(1000, 1);
+    const pleachResult_t result = thrown([&] {
+        const auto registration = comm.register_memory<int>(mine.data(), mine.size(), [](int *) { ++released; });
+        comm.all_reduce(mine.data(), mine.size());
+        CHECK(mine[0] == ranks && released == 0);
+    });
+    CHECK(result == pleachSuccess ? released == 1 : (result == pleachInvalidUsage && released == 0));
+    CHECK(thrown([&] { (void)comm.register_memory(mine.data(), SIZE_MAX); }) == pleachInvalidArgument);
+}
+
+#if __cplusplus >= 202002L
+static void spans(const pleach::Communicator &comm, int rank, int ranks) {
+    const auto all = static_cast<std::size_t>(ranks), own = static_cast<std::size_t>(rank);
+    std::vector<int> numbers(all), one(1, rank), out(all, -1);
+    std::iota(numbers.begin(), numbers.end(), 0);
+    const std::span<int> whole(out), part(one);
+    comm.all_gather(one, whole);
+    CHECK(out == numbers);
+    comm.all_to_all(numbers, whole);
+    for (int element : out) CHECK(element == rank);
+    comm.reduce_scatter(numbers, part);
+    CHECK(one[0] == rank * ranks);
+    comm.all_reduce(numbers, whole, pleachMax);
+    CHECK(out == numbers);
+    comm.reduce(numbers, rank == 0 ? whole : std::span<int>(), 0);
+    CHECK(out[all - 1] == (rank == 0 ? ranks : 1) * (ranks - 1));
+    comm.broadcast(numbers, whole, 1);
+    CHECK(out == numbers);
+    comm.scatter(rank == 1 ? std::span<int>(numbers) : std::span<int>(), part, 1);
+    CHECK(one[0] == rank);
+    comm.gather(one, rank == 1 ? whole : std::span<int>(), 1);
+    comm.broadcast(whole, 1);
+    CHECK(out == numbers);
+    const std::vector<std::size_t> ones(all, 1);
+    comm.all_gather_v(one, whole, ones);
+    comm.reduce_scatter_v(numbers, part, ones, pleachMin);
+    comm.gather_v(one, whole, ones, 0);
+    comm.scatter_v(numbers, part, ones, 0);
+    comm.all_to_all_v(numbers, ones, whole, ones);
+    CHECK(one[0] == rank && out[own] == rank);
+    if (rank == 0) comm.send(part, 1);
+    if (rank == 1) comm.recv(part, 0);
+    CHECK(one[0] == (rank == 1 ? 0 : rank));
+    for (auto &element : out) element = 1;
+    comm.all_reduce(whole);
+    CHECK(out[0] == ranks);
+    CHECK(thrown([&] { comm.all_reduce(one, whole); }) == pleachInvalidArgument);
+    CHECK(thrown([&] { comm.all_gather(numbers, whole); }) == pleachInvalidArgument);
+    CHECK(thrown([&] { comm.all_gather_v(numbers, whole, ones); }) == pleachInvalidArgument);
+    CHECK(thrown([&] { comm.all_to_all(one, part); }) == pleachInvalidArgument);
+}
+#endif
+
 int main(int argc, char **argv) {
     CHECK(argc == 4);
     const int rank = atoi(argv[1]), ranks = atoi(argv[2]);
@@ -58,8 +137,9 @@ int main(int argc, char **argv) {
     for (double element : square) CHECK(element == rank);
     CHECK(thrown([&] { comm.scatter_v(whole.data(), own.data(), {1}, 0); }) == pleachInvalidArgument);
     comm.broadcast(out.data(), out.size(), 0);
+    details(comm, rank, ranks);
 #if __cplusplus >= 202002L
-    comm.all_reduce(std::span<double>(out), pleachMax);
+    spans(comm, rank, ranks);
 #endif
     std::uint8_t sent = 7, got = 0;
     pleach::grouped([&] {
@@ -70,7 +150,9 @@ int main(int argc, char **argv) {
     CHECK(thrown([&] { comm.broadcast(out.data(), 1, ranks); }) == pleachInvalidArgument);
     CHECK(comm.failure().kind == pleachFailureNone);
 
-    auto part = comm.split(rank == 0 ? PLEACH_SPLIT_NOCOLOR : 1, 0);
+    pleachConfig_t config = pleach::default_config();
+    config.timeoutMs = 20000;
+    auto part = comm.split(rank == 0 ? PLEACH_SPLIT_NOCOLOR : 1, 0, config);
     CHECK(static_cast<bool>(part) == (rank != 0));
     part = pleach::Communicator::from_environment();
     CHECK(part.size() == 1);
@@ -86,6 +168,7 @@ int main(int argc, char **argv) {
         CHECK(false);
     } catch (const pleach::CommunicatorError &error) {
         CHECK(error.result() == pleachInvalidUsage && error.failure().kind == pleachFailureMismatch);
+        CHECK(comm.async_error() == pleachInvalidUsage);
         CHECK(error.failure().rank >= 0 && std::string(error.what()).find("barrier") != std::string::npos);
     }
     CHECK(comm.failure().kind == pleachFailureMismatch);
