@@ -96,8 +96,8 @@ private:
 
 } // namespace detail
 
-// Elements of floating-point types that C++17 has no type for: their bits. A cast between these and the types of another
-// library (__half, Eigen::bfloat16) keeps the bits.
+// Elements of floating-point types that C++17 has no type for: their bits. A cast between these and
+// the types of another library (__half, Eigen::bfloat16) keeps the bits.
 struct Float16 { std::uint16_t bits; };   // IEEE binary16
 struct BFloat16 { std::uint16_t bits; };  // the upper half of a float
 struct Float8E4M3 { std::uint8_t bits; }; // 4 bits of exponent
@@ -183,7 +183,8 @@ private:
     void *handle_;
 };
 
-// A sum that multiplies this rank's input first, for calls of one communicator, which must outlive this object.
+// A sum that multiplies this rank's input first, for calls of one communicator, which must outlive
+// this object.
 class PremulSum {
 public:
     PremulSum(PremulSum &&other) noexcept : comm_(std::exchange(other.comm_, nullptr)), op_(other.op_) {}
@@ -266,8 +267,9 @@ public:
         check(pleachCommRegister(get(), data, bytes<T>(count), &handle));
         return Registration(get(), handle);
     }
-    // Memory that stays until `release` is called with its address, once, by any thread. `release` does not throw, and
-    // calls no function of the library. If this function throws, `release` is not called.
+    // Memory that stays until `release` is called with its address, once, by any thread. `release`
+    // does not throw, and calls no function of the library. If this function throws, `release` is
+    // not called.
     template <typename T>
     Registration register_memory(T *data, std::size_t count, std::function<void(T *)> release) const {
         auto held = std::make_unique<std::function<void(T *)>>(std::move(release));
@@ -357,8 +359,8 @@ public:
     void barrier() const { check(pleachBarrier(get(), nullptr)); }
 
 #if __cplusplus >= 202002L
-    // The same on spans, whose lengths are compared. The output says the type of the elements; the input may be anything
-    // that becomes a span of it. What a rank has no part of may be empty.
+    // The same on spans, whose lengths are compared. The output says the type of the elements; the
+    // input may be anything that becomes a span of it. What a rank has no part of may be empty.
     template <typename T> using In = std::span<const std::type_identity_t<T>>;
     template <typename T> Registration register_memory(std::span<T> data) const {
         return register_memory(data.data(), data.size());

@@ -354,7 +354,7 @@ fn every_comment_says_ownership_threads_blocking_and_results() {
 #[test]
 fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
     if !PREFIX.is_empty() {
-        eprintln!("\nskipped valgrind: {PREFIX_VARIABLE} stands before every program already");
+        skip(format!("{PREFIX_VARIABLE} stands before every program already"));
         return;
     }
     for source in ["nonsense.c", "nonsense_device.c"] {
@@ -446,7 +446,7 @@ fn clang_takes_what_gcc_takes() {
 #[test]
 fn no_address_error_and_no_leak() {
     if !PREFIX.is_empty() {
-        eprintln!("\nskipped the address sanitizer: its programs do not run behind {PREFIX_VARIABLE}");
+        skip(format!("its programs do not run behind {PREFIX_VARIABLE}"));
         return;
     }
     let folder = Folder::new();

@@ -1,5 +1,5 @@
-/* A process that was forked from a rank: its calls are errors that say so, it may join by itself, and the rank goes on:
-   forked RANK RANKS ID-FILE. */
+/* A process that was forked from a rank: its calls are errors that say so, it may join by itself,
+   and the rank goes on: forked RANK RANKS ID-FILE. */
 #include <sys/types.h>
 #include <sys/wait.h>
 #include <unistd.h>
