@@ -93,7 +93,7 @@ pub mod errors {
     pub use pleach_transport::RegisterError;
     pub use pleach_transport::auth::SecretError;
     pub use pleach_transport::cuda::CudaErrorCode;
-    pub use pleach_transport::rendezvous::{JoinError, OpenError, RendezvousError, StoreError};
+    pub use pleach_transport::rendezvous::{JoinError, OpenStoreError, RendezvousError, StoreError};
 }
 
 // The crates below, for the tests and tools of this repository.

@@ -15,7 +15,7 @@ const FABRIC: u8 = 3;
 
 /// What is said on a control stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Frame<'a> {
+pub(crate) enum ControlFrame<'a> {
     /// For the responder.
     Message(&'a [u8]),
     /// The listener has all connections of the pair and wants them.
@@ -26,7 +26,7 @@ pub(crate) enum Frame<'a> {
     Bye,
 }
 
-impl<'a> Frame<'a> {
+impl<'a> ControlFrame<'a> {
     /// The frame at the beginning of `bytes` and its length; `None` when more bytes are needed.
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<Option<(Self, usize)>, ProtocolViolation> {
         let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
@@ -74,20 +74,20 @@ mod tests {
     fn frames_come_back_as_they_were_and_parts_of_them_ask_for_more() {
         let longest = [7; MESSAGE_BYTES_MAX];
         let frames = [
-            Frame::Message(b""),
-            Frame::Message(b"what are you doing?"),
-            Frame::Message(&longest),
-            Frame::Fabric(b""),
-            Frame::Fabric(&longest),
-            Frame::Ready,
-            Frame::Bye,
+            ControlFrame::Message(b""),
+            ControlFrame::Message(b"what are you doing?"),
+            ControlFrame::Message(&longest),
+            ControlFrame::Fabric(b""),
+            ControlFrame::Fabric(&longest),
+            ControlFrame::Ready,
+            ControlFrame::Bye,
         ];
         for frame in frames {
             let bytes = frame.to_bytes();
             for part in 0..bytes.len() {
-                assert_eq!(Frame::decode(&bytes[..part]), Ok(None));
+                assert_eq!(ControlFrame::decode(&bytes[..part]), Ok(None));
             }
-            assert_eq!(Frame::decode(&bytes), Ok(Some((frame, bytes.len()))));
+            assert_eq!(ControlFrame::decode(&bytes), Ok(Some((frame, bytes.len()))));
         }
     }
 
@@ -95,10 +95,10 @@ mod tests {
     fn what_is_no_frame_is_refused_before_its_bytes_are_awaited() {
         for kind in [MESSAGE, FABRIC] {
             let oversized = [kind, 0, 0, 0, 1, 16, 0, 0];
-            assert_eq!(Frame::decode(&oversized), Err(ProtocolViolation::OversizedFrame));
+            assert_eq!(ControlFrame::decode(&oversized), Err(ProtocolViolation::OversizedFrame));
         }
         for header in [[0, 1, 0, 0, 0, 0, 0, 0], [2, 0, 0, 0, 1, 0, 0, 0], [1, 0, 0, 0, 7, 0, 0, 0], [9; 8]] {
-            assert!(Frame::decode(&header).is_err(), "{header:?}");
+            assert!(ControlFrame::decode(&header).is_err(), "{header:?}");
         }
     }
 }

@@ -9,7 +9,7 @@
 //! | [`ControlEventQueue`] | the handler of `tcp` and `verbs`: keeps the events until the device polls |
 //! | [`watcher`] | the thread that reads the streams, also while nobody polls the device |
 //! | [`handshake`] | both ends prove that they know the secret ([`auth`](crate::auth)) |
-//! | [`Link`] | the stream of one pair, as it is written |
+//! | [`ControlStream`] | the stream of one pair, as it is written |
 //! | [`Outgoing`] | the queue of frames to send, with limits |
 //! | [`WatcherThread`] | the watcher's thread; it ends in bounded time, and a forked child has none |
 //! | [`ReleasedRegions`] | regions that were released and that peers must be told about |
@@ -70,15 +70,15 @@ use rustix::net::Shutdown;
 
 pub(crate) use self::event_flag::EventFlag;
 pub(crate) use self::events::{ControlEvent, ControlEventQueue, FabricMessage};
-pub(crate) use self::frame::Frame;
+pub(crate) use self::frame::ControlFrame;
 use self::handshake::Identity;
 pub use self::interfaces::interface_addresses;
 pub(crate) use self::interfaces::listening_ip;
 pub use self::open_error::OpenError;
 use self::outgoing::{FrameKind, Outgoing, OutgoingFull};
 pub(crate) use self::releases::ReleasedRegions;
+use self::socket::DialTarget;
 pub(crate) use self::socket::Network;
-use self::socket::Target;
 use self::thread::WatcherThread;
 use self::watcher::Watcher;
 use crate::clock::Nanos;
@@ -163,7 +163,7 @@ pub(crate) fn check_decoders(bytes: &[u8]) {
     {
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
     }
-    if let Ok(Some((frame, used))) = Frame::decode(bytes) {
+    if let Ok(Some((frame, used))) = ControlFrame::decode(bytes) {
         assert_eq!(frame.to_bytes(), &bytes[..used]);
     }
 }
@@ -212,7 +212,7 @@ impl<H: FabricHandler + 'static> Control<H> {
             responder: config.responder,
             handler: Arc::clone(&handler) as _,
             commands: Commands::new().map_err(system("event descriptors"))?,
-            links: (0..config.world_size).map(|_| Link::default()).collect(),
+            streams: (0..config.world_size).map(|_| ControlStream::default()).collect(),
         };
         let shared = Arc::new(shared);
         let watcher = Watcher::new(Arc::clone(&shared), identity, network, listener)
@@ -281,7 +281,7 @@ impl<H> Control<H> {
             );
             return Err(ConnectError::System { peer, address: address.clone(), source });
         }
-        if self.shared.link(peer).request() {
+        if self.shared.stream(peer).request() {
             // The rank with the higher number dials, so that the two never dial each other at once.
             let dial = (self.rank > peer).then_some(target);
             self.shared.commands.send(Command::Connect { peer, dial, timeout: self.connect_timeout });
@@ -292,13 +292,13 @@ impl<H> Control<H> {
     /// Sends a message of the fabric to a peer. Returns false when the peer is not connected or
     /// does not read.
     pub(crate) fn send_message(&self, peer: Rank, message: &[u8]) -> bool {
-        self.shared.send_frame(peer, &Frame::Fabric(message)).is_ok()
+        self.shared.send_frame(peer, &ControlFrame::Fabric(message)).is_ok()
     }
 
     /// As [`Device::post`](crate::device::Device::post); an urgent message is one of
     /// [`Urgency::Urgent`](crate::device::Urgency::Urgent).
     pub(crate) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
-        let link = self.shared.links.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
+        let link = self.shared.streams.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
         link.post(peer, message, is_urgent)?;
         self.shared.flush(peer);
         Ok(())
@@ -307,19 +307,19 @@ impl<H> Control<H> {
     /// Sends a bye to a peer, if it is connected: the end of the stream is then no loss.
     pub(crate) fn send_bye(&mut self, peer: Rank) {
         self.has_sent_bye = true;
-        let _ = self.shared.send_frame(peer, &Frame::Bye);
+        let _ = self.shared.send_frame(peer, &ControlFrame::Bye);
     }
 
     /// Whether frames wait to be sent to a peer.
     pub(crate) fn has_output(&self, peer: Rank) -> bool {
-        self.shared.link(peer).has_output(peer, &*self.shared.handler)
+        self.shared.stream(peer).has_output(peer, &*self.shared.handler)
     }
 
     /// Ends a pair for a cause that was seen elsewhere than on its stream. The peer is lost after
     /// all that it sent has been read, unless it sent a bye.
     pub(crate) fn lose(&self, peer: Rank, cause: LossCause) {
         // The stream may end meanwhile, as a consequence.
-        self.shared.link(peer).suspect(cause.clone());
+        self.shared.stream(peer).suspect(cause.clone());
         self.shared.commands.send(Command::Lose { peer, cause });
     }
 
@@ -330,17 +330,17 @@ impl<H> Control<H> {
 
     /// Records why one of the two ranks makes no connection.
     pub(crate) fn refuse(&self, peer: Rank, cause: LossCause) {
-        self.shared.link(peer).refuse(cause);
+        self.shared.stream(peer).refuse(cause);
     }
 
     /// The cause to report for a peer whose loss looks like `seen`.
     pub(crate) fn cause(&self, peer: Rank, seen: LossCause) -> LossCause {
-        self.shared.link(peer).cause(seen)
+        self.shared.stream(peer).cause(seen)
     }
 
     /// Ignores the peer from now on.
     pub(crate) fn sever(&self, peer: Rank) {
-        self.shared.link(peer).end(State::Severed);
+        self.shared.stream(peer).end(StreamState::Severed);
         self.shared.commands.send(Command::Sever { peer });
     }
 
@@ -355,7 +355,7 @@ impl<H> Control<H> {
         let linger = if lingers { LINGER_LIMIT } else { Duration::ZERO };
         self.shared.commands.send(Command::Stop { linger_until: clock::now() + linger });
         self.thread.join(linger + WATCHER_END_LIMIT);
-        for link in &self.shared.links {
+        for link in &self.shared.streams {
             link.close();
         }
     }
@@ -382,7 +382,7 @@ impl Streams {
 /// From the device to the watcher.
 enum Command {
     /// Dial the target, or wait for the peer when there is none.
-    Connect { peer: Rank, dial: Option<Target>, timeout: Duration },
+    Connect { peer: Rank, dial: Option<DialTarget>, timeout: Duration },
     /// Frames wait to be sent on the control stream.
     Flush { peer: Rank },
     /// Ignore this peer from now on.
@@ -420,32 +420,32 @@ struct Shared {
     responder: Arc<dyn Responder>,
     handler: Arc<dyn FabricHandler>,
     commands: Commands,
-    links: Vec<Link>,
+    streams: Vec<ControlStream>,
 }
 
 impl Shared {
-    fn link(&self, peer: Rank) -> &Link {
-        &self.links[peer as usize]
+    fn stream(&self, peer: Rank) -> &ControlStream {
+        &self.streams[peer as usize]
     }
 
     /// Sends what the stream takes; the watcher sends the rest.
     fn flush(&self, peer: Rank) {
-        if self.link(peer).flush(peer, &*self.handler) != Flushed::All {
+        if self.stream(peer).flush(peer, &*self.handler) != Flushed::All {
             self.commands.send(Command::Flush { peer });
         }
     }
 
     /// Sends a frame of the watcher or the fabric.
-    fn send_frame(&self, peer: Rank, frame: &Frame<'_>) -> Result<(), SendError> {
-        self.link(peer).queue(frame)?;
+    fn send_frame(&self, peer: Rank, frame: &ControlFrame<'_>) -> Result<(), SendError> {
+        self.stream(peer).queue(frame)?;
         self.flush(peer);
         Ok(())
     }
 
     /// Marks a peer lost. The first of several reports counts; a severed peer is not lost.
     fn lose(&self, peer: Rank, cause: LossCause) {
-        let cause = self.link(peer).cause(cause);
-        if self.link(peer).end(State::Lost) {
+        let cause = self.stream(peer).cause(cause);
+        if self.stream(peer).end(StreamState::Lost) {
             self.responder.lost(peer, &cause);
             self.handler.lost(peer, cause);
         }
@@ -454,7 +454,7 @@ impl Shared {
 
 /// The state of a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum State {
+enum StreamState {
     #[default]
     Unconnected,
     Open,
@@ -467,11 +467,11 @@ enum State {
 /// The control stream to one peer, as both threads write it: the state of the peer, and the frames
 /// to send.
 #[derive(Default)]
-struct Link(Mutex<Inner>);
+struct ControlStream(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    state: State,
+    state: StreamState,
     /// The device has asked to be connected.
     is_requested: bool,
     stream: Option<Arc<OwnedFd>>,
@@ -483,12 +483,12 @@ struct Inner {
     refused: Option<LossCause>,
 }
 
-impl Link {
+impl ControlStream {
     fn lock(&self) -> MutexGuard<'_, Inner> {
         lock(&self.0)
     }
 
-    fn state(&self) -> State {
+    fn state(&self) -> StreamState {
         self.lock().state
     }
 
@@ -496,7 +496,7 @@ impl Link {
     /// state.
     fn request(&self) -> bool {
         let mut link = self.lock();
-        link.state == State::Unconnected && !std::mem::replace(&mut link.is_requested, true)
+        link.state == StreamState::Unconnected && !std::mem::replace(&mut link.is_requested, true)
     }
 
     /// Records a cause that was seen elsewhere; the first cause counts.
@@ -519,11 +519,11 @@ impl Link {
     /// pair was severed meanwhile.
     fn open(&self, stream: Arc<OwnedFd>, begin: impl FnOnce(&OwnedFd)) -> bool {
         let mut link = self.lock();
-        if link.state != State::Unconnected {
+        if link.state != StreamState::Unconnected {
             return false;
         }
         begin(&stream);
-        link.state = State::Open;
+        link.state = StreamState::Open;
         link.stream = Some(stream);
         true
     }
@@ -531,8 +531,8 @@ impl Link {
     /// Marks the peer departed.
     fn depart(&self) {
         let mut link = self.lock();
-        if link.state == State::Open {
-            link.state = State::Departed;
+        if link.state == StreamState::Open {
+            link.state = StreamState::Departed;
         }
     }
 
@@ -543,9 +543,9 @@ impl Link {
     }
 
     /// Ends the link as lost or severed. Returns whether this was the first end.
-    fn end(&self, state: State) -> bool {
+    fn end(&self, state: StreamState) -> bool {
         let mut link = self.lock();
-        if matches!(link.state, State::Lost | State::Severed) {
+        if matches!(link.state, StreamState::Lost | StreamState::Severed) {
             return false;
         }
         link.state = state;
@@ -571,26 +571,26 @@ impl Link {
             return Err(PostError::TooLong { bytes: message.len() });
         }
         let mut link = self.lock();
-        if link.state != State::Open || link.stream.is_none() || link.has_sent_bye {
+        if link.state != StreamState::Open || link.stream.is_none() || link.has_sent_bye {
             return Err(PostError::NotConnected { peer });
         }
         let kind = if is_urgent { FrameKind::Urgent } else { FrameKind::Post };
-        let frame = Frame::Message(message).to_bytes();
+        let frame = ControlFrame::Message(message).to_bytes();
         link.outgoing.push(kind, frame).map_err(|OutgoingFull| PostError::QueueFull { peer })
     }
 
     /// Queues a frame of the watcher or the fabric.
-    fn queue(&self, frame: &Frame<'_>) -> Result<(), SendError> {
+    fn queue(&self, frame: &ControlFrame<'_>) -> Result<(), SendError> {
         let mut link = self.lock();
         if link.stream.is_none() {
             return Err(SendError::NotConnected);
         }
         let kind = match frame {
-            Frame::Message(_) | Frame::Fabric(_) => FrameKind::Reply,
-            Frame::Ready | Frame::Bye => FrameKind::Single,
+            ControlFrame::Message(_) | ControlFrame::Fabric(_) => FrameKind::Reply,
+            ControlFrame::Ready | ControlFrame::Bye => FrameKind::Single,
         };
         link.outgoing.push(kind, frame.to_bytes()).map_err(|OutgoingFull| SendError::BacklogFull)?;
-        link.has_sent_bye |= *frame == Frame::Bye;
+        link.has_sent_bye |= *frame == ControlFrame::Bye;
         Ok(())
     }
 
@@ -599,7 +599,7 @@ impl Link {
         let mut link = self.lock();
         let Some(stream) = link.stream.clone() else { return Flushed::All };
         let mut send_waiting = |message: &[u8], files: &[BorrowedFd<'_>]| {
-            packet::send(&stream, &Frame::Fabric(message).to_bytes(), files).map(drop)
+            packet::send(&stream, &ControlFrame::Fabric(message).to_bytes(), files).map(drop)
         };
         let sent = handler
             .send_waiting(peer, &mut send_waiting)

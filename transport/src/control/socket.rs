@@ -46,7 +46,7 @@ pub(crate) enum Network {
 }
 
 /// A listener that a peer can dial.
-pub(super) enum Target {
+pub(super) enum DialTarget {
     Tcp(SocketAddr),
     Unix(String),
 }
@@ -83,12 +83,12 @@ impl Network {
     }
 
     /// The listener of an address.
-    pub(super) fn target(self, address: &Address) -> Option<Target> {
+    pub(super) fn target(self, address: &Address) -> Option<DialTarget> {
         if self.is_unix() {
-            return packet::parse(address).map(|name| Target::Unix(name.to_owned()));
+            return packet::parse(address).map(|name| DialTarget::Unix(name.to_owned()));
         }
         let address: SocketAddr = address.0.strip_prefix(SCHEME)?.parse().ok()?;
-        (address.port() != 0 && !address.ip().is_unspecified()).then_some(Target::Tcp(address))
+        (address.port() != 0 && !address.ip().is_unspecified()).then_some(DialTarget::Tcp(address))
     }
 
     /// Accepts a connection; returns the address that it came from. `None`: the connection has
@@ -135,7 +135,7 @@ impl Network {
     }
 }
 
-impl Target {
+impl DialTarget {
     /// Whether others than processes of this host may listen there.
     pub(super) fn is_beyond_this_host(&self) -> bool {
         matches!(self, Self::Tcp(address) if !address.ip().is_loopback())

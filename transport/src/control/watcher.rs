@@ -16,11 +16,11 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
-use super::frame::{Frame, HEADER_BYTES};
+use super::frame::{ControlFrame, HEADER_BYTES};
 use super::handshake::{Handshake, Hello, Identity, Progress};
 use super::packet::{self, ReceiveError};
-use super::socket::Target;
-use super::{Command, Flushed, Network, ReceivedFiles, SendError, Shared, State, socket};
+use super::socket::DialTarget;
+use super::{Command, Flushed, Network, ReceivedFiles, SendError, Shared, StreamState, socket};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::Nanos;
 use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
@@ -62,11 +62,11 @@ pub(super) struct Watcher {
     epoll: OwnedFd,
     listener: OwnedFd,
     rest: AcceptPause,
-    connections: Slab<Connection>,
+    connections: Slab<WatchedFile>,
     /// The tokens of accepted connections that are not authenticated.
     unauthenticated: UnauthenticatedConnections,
     warnings_left: u32,
-    peers: Vec<Peer>,
+    peers: Vec<WatchedPeer>,
     lingering_until: Option<Nanos>,
 }
 
@@ -80,7 +80,7 @@ impl Watcher {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &listener, epoll::EventData::new_u64(LISTENER), epoll::EventFlags::IN)?;
         epoll::add(&epoll, &shared.commands.wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
-        let peers = (0..identity.world_size).map(|_| Peer::default()).collect();
+        let peers = (0..identity.world_size).map(|_| WatchedPeer::default()).collect();
         Ok(Self {
             shared,
             identity,
@@ -146,7 +146,7 @@ impl Watcher {
                 Command::Lose { peer, cause } => self.lose(peer, cause, now),
                 Command::Stop { linger_until } => {
                     let _ = epoll::delete(&self.epoll, &self.listener);
-                    for link in self.shared.links.iter().filter(|link| link.lingers()) {
+                    for link in self.shared.streams.iter().filter(|link| link.lingers()) {
                         link.shutdown_write();
                     }
                     self.lingering_until = Some(linger_until);
@@ -158,7 +158,7 @@ impl Watcher {
     /// Whether every peer that got a bye has had time to read it.
     fn has_lingered(&self, now: Nanos) -> bool {
         self.lingering_until
-            .is_some_and(|until| now >= until || !self.shared.links.iter().any(|link| link.lingers()))
+            .is_some_and(|until| now >= until || !self.shared.streams.iter().any(|link| link.lingers()))
     }
 
     /// Handles timers that have expired; returns when the next one expires.
@@ -170,7 +170,7 @@ impl Watcher {
         }
         let mut late = Vec::new();
         for (token, connection) in self.connections.iter() {
-            if let Connection::Handshake(pending) = connection {
+            if let WatchedFile::Handshake(pending) = connection {
                 if now >= pending.deadline { late.push(token) } else { earliest(pending.deadline) }
             }
         }
@@ -227,7 +227,7 @@ impl Watcher {
         self.shared.lose(peer, cause);
     }
 
-    fn insert(&mut self, connection: Connection, flags: epoll::EventFlags) -> std::io::Result<u64> {
+    fn insert(&mut self, connection: WatchedFile, flags: epoll::EventFlags) -> std::io::Result<u64> {
         let peer = connection.peer();
         let token = self.connections.insert(connection);
         if let Some(peer) = peer {
@@ -252,12 +252,12 @@ impl Watcher {
         epoll::modify(&self.epoll, connection.file(), epoll::EventData::new_u64(token), flags)
     }
 
-    fn remove(&mut self, token: u64) -> Option<Connection> {
+    fn remove(&mut self, token: u64) -> Option<WatchedFile> {
         let connection = self.connections.remove(token)?;
         if let Some(peer) = connection.peer() {
             self.peers[peer as usize].tokens.retain(|other| *other != token);
         }
-        if let Connection::Handshake(pending) = &connection
+        if let WatchedFile::Handshake(pending) = &connection
             && let Origin::Accepted(from) = pending.origin
         {
             self.unauthenticated.remove(from, token);
@@ -269,11 +269,11 @@ impl Watcher {
 
     fn serve(&mut self, token: u64, now: Nanos) {
         match self.connections.get(token) {
-            Some(Connection::Handshake(_)) => self.serve_handshake(token, now),
-            Some(&Connection::Control { peer, .. }) => {
+            Some(WatchedFile::Handshake(_)) => self.serve_handshake(token, now),
+            Some(&WatchedFile::Control { peer, .. }) => {
                 self.serve_control(token, peer, RECEIVES_AT_ONCE, now);
             }
-            Some(&Connection::Process { peer, .. }) => self.process_ended(token, peer, now),
+            Some(&WatchedFile::Process { peer, .. }) => self.process_ended(token, peer, now),
             None => {}
         }
     }
@@ -281,12 +281,12 @@ impl Watcher {
     /// The token of a peer's control stream.
     fn control_token(&self, peer: Rank) -> Option<u64> {
         let is_control =
-            |token: &u64| matches!(self.connections.get(*token), Some(Connection::Control { .. }));
+            |token: &u64| matches!(self.connections.get(*token), Some(WatchedFile::Control { .. }));
         self.peers[peer as usize].tokens.iter().copied().find(is_control)
     }
 
     fn serve_control(&mut self, token: u64, peer: Rank, receives_max: usize, now: Nanos) {
-        if self.shared.link(peer).state() == State::Severed {
+        if self.shared.stream(peer).state() == StreamState::Severed {
             self.remove(token);
             return;
         }
@@ -298,18 +298,20 @@ impl Watcher {
             Err(cause) => cause,
         };
         self.remove(token);
-        match self.shared.link(peer).state() {
+        match self.shared.stream(peer).state() {
             // The bye came before.
-            State::Departed => {
-                self.shared.link(peer).close();
+            StreamState::Departed => {
+                self.shared.stream(peer).close();
                 self.forget(peer);
             }
             // The pair did not exist yet: the listener may be about to take a newer attempt.
-            State::Unconnected if !self.network.is_unix() && !matches!(cause, LossCause::Protocol(_)) => {
+            StreamState::Unconnected
+                if !self.network.is_unix() && !matches!(cause, LossCause::Protocol(_)) =>
+            {
                 self.dial_again(peer, now);
             }
             // The process may be ending, which is the better cause.
-            State::Open if self.network.is_unix() && !matches!(cause, LossCause::Protocol(_)) => {
+            StreamState::Open if self.network.is_unix() && !matches!(cause, LossCause::Protocol(_)) => {
                 self.peers[peer as usize].ending = Some((now + PROCESS_END_LIMIT, cause));
             }
             _ => self.end(peer, cause),
@@ -325,7 +327,7 @@ impl Watcher {
         now: Nanos,
     ) -> Result<(), LossCause> {
         for _ in 0..receives_max {
-            let Some(Connection::Control { stream, received, .. }) = self.connections.get_mut(token) else {
+            let Some(WatchedFile::Control { stream, received, .. }) = self.connections.get_mut(token) else {
                 return Ok(());
             };
             let packet = match packet::receive(stream, received.room()) {
@@ -342,7 +344,7 @@ impl Watcher {
             moved.filled += packet.bytes;
             let mut files = (!packet.files_lost).then_some(packet.files);
             let mut used = 0;
-            while let Some((frame, count)) = Frame::decode(&moved.bytes[used..moved.filled])? {
+            while let Some((frame, count)) = ControlFrame::decode(&moved.bytes[used..moved.filled])? {
                 used += count;
                 self.handle_frame(peer, &frame, files.as_mut().map(std::mem::take), now)?;
             }
@@ -350,7 +352,7 @@ impl Watcher {
                 return Err(ProtocolViolation::MalformedFrame.into());
             }
             moved.consume(used);
-            if let Some(Connection::Control { received, .. }) = self.connections.get_mut(token) {
+            if let Some(WatchedFile::Control { received, .. }) = self.connections.get_mut(token) {
                 *received = moved;
             }
         }
@@ -360,30 +362,30 @@ impl Watcher {
     fn handle_frame(
         &mut self,
         peer: Rank,
-        frame: &Frame<'_>,
+        frame: &ControlFrame<'_>,
         files: ReceivedFiles,
         now: Nanos,
     ) -> Result<(), LossCause> {
         let shared = Arc::clone(&self.shared);
-        let link = shared.link(peer);
+        let link = shared.stream(peer);
         let has_files = files.as_ref().is_some_and(|files| !files.is_empty());
         match (link.state(), frame) {
-            (State::Unconnected, Frame::Ready) => self.ready(peer, files, now)?,
-            (State::Open | State::Departed, Frame::Fabric(message)) => {
+            (StreamState::Unconnected, ControlFrame::Ready) => self.ready(peer, files, now)?,
+            (StreamState::Open | StreamState::Departed, ControlFrame::Fabric(message)) => {
                 shared.handler.message(peer, message, files, &|cause| link.refuse(cause))?;
             }
-            (State::Severed | State::Lost, _) => {}
+            (StreamState::Severed | StreamState::Lost, _) => {}
             _ if has_files => return Err(ProtocolViolation::MalformedFrame.into()),
-            (State::Open | State::Departed, Frame::Message(message)) => {
+            (StreamState::Open | StreamState::Departed, ControlFrame::Message(message)) => {
                 if let Some(reply) = shared.responder.message(peer, message) {
-                    let reply = Frame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
+                    let reply = ControlFrame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
                     if shared.send_frame(peer, &reply) == Err(SendError::BacklogFull) {
                         return Err(ProtocolViolation::TooManyRequests.into());
                     }
                 }
                 shared.handler.wake();
             }
-            (State::Open, Frame::Bye) => {
+            (StreamState::Open, ControlFrame::Bye) => {
                 link.depart();
                 shared.handler.departed(peer);
             }
@@ -397,18 +399,18 @@ impl Watcher {
         if self.peers[peer as usize].output_paused_until.is_some() {
             return;
         }
-        let flushed = self.shared.link(peer).flush(peer, &*self.shared.handler);
+        let flushed = self.shared.stream(peer).flush(peer, &*self.shared.handler);
         if flushed == Flushed::SystemFull {
             // Room in the stream means nothing then.
             self.peers[peer as usize].output_paused_until = Some(now + SYSTEM_FULL_PAUSE);
         }
         let waits = flushed == Flushed::StreamFull;
         let Some(token) = self.control_token(peer) else { return };
-        let Some(Connection::Control { watches_output, .. }) = self.connections.get(token) else { return };
+        let Some(WatchedFile::Control { watches_output, .. }) = self.connections.get(token) else { return };
         let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         if *watches_output != waits
             && self.watch(token, epoll::EventFlags::IN | output).is_ok()
-            && let Some(Connection::Control { watches_output, .. }) = self.connections.get_mut(token)
+            && let Some(WatchedFile::Control { watches_output, .. }) = self.connections.get_mut(token)
         {
             *watches_output = waits;
         }
@@ -426,13 +428,13 @@ impl Watcher {
         if let Some(control) = self.control_token(peer) {
             self.serve_control(control, peer, RECEIVES_LEFT_MAX, now);
         }
-        match self.shared.link(peer).state() {
+        match self.shared.stream(peer).state() {
             // The pair did not exist yet: a newer process may be about to come.
-            State::Unconnected if cause == LossCause::ProcessEnded => {}
-            State::Unconnected | State::Open => self.end(peer, cause),
+            StreamState::Unconnected if cause == LossCause::ProcessEnded => {}
+            StreamState::Unconnected | StreamState::Open => self.end(peer, cause),
             // A forked child may keep the stream open.
-            State::Departed => {
-                self.shared.link(peer).close();
+            StreamState::Departed => {
+                self.shared.stream(peer).close();
                 self.forget(peer);
             }
             _ => {}
@@ -441,13 +443,13 @@ impl Watcher {
 }
 
 /// A descriptor that the watcher waits for.
-enum Connection {
+enum WatchedFile {
     Handshake(Box<PendingHandshake>),
     Control { peer: Rank, stream: Arc<OwnedFd>, received: ReceiveBuffer, watches_output: bool },
     Process { peer: Rank, file: OwnedFd },
 }
 
-impl Connection {
+impl WatchedFile {
     fn file(&self) -> BorrowedFd<'_> {
         match self {
             Self::Handshake(pending) => pending.socket.as_fd(),
@@ -519,7 +521,7 @@ struct PendingHandshake {
 
 /// The watcher's state of a peer, connected or not.
 #[derive(Default)]
-struct Peer {
+struct WatchedPeer {
     request: Option<ConnectRequest>,
     connections_of_attempt: Option<PairConnections>,
     /// Why a process that claimed to be this peer was rejected.
@@ -536,7 +538,7 @@ struct Peer {
 struct ConnectRequest {
     timeout: Duration,
     deadline: Nanos,
-    dial: Option<Target>,
+    dial: Option<DialTarget>,
     retry_at: Option<Nanos>,
     pause: Duration,
 }

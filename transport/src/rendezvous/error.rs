@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::device_factory::Fabric;
 use super::listening::NoAddress;
 use super::record::Difference;
-use super::{OpenError, StoreError};
+use super::{OpenStoreError, StoreError};
 use crate::Rank;
 
 /// Why a rank did not join.
@@ -14,7 +14,7 @@ use crate::Rank;
 pub enum JoinError {
     /// The store could not be opened.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] OpenStoreError),
     /// The store stopped working.
     #[error(transparent)]
     Store(StoreError),

@@ -23,7 +23,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::backoff::Backoff;
-use super::{Claim, OpenError, Store, StoreError, check, cut};
+use super::{Claim, OpenStoreError, Store, StoreError, check, cut};
 use crate::auth::challenge;
 use crate::clock::now;
 use crate::control::packet::own_user;
@@ -84,8 +84,8 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`].
-    pub fn open(folder: &Path, rank: Rank, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
+    /// See [`OpenStoreError`].
+    pub fn open(folder: &Path, rank: Rank, private: bool, deadline: Nanos) -> Result<Self, OpenStoreError> {
         let reach = || match (private, folder.parent(), folder.file_name()) {
             (true, Some(parent), Some(name)) => {
                 Folder::open(parent, OtherUsers::NoAccess)?.inner(Path::new(name), OtherUsers::NoAccess)
@@ -95,7 +95,7 @@ impl FileStore {
         if rank == 0 { Self::create(reach()?, private, deadline) } else { Self::find(reach, deadline) }
     }
 
-    fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenError> {
+    fn create(folder: Folder, private: bool, deadline: Nanos) -> Result<Self, OpenStoreError> {
         let path = folder.path().join(OWNER);
         let owner = folder.open_or_create(OWNER).map_err(|error| open_error(&path, error))?;
         let mut backoff = Backoff::until(deadline.min(now() + OWNER_PATIENCE));
@@ -106,7 +106,7 @@ impl FileStore {
             if !backoff.again() {
                 let holder = folder.read(OWNER).unwrap_or_default();
                 let holder = String::from_utf8_lossy(&holder).into_owned();
-                return Err(OpenError::Busy { folder: folder.path().to_owned(), holder });
+                return Err(OpenStoreError::Busy { folder: folder.path().to_owned(), holder });
             }
         }
         Self::create_owned(folder, owner, private, deadline)
@@ -117,7 +117,7 @@ impl FileStore {
         mut owner: File,
         private: bool,
         deadline: Nanos,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, OpenStoreError> {
         let path = folder.path().to_owned();
         let failed = |error| open_error(&path, error);
         let holder = format!("process {} on {}", std::process::id(), super::record::host_name());
@@ -139,9 +139,9 @@ impl FileStore {
 
     /// `reach` opens the folder by its path.
     fn find(
-        mut reach: impl FnMut() -> Result<Folder, OpenError>,
+        mut reach: impl FnMut() -> Result<Folder, OpenStoreError>,
         deadline: Nanos,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, OpenStoreError> {
         let mut backoff = Backoff::until(deadline);
         let mut folder = reach()?;
         loop {
@@ -153,7 +153,7 @@ impl FileStore {
             }
             if !backoff.again() {
                 let folder = folder.path().to_owned();
-                return Err(OpenError::NoRankZero { folder, waited: backoff.waited() });
+                return Err(OpenStoreError::NoRankZero { folder, waited: backoff.waited() });
             }
             // Rank 0 may have closed an earlier job of these ranks and removed its folder; the next
             // job is in a new one.
@@ -286,7 +286,7 @@ impl Drop for FileStore {
 }
 
 /// The folder of the current job, if its rank 0 is alive.
-fn live_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
+fn live_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenStoreError> {
     let name = match folder.read(CURRENT) {
         Ok(name) => String::from_utf8_lossy(&name).into_owned(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -298,7 +298,7 @@ fn live_job(folder: &Folder) -> Result<Option<(String, Folder)>, OpenError> {
     match folder.find(&name) {
         Ok(job) => Ok(is_locked(&job, ALIVE).then_some((name, job))),
         // Its rank 0 has just removed it.
-        Err(OpenError::Folder { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(OpenStoreError::Folder { source, .. }) if source.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
 }
@@ -362,17 +362,17 @@ struct OtherOwner {
 
 impl Folder {
     /// Opens the folder at this path, and makes it if it does not exist.
-    fn open(path: &Path, other_users: OtherUsers) -> Result<Self, OpenError> {
+    fn open(path: &Path, other_users: OtherUsers) -> Result<Self, OpenStoreError> {
         Self::open_at(CWD, path, path.to_owned(), other_users, true)
     }
 
     /// Opens a folder in this one, and makes it if it does not exist.
-    fn inner(&self, name: &Path, other_users: OtherUsers) -> Result<Self, OpenError> {
+    fn inner(&self, name: &Path, other_users: OtherUsers) -> Result<Self, OpenStoreError> {
         Self::open_at(&self.file, name, self.path.join(name), other_users, true)
     }
 
     /// Opens a folder in this one that other users cannot read; `NotFound` if it does not exist.
-    fn find(&self, name: &str) -> Result<Self, OpenError> {
+    fn find(&self, name: &str) -> Result<Self, OpenStoreError> {
         Self::open_at(&self.file, Path::new(name), self.path.join(name), OtherUsers::NoAccess, false)
     }
 
@@ -382,7 +382,7 @@ impl Folder {
         path: PathBuf,
         other_users: OtherUsers,
         makes: bool,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, OpenStoreError> {
         let failed = |path: &Path, errno: Errno| open_error(path, errno.into());
         if makes
             && let Err(errno) = mkdirat(&at, name, FOLDER_MODE)
@@ -406,7 +406,7 @@ impl Folder {
         };
         let mode = Mode::from_raw_mode(stat.st_mode);
         if mode.intersects(open_to_others) {
-            return Err(OpenError::Unsafe { folder: path, mode: mode.bits() & 0o777 });
+            return Err(OpenStoreError::Unsafe { folder: path, mode: mode.bits() & 0o777 });
         }
         Ok(Self { file, path })
     }
@@ -500,15 +500,15 @@ fn check_owner(stat: &Stat) -> io::Result<()> {
 }
 
 /// The public error at this path.
-fn open_error(path: &Path, source: io::Error) -> OpenError {
+fn open_error(path: &Path, source: io::Error) -> OpenStoreError {
     if source.raw_os_error() == Some(Errno::LOOP.raw_os_error()) {
-        return OpenError::Link { path: path.to_owned() };
+        return OpenStoreError::Link { path: path.to_owned() };
     }
     match source.get_ref().and_then(|inner| inner.downcast_ref()) {
         Some(&OtherOwner { owner }) => {
-            OpenError::Owner { place: path.display().to_string(), owner, user: own_user() }
+            OpenStoreError::Owner { place: path.display().to_string(), owner, user: own_user() }
         }
-        None => OpenError::Folder { path: path.to_owned(), source },
+        None => OpenStoreError::Folder { path: path.to_owned(), source },
     }
 }
 
@@ -574,7 +574,7 @@ mod tests {
         let other = folder.0.join("job-results");
         std::fs::create_dir(&other).expect("made");
         let error = FileStore::open(&folder.0, 1, false, soon()).expect_err("its rank 0 is dead");
-        assert!(matches!(error, OpenError::NoRankZero { .. }), "{error}");
+        assert!(matches!(error, OpenStoreError::NoRankZero { .. }), "{error}");
         let mut zero = FileStore::open(&folder.0, 0, false, late()).expect("rank 0 opens");
         assert!(!stale.exists());
         assert!(other.exists(), "a folder that no rank 0 has made is nobody's to remove");
@@ -589,7 +589,7 @@ mod tests {
         assert!(error.to_string().contains(&format!("process {}", std::process::id())), "{error}");
         zero.seal(late());
         let error = FileStore::open(&folder.0, 1, false, soon()).expect_err("sealed");
-        assert!(matches!(error, OpenError::NoRankZero { .. }), "{error}");
+        assert!(matches!(error, OpenStoreError::NoRankZero { .. }), "{error}");
         drop(zero);
         let _zero = FileStore::open(&folder.0, 0, false, late()).expect("the next job's rank 0 opens");
         FileStore::open(&folder.0, 1, false, late()).expect("and its rank 1 finds it");
@@ -659,7 +659,7 @@ mod tests {
         std::fs::create_dir(&folder).expect("made");
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o770)).expect("changed");
         let error = FileStore::open(&folder, 0, true, late()).expect_err("open to others");
-        assert!(matches!(error, OpenError::Unsafe { mode: 0o770, .. }), "{error}");
+        assert!(matches!(error, OpenStoreError::Unsafe { mode: 0o770, .. }), "{error}");
         let error = FileStore::open(&folder, 0, false, late()).expect_err("others can write it");
         assert!(error.to_string().ends_with(&format!("run 'chmod 700 {}'", folder.display())), "{error}");
         std::fs::set_permissions(&folder, PermissionsExt::from_mode(0o755)).expect("changed");
@@ -679,14 +679,14 @@ mod tests {
             symlink(&precious, folder.join(name)).expect("made");
             let error = FileStore::open(&folder, rank, false, late()).expect_err("leads elsewhere");
             let path = folder.join(name);
-            assert!(matches!(&error, OpenError::Link { path: refused } if *refused == path), "{error}");
+            assert!(matches!(&error, OpenStoreError::Link { path: refused } if *refused == path), "{error}");
             std::fs::remove_file(&path).expect("is there");
         }
         let link = outer.0.join("link");
         symlink(&folder, &link).expect("made");
         for private in [false, true] {
             let error = FileStore::open(&link, 0, private, late()).expect_err("leads elsewhere");
-            assert!(matches!(&error, OpenError::Link { path } if *path == link), "{error}");
+            assert!(matches!(&error, OpenStoreError::Link { path } if *path == link), "{error}");
         }
         assert_eq!(std::fs::read(&precious).expect("is there"), b"something that I need");
     }
@@ -712,9 +712,9 @@ mod tests {
         chown(folder.join(OWNER), Some(NOBODY), None).expect("root may");
         let error = FileStore::open(&folder, 0, false, late()).expect_err("its owner can change it");
         let path = folder.join(OWNER).display().to_string();
-        assert!(matches!(&error, OpenError::Owner { place, owner: NOBODY, .. } if *place == path));
+        assert!(matches!(&error, OpenStoreError::Owner { place, owner: NOBODY, .. } if *place == path));
         chown(&folder, Some(NOBODY), None).expect("root may");
         let error = FileStore::open(&folder, 0, false, late()).expect_err("its owner can change it");
-        assert!(matches!(error, OpenError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
+        assert!(matches!(error, OpenStoreError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
     }
 }

@@ -182,7 +182,7 @@ pub enum StoreError {
 /// Why a store could not be opened.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum OpenStoreError {
     /// Not loopback, and no secret.
     #[error(
         "secret required: {address} is not a loopback address; write one with 'pleach secret FILE', give it to all hosts, and set PLEACH_SECRET_FILE"

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use super::environment::{self, ExplicitWorld, ProcessInfo, WorldError};
-use super::{FileStore, OpenError, Store, TcpStore};
+use super::{FileStore, OpenStoreError, Store, TcpStore};
 use crate::auth::Secret;
 use crate::{Nanos, Rank};
 
@@ -178,8 +178,8 @@ impl World {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`].
-    pub fn open_store(&self, deadline: Nanos) -> Result<Option<Box<dyn Store>>, OpenError> {
+    /// See [`OpenStoreError`].
+    pub fn open_store(&self, deadline: Nanos) -> Result<Option<Box<dyn Store>>, OpenStoreError> {
         Ok(match &self.rendezvous {
             _ if self.world_size == 1 => None,
             None => None,

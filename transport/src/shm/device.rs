@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use super::copies::{GpuCopies, gpu_failed};
 use super::fence::{Fence, REFUSAL_LIMIT};
-use super::link::{Link, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
+use super::link::{PeerMemory, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
 use super::page_detachment;
 use super::peer_status::{ConnectionEnd, SlotState};
 use super::shared::{Shared, wake_sleepers};
@@ -132,7 +132,7 @@ impl State {
 }
 
 struct Connected {
-    link: Link,
+    link: PeerMemory,
     /// The counts of the peer's signal slots.
     counts: Vec<u64>,
     regions: Vec<SlotState>,
@@ -488,7 +488,7 @@ impl ShmDevice {
         }
     }
 
-    fn connected(&mut self, rank: Rank, link: Link) {
+    fn connected(&mut self, rank: Rank, link: PeerMemory) {
         let peer = &mut self.peers[rank as usize];
         if !matches!(peer.state, State::Connecting) {
             return;

@@ -189,13 +189,13 @@ impl OwnSignals {
 }
 
 /// A peer's signal slots (for this rank's signals), wake source and valid keys.
-pub(crate) struct Link {
+pub(crate) struct PeerMemory {
     pub(crate) signal_slots: Signals,
     pub(crate) wake_source: WakePage,
     pub(crate) keys: Arc<KeyTable>,
 }
 
-impl Link {
+impl PeerMemory {
     /// Checks and maps the files of a peer; `signal_slots` is the number that it claims. Returns
     /// the process too.
     ///

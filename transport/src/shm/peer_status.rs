@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use super::link::{Link, PeerRegion};
+use super::link::{PeerMemory, PeerRegion};
 use crate::Rank;
 use crate::device::LossCause;
 use crate::region::RegionKey;
@@ -34,7 +34,7 @@ pub(crate) enum SlotState {
 /// The changes of one peer since the last poll.
 #[derive(Default)]
 pub(crate) struct PeerStatus {
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<PeerMemory>,
     pub(crate) end: Option<ConnectionEnd>,
     slots: Vec<Slot>,
     changed: Vec<u16>,

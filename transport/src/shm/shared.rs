@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::directory::Directory;
-use super::link::{GpuFile, Link, OwnMemory, PeerRegion, REGIONS_MAX, SignalSlotTable, slot_of};
+use super::link::{GpuFile, OwnMemory, PeerMemory, PeerRegion, REGIONS_MAX, SignalSlotTable, slot_of};
 use super::mapping::check;
 use super::message::RegionMessage;
 use super::peer_status::{ConnectionEnd, SlotState, StatusTable};
@@ -145,7 +145,7 @@ impl Registry for Shared {
 impl FabricHandler for Shared {
     fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause> {
         self.signal_slots.of(peer).sent_file();
-        let (link, process) = Link::from_files(pair.files, pair.signal_slots)?;
+        let (link, process) = PeerMemory::from_files(pair.files, pair.signal_slots)?;
         // Listed before the device can see the link, because peers have heard of a region when they
         // hear a message that was posted after its registration.
         self.directory().open(peer);

@@ -11,15 +11,15 @@
 use std::io;
 use std::time::Duration;
 
+use super::Nic;
 use super::cm::{CmState, ListenerAddress};
-use super::open::Nic;
-use super::open::{hint, refused};
 use super::pair::Pair;
 use super::pair_error::PairError;
 use super::registered::RegisteredMemory;
 use super::wire::Refusal;
-use super::wire::{Announcement, Hello, QueuePairHello};
+use super::wire::{Announcement, PairHello, QueuePairHello};
 use super::{ControlMessage, Peer, VerbsDevice};
+use super::{hint, refused};
 use crate::Rank;
 use crate::clock::{self, Nanos};
 use crate::device::{Device, Event, LossCause, ProtocolViolation, TransferError};
@@ -36,7 +36,7 @@ pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 pub(super) struct Connecting {
     pub(super) deadline: Nanos,
     pub(super) pair: Option<Pair>,
-    hello: Option<Hello>,
+    hello: Option<PairHello>,
     pub(super) is_connected: bool,
     peer_is_ready: bool,
     /// Writes of no bytes are under way, or were acknowledged.
@@ -268,7 +268,7 @@ pub(super) fn connect_failed(peer: Rank, error: io::Error) -> LossCause {
 }
 
 /// Whether GID types of the two ends do not fit.
-fn gid_type_mismatch(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+fn gid_type_mismatch(nics: &[Nic], hello: &PairHello) -> Option<LossCause> {
     paired_ends(nics, hello).map(|(nic, queue)| (nic.chosen.gid.kind, queue.kind)).find_map(|(own, peer)| {
         let error = PairError::GidTypeMismatch { own, peer };
         (!own.meets(peer)).then(|| error.into())
@@ -276,7 +276,7 @@ fn gid_type_mismatch(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
 }
 
 /// Whether path MTUs of the two ends differ.
-pub(super) fn mtu_mismatch(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
+pub(super) fn mtu_mismatch(nics: &[Nic], hello: &PairHello) -> Option<LossCause> {
     paired_ends(nics, hello).map(|(nic, queue)| (nic.port.active_mtu, u32::from(queue.mtu))).find_map(
         |(own, other)| {
             let error = PairError::MtuMismatch { own: mtu_bytes(own), peer: mtu_bytes(other) };
@@ -286,7 +286,10 @@ pub(super) fn mtu_mismatch(nics: &[Nic], hello: &Hello) -> Option<LossCause> {
 }
 
 /// This rank's NICs, each with the peer's end of its queue pair.
-fn paired_ends<'a>(nics: &'a [Nic], hello: &'a Hello) -> impl Iterator<Item = (&'a Nic, &'a QueuePairHello)> {
+fn paired_ends<'a>(
+    nics: &'a [Nic],
+    hello: &'a PairHello,
+) -> impl Iterator<Item = (&'a Nic, &'a QueuePairHello)> {
     nics.iter().cycle().zip(&hello.queues)
 }
 

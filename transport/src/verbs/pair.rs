@@ -19,15 +19,16 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::Nic;
 use super::lease::HeldLease;
 use super::limits::CreateError;
 use super::objects::MemoryRegion;
-use super::open::Nic;
 use super::send_queue::{CompletionOwner, QueueSizes, SLOT_BYTES, SendQueue};
-use super::send_queue::{Local, Request, Target, of_slice, request, with_immediate};
+use super::send_queue::{Local, Target, WorkRequest, of_slice, request, with_immediate};
 use super::status::Operation;
 use super::wire::{
-    CREDITS_MAX, Hello, Immediate, NicKeys, Piggyback, QUEUE_PAIRS_MAX, QueuePairHello, RemoteRegion, Stripe,
+    CREDITS_MAX, Immediate, NicKeys, PairHello, Piggyback, QUEUE_PAIRS_MAX, QueuePairHello, RemoteRegion,
+    Stripe,
 };
 use super::{Counts, sys};
 use crate::Rank;
@@ -118,9 +119,9 @@ impl Pair {
     }
 
     /// The hello for the peer.
-    pub(super) fn hello(&self, nics: &[Nic]) -> Hello {
+    pub(super) fn hello(&self, nics: &[Nic]) -> PairHello {
         let queues = self.queues.iter().map(|queue| queue.hello(nics, self.inboxes[queue.nic].remote_key()));
-        Hello {
+        PairHello {
             reads: self.sizes.reads,
             credits: self.sizes.credits,
             inbox_address: self.inboxes[0].memory().base().as_ptr() as u64,
@@ -130,7 +131,7 @@ impl Pair {
     }
 
     /// Connects it to the peer of this hello, over as many queue pairs as both have.
-    pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello) -> io::Result<()> {
+    pub(super) fn connect(&mut self, nics: &[Nic], hello: &PairHello) -> io::Result<()> {
         self.truncate_queues(hello.queues.len());
         for (queue, other) in self.queues.iter_mut().zip(&hello.queues) {
             queue.connect(nics, hello, other)?;
@@ -148,7 +149,7 @@ impl Pair {
     pub(super) fn connect_queue(
         &mut self,
         queue: usize,
-        hello: &Hello,
+        hello: &PairHello,
         other: &QueuePairHello,
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
@@ -158,7 +159,7 @@ impl Pair {
     }
 
     /// Takes over the peer's limits, before anything was sent.
-    fn set_remote_limits(&mut self, hello: &Hello) {
+    fn set_remote_limits(&mut self, hello: &PairHello) {
         self.remote_credits = hello.credits;
         self.remote_signal_slots = hello.signal_slots;
         self.credits = hello.credits;
@@ -647,7 +648,7 @@ fn target(queue: &SendQueue, slice: &RemoteSlice, remote_regions: &RemoteRegions
 }
 
 /// The request that delivers a signal with its payload.
-fn signal_write<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (Request, Local<'a>) {
+fn signal_write<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (WorkRequest, Local<'a>) {
     let address = queue.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
     let write = with_immediate(Target { address, key: queue.inbox.key }, immediate);
     let local = if signal.payload.is_empty() { Local::Nothing } else { Local::Inline(&signal.payload) };

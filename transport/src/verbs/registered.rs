@@ -8,10 +8,10 @@
 use std::io;
 use std::sync::Arc;
 
+use super::Nic;
 use super::limits::{CreateError, Limit};
+use super::locked_limit;
 use super::objects::MemoryRegion;
-use super::open::Nic;
-use super::open::locked_limit;
 use super::wire::{KeyParts, NICS_MAX, NicKeys, REGION_BYTES_MAX, RemoteRegion};
 use super::{FABRIC, sys};
 use crate::cuda::CudaMemory;

@@ -12,12 +12,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::{io, ptr};
 
+use super::Nic;
 use super::limits::CreateError;
 use super::objects::{MemoryRegion, QueuePair};
-use super::open::Nic;
 use super::port::{ChosenPort, GidType, Service};
 use super::status::Operation;
-use super::wire::{Hello, Immediate, KeyParts, QueuePairHello};
+use super::wire::{Immediate, KeyParts, PairHello, QueuePairHello};
 use super::{Counts, sys};
 use crate::device::{LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
@@ -217,7 +217,12 @@ impl SendQueue {
     }
 
     /// Connects it to the peer's `queue`: it receives and sends from now on.
-    pub(super) fn connect(&mut self, nics: &[Nic], hello: &Hello, queue: &QueuePairHello) -> io::Result<()> {
+    pub(super) fn connect(
+        &mut self,
+        nics: &[Nic],
+        hello: &PairHello,
+        queue: &QueuePairHello,
+    ) -> io::Result<()> {
         let (to_receive, to_send) = (self.to_receive(nics, queue), self.to_send());
         self.connect_as(hello, queue, |state| {
             Ok(if state == sys::IBV_QPS_RTR { to_receive } else { to_send })
@@ -256,7 +261,7 @@ impl SendQueue {
     /// reads at once are chosen here.
     pub(super) fn connect_as(
         &mut self,
-        hello: &Hello,
+        hello: &PairHello,
         queue: &QueuePairHello,
         attributes: impl Fn(sys::ibv_qp_state) -> io::Result<(sys::ibv_qp_attr, u32)>,
     ) -> io::Result<()> {
@@ -326,7 +331,7 @@ impl SendQueue {
         owner: CompletionOwner,
         holds: Option<Slice>,
         key: RegionKey,
-        requests: &[(Request, Local<'_>); N],
+        requests: &[(WorkRequest, Local<'_>); N],
     ) {
         const { assert!(N > 0 && N as u32 <= GROUP_REQUESTS) };
         let number = self.next_number();
@@ -561,7 +566,7 @@ pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
 
 /// An operation on a peer's memory.
 #[derive(Clone, Copy)]
-pub(super) struct Request {
+pub(super) struct WorkRequest {
     opcode: u32,
     flags: u32,
     /// In network order; for an opcode with an immediate.
@@ -571,14 +576,14 @@ pub(super) struct Request {
 
 /// A request without a completion.
 #[inline]
-pub(super) fn request(opcode: u32, target: Target) -> Request {
-    Request { opcode, flags: 0, immediate: 0, target }
+pub(super) fn request(opcode: u32, target: Target) -> WorkRequest {
+    WorkRequest { opcode, flags: 0, immediate: 0, target }
 }
 
 #[inline]
-pub(super) fn with_immediate(target: Target, immediate: Immediate) -> Request {
+pub(super) fn with_immediate(target: Target, immediate: Immediate) -> WorkRequest {
     // Any completion wakes the completion queue; the flag is for NICs that need it.
-    Request {
+    WorkRequest {
         opcode: sys::IBV_WR_RDMA_WRITE_WITH_IMM,
         flags: sys::IBV_SEND_SOLICITED,
         immediate: immediate.encode().to_be(),
@@ -649,7 +654,7 @@ impl WorkRequestList {
     fn add(
         &mut self,
         number: u64,
-        request: &Request,
+        request: &WorkRequest,
         flags: u32,
         list: sys::ibv_sge,
     ) -> &mut sys::ibv_send_wr {

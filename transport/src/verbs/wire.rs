@@ -3,7 +3,7 @@
 //!
 //! An [`Immediate`] is 32 bits: the signal slot, whether the inbox slot holds a payload, whether it
 //! carries a signal at all, and either the credits that its sender returns or the part of a striped
-//! put. A [`Hello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
+//! put. A [`PairHello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
 //! decoded here before they are used.
 
 use std::{fmt, io};
@@ -101,7 +101,7 @@ impl Immediate {
 
 /// A rank's queue pairs to a peer, as it sends them to the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Hello {
+pub(super) struct PairHello {
     /// Reads and atomics of the peer that it serves at once, on each queue pair.
     pub(super) reads: u8,
     /// Receives that the peer may consume before it gets credits back.
@@ -114,7 +114,7 @@ pub(super) struct Hello {
     pub(super) queues: Vec<QueuePairHello>,
 }
 
-/// One queue pair of a [`Hello`].
+/// One queue pair of a [`PairHello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct QueuePairHello {
     pub(super) queue_pair: u32,
@@ -144,7 +144,7 @@ pub(super) fn versioned(bytes: &[u8]) -> Result<Reader<'_>, Malformed> {
     if reader.u16()? == VERSION { Ok(reader) } else { Err(Malformed) }
 }
 
-impl Hello {
+impl PairHello {
     pub(super) fn encode(&self) -> Vec<u8> {
         let writer = Writer::default().u16(VERSION).u8(self.reads).u32(self.credits).u64(self.inbox_address);
         let writer = writer.u32(self.signal_slots).u8(self.queues.len() as u8);
@@ -287,7 +287,7 @@ const LISTENER: u8 = 5;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ControlMessage {
     /// The sender's queue pairs.
-    Hello(Hello),
+    Hello(PairHello),
     /// The sender's listener of the connection manager.
     ListenerAddress(ListenerAddress),
     /// The sender's queue pairs receive and send.
@@ -314,7 +314,7 @@ impl ControlMessage {
 impl FabricMessage for ControlMessage {
     fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         match bytes.split_first().ok_or(Malformed)? {
-            (&HELLO, hello) => Hello::decode(hello).map(Self::Hello),
+            (&HELLO, hello) => PairHello::decode(hello).map(Self::Hello),
             (&LISTENER, listener) => ListenerAddress::decode(listener).map(Self::ListenerAddress),
             (&READY, []) => Ok(Self::Ready),
             (&ANNOUNCEMENT, announced) => Announcement::decode(announced).map(Self::Announcement),
@@ -537,30 +537,30 @@ mod tests {
             inbox_key: 9,
         };
         let queues = vec![queue, QueuePairHello { nic: 1, ..queue }];
-        let hello = Hello { reads: 16, credits: 256, inbox_address: 1 << 50, signal_slots: 100, queues };
+        let hello = PairHello { reads: 16, credits: 256, inbox_address: 1 << 50, signal_slots: 100, queues };
         let bytes = hello.encode();
-        assert_eq!(Hello::decode(&bytes), Ok(hello.clone()));
-        assert_eq!(Hello::decode(&bytes[1..]), Err(Malformed));
-        assert_eq!(Hello::decode(&bytes[..bytes.len() - 1]), Err(Malformed));
-        let with = |queues| Hello { queues, ..hello.clone() };
+        assert_eq!(PairHello::decode(&bytes), Ok(hello.clone()));
+        assert_eq!(PairHello::decode(&bytes[1..]), Err(Malformed));
+        assert_eq!(PairHello::decode(&bytes[..bytes.len() - 1]), Err(Malformed));
+        let with = |queues| PairHello { queues, ..hello.clone() };
         let impossible = [
             with(vec![QueuePairHello { mtu: 9, ..queue }]),
             with(vec![QueuePairHello { nic: 1, ..queue }]),
             with(vec![queue, QueuePairHello { nic: NICS_MAX as u8, ..queue }]),
             with(vec![queue; QUEUE_PAIRS_MAX + 1]),
             with(Vec::new()),
-            Hello { credits: 0, ..hello.clone() },
+            PairHello { credits: 0, ..hello.clone() },
         ];
         for hello in impossible {
-            assert_eq!(Hello::decode(&hello.encode()), Err(Malformed), "{hello:?}");
+            assert_eq!(PairHello::decode(&hello.encode()), Err(Malformed), "{hello:?}");
         }
         for kind in GidType::ALL {
             let hello = with(vec![QueuePairHello { kind, ..queue }]);
-            assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+            assert_eq!(PairHello::decode(&hello.encode()), Ok(hello));
         }
         let mut other = bytes;
         other[0] = 99;
-        assert_eq!(Hello::decode(&other), Err(Malformed));
+        assert_eq!(PairHello::decode(&other), Err(Malformed));
     }
 
     #[test]

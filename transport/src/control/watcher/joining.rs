@@ -9,15 +9,15 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use super::{Connection, Origin, PairConnections, Peer, PendingHandshake, ReceiveBuffer};
 use super::{DIAL_PAUSE_MAX, HANDSHAKE_LIMIT, HANDSHAKES_MIN, Watcher};
+use super::{Origin, PairConnections, PendingHandshake, ReceiveBuffer, WatchedFile, WatchedPeer};
 use crate::Rank;
 use crate::accepting::ACCEPTS_AT_ONCE;
 use crate::clock::Nanos;
-use crate::control::frame::Frame;
+use crate::control::frame::ControlFrame;
 use crate::control::handshake::{Handshake, Hello, Progress, Role};
 use crate::control::packet::{self, ReceiveError};
-use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, Shared, State};
+use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, Shared, StreamState};
 use crate::device::files_allowed;
 use crate::device::{LossCause, ProtocolViolation};
 
@@ -56,7 +56,7 @@ impl Watcher {
         let pending =
             PendingHandshake { socket, handshake, deadline: now + HANDSHAKE_LIMIT, origin, verdict: None };
         // If the kernel has no room, the connection is dropped.
-        if let Ok(token) = self.insert(Connection::Handshake(Box::new(pending)), epoll::EventFlags::IN) {
+        if let Ok(token) = self.insert(WatchedFile::Handshake(Box::new(pending)), epoll::EventFlags::IN) {
             self.unauthenticated.add(from, token);
             // At once: bytes that have come already keep it from being counted as a connection that
             // sends nothing.
@@ -86,7 +86,7 @@ impl Watcher {
                 let origin = Origin::Dialed(peer);
                 let pending = PendingHandshake { socket, handshake, deadline, origin, verdict: None };
                 let flags = epoll::EventFlags::IN | epoll::EventFlags::OUT;
-                self.insert(Connection::Handshake(Box::new(pending)), flags)
+                self.insert(WatchedFile::Handshake(Box::new(pending)), flags)
             });
             if let Err(error) = inserted {
                 // A Unix socket whose listener is gone has no successor of its name.
@@ -138,7 +138,7 @@ impl Watcher {
     }
 
     pub(super) fn drop_handshake(&mut self, token: u64, now: Nanos) {
-        if let Some(Connection::Handshake(pending)) = self.remove(token)
+        if let Some(WatchedFile::Handshake(pending)) = self.remove(token)
             && let Some(peer) = pending.origin.dialed()
         {
             self.dial_again(peer, now);
@@ -147,7 +147,7 @@ impl Watcher {
 
     pub(super) fn serve_handshake(&mut self, token: u64, now: Nanos) {
         loop {
-            let Some(Connection::Handshake(pending)) = self.connections.get_mut(token) else { return };
+            let Some(WatchedFile::Handshake(pending)) = self.connections.get_mut(token) else { return };
             if !send_outgoing(pending) {
                 self.drop_handshake(token, now);
                 return;
@@ -203,7 +203,7 @@ impl Watcher {
 
     /// Acts on the result of a handshake.
     fn finish_handshake(&mut self, token: u64, verdict: Progress, now: Nanos) {
-        let Some(Connection::Handshake(pending)) = self.remove(token) else { return };
+        let Some(WatchedFile::Handshake(pending)) = self.remove(token) else { return };
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
             (Progress::Done(hello), _) => {
@@ -284,7 +284,7 @@ impl Watcher {
         let stream = Arc::new(control);
         connections_of_attempt.reading = Some(Arc::clone(&stream));
         let (control, received) = (Arc::clone(&stream), ReceiveBuffer::new());
-        let control = Connection::Control { peer, stream: control, received, watches_output: false };
+        let control = WatchedFile::Control { peer, stream: control, received, watches_output: false };
         // If the kernel has no room, the pair is not connected and times out.
         let _ = self.insert(control, epoll::EventFlags::IN);
         Some(stream)
@@ -336,7 +336,7 @@ impl Watcher {
                 send_ready(&*shared.handler, peer, stream);
             }
         };
-        if !shared.link(peer).open(stream, begin) {
+        if !shared.stream(peer).open(stream, begin) {
             return;
         }
         let pair = OpenedPair {
@@ -350,7 +350,7 @@ impl Watcher {
             Err(cause) => return self.end(peer, cause),
         };
         if let Some(file) = process
-            && let Err(error) = self.insert(Connection::Process { peer, file }, epoll::EventFlags::IN)
+            && let Err(error) = self.insert(WatchedFile::Process { peer, file }, epoll::EventFlags::IN)
         {
             return self.end(peer, LossCause::unconnected(&error));
         }
@@ -362,16 +362,16 @@ impl Watcher {
 /// broken, and its end or the deadline is detected.
 fn send_ready(handler: &dyn FabricHandler, peer: Rank, stream: &OwnedFd) {
     let mut send = |bytes: &[u8], files: &[BorrowedFd<'_>]| packet::send(stream, bytes, files).map(drop);
-    if let Err(errno) = handler.send_ready(peer, &Frame::Ready.to_bytes(), &mut send) {
+    if let Err(errno) = handler.send_ready(peer, &ControlFrame::Ready.to_bytes(), &mut send) {
         tracing::debug!(%errno, "a handshake packet was not sent");
     }
 }
 
 /// Whether to admit an authenticated dialer.
-fn admission(peers: &[Peer], shared: &Shared, hello: &Hello) -> Result<(), ProtocolViolation> {
+fn admission(peers: &[WatchedPeer], shared: &Shared, hello: &Hello) -> Result<(), ProtocolViolation> {
     let known = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
     // A rank that is connected, or that this rank dials, does not dial again.
-    let expected = shared.link(hello.rank).state() == State::Unconnected
+    let expected = shared.stream(hello.rank).state() == StreamState::Unconnected
         && known.request.as_ref().is_none_or(|request| request.dial.is_none());
     if expected { Ok(()) } else { Err(ProtocolViolation::WrongRank) }
 }

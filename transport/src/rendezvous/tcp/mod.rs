@@ -4,6 +4,9 @@
 //! the secret ([`crate::auth`]). Without a configured secret, which is possible on loopback only,
 //! rank 0 makes one and gives it to processes of its own user ([`same_user`]). Other clients are
 //! rejected without harm, and a server that is not a store is detected by its first bytes.
+//!
+//! The messages of a connection are a handshake of fixed sizes, then frames with a length prefix.
+//! Bytes that do not decode, or are longer than allowed, are [`Malformed`].
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -11,26 +14,28 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use super::backoff::Backoff;
-use super::{Claim, OpenError, Store, StoreError, StorePath, check, cut};
-use crate::auth::{Challenges, Secret, Side, challenge};
+use super::{
+    Claim, KEY_BYTES_MAX, OpenStoreError, REASON_BYTES_MAX, Store, StoreError, StorePath, VALUE_BYTES_MAX,
+    check, cut,
+};
+use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
 use crate::clock::now;
 use crate::control::packet;
 use crate::device::files_allowed;
+use crate::wire::{Malformed, Reader, Writer};
 use crate::{Nanos, Rank};
 
-mod codec;
+#[cfg(test)]
+mod message_tests;
 mod same_user;
 mod server;
 
-use codec::{
-    ANSWER_BYTES_MAX, Answer, HELLO_BYTES, Hello, MAGIC, Proof, Request, VERDICT_BYTES, VERSION, Verdict,
-};
 use same_user::AskError;
 use server::{HANDSHAKE_TIMEOUT, Server};
 
 /// See [`super::check_decoders`].
 pub(super) fn check_decoders(bytes: &[u8]) {
-    if let Ok(Some((frame, _))) = codec::frame(bytes, codec::REQUEST_BYTES_MAX.max(ANSWER_BYTES_MAX)) {
+    if let Ok(Some((frame, _))) = frame(bytes, REQUEST_BYTES_MAX.max(ANSWER_BYTES_MAX)) {
         if let Ok(request) = Request::decode(frame) {
             assert_eq!(&request.encode()[4..], frame);
         }
@@ -38,8 +43,8 @@ pub(super) fn check_decoders(bytes: &[u8]) {
             assert_eq!(&answer.encode()[4..], frame);
         }
     }
-    if let Some(Ok(hello)) = bytes.first_chunk().map(Hello::decode) {
-        assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
+    if let Some(Ok(hello)) = bytes.first_chunk().map(StoreHello::decode) {
+        assert_eq!(StoreHello::decode(&hello.encode()), Ok(hello));
     }
     if let Some(Ok(proof)) = bytes.first_chunk().map(Proof::decode) {
         assert_eq!(Proof::decode(&proof.encode()), Ok(proof));
@@ -73,14 +78,14 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// See [`OpenError`].
+    /// See [`OpenStoreError`].
     pub fn open(
         address: &str,
         rank: Rank,
         world_size: u32,
         secret: Option<&Secret>,
         deadline: Nanos,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<Self, OpenStoreError> {
         let resolved = resolve(address, secret, deadline)?;
         let (mut server, mut unreachable) = (None, None);
         if rank == 0 {
@@ -111,9 +116,7 @@ impl TcpStore {
         self.stream.set_write_timeout(Some(left()?)).map_err(lost)?;
         self.stream.write_all(&request.encode()).map_err(lost)?;
         loop {
-            if let Some((inside, taken)) =
-                codec::frame(&self.input, ANSWER_BYTES_MAX).map_err(|_| protocol())?
-            {
+            if let Some((inside, taken)) = frame(&self.input, ANSWER_BYTES_MAX).map_err(|_| protocol())? {
                 let answer = Answer::decode(inside).map_err(|_| protocol())?;
                 self.input.drain(..taken);
                 return Ok(answer);
@@ -157,7 +160,7 @@ impl Store for TcpStore {
     fn wait(&mut self, keys: &[String], until: Nanos, deadline: Nanos) -> Result<Vec<Vec<u8>>, StoreError> {
         let started = now();
         let mut values = Vec::with_capacity(keys.len());
-        for keys in keys.chunks(codec::KEYS_MAX) {
+        for keys in keys.chunks(KEYS_MAX) {
             let limit_ms = u64::try_from(until.since(now()).as_millis()).unwrap_or(u64::MAX);
             match self.request(&Request::Wait { keys: keys.to_vec(), limit_ms }, deadline)? {
                 Answer::Values(some) if some.len() == keys.len() => values.extend(some),
@@ -189,14 +192,18 @@ impl Store for TcpStore {
 }
 
 /// Resolves the address, and checks that it may be used with this secret.
-fn resolve(address: &str, secret: Option<&Secret>, deadline: Nanos) -> Result<Vec<SocketAddr>, OpenError> {
-    let failed = |source| OpenError::Resolve { address: address.to_owned(), source };
+fn resolve(
+    address: &str,
+    secret: Option<&Secret>,
+    deadline: Nanos,
+) -> Result<Vec<SocketAddr>, OpenStoreError> {
+    let failed = |source| OpenStoreError::Resolve { address: address.to_owned(), source };
     let resolved = look_up(address, deadline).map_err(failed)?;
     if resolved.is_empty() {
         return Err(failed(io::ErrorKind::NotFound.into()));
     }
     if secret.is_none() && resolved.iter().any(|address| !address.ip().is_loopback()) {
-        return Err(OpenError::SecretRequired { address: address.to_owned() });
+        return Err(OpenStoreError::SecretRequired { address: address.to_owned() });
     }
     Ok(resolved)
 }
@@ -249,30 +256,30 @@ fn listen(
     world_size: u32,
     secret: Option<&Secret>,
     deadline: Nanos,
-) -> Result<Server, OpenError> {
+) -> Result<Server, OpenStoreError> {
     TcpListener::bind(places)
         .and_then(|listener| Server::start(listener, world_size, secret.cloned(), deadline))
         .map_err(|source| match (source.kind(), files_allowed(&source)) {
-            (_, Some(most)) => OpenError::Files { most },
-            (io::ErrorKind::AddrInUse, _) => OpenError::PortInUse { address: address.to_owned() },
-            _ => OpenError::Listen { address: address.to_owned(), source },
+            (_, Some(most)) => OpenStoreError::Files { most },
+            (io::ErrorKind::AddrInUse, _) => OpenStoreError::PortInUse { address: address.to_owned() },
+            _ => OpenStoreError::Listen { address: address.to_owned(), source },
         })
 }
 
 /// Why an attempt to connect failed.
-enum Refusal {
+enum DialFailure {
     /// Trying again may help: no listener, closed, silent.
     Later(io::Error),
     /// The job there has all its ranks; it may be the previous job.
     Complete,
     /// Trying again does not help.
-    Final(OpenError),
+    Final(OpenStoreError),
 }
 
-impl From<io::Error> for Refusal {
+impl From<io::Error> for DialFailure {
     fn from(error: io::Error) -> Self {
         match files_allowed(&error) {
-            Some(most) => Self::Final(OpenError::Files { most }),
+            Some(most) => Self::Final(OpenStoreError::Files { most }),
             None => Self::Later(error),
         }
     }
@@ -288,35 +295,38 @@ struct Dialer<'a> {
 }
 
 impl Dialer<'_> {
-    fn dial(&self, deadline: Nanos) -> Result<TcpStream, OpenError> {
+    fn dial(&self, deadline: Nanos) -> Result<TcpStream, OpenStoreError> {
         let mut backoff = Backoff::until(deadline);
-        let mut last = Refusal::Later(io::ErrorKind::TimedOut.into());
+        let mut last = DialFailure::Later(io::ErrorKind::TimedOut.into());
         loop {
             for socket_address in self.resolved {
                 // At least a little, else an expired deadline would give no reason.
                 let limit = backoff.left().clamp(Duration::from_millis(1), CONNECT_TIMEOUT);
                 let stream = TcpStream::connect_timeout(socket_address, limit);
-                match stream.map_err(Refusal::from).and_then(|stream| self.shake_hands(stream, &backoff)) {
+                match stream.map_err(DialFailure::from).and_then(|stream| self.shake_hands(stream, &backoff))
+                {
                     Ok(stream) => return Ok(stream),
-                    Err(Refusal::Final(error)) => return Err(error),
+                    Err(DialFailure::Final(error)) => return Err(error),
                     // An attempt that the deadline cut short is less informative than the previous
                     // one.
-                    Err(Refusal::Later(_)) if matches!(last, Refusal::Complete) => {}
+                    Err(DialFailure::Later(_)) if matches!(last, DialFailure::Complete) => {}
                     Err(refusal) => last = refusal,
                 }
             }
             if !backoff.again() {
                 let (place, waited) = (self.address.to_owned(), backoff.waited());
                 return Err(match last {
-                    Refusal::Later(source) => OpenError::Unreachable { address: place, waited, source },
-                    Refusal::Complete => OpenError::Complete { place, waited },
-                    Refusal::Final(error) => error,
+                    DialFailure::Later(source) => {
+                        OpenStoreError::Unreachable { address: place, waited, source }
+                    }
+                    DialFailure::Complete => OpenStoreError::Complete { place, waited },
+                    DialFailure::Final(error) => error,
                 });
             }
         }
     }
 
-    fn shake_hands(&self, mut stream: TcpStream, backoff: &Backoff) -> Result<TcpStream, Refusal> {
+    fn shake_hands(&self, mut stream: TcpStream, backoff: &Backoff) -> Result<TcpStream, DialFailure> {
         let limit = backoff.left().clamp(Duration::from_millis(1), HANDSHAKE_TIMEOUT);
         if stream.local_addr()? == stream.peer_addr()? {
             // No listener, and the kernel chose the same port for this end: a connection to
@@ -326,16 +336,20 @@ impl Dialer<'_> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(limit))?;
         let until = now() + limit;
-        let own = Hello { version: VERSION, challenge: challenge() };
+        let own = StoreHello { version: VERSION, challenge: challenge() };
         stream.write_all(&own.encode())?;
         let mut bytes = [0; HELLO_BYTES];
         read_until(&mut stream, &mut bytes, until, |said| {
-            if Hello::is_prefix(said) { Ok(()) } else { Err(self.foreign(said)) }
+            if StoreHello::is_prefix(said) { Ok(()) } else { Err(self.foreign(said)) }
         })?;
-        let theirs = Hello::decode(&bytes).map_err(|_| self.foreign(&bytes))?;
+        let theirs = StoreHello::decode(&bytes).map_err(|_| self.foreign(&bytes))?;
         if theirs.version != VERSION {
             let address = self.address.to_owned();
-            return Err(Refusal::Final(OpenError::Version { address, own: VERSION, theirs: theirs.version }));
+            return Err(DialFailure::Final(OpenStoreError::Version {
+                address,
+                own: VERSION,
+                theirs: theirs.version,
+            }));
         }
         let made;
         let secret = match self.secret {
@@ -351,37 +365,38 @@ impl Dialer<'_> {
         stream.write_all(&Proof { rank: self.rank, world_size: self.world_size, answer }.encode())?;
         let mut bytes = [0; VERDICT_BYTES];
         read_until(&mut stream, &mut bytes, until, |_| Ok(()))?;
-        let wrong_secret = || Refusal::Final(OpenError::WrongSecret { address: self.address.to_owned() });
+        let wrong_secret =
+            || DialFailure::Final(OpenStoreError::WrongSecret { address: self.address.to_owned() });
         match Verdict::decode(&bytes).map_err(|_| self.foreign(&bytes))? {
             Verdict::Welcome(answer) => {
                 let known = challenges.verify(Some(secret), &claim, &answer);
                 if known { Ok(stream) } else { Err(wrong_secret()) }
             }
             Verdict::WrongSecret => Err(wrong_secret()),
-            Verdict::Complete => Err(Refusal::Complete),
+            Verdict::Complete => Err(DialFailure::Complete),
         }
     }
 
     /// The secret that the store gives to processes of its user.
-    fn request_secret(&self, store: SocketAddr, until: Nanos) -> Result<Secret, Refusal> {
+    fn request_secret(&self, store: SocketAddr, until: Nanos) -> Result<Secret, DialFailure> {
         match same_user::request_secret(store, until) {
             Ok(secret) => Ok(secret),
             // The store has a configured secret, and will reject this rank.
             Err(AskError::NotHandedOut) => Ok(Secret::fresh()),
             Err(AskError::OtherUser(owner)) => {
                 let (place, user) = (self.address.to_owned(), packet::own_user());
-                Err(Refusal::Final(OpenError::Owner { place, owner, user }))
+                Err(DialFailure::Final(OpenStoreError::Owner { place, owner, user }))
             }
             Err(AskError::System(error)) => Err(error.into()),
         }
     }
 
-    fn foreign(&self, said: &[u8]) -> Refusal {
+    fn foreign(&self, said: &[u8]) -> DialFailure {
         // A prefix that is ours has no information.
         let ours = said.iter().zip(MAGIC).take_while(|(said, own)| said == own).count();
         let said = if ours == MAGIC.len() { &said[ours..] } else { said };
         let answer = said[..said.len().min(ANSWER_SHOWN_BYTES)].to_vec();
-        Refusal::Final(OpenError::Foreign { address: self.address.to_owned(), answer })
+        DialFailure::Final(OpenStoreError::Foreign { address: self.address.to_owned(), answer })
     }
 }
 
@@ -390,8 +405,8 @@ fn read_until(
     stream: &mut TcpStream,
     bytes: &mut [u8],
     until: Nanos,
-    check: impl Fn(&[u8]) -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
+    check: impl Fn(&[u8]) -> Result<(), DialFailure>,
+) -> Result<(), DialFailure> {
     let mut filled = 0;
     while filled < bytes.len() {
         let left = until.since(now());
@@ -418,6 +433,250 @@ fn read_until(
 /// Whether a read was only interrupted, or timed out.
 fn is_retry(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// The first bytes of both ends. They end like an HTTP request, so that an HTTP server answers
+/// (with an error) at once.
+const MAGIC: &[u8; 16] = b"PLEACH STORE\r\n\r\n";
+
+/// Version of this protocol.
+const VERSION: u16 = 1;
+
+/// Length of [`StoreHello`] on the wire.
+const HELLO_BYTES: usize = MAGIC.len() + 2 + TAG_BYTES;
+
+/// Length of [`Proof`] on the wire.
+const PROOF_BYTES: usize = 8 + TAG_BYTES;
+
+/// Length of [`Verdict`] on the wire.
+const VERDICT_BYTES: usize = 1 + TAG_BYTES;
+
+/// Most keys in one request; longer waits use several requests.
+const KEYS_MAX: usize = 256;
+
+/// Longest request, in bytes.
+const REQUEST_BYTES_MAX: usize = 16 + KEYS_MAX * (4 + KEY_BYTES_MAX);
+
+/// Longest answer, in bytes.
+const ANSWER_BYTES_MAX: usize = 16 + KEYS_MAX * (4 + VALUE_BYTES_MAX);
+
+/// The first message of either end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct StoreHello {
+    version: u16,
+    challenge: [u8; TAG_BYTES],
+}
+
+impl StoreHello {
+    fn encode(&self) -> [u8; HELLO_BYTES] {
+        Writer::default().raw(MAGIC).u16(self.version).raw(&self.challenge).to_array()
+    }
+
+    fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        if reader.array()? != *MAGIC {
+            return Err(Malformed);
+        }
+        Ok(Self { version: reader.u16()?, challenge: reader.array()? })
+    }
+
+    /// Whether `bytes` can be the beginning of a hello.
+    fn is_prefix(bytes: &[u8]) -> bool {
+        let length = bytes.len().min(MAGIC.len());
+        bytes[..length] == MAGIC[..length]
+    }
+}
+
+/// The dialer's identity, and its proof of the secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Proof {
+    rank: u32,
+    world_size: u32,
+    answer: [u8; TAG_BYTES],
+}
+
+impl Proof {
+    fn encode(&self) -> [u8; PROOF_BYTES] {
+        Writer::default().raw(&Self::claim(self.rank, self.world_size)).raw(&self.answer).to_array()
+    }
+
+    fn decode(bytes: &[u8; PROOF_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        Ok(Self { rank: reader.u32()?, world_size: reader.u32()?, answer: reader.array()? })
+    }
+
+    /// The claim of the proof.
+    fn claim(rank: u32, world_size: u32) -> [u8; 8] {
+        Writer::default().u32(rank).u32(world_size).to_array()
+    }
+}
+
+/// The listener's decision on a dialer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verdict {
+    /// Admitted; the tag proves that the listener knows the secret too.
+    Welcome([u8; TAG_BYTES]),
+    /// The dialer did not prove that it knows the secret.
+    WrongSecret,
+    /// All ranks are here.
+    Complete,
+}
+
+impl Verdict {
+    fn encode(&self) -> [u8; VERDICT_BYTES] {
+        let (kind, answer) = match self {
+            Self::Welcome(answer) => (0, *answer),
+            Self::WrongSecret => (1, [0; TAG_BYTES]),
+            Self::Complete => (2, [0; TAG_BYTES]),
+        };
+        Writer::default().u8(kind).raw(&answer).to_array()
+    }
+
+    fn decode(bytes: &[u8; VERDICT_BYTES]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        match reader.u8()? {
+            0 => Ok(Self::Welcome(reader.array()?)),
+            1 => Ok(Self::WrongSecret),
+            2 => Ok(Self::Complete),
+            _ => Err(Malformed),
+        }
+    }
+}
+
+/// A request of a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Request {
+    Set { key: String, value: Vec<u8> },
+    Claim { key: String, value: Vec<u8> },
+    Wait { keys: Vec<String>, limit_ms: u64 },
+    Fail { reason: String },
+    Seal,
+}
+
+/// An answer of the store, in the order of the requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Answer {
+    /// Set, failed or sealed.
+    Done,
+    /// A claim that succeeded.
+    Taken,
+    /// A claim of a key that is set, with its value.
+    Present(Vec<u8>),
+    /// The values of all keys.
+    Values(Vec<Vec<u8>>),
+    /// Time is up: the missing keys (by index in the request), and the last rank that was refused.
+    Missing { places: Vec<u32>, refused: Option<String> },
+    /// A rank has ended the rendezvous.
+    Failed(String),
+    /// The table is full, or the key is set already.
+    Refused,
+}
+
+impl Request {
+    /// The frame with its length prefix.
+    fn encode(&self) -> Vec<u8> {
+        let writer = Writer::default();
+        let writer = match self {
+            Self::Set { key, value } => writer.u8(0).bytes(key.as_bytes()).bytes(value),
+            Self::Claim { key, value } => writer.u8(1).bytes(key.as_bytes()).bytes(value),
+            Self::Wait { keys, limit_ms } => {
+                let writer = writer.u8(2).u64(*limit_ms).count(keys.len());
+                keys.iter().fold(writer, |writer, key| writer.bytes(key.as_bytes()))
+            }
+            Self::Fail { reason } => writer.u8(3).bytes(reason.as_bytes()),
+            Self::Seal => writer.u8(4),
+        };
+        with_length(&writer.finish())
+    }
+
+    /// Decodes a frame without its length prefix.
+    fn decode(frame: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(frame);
+        let request = match reader.u8()? {
+            0 => {
+                Self::Set { key: reader.text(KEY_BYTES_MAX)?, value: reader.bytes(VALUE_BYTES_MAX)?.to_vec() }
+            }
+            1 => Self::Claim {
+                key: reader.text(KEY_BYTES_MAX)?,
+                value: reader.bytes(VALUE_BYTES_MAX)?.to_vec(),
+            },
+            2 => {
+                let limit_ms = reader.u64()?;
+                let count = reader.count(KEYS_MAX)?;
+                let keys = (0..count).map(|_| reader.text(KEY_BYTES_MAX)).collect::<Result<_, _>>()?;
+                Self::Wait { keys, limit_ms }
+            }
+            3 => Self::Fail { reason: reader.text(REASON_BYTES_MAX)? },
+            4 => Self::Seal,
+            _ => return Err(Malformed),
+        };
+        reader.end()?;
+        Ok(request)
+    }
+}
+
+impl Answer {
+    /// The frame with its length prefix.
+    fn encode(&self) -> Vec<u8> {
+        let writer = Writer::default();
+        let writer = match self {
+            Self::Done => writer.u8(0),
+            Self::Taken => writer.u8(1),
+            Self::Present(value) => writer.u8(2).bytes(value),
+            Self::Values(values) => {
+                values.iter().fold(writer.u8(3).count(values.len()), |writer, value| writer.bytes(value))
+            }
+            Self::Missing { places, refused } => {
+                let refused = refused.as_deref().unwrap_or_default();
+                let writer = writer.u8(4).bytes(refused.as_bytes()).count(places.len());
+                places.iter().fold(writer, |writer, place| writer.u32(*place))
+            }
+            Self::Failed(reason) => writer.u8(5).bytes(reason.as_bytes()),
+            Self::Refused => writer.u8(6),
+        };
+        with_length(&writer.finish())
+    }
+
+    /// Decodes a frame without its length prefix.
+    fn decode(frame: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(frame);
+        let answer = match reader.u8()? {
+            0 => Self::Done,
+            1 => Self::Taken,
+            2 => Self::Present(reader.bytes(VALUE_BYTES_MAX)?.to_vec()),
+            3 => {
+                let count = reader.count(KEYS_MAX)?;
+                let values = (0..count).map(|_| reader.bytes(VALUE_BYTES_MAX).map(<[u8]>::to_vec));
+                Self::Values(values.collect::<Result<_, _>>()?)
+            }
+            4 => {
+                let refused = Some(reader.text(REASON_BYTES_MAX)?).filter(|text| !text.is_empty());
+                let count = reader.count(KEYS_MAX)?;
+                Self::Missing { places: (0..count).map(|_| reader.u32()).collect::<Result<_, _>>()?, refused }
+            }
+            5 => Self::Failed(reader.text(REASON_BYTES_MAX)?),
+            6 => Self::Refused,
+            _ => return Err(Malformed),
+        };
+        reader.end()?;
+        Ok(answer)
+    }
+}
+
+/// The first whole frame in `bytes` (without its length) and the number of bytes it takes; `None`:
+/// more are needed.
+fn frame(bytes: &[u8], bytes_max: usize) -> Result<Option<(&[u8], usize)>, Malformed> {
+    let Some((length, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > bytes_max {
+        return Err(Malformed);
+    }
+    Ok(rest.get(..length).map(|frame| (frame, 4 + length)))
+}
+
+/// A frame after its length.
+fn with_length(frame: &[u8]) -> Vec<u8> {
+    Writer::default().bytes(frame).finish()
 }
 
 #[cfg(test)]

@@ -15,17 +15,17 @@ use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::codec::{
-    Answer, HELLO_BYTES, Hello, Malformed, PROOF_BYTES, Proof, REQUEST_BYTES_MAX, Request, VERSION, Verdict,
-    frame,
-};
 use super::same_user;
+use super::{
+    Answer, HELLO_BYTES, PROOF_BYTES, Proof, REQUEST_BYTES_MAX, Request, StoreHello, VERSION, Verdict, frame,
+};
 use crate::accepting::{ACCEPT_PAUSE, ACCEPTS_AT_ONCE, UnauthenticatedConnections};
 use crate::auth::{Challenges, Secret, Side, challenge};
 use crate::clock::{Nanos, now};
 use crate::control::packet;
 use crate::device::files_allowed;
-use crate::rendezvous::{OpenError, check};
+use crate::rendezvous::{OpenStoreError, check};
+use crate::wire::Malformed;
 
 /// Time limit of a handshake.
 pub(super) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -419,7 +419,7 @@ impl Service {
         if let Some(most) = files_allowed(error)
             && !self.table.sealed
         {
-            self.table.fail(&format!("rank 0: {}", OpenError::Files { most }));
+            self.table.fail(&format!("rank 0: {}", OpenStoreError::Files { most }));
         }
     }
 }
@@ -508,15 +508,15 @@ impl Connection {
     fn handle_input(&mut self, table: &mut Table, secret: &Secret) -> Result<bool, Malformed> {
         match &mut self.stage {
             Stage::AwaitsHello { until } => {
-                if !Hello::is_prefix(&self.input) {
+                if !StoreHello::is_prefix(&self.input) {
                     return Err(Malformed);
                 }
                 let Some((hello, rest)) = self.input.split_first_chunk::<HELLO_BYTES>() else {
                     return Ok(false);
                 };
-                let (dialer, own, until) = (Hello::decode(hello)?, challenge(), *until);
+                let (dialer, own, until) = (StoreHello::decode(hello)?, challenge(), *until);
                 self.input = rest.to_vec();
-                self.output.extend(Hello { version: VERSION, challenge: own }.encode());
+                self.output.extend(StoreHello { version: VERSION, challenge: own }.encode());
                 self.stage = if dialer.version == VERSION {
                     let challenges = Challenges::new(Side::Listener, own, dialer.challenge);
                     Stage::AwaitsProof { until, challenges }

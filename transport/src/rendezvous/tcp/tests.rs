@@ -23,11 +23,16 @@ fn secret(text: &str) -> Secret {
     Secret::new(text.as_bytes())
 }
 
-fn open(address: &str, rank: Rank, secret: Option<&Secret>, deadline: Nanos) -> Result<TcpStore, OpenError> {
+fn open(
+    address: &str,
+    rank: Rank,
+    secret: Option<&Secret>,
+    deadline: Nanos,
+) -> Result<TcpStore, OpenStoreError> {
     TcpStore::open(address, rank, 3, secret, deadline)
 }
 
-fn error(opened: Result<TcpStore, OpenError>) -> OpenError {
+fn error(opened: Result<TcpStore, OpenStoreError>) -> OpenStoreError {
     opened.err().expect("does not open")
 }
 
@@ -66,8 +71,8 @@ fn a_wait_ends_at_its_deadline_and_names_what_is_missing_and_who_was_refused() {
     let address = free_address();
     let mut zero = open(&address, 0, Some(&secret("right right right")), late()).expect("opens");
     let refused = error(open(&address, 1, Some(&secret("wrong wrong wrong")), late()));
-    assert!(matches!(refused, OpenError::WrongSecret { .. }), "{refused}");
-    assert!(matches!(error(open(&address, 1, None, late())), OpenError::WrongSecret { .. }));
+    assert!(matches!(refused, OpenStoreError::WrongSecret { .. }), "{refused}");
+    assert!(matches!(error(open(&address, 1, None, late())), OpenStoreError::WrongSecret { .. }));
     zero.set("rank/0", b"", late()).expect("set");
     let keys = ["rank/0", "rank/1"].map(str::to_owned);
     let Err(StoreError::Missing { keys, refused, .. }) = zero.wait(&keys, soon(), late()) else {
@@ -98,7 +103,7 @@ fn ranks_see_that_rank_0_is_gone() {
     drop(zero);
     assert!(matches!(one.wait(&["a".to_owned()], late(), late()), Err(StoreError::Lost { .. })));
     let unreachable = error(open(&address, 1, None, soon()));
-    assert!(matches!(unreachable, OpenError::Unreachable { .. }), "{unreachable}");
+    assert!(matches!(unreachable, OpenStoreError::Unreachable { .. }), "{unreachable}");
 }
 
 #[test]
@@ -110,7 +115,7 @@ fn after_the_seal_who_comes_is_told_that_the_world_is_complete() {
     drop(open(&address, 2, None, late()).expect("only rank 0 seals"));
     zero.seal(late());
     let complete = error(open(&address, 2, None, soon()));
-    assert!(matches!(complete, OpenError::Complete { .. }), "{complete}");
+    assert!(matches!(complete, OpenStoreError::Complete { .. }), "{complete}");
     one.set("rank/1", b"", late()).expect("who is in stays in");
 }
 
@@ -139,9 +144,9 @@ fn a_server_that_is_no_store_is_recognised_by_what_it_says() {
             });
             let error = error(open(&address, 1, None, now() + Duration::from_millis(500)));
             if said == b"P" {
-                assert!(matches!(error, OpenError::Unreachable { .. }), "{error}");
+                assert!(matches!(error, OpenStoreError::Unreachable { .. }), "{error}");
             } else {
-                assert!(matches!(error, OpenError::Foreign { .. }), "{error}");
+                assert!(matches!(error, OpenStoreError::Foreign { .. }), "{error}");
                 assert!(error.to_string().contains(&address));
             }
         });
@@ -160,7 +165,7 @@ fn a_server_that_says_nothing_is_given_up_at_the_deadline() {
 fn an_address_that_is_not_loopback_needs_a_secret() {
     for rank in [0, 1] {
         let error = error(open("192.0.2.1:4000", rank, None, soon()));
-        assert!(matches!(error, OpenError::SecretRequired { .. }), "{error}");
+        assert!(matches!(error, OpenStoreError::SecretRequired { .. }), "{error}");
     }
 }
 
@@ -168,11 +173,11 @@ fn an_address_that_is_not_loopback_needs_a_secret() {
 /// lets it in.
 fn is_let_in(address: &str, key: Option<&Secret>) -> bool {
     let mut stream = TcpStream::connect(address).expect("it listens");
-    let own = Hello { version: VERSION, challenge: challenge() };
+    let own = StoreHello { version: VERSION, challenge: challenge() };
     stream.write_all(&own.encode()).expect("said");
     let mut bytes = [0; HELLO_BYTES];
     stream.read_exact(&mut bytes).expect("it answers");
-    let theirs = Hello::decode(&bytes).expect("it is a store");
+    let theirs = StoreHello::decode(&bytes).expect("it is a store");
     let claim = Proof::claim(1, 3);
     let answer = Challenges::new(Side::Dialer, own.challenge, theirs.challenge).answer(key, &claim);
     stream.write_all(&Proof { rank: 1, world_size: 3, answer }.encode()).expect("said");
@@ -210,7 +215,7 @@ fn without_a_secret_another_user_is_refused_on_both_sides() {
     drop(zero);
     let oldest = as_nobody(|| open(&address, 0, None, late()).expect("opens as another user"));
     let error = error(open(&address, 1, None, late()));
-    assert!(matches!(error, OpenError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
+    assert!(matches!(error, OpenStoreError::Owner { owner: NOBODY, user: 0, .. }), "{error}");
     drop(oldest);
     let known = secret("known to both users");
     let _zero = open(&address, 0, Some(&known), late()).expect("opens");
@@ -230,7 +235,7 @@ fn unauthenticated_connections_do_no_harm() {
             0 => {}
             1 => stream.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("said"),
             _ => {
-                let hello = Hello { version: VERSION, challenge: [0; 32] };
+                let hello = StoreHello { version: VERSION, challenge: [0; 32] };
                 stream.write_all(&hello.encode()).expect("said");
                 stream.write_all(&[0xff; 60]).expect("said");
             }
@@ -257,7 +262,7 @@ fn more_keys_than_fit_one_request_are_asked_for_in_several() {
 /// Connects that many times from one address and never proves anything: silent, with a hello, and
 /// byte by byte. At most `held` are open at a time.
 fn flood(address: &str, connections: usize, held: usize, over: &AtomicBool) {
-    let hello = Hello { version: VERSION, challenge: [0; 32] }.encode();
+    let hello = StoreHello { version: VERSION, challenge: [0; 32] }.encode();
     let mut unauthenticated_clients = std::collections::VecDeque::new();
     for number in 0..connections {
         // The store may have dropped any of them already.
@@ -332,9 +337,9 @@ fn mute() -> (String, thread::JoinHandle<TcpStream>) {
         let (mut stream, _) = listener.accept().expect("somebody comes");
         let mut hello = [0; HELLO_BYTES];
         stream.read_exact(&mut hello).expect("a hello");
-        let (theirs, own) = (Hello::decode(&hello).expect("ours"), challenge());
-        stream.write_all(&Hello { version: VERSION, challenge: own }.encode()).expect("there is room");
-        let mut proof = [0; codec::PROOF_BYTES];
+        let (theirs, own) = (StoreHello::decode(&hello).expect("ours"), challenge());
+        stream.write_all(&StoreHello { version: VERSION, challenge: own }.encode()).expect("there is room");
+        let mut proof = [0; PROOF_BYTES];
         stream.read_exact(&mut proof).expect("a proof");
         let proof = Proof::decode(&proof).expect("ours");
         let claim = Proof::claim(proof.rank, proof.world_size);

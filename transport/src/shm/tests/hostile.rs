@@ -8,7 +8,7 @@ use rustix::process::{PidfdFlags, getpid, pidfd_open};
 use super::super::message::RegionMessage;
 use super::{PATIENCE, Station};
 use crate::clock;
-use crate::control::Frame;
+use crate::control::ControlFrame;
 use crate::control::packet::{dial, parse, receive, send};
 use crate::control::tests::dial_by_hand;
 use crate::device::{Device, Event, LossCause, ProtocolViolation};
@@ -31,7 +31,7 @@ impl Liar {
         let address = zero.device.info().address.clone();
         zero.device.connect(1, &address).expect("an address");
         let liar = Self::dial(zero);
-        liar.send_frame(&Frame::Ready, files);
+        liar.send_frame(&ControlFrame::Ready, files);
         liar
     }
 
@@ -51,12 +51,12 @@ impl Liar {
         liar
     }
 
-    fn send_frame(&self, frame: &Frame<'_>, files: &[BorrowedFd<'_>]) {
+    fn send_frame(&self, frame: &ControlFrame<'_>, files: &[BorrowedFd<'_>]) {
         send(&self.stream, &frame.to_bytes(), files).expect("room in the stream");
     }
 
     fn tell(&self, message: &RegionMessage, files: &[BorrowedFd<'_>]) {
-        self.send_frame(&Frame::Fabric(&message.encode()), files);
+        self.send_frame(&ControlFrame::Fabric(&message.encode()), files);
     }
 }
 
@@ -146,15 +146,15 @@ fn frames_that_make_no_sense_cost_the_pair() {
             .map(|(slot, key, offset)| RegionMessage::Announce { slot, key, offset, len: 2 }.encode());
     let revoked = RegionMessage::Revoke { slot: u16::MAX }.encode();
     let with_file = [file.as_fd()];
-    let cases: [(Frame<'_>, &[BorrowedFd<'_>]); 8] = [
-        (Frame::Fabric(&odd), &with_file),
-        (Frame::Fabric(&other), &with_file),
-        (Frame::Fabric(&outside), &with_file),
-        (Frame::Fabric(&empty), &[]),
-        (Frame::Fabric(&revoked), &[]),
-        (Frame::Ready, &[]),
-        (Frame::Message(b"with a file"), &with_file),
-        (Frame::Bye, &with_file),
+    let cases: [(ControlFrame<'_>, &[BorrowedFd<'_>]); 8] = [
+        (ControlFrame::Fabric(&odd), &with_file),
+        (ControlFrame::Fabric(&other), &with_file),
+        (ControlFrame::Fabric(&outside), &with_file),
+        (ControlFrame::Fabric(&empty), &[]),
+        (ControlFrame::Fabric(&revoked), &[]),
+        (ControlFrame::Ready, &[]),
+        (ControlFrame::Message(b"with a file"), &with_file),
+        (ControlFrame::Bye, &with_file),
     ];
     for (frame, files) in cases {
         let mut zero = Station::new(0, 2);
@@ -166,7 +166,7 @@ fn frames_that_make_no_sense_cost_the_pair() {
 
 #[test]
 fn a_packet_that_is_no_whole_frame_or_more_than_one_costs_the_pair() {
-    let whole = Frame::Message(b"12345678").to_bytes();
+    let whole = ControlFrame::Message(b"12345678").to_bytes();
     let parts: [(&[u8], _); 3] = [
         (&whole[..whole.len() - 1], ProtocolViolation::MalformedFrame),
         (&[&whole[..], b"x"].concat(), ProtocolViolation::MalformedFrame),
@@ -187,7 +187,7 @@ fn a_region_that_is_sealed_against_writing_is_unknown_and_costs_nothing() {
     let file = sealed_file("test", ENOUGH_BYTES, SealFlags::WRITE).expect("memory");
     let key = RegionKey(0x77_0003);
     liar.tell(&RegionMessage::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
-    liar.send_frame(&Frame::Message(b"after it"), &[]);
+    liar.send_frame(&ControlFrame::Message(b"after it"), &[]);
     zero.until("the message", |zero| !zero.inbox.messages.lock().expect("no panic").is_empty());
     assert!(zero.device.map(1, &RemoteSlice { key, offset: 0, len: 8 }).is_err());
     assert!(!zero.log.iter().any(|event| matches!(event, Event::PeerLost { .. })));

@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 
 use crate::Rank;
 use crate::verbs::port::GidType;
-use crate::verbs::wire::{Hello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION, queue_pairs, versioned};
+use crate::verbs::wire::{PairHello, QUEUE_PAIRS_MAX, QueuePairHello, VERSION, queue_pairs, versioned};
 use crate::wire::{Malformed, Reader, Writer};
 
 /// Where a rank listens for its peer. The token authenticates the peer's connect requests.
@@ -126,10 +126,10 @@ impl PrivateData {
     }
 
     /// The same contents as a hello of the control stream.
-    pub(super) fn hello(&self, queue_pair: u32) -> (Hello, QueuePairHello) {
+    pub(super) fn hello(&self, queue_pair: u32) -> (PairHello, QueuePairHello) {
         let queue = self.of_queue(queue_pair);
         let Self { reads, credits, inbox_address, signal_slots, .. } = *self;
-        (Hello { reads, credits, inbox_address, signal_slots, queues: vec![queue] }, queue)
+        (PairHello { reads, credits, inbox_address, signal_slots, queues: vec![queue] }, queue)
     }
 
     fn of_queue(&self, queue_pair: u32) -> QueuePairHello {
