@@ -42,18 +42,18 @@ impl<T> Slab<T> {
         token(slot.generation, index as usize)
     }
 
-    pub(crate) fn get(&self, token: u64) -> Option<&T> {
+    pub(crate) fn find(&self, token: u64) -> Option<&T> {
         let slot = self.slots.get(index(token))?;
         if slot.generation == generation(token) { slot.value.as_ref() } else { None }
     }
 
-    pub(crate) fn get_mut(&mut self, token: u64) -> Option<&mut T> {
+    pub(crate) fn find_mut(&mut self, token: u64) -> Option<&mut T> {
         let slot = self.slots.get_mut(index(token))?;
         if slot.generation == generation(token) { slot.value.as_mut() } else { None }
     }
 
     pub(crate) fn remove(&mut self, token: u64) -> Option<T> {
-        self.get(token)?;
+        self.find(token)?;
         self.free.push(index(token) as u32);
         self.slots[index(token)].value.take()
     }
@@ -92,19 +92,19 @@ mod tests {
         let mut slab = Slab::default();
         let (first, second) = (slab.insert('a'), slab.insert('b'));
         assert_ne!(first, second);
-        assert_eq!((slab.get(first), slab.get(second), slab.len()), (Some(&'a'), Some(&'b'), 2));
+        assert_eq!((slab.find(first), slab.find(second), slab.len()), (Some(&'a'), Some(&'b'), 2));
         assert_eq!(slab.remove(first), Some('a'));
         assert_eq!((slab.remove(first), slab.len()), (None, 1));
         let third = slab.insert('c');
         assert_eq!(index(third), index(first), "slots are used again");
-        assert_eq!((slab.get(first), slab.get(third)), (None, Some(&'c')));
-        assert_eq!(slab.get_mut(first), None);
-        assert_eq!(slab.get_mut(third), Some(&mut 'c'));
+        assert_eq!((slab.find(first), slab.find(third)), (None, Some(&'c')));
+        assert_eq!(slab.find_mut(first), None);
+        assert_eq!(slab.find_mut(third), Some(&mut 'c'));
         assert_eq!(slab.iter().collect::<Vec<_>>(), [(third, &'c'), (second, &'b')]);
         assert_eq!((slab.drain(), slab.len()), (vec!['c', 'b'], 0));
         let third = slab.insert('d');
         for invented in [0, 1, third | NO_TOKEN_BIT, u64::MAX, u64::MAX - 1] {
-            assert_eq!(slab.get(invented), None);
+            assert_eq!(slab.find(invented), None);
             assert_eq!(slab.remove(invented), None);
         }
     }

@@ -233,7 +233,7 @@ impl Watcher {
         if let Some(peer) = peer {
             self.peers[peer as usize].tokens.push(token);
         }
-        let added = match self.connections.get(token) {
+        let added = match self.connections.find(token) {
             Some(connection) => {
                 epoll::add(&self.epoll, connection.file(), epoll::EventData::new_u64(token), flags)
             }
@@ -248,7 +248,7 @@ impl Watcher {
 
     /// Sets the events that epoll reports of a connection.
     fn watch(&self, token: u64, flags: epoll::EventFlags) -> rustix::io::Result<()> {
-        let Some(connection) = self.connections.get(token) else { return Ok(()) };
+        let Some(connection) = self.connections.find(token) else { return Ok(()) };
         epoll::modify(&self.epoll, connection.file(), epoll::EventData::new_u64(token), flags)
     }
 
@@ -268,7 +268,7 @@ impl Watcher {
     }
 
     fn serve(&mut self, token: u64, now: Nanos) {
-        match self.connections.get(token) {
+        match self.connections.find(token) {
             Some(WatchedFile::Handshake(_)) => self.serve_handshake(token, now),
             Some(&WatchedFile::Control { peer, .. }) => {
                 self.serve_control(token, peer, RECEIVES_AT_ONCE, now);
@@ -281,7 +281,7 @@ impl Watcher {
     /// The token of a peer's control stream.
     fn control_token(&self, peer: Rank) -> Option<u64> {
         let is_control =
-            |token: &u64| matches!(self.connections.get(*token), Some(WatchedFile::Control { .. }));
+            |token: &u64| matches!(self.connections.find(*token), Some(WatchedFile::Control { .. }));
         self.peers[peer as usize].tokens.iter().copied().find(is_control)
     }
 
@@ -327,7 +327,7 @@ impl Watcher {
         now: Nanos,
     ) -> Result<(), LossCause> {
         for _ in 0..receives_max {
-            let Some(WatchedFile::Control { stream, received, .. }) = self.connections.get_mut(token) else {
+            let Some(WatchedFile::Control { stream, received, .. }) = self.connections.find_mut(token) else {
                 return Ok(());
             };
             let packet = match packet::receive(stream, received.room()) {
@@ -352,7 +352,7 @@ impl Watcher {
                 return Err(ProtocolViolation::MalformedFrame.into());
             }
             moved.consume(used);
-            if let Some(WatchedFile::Control { received, .. }) = self.connections.get_mut(token) {
+            if let Some(WatchedFile::Control { received, .. }) = self.connections.find_mut(token) {
                 *received = moved;
             }
         }
@@ -406,11 +406,11 @@ impl Watcher {
         }
         let waits = flushed == Flushed::StreamFull;
         let Some(token) = self.control_token(peer) else { return };
-        let Some(WatchedFile::Control { watches_output, .. }) = self.connections.get(token) else { return };
+        let Some(WatchedFile::Control { watches_output, .. }) = self.connections.find(token) else { return };
         let output = if waits { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
         if *watches_output != waits
             && self.watch(token, epoll::EventFlags::IN | output).is_ok()
-            && let Some(WatchedFile::Control { watches_output, .. }) = self.connections.get_mut(token)
+            && let Some(WatchedFile::Control { watches_output, .. }) = self.connections.find_mut(token)
         {
             *watches_output = waits;
         }

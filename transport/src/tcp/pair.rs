@@ -264,7 +264,7 @@ impl PairState {
         let (id, result) = match report {
             Report::Transfer(id) => (id, result),
             Report::Part(token) => {
-                let Some(parts) = self.parts.get_mut(token) else { return };
+                let Some(parts) = self.parts.find_mut(token) else { return };
                 parts.remaining -= 1;
                 if parts.result.is_ok() {
                     parts.result = result;
@@ -400,7 +400,7 @@ impl PairState {
                 split.end.refused |= place.is_none();
                 (place, ReceiveAction::Piece { token, connection })
             }
-            Frame::GetReply { len, token } => match self.pending.get_mut(token) {
+            Frame::GetReply { len, token } => match self.pending.find_mut(token) {
                 Some(Pending::Get { dst, connection: asked, .. })
                     if *asked == connection && dst.len() as u64 == len =>
                 {

@@ -147,7 +147,7 @@ impl Watcher {
 
     pub(super) fn serve_handshake(&mut self, token: u64, now: Nanos) {
         loop {
-            let Some(WatchedFile::Handshake(pending)) = self.connections.get_mut(token) else { return };
+            let Some(WatchedFile::Handshake(pending)) = self.connections.find_mut(token) else { return };
             if !send_outgoing(pending) {
                 self.drop_handshake(token, now);
                 return;
