@@ -1,6 +1,6 @@
 """A training step of a model of 25 million parameters, by DDP and by FSDP2, over pleach and over gloo.
 
-usage: torchrun --nproc-per-node=N python/benches/torch_ddp.py [--batch B] [--turns T] [--scheme ddp|fsdp]
+usage: torchrun --nproc-per-node=N python/benches/torch_ddp.py [--batch B] [--turns T] [--scheme ddp|fsdp] [--views]
 
 Rank r is bound to processor r modulo their number. The ways take turns, in one run and in the same
 processes: the model alone, gloo, pleach; of DDP also DDP that sends nothing, and pleach with the hook
@@ -36,13 +36,13 @@ def nothing_sent(_, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tenso
     return future
 
 
-def of_ddp(groups):
+def of_ddp(groups, **options):
     ways = {"no DDP": model()}
-    ways["nothing sent"] = torch.nn.parallel.DistributedDataParallel(model(), process_group=groups["gloo"])
+    ways["nothing sent"] = torch.nn.parallel.DistributedDataParallel(model(), process_group=groups["gloo"], **options)
     ways["nothing sent"].register_comm_hook(None, nothing_sent)
     for name, group in groups.items():
-        ways[name] = torch.nn.parallel.DistributedDataParallel(model(), process_group=group)
-    registered = torch.nn.parallel.DistributedDataParallel(model(), process_group=groups["pleach"])
+        ways[name] = torch.nn.parallel.DistributedDataParallel(model(), process_group=group, **options)
+    registered = torch.nn.parallel.DistributedDataParallel(model(), process_group=groups["pleach"], **options)
     registered.register_comm_hook(groups["pleach"], pleach.torch.all_reduce_registered)
     return ways | {"pleach, registered": registered}
 
@@ -78,6 +78,7 @@ def main():
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--scheme", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view=True, in every way of DDP")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
     processors = sorted(os.sched_getaffinity(0))
@@ -85,7 +86,10 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     groups = {"gloo": dist.group.WORLD, "pleach": dist.new_group(backend="pleach")}
-    ways = of_ddp(groups) if options.scheme == "ddp" else of_fsdp(groups)
+    if options.scheme == "ddp":
+        ways = of_ddp(groups, gradient_as_bucket_view=options.views)
+    else:
+        ways = of_fsdp(groups)
     batch = torch.randn(options.batch, WIDTH)
     times = {name: [] for name in ways}
     for turn in range(options.turns + 1):
@@ -97,7 +101,7 @@ def main():
     if rank == 0:
         parameters = sum(parameter.numel() for parameter in model().parameters())
         print(
-            f"torch {torch.__version__}, {options.scheme}, {parameters / 1e6:.1f} M parameters, batch {options.batch}, "
+            f"torch {torch.__version__}, {options.scheme}{' of views' * options.views}, {parameters / 1e6:.1f} M parameters, batch {options.batch}, "
             f"{dist.get_world_size()} ranks on {len(processors)} processors, {options.turns} turns"
         )
         gloo = statistics.median(times["gloo"])

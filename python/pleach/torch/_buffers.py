@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ._comm import Comm
 from ._errors import PleachUnsupported
 
-#: By group, the tensors of its DDP buckets: a bucket keeps its tensor from step to step.
-_of_buckets: weakref.WeakKeyDictionary[Any, dict[tuple[int, int, torch.dtype], torch.Tensor]] = weakref.WeakKeyDictionary()
+#: By group and by the first parameter of a bucket of DDP, the registered memory of the bucket.
+_of_buckets: weakref.WeakKeyDictionary[Any, WeakTensorKeyDictionary] = weakref.WeakKeyDictionary()
 
 
 def allocate(comm: Comm, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -43,19 +44,52 @@ def buffer(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) ->
 def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A communication hook of DDP: the mean of the gradients, made in registered memory::
 
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         model.register_comm_hook(None, pleach.torch.all_reduce_registered)
 
-    group: one of pleach, by default the whole world. A bucket is copied to memory that stays
-    registered from step to step, in place of being staged in pieces at each step. Raises
-    PleachUnsupported for a group of another backend.
+    group: one of pleach, by default the whole world. With ``gradient_as_bucket_view`` the buckets are
+    moved to registered memory once, and no step copies them; without it each step copies a bucket to
+    registered memory, which stays the same. Raises PleachUnsupported for a group of another backend.
     """
     own = _own(group)
     gradient = bucket.buffer()
-    buffers = _of_buckets.setdefault(own, {})
-    key = bucket.index(), gradient.numel(), gradient.dtype
-    if key not in buffers:
-        buffers[key] = allocate(own._comm, gradient.shape, gradient.dtype)
-    return own.all_reduce_of_copy(gradient, buffers[key]).get_future().then(lambda future: future.value()[0])
+    places = _of_buckets.setdefault(own, WeakTensorKeyDictionary())
+    first = bucket.parameters()[0]
+    place = places.get(first)
+    # Buckets are built anew after the first step.
+    if place is None or place.shape != gradient.shape or place.dtype != gradient.dtype:
+        place = places[first] = allocate(own._comm, gradient.shape, gradient.dtype)
+    if gradient.data_ptr() == place.data_ptr():
+        _follow(bucket, gradient)
+    else:
+        _move(bucket, gradient, place)
+    return own.all_reduce_of_copy(gradient, place).get_future().then(lambda future: future.value()[0])
+
+
+def _move(bucket: Any, gradient: torch.Tensor, place: torch.Tensor) -> None:
+    """Moves a bucket and the gradients that are views of it, if all are, to another place."""
+    gradients = [parameter.grad for parameter in bucket.parameters()]
+    storage = gradient.untyped_storage()
+    is_in = [one is not None and one.untyped_storage().data_ptr() == storage.data_ptr() for one in gradients]
+    if not is_in or not all(is_in) or gradient.storage_offset() != 0:
+        return
+    with torch.no_grad():
+        place.copy_(gradient)
+        for one in gradients:
+            one.set_(place.untyped_storage(), one.storage_offset(), one.size(), one.stride())
+        gradient.set_(place.untyped_storage(), 0, gradient.size(), gradient.stride())
+
+
+def _follow(bucket: Any, gradient: torch.Tensor) -> None:
+    """Moves a bucket back to where its gradients are, if a torch keeps other views than those that
+    :func:`_move` has moved."""
+    storage = gradient.untyped_storage().data_ptr()
+    for parameter in bucket.parameters():
+        one = parameter.grad
+        if one is not None and one.untyped_storage().data_ptr() != storage:
+            with torch.no_grad():
+                gradient.set_(one.untyped_storage(), 0, gradient.size(), gradient.stride())
+            return
 
 
 def _own(group: Any) -> Any:

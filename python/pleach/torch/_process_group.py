@@ -550,11 +550,12 @@ class PleachProcessGroup(dist.ProcessGroup):
         return allocate(self._comm, (size,), dtype)
 
     def all_reduce_of_copy(self, source: torch.Tensor, target: torch.Tensor) -> Work:
-        """Starts to copy a tensor and to replace the copy by the mean of all ranks'."""
+        """Starts to copy a tensor, if it is another one, and to replace the copy by the mean of all ranks'."""
         op = reduction_of(dist.ReduceOp.AVG, target.dtype)
 
         def job(limit_s: float | None) -> None:
-            target.copy_(source)
+            if source.data_ptr() != target.data_ptr():
+                target.copy_(source)
             self._comm.run(limit_s, "all_reduce", type_of(target), memory(target), memory(target), op)
 
         return self._give(job, [target])

@@ -21,6 +21,21 @@ def network(seed=1):
     )
 
 
+class Sometimes(torch.nn.Module):
+    """A network of which rank 0 alone uses a part, in every other step."""
+
+    def __init__(self):
+        torch.manual_seed(1)
+        super().__init__()
+        self.always, self.rarely = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.calls = 0
+
+    def forward(self, data):
+        self.calls += 1
+        data = self.always(data)
+        return self.rarely(data) if self.calls % 2 == 0 and dist.get_rank() == 0 else data
+
+
 def batch(step, rows=6):
     generator = torch.Generator().manual_seed(100 * step + dist.get_rank())
     return torch.randn(rows, 8, generator=generator)
@@ -54,14 +69,39 @@ def way_ddp_bf16_hook():
     return trained(model)
 
 
-def way_ddp_registered_hook():
-    """Buckets in registered memory; over gloo, DDP without a hook."""
-    model = ddp(network(), gradient_as_bucket_view=True)
+def registered(model):
+    """DDP whose buckets are in registered memory; over gloo, DDP without a hook."""
     if dist.get_backend() == "pleach":
         from pleach.torch import all_reduce_registered
 
         model.register_comm_hook(None, all_reduce_registered)
+    return model
+
+
+def way_ddp_registered_hook():
+    model = registered(ddp(network()))
     return trained(model)
+
+
+def way_ddp_registered_views():
+    """The gradients themselves are in registered memory, from the second step on that of the rebuilt buckets."""
+    model = registered(ddp(network(), gradient_as_bucket_view=True))
+    losses = trained(model) + trained(model, skip=(1, 2))
+    if dist.get_backend() == "pleach":
+        from pleach.torch._buffers import _of_buckets
+
+        places = {place.untyped_storage().data_ptr() for place in _of_buckets[dist.group.WORLD].values()}
+        assert places
+        model(batch(9)).square().mean().backward()
+        for parameter in model.parameters():
+            assert parameter.grad.untyped_storage().data_ptr() in places, "a gradient was copied to its bucket"
+    else:
+        model(batch(9)).square().mean().backward()
+    return losses + [parameter.grad.sum().item() for parameter in model.parameters()]
+
+
+def way_ddp_registered_views_of_unused_parameters():
+    return trained(registered(ddp(Sometimes(), find_unused_parameters=True, gradient_as_bucket_view=True)))
 
 
 def way_ddp_no_sync():
@@ -82,18 +122,6 @@ def way_ddp_no_sync():
 
 
 def way_ddp_unused_parameters():
-    class Sometimes(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.always, self.rarely = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
-            self.calls = 0
-
-        def forward(self, data):
-            self.calls += 1
-            data = self.always(data)
-            return self.rarely(data) if self.calls % 2 == 0 and dist.get_rank() == 0 else data
-
-    torch.manual_seed(1)
     return trained(ddp(Sometimes(), find_unused_parameters=True))
 
 

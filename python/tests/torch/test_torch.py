@@ -70,7 +70,8 @@ def test_the_example_of_the_repository_learns():
 
 #: Of each list the ways of training of one start of ranks.
 WAYS = [
-    ["ddp_bf16_hook", "ddp_registered_hook", "ddp_no_sync", "ddp_unused_parameters", "ddp_join", "zero_redundancy_optimizer"],
+    ["ddp_bf16_hook", "ddp_no_sync", "ddp_unused_parameters", "ddp_join", "zero_redundancy_optimizer"],
+    ["ddp_registered_hook", "ddp_registered_views", "ddp_registered_views_of_unused_parameters"],
     ["dtensor", "tensor_parallel", "pipeline", "checkpoint"],
 ]
 
