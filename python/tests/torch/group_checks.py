@@ -90,7 +90,8 @@ class GroupChecks(Check):
                     tensor = torch.zeros(3, dtype=torch.int64)
                     dist.recv(tensor, rank, tag=4)
                     assert tensor.tolist() == [rank, 4, number], tensor
-        # Later messages with a named source, collectives, and messages of another shape work as before.
+        # Later messages with a named source, collectives, and messages of another shape work as
+        # before.
         total = torch.ones(100)
         dist.all_reduce(total)
         same(total, torch.full((100,), float(self.size)), "all_reduce after recv from any source")
