@@ -23,12 +23,12 @@ use pleach_transport::{Nanos, TransferId};
 use pleach_vocabulary::Rank;
 use pleach_vocabulary::digest::chain;
 
-use super::bank::{self, Banks, MessageBanks};
 use super::fault::{Fault, FaultKind};
 use super::plan::Plan;
 use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
 use super::run::{LaneProgress, Parameters, Run};
 use super::status_board::{MessageRecords, StatusBoard};
+use super::{Banks, MessageBanks, credit_is_due, message_credit_is_due};
 use super::{Bytes, Engine, RUNS_MAX, RunId, RunNumber, StartError, StepAddress, Stream};
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
@@ -625,7 +625,7 @@ impl Engine {
             }
             if stream != Stream::Collectives {
                 self.note_completed_message(stream, number);
-            } else if bank::credit_is_due(class, number) {
+            } else if credit_is_due(class, number) {
                 self.send_credits_of_run(slot);
             }
             if let Some(run) = self.admission.run(slot) {
@@ -673,7 +673,7 @@ impl Engine {
         }
         let completed = number + 1;
         self.admission.messages(from, to).complete(completed);
-        let told: &[Rank] = if bank::message_credit_is_due(number) { &[from] } else { &[] };
+        let told: &[Rank] = if message_credit_is_due(number) { &[from] } else { &[] };
         self.send_credits(stream, told, completed);
     }
 
@@ -681,7 +681,7 @@ impl Engine {
     #[inline]
     pub(super) fn note_carried_out(&mut self, plan: &Plan, number: u64) {
         if plan.stream() == Stream::Collectives {
-            if bank::credit_is_due(plan.class(), number) {
+            if credit_is_due(plan.class(), number) {
                 self.send_credits(Stream::Collectives, plan.program().credited(true), number + 1);
             }
             self.note_completed();

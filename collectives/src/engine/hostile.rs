@@ -9,7 +9,7 @@ use pleach_transport::{Inline, RemoteSlice, Responder, SharedMemory, Signal};
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 use proptest::prelude::*;
 
-use super::bank::FIRST_SIGNAL_SLOT;
+use super::FIRST_SIGNAL_SLOT;
 use super::fault::Fault;
 use super::signals::{BufferAddress, Header};
 use super::{Bytes, RunId};

@@ -9,7 +9,7 @@
 //! | `run` | No byte of a peer is used before a signal of the peer in this run was compared with this rank's call |
 //! | `fast_path` | A short call leaves the fast path between two steps only, and goes on as an ordinary run at the same step |
 //! | `signals` | A signal is consumed once. A credit is never more than the peer has completed |
-//! | `bank` | All ranks assign the same banks of signal slots and scratch, because the calls alone decide |
+//! | banks, below | All ranks assign the same banks of signal slots and scratch, because the calls alone decide |
 //! | `status_board` | What a rank does can be asked at any time, also while its engine is busy elsewhere |
 //! | `queries` | A peer has at most one unanswered query of this rank |
 //! | `deadlock` | A cycle that was found was there as a whole at one instant |
@@ -38,7 +38,6 @@
 mod address;
 mod admission;
 mod agreement;
-mod bank;
 mod deadlock;
 mod failure;
 mod fast_path;
@@ -48,23 +47,23 @@ mod hostile;
 mod message;
 mod observer;
 mod plan;
+mod poll;
 mod queries;
 mod run;
 mod signals;
 mod status_board;
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use pleach_schedule::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
+use pleach_schedule::generate::packed::signal_slots_of_pair_max;
 use pleach_transport::{
-    Device, Event, Flush, Nanos, PostError, RegisterError, RemoteSlice, SharedMemory, Signals, Slice, Space,
-    TransferId, Urgency,
+    Device, Event, Nanos, PostError, RegisterError, RemoteSlice, Slice, TransferId, Urgency,
 };
 use pleach_vocabulary::{Collective, Rank};
 
 pub use address::{Address, Bytes};
 pub use admission::Gate;
-pub use bank::{TooLarge, signal_slots};
 pub use deadlock::DEADLOCK_AFTER;
 pub use fault::{Fault, FaultKind};
 pub use plan::{Plan, PlanError, Program};
@@ -74,9 +73,7 @@ pub use status_board::StatusBoard;
 
 use crate::call::CountsError;
 use crate::compute::{Compute, ComputeError};
-use crate::observe::Observations;
 use admission::Admission;
-use bank::Bank;
 use deadlock::DeadlockDetector;
 use failure::FailureState;
 use fast_path::FastPath;
@@ -84,13 +81,6 @@ use message::Message;
 use observer::Observer;
 use queries::Queries;
 use signals::PeerSignals;
-
-/// A rank that was not polled for longer, because it was stopped or did something else, has not
-/// waited for answers meanwhile.
-const UNSEEN_MAX: Duration = Duration::from_millis(50);
-const _: () = assert!(UNSEEN_MAX.as_nanos() > queries::QUERY_INTERVAL_MAX.as_nanos());
-/// Events taken from the device at a time.
-const EVENTS_MAX: usize = 256;
 
 /// Names a run of an engine until its outcome was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -283,7 +273,7 @@ impl Scratch {
     fn announced(&mut self, peer: Rank, slice: RemoteSlice) {
         let ranks = self.announced.len() as u32;
         if let Some(announced) = self.announced.get_mut(peer as usize)
-            && slice.len == bank::scratch_bytes(ranks)
+            && slice.len == scratch_bytes(ranks)
         {
             announced.get_or_insert(slice);
         }
@@ -339,292 +329,288 @@ pub struct Engine {
     signalled: Vec<(Rank, u16)>,
 }
 
-impl Engine {
-    /// An engine of a connected device whose responder is `board`. Tells the peers where its
-    /// scratch is.
-    pub(crate) fn new(
-        device: Box<dyn Device>,
-        compute: Box<dyn Compute>,
-        board: Arc<StatusBoard>,
-        ranks: u32,
-    ) -> Result<Self, EngineError> {
-        let mut engine = Self::connecting(device, compute, board, ranks)?;
-        for peer in engine.context.peers() {
-            engine.context.announce_scratch(peer)?;
-            engine.context.scratch.connected(peer);
-        }
-        Ok(engine)
-    }
+// ---- Banks: which signal slots and which scratch a run uses, and when they may be used again.
+//
+// Runs of collectives are numbered; each takes the next *bank* of its class. A bank is free again
+// for a rank's peers when that rank has completed the bank's previous run, which its peers know
+// from the `completed` of its headers, from credits, or by asking. **Invariant:** all ranks assign
+// the same banks, because assignment depends on the sequence of calls alone (and where the
+// sequences differ, signatures differ before anything is used).
 
-    /// An engine of a device that still connects; it tells each peer where its scratch is when the
-    /// peer is connected.
-    pub(crate) fn connecting(
-        mut device: Box<dyn Device>,
-        compute: Box<dyn Compute>,
-        board: Arc<StatusBoard>,
-        ranks: u32,
-    ) -> Result<Self, EngineError> {
-        let rank = device.info().rank;
-        let bytes = bank::scratch_bytes(ranks);
-        let memory =
-            SharedMemory::new(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
-        let scratch = device.register(compute.staging(memory)?)?.whole();
-        let space = scratch.region().memory().space();
-        assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
-        assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
-        let signal_slots = (0..ranks)
-            .map(|peer| if peer == rank { Signals::new(0) } else { device.signal_slots(peer) })
-            .collect();
-        Ok(Self {
-            context: Context {
-                rank,
-                ranks,
-                device,
-                compute,
-                signals: PeerSignals::new(signal_slots),
-                scratch: Scratch::new(scratch, rank, ranks),
-                completed: 0,
-                hears_all: false,
-                now: Nanos::ZERO,
-                elapsed_ns: 0,
-            },
-            admission: Admission::new(rank, ranks, board.clone()),
-            fast_path: FastPath::closed(),
-            board,
-            queries: Queries::default(),
-            deadlocks: DeadlockDetector::default(),
-            failure: FailureState::default(),
-            observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
-            events: Vec::with_capacity(EVENTS_MAX),
-            signalled: Vec::new(),
-        })
-    }
+/// Signal slots before this one tell credits: see [`super::signals`].
+const FIRST_SIGNAL_SLOT: u32 = 2;
 
-    /// Installs a checker.
-    pub fn witness(&mut self, witness: Box<dyn Witness>) {
-        *self.context.signals.witness() = Some(witness);
-    }
+/// Messages of one rank to another that go straight to scratch and may be under way at once.
+const EAGER_BANKS: u64 = 8;
+const EAGER_SIGNAL_SLOTS_BASE: u32 = FIRST_SIGNAL_SLOT;
+/// Scratch of such a message, in bytes.
+const EAGER_SCRATCH_BYTES: u64 = 8 << 10;
+const _: () = assert!(MESSAGE_BYTES_MAX <= EAGER_SCRATCH_BYTES);
 
-    /// This rank.
-    #[must_use]
-    pub fn rank(&self) -> Rank {
-        self.context.rank
-    }
+/// First signal slot of the other messages between two ranks.
+const MESSAGE_SIGNAL_SLOTS_BASE: u32 = 16;
+const _: () = assert!(EAGER_SIGNAL_SLOTS_BASE + EAGER_BANKS as u32 <= MESSAGE_SIGNAL_SLOTS_BASE);
+/// Signal slots of a message in each direction.
+const MESSAGE_SIGNAL_SLOTS: u32 = 6;
+/// Scratch of messages for each peer and direction, in bytes.
+const MESSAGE_SCRATCH_BYTES: u64 = 128 << 10;
+/// Largest chunk of a message, in bytes.
+const MESSAGE_CHUNK_BYTES: usize = 64 << 10;
 
-    /// How many ranks there are.
-    #[must_use]
-    pub fn ranks(&self) -> u32 {
-        self.context.ranks
-    }
+const SMALL_BANKS: usize = 8;
+const SMALL_SIGNAL_SLOTS_BASE: u32 = 64;
+const SMALL_SIGNAL_SLOTS: u32 = 32;
+const _: () = assert!(MESSAGE_SIGNAL_SLOTS_BASE + 8 * MESSAGE_SIGNAL_SLOTS <= SMALL_SIGNAL_SLOTS_BASE);
+/// Scratch of a small bank, in bytes.
+const SMALL_SCRATCH_BYTES: u64 = 64 << 10;
+const _: () = assert!(SCRATCH_BYTES <= SMALL_SCRATCH_BYTES);
 
-    /// The device, to register memory and to sleep on.
-    pub fn device(&mut self) -> &mut dyn Device {
-        &mut *self.context.device
-    }
+const LARGE_BANKS: usize = 2;
+const LARGE_SIGNAL_SLOTS_BASE: u32 = SMALL_SIGNAL_SLOTS_BASE + SMALL_BANKS as u32 * SMALL_SIGNAL_SLOTS;
+/// Scratch of a large bank, in bytes: room for the chunks under way along a hundred trees that are
+/// ten deep, up and down.
+const LARGE_SCRATCH_BYTES: u64 = 32 << 20;
+/// Largest chunk of a block that is put, in bytes: fits the second-level cache several times over,
+/// and is long beside a signal.
+const CHUNK_BYTES_MAX: usize = 256 << 10;
+/// The same where peers' memory is mapped: chunks staged for peers stay in the cache from which the
+/// peers read them.
+const MAPPED_CHUNK_BYTES_MAX: usize = 128 << 10;
 
-    /// The kind of memory in which peers put the bytes that this rank combines.
-    #[must_use]
-    pub fn scratch_space(&self) -> Space {
-        let scratch = self.context.scratch.own.as_ref();
-        scratch.map_or(Space::Host, |scratch| scratch.region().memory().space())
-    }
+/// Signal slots that a rank keeps for each peer, in a group of that many ranks.
+#[must_use]
+pub const fn signal_slots(ranks: u32) -> usize {
+    (LARGE_SIGNAL_SLOTS_BASE + LARGE_BANKS as u32 * signal_slots_of_pair_max(ranks)) as usize
+}
 
-    /// Whether all peers have said where their scratch is; runs begin then.
-    #[must_use]
-    pub fn is_ready(&self) -> bool {
-        self.context.scratch.is_ready()
-    }
+/// How a run uses banks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    /// A message that the receiver says it is ready for.
+    Message,
+    /// A message that the receiver reads in place.
+    MappedMessage,
+    /// A message that the sender puts without asking.
+    EagerMessage,
+    Small,
+    Large,
+}
 
-    /// Peers that are not connected yet, or have not said where their scratch is.
-    pub fn not_ready(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.context.scratch.not_ready()
-    }
-
-    /// The fault that ended the group, once no peer can touch this rank's memory.
-    #[must_use]
-    pub fn failure(&self) -> Option<&Arc<Fault>> {
-        self.failure.fault()
-    }
-
-    /// Whether the group has failed and every peer that can be reached was told why.
-    #[must_use]
-    pub fn has_told_failure(&self) -> bool {
-        self.is_severing() || self.failure().is_some()
-    }
-
-    /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which
-    /// waits for nobody.
-    #[must_use]
-    pub fn is_severing(&self) -> bool {
-        self.failure.is_severing()
-    }
-
-    /// Whether no run is unfinished.
-    #[must_use]
-    pub fn is_idle(&self) -> bool {
-        self.admission.is_idle()
-    }
-
-    /// When to poll at the latest if the device's wake source does not wake this rank; the device
-    /// may want it earlier ([`pleach_transport::Armed::until`]).
-    #[must_use]
-    pub fn next_wakeup(&self) -> Option<Nanos> {
-        let seen_at = self.observer.seen_at();
-        if self.failure.is_active() {
-            self.admission.next_wakeup(&*self.context.compute, seen_at)
-        } else {
-            // A failing group waits for its fence, not for its runs.
-            self.failure.next_wakeup(seen_at)
-        }
-    }
-
-    /// Makes progress; true when anything moved.
-    pub fn poll(&mut self, now: Nanos) -> bool {
-        let mut moved = false;
-        let unseen = self.observer.see(now);
-        if unseen > UNSEEN_MAX {
-            // Answers that came meanwhile were not read yet.
-            self.queries.postpone(unseen);
-        }
-        if self.board.has_unread() {
-            self.read_messages(now);
-            moved = true;
-        }
-        self.context.device.poll(now, &mut self.events);
-        if !self.events.is_empty() {
-            let mut events = std::mem::take(&mut self.events);
-            self.handle(&mut events, now);
-            self.events = events;
-            moved = true;
-        }
-        self.take_signalled();
-        if self.failure.is_active() {
-            moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now)
-        } else {
-            moved | self.advance_failure(now)
-        }
-    }
-
-    /// Goes as far as peers' signals allow, where peers act without this rank's device being polled
-    /// ([`pleach_transport::Reach::passive`]). It reads neither the device nor the clock, so `now`
-    /// may be old where computing takes no time. It costs a tenth of [`Engine::poll`], which it
-    /// does not replace. True when anything moved.
-    pub fn poll_signals(&mut self, now: Nanos) -> bool {
-        if !self.failure.is_active() || self.board.has_unread() {
-            return false;
-        }
-        if self.context.signals.poll_awaited() == Some(false) {
-            return false;
-        }
-        self.context.hears_all = false;
-        self.advance_runs(now)
-    }
-
-    /// The poll between arming the device's wake source and sleeping on it: takes all that has come
-    /// in signal slots since the last poll, which wakes nobody. True when something has come; then
-    /// nobody may sleep.
-    pub fn poll_before_sleep(&mut self, now: Nanos) -> bool {
-        if self.board.has_unread() {
-            return true;
-        }
-        if !self.failure.is_active() {
-            return false;
-        }
-        self.context.hears_all = false;
-        self.advance_runs(now)
-    }
-
-    /// Hands on the submitted transfers; see [`Device::flush`].
-    pub fn flush(&mut self) -> bool {
-        self.context.device.flush(Flush::Transfers)
-    }
-
-    /// Says bye to the peers; see [`Device::leave`].
-    pub fn leave(&mut self) {
-        self.context.device.leave();
-    }
-
-    /// Hands on everything; whether it has gone out.
-    pub fn flush_all(&mut self) -> bool {
-        self.context.device.flush(Flush::All)
-    }
-
-    /// Events of the device that somebody else polled.
-    pub(crate) fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
-        self.handle(&mut events, now);
-    }
-
-    fn handle(&mut self, events: &mut Vec<Event>, now: Nanos) {
-        for event in events.drain(..) {
-            match event {
-                Event::Done { id: NO_TRANSFER, .. } => {}
-                Event::Connected { peer } => {
-                    // A peer that is lost again already has an event of its own.
-                    let _ = self.context.announce_scratch(peer);
-                    self.context.scratch.connected(peer);
-                    self.failure.tell_again();
-                }
-                Event::Done { id, result: Ok(_) } => {
-                    if self.failure.is_active() {
-                        self.admission.transfer_done(id);
-                    }
-                }
-                // The loss behind it has an event of its own; a severed peer's transfers were given
-                // up here.
-                Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
-                Event::PeerLost { peer, cause } => {
-                    self.board.agreement().lose(peer);
-                    let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
-                    self.fail(fault, now);
-                }
-                Event::Departed { peer } => {
-                    self.board.agreement().lose(peer);
-                    self.queries.has_left(peer);
-                }
-                Event::Severed { peer } => self.failure.severed(peer),
+impl Class {
+    /// What fits a bank of this class: signal slots for each peer, bytes of scratch, and bytes of a
+    /// chunk. `maps`: ranks touch each other's memory through mappings.
+    fn capacity(self, ranks: u32, maps: bool) -> (u32, u64, usize) {
+        match self {
+            Self::EagerMessage => (1, EAGER_SCRATCH_BYTES, usize::MAX),
+            Self::Message | Self::MappedMessage => {
+                (MESSAGE_SIGNAL_SLOTS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES)
+            }
+            Self::Small => (SMALL_SIGNAL_SLOTS, SMALL_SCRATCH_BYTES, usize::MAX),
+            Self::Large => {
+                let chunk_bytes = if maps { MAPPED_CHUNK_BYTES_MAX } else { CHUNK_BYTES_MAX };
+                (signal_slots_of_pair_max(ranks), LARGE_SCRATCH_BYTES, chunk_bytes)
             }
         }
     }
+}
 
-    /// Has the lanes looked at whose signals have come, where the witness names their signal slots.
-    fn take_signalled(&mut self) {
-        let Some(witness) = self.context.signals.witness() else { return };
-        self.context.hears_all = witness.take_signalled(&mut self.signalled);
-        for (from, signal_slot) in self.signalled.drain(..) {
-            self.admission.mark_signalled(from, signal_slot);
-        }
+/// A schedule that does not fit the signal slots or the scratch.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the schedule needs {signal_slots} signal slots a peer and {slots} scratch slots a rank; there is room for {signal_slots_max} and {slots_max}"
+)]
+pub struct TooLarge {
+    /// Signal slots that it needs for a peer.
+    pub signal_slots: u32,
+    /// Slots that it needs.
+    pub slots: u32,
+    /// Signal slots there are.
+    pub signal_slots_max: u32,
+    /// Slots there is room for.
+    pub slots_max: u32,
+}
+
+/// Which signal slots and which scratch a run uses: the same on all ranks but for the messages
+/// between two.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bank {
+    /// First signal slot that this rank signals at its peers.
+    signal_base: u32,
+    /// First signal slot that this rank waits on.
+    wait_base: u32,
+    /// Where its slots begin in this rank's scratch, in bytes.
+    scratch_base: u64,
+    /// Where they begin in a peer's scratch, in bytes.
+    peer_scratch_base: u64,
+    needed: u64,
+}
+
+impl Bank {
+    /// How many runs a peer must have completed before it may be written to: then it does not use
+    /// this bank any more.
+    #[inline]
+    fn needed(&self) -> u64 {
+        self.needed
     }
 
-    /// Acts on the messages of peers since the last time.
-    fn read_messages(&mut self, now: Nanos) {
-        for (peer, message) in self.board.take_unread() {
-            match message {
-                Message::Scratch(slice) => self.context.scratch.announced(peer, slice),
-                // The peer is in another call than this rank.
-                Message::Query { stream, record } => self.compare(peer, stream, &record, now),
-                Message::Answer { stream, comparison, record, completed, blocked_on } => {
-                    self.context.signals.hear_credit(peer, stream, completed);
-                    self.read_answer(peer, stream, comparison, &record, blocked_on, now);
-                }
-                Message::ProbeAnswer { probe, stream, run, has_entered, blocked } => {
-                    let fault = self.read_probe_answer(peer, probe, (stream, run), has_entered, blocked, now);
-                    if let Some(fault) = fault {
-                        self.fail(fault, now);
-                    }
-                }
-                Message::Probe { .. } | Message::Claim { .. } => {}
+    /// A signal slot that this rank signals at its peers.
+    #[inline]
+    fn outgoing(&self, offset: u32) -> u16 {
+        // The bank has room for all signal slots of its runs, and banks end below 65,536.
+        (self.signal_base + offset) as u16
+    }
+
+    /// A signal slot that this rank waits on.
+    #[inline]
+    fn incoming(&self, offset: u32) -> u16 {
+        (self.wait_base + offset) as u16
+    }
+
+    /// The opposite of [`Bank::incoming`]; `None`: a signal slot of another bank.
+    fn incoming_offset(&self, signal_slot: u16) -> Option<u32> {
+        u32::from(signal_slot).checked_sub(self.wait_base)
+    }
+
+    /// A byte of the bank in this rank's scratch.
+    #[inline]
+    fn scratch(&self, offset: u64) -> usize {
+        (self.scratch_base + offset) as usize
+    }
+
+    /// A byte of the bank in a peer's scratch.
+    #[inline]
+    fn peer_scratch(&self, offset: u64) -> u64 {
+        self.peer_scratch_base + offset
+    }
+}
+
+/// Bytes of scratch that a rank in a group of `ranks` needs.
+fn scratch_bytes(ranks: u32) -> u64 {
+    eager_base(ranks) + u64::from(ranks) * 2 * EAGER_BANKS * EAGER_SCRATCH_BYTES
+}
+
+fn eager_base(ranks: u32) -> u64 {
+    message_base() + u64::from(ranks) * 2 * MESSAGE_SCRATCH_BYTES
+}
+
+const fn message_base() -> u64 {
+    SMALL_BANKS as u64 * SMALL_SCRATCH_BYTES + LARGE_BANKS as u64 * LARGE_SCRATCH_BYTES
+}
+
+/// The banks of the collectives of one group.
+#[derive(Debug, Default)]
+struct Banks {
+    /// By bank: one more than the number of the last run that used it.
+    small: [u64; SMALL_BANKS],
+    large: [u64; LARGE_BANKS],
+    small_runs: usize,
+    large_runs: usize,
+}
+
+impl Banks {
+    /// The bank of run `run`, which is the next one, in a group of `ranks`.
+    fn take(&mut self, class: Class, run: u64, ranks: u32) -> Bank {
+        let (index, used, signal_slots, scratch) = match class {
+            Class::Large => {
+                let index = self.large_runs % LARGE_BANKS;
+                self.large_runs += 1;
+                let signal_slots = LARGE_SIGNAL_SLOTS_BASE + index as u32 * signal_slots_of_pair_max(ranks);
+                let scratch = SMALL_BANKS as u64 * SMALL_SCRATCH_BYTES + index as u64 * LARGE_SCRATCH_BYTES;
+                (index, &mut self.large[..], signal_slots, scratch)
             }
+            _ => {
+                let index = self.small_runs % SMALL_BANKS;
+                self.small_runs += 1;
+                let signal_slots = SMALL_SIGNAL_SLOTS_BASE + index as u32 * SMALL_SIGNAL_SLOTS;
+                (index, &mut self.small[..], signal_slots, index as u64 * SMALL_SCRATCH_BYTES)
+            }
+        };
+        let needed = std::mem::replace(&mut used[index], run + 1);
+        Bank {
+            signal_base: signal_slots,
+            wait_base: signal_slots,
+            scratch_base: scratch,
+            peer_scratch_base: scratch,
+            needed,
         }
-        if self.board.has_failed() {
-            self.begin_failing(now);
-        }
+    }
+}
+
+/// The bank of a message from one rank to another, as `rank` (one of them) sees it.
+#[derive(Clone, Copy, Debug)]
+struct MessageBanks {
+    rank: Rank,
+    ranks: u32,
+    from: Rank,
+    to: Rank,
+}
+
+impl MessageBanks {
+    fn new(rank: Rank, ranks: u32, from: Rank, to: Rank) -> Self {
+        Self { rank, ranks, from, to }
     }
 
-    /// Whether the processor that computes has failed; then the group has.
-    fn check_compute(&mut self, now: Nanos) -> bool {
-        let Some(error) = self.context.compute.failure() else { return false };
-        let fault = self.fault(FaultKind::Compute, self.context.rank, error.to_string(), None, now);
-        self.fail(fault, now);
-        true
+    /// The bank of message `number`, which is of this class.
+    ///
+    /// Eager messages use some banks in turn. The sender writes to a bank when it knows that the
+    /// receiver has ended the message before in the same bank.
+    ///
+    /// The other classes have two sets of signal slots each, used in turn. A set is free when both
+    /// ranks have ended the last message of that class and parity (two numbers earlier, say),
+    /// whatever came between:
+    /// * `Message`: the receiver says that it is ready only when it has ended that message. The
+    ///   sender, which has ended it too, has seen that the receiver was ready then, and it writes
+    ///   after it has heard from the receiver again.
+    /// * `MappedMessage`: the sender begins when it has ended that message, so the receiver has
+    ///   read it. The receiver signals only after it has heard from the sender, and by then the
+    ///   sender has seen the receiver's last signal in the set.
+    ///
+    /// Their scratch is written only after the peer was heard of in the same message, or is the
+    /// sender's own.
+    fn of(self, class: Class, number: u64) -> Bank {
+        let Self { rank, ranks, from, to } = self;
+        let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };
+        let base =
+            |base: u64, bytes: u64, owner: Rank, role: u64| base + (u64::from(owner) * 2 + role) * bytes;
+        if class == Class::EagerMessage {
+            let bank = number % EAGER_BANKS;
+            let signal_slots = EAGER_SIGNAL_SLOTS_BASE + bank as u32;
+            let scratch = |peer, role| {
+                let bytes = EAGER_BANKS * EAGER_SCRATCH_BYTES;
+                base(eager_base(ranks), bytes, peer, role) + bank * EAGER_SCRATCH_BYTES
+            };
+            return Bank {
+                signal_base: signal_slots,
+                wait_base: signal_slots,
+                scratch_base: scratch(peer, role),
+                peer_scratch_base: scratch(rank, 1 - role),
+                needed: if role == 0 { (number + 1).saturating_sub(EAGER_BANKS) } else { 0 },
+            };
+        }
+        let scratch = |peer, role| base(message_base(), MESSAGE_SCRATCH_BYTES, peer, role);
+        // The signal slots that the sender signals lie below those that the receiver signals.
+        let form = u32::from(class == Class::MappedMessage);
+        let data = MESSAGE_SIGNAL_SLOTS_BASE + ((number % 2) as u32 * 2 + form) * 2 * MESSAGE_SIGNAL_SLOTS;
+        let ready = data + MESSAGE_SIGNAL_SLOTS;
+        let (signal_base, wait_base) = if role == 0 { (data, ready) } else { (ready, data) };
+        Bank {
+            signal_base,
+            wait_base,
+            scratch_base: scratch(peer, role),
+            peer_scratch_base: scratch(rank, 1 - role),
+            needed: 0,
+        }
     }
+}
+
+/// Whether the receiver of message `number` sends a credit: often enough that a sender never runs
+/// out of free banks while the receiver keeps up.
+fn message_credit_is_due(number: u64) -> bool {
+    (number + 1).is_multiple_of(EAGER_BANKS / 2)
+}
+
+/// Whether a rank sends a credit after run `run` to the peers that it does not signal: often enough
+/// that a writer never runs out of free banks while all ranks keep up.
+fn credit_is_due(class: Class, run: u64) -> bool {
+    class == Class::Large || run.is_multiple_of(SMALL_BANKS as u64 / 2)
 }

@@ -21,7 +21,7 @@ use pleach_transport::{Device, Inline, RegionKey, RemoteSlice, SIGNAL_SLOT_PAYLO
 use pleach_vocabulary::Rank;
 
 use super::address::DataWords;
-use super::{NO_TRANSFER, Stream, bank};
+use super::{NO_TRANSFER, Stream};
 use crate::observe::scale::{step_above, step_ns};
 
 /// Schedules are priced by the bytes that a signal slot carries.
@@ -39,7 +39,7 @@ const INCOMPLETE_MAX: u64 = (1 << INCOMPLETE_BITS) - 1;
 /// The signal slots in which peers tell their credits when no other signal does.
 const COLLECTIVES_SIGNAL_SLOT: u16 = 0;
 const MESSAGES_SIGNAL_SLOT: u16 = 1;
-const _: () = assert!((MESSAGES_SIGNAL_SLOT as u32) < bank::FIRST_SIGNAL_SLOT);
+const _: () = assert!((MESSAGES_SIGNAL_SLOT as u32) < super::FIRST_SIGNAL_SLOT);
 
 /// How often a signal slot is polled at a time: some hundred nanoseconds.
 const POLLS: u32 = 128;

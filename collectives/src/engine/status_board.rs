@@ -18,9 +18,9 @@ use pleach_transport::mutex::lock;
 use pleach_transport::{LossCause, Responder};
 use pleach_vocabulary::Rank;
 
+use super::EAGER_BANKS;
 use super::Stream;
 use super::agreement::Agreement;
-use super::bank::EAGER_BANKS;
 use super::deadlock::BlockedCall;
 use super::fault::{Fault, FaultKind};
 use super::message::Message;

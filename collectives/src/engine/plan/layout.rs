@@ -4,7 +4,7 @@ use pleach_schedule::Part;
 use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_vocabulary::{Parts, Rank};
 
-use super::super::bank::{Class, LARGE_SCRATCH_BYTES, TooLarge};
+use super::super::{Class, LARGE_SCRATCH_BYTES, TooLarge};
 use super::super::{LANES_MAX, STEPS_MAX, Stream, WINDOW_MAX};
 use super::{INLINE_DATA_BYTES, PlaceSlot, Program};
 use crate::call::{Counts, CountsError};

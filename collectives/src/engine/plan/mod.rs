@@ -17,11 +17,11 @@ use pleach_schedule::generate::packed::PacingPolicy;
 use pleach_schedule::{BlockId, Part};
 use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
-use super::bank::{Class, TooLarge};
 use super::fast_path::FastPlan;
 use super::signals::INLINE_DATA_BYTES;
 use super::status_board::Record;
 use super::{Bytes, StepAddress, Stream};
+use super::{Class, TooLarge};
 use crate::call::{Counts, CountsError, Descriptor};
 use crate::observe::Shape;
 use layout::{Layout, chunking, unit_bytes};
@@ -622,8 +622,7 @@ mod tests {
                     assert!(plan.layout.chunk_bytes(lane.block, 0) <= room, "{name}, {bytes} bytes");
                 }
                 assert!(
-                    u64::from(program.slots) * plan.unit_bytes as u64
-                        <= super::super::bank::LARGE_SCRATCH_BYTES,
+                    u64::from(program.slots) * plan.unit_bytes as u64 <= super::super::LARGE_SCRATCH_BYTES,
                     "{name}, {bytes} bytes"
                 );
             }

@@ -19,8 +19,8 @@ use std::sync::Arc;
 use pleach_transport::{MapError, Nanos, SubmitError, TransferId};
 use pleach_vocabulary::Rank;
 
+use super::Bank;
 use super::address::advance;
-use super::bank::Bank;
 use super::fast_path::LANES_MAX;
 use super::plan::{ChunkStep, OpProgram, Plan, PutProgram};
 use super::signals::{Header, PeerSignals};

@@ -1,0 +1,317 @@
+//! How an engine is made, what it says of itself, and what it does when it is polled.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::{Device, Event, Flush, Nanos, SharedMemory, Signals, Space};
+use pleach_vocabulary::Rank;
+
+use super::admission::Admission;
+use super::deadlock::DeadlockDetector;
+use super::failure::FailureState;
+use super::fast_path::FastPath;
+use super::fault::{Fault, FaultKind};
+use super::message::Message;
+use super::observer::Observer;
+use super::queries::{self, Queries};
+use super::signals::{PeerSignals, Witness};
+use super::{Context, Engine, EngineError, NO_TRANSFER, Scratch, StatusBoard, scratch_bytes};
+use crate::compute::Compute;
+use crate::observe::Observations;
+
+/// A rank that was not polled for longer, because it was stopped or did something else, has not
+/// waited for answers meanwhile.
+const UNSEEN_MAX: Duration = Duration::from_millis(50);
+const _: () = assert!(UNSEEN_MAX.as_nanos() > queries::QUERY_INTERVAL_MAX.as_nanos());
+/// Events taken from the device at a time.
+const EVENTS_MAX: usize = 256;
+
+impl Engine {
+    /// An engine of a connected device whose responder is `board`. Tells the peers where its
+    /// scratch is.
+    pub(crate) fn new(
+        device: Box<dyn Device>,
+        compute: Box<dyn Compute>,
+        board: Arc<StatusBoard>,
+        ranks: u32,
+    ) -> Result<Self, EngineError> {
+        let mut engine = Self::connecting(device, compute, board, ranks)?;
+        for peer in engine.context.peers() {
+            engine.context.announce_scratch(peer)?;
+            engine.context.scratch.connected(peer);
+        }
+        Ok(engine)
+    }
+
+    /// An engine of a device that still connects; it tells each peer where its scratch is when the
+    /// peer is connected.
+    pub(crate) fn connecting(
+        mut device: Box<dyn Device>,
+        compute: Box<dyn Compute>,
+        board: Arc<StatusBoard>,
+        ranks: u32,
+    ) -> Result<Self, EngineError> {
+        let rank = device.info().rank;
+        let bytes = scratch_bytes(ranks);
+        let memory =
+            SharedMemory::new(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
+        let scratch = device.register(compute.staging(memory)?)?.whole();
+        let space = scratch.region().memory().space();
+        assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
+        assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
+        let signal_slots = (0..ranks)
+            .map(|peer| if peer == rank { Signals::new(0) } else { device.signal_slots(peer) })
+            .collect();
+        Ok(Self {
+            context: Context {
+                rank,
+                ranks,
+                device,
+                compute,
+                signals: PeerSignals::new(signal_slots),
+                scratch: Scratch::new(scratch, rank, ranks),
+                completed: 0,
+                hears_all: false,
+                now: Nanos::ZERO,
+                elapsed_ns: 0,
+            },
+            admission: Admission::new(rank, ranks, board.clone()),
+            fast_path: FastPath::closed(),
+            board,
+            queries: Queries::default(),
+            deadlocks: DeadlockDetector::default(),
+            failure: FailureState::default(),
+            observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
+            events: Vec::with_capacity(EVENTS_MAX),
+            signalled: Vec::new(),
+        })
+    }
+
+    /// Installs a checker.
+    pub fn witness(&mut self, witness: Box<dyn Witness>) {
+        *self.context.signals.witness() = Some(witness);
+    }
+
+    /// This rank.
+    #[must_use]
+    pub fn rank(&self) -> Rank {
+        self.context.rank
+    }
+
+    /// How many ranks there are.
+    #[must_use]
+    pub fn ranks(&self) -> u32 {
+        self.context.ranks
+    }
+
+    /// The device, to register memory and to sleep on.
+    pub fn device(&mut self) -> &mut dyn Device {
+        &mut *self.context.device
+    }
+
+    /// The kind of memory in which peers put the bytes that this rank combines.
+    #[must_use]
+    pub fn scratch_space(&self) -> Space {
+        let scratch = self.context.scratch.own.as_ref();
+        scratch.map_or(Space::Host, |scratch| scratch.region().memory().space())
+    }
+
+    /// Whether all peers have said where their scratch is; runs begin then.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.context.scratch.is_ready()
+    }
+
+    /// Peers that are not connected yet, or have not said where their scratch is.
+    pub fn not_ready(&self) -> impl Iterator<Item = Rank> + '_ {
+        self.context.scratch.not_ready()
+    }
+
+    /// The fault that ended the group, once no peer can touch this rank's memory.
+    #[must_use]
+    pub fn failure(&self) -> Option<&Arc<Fault>> {
+        self.failure.fault()
+    }
+
+    /// Whether the group has failed and every peer that can be reached was told why.
+    #[must_use]
+    pub fn has_told_failure(&self) -> bool {
+        self.is_severing() || self.failure().is_some()
+    }
+
+    /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which
+    /// waits for nobody.
+    #[must_use]
+    pub fn is_severing(&self) -> bool {
+        self.failure.is_severing()
+    }
+
+    /// Whether no run is unfinished.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.admission.is_idle()
+    }
+
+    /// When to poll at the latest if the device's wake source does not wake this rank; the device
+    /// may want it earlier ([`pleach_transport::Armed::until`]).
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        let seen_at = self.observer.seen_at();
+        if self.failure.is_active() {
+            self.admission.next_wakeup(&*self.context.compute, seen_at)
+        } else {
+            // A failing group waits for its fence, not for its runs.
+            self.failure.next_wakeup(seen_at)
+        }
+    }
+
+    /// Makes progress; true when anything moved.
+    pub fn poll(&mut self, now: Nanos) -> bool {
+        let mut moved = false;
+        let unseen = self.observer.see(now);
+        if unseen > UNSEEN_MAX {
+            // Answers that came meanwhile were not read yet.
+            self.queries.postpone(unseen);
+        }
+        if self.board.has_unread() {
+            self.read_messages(now);
+            moved = true;
+        }
+        self.context.device.poll(now, &mut self.events);
+        if !self.events.is_empty() {
+            let mut events = std::mem::take(&mut self.events);
+            self.handle(&mut events, now);
+            self.events = events;
+            moved = true;
+        }
+        self.take_signalled();
+        if self.failure.is_active() {
+            moved | self.advance_runs(now) | self.check_compute(now) | self.check_time(now)
+        } else {
+            moved | self.advance_failure(now)
+        }
+    }
+
+    /// Goes as far as peers' signals allow, where peers act without this rank's device being polled
+    /// ([`pleach_transport::Reach::passive`]). It reads neither the device nor the clock, so `now`
+    /// may be old where computing takes no time. It costs a tenth of [`Engine::poll`], which it
+    /// does not replace. True when anything moved.
+    pub fn poll_signals(&mut self, now: Nanos) -> bool {
+        if !self.failure.is_active() || self.board.has_unread() {
+            return false;
+        }
+        if self.context.signals.poll_awaited() == Some(false) {
+            return false;
+        }
+        self.context.hears_all = false;
+        self.advance_runs(now)
+    }
+
+    /// The poll between arming the device's wake source and sleeping on it: takes all that has come
+    /// in signal slots since the last poll, which wakes nobody. True when something has come; then
+    /// nobody may sleep.
+    pub fn poll_before_sleep(&mut self, now: Nanos) -> bool {
+        if self.board.has_unread() {
+            return true;
+        }
+        if !self.failure.is_active() {
+            return false;
+        }
+        self.context.hears_all = false;
+        self.advance_runs(now)
+    }
+
+    /// Hands on the submitted transfers; see [`Device::flush`].
+    pub fn flush(&mut self) -> bool {
+        self.context.device.flush(Flush::Transfers)
+    }
+
+    /// Says bye to the peers; see [`Device::leave`].
+    pub fn leave(&mut self) {
+        self.context.device.leave();
+    }
+
+    /// Hands on everything; whether it has gone out.
+    pub fn flush_all(&mut self) -> bool {
+        self.context.device.flush(Flush::All)
+    }
+
+    /// Events of the device that somebody else polled.
+    pub(crate) fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
+        self.handle(&mut events, now);
+    }
+
+    fn handle(&mut self, events: &mut Vec<Event>, now: Nanos) {
+        for event in events.drain(..) {
+            match event {
+                Event::Done { id: NO_TRANSFER, .. } => {}
+                Event::Connected { peer } => {
+                    // A peer that is lost again already has an event of its own.
+                    let _ = self.context.announce_scratch(peer);
+                    self.context.scratch.connected(peer);
+                    self.failure.tell_again();
+                }
+                Event::Done { id, result: Ok(_) } => {
+                    if self.failure.is_active() {
+                        self.admission.transfer_done(id);
+                    }
+                }
+                // The loss behind it has an event of its own; a severed peer's transfers were given
+                // up here.
+                Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
+                Event::PeerLost { peer, cause } => {
+                    self.board.agreement().lose(peer);
+                    let fault = self.fault_of_loss(peer, cause.kind(), cause.to_string(), None, now);
+                    self.fail(fault, now);
+                }
+                Event::Departed { peer } => {
+                    self.board.agreement().lose(peer);
+                    self.queries.has_left(peer);
+                }
+                Event::Severed { peer } => self.failure.severed(peer),
+            }
+        }
+    }
+
+    /// Has the lanes looked at whose signals have come, where the witness names their signal slots.
+    fn take_signalled(&mut self) {
+        let Some(witness) = self.context.signals.witness() else { return };
+        self.context.hears_all = witness.take_signalled(&mut self.signalled);
+        for (from, signal_slot) in self.signalled.drain(..) {
+            self.admission.mark_signalled(from, signal_slot);
+        }
+    }
+
+    /// Acts on the messages of peers since the last time.
+    pub(super) fn read_messages(&mut self, now: Nanos) {
+        for (peer, message) in self.board.take_unread() {
+            match message {
+                Message::Scratch(slice) => self.context.scratch.announced(peer, slice),
+                // The peer is in another call than this rank.
+                Message::Query { stream, record } => self.compare(peer, stream, &record, now),
+                Message::Answer { stream, comparison, record, completed, blocked_on } => {
+                    self.context.signals.hear_credit(peer, stream, completed);
+                    self.read_answer(peer, stream, comparison, &record, blocked_on, now);
+                }
+                Message::ProbeAnswer { probe, stream, run, has_entered, blocked } => {
+                    let fault = self.read_probe_answer(peer, probe, (stream, run), has_entered, blocked, now);
+                    if let Some(fault) = fault {
+                        self.fail(fault, now);
+                    }
+                }
+                Message::Probe { .. } | Message::Claim { .. } => {}
+            }
+        }
+        if self.board.has_failed() {
+            self.begin_failing(now);
+        }
+    }
+
+    /// Whether the processor that computes has failed; then the group has.
+    fn check_compute(&mut self, now: Nanos) -> bool {
+        let Some(error) = self.context.compute.failure() else { return false };
+        let fault = self.fault(FaultKind::Compute, self.context.rank, error.to_string(), None, now);
+        self.fail(fault, now);
+        true
+    }
+}
