@@ -21,7 +21,7 @@ const FILE_LINES: (usize, usize) = (700, 1_000);
 
 /// `pub(super)` in the whole workspace: each is a piece of state or a function that the files of
 /// one folder share. The number may only fall.
-const SHARED_WITH_PARENTS_MAX: usize = 1_340;
+const SHARED_WITH_PARENTS_MAX: usize = 1_317;
 
 /// Lines of a function: printed above the first, refused above the second.
 const FUNCTION_LINES: (usize, usize) = (70, 100);
