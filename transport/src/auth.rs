@@ -2,7 +2,7 @@
 //! with an HMAC-SHA256 over its role, both challenges and its claim, so that nothing can be
 //! replayed or reflected.
 //!
-//! [`Challenges`] is the one implementation: shared memory, TCP, the store and the doctor differ
+//! [`Challenges`] is the one implementation: the control plane, the store and the doctor differ
 //! only in the framing of challenges and answers. Where the framing allows it the listener answers
 //! last, so that an unauthenticated dialer gets no proof to attack.
 //!
