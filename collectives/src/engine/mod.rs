@@ -67,6 +67,7 @@ pub use admission::Gate;
 pub use deadlock::DEADLOCK_AFTER;
 pub use fault::{Fault, FaultKind};
 pub use plan::{Plan, PlanError, Program};
+pub(crate) use poll::memory_for_peers;
 pub use queries::QUERY_AFTER;
 pub use signals::Witness;
 pub use status_board::StatusBoard;

@@ -1,9 +1,10 @@
 //! How an engine is made, what it says of itself, and what it does when it is polled.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{Device, Event, Flush, Nanos, SharedMemory, Signals, Space};
+use pleach_transport::{Device, Event, Flush, HostMemory, Memory, Nanos, SharedMemory, Signals, Space};
 use pleach_vocabulary::Rank;
 
 use super::admission::Admission;
@@ -25,6 +26,12 @@ const UNSEEN_MAX: Duration = Duration::from_millis(50);
 const _: () = assert!(UNSEEN_MAX.as_nanos() > queries::QUERY_INTERVAL_MAX.as_nanos());
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
+
+/// `bytes` zeroed bytes that peers of this host can map. Miri knows no files in memory, and maps
+/// none.
+pub(crate) fn memory_for_peers(bytes: usize) -> io::Result<Arc<dyn Memory>> {
+    if cfg!(miri) { Ok(HostMemory::new(bytes)) } else { Ok(SharedMemory::new(bytes)?) }
+}
 
 impl Engine {
     /// An engine of a connected device whose responder is `board`. Tells the peers where its
@@ -54,7 +61,7 @@ impl Engine {
         let rank = device.info().rank;
         let bytes = scratch_bytes(ranks);
         let memory =
-            SharedMemory::new(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
+            memory_for_peers(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
         let scratch = device.register(compute.staging(memory)?)?.whole();
         let space = scratch.region().memory().space();
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());

@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, SharedMemory, Space, clock, fork};
+use pleach_transport::{Device, Event, Space, clock, fork};
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
@@ -86,7 +86,7 @@ use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
-use crate::engine::{Engine, StatusBoard};
+use crate::engine::{Engine, StatusBoard, memory_for_peers};
 use crate::reproducible::Reproducible;
 use batch::Staging;
 use bound::BoundCall;
@@ -351,7 +351,7 @@ impl Group {
         self.expect_own_process()?;
         self.expect_host()?;
         let bytes = len.saturating_mul(size_of::<T>());
-        let memory = SharedMemory::new(bytes)
+        let memory = memory_for_peers(bytes)
             .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
         let region = self.shared.driver.lock().engine.device().register(memory);
         let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;

@@ -249,7 +249,20 @@ impl<D> Drop for Pending<D> {
 
 #[cfg(test)]
 mod tests {
+    use std::mem::forget;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use pleach_schedule::cost::{CostModel, Platform};
+    use pleach_schedule::generate::Access;
+    use pleach_transport::rendezvous::World;
+    use pleach_transport::sim::{self, Network};
+    use pleach_transport::{Device, DeviceConfig, Rank};
+    use pleach_vocabulary::ReduceOp;
+
     use super::*;
+    use crate::compute::HostCompute;
+    use crate::engine::{StatusBoard, signal_slots};
+    use crate::group::{Connection, Group, Operation, Options, Progress};
 
     #[test]
     fn an_error_says_how_much_it_gives_back_and_not_what_is_in_it() {
@@ -270,5 +283,97 @@ mod tests {
             fields(&many),
             "PendingError { error: Closed, data: 2 of Vec<i8>(300 elements together), }"
         );
+    }
+
+    /// One takes Miri minutes.
+    const ROUNDS: u32 = if cfg!(miri) { 1 } else { 5 };
+
+    /// Elements of a call: more than fit beside a signal.
+    const LEN: usize = 100;
+
+    /// Runs `body` as both ranks of a group in a simulated world. So Miri can see what becomes of
+    /// the memory: there are no files, no sockets, and no threads but the ranks and time.
+    fn with_pair(body: impl Fn(Group) + Sync) {
+        let network = Network::full_mesh(2, 1_000_000_000, Duration::from_micros(1));
+        let world = sim::World::new(sim::Options::new(network, 1));
+        let boards = [0, 1].map(|rank| Arc::new(StatusBoard::new(rank)));
+        let device = |rank: Rank| {
+            world.device(DeviceConfig {
+                rank,
+                world_size: 2,
+                secret: None,
+                signal_slots: signal_slots(2),
+                connect_timeout: Duration::from_secs(1),
+                interface: None,
+                address: None,
+                responder: boards[rank as usize].clone(),
+            })
+        };
+        let mut devices = [0, 1].map(device);
+        let addresses = [0, 1].map(|rank: usize| devices[rank].info().address.clone());
+        for rank in [0, 1] {
+            devices[rank].connect(1 - rank as Rank, &addresses[1 - rank]).expect("the address of a rank");
+        }
+        let mut events = [0, 1].map(|_| Vec::with_capacity(8));
+        while events.iter().any(Vec::is_empty) {
+            assert!(world.advance(None), "they connect");
+            for (device, events) in devices.iter_mut().zip(&mut events) {
+                device.poll(world.now(), events);
+            }
+        }
+        let is_over = [AtomicBool::new(false), AtomicBool::new(false)];
+        std::thread::scope(|scope| {
+            for ((device, board), is_over) in devices.into_iter().zip(&boards).zip(&is_over) {
+                let body = &body;
+                scope.spawn(move || {
+                    let connection = Connection {
+                        device: Box::new(device),
+                        events: Vec::new(),
+                        board: board.clone(),
+                        platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
+                        is_crowded: false,
+                        store: None,
+                    };
+                    let mut options = Options::new(World::alone());
+                    options.progress = Progress::WhenCalled;
+                    let group = connection.into_group(Box::new(HostCompute::new()), &options);
+                    body(group.expect("both are connected"));
+                    // Relaxed: it says nothing of other memory.
+                    is_over.store(true, Ordering::Relaxed);
+                });
+            }
+            // Time passes as long as a rank works.
+            while !is_over.iter().all(|is_over| is_over.load(Ordering::Relaxed)) {
+                world.advance(None);
+                std::thread::yield_now();
+            }
+        });
+    }
+
+    #[test]
+    fn memory_of_calls_that_are_dropped_or_forgotten_half_done_is_not_given_to_others() {
+        with_pair(|group| {
+            for round in 1..=ROUNDS {
+                forget(group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).expect("started"));
+                drop(group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).expect("started"));
+                let registered = || {
+                    let mut buffer = group.buffer(LEN).expect("there is memory");
+                    buffer.fill(round);
+                    buffer
+                };
+                forget(group.start(Operation::all_reduce(registered(), ReduceOp::Sum)).expect("started"));
+                drop(group.start(Operation::all_reduce(registered(), ReduceOp::Sum)).expect("started"));
+                // What these would write to if they had it back.
+                let (others, kept) = (vec![7_u32; LEN], registered());
+                let moved = group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum));
+                let moved = Box::new(moved.expect("started"));
+                let mut data = vec![round; LEN];
+                group.all_reduce(&mut data, ReduceOp::Sum).expect("both make the same calls");
+                assert!(data.iter().all(|value| *value == 2 * round), "{data:?}");
+                assert!(moved.wait().expect("it ends").iter().all(|value| *value == 2 * round));
+                assert!(others.iter().all(|value| *value == 7) && kept.iter().all(|value| *value == round));
+            }
+            group.barrier().expect("both are there");
+        });
     }
 }
