@@ -8,7 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Rendezvous, World};
-use pleach::{Buffer, Group, Operation, Options, Rank, ReduceOp};
+use pleach::{
+    Batch, Buffer, CollectiveError, Group, Operation, Options, Pending, PendingError, Persistent, Rank,
+    ReduceOp,
+};
 
 /// Longest time that anything here takes on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,6 +43,16 @@ fn of(group: &Group, value: u32) -> Buffer<u32> {
     buffer
 }
 
+/// What a call gives that was under way when its rank dropped the last handle of its group. By that
+/// the rank has left: the peer may have left earlier, while the call needed it.
+fn ended_or_left(call: Pending<Buffer<u32>>) -> Option<Buffer<u32>> {
+    match call.wait() {
+        Ok(data) => Some(data),
+        Err(PendingError { error: CollectiveError::Failed(_), .. }) => None,
+        Err(other) => panic!("{other}"),
+    }
+}
+
 #[test]
 fn memory_of_calls_that_are_dropped_or_forgotten_half_done_is_not_given_to_others() {
     with_pair("half-done", |group| {
@@ -63,7 +76,7 @@ fn memory_of_calls_that_are_dropped_or_forgotten_half_done_is_not_given_to_other
 fn prepared_calls_and_batches_may_be_forgotten_at_any_point() {
     with_pair("prepared", |group| {
         for round in 0..10 {
-            let mut prepared =
+            let mut prepared: Persistent<_> =
                 group.prepare(Operation::all_reduce(of(&group, round), ReduceOp::Sum)).unwrap();
             prepared.run().unwrap();
             assert_eq!(prepared[LEN - 1], 2 * round);
@@ -75,7 +88,7 @@ fn prepared_calls_and_batches_may_be_forgotten_at_any_point() {
             }
             let never_run = group.prepare(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).unwrap();
             let mut given = vec![round; LEN];
-            let mut batch = group.batch();
+            let mut batch: Batch = group.batch();
             batch.add(Operation::all_reduce(&mut given, ReduceOp::Sum)).unwrap();
             if round % 2 == 0 {
                 forget(batch)
@@ -94,11 +107,12 @@ fn memory_outlives_its_group_and_calls_outlive_its_last_handle() {
     with_pair("outlives", |group| {
         let mut kept = of(&group, 1);
         group.all_reduce(&mut kept, ReduceOp::Sum).unwrap();
-        let under_way = group.clone().start(Operation::all_reduce(of(&group, 3), ReduceOp::Sum)).unwrap();
+        let under_way: Pending<_> =
+            group.clone().start(Operation::all_reduce(of(&group, 3), ReduceOp::Sum)).unwrap();
         let prepared = group.prepare(Operation::all_reduce(of(&group, 4), ReduceOp::Sum)).unwrap();
         group.barrier().unwrap();
         drop(group);
-        assert!(under_way.wait().unwrap().iter().all(|value| *value == 6));
+        assert!(ended_or_left(under_way).iter().flat_map(|data| data.iter()).all(|value| *value == 6));
         kept.fill(5);
         assert_eq!(kept[LEN - 1], 5);
         assert_eq!(prepared.into_data()[0], 4);
@@ -114,5 +128,36 @@ fn memory_of_one_group_may_be_given_to_another() {
         drop(other);
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert!(data.iter().all(|value| *value == 4));
+    });
+}
+
+#[test]
+fn a_group_and_the_one_that_was_split_from_it_go_in_any_order_with_calls_under_way() {
+    with_pair("split", |group| {
+        for round in 1..5 {
+            let part = group.split(Some(0), group.rank()).unwrap().unwrap();
+            let above = group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum)).unwrap();
+            let below = part.start(Operation::all_reduce(of(&part, round), ReduceOp::Sum)).unwrap();
+            let foreign = part.start(Operation::all_reduce(of(&group, round), ReduceOp::Sum)).unwrap();
+            if round % 2 == 0 {
+                forget(above);
+            } else {
+                forget(part.start(Operation::all_reduce(of(&part, round), ReduceOp::Sum)).unwrap());
+                drop(above);
+            }
+            // The other rank may have left already, while a call needed it.
+            drop(part.barrier());
+            drop(part);
+            let others = of(&group, 7);
+            for ended in [ended_or_left(foreign), ended_or_left(below)].into_iter().flatten() {
+                assert!(ended.iter().all(|value| *value == 2 * round), "round {round}");
+            }
+            assert!(others.iter().all(|value| *value == 7), "round {round}");
+        }
+        let part = group.split(Some(0), group.rank()).unwrap().unwrap();
+        drop(group);
+        let mut data = of(&part, 1);
+        part.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+        assert!(data.iter().all(|value| *value == 2), "a part outlives the whole");
     });
 }

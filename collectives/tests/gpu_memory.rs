@@ -14,6 +14,8 @@ mod persistent;
 #[path = "gpu_memory/processes.rs"]
 mod processes;
 mod ranks;
+#[path = "gpu_memory/sound.rs"]
+mod sound;
 #[path = "gpu_memory/starts.rs"]
 mod starts;
 
@@ -55,6 +57,8 @@ on_both! {
     group::a_group_on_a_gpu_can_be_split
     group::reproducible_groups_give_the_same_bits_and_exact_ones_refuse
     group::a_rank_that_is_lost_ends_the_call_with_its_name
+    sound::buffers_and_streams_go_in_any_order_while_calls_use_them
+    sound::gpu_buffers_outlive_their_group_and_calls_its_last_handle
     starts::a_started_call_comes_after_the_earlier_work_of_its_stream
     starts::a_thread_of_the_group_carries_started_calls_on
     starts::every_call_that_can_be_started_gives_what_the_blocking_one_gives

@@ -20,7 +20,9 @@ use pleach_schedule::generate::Access;
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::sim::{self, Network};
-use pleach_transport::{Address, Device, DeviceConfig, Event, HostMemory, Rank, SharedMemory, clock};
+use pleach_transport::{
+    Address, Device, DeviceConfig, Event, HostMemory, Rank, SharedMemory, Source, Transfer, TransferId, clock,
+};
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -109,6 +111,40 @@ fn threads_that_touch_the_same_registered_bytes_race_nothing() {
             assert!(whole.to_vec().iter().all(|byte| *byte <= 2));
         }
     });
+}
+
+#[test]
+fn regions_and_slices_outlive_their_device_also_while_it_moves_bytes() {
+    const LEN: usize = 4 << 20;
+    let boards = [0, 1].map(|rank| Arc::new(StatusBoard::new(rank)));
+    let mut devices = [0, 1].map(|rank| ShmDevice::new(config(rank, &boards[rank as usize])).unwrap());
+    let addresses = [0, 1].map(|rank: usize| devices[rank].info().address.clone());
+    let mut events = [0, 1].map(|_| Vec::with_capacity(64));
+    for rank in [0, 1] {
+        devices[rank].connect(1 - rank as Rank, &addresses[1 - rank]).unwrap();
+    }
+    while !events.iter().all(|events| events.iter().any(|event| matches!(event, Event::Connected { .. }))) {
+        for (device, events) in devices.iter_mut().zip(&mut events) {
+            device.poll(clock::now(), events);
+        }
+    }
+    let [mut zero, mut one] = devices;
+    let [source, target] = [&mut zero, &mut one].map(|device| {
+        let memory = SharedMemory::new(LEN).unwrap();
+        device.register(memory).unwrap().whole()
+    });
+    source.store(&[9; LEN]);
+    let put = Transfer::Put { src: Source::Slice(source.clone()), dst: target.remote(), signal: None };
+    zero.submit(1, put, TransferId(1)).unwrap();
+    let part = target.slice(1..LEN).unwrap();
+    drop(target);
+    drop(zero);
+    source.store(&[8; LEN]);
+    drop(one);
+    assert!(source.to_vec().iter().all(|byte| *byte == 8));
+    assert!(part.to_vec().iter().all(|byte| matches!(byte, 0 | 8 | 9)), "what came of the put, and no more");
+    part.store(&[3; 10]);
+    assert_eq!(part.to_vec()[..11].iter().filter(|byte| **byte == 3).count(), 10);
 }
 
 #[test]

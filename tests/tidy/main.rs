@@ -14,6 +14,7 @@ mod manifest;
 mod retired;
 #[path = "../skipped/mod.rs"]
 mod skipped;
+mod sound;
 mod source;
 
 /// Lines of a file: printed above the first, refused above the second.
