@@ -17,6 +17,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "GroupInfo",
             "GroupName",
             "Launcher",
+            "LossKind",
             "Observe",
             "Progress",
             "Report",
