@@ -273,7 +273,7 @@ mod tests {
                 DROPPED.fetch_add(1, Ordering::Relaxed);
             }
         }
-        const ROUNDS: usize = 2000;
+        const ROUNDS: usize = 300;
         /// Relaxed: handles carry no memory with them.
         static NEWEST: AtomicUsize = AtomicUsize::new(0);
         let user = || {

@@ -36,6 +36,12 @@ static PREFIX: LazyLock<Vec<String>> = LazyLock::new(|| {
     words.split_whitespace().map(str::to_owned).collect()
 });
 
+/// The fabrics of tests that name one: valgrind 3.19 does not know `pidfd_open`, without which
+/// there is no shared memory.
+fn fabrics() -> &'static [&'static str] {
+    if PREFIX.is_empty() { &["shm", "tcp"] } else { &["tcp"] }
+}
+
 /// The command of a program, behind the prefix.
 fn command_of(program: &Path) -> Command {
     let Some((first, further)) = PREFIX.split_first() else { return Command::new(program) };
@@ -288,6 +294,10 @@ fn failures_are_results_with_their_cause_in_c() {
 
 #[test]
 fn calls_of_a_forked_child_are_errors_and_the_rank_goes_on() {
+    if !PREFIX.is_empty() {
+        skip("valgrind takes for leaks what a forked child leaves to its parent");
+        return;
+    }
     let folder = Folder::new();
     run(&compiled("forked.c", Linked::Shared), 2, &folder);
     run(&compiled("forked.c", Linked::Shared), 4, &folder);
@@ -312,7 +322,7 @@ fn a_call_that_waits_ends_when_another_thread_aborts_or_destroys() {
 fn waits_on_a_device_end_when_it_is_closed_and_when_the_peer_is_killed() {
     let folder = Folder::new();
     let program = compiled("interrupted_device.c", Linked::Shared);
-    for fabric in ["shm", "tcp"] {
+    for fabric in fabrics() {
         run_killed(&program, 2, &folder, &[fabric]);
         run_killed(&program, 4, &folder, &[fabric]);
     }
@@ -387,18 +397,20 @@ fn the_header_is_one_of_cpp_too() {
 fn devices_put_get_add_and_signal_over_shared_memory_and_sockets() {
     let folder = Folder::new();
     let program = compiled("device.c", Linked::Static);
-    run_with(&program, 2, &folder, &["shm"]);
-    run_with(&program, 2, &folder, &["tcp"]);
-    run_with(&program, 3, &folder, &["tcp"]);
+    for fabric in fabrics() {
+        run_with(&program, 2, &folder, &[fabric]);
+        run_with(&program, 3, &folder, &[fabric]);
+    }
 }
 
 #[test]
 fn memory_is_registered_and_released_and_who_is_late_is_known() {
     let folder = Folder::new();
     let program = compiled("memory.c", Linked::Shared);
-    run_with(&program, 2, &folder, &["shm"]);
-    run_with(&program, 2, &folder, &["tcp"]);
-    run_with(&program, 4, &folder, &["shm"]);
+    for fabric in fabrics() {
+        run_with(&program, 2, &folder, &[fabric]);
+        run_with(&program, 4, &folder, &[fabric]);
+    }
 }
 
 #[test]
@@ -408,10 +420,10 @@ fn the_wrapper_of_cpp_works_in_both_standards() {
     let newer = compiled_by(&["c++", "-std=c++20"], "wrapper.cc", Linked::Shared);
     run(&newer.expect("a compiler runs"), 4, &folder);
     let device = compiled("wrapper_device.cc", Linked::Shared);
-    for fabric in ["shm", "tcp"] {
+    for fabric in fabrics() {
         run_with(&device, 2, &folder, &[fabric]);
+        run_with(&device, 4, &folder, &[fabric]);
     }
-    run_with(&device, 4, &folder, &["shm"]);
 }
 
 const EXAMPLES: [&str; 3] = ["examples/all_reduce.c", "examples/all_reduce.cpp", "examples/tensor_put.c"];
@@ -438,7 +450,7 @@ fn clang_takes_what_gcc_takes() {
         let Some(program) = compiled_by(&command, source, Linked::Shared) else {
             return skip(format_args!("there is no {}", command[0]));
         };
-        let fabric: &[&str] = if source.contains("device") { &["shm"] } else { &[] };
+        let fabric = if source.contains("device") { &fabrics()[..1] } else { &[] };
         run_with(&program, 2, &folder, fabric);
     }
 }
