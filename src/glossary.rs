@@ -27,6 +27,18 @@
 //! | GID | an address of an RDMA port | verbs: the same |
 //! | store | a key-value table by which ranks find each other | PyTorch: `Store`; MPI: PMIx |
 //!
+//! # Data-flow graphs
+//!
+//! | word | meaning | elsewhere |
+//! | --- | --- | --- |
+//! | graph | nodes that compute tensors from tensors, in a topological order | ONNX, TensorFlow: the same |
+//! | value | a tensor that flows through a graph: an input, a weight, or a result of a node | ONNX: the same; TensorFlow: edge |
+//! | placement | a rank for each node | TensorFlow: device placement; ONNX: pipeline stage |
+//! | part of a graph | the nodes of one rank | TensorFlow: partition |
+//! | crossing | a tensor that goes from one rank to another | TensorFlow: a pair of Send and Recv |
+//! | slot | the receiver's memory for a tensor of fixed shape | RPC Considered Harmful: statically placed tensor |
+//! | memory plan | an offset in one arena for each buffer | TensorFlow Lite: arena plan; XLA: heap simulation |
+//!
 //! # Schedules
 //!
 //! | word | meaning | elsewhere |

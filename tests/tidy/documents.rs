@@ -201,7 +201,14 @@ fn the_code_of_the_quickstart_is_that_of_its_example() {
 
 /// Whether a file is part of the libraries or of the command, and not the table itself or a test.
 fn is_of_the_program(file: &Written) -> bool {
-    let folders = ["src/", "transport/src/", "packing/src/", "schedule/src/", "collectives/src/"];
+    let folders = [
+        "src/",
+        "transport/src/",
+        "packing/src/",
+        "schedule/src/",
+        "collectives/src/",
+        "graph-analyzer/src/",
+    ];
     file.is_rust()
         && folders.iter().any(|folder| file.name.starts_with(folder))
         && file.name != "src/variables.rs"

@@ -1,0 +1,383 @@
+//! A data-flow graph: nodes that compute tensors from tensors.
+//!
+//! A [`Graph`] comes from ONNX ([`Graph::from_onnx`]), from its [text form](crate::text), or from a
+//! [`GraphBuilder`]. It is a value: nothing here reads the bytes of weights.
+//!
+//! **Invariant:** nodes are in a topological order, each value has one producer and a name of its
+//! own, and every number of a node or value is in range. [`GraphBuilder::build`] alone makes
+//! graphs, and refuses what breaks this.
+//!
+//! A value is *constant* if it is a weight or is computed from constants alone by an operator that
+//! draws no random numbers. Constants lie where they are used and never cross between ranks, so
+//! nodes that compute constants are placed nowhere: each part that uses them has them.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::element::ElementType;
+
+mod builder;
+
+pub use builder::{GraphBuilder, GraphError, NodeDraft};
+
+/// Most nodes of a graph.
+pub const NODES_MAX: usize = 1 << 20;
+/// Most values of a graph.
+pub const VALUES_MAX: usize = 1 << 22;
+/// Most inputs of all nodes together, those of bodies included.
+pub const USES_MAX: usize = 1 << 24;
+/// Longest name of a node, value, operator, symbol or attribute, in bytes.
+pub const NAME_BYTES_MAX: usize = 4096;
+/// Most dimensions of a tensor.
+pub const DIMENSIONS_MAX: usize = 64;
+/// Most integers of a constant that are kept for the inference of shapes.
+pub const KEPT_INTEGERS_MAX: usize = 1024;
+
+/// The number of a node, in a topological order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId(pub u32);
+
+/// The number of a value: inputs, then weights, then what nodes compute.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ValueId(pub u32);
+
+impl NodeId {
+    /// As an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl ValueId {
+    /// As an index.
+    #[must_use]
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// One dimension of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Dim {
+    /// So many elements.
+    Fixed(u64),
+    /// As many as the symbol of this name is bound to.
+    Symbol(Arc<str>),
+    /// Nothing is known.
+    Unknown,
+}
+
+impl fmt::Display for Dim {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fixed(size) => write!(formatter, "{size}"),
+            Self::Symbol(name) => formatter.write_str(&crate::names::quoted(name)),
+            Self::Unknown => formatter.write_str("?"),
+        }
+    }
+}
+
+/// What is known of a tensor before the graph runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorType {
+    /// The type of its elements.
+    pub element: Option<ElementType>,
+    /// Its dimensions.
+    pub shape: Option<Vec<Dim>>,
+}
+
+impl TensorType {
+    /// A tensor of fixed shape.
+    #[must_use]
+    pub fn fixed(element: ElementType, dims: &[u64]) -> Self {
+        Self { element: Some(element), shape: Some(dims.iter().map(|&size| Dim::Fixed(size)).collect()) }
+    }
+
+    /// The number of elements, if all dimensions are fixed.
+    #[must_use]
+    pub fn elements(&self) -> Option<u64> {
+        self.shape.as_ref()?.iter().try_fold(1_u64, |product, dim| match dim {
+            Dim::Fixed(size) => product.checked_mul(*size),
+            Dim::Symbol(_) | Dim::Unknown => None,
+        })
+    }
+
+    /// The number of bytes, if all dimensions and the type are fixed.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        self.element?.bytes(self.elements()?)
+    }
+
+    /// The sizes, if all dimensions are fixed.
+    #[must_use]
+    pub fn sizes(&self) -> Option<Vec<u64>> {
+        let fixed = |dim: &Dim| if let Dim::Fixed(size) = dim { Some(*size) } else { None };
+        self.shape.as_ref()?.iter().map(fixed).collect()
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.element.map_or("?", ElementType::name))?;
+        match &self.shape {
+            None => formatter.write_str(" ?"),
+            Some(dims) => {
+                let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
+                write!(formatter, " [{}]", dims.join(", "))
+            }
+        }
+    }
+}
+
+/// Where the bytes of a weight are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum WeightSource {
+    /// In the model.
+    Model,
+    /// In another file.
+    File {
+        /// Relative to the folder of the model; it leads to no other folder above.
+        path: String,
+        /// The first byte.
+        offset: u64,
+    },
+}
+
+/// Where a value comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Producer {
+    /// The caller gives it.
+    Input,
+    /// It is in the model.
+    Weight {
+        /// Where its bytes are.
+        source: WeightSource,
+        /// The integers of a small constant, for the inference of shapes.
+        integers: Option<Vec<i64>>,
+    },
+    /// A node computes it.
+    Node(NodeId),
+}
+
+/// A tensor that flows through the graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Value {
+    /// Its name, which no other value has.
+    pub name: String,
+    /// What is known of it.
+    pub tensor: TensorType,
+    /// Where it comes from.
+    pub producer: Producer,
+    /// The nodes that use it, in order, each once.
+    pub consumers: Vec<NodeId>,
+    /// Whether it is a weight or is computed from weights alone.
+    pub is_constant: bool,
+}
+
+/// A tensor in an attribute, of which only what the inference of shapes needs is kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Literal {
+    /// The type of its elements.
+    pub element: ElementType,
+    /// Its dimensions.
+    pub dims: Vec<u64>,
+    /// Its elements, if they are integers and few.
+    pub integers: Option<Vec<i64>>,
+}
+
+/// What an attribute holds.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AttributeValue {
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f32),
+    /// A text.
+    Text(String),
+    /// Whole numbers.
+    Ints(Vec<i64>),
+    /// Numbers.
+    Floats(Vec<f32>),
+    /// Texts.
+    Texts(Vec<String>),
+    /// A tensor.
+    Tensor(Literal),
+}
+
+/// A parameter of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attribute {
+    /// Its name.
+    pub name: String,
+    /// What it holds.
+    pub value: AttributeValue,
+}
+
+/// A step of the computation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// Its name; several nodes may have one.
+    pub name: String,
+    /// What it does.
+    pub operator: String,
+    /// Whose operator it is; empty for ONNX's own.
+    pub domain: String,
+    /// Inputs in order; an optional one may be missing.
+    pub inputs: Vec<Option<ValueId>>,
+    /// What the bodies of an `If`, `Loop` or `Scan` use of the graph outside.
+    pub captured: Vec<ValueId>,
+    /// Outputs in order; an optional one may be missing.
+    pub outputs: Vec<Option<ValueId>>,
+    /// Parameters, bodies excepted.
+    pub attributes: Vec<Attribute>,
+    /// The stage of a pipeline to which the file assigns it.
+    pub stage: Option<u32>,
+}
+
+impl Node {
+    /// The values that it uses, those of its bodies included. One may come twice.
+    pub fn uses(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.inputs.iter().flatten().chain(&self.captured).copied()
+    }
+
+    /// The values that it computes.
+    pub fn results(&self) -> impl Iterator<Item = ValueId> + '_ {
+        self.outputs.iter().flatten().copied()
+    }
+
+    /// The attribute of this name.
+    #[must_use]
+    pub fn attribute(&self, name: &str) -> Option<&AttributeValue> {
+        self.attributes.iter().find(|attribute| attribute.name == name).map(|attribute| &attribute.value)
+    }
+}
+
+/// The version of a set of operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OperatorSet {
+    /// Whose operators; empty for ONNX's own.
+    pub domain: String,
+    /// The version.
+    pub version: u32,
+}
+
+/// A data-flow graph. See the module.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    name: String,
+    operator_sets: Vec<OperatorSet>,
+    values: Vec<Value>,
+    nodes: Vec<Node>,
+    inputs: Vec<ValueId>,
+    outputs: Vec<ValueId>,
+}
+
+impl Graph {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The versions of the operators.
+    #[must_use]
+    pub fn operator_sets(&self) -> &[OperatorSet] {
+        &self.operator_sets
+    }
+
+    /// The version of ONNX's own operators, if the graph names one.
+    #[must_use]
+    pub fn opset(&self) -> Option<u32> {
+        self.operator_sets.iter().find(|set| set.domain.is_empty()).map(|set| set.version)
+    }
+
+    /// All values, by number.
+    #[must_use]
+    pub fn values(&self) -> &[Value] {
+        &self.values
+    }
+
+    /// All nodes, in a topological order.
+    #[must_use]
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// What the caller gives.
+    #[must_use]
+    pub fn inputs(&self) -> &[ValueId] {
+        &self.inputs
+    }
+
+    /// What the caller gets; a value may come twice.
+    #[must_use]
+    pub fn outputs(&self) -> &[ValueId] {
+        &self.outputs
+    }
+
+    /// A value.
+    #[must_use]
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// A node.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> &Node {
+        &self.nodes[id.index()]
+    }
+
+    /// The value of this name.
+    #[must_use]
+    pub fn find(&self, name: &str) -> Option<ValueId> {
+        self.values.iter().position(|value| value.name == name).map(|place| ValueId(place as u32))
+    }
+
+    /// Whether a node computes constants alone.
+    #[must_use]
+    pub fn is_constant(&self, node: NodeId) -> bool {
+        let node = self.node(node);
+        node.results().next().is_some() && node.results().all(|result| self.value(result).is_constant)
+    }
+
+    /// The nodes that have to be placed, in order: those that compute more than constants.
+    #[must_use]
+    pub fn placed_nodes(&self) -> Vec<NodeId> {
+        (0..self.nodes.len() as u32).map(NodeId).filter(|&node| !self.is_constant(node)).collect()
+    }
+
+    /// The symbols in the dimensions, in the order in which they appear, each once.
+    #[must_use]
+    pub fn symbols(&self) -> Vec<Arc<str>> {
+        let mut symbols: Vec<Arc<str>> = Vec::new();
+        let shapes = self.values.iter().filter_map(|value| value.tensor.shape.as_ref());
+        for dim in shapes.flatten() {
+            if let Dim::Symbol(name) = dim
+                && !symbols.contains(name)
+            {
+                symbols.push(Arc::clone(name));
+            }
+        }
+        symbols
+    }
+
+    /// The same graph with other types of its values, by number.
+    pub(crate) fn with_tensors(&self, tensors: Vec<TensorType>) -> Self {
+        let mut graph = self.clone();
+        for (value, tensor) in graph.values.iter_mut().zip(tensors) {
+            value.tensor = tensor;
+        }
+        graph
+    }
+
+    /// The same graph with a stage for each node.
+    #[must_use]
+    pub fn with_stages(&self, stages: &[Option<u32>]) -> Self {
+        let mut graph = self.clone();
+        for (node, stage) in graph.nodes.iter_mut().zip(stages) {
+            node.stage = *stage;
+        }
+        graph
+    }
+}

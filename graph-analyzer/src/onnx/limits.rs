@@ -1,0 +1,211 @@
+//! Bounds what decoding takes, by a walk over the fields that makes nothing.
+//!
+//! A message of two bytes becomes a struct of hundreds, and a number of one byte becomes eight. So
+//! messages, texts and numbers are counted before anything is made of them.
+
+use super::{MODEL_BYTES_MAX, OnnxError};
+
+/// Most messages and texts of a model.
+pub(super) const FIELDS_MAX: usize = 1 << 22;
+
+/// Most messages of a model. The largest takes about a kilobyte.
+pub(super) const MESSAGES_MAX: usize = 1 << 20;
+
+/// Most bytes of numbers that are not written as raw bytes.
+pub(super) const NUMBER_BYTES_MAX: usize = 1 << 28;
+
+/// Deepest nesting of messages that is decoded.
+const DEPTH_MAX: usize = 100;
+
+/// The kinds of messages that hold others.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Model,
+    Graph,
+    Node,
+    Attribute,
+    Tensor,
+    SparseTensor,
+    ValueInfo,
+    Type,
+    TensorTypeOf,
+    Wrapper,
+    Shape,
+    Dimension,
+    Function,
+    Training,
+    NodeConfiguration,
+    Sharding,
+    ShardedDim,
+    /// Holds texts and numbers only.
+    Flat,
+}
+
+/// What a field of bytes is in a kind of message.
+fn message_in(kind: Kind, field: u64) -> Option<Kind> {
+    use Kind as K;
+    Some(match (kind, field) {
+        (K::Model, 7) | (K::Attribute, 6 | 11) | (K::Training, 1 | 2) => K::Graph,
+        (K::Model, 8 | 14 | 26) | (K::Graph, 16) | (K::Tensor, 3 | 13 | 16) | (K::Node | K::Function, 9) => {
+            K::Flat
+        }
+        (K::Model, 20) => K::Training,
+        (K::Model, 25) => K::Function,
+        (K::Graph, 1) | (K::Function, 7) => K::Node,
+        (K::Graph, 5) | (K::Attribute, 5 | 10) | (K::SparseTensor, 1 | 2) => K::Tensor,
+        (K::Graph, 15) | (K::Attribute, 22 | 23) => K::SparseTensor,
+        (K::Graph, 11..=13) | (K::Function, 12) => K::ValueInfo,
+        // An annotation has texts and pairs of texts; a pair is one message more.
+        (K::Graph, 14) => K::Sharding,
+        (K::Node, 5) | (K::Function, 11) => K::Attribute,
+        (K::Node, 10) => K::NodeConfiguration,
+        (K::NodeConfiguration, 2) => K::Sharding,
+        (K::Sharding, 4) => K::ShardedDim,
+        (K::Sharding, 2 | 3)
+        | (K::ShardedDim, 2)
+        | (K::Training, 3 | 4)
+        | (K::Function, 14)
+        | (K::ValueInfo, 4) => K::Flat,
+        (K::ValueInfo, 2) | (K::Attribute, 14 | 15) | (K::Wrapper, 1 | 2) => K::Type,
+        (K::Type, 1 | 8) => K::TensorTypeOf,
+        (K::Type, 4 | 5 | 7 | 9) => K::Wrapper,
+        (K::TensorTypeOf, 2) => K::Shape,
+        (K::Shape, 1) => K::Dimension,
+        _ => return None,
+    })
+}
+
+/// Whether a field holds numbers that take more memory than bytes.
+fn is_numbers(kind: Kind, field: u64) -> bool {
+    matches!(
+        (kind, field),
+        (Kind::Tensor, 1 | 4 | 5 | 7 | 10 | 11) | (Kind::Attribute, 7 | 8) | (Kind::SparseTensor, 3)
+    )
+}
+
+/// Counts what a model holds.
+#[derive(Default)]
+struct Counts {
+    fields: usize,
+    messages: usize,
+    number_bytes: usize,
+}
+
+/// Refuses files that would take too much memory. What is no protobuf is left to the decoder.
+pub(super) fn check(bytes: &[u8]) -> Result<(), OnnxError> {
+    if bytes.len() > MODEL_BYTES_MAX {
+        return Err(OnnxError::TooMuch { what: "bytes", most: MODEL_BYTES_MAX });
+    }
+    let mut counts = Counts::default();
+    let mut open = vec![(Kind::Model, bytes)];
+    while let Some((kind, rest)) = open.last_mut() {
+        let kind = *kind;
+        let Some((field, content)) = next_field(rest) else {
+            open.pop();
+            continue;
+        };
+        match content {
+            Content::Number(bytes) => {
+                let is_repeated = is_numbers(kind, field) || kind == Kind::Sharding || kind == Kind::Flat;
+                counts.number_bytes += if is_repeated { bytes } else { 0 };
+            }
+            Content::Bytes(inner) => {
+                counts.fields += 1;
+                if is_numbers(kind, field) {
+                    counts.number_bytes += inner.len();
+                } else if let Some(inner_kind) = message_in(kind, field) {
+                    counts.messages += 1;
+                    if open.len() < DEPTH_MAX {
+                        open.push((inner_kind, inner));
+                    }
+                }
+            }
+        }
+        counts.check()?;
+    }
+    Ok(())
+}
+
+impl Counts {
+    fn check(&self) -> Result<(), OnnxError> {
+        let limits = [
+            (self.fields, "texts and messages", FIELDS_MAX),
+            (self.messages, "messages", MESSAGES_MAX),
+            (self.number_bytes, "bytes of numbers that are not raw", NUMBER_BYTES_MAX),
+        ];
+        let exceeded = limits.into_iter().find(|(count, _, most)| count > most);
+        exceeded.map_or(Ok(()), |(_, what, most)| Err(OnnxError::TooMuch { what, most }))
+    }
+}
+
+/// What a field holds.
+enum Content<'a> {
+    /// A number that took so many bytes.
+    Number(usize),
+    Bytes(&'a [u8]),
+}
+
+/// The number and content of the next field; nothing at the end or where the bytes are wrong.
+fn next_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Content<'a>)> {
+    let key = varint(rest)?;
+    let content = match key & 7 {
+        0 => {
+            let before = rest.len();
+            varint(rest)?;
+            Content::Number(before - rest.len())
+        }
+        1 => Content::Number(take(rest, 8)?.len()),
+        5 => Content::Number(take(rest, 4)?.len()),
+        2 => {
+            let length = varint(rest)?;
+            Content::Bytes(take(rest, usize::try_from(length).ok()?)?)
+        }
+        _ => return None,
+    };
+    Some((key >> 3, content))
+}
+
+fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
+    let (taken, left) = rest.split_at_checked(length)?;
+    *rest = left;
+    Some(taken)
+}
+
+fn varint(rest: &mut &[u8]) -> Option<u64> {
+    let mut number = 0;
+    for place in 0..10 {
+        let byte = *rest.get(place)?;
+        number |= u64::from(byte & 0x7f).wrapping_shl(7 * place as u32);
+        if byte < 0x80 {
+            *rest = &rest[place + 1..];
+            return Some(number);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_small_messages_are_refused_before_they_are_decoded() {
+        // Nodes without content, two bytes each, in a graph.
+        let nodes = [0x0a, 0x00].repeat(MESSAGES_MAX + 1);
+        let mut bytes = vec![0x3a];
+        let mut length = nodes.len();
+        while length >= 0x80 {
+            bytes.push(length as u8 | 0x80);
+            length >>= 7;
+        }
+        bytes.push(length as u8);
+        bytes.extend(nodes);
+        assert_eq!(check(&bytes), Err(OnnxError::TooMuch { what: "messages", most: MESSAGES_MAX }));
+    }
+
+    #[test]
+    fn a_field_that_is_cut_off_ends_the_walk() {
+        assert_eq!(check(&[0x3a, 0x7f, 0x0a]), Ok(()));
+        assert_eq!(check(&[0xff; 16]), Ok(()));
+    }
+}

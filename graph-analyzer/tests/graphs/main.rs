@@ -1,0 +1,10 @@
+//! The crate from outside: forms of graphs, shapes, placements, partitions and memory plans.
+
+mod forms;
+mod hostile;
+mod light;
+mod placements;
+mod plans;
+mod samples;
+mod shapes;
+mod wheel;
