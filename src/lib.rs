@@ -30,6 +30,9 @@ pub use pleach_collectives::{
 };
 /// The links of a group, and what a group reports.
 pub use pleach_collectives::{Observe, Report};
+/// Data-flow graphs over several ranks (feature `graph`).
+#[cfg(feature = "graph")]
+pub use pleach_graph_analyzer as graph;
 pub use pleach_packing::topology::Topology;
 /// The rendezvous.
 pub use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World, WorldError};

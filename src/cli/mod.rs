@@ -12,6 +12,7 @@ mod bench;
 mod devices;
 mod doctor;
 mod error;
+mod graph;
 mod launch;
 mod log;
 mod metrics;
@@ -69,6 +70,8 @@ enum Command {
     Schedule(schedule::Arguments),
     /// Prove or refute that a schedule carries out its collective
     Verify(verify::Arguments),
+    /// Place a model's graph on ranks: what crosses between them, and where every buffer lies
+    Graph(graph::Arguments),
     /// Simulate groups with random faults, and check all results
     Sim(sim::Arguments),
     /// Become a rank's command, tied to the launcher
@@ -109,6 +112,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
+        Command::Graph(arguments) => graph::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::RankShim(arguments) => launch::guard::rank(&arguments),
         Command::Guard(arguments) => launch::guard::watch(&arguments),

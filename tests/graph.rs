@@ -1,0 +1,189 @@
+//! `pleach graph`, as people and programs call it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn light(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("graph-analyzer/tests/data/light/light_{name}.onnx"))
+}
+
+fn analyze(model: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+    command.args(["graph", "analyze"]).arg(model).args(arguments);
+    command.output().expect("pleach starts")
+}
+
+fn json(model: &Path, arguments: &[&str]) -> Value {
+    let output = analyze(model, &[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("it is one object")
+}
+
+/// The exit status and the line of an error.
+fn refused(model: &Path, arguments: &[&str]) -> (i32, String) {
+    let output = analyze(model, arguments);
+    let text = String::from_utf8(output.stderr).expect("it is text");
+    assert!(output.stdout.is_empty() && text.starts_with("error: ") && text.lines().count() == 1, "{text}");
+    (output.status.code().expect("it ended by itself"), text.trim_end().to_owned())
+}
+
+/// A file in a folder of its own, which is removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pleach-graph-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("there is a folder for temporary files");
+        Self(path)
+    }
+
+    fn file(&self, name: &str, content: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        std::fs::write(&path, content).expect("the folder can be written");
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_json_has_the_parts_and_the_crossings() {
+    let object = json(&light("squeezenet"), &["--ranks", "2", "--planner", "best-fit"]);
+    let fields: Vec<&str> = object.as_object().expect("it is an object").keys().map(String::as_str).collect();
+    let expected = [
+        "model",
+        "nodes",
+        "tensors",
+        "ranks",
+        "parts",
+        "crossings",
+        "crossing_bytes",
+        "lower_bound_bytes",
+        "arena_bytes",
+    ];
+    assert_eq!(fields, expected);
+    assert_eq!((object["nodes"].as_u64(), object["ranks"].as_u64()), (Some(105), Some(2)));
+    let sum = |list: &Value, field: &str| -> u64 {
+        list.as_array().expect("it is a list").iter().filter_map(|item| item[field].as_u64()).sum()
+    };
+    assert_eq!(sum(&object["crossings"], "bytes"), object["crossing_bytes"].as_u64().expect("a number"));
+    assert_eq!(sum(&object["parts"], "arena_bytes"), object["arena_bytes"].as_u64().expect("a number"));
+    assert_eq!(sum(&object["parts"], "nodes"), 105);
+    let crossing = &object["crossings"][0];
+    assert_eq!((crossing["from"].as_u64(), crossing["to"].as_u64()), (Some(0), Some(1)));
+    assert_eq!((crossing["transfer"].as_str(), crossing["type"].as_str()), (Some("static"), Some("f32")));
+}
+
+#[test]
+fn the_words_end_with_the_bottleneck_and_a_picture_is_drawn() {
+    let folder = Folder::new("words");
+    let picture = folder.0.join("parts.svg");
+    let arguments = ["--ranks", "3", "--planner", "tflite", "--svg", picture.to_str().expect("it is text")];
+    let output = analyze(&light("vgg19"), &arguments);
+    let text = String::from_utf8(output.stdout).expect("it is text");
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.starts_with("Bottleneck   rank "), "{text}");
+    let picture = std::fs::read_to_string(picture).expect("it was drawn");
+    assert!(picture.starts_with("<svg ") && picture.matches("class=\"box\"").count() == 3, "{picture}");
+}
+
+#[test]
+fn ranks_that_are_written_into_a_model_are_stages_again() {
+    let folder = Folder::new("stages");
+    let placed = folder.0.join("placed.onnx");
+    let placed_text = placed.to_str().expect("it is text");
+    let first = json(&light("shufflenet"), &["--ranks", "3", "--planner", "xla", "-o", placed_text]);
+    let again = json(&placed, &["--place", "stages", "--planner", "xla"]);
+    for field in ["nodes", "tensors", "ranks", "parts", "crossings", "arena_bytes"] {
+        assert_eq!(first[field], again[field], "{field}");
+    }
+    let (status, error) = refused(&placed, &["--place", "stages", "--ranks", "2"]);
+    assert_eq!(status, 2);
+    assert!(error.contains("the stages are for 3 ranks, not for 2"), "{error}");
+}
+
+#[test]
+fn a_symbol_makes_crossings_dynamic_until_it_is_bound() {
+    let folder = Folder::new("symbol");
+    let model = folder.file(
+        "model.graph",
+        b"pleach-graph 1\ngraph g\nopset 17\ninput x f32 [batch, 8]\nnode a Relu(x) -> a ? ?\nnode b Relu(a) -> b ? ?\noutput b\n",
+    );
+    let table = folder.file("ranks.txt", b"a 0\nb 1\n");
+    let place = ["--place", table.to_str().expect("it is text")];
+    let open = json(&model, &place);
+    assert_eq!(open["crossings"][0]["transfer"], "dynamic");
+    assert_eq!(open["crossings"][0]["shape"], serde_json::json!(["batch", 8]));
+    assert_eq!(open["crossings"][0]["bytes"], Value::Null);
+    let bound = json(&model, &[&place[..], &["--dim", "batch=4"]].concat());
+    assert_eq!(
+        (&bound["crossings"][0]["transfer"], &bound["crossing_bytes"]),
+        (&"static".into(), &128.into())
+    );
+    let (status, error) = refused(&model, &["--dim", "length=4"]);
+    assert_eq!(status, 2);
+    assert!(error.contains("no dimension is called 'length'; there are batch"), "{error}");
+}
+
+#[test]
+fn bad_input_is_one_line_and_an_exit_status() {
+    let folder = Folder::new("bad");
+    let graph = |name: &str, lines: &str| {
+        folder.file(name, format!("pleach-graph 1\ngraph g\nopset 17\n{lines}\n").as_bytes())
+    };
+    let chain = graph(
+        "chain",
+        "input x f32 [64]\nnode a Relu(x) -> a ? ?\nnode b Relu(a) -> b ? ?\nnode c Relu(b) -> c ? ?\noutput c",
+    );
+    let table = |name: &str, text: &str| folder.file(name, text.as_bytes()).display().to_string();
+    let whole = std::fs::read(light("squeezenet")).expect("the model is in the tree");
+    let cases: Vec<(PathBuf, Vec<String>, i32, &str)> = vec![
+        (folder.0.join("missing"), vec![], 2, "model not read"),
+        (folder.0.clone(), vec![], 2, "model not read"),
+        (folder.file("text", b"not a model"), vec![], 2, "no ONNX model"),
+        (folder.file("cut", &whole[..whole.len() / 2]), vec![], 2, "no ONNX model"),
+        (
+            graph("cycle", "node a Relu(b) -> a ? ?\nnode b Relu(a) -> b ? ?"),
+            vec![],
+            2,
+            "the nodes form a cycle",
+        ),
+        (graph("dims", "input x f32 [2]\nnode a Relu(x) -> a f32 [3]"), vec![], 2, "correct the dimensions"),
+        (chain.clone(), vec!["--place".into(), table("names", "d 0\n* 1")], 2, "no node matches 'd'"),
+        (
+            chain.clone(),
+            vec!["--place".into(), table("high", "a 0\n* 3"), "--ranks".into(), "2".into()],
+            2,
+            "there are 2 ranks",
+        ),
+        (chain.clone(), vec!["--place".into(), table("back", "b 1\n* 0")], 2, "the parts form a cycle: rank"),
+        (
+            chain.clone(),
+            vec!["--place".into(), "pipelin".into()],
+            2,
+            "use pipeline, min-cut, stages or a file",
+        ),
+        (chain.clone(), vec!["--place".into(), "stages".into()], 2, "has no pipeline_stage"),
+        (chain.clone(), vec!["--ranks".into(), "4".into()], 2, "take at most 3 ranks"),
+        (chain.clone(), vec!["--memory".into(), "256".into()], 1, "256 more than the limit of 256"),
+        (chain.clone(), vec!["--imbalance".into(), "5".into()], 2, "give it with --place min-cut"),
+        (
+            chain,
+            vec!["--svg".into(), folder.0.join("no/folder").display().to_string()],
+            1,
+            "name another file",
+        ),
+    ];
+    for (model, arguments, status, text) in cases {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (own, error) = refused(&model, &arguments);
+        assert_eq!(own, status, "{error}");
+        assert!(error.contains(text), "{error}");
+    }
+}
