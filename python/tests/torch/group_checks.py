@@ -251,6 +251,11 @@ class GroupChecks(Check):
         group = dist.group.WORLD._comm._group
         for dtype in (torch.bfloat16, torch.float8_e5m2, torch.float32, torch.int16):
             tensor = torch.ones(1000).to(dtype)
+            try:
+                tensor.__dlpack__()
+            except (BufferError, RuntimeError):
+                assert dtype == torch.float8_e5m2, dtype  # an older torch does not export it
+                continue
             assert group.all_reduce(tensor) is tensor
             same(tensor, torch.full((1000,), float(self.size)).to(dtype), f"DLPack of {dtype}")
 
