@@ -7,4 +7,6 @@ mod placements;
 mod plans;
 mod samples;
 mod shapes;
+#[path = "../../../tests/skipped/mod.rs"]
+mod skipped;
 mod wheel;
