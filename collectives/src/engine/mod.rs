@@ -338,7 +338,7 @@ pub struct Engine {
 // the same banks, because assignment depends on the sequence of calls alone (and where the
 // sequences differ, signatures differ before anything is used).
 
-/// Signal slots before this one tell credits: see [`super::signals`].
+/// Signal slots before this one tell credits: see [`signals`].
 const FIRST_SIGNAL_SLOT: u32 = 2;
 
 /// Messages of one rank to another that go straight to scratch and may be under way at once.
