@@ -205,7 +205,7 @@ pub struct Exported {
     pub channels: u32,
     /// Of the GPU that has most.
     pub thread_blocks: u32,
-    /// Of the thread block that has most. Above [`MAX_STEPS_RCCL`](super::MAX_STEPS_RCCL) RCCL
+    /// Of the thread block that has most. Above [`MAX_STEPS_RCCL`] RCCL
     /// refuses it.
     pub steps: u32,
     /// How much of the rate is lost at most because shares are rounded to equal chunks, from 0

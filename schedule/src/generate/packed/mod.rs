@@ -7,7 +7,7 @@
 //! each tree the share that the packing gives it.
 //!
 //! * Broadcast, all-gather: down the trees. Reduce, reduce-scatter: up. All-reduce: up and down
-//!   each tree. These are [trees](super::tree) like those of the other algorithms.
+//!   each tree. These are trees like those of the other algorithms.
 //! * Gather, scatter: along paths. Ranks on the path keep a chunk in scratch memory and forward it.
 //!
 //! Cost for `n` bytes of the whole and a packing of rate `R` whose longest path (to the root, from
