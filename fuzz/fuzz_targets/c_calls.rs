@@ -6,6 +6,8 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use libfuzzer_sys::fuzz_target;
 use pleach_ffi::batch::{pleachGroupEnd, pleachGroupStart};
@@ -45,16 +47,20 @@ struct Handles {
     transfers: Vec<pleachTransfer_t>,
 }
 
-/// Is called once for each registration of memory of the user, whose context counts them.
+/// Is called once for each registration of memory of the user, whose context says whether it was.
 unsafe extern "C" fn released(_address: *mut c_void, context: *mut c_void) {
-    let left: *mut bool = context.cast();
-    // SAFETY: the context is a place that is never freed.
-    assert!(!unsafe { left.replace(true) }, "released twice");
+    let is_released: *const AtomicBool = context.cast_const().cast();
+    // SAFETY: the context is one of `context`, which are never freed. One thread looks at it.
+    assert!(!unsafe { &*is_released }.swap(true, Ordering::Relaxed), "released twice");
 }
 
 /// A context for [`released`], never freed.
 fn context() -> *mut c_void {
-    Box::leak(Box::new(false) as Box<bool>) as *mut bool as *mut c_void
+    // Where a search for leaks finds them, also when the process ends.
+    static CONTEXTS: Mutex<Vec<&AtomicBool>> = Mutex::new(Vec::new());
+    let context: &AtomicBool = Box::leak(Box::new(AtomicBool::new(false)));
+    CONTEXTS.lock().unwrap().push(context);
+    std::ptr::from_ref(context).cast::<c_void>().cast_mut()
 }
 
 thread_local! {
@@ -120,10 +126,9 @@ fn buffer(input: &mut Input<'_>) -> *mut c_void {
     let buffers = BUFFERS.with(|buffers| *buffers);
     match input.byte() % 8 {
         0 => null_mut(),
-        at => buffers[usize::from(at % 2)]
-            .cast::<u8>()
-            .wrapping_add(usize::from(at / 2) * 4)
-            .cast::<c_void>(),
+        at => {
+            buffers[usize::from(at % 2)].cast::<u8>().wrapping_add(usize::from(at / 2) * 4).cast::<c_void>()
+        }
     }
 }
 
@@ -157,8 +162,7 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
                 let (kind, residence) = (input.byte() % 40, input.byte() % 3);
                 let comm = input.handle(&handles.comms);
                 let scalar = (&raw const scalar).cast();
-                let result =
-                    pleachRedOpCreatePreMulSum(&mut op, scalar, kind.into(), residence.into(), comm);
+                let result = pleachRedOpCreatePreMulSum(&mut op, scalar, kind.into(), residence.into(), comm);
                 if result == pleachSuccess {
                     handles.ops.push(op);
                 }
@@ -374,7 +378,8 @@ unsafe fn device_call(input: &mut Input<'_>, handles: &mut Handles) -> pleachRes
                 let mut device = null_mut();
                 let mut id = pleachUniqueId { internal: [0; PLEACH_UNIQUE_ID_BYTES] };
                 assert_eq!(pleachGetUniqueId(&mut id), pleachSuccess);
-                let (ranks, rank, given) = (i32::from(input.byte() % 2), input.number().min(1), config(input));
+                let (ranks, rank, given) =
+                    (i32::from(input.byte() % 2), input.number().min(1), config(input));
                 let result = pleachDeviceOpen(&mut device, ranks, id, rank, &given);
                 handles.devices.push(device);
                 result
