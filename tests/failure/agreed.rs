@@ -39,7 +39,7 @@ fn survivors_of_one_two_or_three_deaths_say_the_same(fabric: Fabric) {
     }
 }
 
-/// For as long a rank may know of a death before it is in a call again.
+/// How long a rank that knows of a death is in no call.
 const IDLE_FOR: Duration = Duration::from_millis(200);
 
 fn survivors_that_are_told_in_different_calls_say_the_same(fabric: Fabric) {

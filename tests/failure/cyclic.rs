@@ -5,18 +5,12 @@ use std::time::Duration;
 
 use pleach::transport::rendezvous::Fabric;
 
-use crate::mismatched::{expect_mismatch, in_time};
+use crate::mismatched::{Case, expect_errors_that_name_both};
 use crate::on_every_fabric;
 use crate::ranks::{Outcome, Ranks, wait};
 
 /// How long a slow rank is in no call: many times as long as a cycle lasts before it is an error.
 const SLOW_FOR: Duration = Duration::from_millis(300);
-
-/// What three ranks call at the same time, and words of the error about it.
-struct Case {
-    calls: [&'static str; 3],
-    words: [&'static str; 2],
-}
 
 const CASES: &[Case] = &[
     Case {
@@ -48,19 +42,7 @@ const CASES: &[Case] = &[
 ];
 
 fn a_cycle_of_calls_is_an_error_that_names_both(fabric: Fabric) {
-    for case in CASES {
-        in_time(&case.calls.join(", "), fabric, || {
-            let mut ranks = Ranks::join(fabric, 3);
-            ranks.tell_all("call barrier");
-            (0..3).for_each(|rank| assert!(matches!(ranks.outcome(rank), Outcome::Done { .. })));
-            for (rank, call) in case.calls.iter().enumerate() {
-                ranks.tell(rank as u32, &format!("call {call}"));
-            }
-            let took = expect_mismatch(&mut ranks, case.words);
-            ranks.end(0..3);
-            took
-        });
-    }
+    expect_errors_that_name_both(fabric, CASES);
 }
 
 fn a_rank_that_is_in_no_call_is_waited_for(fabric: Fabric) {

@@ -87,8 +87,7 @@ fn a_rank_killed_while_all_are_idle_is_named_by_the_next_call(fabric: Fabric) {
     kill(
         &mut ranks,
         fabric,
-        // Ranks that find it in no call have none to name.
-        "rank 2",
+        "all-reduce of 2 f32",
         &[(0, "loop all-reduce count=2"), (1, "loop all-reduce count=2")],
     );
     ranks.end([0, 1]);

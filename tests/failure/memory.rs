@@ -1,9 +1,9 @@
-//! What fencing takes: a survivor that keeps the bytes of its registered memory out of its peers'
-//! reach does not need the memory twice.
+//! The memory that fencing takes: a survivor copies its registered memory out of the reach of its
+//! peers, and never holds two copies of all of it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
 use std::thread;
 
 use pleach::transport::rendezvous::Fabric;
@@ -15,7 +15,7 @@ use crate::ranks::{Ranks, many, pause};
 /// Elements of the registered memory that is kept: 256 MiB of `f32`.
 const ELEMENTS: u32 = 64 << 20;
 
-/// Samples between the death and the failure without which nothing was seen.
+/// Fewer samples between the death and the failure prove nothing.
 const SAMPLES_MIN: usize = 3;
 
 /// What a failing rank may need beside its registered memory: the piece that it copies, and the
@@ -56,12 +56,12 @@ fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric
     ranks.expect_all("begun");
     let process = ranks.id(0);
     let before_kb = memory_kb(process);
-    let is_over = AtomicBool::new(false);
     let samples = thread::scope(|scope| {
-        let sampler = scope.spawn(|| {
+        // The sampler ends when the sender is dropped, also by an assertion that fails.
+        let (sender, receiver) = mpsc::channel::<()>();
+        let sampler = scope.spawn(move || {
             let mut samples = Vec::new();
-            // Relaxed: the samples are handed over by the end of the thread.
-            while !is_over.load(Ordering::Relaxed) {
+            while receiver.try_recv() == Err(mpsc::TryRecvError::Empty) {
                 samples.push(memory_kb(process));
                 pause();
             }
@@ -69,7 +69,7 @@ fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric
         });
         ranks.signal(1, Signal::KILL);
         ranks.failure(0).expect("Lost", 1, "all-reduce of 1000 f32");
-        is_over.store(true, Ordering::Relaxed);
+        drop(sender);
         sampler.join().expect("the rank lives")
     });
     let most_kb = samples.iter().max().copied().unwrap_or_default().max(memory_kb(process));

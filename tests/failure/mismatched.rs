@@ -21,10 +21,10 @@ const MEDIAN_WITHIN: Duration = Duration::from_secs(1);
 /// Tries, the fastest of which is held to [`FOUND_WITHIN`].
 const TRIES: usize = 5;
 
-/// What the ranks call at the same time, and which words every error about it holds.
-struct Case {
-    calls: [&'static str; 3],
-    words: [&'static str; 2],
+/// Calls that three ranks make at the same time, and words of every error about them.
+pub(crate) struct Case {
+    pub(crate) calls: [&'static str; 3],
+    pub(crate) words: [&'static str; 2],
 }
 
 const CASES: &[Case] = &[
@@ -45,28 +45,27 @@ const CASES: &[Case] = &[
     Case { calls: ["all-gather", "all-gather count=1", "all-gather"], words: ["of 4 f32", "of 1 f32"] },
 ];
 
-/// Repeats an experiment, which says how long ranks did not know, until it is certain that the
-/// fastest try and the median of all are in time.
+/// Repeats an experiment until its fastest try and the median of [`TRIES`] are in time. The
+/// experiment returns how long the ranks did not know.
 pub(crate) fn in_time(what: &str, fabric: Fabric, experiment: impl Fn() -> Duration) {
+    let [found, median] = [FOUND_WITHIN, MEDIAN_WITHIN].map(|limit| allowed(fabric, limit));
     let mut tries = Vec::new();
     for _ in 0..TRIES {
         let took = experiment();
         report(&format!("{what}, told after"), fabric, took);
         tries.push(took);
-        let within = |limit| tries.iter().filter(|took| **took <= allowed(fabric, limit)).count();
-        if within(FOUND_WITHIN) > 0 && within(MEDIAN_WITHIN) > TRIES / 2 {
+        let within = |limit| tries.iter().filter(|took| **took <= limit).count();
+        if within(found) > 0 && within(median) > TRIES / 2 {
             return;
         }
     }
-    panic!(
-        "{what}: not one of {tries:?} within {FOUND_WITHIN:?}, or the median not within {MEDIAN_WITHIN:?}"
-    );
+    panic!("{what}: not one of {tries:?} within {found:?}, or the median not within {median:?}");
 }
 
 /// Sees what became of calls that differ; those that end well without depending on anybody close.
 /// How long it took from when the last rank had entered its call until the last call that failed
 /// returned.
-pub(crate) fn expect_mismatch(ranks: &mut Ranks, words: [&str; 2]) -> Duration {
+fn expect_mismatch(ranks: &mut Ranks, words: [&str; 2]) -> Duration {
     let mut failed = 0;
     let check = |rank: u32, failure: &Failure| {
         assert_eq!(failure.kind, "Mismatch", "rank {rank}: {}", failure.text);
@@ -104,8 +103,9 @@ pub(crate) fn expect_mismatch(ranks: &mut Ranks, words: [&str; 2]) -> Duration {
     returned.since(entered)
 }
 
-fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
-    for case in CASES {
+/// Makes the calls of each case, and expects an error on every rank that names both calls in time.
+pub(crate) fn expect_errors_that_name_both(fabric: Fabric, cases: &[Case]) {
+    for case in cases {
         in_time(&case.calls.join(", "), fabric, || {
             let mut ranks = Ranks::join(fabric, 3);
             ranks.tell_all("call barrier");
@@ -118,6 +118,10 @@ fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
             took
         });
     }
+}
+
+fn different_calls_are_an_error_that_names_both(fabric: Fabric) {
+    expect_errors_that_name_both(fabric, CASES);
 }
 
 fn a_rank_that_makes_one_call_more_is_found_where_the_calls_differ(fabric: Fabric) {

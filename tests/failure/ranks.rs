@@ -48,6 +48,9 @@ pub(crate) const VARIABLE: &str = "PLEACH_TEST_RANK_PROCESS";
 /// What distinguishes a rank's own lines from those of the test harness in it.
 pub(crate) const MARK: &str = "@";
 
+/// What stands between the two texts of a fault.
+pub(crate) const TOLD: char = '\t';
+
 /// Numbers folders of this process. Relaxed: only uniqueness matters.
 static FOLDERS: AtomicU32 = AtomicU32::new(0);
 
@@ -275,7 +278,10 @@ pub(crate) struct Failure {
     /// Kind of the fault, or of the error where there was none.
     pub(crate) kind: String,
     pub(crate) subject: Option<Rank>,
+    /// The text of the error, on which survivors agree.
     pub(crate) text: String,
+    /// The same with the call of this rank that was told.
+    told: String,
 }
 
 impl Outcome {
@@ -284,13 +290,17 @@ impl Outcome {
         let nanos = |index: usize| words[index].parse().unwrap_or_else(|_| panic!("{line}"));
         match words[0] {
             "done" => Self::Done { at: Nanos(nanos(1)), after: Duration::from_nanos(nanos(2)) },
-            "failed" => Self::Failed(Failure {
-                at: Nanos(nanos(1)),
-                after: Duration::from_nanos(nanos(2)),
-                kind: words[3].to_owned(),
-                subject: words[4].parse().ok(),
-                text: words[5].to_owned(),
-            }),
+            "failed" => {
+                let (text, told) = words[5].split_once(TOLD).unwrap_or((words[5], words[5]));
+                Self::Failed(Failure {
+                    at: Nanos(nanos(1)),
+                    after: Duration::from_nanos(nanos(2)),
+                    kind: words[3].to_owned(),
+                    subject: words[4].parse().ok(),
+                    text: text.to_owned(),
+                    told: told.to_owned(),
+                })
+            }
             _ => panic!("{line}"),
         }
     }
@@ -303,10 +313,12 @@ impl Outcome {
 }
 
 impl Failure {
-    /// Sees that it is about `subject`, in an operation that is described so.
+    /// Sees that the failure is about `subject`, and that the finder or this rank was in an
+    /// operation that is described so. A loss that is seen between two calls names only the call of
+    /// this rank.
     pub(crate) fn expect(&self, kind: &str, subject: Rank, during: &str) {
         assert_eq!((self.kind.as_str(), self.subject), (kind, Some(subject)), "{}", self.text);
-        assert!(self.text.contains(during), "'{during}' is not in: {}", self.text);
+        assert!(self.told.contains(during), "'{during}' is not in: {}", self.told);
     }
 }
 

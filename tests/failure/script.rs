@@ -13,7 +13,7 @@ use pleach::transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, 
 use pleach::{Buffer, CollectiveError, DataMut, Element, Group, Operation, Options, Rank, ReduceOp};
 
 use crate::children::{fork, hold, status};
-use crate::ranks::{MARK, PATIENCE, VARIABLE};
+use crate::ranks::{MARK, PATIENCE, TOLD, VARIABLE};
 
 /// What a survivor writes over its memory.
 const PATTERN: f32 = -123.5;
@@ -469,7 +469,8 @@ fn tell(begun: pleach::transport::Nanos, result: Result<(), CollectiveError>) {
     match result {
         Ok(()) => say(&format!("done {} {took}", at.0)),
         Err(CollectiveError::Failed(fault)) => {
-            say(&format!("failed {} {took} {:?} {} {fault}", at.0, fault.kind, fault.subject));
+            let texts = format!("{fault}{TOLD}{fault:#}");
+            say(&format!("failed {} {took} {:?} {} {texts}", at.0, fault.kind, fault.subject));
         }
         Err(CollectiveError::Forked { owner }) => say(&format!("failed {} {took} Forked {owner} -", at.0)),
         Err(other) => say(&format!("failed {} {took} Other - {other}", at.0)),

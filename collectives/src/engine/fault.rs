@@ -251,15 +251,13 @@ mod tests {
     use super::*;
     use crate::call::Amount;
 
+    fn call(collective: Collective) -> Descriptor {
+        let (amount, data_type, op) = (Amount::Each(5), DataType::F32, ReduceOp::Sum);
+        Descriptor { collective, amount, data_type, op, tag: 0 }
+    }
+
     #[test]
     fn ranks_that_send_to_each_other_are_told_to_start_one_message_and_others_to_call_the_same() {
-        let call = |collective| Descriptor {
-            collective,
-            amount: Amount::Each(5),
-            data_type: DataType::F32,
-            op: ReduceOp::Sum,
-            tag: 0,
-        };
         let of = |theirs, detail: &str| Fault {
             kind: FaultKind::Mismatch,
             found_by: 0,
@@ -285,13 +283,6 @@ mod tests {
 
     #[test]
     fn the_call_that_was_told_is_no_part_of_what_all_survivors_say() {
-        let call = |collective| Descriptor {
-            collective,
-            amount: Amount::Each(5),
-            data_type: DataType::F32,
-            op: ReduceOp::Sum,
-            tag: 0,
-        };
         let told = |call| Fault {
             kind: FaultKind::Lost,
             found_by: 0,
