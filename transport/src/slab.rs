@@ -1,8 +1,8 @@
 //! A generational slab: values named by tokens. A token names its value until it is removed, and
-//! never a later value of its slot. So a late token finds nothing: that of an event of a descriptor
-//! that was closed in the same batch, or one that a peer invented.
+//! never a later value of its slot. So a late or invented token finds nothing. Late tokens come with
+//! events of descriptors that were closed in the same batch. Invented tokens come from peers.
 
-/// See the module. No token is zero or has this bit set.
+/// A bit that no token has set. No token is zero either.
 pub(crate) const NO_TOKEN_BIT: u64 = 1 << 63;
 
 /// See the module.

@@ -1,6 +1,5 @@
-//! Numbers and bytes of messages, little endian. Whoever reads has checked nothing yet: a
-//! [`Reader`] never reads beyond the end and takes no length without a limit, so that limits come
-//! before allocations.
+//! Numbers and bytes of messages, little endian. The bytes are unchecked. A [`Reader`] never reads
+//! beyond their end and takes no length without a limit, so limits come before allocations.
 
 use crate::device::ProtocolViolation;
 
@@ -15,7 +14,6 @@ impl From<Malformed> for ProtocolViolation {
 }
 
 /// Takes fields from the beginning of bytes.
-#[derive(Clone)]
 pub(crate) struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

@@ -284,7 +284,7 @@ fn unauthenticated_connections_are_dropped_and_harm_nobody() {
     assert!(low.log.iter().all(|event| !matches!(event, Event::PeerLost { .. })));
 }
 
-/// Unauthenticated peers, the last ones, of which those that send byte by byte go on.
+/// Among so many of the newest unauthenticated connections, the slow ones send their next byte.
 const SLOW_PEERS: usize = 64;
 
 /// A pair sends signals while unauthenticated peers connect again and again, silent, with a hello,
@@ -304,7 +304,7 @@ fn work_under_flood(connections: usize, held: usize) {
                     let _ = stream.write(&hello[..said]);
                     unauthenticated.push_back((stream, said));
                 }
-                // The slow ones say the next byte each, as long as they are there.
+                // Each slow connection sends its next byte, as long as the connection exists.
                 let slow = unauthenticated.iter_mut().rev().take(SLOW_PEERS);
                 for (stream, said) in slow.filter(|(_, said)| (1..50).contains(said)) {
                     let _ = stream.write(&hello[*said..=*said]);

@@ -12,7 +12,7 @@ use crate::wire::Malformed;
 
 /// A message of a fabric to itself at another rank.
 pub(crate) trait FabricMessage: Sized + Send + 'static {
-    /// Decodes what a peer sent; anything else ends the pair.
+    /// Decodes a message of a peer. A message that does not decode ends the pair.
     fn decode(bytes: &[u8]) -> Result<Self, Malformed>;
 
     /// The reason, if the message says that the peer makes no connection and closes the stream.

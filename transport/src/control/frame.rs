@@ -18,7 +18,8 @@ const FABRIC: u8 = 3;
 pub(crate) enum ControlFrame<'a> {
     /// For the responder.
     Message(&'a [u8]),
-    /// The listener has all connections of the pair and wants them.
+    /// The sender has all connections of the pair and wants the pair. Over Unix sockets both ends
+    /// send it, with their files.
     Ready,
     /// For the fabric itself.
     Fabric(&'a [u8]),

@@ -24,8 +24,8 @@
 //!
 //! Streams are TCP connections or Unix sockets ([`Network`]). Unix sockets reach ranks of one user
 //! on one host, and carry files: both ends send theirs with a "ready", the dialer first. A Unix
-//! socket has a random name that only this job knows, so a failed attempt is the peer's end or its
-//! fault, not a stranger's: it is reported at once, not at the deadline.
+//! socket has a random name that only this job knows, so a failed attempt means that the peer has
+//! ended or is at fault. The failure is reported at once, not at the deadline.
 //!
 //! **Invariants:**
 //!
@@ -134,7 +134,8 @@ pub(crate) trait FabricHandler: Wake {
     /// The peer is lost; called at most once, after all that the peer sent.
     fn lost(&self, peer: Rank, cause: LossCause);
 
-    /// Over Unix sockets: sends "ready" with the files that the peer gets before the pair is open.
+    /// Sends "ready". Over Unix sockets "ready" carries the files that the peer gets before the pair
+    /// is open.
     fn send_ready(&self, _peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
         send(ready, &[])
     }
@@ -195,7 +196,7 @@ impl<H: FabricHandler + 'static> Control<H> {
         handler: H,
     ) -> Result<Self, OpenError> {
         let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
-        let (listener, address) = network.listen(&config)?;
+        let (listener, address) = network.listen(&config, has_secret)?;
         let system = |resource| move |source: io::Error| OpenError::System { resource, source };
         let signal_slots = config.signal_slots.min(usize::from(u16::MAX) + 1);
         let identity = Identity {

@@ -64,14 +64,18 @@ impl Network {
         }
     }
 
-    /// A new listener and its address.
-    pub(super) fn listen(self, config: &DeviceConfig) -> Result<(OwnedFd, Address), OpenError> {
+    /// A new listener and its address. Beyond loopback the job has to have a secret that is valid
+    /// beyond this host.
+    pub(super) fn listen(
+        self,
+        config: &DeviceConfig,
+        has_secret: bool,
+    ) -> Result<(OwnedFd, Address), OpenError> {
         if self.is_unix() {
             return packet::bind_anywhere()
                 .map_err(|source| OpenError::System { resource: "listening socket", source });
         }
         let ip = listening_ip(config.interface.as_deref(), config.address)?;
-        let has_secret = config.secret.as_ref().is_some_and(|secret| !secret.is_of_this_host());
         if !ip.is_loopback() && !has_secret {
             return Err(OpenError::SecretRequired { address: ip });
         }

@@ -194,6 +194,8 @@ impl Watcher {
                 None => {}
             }
         }
+        // Drops, dials and sends set new times. The caller does not wait, and asks for these.
+        let sets_times = !(late.is_empty() && dials.is_empty() && rested.is_empty());
         for token in late {
             self.drop_handshake(token, now);
         }
@@ -209,9 +211,8 @@ impl Watcher {
         for peer in rested {
             self.peers[peer as usize].output_paused_until = None;
             self.watch_output(peer, now);
-            self.peers[peer as usize].output_paused_until.into_iter().for_each(&mut earliest);
         }
-        next
+        if sets_times { Some(now) } else { next }
     }
 
     fn connect_timed_out(&mut self, peer: Rank) {

@@ -169,7 +169,7 @@ pub enum StoreError {
     /// A key or value outside the limits, a key that is set already, or too many of them.
     #[error(
         "rendezvous value refused: key '{key}' with {bytes} bytes; a key is set once, a value has at most \
-         {VALUE_BYTES_MAX} bytes, and their number is limited by the world size"
+         {VALUE_BYTES_MAX} bytes, and the world size limits the number of keys"
     )]
     Limit {
         /// The key.

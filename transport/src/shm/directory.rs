@@ -135,7 +135,7 @@ impl Directory {
         }
     }
 
-    /// Lists nothing more for a peer that is lost or severed.
+    /// Lists nothing more for a peer that is lost, severed or departed.
     pub(crate) fn close(&mut self, peer: Rank) {
         self.peers[peer as usize] = ChangedSlots::default();
     }

@@ -1,10 +1,10 @@
 //! All interleavings of senders that signal and an owner that sleeps: no wake-up is lost, and bytes
 //! are visible with their signal.
 //!
-//! Of the driver's own code the models take [`sleep::unless_ready`] and the wake word. They do not
-//! take what the driver checks between arming and waiting (a poll of the engine, requests of other
-//! threads, the lock that it gives up), nor wake sources that are files; the test `waking` of
-//! `pleach-collectives` puts a message at each of these points of the real driver.
+//! The models contain two parts of the driver: [`sleep::unless_ready`] and the wake word. They
+//! contain neither the driver's checks between arming and waiting (a poll of the engine, requests
+//! of other threads, the lock that the driver gives up) nor wake sources that are files. The test
+//! `waking` of `pleach-collectives` sends a message at each of these points of the real driver.
 
 #![allow(unsafe_code)]
 

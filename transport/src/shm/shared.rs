@@ -94,7 +94,8 @@ impl Shared {
 
     /// Tells the poller to read the changes, also if it sleeps.
     fn publish(&self) {
-        // Release: the poller that sees the flag takes the board's lock, which orders the rest.
+        // Release: the poller that sees the flag takes the lock of the status table, which orders
+        // the rest.
         self.has_changes.store(true, Ordering::Release);
         self.wake_owner();
     }
@@ -201,8 +202,13 @@ impl FabricHandler for Shared {
                 };
                 (slot, state)
             }
-            RegionMessage::Revoke { slot } if usize::from(slot) < REGIONS_MAX => (slot, SlotState::Empty),
-            RegionMessage::Revoke { .. } => return Err(ProtocolViolation::MalformedFrame.into()),
+            RegionMessage::Revoke { slot } => {
+                let has_files = files.is_some_and(|files| !files.is_empty());
+                if usize::from(slot) >= REGIONS_MAX || has_files {
+                    return Err(ProtocolViolation::MalformedFrame.into());
+                }
+                (slot, SlotState::Empty)
+            }
         };
         let before = self.peer_status().status_of(peer).set(slot, state);
         self.publish();
@@ -212,6 +218,7 @@ impl FabricHandler for Shared {
     }
 
     fn departed(&self, peer: Rank) {
+        self.directory().close(peer);
         self.peer_status().status_of(peer).end = Some(ConnectionEnd::Departed);
         self.publish();
     }
@@ -223,7 +230,7 @@ impl FabricHandler for Shared {
     }
 
     fn send_ready(&self, peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
-        // Without it this rank does not connect.
+        // Without the file `connect` has failed, so the peer gets no "ready".
         let Some(signal_slots) = self.signal_slots.of(peer).file() else { return Ok(()) };
         let own = &self.own;
         send(

@@ -75,7 +75,12 @@ impl Watcher {
         let session = session();
         let Some(request) = &mut self.peers[peer as usize].request else { return };
         request.retry_at = None;
-        let deadline = request.deadline.min(now + HANDSHAKE_LIMIT);
+        // Over Unix sockets this is the only attempt: the listener takes its end for the peer's end.
+        let deadline = if self.network.is_unix() {
+            request.deadline
+        } else {
+            request.deadline.min(now + HANDSHAKE_LIMIT)
+        };
         let data = (0..self.identity.data_connections)
             .flat_map(|index| [(Role::ToListener, index), (Role::ToDialer, index)]);
         for (role, index) in std::iter::once((Role::Control, 0)).chain(data) {
@@ -228,8 +233,8 @@ impl Watcher {
         }
     }
 
-    /// Over Unix sockets: marks a peer lost that this rank waits for and whose attempt was
-    /// rejected. It makes no other.
+    /// Over Unix sockets: marks a peer lost if this rank waits for the peer and has rejected the
+    /// peer's attempt. The peer makes no second attempt.
     pub(super) fn lose_if_rejected(&mut self, peer: Rank) {
         let known = &self.peers[peer as usize];
         if self.network.is_unix()

@@ -12,8 +12,8 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
-    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError, PostError,
+    RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -215,7 +215,15 @@ unsafe impl Device for ShmDevice {
     }
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
-        self.control.post(peer, message, urgency == Urgency::Urgent)
+        if message.len() > MESSAGE_BYTES_MAX {
+            return Err(PostError::TooLong { bytes: message.len() });
+        }
+        // The stream is open a moment before the regions are listed for the peer. A message of that
+        // moment would come before their announcements.
+        match self.peer(peer).map(|peer| &peer.state) {
+            Some(State::Connected(_)) => self.control.post(peer, message, urgency == Urgency::Urgent),
+            _ => Err(PostError::NotConnected { peer }),
+        }
     }
 
     fn poll(&mut self, now: Nanos, events: &mut Vec<Event>) {

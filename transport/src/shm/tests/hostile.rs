@@ -144,14 +144,15 @@ fn frames_that_make_no_sense_cost_the_pair() {
     let [odd, other, outside, empty] =
         [(3, key, u64::MAX), (4, key, 0), (u16::MAX, RegionKey(u64::MAX), 0), (3, key, 0)]
             .map(|(slot, key, offset)| RegionMessage::Announce { slot, key, offset, len: 2 }.encode());
-    let revoked = RegionMessage::Revoke { slot: u16::MAX }.encode();
+    let [revoked, no_slot] = [3, u16::MAX].map(|slot| RegionMessage::Revoke { slot }.encode());
     let with_file = [file.as_fd()];
-    let cases: [(ControlFrame<'_>, &[BorrowedFd<'_>]); 8] = [
+    let cases: [(ControlFrame<'_>, &[BorrowedFd<'_>]); 9] = [
         (ControlFrame::Fabric(&odd), &with_file),
         (ControlFrame::Fabric(&other), &with_file),
         (ControlFrame::Fabric(&outside), &with_file),
         (ControlFrame::Fabric(&empty), &[]),
-        (ControlFrame::Fabric(&revoked), &[]),
+        (ControlFrame::Fabric(&no_slot), &[]),
+        (ControlFrame::Fabric(&revoked), &with_file),
         (ControlFrame::Ready, &[]),
         (ControlFrame::Message(b"with a file"), &with_file),
         (ControlFrame::Bye, &with_file),
