@@ -31,7 +31,7 @@ const ABORT_SEEDS: u64 = 60;
 /// Scenarios of messages of all forms.
 const MESSAGE_SEEDS: u64 = 60;
 /// Scenarios of ranks that wait for each other.
-const CIRCLE_SEEDS: u64 = 40;
+const CYCLE_SEEDS: u64 = 40;
 
 fn holds(seed: u64, limits: &Limits) -> TrialReport {
     let scenario = Scenario::draw(seed, limits);
@@ -181,7 +181,7 @@ fn a_rank_that_enters_late_is_waited_for() {
 
 /// A harmless scenario in which rank 1 receives from, or sends to, rank 0 while the others are in
 /// the last barrier, and every rank makes one call after the other.
-fn with_circle(seed: u64) -> Scenario {
+fn with_cycle(seed: u64) -> Scenario {
     let limits = Limits { ranks: Some(2 + seed as u32 % 5), faults: FaultKinds::harmless() };
     let mut scenario = Scenario::draw(seed, &limits);
     (scenario.abort, scenario.timeout) = (None, TIMEOUT_FAR);
@@ -199,8 +199,8 @@ fn with_circle(seed: u64) -> Scenario {
 
 #[test]
 fn a_message_against_a_collective_is_a_mismatch_within_a_tenth_of_a_second() {
-    for seed in 0..CIRCLE_SEEDS {
-        let scenario = with_circle(seed);
+    for seed in 0..CYCLE_SEEDS {
+        let scenario = with_cycle(seed);
         // It checks that every rank learns of it, and how late.
         let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
         assert_eq!(report.failed, u64::from(scenario.ranks), "{scenario}");
@@ -288,8 +288,8 @@ fn an_abort_that_is_told_late_is_caught_by_the_liveness_checker() {
 
 #[test]
 fn ranks_that_are_slow_in_no_call_are_no_mismatch() {
-    for seed in 0..CIRCLE_SEEDS {
-        let mut scenario = with_circle(seed);
+    for seed in 0..CYCLE_SEEDS {
+        let mut scenario = with_cycle(seed);
         scenario.mismatch = None;
         // Every rank makes every call at its own time, messages too.
         for (number, call) in scenario.calls.iter_mut().enumerate() {

@@ -287,6 +287,7 @@ impl LentSlice {
 
     /// A part of it; `None` when the range does not lie inside.
     #[must_use]
+    #[inline]
     pub fn part(self, range: Range<usize>) -> Option<Self> {
         let len = range.end.checked_sub(range.start).filter(|_| range.end <= self.len())? as u64;
         let remote = RemoteSlice { offset: self.remote.offset + range.start as u64, len, ..self.remote };

@@ -1,7 +1,7 @@
 //! Pseudo-random numbers that are the same in every run.
 //!
-//! Kept seeds name streams of another generator, `pleach_transport::sim::Random`, which splits a
-//! seed by purpose; a stream of this one is the seed alone.
+//! The simulator has a generator of its own, `pleach_transport::sim::Random`, which derives a stream
+//! for each purpose from one seed. Seeds that are kept in files belong to that generator.
 
 use crate::digest::{INCREMENT, mixed};
 

@@ -28,8 +28,10 @@ use super::plan::Plan;
 use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
 use super::run::{LaneProgress, Parameters, Run};
 use super::status_board::{MessageRecords, StatusBoard};
-use super::{Banks, MessageBanks, credit_is_due, message_credit_is_due};
-use super::{Bytes, Engine, RUNS_MAX, RunId, RunNumber, StartError, StepAddress, Stream};
+use super::{
+    Banks, Bytes, Engine, MessageBanks, RUNS_MAX, RunId, RunNumber, StartError, StepAddress, Stream,
+    credit_is_due, message_credit_is_due,
+};
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
 

@@ -18,12 +18,11 @@ use pleach_transport::mutex::lock;
 use pleach_transport::{LossCause, Responder};
 use pleach_vocabulary::Rank;
 
-use super::EAGER_BANKS;
-use super::Stream;
 use super::agreement::Agreement;
 use super::deadlock::BlockedCall;
 use super::fault::{Fault, FaultKind};
 use super::message::Message;
+use super::{EAGER_BANKS, Stream};
 use crate::call::{Amount, DESCRIPTOR_WORDS, Descriptor, Paired};
 
 /// Records of collectives that are kept.

@@ -16,8 +16,8 @@
 //!   there: those in, when what comes before the batch is done (the fused call's gate puts them
 //!   in), and those out, when the call is over. So they end soon whatever else happens, no stream
 //!   waits for a call, and the memory of both sides is let go of only when they have ended.
-//! * A run of a batch that is gone has waited for all its calls, or has left that to who has their
-//!   memory, so what they worked on is nobody else's again.
+//! * When a run of a batch is gone, all its calls have ended, or the owner of their memory waits for
+//!   them. So nobody else uses memory that a call still works on.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -25,9 +25,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_transport::Slice;
 use pleach_transport::cuda::{CudaError, CudaEvent, ForeignMemory, Stream};
 use pleach_transport::mutex::lock;
-use pleach_transport::{SharedMemory, Slice};
 
 use super::bound::BoundCall;
 use super::data::{Data, OwnedData, destination, part};
@@ -151,7 +151,7 @@ impl<'a> Batch<'a> {
 
     /// Carries out all operations and returns when this rank's part of each is done. All ranks run
     /// batches of the same operations in the same order; each may take as long as the handle's
-    /// deadline. Of no operations it is nothing.
+    /// deadline. An empty batch does nothing.
     ///
     /// # Errors
     ///
@@ -333,11 +333,6 @@ impl Bucket {
         self.calls.push(call);
     }
 
-    /// Bytes of its data.
-    fn bytes(&self) -> usize {
-        self.bytes
-    }
-
     /// Bytes of staging memory that it needs.
     fn room(&self) -> usize {
         self.bytes.next_multiple_of(ALIGN_BYTES)
@@ -462,7 +457,7 @@ impl BatchRun {
         let begin = self.used_bytes;
         self.used_bytes += bucket.room();
         let side_by_side = staging.base().add(begin);
-        let mut call = bucket.call(&staging.bytes(&self.group, begin..begin + bucket.bytes())?);
+        let mut call = bucket.call(&staging.bytes(&self.group, begin..begin + bucket.bytes)?);
         call.gate = staging.pack(&self.before, bucket.inputs(side_by_side)).map_err(in_compute)?;
         self.launch(&bucket.group(), call, bucket.results(side_by_side), Products::new())
     }
@@ -586,10 +581,7 @@ impl Staging {
             let copies = Arc::new(Stream::new(memory.gpu())?);
             return Ok(Self::Gpu { memory, copies });
         }
-        let memory = SharedMemory::new(bytes)
-            .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
-        let region = group.shared.driver.lock().engine.device().register(memory);
-        Ok(Self::Host(region.map_err(|error| CollectiveError::Register(Arc::new(error)))?.whole()))
+        Ok(Self::Host(group.new_registered(bytes)?))
     }
 
     /// Lets later batches of the group have it, if it is not too much and more than what is kept.

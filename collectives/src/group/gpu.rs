@@ -202,9 +202,7 @@ impl Group {
         if self.shared.shares_gpu
             && let Some(Held::Own(memory, slice)) = Arc::get_mut(&mut buffer.memory)
         {
-            let region = self.shared.driver.lock().engine.device().register(memory.clone());
-            let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
-            *slice = Some((self.shared.number, region.whole()));
+            *slice = Some((self.shared.number, self.registered(memory.clone())?));
         }
         Ok(buffer)
     }

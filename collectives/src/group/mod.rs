@@ -58,7 +58,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, Space, clock, fork};
+use pleach_transport::{Device, Event, Memory, Slice, Space, clock, fork};
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
@@ -350,12 +350,21 @@ impl Group {
     pub fn buffer<T: Element>(&self, len: usize) -> Result<Buffer<T>, CollectiveError> {
         self.expect_own_process()?;
         self.expect_host()?;
-        let bytes = len.saturating_mul(size_of::<T>());
+        let memory = self.new_registered(len.saturating_mul(size_of::<T>()))?;
+        Ok(Buffer::new(memory, len, self.shared.number))
+    }
+
+    /// `bytes` zeroed bytes that peers can map, registered.
+    fn new_registered(&self, bytes: usize) -> Result<Slice, CollectiveError> {
         let memory = memory_for_peers(bytes)
             .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
+        self.registered(memory)
+    }
+
+    /// Registers memory with the device of this group.
+    fn registered(&self, memory: Arc<dyn Memory>) -> Result<Slice, CollectiveError> {
         let region = self.shared.driver.lock().engine.device().register(memory);
-        let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
-        Ok(Buffer::new(region.whole(), len, self.shared.number))
+        Ok(region.map_err(|error| CollectiveError::Register(Arc::new(error)))?.whole())
     }
 
     /// Ends the group's work on all ranks: calls under way, here and there, return at once with an

@@ -250,7 +250,6 @@ impl<D> Drop for Pending<D> {
 #[cfg(test)]
 mod tests {
     use std::mem::forget;
-    use std::sync::atomic::{AtomicBool, Ordering};
 
     use pleach_schedule::cost::{CostModel, Platform};
     use pleach_schedule::generate::Access;
@@ -321,15 +320,14 @@ mod tests {
                 device.poll(world.now(), events);
             }
         }
-        let is_over = [AtomicBool::new(false), AtomicBool::new(false)];
         std::thread::scope(|scope| {
-            for ((device, board), is_over) in devices.into_iter().zip(&boards).zip(&is_over) {
-                let body = &body;
+            let start = |(device, board): (sim::SimDevice, &Arc<StatusBoard>)| {
+                let (body, board) = (&body, board.clone());
                 scope.spawn(move || {
                     let connection = Connection {
                         device: Box::new(device),
                         events: Vec::new(),
-                        board: board.clone(),
+                        board,
                         platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
                         is_crowded: false,
                         store: None,
@@ -338,12 +336,11 @@ mod tests {
                     options.progress = Progress::WhenCalled;
                     let group = connection.into_group(Box::new(HostCompute::new()), &options);
                     body(group.expect("both are connected"));
-                    // Relaxed: it says nothing of other memory.
-                    is_over.store(true, Ordering::Relaxed);
-                });
-            }
+                })
+            };
+            let ranks: Vec<_> = devices.into_iter().zip(&boards).map(start).collect();
             // Time passes as long as a rank works.
-            while !is_over.iter().all(|is_over| is_over.load(Ordering::Relaxed)) {
+            while !ranks.iter().all(|rank| rank.is_finished()) {
                 world.advance(None);
                 std::thread::yield_now();
             }

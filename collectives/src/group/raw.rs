@@ -50,8 +50,8 @@ enum Place {
 }
 
 impl RawData {
-    /// `len` elements from an address on; the address is null where there are none. If they are
-    /// already registered, or on a GPU, name their buffer.
+    /// `count` elements that begin at an address. The address is null where there are none. Memory
+    /// that is registered or on a GPU is named by its buffer instead.
     #[must_use]
     #[inline]
     pub fn at(address: *mut c_void, count: usize) -> Self {
@@ -95,8 +95,8 @@ impl RawData {
         Self { count, ..self }
     }
 
-    /// As [`Group::all_reduce`] on these elements: the shortest way, on which nothing is moved.
-    /// [`Operation::from_raw`] has all collectives.
+    /// All-reduces these elements in place, as [`Group::all_reduce`] does. This is the shortest way:
+    /// no operation is made. [`Operation::from_raw`] has all collectives.
     ///
     /// # Errors
     ///
@@ -171,10 +171,10 @@ impl RawData {
             Place::Buffer { memory, group: of, .. } | Place::Registered { memory, group: of }
                 if *of == group =>
             {
-                debug_assert!(bytes <= memory.len(), "looked at before");
-                // SAFETY: this holds the memory's handle and outlives the run, as the data of an
-                // operation do; a batch, which does not keep them, takes a handle of its own.
-                Bytes::Lent(unsafe { memory.lend() }.first(bytes))
+                // SAFETY: `self` holds a handle of the memory and outlives the run, as all data of
+                // an operation do. A batch drops its operations, so it takes a handle of its own.
+                let lent = unsafe { memory.lend() };
+                Bytes::Lent(lent.part(0..bytes).expect("looked at before"))
             }
             Place::Buffer { memory, .. } | Place::Registered { memory, .. } => {
                 private(memory.as_ptr(), bytes)
@@ -194,11 +194,11 @@ pub struct RawPair {
 }
 
 impl Operation<RawPair> {
-    /// An operation on elements of a type that is known when the program runs. Of the ends of a
-    /// message the other rank is looked at; who gives no input receives.
+    /// An operation on elements of a type that is known when the program runs. Of the two ranks of a
+    /// message only the other rank is read. A rank without an input receives.
     ///
-    /// In place are input and output that name the same memory, or a rank's own block at its place
-    /// among all blocks; otherwise they must not overlap. What a rank has no part in may be `None`.
+    /// Input and output are in place if both name the same memory, or if one is the rank's own block
+    /// inside the other. Otherwise they must not overlap. What a rank has no part in may be `None`.
     /// Blocks of different lengths: [`Operation::with_counts`].
     ///
     /// # Errors
@@ -220,37 +220,36 @@ impl Operation<RawPair> {
         input: Option<RawData>,
         output: Option<RawData>,
     ) -> Result<Self, CollectiveError> {
+        input.iter().chain(&output).try_for_each(|data| data.expect(data_type))?;
         let call = |form| Call { collective, data_type, op, form, counts: None };
         if collective == Collective::AllReduce
             && let (Some(data), Some(output)) = (&input, &output)
             && data.is_same(output)
             && let Some(data) = input
         {
-            data.expect(data_type)?;
-            let operands = Operands::One(|RawPair { size, first, .. }: &mut RawPair, group| match first {
-                Some(data) => data.operand(group, *size),
-                None => Ok(Operand::none()),
-            });
+            let operands = Operands::One(|pair: &mut RawPair, group| pair.operand(&pair.first, group));
             let data = RawPair { size: data_type.bytes(), first: Some(data), second: None };
             return Ok(Self::untyped(call(Form::InPlace), data, operands));
         }
-        input.iter().chain(&output).try_for_each(|data| data.expect(data_type))?;
         let form = match collective {
             Collective::SendRecv { .. } if input.is_none() => Form::Received,
             Collective::SendRecv { .. } => Form::Sent,
             Collective::Barrier => Form::Nothing,
             _ => Form::Apart,
         };
-        let operands = Operands::Two(|RawPair { size, first, second }: &mut RawPair, group| {
-            let operand = |data: &Option<RawData>| match data {
-                Some(data) => data.operand(group, *size),
-                None => Ok(Operand::none()),
-            };
-            Ok([operand(first)?, operand(second)?])
+        let operands = Operands::Two(|pair: &mut RawPair, group| {
+            Ok([pair.operand(&pair.first, group)?, pair.operand(&pair.second, group)?])
         });
         // The only memory of a message comes first.
         let [first, second] = if form == Form::Received { [output, None] } else { [input, output] };
         Ok(Self::untyped(call(form), RawPair { size: data_type.bytes(), first, second }, operands))
+    }
+}
+
+impl RawPair {
+    #[inline(always)]
+    fn operand(&self, data: &Option<RawData>, group: u64) -> Result<Operand, CollectiveError> {
+        data.as_ref().map_or_else(|| Ok(Operand::none()), |data| data.operand(group, self.size))
     }
 }
 

@@ -48,9 +48,7 @@ impl Group {
     pub fn register(&self, memory: Arc<dyn Memory>) -> Result<Registered, CollectiveError> {
         self.expect_own_process()?;
         self.expect_host()?;
-        let region = self.shared.driver.lock().engine.device().register(memory);
-        let region = region.map_err(|error| CollectiveError::Register(Arc::new(error)))?;
-        Ok(Registered { slice: region.whole(), group: self.shared.number })
+        Ok(Registered { slice: self.registered(memory)?, group: self.shared.number })
     }
 
     /// Drops a handle and waits until the group holds the memory no longer, at most `limit`.

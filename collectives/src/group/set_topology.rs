@@ -22,7 +22,7 @@ pub enum SetTopologyError {
         "the topology was not set: rank {rank} was given {theirs}, this rank {own}; give all ranks the same topology"
     )]
     Differs {
-        /// The first rank that was told of others than this one.
+        /// The first rank whose topology differs from this rank's.
         rank: Rank,
         /// What it was told.
         theirs: TopologyName,
@@ -58,9 +58,9 @@ impl std::fmt::Display for TopologyName {
 }
 
 impl Group {
-    /// Tells the group of the links that join its ranks from now on; `None`: of none. All ranks
-    /// call it with the same. What is called afterwards is packed and chosen anew; what is under
-    /// way, and what is [persistent](super::Persistent), goes on by the schedule that it has.
+    /// Tells the group which links join its ranks from now on; `None`: the links are unknown. All
+    /// ranks call it with the same topology. Later calls are packed and chosen anew. Calls under way
+    /// and [persistent](super::Persistent) calls keep their schedules.
     ///
     /// # Errors
     ///

@@ -93,7 +93,7 @@ impl fmt::Display for ShortDuration {
     }
 }
 
-/// BinaryBytes as powers of two.
+/// A number of bytes, printed in powers of two.
 struct BinaryBytes(u64);
 
 impl fmt::Display for BinaryBytes {

@@ -8,8 +8,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, one_block};
-use super::{Tree, TreePair, TreeSchedule};
+use super::{Access, Tree, TreePair, TreeSchedule, one_block};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;

@@ -23,8 +23,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, block_for_each_rank, one_block, pairwise};
-use super::{Tree, TreePair, TreeSchedule};
+use super::{Access, Tree, TreePair, TreeSchedule, block_for_each_rank, one_block, pairwise};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;

@@ -18,8 +18,7 @@
 use pleach_packing::double_tree_edges;
 use pleach_vocabulary::Collective;
 
-use super::Access;
-use super::{Tree, TreePair, TreeSchedule};
+use super::{Access, Tree, TreePair, TreeSchedule};
 use crate::{Block, BlockId, Schedule};
 
 /// Chunks under way where nothing but the way up and down again limits them. More would only cost

@@ -26,9 +26,9 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::Tree;
-use super::{Access, block_for_each_part, block_for_each_rank, one_block, ordered_lanes};
-use super::{Program, Target};
+use super::{
+    Access, Program, Target, Tree, block_for_each_part, block_for_each_rank, one_block, ordered_lanes,
+};
 use crate::{Block, BlockId, Lane, Part, Schedule, SignalSlot};
 
 /// All scratch slots of a rank together, in bytes, at most.

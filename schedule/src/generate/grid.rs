@@ -17,8 +17,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, block_for_each_rank};
-use super::{Tree, TreePair, TreeSchedule};
+use super::{Access, Tree, TreePair, TreeSchedule, block_for_each_rank};
 use crate::Schedule;
 use crate::rank_space::RankSpace;
 

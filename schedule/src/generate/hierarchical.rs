@@ -28,9 +28,7 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::Program;
-use super::{Access, PeerAccess, block_for_each_rank, one_block};
-use super::{Tree, TreePair, TreeSchedule};
+use super::{Access, PeerAccess, Program, Tree, TreePair, TreeSchedule, block_for_each_rank, one_block};
 use crate::hosts::HostMap;
 use crate::{Block, BlockId, Lane, Schedule, SignalSlot};
 

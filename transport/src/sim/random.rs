@@ -19,11 +19,8 @@ impl Random {
     /// The stream of this seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let mut walk = seed;
-        let state = std::array::from_fn(|_| {
-            walk = walk.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            mixed(walk)
-        });
+        let mut words = pleach_vocabulary::random::Random::new(seed);
+        let state = std::array::from_fn(|_| words.bits());
         Self { seed, state }
     }
 

@@ -16,6 +16,7 @@ use pleach_transport::{
     Responder, Secret, Signal, Signals, Slice, Source, SubmitError, Submitted, Transfer, TransferError,
     TransferId, Urgency, clock,
 };
+use pleach_vocabulary::random::Random;
 
 /// What a test has a device do: a transfer, or a signal alone.
 #[derive(Clone, Debug)]
@@ -632,14 +633,10 @@ pub(crate) fn put(src: &Slice, dst: RemoteSlice, signal_slot: Option<u16>) -> Tr
 
 /// Bytes that look random and differ between seeds.
 pub(crate) fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
+    let mut random = Random::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03);
     let mut bytes = Vec::with_capacity(len.next_multiple_of(8));
     while bytes.len() < len {
-        state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut word = state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        bytes.extend_from_slice(&(word ^ (word >> 31)).to_le_bytes());
+        bytes.extend_from_slice(&random.bits().to_le_bytes());
     }
     bytes.truncate(len);
     bytes
