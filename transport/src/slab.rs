@@ -1,6 +1,6 @@
 //! A generational slab: values named by tokens. A token names its value until it is removed, and
-//! never a later value of its slot. So a late or invented token finds nothing. Late tokens come with
-//! events of descriptors that were closed in the same batch. Invented tokens come from peers.
+//! never a later value of its slot. So a late or invented token finds nothing. Late tokens come
+//! with events of descriptors that were closed in the same batch. Invented tokens come from peers.
 
 /// A bit that no token has set. No token is zero either.
 pub(crate) const NO_TOKEN_BIT: u64 = 1 << 63;

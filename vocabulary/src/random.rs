@@ -1,7 +1,7 @@
 //! Pseudo-random numbers that are the same in every run.
 //!
-//! The simulator has a generator of its own, `pleach_transport::sim::Random`, which derives a stream
-//! for each purpose from one seed. Seeds that are kept in files belong to that generator.
+//! The simulator has a generator of its own, `pleach_transport::sim::Random`, which derives a
+//! stream for each purpose from one seed. Seeds that are kept in files belong to that generator.
 
 use crate::digest::{INCREMENT, mixed};
 

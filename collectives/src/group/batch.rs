@@ -16,8 +16,8 @@
 //!   there: those in, when what comes before the batch is done (the fused call's gate puts them
 //!   in), and those out, when the call is over. So they end soon whatever else happens, no stream
 //!   waits for a call, and the memory of both sides is let go of only when they have ended.
-//! * When a run of a batch is gone, all its calls have ended, or the owner of their memory waits for
-//!   them. So nobody else uses memory that a call still works on.
+//! * When a run of a batch is gone, all its calls have ended, or the owner of their memory waits
+//!   for them. So nobody else uses memory that a call still works on.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;

@@ -95,8 +95,8 @@ impl RawData {
         Self { count, ..self }
     }
 
-    /// All-reduces these elements in place, as [`Group::all_reduce`] does. This is the shortest way:
-    /// no operation is made. [`Operation::from_raw`] has all collectives.
+    /// All-reduces these elements in place, as [`Group::all_reduce`] does. This is the shortest
+    /// way: no operation is made. [`Operation::from_raw`] has all collectives.
     ///
     /// # Errors
     ///
@@ -194,11 +194,12 @@ pub struct RawPair {
 }
 
 impl Operation<RawPair> {
-    /// An operation on elements of a type that is known when the program runs. Of the two ranks of a
-    /// message only the other rank is read. A rank without an input receives.
+    /// An operation on elements of a type that is known when the program runs. Of the two ranks of
+    /// a message only the other rank is read. A rank without an input receives.
     ///
-    /// Input and output are in place if both name the same memory, or if one is the rank's own block
-    /// inside the other. Otherwise they must not overlap. What a rank has no part in may be `None`.
+    /// Input and output are in place if both name the same memory, or if one is the rank's own
+    /// block inside the other. Otherwise they must not overlap. What a rank has no part in may be
+    /// `None`.
     /// Blocks of different lengths: [`Operation::with_counts`].
     ///
     /// # Errors

@@ -59,8 +59,8 @@ impl std::fmt::Display for TopologyName {
 
 impl Group {
     /// Tells the group which links join its ranks from now on; `None`: the links are unknown. All
-    /// ranks call it with the same topology. Later calls are packed and chosen anew. Calls under way
-    /// and [persistent](super::Persistent) calls keep their schedules.
+    /// ranks call it with the same topology. Later calls are packed and chosen anew. Calls under
+    /// way and [persistent](super::Persistent) calls keep their schedules.
     ///
     /// # Errors
     ///

@@ -134,8 +134,8 @@ pub(crate) trait FabricHandler: Wake {
     /// The peer is lost; called at most once, after all that the peer sent.
     fn lost(&self, peer: Rank, cause: LossCause);
 
-    /// Sends "ready". Over Unix sockets "ready" carries the files that the peer gets before the pair
-    /// is open.
+    /// Sends "ready". Over Unix sockets "ready" carries the files that the peer gets before the
+    /// pair is open.
     fn send_ready(&self, _peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
         send(ready, &[])
     }

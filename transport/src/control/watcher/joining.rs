@@ -75,7 +75,8 @@ impl Watcher {
         let session = session();
         let Some(request) = &mut self.peers[peer as usize].request else { return };
         request.retry_at = None;
-        // Over Unix sockets this is the only attempt: the listener takes its end for the peer's end.
+        // Over Unix sockets this is the only attempt: a listener takes the end of the stream for
+        // the end of the peer.
         let deadline = if self.network.is_unix() {
             request.deadline
         } else {
