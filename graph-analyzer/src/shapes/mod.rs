@@ -8,11 +8,12 @@
 //! **Invariant:** an operator without a rule, and one whose sizes are too large for exact
 //! arithmetic, makes its outputs unknown: never wrong. Sizes that contradict are an error.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use rten_shape_inference::{InferShapesError, SymExpr, SymTensor, SymbolGen};
 
-use crate::graph::{Dim, Graph, Node, NodeId, Producer, TensorType, Value};
+use crate::graph::{DIMENSIONS_MAX, Dim, Graph, Node, NodeId, Producer, TensorType, Value};
 
 mod elements;
 mod rules;
@@ -25,6 +26,16 @@ const COEFFICIENT_MAX: i32 = 1 << 15;
 
 /// Longest vector of values that is followed.
 const VECTOR_MAX: usize = crate::graph::KEPT_INTEGERS_MAX;
+
+/// Most inputs of a node whose shapes are followed; the results of a node with more are unknown.
+const INPUTS_MAX: usize = 1024;
+
+/// Most dimensions and values that are followed, over all inputs and results of all nodes. This
+/// bounds the memory and the time of an inference; what comes later is unknown.
+const FOLLOWED_MAX: usize = 1 << 24;
+
+/// Most inputs of a node that an error names.
+const INPUTS_SHOWN: usize = 16;
 
 /// Why shapes cannot be.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -82,11 +93,14 @@ impl Graph {
             }
         }
         let declared = self.values().iter().map(|value| bound(&value.tensor, sizes)).collect();
+        let named = symbols.into_iter().map(|name| (Arc::clone(&name), SymExpr::pos_var(&name)));
         let mut inference = Inference {
             graph: self,
             tensors: declared,
             known: vec![None; self.values().len()],
+            named: named.collect(),
             symbols: SymbolGen::new(),
+            followed: 0,
         };
         inference.start();
         for number in 0..self.nodes().len() as u32 {
@@ -115,7 +129,11 @@ struct Inference<'a> {
     tensors: Vec<TensorType>,
     /// What is known of values for the rules: shapes, or values of shapes.
     known: Vec<Option<SymTensor>>,
+    /// The symbols of the file, each made once: a name may be long, and dimensions are many.
+    named: HashMap<Arc<str>, SymExpr>,
     symbols: SymbolGen,
+    /// Dimensions and values so far, against [`FOLLOWED_MAX`].
+    followed: usize,
 }
 
 impl Inference<'_> {
@@ -127,40 +145,26 @@ impl Inference<'_> {
                 Producer::Input => None,
                 Producer::Weight { integers, .. } => integers.as_deref(),
             };
-            self.known[number] = rules::constant(integers, &self.tensors[number]);
-            if self.known[number].is_none() {
-                self.known[number] = Some(self.symbolic(&self.tensors[number].clone()));
-            }
+            let known = rules::constant(integers, &self.tensors[number]);
+            let known = known.unwrap_or_else(|| self.symbolic(&self.tensors[number].clone()));
+            self.known[number] = Some(self.followed(known));
         }
     }
 
     fn visit(&mut self, id: NodeId) -> Result<(), ShapeError> {
         let node = self.graph.node(id);
-        let inputs: Vec<Option<SymTensor>> = node
-            .inputs
-            .iter()
-            .map(|input| input.and_then(|input| self.known[input.index()].clone()))
-            .collect();
+        let inferred = self.results(node)?;
         let input_types: Vec<Option<&TensorType>> =
             node.inputs.iter().map(|input| input.map(|input| &self.tensors[input.index()])).collect();
         let elements = elements::of_results(node, &input_types);
-        let inferred = match rules::infer(node, self.graph.opset(), inputs, &mut self.symbols) {
-            Some(Ok(results)) => results,
-            Some(Err(InferShapesError::IncompatibleShapes)) => {
-                let types = input_types.iter().flatten().map(ToString::to_string).collect::<Vec<_>>();
-                return Err(ShapeError::Incompatible {
-                    node: node.name.clone(),
-                    operator: node.operator.clone(),
-                    inputs: types.join(", "),
-                });
-            }
-            Some(Err(_)) | None => Vec::new(),
-        };
         for (place, output) in node.outputs.iter().enumerate() {
             let Some(output) = output else { continue };
-            let result = inferred.get(place).map(|result| self.simplified(result));
+            let result = inferred.get(place).map(|result| {
+                let simplified = self.simplified(result);
+                self.followed(simplified)
+            });
             let element = elements.get(place).copied().flatten();
-            let own = TensorType { element, shape: result.as_ref().and_then(dims) };
+            let own = TensorType { element, shape: result.as_ref().and_then(|result| self.dims(result)) };
             let declared = &self.tensors[output.index()];
             let merged = merged(declared, &own)
                 .ok_or_else(|| contradiction(node, self.graph.value(*output), declared, &own))?;
@@ -176,6 +180,55 @@ impl Inference<'_> {
         Ok(())
     }
 
+    /// What the rule of a node says of its results.
+    fn results(&mut self, node: &Node) -> Result<Vec<SymTensor>, ShapeError> {
+        if node.inputs.len() > INPUTS_MAX {
+            return Ok(Vec::new());
+        }
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for input in &node.inputs {
+            let known = input.and_then(|input| self.known[input.index()].clone());
+            inputs.push(known.map(|known| self.followed(known)));
+        }
+        match rules::infer(node, self.graph.opset(), inputs, &mut self.symbols) {
+            Some(Ok(results)) => Ok(results),
+            Some(Err(InferShapesError::IncompatibleShapes)) => {
+                let types = node.inputs.iter().flatten().map(|input| &self.tensors[input.index()]);
+                let count = types.clone().count();
+                let shown: Vec<String> = types.take(INPUTS_SHOWN).map(ToString::to_string).collect();
+                let mut inputs = shown.join(", ");
+                if count > INPUTS_SHOWN {
+                    inputs += &format!(", and {} more", count - INPUTS_SHOWN);
+                }
+                let (node, operator) = (node.name.clone(), node.operator.clone());
+                Err(ShapeError::Incompatible { node, operator, inputs })
+            }
+            Some(Err(_)) | None => Ok(Vec::new()),
+        }
+    }
+
+    /// The same while not too much was followed, and nothing afterwards.
+    fn followed(&mut self, tensor: SymTensor) -> SymTensor {
+        let count = tensor.values().map(<[SymExpr]>::len).or(tensor.ndim()).unwrap_or(0);
+        self.followed = self.followed.saturating_add(count);
+        if self.followed > FOLLOWED_MAX { SymTensor::unknown("too much is known") } else { tensor }
+    }
+
+    /// The dimensions of a result. An expression of several symbols is unknown.
+    fn dims(&self, result: &SymTensor) -> Option<Vec<Dim>> {
+        let dim = |expression: SymExpr| match expression {
+            SymExpr::Value(size) => u64::try_from(size).map_or(Dim::Unknown, Dim::Fixed),
+            SymExpr::Var(symbol) => {
+                let named = self.named.get_key_value(symbol.name.as_str());
+                named
+                    .filter(|_| !symbol.synthetic)
+                    .map_or(Dim::Unknown, |(name, _)| Dim::Symbol(Arc::clone(name)))
+            }
+            _ => Dim::Unknown,
+        };
+        Some(result.shape()?.map(dim).collect())
+    }
+
     /// The expressions of a type. A dimension of which nothing is known is a symbol of its own.
     fn symbolic(&mut self, tensor: &TensorType) -> SymTensor {
         let Some(dims) = &tensor.shape else { return SymTensor::unknown("nothing is known") };
@@ -183,7 +236,10 @@ impl Inference<'_> {
             Dim::Fixed(size) => {
                 i32::try_from(*size).map_or_else(|_| self.symbols.gen_positive(), SymExpr::Value)
             }
-            Dim::Symbol(name) => SymExpr::pos_var(name),
+            Dim::Symbol(name) => match self.named.get(name) {
+                Some(known) => known.clone(),
+                None => self.symbols.gen_positive(),
+            },
             Dim::Unknown => self.symbols.gen_positive(),
         };
         SymTensor::from_shape(dims.iter().map(expression).collect())
@@ -215,23 +271,14 @@ impl Inference<'_> {
                 _ => SymTensor::from_vec(values),
             };
         }
-        let Some(shape) = result.shape() else { return SymTensor::unknown("nothing is known") };
+        let shape = result.shape().filter(|shape| shape.len() <= DIMENSIONS_MAX);
+        let Some(shape) = shape else { return SymTensor::unknown("nothing is known") };
         let of = |expression: SymExpr| {
             let (simple, is_beyond, is_negative) = simple(&expression);
             if is_beyond || is_negative { self.symbols.gen_positive() } else { simple }
         };
         SymTensor::from_shape(shape.map(of).collect())
     }
-}
-
-/// The dimensions of a result. An expression of several symbols is unknown.
-fn dims(result: &SymTensor) -> Option<Vec<Dim>> {
-    let dim = |expression: SymExpr| match expression {
-        SymExpr::Value(size) => u64::try_from(size).map_or(Dim::Unknown, Dim::Fixed),
-        SymExpr::Var(symbol) if !symbol.synthetic => Dim::Symbol(Arc::from(symbol.name.as_str())),
-        _ => Dim::Unknown,
-    };
-    Some(result.shape()?.map(dim).collect())
 }
 
 /// The best of two types of one value; nothing if they contradict.

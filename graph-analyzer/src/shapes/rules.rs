@@ -14,6 +14,15 @@ use crate::graph::{AttributeValue, DIMENSIONS_MAX, Literal, Node, TensorType};
 /// Largest attribute and value in arithmetic: products of two stay exact.
 const NUMBER_MAX: i64 = 1 << 15;
 
+/// Largest size that a shape can name: the number above stands for all that are larger.
+const SIZE_MAX: i32 = i32::MAX - 1;
+
+/// Most inputs of an `Einsum`. Each element of its result's shape visits all of them.
+const EINSUM_INPUTS_MAX: usize = 16;
+
+/// Longest equation of an `Einsum`, in bytes.
+const EQUATION_BYTES_MAX: usize = 4096;
+
 /// First version of ONNX's operators in which binary operators broadcast as they do today.
 const BROADCAST_SINCE: u32 = 7;
 
@@ -47,9 +56,10 @@ pub(super) fn constant(integers: Option<&[i64]>, tensor: &TensorType) -> Option<
     }
 }
 
-/// Ends of slices are often the largest number that there is.
+/// Ends of slices are often the largest number that there is. The smallest one has no negative, so
+/// the number beside it is the lower end.
 fn clamped(integer: i64) -> i32 {
-    i32::try_from(integer).unwrap_or(if integer < 0 { i32::MIN + 1 } else { i32::MAX })
+    integer.clamp(-i64::from(i32::MAX), i64::from(i32::MAX)) as i32
 }
 
 /// Whether all products of sizes stay within 32 bits.
@@ -176,6 +186,24 @@ impl Rule<'_> {
         steps.iter().any(|step| matches!(step, SymExpr::Value(0)))
     }
 
+    /// Whether the axes in an input, if they are known, are different ones of the first input with
+    /// so many dimensions more. A rule takes an axis that repeats as often as it comes.
+    fn has_distinct_axes(&self, input: usize, added: usize) -> bool {
+        let axes = self.inputs.get(input).and_then(Option::as_ref).and_then(SymTensor::values);
+        let (Some(axes), Some(rank)) = (axes, self.rank(0)) else { return true };
+        let rank = rank + added;
+        if axes.len() > rank || rank > DIMENSIONS_MAX {
+            return false;
+        }
+        let mut is_taken = [false; DIMENSIONS_MAX];
+        axes.iter().all(|axis| {
+            let SymExpr::Value(axis) = axis else { return true };
+            let place = if *axis < 0 { i64::from(*axis) + rank as i64 } else { i64::from(*axis) };
+            let place = usize::try_from(place).ok().filter(|&place| place < rank);
+            place.is_some_and(|place| !std::mem::replace(&mut is_taken[place], true))
+        })
+    }
+
     /// Operators that work element by element, and others whose result has the shape of an input.
     fn elementwise_rule(self) -> Result<Option<Results>, Self> {
         Ok(match self.node.operator.as_str() {
@@ -197,7 +225,7 @@ impl Rule<'_> {
             "Cast" | "CastLike" => self.with_inputs(&[0]).apply(&UnaryOp),
             "Dropout" => self.with_inputs(&[0]).apply(&ops::Dropout),
             "DynamicQuantizeLinear" => self.apply(&ops::DynamicQuantizeLinear),
-            "Expand" if self.has_values(1) && self.is_shape(1, i32::MAX) => self.apply(&ops::Expand),
+            "Expand" if self.has_values(1) && self.is_shape(1, SIZE_MAX) => self.apply(&ops::Expand),
             _ => return Err(self),
         })
     }
@@ -206,7 +234,7 @@ impl Rule<'_> {
         let axis = |rule: &Self, default| rule.small("axis", default);
         match self.node.operator.as_str() {
             "Constant" => self.constant(),
-            "ConstantOfShape" if self.is_shape(0, i32::MAX) => self.constant_of_shape(),
+            "ConstantOfShape" if self.is_shape(0, SIZE_MAX) => self.constant_of_shape(),
             "Shape" => {
                 let bound = |rule: &Self, name: &str| rule.int(name).map(|_| rule.small(name, 0));
                 let (start, end) = (bound(&self, "start"), bound(&self, "end"));
@@ -239,7 +267,9 @@ impl Rule<'_> {
             "Split" => self.split(),
             "Slice" => self.slice(),
             "Einsum" => match self.node.attribute("equation") {
-                Some(AttributeValue::Text(equation)) => {
+                Some(AttributeValue::Text(equation))
+                    if self.inputs.len() <= EINSUM_INPUTS_MAX && equation.len() <= EQUATION_BYTES_MAX =>
+                {
                     let equation = equation.clone();
                     self.apply(&ops::Einsum { equation: &equation })
                 }
@@ -247,7 +277,7 @@ impl Rule<'_> {
             },
             "TopK" => {
                 let rule = ops::TopK { axis: Some(axis(&self, -1)?) };
-                if self.opset < 10 || !self.is_shape(1, i32::MAX) { None } else { self.apply(&rule) }
+                if self.opset < 10 || !self.is_shape(1, SIZE_MAX) { None } else { self.apply(&rule) }
             }
             "NonZero" => self.apply(&ops::NonZero),
             "NonMaxSuppression" => self.apply(&ops::NonMaxSuppression),
@@ -260,7 +290,7 @@ impl Rule<'_> {
     /// Operators that lay elements out anew, and those of linear algebra.
     fn layout_rule(self) -> Option<Results> {
         match self.node.operator.as_str() {
-            "Reshape" if self.is_shape(1, i32::MAX) => {
+            "Reshape" if self.is_shape(1, SIZE_MAX) => {
                 let rule = ops::Reshape { allow_zero: self.is_set("allowzero") };
                 self.apply(&rule)
             }
@@ -269,13 +299,15 @@ impl Rule<'_> {
                 self.apply(&rule)
             }
             "Squeeze" => self.with_vector(1, "axes").apply(&ops::Squeeze),
-            "Unsqueeze" => self.with_vector(1, "axes").apply(&ops::Unsqueeze),
+            "Unsqueeze" => self.unsqueeze(),
             "Transpose" => self.transpose(),
             "DepthToSpace" => {
                 let block_size = u32::try_from(self.small("blocksize", 0)?).ok().filter(|&size| size > 0)?;
                 self.apply(&ops::DepthToSpace { block_size })
             }
-            "Pad" if self.opset >= 11 && self.has_small_values() => self.apply(&ops::Pad),
+            "Pad" if self.opset >= 11 && self.has_small_values() && self.has_distinct_axes(3, 0) => {
+                self.apply(&ops::Pad)
+            }
             "Resize" if self.opset >= 11 && self.has_small_values() => self.apply(&ops::Resize),
             "MatMul" => self.apply(&ops::MatMul),
             "MatMulInteger" => self.with_inputs(&[0, 1]).apply(&ops::MatMul),
@@ -373,7 +405,18 @@ impl Rule<'_> {
                 self.inputs[3] = Some(SymTensor::from_vec(axes));
             }
         }
-        if self.has_zero_step() { None } else { self.apply(&ops::Slice) }
+        if self.has_zero_step() || !self.has_distinct_axes(3, 0) {
+            return None;
+        }
+        self.apply(&ops::Slice)
+    }
+
+    fn unsqueeze(mut self) -> Option<Results> {
+        self = self.with_vector(1, "axes");
+        let axes = self.inputs.get(1).and_then(Option::as_ref).and_then(SymTensor::values);
+        // Axes are those of the result.
+        let added = axes.map_or(0, <[SymExpr]>::len);
+        if self.has_distinct_axes(1, added) { self.apply(&ops::Unsqueeze) } else { None }
     }
 
     fn transpose(self) -> Option<Results> {

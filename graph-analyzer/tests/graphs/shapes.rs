@@ -1,8 +1,9 @@
 //! Shapes beside those of `onnx.shape_inference`, symbols, and dimensions that contradict.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
-use pleach_graph_analyzer::graph::Dim;
+use pleach_graph_analyzer::graph::{Dim, ValueId};
 use pleach_graph_analyzer::{Graph, ShapeError};
 
 use super::samples::{LIGHT, data, light};
@@ -120,4 +121,122 @@ fn sizes_beyond_32_bits_make_results_unknown_and_not_wrong() {
     let product = graph("const w f32 [65536, 65536] const s i64 [1] = -1 node r Reshape(w, s) -> y ? ?");
     let inferred = product.with_dims(&[]).expect("it has shapes");
     assert_eq!(inferred.value(inferred.outputs()[0]).tensor.sizes(), None);
+}
+
+#[test]
+fn axes_that_repeat_make_results_unknown() {
+    let twice = graph("const a i64 [2] = 2 2 node u Unsqueeze(x, a) -> y ? ?");
+    assert_eq!(shape_of_y(&twice.with_dims(&[]).expect("it has shapes")), None);
+    let behind = graph("const a i64 [2] = 3 3 node u Unsqueeze(x, a) -> y ? ?");
+    assert_eq!(shape_of_y(&behind.with_dims(&[]).expect("it has shapes")), None);
+    let negative = graph("const a i64 [2] = 0 -4 node u Unsqueeze(x, a) -> y ? ?");
+    assert_eq!(shape_of_y(&negative.with_dims(&[]).expect("it has shapes")), None);
+    // The size of the dimension would grow twofold with each repetition.
+    let many = |value: &str| [value; 40].join(" ");
+    let slice = format!(
+        "const s i64 [40] = {} const e i64 [40] = {} const a i64 [40] = {} node s Slice(x, s, e, a) -> y ? ?",
+        many("1"),
+        many("5"),
+        many("0")
+    );
+    assert_eq!(shape_of_y(&graph(&slice).with_dims(&[]).expect("it has shapes")), None);
+    let once = graph("const a i64 [2] = 0 -1 node u Unsqueeze(x, a) -> y ? ?");
+    let inferred = once.with_dims(&[]).expect("it has shapes");
+    assert_eq!(inferred.value(inferred.outputs()[0]).tensor.to_string(), "f32 [1, batch, 8, 1]");
+}
+
+#[test]
+fn numbers_beyond_32_bits_are_negated_without_overflow() {
+    for number in [i64::MIN, i64::from(i32::MIN), i64::from(i32::MAX), i64::MAX] {
+        let lines = format!(
+            "const s i64 [1] = {number} const e i64 [1] = 4 const a i64 [1] = 0 node s Slice(x, s, e, a) -> y ? ?"
+        );
+        let inferred = graph(&lines).with_dims(&[("batch", 3)]).expect("it has shapes");
+        assert!(shape_of_y(&inferred).is_some_and(|dims| dims.len() == 2), "{number}");
+    }
+}
+
+#[test]
+fn a_result_of_too_many_dimensions_is_unknown() {
+    // Each has one dimension less than twice as many as the one before: 2, 3, 5, ... 65.
+    let mut lines = "const w f32 [1, 1] node n0 Gather(w, w) -> h0 ? ? ".to_owned();
+    for number in 1..6 {
+        let before = number - 1;
+        lines += &format!("node n{number} Gather(h{before}, h{before}) -> h{number} ? ? ");
+    }
+    let inferred = graph(&format!("{lines} node r Relu(h5) -> y ? ?")).with_dims(&[]).expect("it has shapes");
+    let rank = |name: &str| {
+        let id = inferred.find(name).expect("it is there");
+        inferred.value(id).tensor.shape.as_ref().map(Vec::len)
+    };
+    assert_eq!((rank("h4"), rank("h5"), rank("y")), (Some(33), None, None));
+}
+
+#[test]
+fn a_node_of_too_many_inputs_has_unknown_results() {
+    let concat = |count: usize| {
+        let inputs = vec!["x"; count].join(", ");
+        let graph = graph(&format!("node c Concat({inputs}) -> y ? ? {{ axis = 1 }}"));
+        shape_of_y(&graph.with_dims(&[]).expect("it has shapes")).map(|dims| dims[1].clone())
+    };
+    assert_eq!(concat(1024), Some(Dim::Fixed(8 * 1024)));
+    assert_eq!(concat(1025), None);
+    let sum = |count: usize| {
+        let graph = graph(&format!("node s Sum({}) -> y ? ?", vec!["x"; count].join(", ")));
+        graph.with_dims(&[]).expect("it has shapes")
+    };
+    assert_eq!(shape_of_y(&sum(1024)).map(|dims| dims.len()), Some(2));
+    let large = sum(1 << 20);
+    let y = &large.value(large.outputs()[0]).tensor;
+    assert_eq!(y.to_string(), "f32 ?", "the element type follows");
+    let einsum = |count: usize| {
+        let (inputs, terms) = (vec!["x"; count].join(", "), vec!["ab"; count].join(","));
+        let graph = graph(&format!("node e Einsum({inputs}) -> y ? ? {{ equation = \"{terms}->ba\" }}"));
+        shape_of_y(&graph.with_dims(&[]).expect("it has shapes"))
+    };
+    assert_eq!(einsum(16), Some(vec![Dim::Fixed(8), Dim::Symbol("batch".into())]));
+    assert_eq!(einsum(17), None);
+}
+
+#[test]
+fn an_error_names_the_first_inputs_alone() {
+    let inputs = vec!["x"; 100].join(", ");
+    let graph = graph(&format!("const w f32 [9] node s Sum(w, {inputs}) -> y ? ?"));
+    let error = graph.with_dims(&[]).expect_err("8 and 9 do not broadcast").to_string();
+    assert_eq!(error.matches("f32 [").count(), 16, "{error}");
+    assert!(error.contains(", and 85 more; correct the dimensions"), "{error}");
+}
+
+#[test]
+fn a_size_beyond_32_bits_in_a_shape_makes_the_result_unknown() {
+    for operator in ["ConstantOfShape(s)", "Reshape(x, s)", "Expand(x, s)"] {
+        let lines = format!("const s i64 [1] = 1099511627776 node c {operator} -> y ? ?");
+        let inferred = graph(&lines).with_dims(&[]).expect("it has shapes");
+        assert_eq!(shape_of_y(&inferred), None, "{operator}");
+    }
+}
+
+#[test]
+fn values_beyond_the_limit_of_all_nodes_are_unknown() {
+    let chain = |length: usize| {
+        let values = ["7"; 1024].join(" ");
+        let mut lines = format!("const v0 i64 [1024] = {values}\n");
+        for number in 1..=length {
+            lines += &format!("node n{number} Identity(v{}) -> v{number} ? ?\n", number - 1);
+        }
+        let inferred = graph(&format!("{lines}node c Identity(v{length}) -> y ? ?")).with_dims(&[]);
+        shape_of_y(&inferred.expect("it has shapes"))
+    };
+    assert_eq!(chain(100), Some(vec![Dim::Fixed(1024)]));
+    assert_eq!(chain(1 << 13), None);
+}
+
+#[test]
+fn a_symbol_has_one_name_in_memory() {
+    let inferred = graph("node r Relu(x) -> y ? ?").with_dims(&[]).expect("it has shapes");
+    let name = |id: ValueId| match inferred.value(id).tensor.shape.as_deref() {
+        Some([Dim::Symbol(name), ..]) => Arc::clone(name),
+        other => panic!("{other:?} begins with no symbol"),
+    };
+    assert!(Arc::ptr_eq(&name(inferred.inputs()[0]), &name(inferred.outputs()[0])));
 }
