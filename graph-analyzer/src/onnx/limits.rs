@@ -14,7 +14,7 @@ pub(super) const MESSAGES_MAX: usize = 1 << 20;
 /// Most bytes of numbers that are not written as raw bytes.
 pub(super) const NUMBER_BYTES_MAX: usize = 1 << 28;
 
-/// Deepest nesting of messages that is decoded.
+/// Deepest nesting of messages that is decoded: the decoder's own limit. The model lies at depth 0.
 const DEPTH_MAX: usize = 100;
 
 /// The kinds of messages that hold others.
@@ -37,6 +37,8 @@ enum Kind {
     NodeConfiguration,
     Sharding,
     ShardedDim,
+    DeviceGroup,
+    Annotation,
     /// Holds texts and numbers only.
     Flat,
 }
@@ -55,13 +57,13 @@ fn message_in(kind: Kind, field: u64) -> Option<Kind> {
         (K::Graph, 5) | (K::Attribute, 5 | 10) | (K::SparseTensor, 1 | 2) => K::Tensor,
         (K::Graph, 15) | (K::Attribute, 22 | 23) => K::SparseTensor,
         (K::Graph, 11..=13) | (K::Function, 12) => K::ValueInfo,
-        // An annotation has texts and pairs of texts; a pair is one message more.
-        (K::Graph, 14) => K::Sharding,
+        (K::Graph, 14) => K::Annotation,
         (K::Node, 5) | (K::Function, 11) => K::Attribute,
         (K::Node, 10) => K::NodeConfiguration,
         (K::NodeConfiguration, 2) => K::Sharding,
+        (K::Sharding, 3) => K::DeviceGroup,
         (K::Sharding, 4) => K::ShardedDim,
-        (K::Sharding, 2 | 3)
+        (K::Annotation, 2)
         | (K::ShardedDim, 2)
         | (K::Training, 3 | 4)
         | (K::Function, 14)
@@ -79,7 +81,10 @@ fn message_in(kind: Kind, field: u64) -> Option<Kind> {
 fn is_numbers(kind: Kind, field: u64) -> bool {
     matches!(
         (kind, field),
-        (Kind::Tensor, 1 | 4 | 5 | 7 | 10 | 11) | (Kind::Attribute, 7 | 8) | (Kind::SparseTensor, 3)
+        (Kind::Tensor, 1 | 4 | 5 | 7 | 10 | 11)
+            | (Kind::Attribute, 7 | 8)
+            | (Kind::SparseTensor, 3)
+            | (Kind::Sharding | Kind::DeviceGroup, 2)
     )
 }
 
@@ -106,16 +111,16 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), OnnxError> {
         };
         match content {
             Content::Number(bytes) => {
-                let is_repeated = is_numbers(kind, field) || kind == Kind::Sharding || kind == Kind::Flat;
-                counts.number_bytes += if is_repeated { bytes } else { 0 };
+                counts.number_bytes += if is_numbers(kind, field) { bytes } else { 0 };
             }
+            Content::Group => {}
             Content::Bytes(inner) => {
                 counts.fields += 1;
                 if is_numbers(kind, field) {
                     counts.number_bytes += inner.len();
                 } else if let Some(inner_kind) = message_in(kind, field) {
                     counts.messages += 1;
-                    if open.len() < DEPTH_MAX {
+                    if open.len() <= DEPTH_MAX {
                         open.push((inner_kind, inner));
                     }
                 }
@@ -143,6 +148,8 @@ enum Content<'a> {
     /// A number that took so many bytes.
     Number(usize),
     Bytes(&'a [u8]),
+    /// Fields between two marks, of which the decoder makes nothing.
+    Group,
 }
 
 /// The number and content of the next field; nothing at the end or where the bytes are wrong.
@@ -160,9 +167,33 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Content<'a>)> {
             let length = varint(rest)?;
             Content::Bytes(take(rest, usize::try_from(length).ok()?)?)
         }
+        3 => {
+            skip_group(rest)?;
+            Content::Group
+        }
         _ => return None,
     };
     Some((key >> 3, content))
+}
+
+/// Skips the rest of a group and the groups in it. That each has its own end is for the decoder.
+fn skip_group(rest: &mut &[u8]) -> Option<()> {
+    let mut open = 1;
+    while open > 0 {
+        match varint(rest)? & 7 {
+            0 => drop(varint(rest)?),
+            1 => drop(take(rest, 8)?),
+            2 => {
+                let length = varint(rest)?;
+                take(rest, usize::try_from(length).ok()?)?;
+            }
+            3 => open += 1,
+            4 => open -= 1,
+            5 => drop(take(rest, 4)?),
+            _ => return None,
+        }
+    }
+    Some(())
 }
 
 fn take<'a>(rest: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
@@ -188,19 +219,68 @@ fn varint(rest: &mut &[u8]) -> Option<u64> {
 mod tests {
     use super::*;
 
+    /// A field of bytes.
+    fn field(number: u64, content: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        prost::encoding::encode_varint(number << 3 | 2, &mut bytes);
+        prost::encoding::encode_varint(content.len() as u64, &mut bytes);
+        bytes.extend(content);
+        bytes
+    }
+
+    /// A content inside of messages of these fields, the outermost first.
+    fn within(fields: &[u64], content: Vec<u8>) -> Vec<u8> {
+        fields.iter().rev().fold(content, |content, &number| field(number, &content))
+    }
+
+    const TOO_MANY_MESSAGES: Result<(), OnnxError> =
+        Err(OnnxError::TooMuch { what: "messages", most: MESSAGES_MAX });
+
     #[test]
     fn many_small_messages_are_refused_before_they_are_decoded() {
         // Nodes without content, two bytes each, in a graph.
         let nodes = [0x0a, 0x00].repeat(MESSAGES_MAX + 1);
-        let mut bytes = vec![0x3a];
-        let mut length = nodes.len();
-        while length >= 0x80 {
-            bytes.push(length as u8 | 0x80);
-            length >>= 7;
+        assert_eq!(check(&field(7, &nodes)), TOO_MANY_MESSAGES);
+    }
+
+    #[test]
+    fn messages_behind_a_group_are_counted() {
+        use prost::Message as _;
+        // Group 100 with a number, a text and a group in it; the decoder skips it.
+        let group = [0xa3, 0x06, 0x08, 0x01, 0x12, 0x01, 0x61, 0x1b, 0x1c, 0xa4, 0x06];
+        let graph = |nodes: usize| field(7, &[group.to_vec(), [0x0a, 0x00].repeat(nodes)].concat());
+        let model = crate::onnx::proto::ModelProto::decode(graph(3).as_slice()).expect("it is a model");
+        assert_eq!(model.graph.expect("it has a graph").node.len(), 3);
+        assert_eq!(check(&graph(3)), Ok(()));
+        assert_eq!(check(&graph(MESSAGES_MAX + 1)), TOO_MANY_MESSAGES);
+    }
+
+    #[test]
+    fn numbers_that_are_packed_count_like_others() {
+        let numbers = vec![1; NUMBER_BYTES_MAX + 1];
+        let too_many =
+            Err(OnnxError::TooMuch { what: "bytes of numbers that are not raw", most: NUMBER_BYTES_MAX });
+        // Devices of a tensor, and devices of a group of devices, in a node's configuration.
+        for fields in [[7, 1, 10, 2, 2].as_slice(), &[7, 1, 10, 2, 3, 2], &[7, 5, 7]] {
+            assert_eq!(check(&within(fields, numbers.clone())), too_many, "{fields:?}");
         }
-        bytes.push(length as u8);
-        bytes.extend(nodes);
-        assert_eq!(check(&bytes), Err(OnnxError::TooMuch { what: "messages", most: MESSAGES_MAX }));
+    }
+
+    #[test]
+    fn the_deepest_message_that_is_decoded_is_counted() {
+        use prost::Message as _;
+        // Bodies of bodies: a graph, 32 times node, attribute and graph, and a tensor at the end.
+        let mut fields = vec![7];
+        fields.extend([1, 5, 6].repeat(32));
+        fields.extend([1, 5, 5]);
+        assert_eq!(fields.len(), DEPTH_MAX);
+        let model = |texts: usize| within(&fields, [0x32, 0x00].repeat(texts));
+        assert!(crate::onnx::proto::ModelProto::decode(model(1).as_slice()).is_ok());
+        assert_eq!(check(&model(1)), Ok(()));
+        let too_many = Err(OnnxError::TooMuch { what: "texts and messages", most: FIELDS_MAX });
+        assert_eq!(check(&model(FIELDS_MAX)), too_many);
+        fields.push(13);
+        assert!(crate::onnx::proto::ModelProto::decode(within(&fields, Vec::new()).as_slice()).is_err());
     }
 
     #[test]
