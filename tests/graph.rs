@@ -154,6 +154,7 @@ fn bad_input_is_one_line_and_an_exit_status() {
             2,
             "the nodes form a cycle",
         ),
+        (graph("weights", "const w f32 [1] in \"w.bin\" at 0"), vec![], 2, "put it beside the model"),
         (graph("dims", "input x f32 [2]\nnode a Relu(x) -> a f32 [3]"), vec![], 2, "correct the dimensions"),
         (chain.clone(), vec!["--place".into(), table("names", "d 0\n* 1")], 2, "no node matches 'd'"),
         (

@@ -1,5 +1,5 @@
-//! Whatever file comes, ONNX, text or JSON: no panic. A graph that is read has a text form that
-//! parses to it and shapes or a contradiction; cut in two, its parts have memory plans.
+//! Whatever file comes, ONNX, text or JSON: no panic. A graph that is read has a text form and JSON
+//! that parse to it, and shapes or a contradiction; cut in two, its parts have memory plans.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -17,6 +17,9 @@ fuzz_target!(|bytes: &[u8]| {
     // Texts and not graphs: a number that is none differs from itself.
     let text = graph.to_string();
     assert_eq!(Graph::from_text(&text).map(|again| again.to_string()), Ok(text));
+    let json = graph.to_json();
+    let again = Graph::from_json(&json).map(|again| again.to_json());
+    assert_eq!(again.map_err(|error| error.to_string()), Ok(json));
     let Ok(graph) = graph.with_dims(&[]) else { return };
     let costs = Costs::estimated(&graph, &Machine::TYPICAL);
     let ranks = graph.placed_nodes().len().clamp(1, 2) as u32;

@@ -1,10 +1,11 @@
 //! Makes graphs: resolves names, orders nodes, refuses what is no graph.
 
 use std::collections::HashMap;
+use std::path::{Component, Path};
 
 use super::{
-    Attribute, DIMENSIONS_MAX, Dim, Graph, NAME_BYTES_MAX, NODES_MAX, Node, NodeId, OperatorSet, Producer,
-    TensorType, USES_MAX, VALUES_MAX, Value, ValueId, WeightSource,
+    Attribute, AttributeValue, DIMENSIONS_MAX, Dim, Graph, KEPT_INTEGERS_MAX, NAME_BYTES_MAX, NODES_MAX,
+    Node, NodeId, OperatorSet, Producer, TensorType, USES_MAX, VALUES_MAX, Value, ValueId, WeightSource,
 };
 use crate::order::topological;
 
@@ -41,6 +42,16 @@ pub enum GraphError {
     Cycle {
         /// Names of the nodes, in the direction of the data.
         nodes: Vec<String>,
+    },
+    /// A weight's file could lie anywhere.
+    #[error(
+        "the weight '{weight}' is in '{path}', which is no path below the model's folder; export the model again"
+    )]
+    WeightPath {
+        /// The weight.
+        weight: String,
+        /// The path.
+        path: String,
     },
     /// Larger than a graph may be.
     #[error("{what}: at most {most} are possible; use a smaller model")]
@@ -180,6 +191,7 @@ impl GraphBuilder {
         Ok(graph)
     }
 
+    /// What every form of a graph has to keep to.
     fn check_limits(&self) -> Result<(), GraphError> {
         let of = |node: &NodeDraft| node.inputs.len() + node.captured.len();
         let results: usize = self.nodes.iter().map(|node| node.outputs.len()).sum();
@@ -187,30 +199,61 @@ impl GraphBuilder {
         limit("nodes", self.nodes.len(), NODES_MAX)?;
         limit("values", self.inputs.len() + self.weights.len() + results, VALUES_MAX)?;
         limit("inputs of nodes", uses, USES_MAX)?;
-        let given = self.inputs.iter().map(|(name, tensor)| (name, tensor));
-        let weights = self.weights.iter().map(|weight| (&weight.name, &weight.tensor));
-        let results = self.nodes.iter().flat_map(|node| &node.outputs).map(|(name, tensor)| (name, tensor));
-        for (name, tensor) in given.chain(weights).chain(results) {
-            limit("bytes of a name", name.len(), NAME_BYTES_MAX)?;
-            let dims = tensor.shape.as_deref().unwrap_or_default();
-            limit("dimensions of a tensor", dims.len(), DIMENSIONS_MAX)?;
-            for dim in dims {
-                if let Dim::Symbol(name) = dim {
-                    limit("bytes of a name", name.len(), NAME_BYTES_MAX)?;
-                }
-            }
-        }
-        for node in &self.nodes {
-            for name in [&node.name, &node.operator, &node.domain] {
-                limit("bytes of a name", name.len(), NAME_BYTES_MAX)?;
-            }
-        }
-        Ok(())
+        check_name(&self.name)?;
+        self.operator_sets.iter().try_for_each(|set| check_name(&set.domain))?;
+        self.outputs.iter().try_for_each(|name| check_name(name))?;
+        self.inputs.iter().try_for_each(|(name, tensor)| check_value(name, tensor))?;
+        self.weights.iter().try_for_each(check_weight)?;
+        self.nodes.iter().try_for_each(check_node)
     }
 }
 
 fn limit(what: &'static str, count: usize, most: usize) -> Result<(), GraphError> {
     if count > most { Err(GraphError::TooMany { what, most }) } else { Ok(()) }
+}
+
+fn check_name(name: &str) -> Result<(), GraphError> {
+    limit("bytes of a name", name.len(), NAME_BYTES_MAX)
+}
+
+fn check_value(name: &str, tensor: &TensorType) -> Result<(), GraphError> {
+    check_name(name)?;
+    let dims = tensor.shape.as_deref().unwrap_or_default();
+    limit("dimensions of a tensor", dims.len(), DIMENSIONS_MAX)?;
+    dims.iter().try_for_each(|dim| if let Dim::Symbol(name) = dim { check_name(name) } else { Ok(()) })
+}
+
+fn check_integers(integers: Option<&[i64]>) -> Result<(), GraphError> {
+    limit("integers of a constant", integers.map_or(0, <[i64]>::len), KEPT_INTEGERS_MAX)
+}
+
+fn check_weight(weight: &Value) -> Result<(), GraphError> {
+    check_value(&weight.name, &weight.tensor)?;
+    let Producer::Weight { source, integers } = &weight.producer else { return Ok(()) };
+    check_integers(integers.as_deref())?;
+    let WeightSource::File { path, .. } = source else { return Ok(()) };
+    check_name(path)?;
+    let mut parts = Path::new(path).components();
+    let is_inside = !path.is_empty()
+        && parts.all(|part| matches!(part, Component::Normal(_) | Component::CurDir))
+        && !path.contains(['\\', '\0']);
+    if is_inside {
+        Ok(())
+    } else {
+        Err(GraphError::WeightPath { weight: weight.name.clone(), path: path.clone() })
+    }
+}
+
+fn check_node(node: &NodeDraft) -> Result<(), GraphError> {
+    [&node.name, &node.operator, &node.domain].into_iter().try_for_each(|name| check_name(name))?;
+    node.inputs.iter().chain(&node.captured).try_for_each(|name| check_name(name))?;
+    node.outputs.iter().try_for_each(|(name, tensor)| check_value(name, tensor))?;
+    node.attributes.iter().try_for_each(|attribute| {
+        check_name(&attribute.name)?;
+        let AttributeValue::Tensor(literal) = &attribute.value else { return Ok(()) };
+        limit("dimensions of a tensor", literal.dims.len(), DIMENSIONS_MAX)?;
+        check_integers(literal.integers.as_deref())
+    })
 }
 
 /// The drafts in a topological order.

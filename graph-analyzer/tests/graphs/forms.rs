@@ -74,7 +74,8 @@ fn graph() -> impl Strategy<Value = Graph> {
             let mut known = vec![format!("x{suffix}")];
             for (number, (tensor, integers, is_in_file)) in weights.into_iter().enumerate() {
                 let source = if is_in_file {
-                    WeightSource::File { path: format!("{suffix}.bin"), offset: u64::MAX }
+                    let path = format!("w{}.bin", suffix.replace(['\\', '/'], ""));
+                    WeightSource::File { path, offset: u64::MAX }
                 } else {
                     WeightSource::Model
                 };
@@ -165,4 +166,46 @@ fn an_error_names_the_line() {
     );
     assert_eq!(error("pleach-graph 1\ngraph g\nnode a Relu(x y)"), "line 3: expected ',' or ')', found 'y)'");
     assert_eq!(error("pleach-graph 1\ngraph \"g"), "line 2: expected the name of the graph, found '\"g'");
+}
+
+#[test]
+fn every_form_keeps_to_the_same_limits() {
+    let text = |lines: &str| {
+        let text = format!("pleach-graph 1 graph g {lines}");
+        Graph::from_text(&text).map(drop).map_err(|error| error.to_string())
+    };
+    let json = |lines: &str| {
+        let json = format!(r#"{{"form":"pleach-graph","version":1,{lines}}}"#);
+        Graph::from_json(&json).map(drop).map_err(|error| error.to_string())
+    };
+    for path in ["../w.bin", "/etc/passwd", "a/../../w.bin", "", "a\\w.bin"] {
+        let quoted = serde_json::to_string(path).expect("a text has JSON");
+        let is_refused = |answer: Result<(), String>| {
+            answer.is_err_and(|error| error.contains("no path below the model's folder"))
+        };
+        assert!(is_refused(text(&format!("const w f32 [1] in {quoted} at 0"))), "{path}");
+        let file = format!(
+            r#""graph":"g","consts":[{{"name":"w","shape":[1],"file":{{"path":{quoted},"offset":0}}}}]"#
+        );
+        assert!(is_refused(json(&file)), "{path}");
+    }
+    let long = "n".repeat(4097);
+    let names = [
+        format!("opset {long} 1"),
+        format!("input x f32 [2] node r Relu(x) -> y ? ? {{ {long} = 1 }}"),
+        format!("input {long} f32 [2]"),
+    ];
+    for lines in names {
+        let error = text(&lines).expect_err("a name is too long");
+        assert!(error.contains("bytes of a name: at most 4096"), "{error}");
+    }
+    assert!(json(&format!(r#""graph":"{long}""#)).is_err_and(|error| error.contains("bytes of a name")));
+    let integers = ["1"; 1025].join(",");
+    let constant = format!(r#""graph":"g","consts":[{{"name":"c","shape":[1025],"integers":[{integers}]}}]"#);
+    assert!(json(&constant).is_err_and(|error| error.contains("integers of a constant: at most 1024")));
+    let dims = ["1"; 65].join(",");
+    let literal = format!(
+        r#""graph":"g","nodes":[{{"name":"c","operator":"Constant","attributes":[{{"name":"value","value":{{"tensor":{{"type":"i64","shape":[{dims}]}}}}}}]}}]"#
+    );
+    assert!(json(&literal).is_err_and(|error| error.contains("dimensions of a tensor: at most 64")));
 }

@@ -32,16 +32,17 @@ pub(super) fn read(path: &Path) -> Result<(Source, Graph), CommandError> {
     File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(unread)?;
     let wrong = |error: &dyn Display| CommandError::usage(format!("no graph: {shown}, {error}"));
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|error| wrong(&error));
-    if bytes.starts_with(b"{") {
-        return Ok((Source::Json, Graph::from_json(&text(bytes)?).map_err(|error| wrong(&error))?));
-    }
-    if bytes.starts_with(b"pleach-graph") || bytes.starts_with(b"#") {
-        return Ok((Source::Text, Graph::from_text(&text(bytes)?).map_err(|error| wrong(&error))?));
-    }
-    let model = Model::decode(bytes).map_err(|error| wrong(&error))?;
-    let graph = model.graph().map_err(|error| wrong(&error))?;
+    let (source, graph) = if bytes.starts_with(b"{") {
+        (Source::Json, Graph::from_json(&text(bytes)?).map_err(|error| wrong(&error))?)
+    } else if bytes.starts_with(b"pleach-graph") || bytes.starts_with(b"#") {
+        (Source::Text, Graph::from_text(&text(bytes)?).map_err(|error| wrong(&error))?)
+    } else {
+        let model = Model::decode(bytes).map_err(|error| wrong(&error))?;
+        let graph = model.graph().map_err(|error| wrong(&error))?;
+        (Source::Onnx(Box::new(model)), graph)
+    };
     check_weight_files(&graph, path.parent().unwrap_or(Path::new(""))).map_err(|error| wrong(&error))?;
-    Ok((Source::Onnx(Box::new(model)), graph))
+    Ok((source, graph))
 }
 
 /// Writes a model with the stage of each node.
