@@ -10,14 +10,14 @@
 //!
 //! **Invariant:** the parts form no cycle, and no constant crosses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use pleach_vocabulary::Rank;
 
 use crate::graph::{Graph, NodeId, Producer, ValueId};
 use crate::order::topological;
 use crate::placement::Placement;
-use crate::plan::{BUFFER_BYTES_MAX, Buffer};
+use crate::plan::{BUFFER_BYTES_MAX, BUFFERS_MAX, Buffer};
 use crate::transfer::{SLOTS, Transfer};
 
 /// A tensor that goes from one rank to another.
@@ -99,6 +99,14 @@ pub enum PartitionError {
         /// The cycle with the tensors that close it.
         cycle: String,
     },
+    /// A part has more buffers than a memory plan takes.
+    #[error("rank {rank} has {buffers} buffers, and a memory plan at most {BUFFERS_MAX}; take more ranks")]
+    TooManyBuffers {
+        /// The rank.
+        rank: Rank,
+        /// Its buffers.
+        buffers: usize,
+    },
 }
 
 /// A graph in parts. See the module.
@@ -113,16 +121,28 @@ impl Partition {
     ///
     /// # Errors
     ///
-    /// [`PartitionError::Cycle`]: data would flow from a part through others back into it.
+    /// [`PartitionError`]: data would flow from a part through others back into it, or a part has
+    /// more buffers than a memory plan takes.
     pub fn new(graph: &Graph, placement: &Placement) -> Result<Self, PartitionError> {
-        let crossings = crossings(graph, placement);
+        let is_output = graph.output_flags();
+        let crossings = crossings(graph, placement, &is_output);
         refuse_cycles(graph, placement.ranks(), &crossings)?;
         let mut parts: Vec<Part> = (0..placement.ranks())
             .map(|rank| Part { rank, nodes: Vec::new(), constants: Vec::new(), buffers: Vec::new() })
             .collect();
-        place_nodes(graph, placement, &mut parts);
-        for part in &mut parts {
-            part.buffers = buffers(graph, placement, part, &crossings);
+        place_nodes(graph, placement, &mut parts, &is_output);
+        let ranks = placement.ranks() as usize;
+        let (mut sent, mut received) = (vec![HashSet::new(); ranks], vec![Vec::new(); ranks]);
+        for crossing in &crossings {
+            sent[crossing.from as usize].insert(crossing.value);
+            received[crossing.to as usize].push(crossing);
+        }
+        for ((part, sent), received) in parts.iter_mut().zip(&sent).zip(&received) {
+            let lives_on = |value: ValueId| is_output[value.index()] || sent.contains(&value);
+            part.buffers = buffers(graph, placement, part, &lives_on, received);
+            if part.buffers.len() > BUFFERS_MAX {
+                return Err(PartitionError::TooManyBuffers { rank: part.rank, buffers: part.buffers.len() });
+            }
         }
         Ok(Self { parts, crossings })
     }
@@ -161,9 +181,7 @@ fn home(graph: &Graph, placement: &Placement, id: ValueId) -> Option<Rank> {
     }
 }
 
-fn crossings(graph: &Graph, placement: &Placement) -> Vec<Crossing> {
-    let mut is_output = vec![false; graph.values().len()];
-    graph.outputs().iter().for_each(|output| is_output[output.index()] = true);
+fn crossings(graph: &Graph, placement: &Placement, is_output: &[bool]) -> Vec<Crossing> {
     let mut crossings = Vec::new();
     for (number, value) in graph.values().iter().enumerate() {
         let id = ValueId(number as u32);
@@ -205,62 +223,57 @@ fn refuse_cycles(graph: &Graph, ranks: u32, crossings: &[Crossing]) -> Result<()
 }
 
 /// Gives each part its nodes, and the constants that these use with the nodes that compute them.
-fn place_nodes(graph: &Graph, placement: &Placement, parts: &mut [Part]) {
-    for (rank, part) in parts.iter_mut().enumerate() {
-        let mut is_here = vec![false; graph.nodes().len()];
-        let mut is_used = vec![false; graph.values().len()];
-        let is_last = rank as u32 + 1 == placement.ranks();
-        // Backwards, so that what a constant is computed from is found too.
-        for number in (0..graph.nodes().len() as u32).rev().map(NodeId) {
-            let node = graph.node(number);
-            let is_constant = graph.is_constant(number);
-            let is_needed = || {
-                let mut results = node.results().map(|result| (result, graph.value(result)));
-                // What nobody uses lies with the last part, as the caller's outputs do.
-                results.any(|(id, value)| {
-                    is_used[id.index()] || (is_last && is_unused(graph, id, value.consumers.len()))
-                })
-            };
-            let here =
-                if is_constant { is_needed() } else { placement.rank_of(number) == Some(rank as Rank) };
-            if here {
-                is_here[number.index()] = true;
-                for used in node.uses().filter(|&used| graph.value(used).is_constant) {
-                    is_used[used.index()] = true;
-                }
-                if !is_constant {
-                    part.constants.extend(node.uses().filter(|&used| graph.value(used).is_constant));
-                }
-            }
+/// What nobody uses lies with the last part, as the caller's outputs do.
+fn place_nodes(graph: &Graph, placement: &Placement, parts: &mut [Part], is_output: &[bool]) {
+    let is_wanted = |result: ValueId| graph.value(result).consumers.is_empty() || is_output[result.index()];
+    let mut open: Vec<NodeId> = Vec::new();
+    for number in (0..graph.nodes().len() as u32).map(NodeId) {
+        match placement.rank_of(number) {
+            Some(rank) => parts[rank as usize].nodes.push(number),
+            None if graph.node(number).results().any(is_wanted) => open.push(number),
+            None => {}
         }
-        let here = is_here.iter().enumerate().filter(|(_, here)| **here);
-        part.nodes = here.map(|(number, _)| NodeId(number as u32)).collect();
+    }
+    // By node: the last part that got it as the computer of a constant.
+    let mut part_of: Vec<Option<Rank>> = vec![None; graph.nodes().len()];
+    for part in parts.iter_mut().rev() {
+        let used = part.nodes.iter().flat_map(|&node| graph.node(node).uses());
+        part.constants = used.filter(|&used| graph.value(used).is_constant).collect();
         part.constants.sort_unstable();
         part.constants.dedup();
+        let computer = |value: ValueId| match graph.value(value).producer {
+            Producer::Node(node) => Some(node),
+            _ => None,
+        };
+        open.extend(part.constants.iter().filter_map(|&constant| computer(constant)));
+        while let Some(node) = open.pop() {
+            if part_of[node.index()].replace(part.rank) != Some(part.rank) {
+                part.nodes.push(node);
+                open.extend(graph.node(node).uses().filter_map(computer));
+            }
+        }
+        part.nodes.sort_unstable();
     }
 }
 
-/// Whether the last part has to have a constant: the caller gets it, or nothing uses it.
-fn is_unused(graph: &Graph, id: ValueId, consumers: usize) -> bool {
-    consumers == 0 || graph.outputs().contains(&id)
-}
-
-fn buffers(graph: &Graph, placement: &Placement, part: &Part, crossings: &[Crossing]) -> Vec<PartBuffer> {
+fn buffers(
+    graph: &Graph,
+    placement: &Placement,
+    part: &Part,
+    lives_on: &dyn Fn(ValueId) -> bool,
+    received: &[&Crossing],
+) -> Vec<PartBuffer> {
     let placed = part.nodes.iter().filter(|&&node| placement.rank_of(node) == Some(part.rank));
     let placed: Vec<NodeId> = placed.copied().collect();
     let end = placed.len().max(1) as u64;
     let moment = |node: NodeId| placed.binary_search(&node).ok().map(|place| place as u64);
-    let mut lives_on = vec![false; graph.values().len()];
-    graph.outputs().iter().for_each(|output| lives_on[output.index()] = true);
-    let sent = crossings.iter().filter(|crossing| crossing.from == part.rank);
-    sent.for_each(|crossing| lives_on[crossing.value.index()] = true);
     let mut buffers = Vec::new();
     let mut add = |value: ValueId, contents, start: u64| {
         let Some(bytes) = graph.value(value).tensor.bytes().filter(|&bytes| bytes <= BUFFER_BYTES_MAX) else {
             return;
         };
         let last = graph.value(value).consumers.iter().filter_map(|&node| moment(node)).max();
-        let last = if lives_on[value.index()] { end } else { last.unwrap_or(start) + 1 };
+        let last = if lives_on(value) { end } else { last.unwrap_or(start) + 1 };
         buffers.push(PartBuffer { value, contents, buffer: Buffer { lifetime: start..last, bytes } });
     };
     if part.rank == 0 {
@@ -269,7 +282,7 @@ fn buffers(graph: &Graph, placement: &Placement, part: &Part, crossings: &[Cross
     for (place, &node) in placed.iter().enumerate() {
         graph.node(node).results().for_each(|result| add(result, Contents::Result, place as u64));
     }
-    for crossing in crossings.iter().filter(|crossing| crossing.to == part.rank) {
+    for crossing in received {
         if let Transfer::Static { bytes } = crossing.transfer {
             let buffer = Buffer { lifetime: 0..end, bytes };
             let slot = PartBuffer { value: crossing.value, contents: Contents::Slot, buffer };

@@ -11,6 +11,7 @@
 //! draws no random numbers. Constants lie where they are used and never cross between ranks, so
 //! nodes that compute constants are placed nowhere: each part that uses them has them.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -350,16 +351,23 @@ impl Graph {
     /// The symbols in the dimensions, in the order in which they appear, each once.
     #[must_use]
     pub fn symbols(&self) -> Vec<Arc<str>> {
-        let mut symbols: Vec<Arc<str>> = Vec::new();
+        let (mut symbols, mut is_seen) = (Vec::new(), HashSet::new());
         let shapes = self.values.iter().filter_map(|value| value.tensor.shape.as_ref());
         for dim in shapes.flatten() {
             if let Dim::Symbol(name) = dim
-                && !symbols.contains(name)
+                && is_seen.insert(name)
             {
                 symbols.push(Arc::clone(name));
             }
         }
         symbols
+    }
+
+    /// By number of a value: whether the caller gets it.
+    pub(crate) fn output_flags(&self) -> Vec<bool> {
+        let mut is_output = vec![false; self.values.len()];
+        self.outputs.iter().for_each(|output| is_output[output.index()] = true);
+        is_output
     }
 
     /// The same graph with other types of its values, by number.

@@ -46,8 +46,7 @@ impl Dataflow {
             constants: vec![Vec::new(); nodes.len()],
             nodes,
         };
-        let mut is_output = vec![false; graph.values().len()];
-        graph.outputs().iter().for_each(|output| is_output[output.index()] = true);
+        let is_output = graph.output_flags();
         for (number, value) in graph.values().iter().enumerate() {
             let consumers: Vec<usize> = value.consumers.iter().map(|node| place_of[node.index()]).collect();
             let bytes = assumed_bytes(&value.tensor);

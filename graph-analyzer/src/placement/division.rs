@@ -53,33 +53,47 @@ fn divide(
 ) -> Option<(u64, Vec<usize>)> {
     let (count, ranks) = (dataflow.len(), ranks as usize);
     let step = count.div_ceil(POSITIONS_MAX).min(count / ranks.max(1)).max(1);
+    // Positions are numbered; the last one is the end of the order.
+    let last = count.div_ceil(step);
     let mut sweep = Sweep::new(dataflow);
-    // By number of parts and end: the least value, and where the last part begins.
-    let mut best: Vec<Vec<Option<(u64, usize)>>> = vec![vec![None; count + 1]; ranks + 1];
+    // By number of parts and position: the least value, and the position where the last part begins.
+    let mut best: Vec<Vec<Option<(u64, u32)>>> = vec![vec![None; last + 1]; ranks + 1];
     best[0][0] = Some((0, 0));
-    for parts in 0..ranks {
-        let is_last = parts + 1 == ranks;
-        for start in (0..count.max(1)).step_by(step) {
-            let Some((before, _)) = best[parts][start] else { continue };
-            let bound = best[ranks][count].map_or(u64::MAX, |(value, _)| value);
-            sweep.from(start, &mut |end, cost| {
-                let value = extended(before, cost);
-                if !fits(cost) || value > bound {
-                    return false;
-                }
-                let is_end = if end == count { is_last } else { !is_last && end % step == 0 };
-                if is_end && best[parts + 1][end].is_none_or(|(known, _)| value < known) {
-                    best[parts + 1][end] = Some((value, start));
-                }
-                true
-            });
+    for start in 0..last.max(1) {
+        let reached = |parts: usize| Some((parts, best[parts][start]?.0));
+        let reached: Vec<(usize, u64)> = (0..ranks).filter_map(reached).collect();
+        if reached.is_empty() {
+            continue;
         }
+        sweep.from(start * step, &mut |end, cost| {
+            if !fits(cost) {
+                return false;
+            }
+            if end != count && end % step != 0 {
+                return true;
+            }
+            let (place, bound) = (end.div_ceil(step), best[ranks][last].map_or(u64::MAX, |(value, _)| value));
+            let mut goes_on = false;
+            for &(parts, before) in &reached {
+                let value = extended(before, cost);
+                if value > bound {
+                    continue;
+                }
+                goes_on = true;
+                let is_end = (end == count) == (parts + 1 == ranks);
+                if is_end && best[parts + 1][place].is_none_or(|(known, _)| value < known) {
+                    best[parts + 1][place] = Some((value, start as u32));
+                }
+            }
+            goes_on
+        });
     }
-    let (value, _) = best[ranks][count]?;
-    let mut ends = vec![count];
+    let (value, _) = best[ranks][last]?;
+    let (mut ends, mut place) = (vec![count], last);
     for parts in (1..ranks).rev() {
-        let (_, start) = best[parts + 1][*ends.last()?]?;
-        ends.push(start);
+        let (_, start) = best[parts + 1][place]?;
+        place = start as usize;
+        ends.push(place * step);
     }
     ends.reverse();
     Some((value, ends))
@@ -99,6 +113,8 @@ struct Sweep<'a> {
     dataflow: &'a Dataflow,
     /// By tensor: the last place that uses it; outputs live to the end.
     last_use: Vec<usize>,
+    /// The tensors that the caller gets.
+    outputs: Vec<usize>,
     /// By tensor: the number of the sweep that received it last.
     received_in: Vec<u64>,
     /// By number of a value: the sweep that counted this constant last.
@@ -116,7 +132,16 @@ impl<'a> Sweep<'a> {
         let last_use = dataflow.tensors.iter().map(last_use).collect();
         let constants = dataflow.constants.iter().flatten().map(|(constant, _)| constant.index() + 1);
         let counted_in = vec![0; constants.max().unwrap_or(0)];
-        Self { dataflow, last_use, received_in: vec![0; dataflow.tensors.len()], counted_in, number: 0 }
+        let is_output = |&tensor: &usize| dataflow.tensors[tensor].is_output;
+        let outputs = (0..dataflow.tensors.len()).filter(is_output).collect();
+        Self {
+            dataflow,
+            last_use,
+            outputs,
+            received_in: vec![0; dataflow.tensors.len()],
+            counted_in,
+            number: 0,
+        }
     }
 
     /// Gives the end and cost of each part that begins at `start`, until `visit` says to stop.
@@ -126,9 +151,11 @@ impl<'a> Sweep<'a> {
         let aligned = |bytes: u64| bytes.next_multiple_of(ALIGNMENT_BYTES);
         let mut cost = PartCost::default();
         let (mut weight_bytes, mut slot_bytes, mut live, mut peak) = (0, 0, 0, 0);
-        // The caller's inputs lie with the first part from the start.
-        let given = dataflow.tensors.iter().filter(|tensor| start == 0 && tensor.producer.is_none());
-        live += given.map(|tensor| aligned(tensor.bytes)).sum::<u64>();
+        if start == 0 {
+            // The caller's inputs lie with the first part from the start.
+            let given = dataflow.tensors.iter().filter(|tensor| tensor.producer.is_none());
+            live += given.map(|tensor| aligned(tensor.bytes)).sum::<u64>();
+        }
         for place in start..dataflow.len() {
             cost.compute_ns += dataflow.node_ns[place];
             for &tensor in &dataflow.uses[place] {
@@ -171,11 +198,11 @@ impl<'a> Sweep<'a> {
 
     /// Bytes of the caller's outputs that come from before the last part and that it does not use.
     fn outputs_from_before(&self, start: usize) -> u64 {
-        let tensors = self.dataflow.tensors.iter().zip(&self.received_in);
-        let unreceived = tensors.filter(|(tensor, received)| tensor.is_output && **received != self.number);
-        unreceived
-            .filter(|(tensor, _)| tensor.producer.map_or(start > 0, |producer| producer < start))
-            .map(|(tensor, _)| tensor.bytes)
+        let unreceived = self.outputs.iter().filter(|&&tensor| self.received_in[tensor] != self.number);
+        let tensors = unreceived.map(|&tensor| &self.dataflow.tensors[tensor]);
+        tensors
+            .filter(|tensor| tensor.producer.map_or(start > 0, |producer| producer < start))
+            .map(|tensor| tensor.bytes)
             .sum()
     }
 }

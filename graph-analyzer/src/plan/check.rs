@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{ALIGNMENT_BYTES, Buffer, MemoryPlan};
+use super::{ALIGNMENT_BYTES, BUFFERS_MAX, Buffer, MemoryPlan};
 
 /// What holds of a plan that was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,12 @@ impl Checked {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanFlaw {
+    /// There are more buffers than a plan may have.
+    #[error("{buffers} buffers in one plan, which has at most {BUFFERS_MAX}; make several plans")]
+    TooMany {
+        /// The number of buffers.
+        buffers: usize,
+    },
     /// There is not one offset for each buffer.
     #[error("{offsets} offsets for {buffers} buffers; plan all buffers")]
     Count {
@@ -69,13 +75,18 @@ pub(super) fn check(plan: &MemoryPlan, buffers: &[Buffer]) -> Result<Checked, Pl
     if plan.offsets.len() != buffers.len() {
         return Err(PlanFlaw::Count { offsets: plan.offsets.len(), buffers: buffers.len() });
     }
+    if buffers.len() > BUFFERS_MAX {
+        return Err(PlanFlaw::TooMany { buffers: buffers.len() });
+    }
     let mut changes = Vec::with_capacity(buffers.len() * 2);
     for (number, (buffer, &offset)) in buffers.iter().zip(&plan.offsets).enumerate() {
         if offset % ALIGNMENT_BYTES != 0 {
             return Err(PlanFlaw::Unaligned { buffer: number, offset });
         }
-        let end = offset + occupied(buffer);
-        if end > plan.bytes {
+        // An end behind all numbers is outside too. Inside of an arena no sum overflows.
+        let end = offset.checked_add(occupied(buffer));
+        if end.is_none_or(|end| end > plan.bytes) {
+            let end = end.unwrap_or(u64::MAX);
             return Err(PlanFlaw::Outside { buffer: number, end, arena: plan.bytes });
         }
         if !buffer.lifetime.is_empty() && buffer.bytes > 0 {
@@ -108,5 +119,5 @@ pub(super) fn check(plan: &MemoryPlan, buffers: &[Buffer]) -> Result<Checked, Pl
 
 /// The bytes that a buffer keeps others from.
 fn occupied(buffer: &Buffer) -> u64 {
-    buffer.bytes.div_ceil(ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    buffer.bytes.div_ceil(ALIGNMENT_BYTES).saturating_mul(ALIGNMENT_BYTES)
 }

@@ -40,8 +40,8 @@ pub struct Buffer {
 /// The largest size of one buffer. Sums of sizes stay exact.
 pub const BUFFER_BYTES_MAX: u64 = 1 << 40;
 
-/// Most buffers of one plan.
-pub const BUFFERS_MAX: usize = 1 << 20;
+/// Most buffers of one plan: planners take the square of their number in steps.
+pub const BUFFERS_MAX: usize = 1 << 17;
 
 /// An offset for each buffer, in the order of the buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use pleach_graph_analyzer::MemoryPlan;
-use pleach_graph_analyzer::plan::{Buffer, Effort, PlanFlaw};
+use pleach_graph_analyzer::plan::{BUFFERS_MAX, Buffer, Effort, PlanFlaw};
 use proptest::prelude::{Strategy, prop, prop_assert, prop_assert_eq, proptest};
 use proptest::test_runner::Config;
 
@@ -119,6 +119,41 @@ fn the_check_finds_what_is_wrong() {
         Err(PlanFlaw::Outside { buffer: 1, end: 192, arena: 128 })
     );
     assert_eq!(plan(&[0], 128).check(&two), Err(PlanFlaw::Count { offsets: 1, buffers: 3 }));
+}
+
+#[test]
+fn a_plan_that_ends_behind_all_numbers_is_outside() {
+    let plan = |offsets: &[u64], bytes| MemoryPlan { offsets: offsets.to_vec(), bytes };
+    let outside = |buffer| Err(PlanFlaw::Outside { buffer, end: u64::MAX, arena: u64::MAX });
+    let high = u64::MAX - 63;
+    let buffers = [buffer(0..1, 64), buffer(0..1, 128)];
+    assert_eq!(plan(&[0, high], u64::MAX).check(&buffers), outside(1));
+    assert_eq!(plan(&[64], u64::MAX).check(&[buffer(0..1, u64::MAX)]), outside(0));
+}
+
+#[test]
+fn a_plan_of_too_many_buffers_is_none_and_of_many_is_not_searched() {
+    let many = |count: usize| vec![buffer(0..1, 0); count];
+    let count = BUFFERS_MAX + 1;
+    let plan = MemoryPlan { offsets: vec![0; count], bytes: 0 };
+    assert_eq!(plan.check(&many(count)), Err(PlanFlaw::TooMany { buffers: count }));
+    let mut asked = 0;
+    // Pairs that start one after the other: best fit is above the bound.
+    let hard = hard("A").into_iter().cycle().zip(0_u64..17_000);
+    let shifted = hard.map(|(Buffer { lifetime, bytes }, number)| {
+        let moment = number / 154 * 1_000_000;
+        buffer(lifetime.start + moment..lifetime.end + moment, bytes)
+    });
+    let buffers: Vec<Buffer> = shifted.collect();
+    let plan = MemoryPlan::search(
+        &buffers,
+        Effort::while_it_holds(|| {
+            asked += 1;
+            asked < 10
+        }),
+    );
+    assert_eq!(asked, 0);
+    assert!(plan.check(&buffers).is_ok());
 }
 
 /// An instance of MiniMalloc's benchmark.

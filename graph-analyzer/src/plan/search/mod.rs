@@ -49,6 +49,10 @@ impl std::fmt::Debug for Effort<'_> {
 /// Steps of an attempt in the first rounds.
 const FIRST_ATTEMPT_STEPS: u64 = 1_000;
 
+/// Most buffers for which a search goes on: a step takes longer the more there are. For more, the
+/// plan is the best of the other planners.
+const SEARCHED_MAX: usize = 1 << 14;
+
 /// Rounds after which attempts get an eighth more steps.
 const ROUNDS_OF_EQUAL_STEPS: usize = 4;
 
@@ -60,6 +64,9 @@ pub(super) fn search(buffers: &[Buffer], mut effort: Effort<'_>) -> MemoryPlan {
         [fit::by_size(buffers), fit::whole_lives_first(buffers), fit::better_of_space_and_time(buffers)];
     let lower = |best: MemoryPlan, plan: MemoryPlan| if plan.bytes < best.bytes { plan } else { best };
     let best = others.into_iter().fold(first, lower);
+    if buffers.len() > SEARCHED_MAX {
+        return best;
+    }
     let mut groups = groups(buffers);
     groups.iter_mut().for_each(|group| group.take_offsets(&best.offsets));
     let (mut steps, mut round) = (FIRST_ATTEMPT_STEPS, 0);
