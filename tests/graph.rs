@@ -63,6 +63,7 @@ fn the_json_has_the_parts_and_the_crossings() {
         "ranks",
         "parts",
         "crossings",
+        "operators_without_shapes",
         "crossing_bytes",
         "lower_bound_bytes",
         "arena_bytes",
@@ -129,6 +130,29 @@ fn a_symbol_makes_crossings_dynamic_until_it_is_bound() {
     let (status, error) = refused(&model, &["--dim", "length=4"]);
     assert_eq!(status, 2);
     assert!(error.contains("no dimension is called 'length'; there are batch"), "{error}");
+}
+
+#[test]
+fn a_report_names_operators_without_shapes_and_obeys_no_name() {
+    let folder = Folder::new("names");
+    let model = folder.file(
+        "model.graph",
+        br#"pleach-graph 1 graph g opset 17 input x f32 [8]
+            node a com.example:Odd(x) -> "a\u001b[2J\u000ab" ? ? node b "Al\u001bso"(x) -> b f32 [8], c ? ?
+            node d Relu("a\u001b[2J\u000ab") -> d ? ? output d"#,
+    );
+    let table = folder.file("ranks.txt", b"d 1\n* 0\n");
+    let place = ["--place", table.to_str().expect("it is text")];
+    let output = analyze(&model, &place);
+    let text = String::from_utf8(output.stdout).expect("it is text");
+    assert!(text.contains("Operators    Al\\u{1b}so, com.example:Odd: shapes of their results do"), "{text}");
+    assert!(text.contains("0 -> 1  a\\u{1b}[2J\\nb  "), "{text}");
+    assert!(!text.contains('\u{1b}'), "{text}");
+    let object = json(&model, &place);
+    let expected = serde_json::json!(["Al\u{1b}so", "com.example:Odd"]);
+    assert_eq!(object["operators_without_shapes"], expected);
+    let (_, error) = refused(&folder.file("bad", b"pleach-graph 1 graph g output \"\\u001b[2J\""), &[]);
+    assert!(error.contains("'\\u{1b}[2J'") && !error.contains('\u{1b}'), "{error}");
 }
 
 #[test]

@@ -162,10 +162,7 @@ impl Partition {
     /// The bytes that cross in one iteration, of the tensors whose size is known.
     #[must_use]
     pub fn crossing_bytes(&self) -> u64 {
-        let bytes = self.crossings.iter().map(|crossing| match crossing.transfer {
-            Transfer::Static { bytes } => bytes,
-            Transfer::Dynamic { .. } => 0,
-        });
+        let bytes = self.crossings.iter().map(|crossing| crossing.transfer.bytes());
         bytes.fold(0, u64::saturating_add)
     }
 }

@@ -51,4 +51,13 @@ impl Transfer {
             is_in_signal: metadata_bytes.is_some_and(|bytes| bytes <= SIGNAL_BYTES),
         }
     }
+
+    /// The bytes of the tensor; 0 if they are not known before it is there.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::Static { bytes } => bytes,
+            Self::Dynamic { .. } => 0,
+        }
+    }
 }

@@ -11,7 +11,7 @@
 //! draws no random numbers. Constants lie where they are used and never cross between ranks, so
 //! nodes that compute constants are placed nowhere: each part that uses them has them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -361,6 +361,19 @@ impl Graph {
             }
         }
         symbols
+    }
+
+    /// The operators at which shapes are lost, each once, in the order of their names: all inputs
+    /// of a node have shapes, and a result has none. They have no rule, or theirs does not reach.
+    #[must_use]
+    pub fn operators_without_shapes(&self) -> Vec<String> {
+        let has_shape = |id: ValueId| self.value(id).tensor.shape.is_some();
+        let is_loss = |node: &&Node| node.uses().all(has_shape) && !node.results().all(has_shape);
+        let name = |node: &Node| match node.domain.as_str() {
+            "" => node.operator.clone(),
+            domain => format!("{domain}:{}", node.operator),
+        };
+        self.nodes.iter().filter(is_loss).map(name).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// By number of a value: whether the caller gets it.

@@ -9,10 +9,13 @@
 //!
 //! `*` stands for any text, `?` for one letter. What follows a `#` after white space is a comment.
 
+use std::collections::HashMap;
+use std::str::Chars;
+
 use pleach_vocabulary::Rank;
 
 use super::{PlacementError, RANKS_MAX};
-use crate::graph::{Graph, NAME_BYTES_MAX};
+use crate::graph::{Graph, NAME_BYTES_MAX, NodeId};
 
 /// Most lines of a table.
 const LINES_MAX: usize = 1 << 16;
@@ -70,9 +73,8 @@ impl Table {
             if number > LINES_MAX {
                 return Err(TableError::TooLong);
             }
-            let line = line.trim();
-            let line = line.find(" #").map_or(line, |comment| line[..comment].trim_end());
-            if line.is_empty() || line.starts_with('#') {
+            let line = without_comment(line).trim();
+            if line.is_empty() {
                 continue;
             }
             /// Longer lines are cut.
@@ -92,50 +94,80 @@ impl Table {
 
     /// The rank of each node that is placed.
     pub(super) fn ranks_of(&self, graph: &Graph) -> Result<Vec<Option<Rank>>, PlacementError> {
-        for line in &self.lines {
-            if !graph.nodes().iter().any(|node| matches(&line.pattern, &node.name)) {
-                let nearest = nearest(&line.pattern, graph);
-                let nearest =
-                    nearest.map_or_else(|| "correct it".to_owned(), |name| format!("did you mean '{name}'?"));
-                let (line, pattern) = (line.number, line.pattern.clone());
-                return Err(TableError::NoSuchNode { line, pattern, nearest }.into());
-            }
+        // Names are looked up; patterns are compared with each node.
+        let is_pattern = |line: &&Line| line.pattern.contains(['*', '?']);
+        let (patterns, names): (Vec<&Line>, Vec<&Line>) = self.lines.iter().partition(is_pattern);
+        let mut by_name: HashMap<&str, &Line> = HashMap::new();
+        for line in names {
+            by_name.entry(&line.pattern).or_insert(line);
         }
         let mut ranks = vec![None; graph.nodes().len()];
+        let mut is_found = vec![false; self.lines.last().map_or(0, |line| line.number + 1)];
+        for (place, node) in graph.nodes().iter().enumerate() {
+            let named = by_name.get(node.name.as_str()).copied();
+            named.iter().for_each(|line| is_found[line.number] = true);
+            let mut first = named;
+            for line in &patterns {
+                let is_earlier = first.is_none_or(|first| line.number < first.number);
+                if (is_earlier || !is_found[line.number]) && matches(&line.pattern, &node.name) {
+                    is_found[line.number] = true;
+                    first = if is_earlier { Some(line) } else { first };
+                }
+            }
+            let id = NodeId(place as u32);
+            ranks[place] = first.filter(|_| !graph.is_constant(id)).map(|line| line.rank);
+        }
+        // A name that stands twice is found by its first line.
+        let is_found = |line: &&Line| {
+            is_found[line.number]
+                || by_name.get(line.pattern.as_str()).is_some_and(|first| is_found[first.number])
+        };
+        if let Some(line) = self.lines.iter().find(|line| !is_found(line)) {
+            let nearest = nearest(&line.pattern, graph);
+            let nearest =
+                nearest.map_or_else(|| "correct it".to_owned(), |name| format!("did you mean '{name}'?"));
+            let (line, pattern) = (line.number, line.pattern.clone());
+            return Err(TableError::NoSuchNode { line, pattern, nearest }.into());
+        }
         for id in graph.placed_nodes() {
-            let name = &graph.node(id).name;
-            let line = self.lines.iter().find(|line| matches(&line.pattern, name));
-            let unplaced = || PlacementError::Unplaced { node: name.clone(), what: "line in the table" };
-            ranks[id.index()] = Some(line.ok_or_else(unplaced)?.rank);
+            if ranks[id.index()].is_none() {
+                let node = graph.node(id).name.clone();
+                return Err(PlacementError::Unplaced { node, what: "line in the table" });
+            }
         }
         Ok(ranks)
     }
 }
 
+/// A line up to a `#` at its start or after white space.
+fn without_comment(line: &str) -> &str {
+    let begins = |&(at, _): &(usize, &str)| line[..at].chars().next_back().is_none_or(char::is_whitespace);
+    line.match_indices('#').find(begins).map_or(line, |(at, _)| &line[..at])
+}
+
 /// Whether a pattern stands for a name.
 fn matches(pattern: &str, name: &str) -> bool {
-    let (pattern, name): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    let (mut at, mut place) = (0, 0);
-    // After the last star: the place in the pattern, and how far its text reaches.
-    let mut star: Option<(usize, usize)> = None;
-    while place < name.len() {
-        match pattern.get(at) {
-            Some('*') => {
-                star = Some((at + 1, place));
-                at += 1;
+    let (mut pattern, mut name) = (pattern.chars(), name.chars());
+    // After the last star: the rest of the pattern, and the name behind the star's text.
+    let mut star: Option<(Chars<'_>, Chars<'_>)> = None;
+    loop {
+        let name_before = name.clone();
+        match (pattern.next(), name.next()) {
+            (None, None) => return true,
+            (Some('*'), _) => {
+                star = Some((pattern.clone(), name_before.clone()));
+                name = name_before;
             }
-            Some(&letter) if letter == '?' || letter == name[place] => {
-                at += 1;
-                place += 1;
-            }
+            (Some(wanted), Some(letter)) if wanted == '?' || wanted == letter => {}
+            // What is left of the pattern needs more letters than there are.
+            (Some(_), None) => return false,
             _ => {
-                let Some((after, reached)) = star else { return false };
-                star = Some((after, reached + 1));
-                (at, place) = (after, reached + 1);
+                let Some((after, text)) = &mut star else { return false };
+                text.next();
+                (pattern, name) = (after.clone(), text.clone());
             }
         }
     }
-    pattern[at..].iter().all(|&letter| letter == '*')
 }
 
 /// The name with the longest common beginning, if it has a half of the pattern.
@@ -152,9 +184,17 @@ mod tests {
 
     #[test]
     fn patterns_stand_for_names() {
-        for (pattern, name) in
-            [("a", "a"), ("*", ""), ("*", "abc"), ("a*c", "abbc"), ("a?c", "abc"), ("*b*b", "abab")]
-        {
+        for (pattern, name) in [
+            ("a", "a"),
+            ("*", ""),
+            ("", ""),
+            ("a**", "a"),
+            ("*a", "aba"),
+            ("*", "abc"),
+            ("a*c", "abbc"),
+            ("a?c", "abc"),
+            ("*b*b", "abab"),
+        ] {
             assert!(matches(pattern, name), "{pattern} {name}");
         }
         for (pattern, name) in [("a", "ab"), ("", "a"), ("a?c", "ac"), ("a*b", "abc"), ("?", "")] {
@@ -167,6 +207,10 @@ mod tests {
         let table = Table::parse("# all\nconv 1/a 0 # first\n\n* 1\n").expect("it is a table");
         assert_eq!(table.lines[0], Line { number: 2, pattern: "conv 1/a".to_owned(), rank: 0 });
         assert_eq!(table.lines[1].rank, 1);
+        let commented = Table::parse("a 0\t# of 'a'\n\t# none\nlayer#1 2\n#b 3").expect("it is a table");
+        let lines: Vec<(&str, Rank)> =
+            commented.lines.iter().map(|line| (line.pattern.as_str(), line.rank)).collect();
+        assert_eq!(lines, [("a", 0), ("layer#1", 2)]);
         assert!(
             Table::parse("conv").is_err()
                 && Table::parse("* -1").is_err()

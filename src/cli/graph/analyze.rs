@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use pleach::graph::partition::Part;
 use pleach::graph::placement::{PlacementError, Table};
 use pleach::graph::plan::{Checked, Effort, MemoryPlan};
 use pleach::graph::{Costs, Graph, Machine, Partition, Placement};
@@ -11,7 +12,7 @@ use pleach::transport::clock;
 use super::{json, rates, report, source, svg};
 use crate::cli::CommandError;
 use crate::cli::bench::Size;
-use crate::cli::output::{print, print_json};
+use crate::cli::output::{print, print_json, visible};
 
 /// Arguments of `pleach graph analyze`.
 #[derive(Debug, clap::Args)]
@@ -93,28 +94,34 @@ pub(super) struct Analysis {
     pub(super) cost_source: CostSource,
     /// By rank.
     pub(super) plans: Vec<Checked>,
+    /// By rank: nanoseconds of computing.
+    pub(super) compute_ns: Vec<u64>,
 }
 
 impl Analysis {
-    /// Nanoseconds that a rank computes.
-    pub(super) fn compute_ns(&self, rank: usize) -> u64 {
-        let nodes = self.partition.parts()[rank].nodes.iter();
-        let placed = nodes.filter(|&&node| self.placement.rank_of(node).is_some());
-        placed.map(|node| self.costs.node_ns[node.index()]).sum()
-    }
-
     /// A rank's share of all computing, from 0 to 1.
     pub(super) fn share(&self, rank: usize) -> f64 {
-        let all: u64 = (0..self.plans.len()).map(|rank| self.compute_ns(rank)).sum();
-        self.compute_ns(rank) as f64 / all.max(1) as f64
+        let all: u64 = self.compute_ns.iter().sum();
+        self.compute_ns[rank] as f64 / all.max(1) as f64
     }
+}
+
+/// By rank: nanoseconds of computing.
+fn compute_ns(partition: &Partition, placement: &Placement, costs: &Costs) -> Vec<u64> {
+    let of = |part: &Part| {
+        let placed = part.nodes.iter().filter(|&&node| placement.rank_of(node).is_some());
+        placed.map(|node| costs.node_ns[node.index()]).sum()
+    };
+    partition.parts().iter().map(of).collect()
 }
 
 /// Runs `pleach graph analyze`.
 pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let model = arguments.model.display().to_string();
     let (source, graph) = source::read(&arguments.model)?;
-    let wrong = |error: &dyn Display| CommandError::usage(format!("no analysis: {model}, {error}"));
+    let wrong = |error: &dyn Display| {
+        CommandError::usage(format!("no analysis: {model}, {}", visible(&error.to_string())))
+    };
     let dims: Vec<(&str, u64)> = arguments.dim.iter().map(|(name, size)| (name.as_str(), *size)).collect();
     let graph = graph.with_dims(&dims).map_err(|error| wrong(&error))?;
     let machine = match arguments.costs {
@@ -125,9 +132,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let placement = place(arguments, &graph, &costs)?;
     let partition = Partition::new(&graph, &placement).map_err(|error| wrong(&error))?;
     let plans = plans(arguments, &partition)?;
-    let place = arguments.place.clone();
+    let (place, cost_source) = (arguments.place.clone(), arguments.costs);
+    let compute_ns = compute_ns(&partition, &placement, &costs);
     let analysis =
-        Analysis { model, graph, placement, place, partition, costs, cost_source: arguments.costs, plans };
+        Analysis { model, graph, placement, place, partition, costs, cost_source, plans, compute_ns };
     refuse_large_parts(arguments, &analysis)?;
     if let Some(path) = &arguments.output {
         source::write(path, &source, &analysis.graph, &analysis.placement, &analysis.partition)?;
@@ -158,7 +166,7 @@ fn place(arguments: &Arguments, graph: &Graph, costs: &Costs) -> Result<Placemen
     };
     let model = arguments.model.display();
     let placement = placed.map_err(|error| {
-        let text = format!("no placement: {model}, {error}");
+        let text = format!("no placement: {model}, {}", visible(&error.to_string()));
         match error {
             PlacementError::Memory { .. } | PlacementError::Imbalance { .. } => CommandError::failed(text),
             _ => CommandError::usage(text),

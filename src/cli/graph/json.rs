@@ -17,6 +17,7 @@ pub(super) fn object(analysis: &Analysis) -> Value {
         "ranks": plans.len(),
         "parts": (0..plans.len()).map(|rank| part(analysis, rank)).collect::<Value>(),
         "crossings": partition.crossings().iter().map(|crossing| self::crossing(analysis, crossing)).collect::<Value>(),
+        "operators_without_shapes": graph.operators_without_shapes(),
         "crossing_bytes": partition.crossing_bytes(),
         "lower_bound_bytes": plans.iter().map(|plan| plan.lower_bound).sum::<u64>(),
         "arena_bytes": plans.iter().map(|plan| plan.bytes).sum::<u64>(),

@@ -1,21 +1,16 @@
 //! An analysis in words.
 
-use std::fmt::Write;
-
 use pleach::graph::transfer::Transfer;
 use pleach::graph::{Dim, TensorType};
 
 use super::analyze::{Analysis, CostSource};
+use crate::cli::output::{put, visible};
 
 /// Most crossings that are listed.
 const CROSSINGS_SHOWN: usize = 40;
 
-/// Writes into a `String`, which takes all.
-macro_rules! put {
-    ($out:expr, $($what:tt)*) => {{
-        let _ = writeln!($out, $($what)*);
-    }};
-}
+/// Most operators that are named.
+const OPERATORS_SHOWN: usize = 8;
 
 pub(super) fn text(analysis: &Analysis) -> String {
     let mut out = String::new();
@@ -23,12 +18,12 @@ pub(super) fn text(analysis: &Analysis) -> String {
     let ranks = if plans.len() == 1 {
         "1 rank".to_owned()
     } else {
-        format!("{} ranks by {}", plans.len(), analysis.place)
+        format!("{} ranks by {}", plans.len(), visible(&analysis.place))
     };
     put!(
         out,
         "{}: {} nodes, {} tensors, on {ranks}\n",
-        analysis.model,
+        visible(&analysis.model),
         graph.nodes().len(),
         graph.values().len()
     );
@@ -37,9 +32,20 @@ pub(super) fn text(analysis: &Analysis) -> String {
     let unsized_tensors = graph.values().iter().filter(|value| value.tensor.bytes().is_none()).count();
     if unsized_tensors > 0 {
         let symbols = graph.symbols();
-        let remedy =
-            symbols.first().map_or(String::new(), |name| format!("; bind a symbol: --dim {name}=SIZE"));
+        let remedy = symbols
+            .first()
+            .map_or(String::new(), |name| format!("; bind a symbol: --dim {}=SIZE", visible(name)));
         put!(out, "Unknown      {unsized_tensors} tensors have no fixed size and are in no arena{remedy}");
+    }
+    let operators = graph.operators_without_shapes();
+    if !operators.is_empty() {
+        let shown: Vec<_> = operators.iter().take(OPERATORS_SHOWN).map(|name| visible(name)).collect();
+        let more = if operators.len() > OPERATORS_SHOWN { ", …" } else { "" };
+        put!(
+            out,
+            "Operators    {}{more}: shapes of their results do not follow; declare them in the model",
+            shown.join(", ")
+        );
     }
     put!(out, "Bottleneck   {}", bottleneck(analysis));
     out
@@ -74,7 +80,13 @@ fn crossings(out: &mut String, analysis: &Analysis) {
             Transfer::Dynamic { .. } => "dynamic, metadata in a slot".to_owned(),
         };
         let shape = shape(&value.tensor);
-        put!(out, "             {} -> {}  {}  {shape}  {transfer}", crossing.from, crossing.to, value.name);
+        put!(
+            out,
+            "             {} -> {}  {}  {shape}  {transfer}",
+            crossing.from,
+            crossing.to,
+            visible(&value.name)
+        );
     }
     if let Some(more) = crossings.len().checked_sub(CROSSINGS_SHOWN).filter(|more| *more > 0) {
         put!(out, "             and {more} more (--json)");
@@ -90,22 +102,18 @@ fn shape(tensor: &TensorType) -> String {
 
 /// The rank that takes longest, and what it does in this time.
 fn bottleneck(analysis: &Analysis) -> String {
-    let received = |rank: usize| -> u64 {
-        let to_it = analysis.partition.crossings().iter().filter(|crossing| crossing.to as usize == rank);
-        let bytes = to_it.map(|crossing| match crossing.transfer {
-            Transfer::Static { bytes } => bytes,
-            Transfer::Dynamic { .. } => 0,
-        });
-        bytes.sum()
-    };
+    let mut received = vec![0_u64; analysis.plans.len()];
+    for crossing in analysis.partition.crossings() {
+        received[crossing.to as usize] += crossing.transfer.bytes();
+    }
     let source = match analysis.cost_source {
         CostSource::Estimated => "estimated",
         CostSource::Measured => "by rates measured here",
     };
     let ms = |ns: f64| format!("{:.2} ms", ns / 1e6);
     let times = (0..analysis.plans.len()).flat_map(|rank| {
-        let receiving = received(rank) as f64 / analysis.costs.transfer_bytes_per_s * 1e9;
-        [(analysis.compute_ns(rank) as f64, rank, "computes"), (receiving, rank, "receives")]
+        let receiving = received[rank] as f64 / analysis.costs.transfer_bytes_per_s * 1e9;
+        [(analysis.compute_ns[rank] as f64, rank, "computes"), (receiving, rank, "receives")]
     });
     let longest = times.max_by(|one, other| one.0.total_cmp(&other.0));
     let (time, rank, what) = longest.unwrap_or((0.0, 0, "computes"));

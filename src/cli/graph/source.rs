@@ -10,6 +10,7 @@ use pleach::graph::onnx::{MODEL_BYTES_MAX, Model, check_weight_files};
 use pleach::graph::{Graph, Partition, Placement};
 
 use crate::cli::CommandError;
+use crate::cli::output::visible;
 
 /// What a file holds.
 pub(super) enum Source {
@@ -30,7 +31,9 @@ pub(super) fn read(path: &Path) -> Result<(Source, Graph), CommandError> {
     // One byte more than may be, so that the decoder sees that it is too long.
     let limit = MODEL_BYTES_MAX as u64 + 1;
     File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes)).map_err(unread)?;
-    let wrong = |error: &dyn Display| CommandError::usage(format!("no graph: {shown}, {error}"));
+    let wrong = |error: &dyn Display| {
+        CommandError::usage(format!("no graph: {shown}, {}", visible(&error.to_string())))
+    };
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).map_err(|error| wrong(&error));
     let (source, graph) = if bytes.starts_with(b"{") {
         (Source::Json, Graph::from_json(&text(bytes)?).map_err(|error| wrong(&error))?)

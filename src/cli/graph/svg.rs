@@ -2,12 +2,10 @@
 //! bound, and arrows as wide as the bytes that cross. Readable on white and on black.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-
-use pleach::graph::transfer::Transfer;
 
 use super::analyze::Analysis;
 use super::report::size;
+use crate::cli::output::{escaped, put};
 
 const BOX_WIDTH: f64 = 170.0;
 const BOX_HEIGHT: f64 = 120.0;
@@ -29,13 +27,6 @@ text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif
 .title{font-size:16px;font-weight:600}.mid{text-anchor:middle}\
 @media(prefers-color-scheme:dark){.paper{fill:#0d1117}.ink{fill:#e6edf3}.soft{fill:#9198a1}\
 .box{fill:#161b22;stroke:#e6edf3}.rail{fill:#3d444d}}";
-
-/// Writes into a `String`, which takes all.
-macro_rules! put {
-    ($out:expr, $($what:tt)*) => {{
-        let _ = writeln!($out, $($what)*);
-    }};
-}
 
 /// The whole picture.
 pub(super) fn picture(analysis: &Analysis) -> String {
@@ -71,7 +62,7 @@ fn edges(analysis: &Analysis) -> BTreeMap<(usize, usize), (u64, usize)> {
     for crossing in analysis.partition.crossings() {
         let edge: &mut (u64, usize) =
             edges.entry((crossing.from as usize, crossing.to as usize)).or_default();
-        edge.0 += if let Transfer::Static { bytes } = crossing.transfer { bytes } else { 0 };
+        edge.0 += crossing.transfer.bytes();
         edge.1 += 1;
     }
     edges
@@ -144,8 +135,4 @@ fn arrow(out: &mut String, (from, to): (usize, usize), thickness: f64, text: &st
         (start + end) / 2.0,
         top + depth + 14.0
     );
-}
-
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -3,7 +3,6 @@
 //! of each tree. Readable on white and on black.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use pleach::Collective;
 use pleach::packing::topology::{Link, NodeId, NodeKind};
@@ -11,6 +10,7 @@ use pleach::packing::{Certificate, Tree};
 
 use super::layout::{Layout, Point, layout};
 use super::{Plan, counted, number, rate_in_words, reason_in_words, verdict_in_words};
+use crate::cli::output::{escaped, put};
 
 /// Radius of a rank.
 const RADIUS: f64 = 18.0;
@@ -37,13 +37,6 @@ text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'DejaVu Sans',sans-serif
 
 /// Tints of the parts of a certificate.
 const TINTS: [&str; 6] = ["#54aeff", "#e2c541", "#c297ff", "#4ac26b", "#ffa657", "#ff9bce"];
-
-/// Writes into a `String`, which takes all.
-macro_rules! put {
-    ($out:expr, $($what:tt)*) => {{
-        let _ = writeln!($out, $($what)*);
-    }};
-}
 
 /// The whole picture.
 pub(super) fn picture(plan: &Plan) -> String {
@@ -628,11 +621,4 @@ fn wrapped(text: &str, width: f64) -> Vec<String> {
         }
     }
     lines
-}
-
-/// As text of XML.
-fn escaped(text: &str) -> String {
-    let visible = |character: char| if character.is_control() { ' ' } else { character };
-    let text: String = text.chars().map(visible).collect();
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
