@@ -6,13 +6,13 @@
 use super::{MODEL_BYTES_MAX, OnnxError};
 
 /// Most messages and texts of a model.
-pub(super) const FIELDS_MAX: usize = 1 << 22;
+const FIELDS_MAX: usize = 1 << 22;
 
 /// Most messages of a model. The largest takes about a kilobyte.
-pub(super) const MESSAGES_MAX: usize = 1 << 20;
+const MESSAGES_MAX: usize = 1 << 20;
 
 /// Most bytes of numbers that are not written as raw bytes.
-pub(super) const NUMBER_BYTES_MAX: usize = 1 << 28;
+const NUMBER_BYTES_MAX: usize = 1 << 28;
 
 /// Deepest nesting of messages that is decoded: the decoder's own limit. The model lies at depth 0.
 const DEPTH_MAX: usize = 100;

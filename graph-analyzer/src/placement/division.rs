@@ -56,7 +56,7 @@ fn divide(
     // Positions are numbered; the last one is the end of the order.
     let last = count.div_ceil(step);
     let mut sweep = Sweep::new(dataflow);
-    // By number of parts and position: the least value, and the position where the last part begins.
+    // By number of parts and position: the least value, and where the last part begins.
     let mut best: Vec<Vec<Option<(u64, u32)>>> = vec![vec![None; last + 1]; ranks + 1];
     best[0][0] = Some((0, 0));
     for start in 0..last.max(1) {

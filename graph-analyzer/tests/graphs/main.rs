@@ -9,4 +9,5 @@ mod samples;
 mod shapes;
 #[path = "../../../tests/skipped/mod.rs"]
 mod skipped;
+mod transformer;
 mod wheel;

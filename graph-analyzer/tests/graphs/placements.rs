@@ -92,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn two_parts_without_limit_are_a_minimum_cut(nodes in sample_nodes(10)) {
+    fn two_parts_without_limit_are_a_minimum_cut(nodes in sample_nodes(12)) {
         let graph = graph_of(&nodes, INPUT_BYTES);
         let placement = Placement::min_cut(&graph, 2, &costs(&nodes, 1.0), None).expect("there are two nodes");
         let partition = Partition::new(&graph, &placement).expect("it has no cycle");

@@ -71,7 +71,7 @@ proptest! {
     #![proptest_config(Config { cases: 300, failure_persistence: None, ..Config::default() })]
 
     #[test]
-    fn the_search_is_as_good_as_brute_force(buffers in buffers(6)) {
+    fn the_search_is_as_good_as_brute_force(buffers in buffers(8)) {
         let plan = MemoryPlan::search(&buffers, Effort::steps(20_000));
         let checked = plan.check(&buffers).expect("it is a plan");
         prop_assert_eq!(checked.bytes, lowest_arena(&buffers));
