@@ -89,20 +89,16 @@ fn operations(graph: &Graph, node: &Node) -> f64 {
             .map_or(1.0, |dim| assumed_size(dim) as f64)
     };
     let results: f64 = node.results().map(|id| elements(&graph.value(id).tensor)).sum();
+    // The weights of one channel of a convolution.
+    let window = || {
+        let weights = tensor(1).map_or(1.0, elements);
+        let channels = tensor(1).and_then(|tensor| tensor.shape.as_ref()?.first().map(assumed_size));
+        weights / channels.unwrap_or(1).max(1) as f64
+    };
     match node.operator.as_str() {
         // Each element of a result is a sum of products over the channels and the window.
-        "Conv" | "ConvInteger" => {
-            let weights = tensor(1).map_or(1.0, elements);
-            let channels =
-                tensor(1).and_then(|tensor| tensor.shape.as_ref()?.first().map(assumed_size)).unwrap_or(1);
-            2.0 * results * weights / channels.max(1) as f64
-        }
-        "ConvTranspose" => {
-            let weights = tensor(1).map_or(1.0, elements);
-            let channels =
-                tensor(1).and_then(|tensor| tensor.shape.as_ref()?.first().map(assumed_size)).unwrap_or(1);
-            2.0 * tensor(0).map_or(1.0, elements) * weights / channels.max(1) as f64
-        }
+        "Conv" | "ConvInteger" => 2.0 * results * window(),
+        "ConvTranspose" => 2.0 * tensor(0).map_or(1.0, elements) * window(),
         "MatMul" | "MatMulInteger" => 2.0 * results * dim(0, 1),
         "Gemm" => {
             let is_transposed = matches!(node.attribute("transA"), Some(AttributeValue::Int(1)));

@@ -13,6 +13,9 @@ use crate::transfer::SLOTS;
 /// Most positions at which an order is cut.
 const POSITIONS_MAX: usize = 4096;
 
+/// Most nodes that all sweeps visit: longer orders are cut at fewer positions.
+const SWEPT_MAX: usize = 1 << 29;
+
 /// What a part costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct PartCost {
@@ -52,7 +55,8 @@ fn divide(
     extended: &dyn Fn(u64, &PartCost) -> u64,
 ) -> Option<(u64, Vec<usize>)> {
     let (count, ranks) = (dataflow.len(), ranks as usize);
-    let step = count.div_ceil(POSITIONS_MAX).min(count / ranks.max(1)).max(1);
+    let positions = POSITIONS_MAX.min(SWEPT_MAX / count.max(1)).max(1);
+    let step = count.div_ceil(positions).min(count / ranks.max(1)).max(1);
     // Positions are numbered; the last one is the end of the order.
     let last = count.div_ceil(step);
     let mut sweep = Sweep::new(dataflow);

@@ -18,6 +18,9 @@ use super::dataflow::Dataflow;
 /// Most pairs of nodes that are held in the two parts, one flow each.
 const HELD_PAIRS_MAX: usize = 1024;
 
+/// Most edges of all these flows together; one flow is made in any case.
+const HELD_EDGES_MAX: usize = 1 << 24;
+
 /// The rank of each place.
 pub(super) fn two_parts(dataflow: &Dataflow) -> Vec<Rank> {
     let free = cut(dataflow, None, None);
@@ -28,8 +31,10 @@ pub(super) fn two_parts(dataflow: &Dataflow) -> Vec<Rank> {
     let starts: Vec<usize> =
         (0..count).filter(|&place| dataflow.predecessors(place).next().is_none()).collect();
     let ends: Vec<usize> = (0..count).filter(|&place| dataflow.successors(place).next().is_none()).collect();
+    let edges: usize = dataflow.tensors.iter().map(|tensor| 1 + tensor.consumers.len() * 2).sum();
+    let most = (HELD_EDGES_MAX / edges.max(1)).clamp(1, HELD_PAIRS_MAX);
     let pairs = starts.iter().flat_map(|&start| ends.iter().map(move |&end| (start, end)));
-    let pairs = pairs.filter(|(start, end)| start != end).take(HELD_PAIRS_MAX);
+    let pairs = pairs.filter(|(start, end)| start != end).take(most);
     let cuts = pairs.map(|(start, end)| cut(dataflow, Some(start), Some(end)));
     // Two nodes or more have such a pair.
     cuts.min_by_key(|ranks| dataflow.all_crossing_bytes(ranks, 2)).unwrap_or(free)

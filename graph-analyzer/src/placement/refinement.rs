@@ -6,6 +6,7 @@
 //! between the ranks of what it uses and of what uses it, so data never flow back.
 
 use pleach_vocabulary::Rank;
+use pleach_vocabulary::digest::hash_of_pair;
 
 use super::PlacementError;
 use super::dataflow::Dataflow;
@@ -19,6 +20,9 @@ const DRAWN_ORDERS_MAX: usize = 24;
 
 /// Most nodes of all drawn orders together.
 const DRAWN_ORDERS_WORK_MAX: usize = 2_000;
+
+/// Most uses of tensors that all passes look at. What was reached until then is the result.
+const LOOKS_MAX: u64 = 1 << 29;
 
 /// Moves in a pass after the last one that reached a new best state.
 const FRUITLESS_MOVES_MAX: usize = 64;
@@ -35,6 +39,7 @@ pub(super) fn few_crossings(
     let orders = orders(dataflow);
     let mut best: Option<(u64, Vec<Rank>)> = None;
     let mut evenest = u64::MAX;
+    let mut looks_left = LOOKS_MAX;
     for order in orders {
         let ordered = dataflow.reordered(&order);
         let Some(ends) = least_received(&ordered, ranks, &fits) else {
@@ -46,7 +51,7 @@ pub(super) fn few_crossings(
         order.iter().zip(ranks_of(&ends)).for_each(|(&place, rank)| rank_of[place] = rank);
         let mut state = State::new(dataflow, ranks, limit, rank_of);
         for _ in 0..PASSES_MAX {
-            if !state.improve() {
+            if !state.improve(&mut looks_left) {
                 break;
             }
         }
@@ -71,7 +76,9 @@ fn orders(dataflow: &Dataflow) -> Vec<Vec<usize>> {
 
 /// A topological order in which what a node uses comes just before it.
 fn depth_first(dataflow: &Dataflow, seed: u64) -> Vec<usize> {
-    let key = |&place: &usize| if seed == 0 { place as u64 } else { mixed(seed.wrapping_add(place as u64)) };
+    let key = |&place: &usize| {
+        if seed == 0 { place as u64 } else { hash_of_pair(0, seed.wrapping_add(place as u64)) }
+    };
     let mut order = Vec::with_capacity(dataflow.len());
     let mut is_seen = vec![false; dataflow.len()];
     let is_last = |&place: &usize| dataflow.successors(place).next().is_none();
@@ -93,14 +100,6 @@ fn depth_first(dataflow: &Dataflow, seed: u64) -> Vec<usize> {
     order
 }
 
-/// A number that looks random (SplitMix64, Steele, Lea and Flood 2014).
-fn mixed(number: u64) -> u64 {
-    let mut bits = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    bits ^ (bits >> 31)
-}
-
 /// Ranks under change.
 struct State<'a> {
     dataflow: &'a Dataflow,
@@ -109,6 +108,8 @@ struct State<'a> {
     rank_of: Vec<Rank>,
     load_ns: Vec<u64>,
     nodes_on: Vec<usize>,
+    /// By place: the uses of the tensors that a node uses or computes.
+    looks: Vec<u64>,
 }
 
 impl<'a> State<'a> {
@@ -118,11 +119,17 @@ impl<'a> State<'a> {
             load_ns[rank as usize] += dataflow.node_ns[place];
             nodes_on[rank as usize] += 1;
         }
-        Self { dataflow, ranks, limit_ns, rank_of, load_ns, nodes_on }
+        let looks = |place: usize| {
+            let tensors = dataflow.uses[place].iter().chain(&dataflow.results[place]);
+            1 + tensors.map(|&tensor| 1 + dataflow.tensors[tensor].consumers.len() as u64).sum::<u64>()
+        };
+        let looks = (0..rank_of.len()).map(looks).collect();
+        Self { dataflow, ranks, limit_ns, rank_of, load_ns, nodes_on, looks }
     }
 
-    /// One pass. Returns whether fewer bytes cross.
-    fn improve(&mut self) -> bool {
+    /// One pass, as long as looks are left. Returns whether fewer bytes cross.
+    fn improve(&mut self, looks_left: &mut u64) -> bool {
+        let all_looks: u64 = self.looks.iter().sum();
         let mut is_moved = vec![false; self.rank_of.len()];
         let (mut moves, mut gain, mut best_gain, mut best_length) = (Vec::new(), 0_i128, 0_i128, 0);
         while moves.len() - best_length < FRUITLESS_MOVES_MAX {
@@ -130,6 +137,9 @@ impl<'a> State<'a> {
             let candidates =
                 free.flat_map(|place| self.targets(place).into_iter().map(move |rank| (place, rank)));
             let candidates: Vec<(usize, Rank)> = candidates.collect();
+            let looks = all_looks + candidates.iter().map(|(place, _)| 2 * self.looks[*place]).sum::<u64>();
+            let Some(left) = looks_left.checked_sub(looks) else { break };
+            *looks_left = left;
             let best = candidates.into_iter().map(|(place, rank)| (self.gain(place, rank), place, rank));
             let Some((own, place, rank)) =
                 best.max_by_key(|&(gain, place, _)| (gain, std::cmp::Reverse(place)))

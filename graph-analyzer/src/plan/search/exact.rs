@@ -18,6 +18,8 @@
 
 use std::cmp::Reverse;
 
+use pleach_vocabulary::digest::hash_of_pair;
+
 use super::group::{Group, Item};
 
 /// What a solver found out.
@@ -75,7 +77,11 @@ impl Strategy {
                 2 => [area, total, length],
                 _ => [item.size, length, total],
             };
-            let noise = if turn == 0 { 0 } else { drawn(turn as u64, number as u64) % NOISE_PERCENT };
+            let noise = if turn == 0 {
+                0
+            } else {
+                hash_of_pair(0, ((turn as u64) << 32) + number as u64) % NOISE_PERCENT
+            };
             (Reverse([first * (100 + noise), second, third]), number)
         };
         let mut order: Vec<usize> = (0..group.items().len()).collect();
@@ -86,14 +92,6 @@ impl Strategy {
         }
         preferences
     }
-}
-
-/// A number that looks random (SplitMix64, Steele, Lea and Flood 2014).
-fn drawn(turn: u64, number: u64) -> u64 {
-    let mut bits = (turn << 32).wrapping_add(number).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    bits ^ (bits >> 31)
 }
 
 /// What an evaluation knows of an open item.
