@@ -1,9 +1,10 @@
 //! Data-flow graphs: which tensors cross between ranks, how, and where every buffer lies.
 //!
-//! A pipeline of values. A [`Graph`] comes from [ONNX](onnx), a [text form](text) or a builder, and
-//! [`Graph::with_dims`] infers its shapes. A [`Placement`] gives each node a rank, by a table or by
-//! a search over the estimated [`Costs`]. A [`Partition`] has the parts and the tensors that cross,
-//! and a [`MemoryPlan`] gives each buffer of a part its place in one arena.
+//! Each value here follows from the one before. A [`Graph`] comes from [ONNX](onnx), a
+//! [text form](text) or a builder, and [`Graph::with_dims`] infers its shapes. A [`Placement`]
+//! gives each node a rank, by a table or by a search over the estimated [`Costs`]. A [`Partition`]
+//! has the parts and the tensors that cross, and a [`MemoryPlan`] gives each buffer of a part its
+//! place in one arena.
 //!
 //! **Invariant:** nothing here opens a device, reads a clock or depends on anything but its
 //! arguments. [`onnx::check_weight_files`] alone asks the file system. Files are hostile until they

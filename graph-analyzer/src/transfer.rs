@@ -1,4 +1,4 @@
-//! How a tensor crosses between two ranks: this follows from its shape (Xue et al. 2018).
+//! How a tensor crosses between two ranks. Its shape decides (Xue et al. 2018).
 //!
 //! * [`Transfer::Static`]: all dimensions are fixed. The receiver has slots for the tensor; the
 //!   sender puts it there with a signal.

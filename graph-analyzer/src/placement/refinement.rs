@@ -1,9 +1,10 @@
 //! Few crossings between several parts, or under a limit of imbalance.
 //!
-//! Begins with the contiguous parts of several orders between which the fewest bytes cross, and
-//! moves single nodes between parts (Fiduccia and Mattheyses 1982): in a pass each node moves at
-//! most once, also where that costs bytes, and the best state of the pass is kept. A node stays
-//! between the ranks of what it uses and of what uses it, so data never flow back.
+//! A refinement begins with the contiguous parts of several orders between which the fewest bytes
+//! cross. Then it moves single nodes between parts (Fiduccia and Mattheyses 1982). In a pass each
+//! node moves at most once, also where that costs bytes, and the best state of the pass is kept. A
+//! node stays between the ranks of its producers and those of its consumers, so data never flow
+//! back.
 
 use pleach_vocabulary::Rank;
 use pleach_vocabulary::digest::hash_of_pair;
