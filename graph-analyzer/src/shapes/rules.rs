@@ -9,6 +9,7 @@ use rten_shape_inference::{
     UnaryOp, VariadicOp, ops,
 };
 
+use super::Like;
 use crate::graph::{AttributeValue, DIMENSIONS_MAX, Literal, Node, TensorType};
 
 /// Largest attribute and value in arithmetic: products of two stay exact.
@@ -207,7 +208,9 @@ impl Rule<'_> {
     /// Operators that work element by element, and others whose result has the shape of an input.
     fn elementwise_rule(self) -> Result<Option<Results>, Self> {
         Ok(match self.node.operator.as_str() {
-            operator if LIKE_FIRST_INPUT.contains(&operator) => self.with_inputs(&[0]).apply(&UnaryOp),
+            operator if matches!(super::like_first_input(operator), Some(Like::Both | Like::Shape)) => {
+                self.with_inputs(&[0]).apply(&UnaryOp)
+            }
             "And" | "Or" | "Xor" | "BitwiseAnd" | "BitwiseOr" | "BitwiseXor" | "BitShift" | "Greater"
             | "GreaterOrEqual" | "Less" | "LessOrEqual" | "Mod" | "Pow" => self.apply(&BinaryOp),
             "Max" | "Min" | "Mean" | "Sum" => self.apply(&VariadicOp),
@@ -547,73 +550,3 @@ impl Rule<'_> {
         }
     }
 }
-
-/// Operators whose only result has the shape of the first input.
-const LIKE_FIRST_INPUT: &[&str] = &[
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BatchNormalization",
-    "Bernoulli",
-    "BitwiseNot",
-    "Ceil",
-    "Celu",
-    "Clip",
-    "Cos",
-    "Cosh",
-    "CumSum",
-    "DequantizeLinear",
-    "Elu",
-    "Erf",
-    "Exp",
-    "EyeLike",
-    "Floor",
-    "Gelu",
-    "GroupNormalization",
-    "HardSigmoid",
-    "HardSwish",
-    "Hardmax",
-    "InstanceNormalization",
-    "IsInf",
-    "IsNaN",
-    "LRN",
-    "LayerNormalization",
-    "LeakyRelu",
-    "Log",
-    "LogSoftmax",
-    "LpNormalization",
-    "MeanVarianceNormalization",
-    "Mish",
-    "Not",
-    "PRelu",
-    "QuantizeLinear",
-    "RMSNormalization",
-    "RandomNormalLike",
-    "RandomUniformLike",
-    "Reciprocal",
-    "Relu",
-    "ReverseSequence",
-    "Round",
-    "Scatter",
-    "ScatterElements",
-    "ScatterND",
-    "Selu",
-    "Shrink",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Softmax",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Swish",
-    "Tan",
-    "Tanh",
-    "ThresholdedRelu",
-    "Trilu",
-];
