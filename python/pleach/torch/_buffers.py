@@ -56,8 +56,10 @@ def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.
     places = _of_buckets.setdefault(own, WeakTensorKeyDictionary())
     first = bucket.parameters()[0]
     place = places.get(first)
-    # Buckets are built anew after the first step.
     if place is None or place.shape != gradient.shape or place.dtype != gradient.dtype:
+        # DDP builds its buckets anew after the first step; memory of the earlier ones is let go.
+        for parameter in bucket.parameters():
+            places.pop(parameter, None)
         place = places[first] = allocate(own._comm, gradient.shape, gradient.dtype)
     if gradient.data_ptr() == place.data_ptr():
         _follow(bucket, gradient)

@@ -95,6 +95,9 @@ def way_ddp_registered_views():
         model(batch(9)).square().mean().backward()
         for parameter in model.parameters():
             assert parameter.grad.untyped_storage().data_ptr() in places, "a gradient was copied to its bucket"
+        kept = [parameter for parameter in model.parameters() if parameter in _of_buckets[dist.group.WORLD]]
+        buckets = {parameter.grad.untyped_storage().data_ptr() for parameter in model.parameters()}
+        assert len(kept) == len(buckets) > 1, "memory of the buckets of the first step is kept"
     else:
         model(batch(9)).square().mean().backward()
     return losses + [parameter.grad.sum().item() for parameter in model.parameters()]
