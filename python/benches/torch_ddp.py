@@ -3,9 +3,9 @@
 usage: torchrun --nproc-per-node=N python/benches/torch_ddp.py [--batch B] [--turns T] [--scheme ddp|fsdp] [--views]
 
 Rank r is bound to processor r modulo their number. The ways take turns, in one run and in the same
-processes: the model alone, gloo, pleach; of DDP also DDP that sends nothing, and pleach with the hook
-that keeps its buckets in registered memory. A row has the median over the turns of the time of a step of the slowest
-rank, and its quotient to gloo's.
+processes: the model alone, gloo and pleach. DDP has two more ways: DDP that sends nothing, and pleach
+with the hook that keeps the buckets in registered memory. A row has the time of a step of the slowest
+rank, the median over the turns, and its quotient to that of gloo.
 """
 
 import argparse
