@@ -214,6 +214,33 @@ def way_checkpoint():
     return losses + [parameter.full_tensor().sum().item() for parameter in other.parameters()]
 
 
+def way_fsdp_registered_bits():
+    """FSDP2 whose communication works on memory of the group: the bits of the losses and of the parameters."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = network()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in [*model[::2], model]:
+        fully_shard(layer, mesh=mesh)
+    made = []
+    if dist.get_backend() == "pleach":
+        group = mesh.get_group()
+        allocate = group.allocate_tensor
+
+        def recorded(*arguments, **others):
+            made.append(allocate(*arguments, **others))
+            return made[-1]
+
+        group.allocate_tensor = recorded
+        for layer in model[::2]:
+            layer.set_allocate_memory_from_process_group_for_comm(True)
+    losses = trained(model)
+    # Of each layer in each step: to gather its parameters, and to reduce its gradients.
+    assert dist.get_backend() != "pleach" or len(made) >= 2 * 3 * STEPS, len(made)
+    parameters = [parameter.full_tensor().detach() for parameter in model.parameters()]
+    return [torch.tensor(losses).view(torch.int32).tolist(), *(one.view(torch.int32).tolist() for one in parameters)]
+
+
 def main(backend, *ways):
     torch.set_num_threads(1)
     dist.init_process_group(backend)

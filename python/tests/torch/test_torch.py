@@ -84,6 +84,12 @@ def test_the_libraries_of_torch_give_what_they_give_over_gloo(ways):
         assert found[way] and found[way] == pytest.approx(expected[way], rel=1e-3), way
 
 
+def test_fsdp2_in_memory_of_the_group_gives_the_bits_of_gloo():
+    way = "fsdp_registered_bits"
+    found, expected = (last_json(finish(start("parallel.py", 2, backend, way))[0]) for backend in ("pleach", "gloo"))
+    assert found == expected and found[way]
+
+
 @pytest.mark.parametrize("killed", [0, 2])
 def test_a_rank_that_is_killed_in_the_backward_pass_is_named_by_all_others_within_a_second(killed):
     outputs = finish(start("train.py", 4, "pleach", "ddp", killed, signal.SIGKILL.value), killed=[killed])
