@@ -253,6 +253,7 @@ class PleachProcessGroup(dist.ProcessGroup):
         name = getattr(reduce_op(opts), "op", reduce_op(opts)).name
         if name != "SUM" or tensor.layout != torch.sparse_coo:
             raise PleachUnsupported(f"of sparse tensors there is the sum of torch.sparse_coo, not {name} of {tensor.layout}")
+        dense(tensor.detach()._values())
 
         def job(limit_s: float | None) -> None:
             own = tensor.detach().coalesce()

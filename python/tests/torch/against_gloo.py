@@ -346,6 +346,9 @@ class Check:
         refused(pleach.torch.PleachUnsupported, lambda: dist.all_reduce(torch.ones(2, dtype=torch.bool), dist.ReduceOp.AVG))
         refused(pleach.torch.PleachUnsupported, lambda: dist.all_reduce(torch.ones(2, device="meta")))
         refused(ValueError, lambda: dist.all_gather_into_tensor(torch.ones(1), torch.ones(7)))
+        for values in (torch.ones(1, device="meta"), torch.ones(1).to(torch.float8_e4m3fnuz)):
+            sparse = torch.sparse_coo_tensor(torch.zeros(1, 1, dtype=torch.int64, device=values.device), values, (3,))
+            refused(pleach.torch.PleachUnsupported, lambda: dist.all_reduce(sparse))
         group = dist.group.WORLD
         import importlib
 
