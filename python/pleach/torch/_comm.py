@@ -15,13 +15,17 @@ CALLS_UNDER_WAY_MAX = 16
 
 
 class Call(NamedTuple):
-    """A collective with its memory: addresses with numbers of elements."""
+    """A collective with its memory: addresses with numbers of elements.
+
+    The root of a message is the other rank.
+    """
 
     collective: str
     data_type: str = "uint8"
     source: tuple[int, int] = (0, 0)
     target: tuple[int, int] = (0, 0)
     op: str | pleach.PremulSum | None = None
+    root: int = 0
 
 
 class Comm:
@@ -44,12 +48,13 @@ class Comm:
         source: tuple[int, int] = (0, 0),
         target: tuple[int, int] = (0, 0),
         op: str | pleach.PremulSum | None = None,
+        root: int = 0,
         **others: Any,
     ) -> None:
         """Makes a call, as pleach's ``Group.start``, and returns when it has ended."""
         try:
             self._group.start(
-                collective, data_type, op, *source, *target, timeout=limit_s, blocking=True, **others
+                collective, data_type, op, *source, *target, root=root, timeout=limit_s, blocking=True, **others
             )
         except pleach.Error as error:
             raise translated(error) from error
@@ -80,7 +85,8 @@ class Comm:
         """Starts a call and returns its Pending."""
         try:
             return self._group.start(
-                call.collective, call.data_type, call.op, *call.source, *call.target, timeout=limit_s, **others
+                call.collective, call.data_type, call.op, *call.source, *call.target, root=call.root,
+                timeout=limit_s, **others,
             )
         except pleach.Error as error:
             raise translated(error) from error

@@ -16,6 +16,7 @@ import ctypes
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -44,19 +45,28 @@ class Inbox:
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.lock = threading.Lock()
-        #: The bytes of messages by tag that no call has taken yet.
-        self._kept: dict[int, list[torch.Tensor]] = {}
+        #: The bytes of messages by tag that no call has taken yet, with a lock that no call holds
+        #: while the call waits.
+        self._kept: dict[int, deque[torch.Tensor]] = {}
+        self._kept_lock = threading.Lock()
         #: A request for a header that stands, with its memory.
         self._request: tuple[Any, Any] | None = None
 
     def taken(self, tag: int) -> torch.Tensor | None:
-        """Returns a message that was kept, and keeps it no longer."""
-        kept = self._kept.get(tag)
-        return kept.pop(0) if kept else None
+        """Returns a message that was kept, and keeps it no longer. It needs no lock of the inbox."""
+        with self._kept_lock:
+            messages = self._kept.get(tag)
+            if messages is None:
+                return None
+            message = messages.popleft()
+            if not messages:
+                del self._kept[tag]
+            return message
 
     def keep(self, tag: int, data: torch.Tensor) -> None:
         """Keeps a message for a later call."""
-        self._kept.setdefault(tag, []).append(data)
+        with self._kept_lock:
+            self._kept.setdefault(tag, deque()).append(data)
 
     def has_request(self) -> bool:
         """Returns whether a request for a header stands."""
@@ -66,8 +76,8 @@ class Inbox:
         """Returns whether a header has come; requests one where no request stands."""
         if self._request is None:
             header = ctypes.create_string_buffer(HEADER.size)
-            call = Call("recv", target=(ctypes.addressof(header), HEADER.size))
-            self._request = comm.start(REQUEST_S, call, root=self.peer, keep=header), header
+            call = Call("recv", target=(ctypes.addressof(header), HEADER.size), root=self.peer)
+            self._request = comm.start(REQUEST_S, call, keep=header), header
         return bool(self._request[0].done())
 
     def header(self, comm: Comm, limit_s: float | None) -> tuple[int, int]:
@@ -121,11 +131,17 @@ class Messages:
         self._rank = rank
         self._lanes: dict[tuple[str, int | None], Lane] = {}
         self._lanes_lock = threading.Lock()
+        self._is_stopped = False
         self._inboxes = {peer: Inbox(peer) for peer in range(size) if peer != rank}
 
     def _lane(self, way: str, peer: int | None) -> Lane:
         with self._lanes_lock:
-            return self._lanes.setdefault((way, peer), Lane(f"pleach-{way}-{peer}"))
+            lane = self._lanes.get((way, peer))
+            if lane is None:
+                lane = self._lanes[way, peer] = Lane(f"pleach-{way}-{peer}")
+                if self._is_stopped:
+                    lane.stop()
+            return lane
 
     def _expect_peer(self, peer: int) -> None:
         if peer == self._rank:
@@ -162,8 +178,6 @@ class Messages:
 
     def recv_any(self, tensor: torch.Tensor, tag: int, limit_s: float | None) -> Work:
         """Receives a tensor from whichever rank sends one with the tag first."""
-        if len(self._inboxes) == 1:
-            return self.recv(tensor, next(iter(self._inboxes)), tag, limit_s)
         source: list[int] = []
 
         def receive(target: torch.Tensor) -> None:
@@ -180,14 +194,15 @@ class Messages:
         interval_s = INTERVALS_S[0]
         while True:
             for inbox in self._inboxes.values():
+                data = inbox.taken(tag)
                 # A receive that names this peer has the lock until it has its message.
-                if inbox.lock.acquire(blocking=False):
+                if data is None and inbox.lock.acquire(blocking=False):
                     try:
                         data = self._taken_now(inbox, target, tag, limit_s)
                     finally:
                         inbox.lock.release()
-                    if data is not None:
-                        return inbox.peer, data
+                if data is not None:
+                    return inbox.peer, data
             if until is not None and time.monotonic() >= until:
                 raise PleachTimeout(
                     f"no rank has sent a message with tag {tag} within {limit_s:g} s", kind="timed out",
@@ -218,20 +233,25 @@ class Messages:
             )
         ctypes.memmove(target.data_ptr(), data.data_ptr(), wanted)
 
-    def drain(self) -> None:
-        """Waits until every message so far has ended."""
-        for lane in list(self._lanes.values()):
-            lane.drain()
-
     def stop(self) -> None:
-        """Ends the threads."""
+        """Refuses later messages, and ends the threads after the messages so far."""
+        with self._lanes_lock:
+            self._is_stopped = True
+            for lane in self._lanes.values():
+                lane.stop()
+
+    def join(self) -> None:
+        """Waits until the threads have ended, after :meth:`stop`."""
         for lane in self._lanes.values():
-            lane.stop()
+            lane.join()
 
     def farewell(self, limit_s: float) -> None:
-        """Ends the requests that stand, here and at peers; all ranks call it."""
+        """Ends the requests that stand, here and at peers; all ranks call it, after :meth:`stop`.
+
+        Raises PleachError if that fails, after the end of each call.
+        """
         size = len(self._inboxes) + 1
-        if size <= 2:
+        if size == 1:
             return
         own = torch.zeros(size, dtype=torch.uint8)
         for peer, inbox in self._inboxes.items():
@@ -239,15 +259,9 @@ class Messages:
         requests = torch.empty(size, size, dtype=torch.uint8)
         self._comm.run(limit_s, "all_gather", "uint8", memory(own), memory(requests))
         header = ctypes.create_string_buffer(FAREWELL, HEADER.size)
-        calls = [
-            self._comm.start(
-                limit_s, Call("send", source=(ctypes.addressof(header), HEADER.size)), root=peer, keep=header
-            )
-            for peer in self._inboxes
-            if requests[peer, self._rank]
-        ]
-        for pending in calls:
-            pending.wait()
+        source = ctypes.addressof(header), HEADER.size
+        calls = [Call("send", source=source, root=peer) for peer in self._inboxes if requests[peer, self._rank]]
+        self._comm.run_all(limit_s, calls)
         for inbox in self._inboxes.values():
             if inbox.has_request():
                 inbox.header(self._comm, limit_s)

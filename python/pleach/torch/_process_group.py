@@ -66,6 +66,7 @@ class PleachProcessGroup(dist.ProcessGroup):
         self._description = "undefined"
         self._lane = Lane("pleach-torch")
         self._barriers = 0
+        self._barrier_keys: list[str] = []
         self._process = os.getpid()
         self._comm = Comm(store, rank, size, seconds(timeout))
         self._messages = Messages(self._comm, rank, size)
@@ -147,23 +148,28 @@ class PleachProcessGroup(dist.ProcessGroup):
     def abort(self) -> None:
         """Ends the work on all ranks; calls under way raise."""
         if self._closed is None and self._process == os.getpid():
-            self._closed = "aborted"
+            self._stop("aborted")
             self._comm.abort()
 
     def shutdown(self) -> None:
         """Leaves the group; later calls raise."""
         if self._closed is None and self._process == os.getpid():
-            self._lane.drain()
-            self._messages.drain()
-            self._closed = "destroyed"
-            self._lane.stop()
-            self._messages.stop()
+            self._stop("destroyed")
             try:
+                self._lane.join()
+                self._messages.join()
                 self._messages.farewell(CLOSE_S)
             except PleachError:
                 # The group has failed, and so have the requests that stood.
                 pass
-            self._comm.close()
+            finally:
+                self._comm.close()
+
+    def _stop(self, how: str) -> None:
+        """Refuses later calls; the threads end after the calls so far."""
+        self._closed = how
+        self._lane.stop()
+        self._messages.stop()
 
     def __del__(self) -> None:
         if hasattr(self, "_messages"):
@@ -518,14 +524,20 @@ class PleachProcessGroup(dist.ProcessGroup):
                     operation="monitored barrier", waited_s=limit.total_seconds(),
                 )
             return
-        missing = [rank + 1 for rank in self._absent([f"{prefix}/{rank}" for rank in range(1, self._size)], limit)]
+        keys = [f"{prefix}/{rank}" for rank in range(1, self._size)]
+        missing = [rank + 1 for rank in self._absent(keys, limit)]
         if missing:
+            self._barrier_keys += keys
             names = ", ".join(map(str, missing))
             raise PleachTimeout(
                 f"rank 0: ranks {names} have not reached the monitored barrier within {limit}", kind="timed out",
                 rank=missing[0], found_by=0, operation="monitored barrier", waited_s=limit.total_seconds(),
             )
         self._store.set(f"{prefix}/done", "")
+        # Every rank has reached this barrier, so no rank looks for a key of an earlier one.
+        for key in self._barrier_keys:
+            self._store.delete_key(key)
+        self._barrier_keys = [*keys, f"{prefix}/done"]
 
     def _absent(self, keys: list[str], limit: timedelta) -> list[int]:
         """Waits for keys of the store, and returns the places of those that have not come within the limit."""

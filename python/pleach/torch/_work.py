@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._errors import PleachTimeout
+from ._errors import PleachError, PleachTimeout
 
 #: Guards the futures of all works; nothing is waited for under it.
 _futures = threading.Lock()
@@ -109,50 +109,55 @@ class Lane:
         self._name = name
         self._jobs: queue.SimpleQueue[tuple[Callable[[], None], Work] | None] = queue.SimpleQueue()
         self._busy = threading.Lock()
+        # Guards the fields below; nothing is waited for under it.
+        self._lock = threading.Lock()
         self._waiting = 0
-        self._count = threading.Lock()
+        self._is_stopped = False
         self._thread: threading.Thread | None = None
 
     def give(self, job: Callable[[], None], result: list[torch.Tensor], is_async: bool) -> Work:
         """Starts `job`, a function, and returns its Work; a job that is not async has ended then.
 
-        Raises the exception of a job that is not async.
+        Raises the exception of a job that is not async, and PleachError after :meth:`stop`.
         """
-        if not is_async:
-            with self._count:
-                is_idle = self._waiting == 0 and self._busy.acquire(blocking=False)
-            if is_idle:
-                try:
-                    job()
-                finally:
-                    self._busy.release()
-                return Work(result, is_ended=True)
-        work = Work(result)
-        with self._count:
-            self._waiting += 1
-            self._jobs.put((job, work))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._carry_out, name=self._name, daemon=True)
-                self._thread.start()
+        with self._lock:
+            if self._is_stopped:
+                raise PleachError("the group has ended; call init_process_group or new_group again")
+            is_idle = not is_async and self._waiting == 0 and self._busy.acquire(blocking=False)
+            if not is_idle:
+                work = Work(result)
+                self._waiting += 1
+                self._jobs.put((job, work))
+                if self._thread is None:
+                    self._thread = threading.Thread(target=self._carry_out, name=self._name, daemon=True)
+                    self._thread.start()
+        if is_idle:
+            try:
+                job()
+            finally:
+                self._busy.release()
+            return Work(result, is_ended=True)
         if not is_async:
             work.wait()
         return work
 
-    def drain(self) -> None:
-        """Waits until every job so far has ended."""
-        if self._thread is not None:
-            self.give(lambda: None, [], True).wait()
-
     def stop(self) -> None:
-        """Ends the thread after the jobs so far."""
-        if self._thread is not None:
+        """Refuses later jobs, and ends the thread after the jobs so far."""
+        with self._lock:
+            self._is_stopped = True
             self._jobs.put(None)
+
+    def join(self) -> None:
+        """Waits until the thread has ended, after :meth:`stop`."""
+        # The thread itself may let go of the last reference to a group.
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
 
     def _carry_out(self) -> None:
         while (job := self._jobs.get()) is not None:
             with self._busy:
                 run(*job)
-            with self._count:
+            with self._lock:
                 self._waiting -= 1
             # The thread waits for the next job with no reference to this one's tensors.
             del job

@@ -3,6 +3,7 @@
 usage: group_checks.py NAME...: functions below whose names begin with `check_`
 """
 
+import threading
 import time
 from datetime import timedelta
 
@@ -10,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import pleach.torch
+from pleach.torch import _process_group
 
 from against_gloo import Check, main, same
 
@@ -27,6 +29,41 @@ class Recorder:
 
     def __getattr__(self, name):
         return getattr(self._group, name)
+
+
+class FailingSends(Recorder):
+    """Stands for the group of the package: each send fails after its end."""
+
+    failed = 0
+
+    def start(self, collective, *arguments, **others):
+        pending = super().start(collective, *arguments, **others)
+        if collective != "send":
+            return pending
+        send = FailingSend(self, pending)
+        return send if pending is not None else send.wait()
+
+
+class FailingSend:
+    """A send that fails, under way or ended."""
+
+    def __init__(self, group, pending):
+        self._group = group
+        self._pending = pending
+
+    def wait(self):
+        if self._pending is not None:
+            self._pending.wait()
+        self._group.failed += 1
+        raise pleach.LostError("a send failed")
+
+
+def until(what, is_so):
+    """Waits until a condition holds."""
+    begin = time.monotonic()
+    while not is_so():
+        assert time.monotonic() - begin < 60, f"not within 60 s: {what}"
+        time.sleep(0.01)
 
 
 def refused(kind, call):
@@ -121,6 +158,49 @@ class GroupChecks(Check):
         dist.all_reduce(total, group=group)
         same(total, torch.tensor([float(self.size)]), "the group after the time of a recv from any source")
         dist.destroy_process_group(group)
+
+    def check_any_source_beside_a_named_receive(self):
+        """A receive from any source takes a message that a receive with another tag has kept."""
+        if self.rank == 0:
+            late, early = torch.zeros(1), torch.zeros(1)
+            work = dist.irecv(late, 1, tag=6)
+            inbox = dist.group.WORLD._messages._inboxes[1]
+            until("the receive that names its source waits", inbox.lock.locked)
+            dist.barrier(self.gloo)
+            assert dist.recv(early, tag=5) == 1
+            dist.barrier(self.gloo)
+            work.wait()
+            same(early, torch.tensor([5.0]), "from any source")
+            same(late, torch.tensor([6.0]), "from a named source")
+        else:
+            dist.barrier(self.gloo)
+            if self.rank == 1:
+                dist.send(torch.tensor([5.0]), 0, tag=5)
+            dist.barrier(self.gloo)
+            if self.rank == 1:
+                dist.send(torch.tensor([6.0]), 0, tag=6)
+
+    def check_a_group_whose_farewell_fails_is_closed(self):
+        limit_s, _process_group.CLOSE_S = _process_group.CLOSE_S, 60.0
+        group = dist.new_group(timeout=timedelta(seconds=1))
+        native = group._comm._group = FailingSends(group._comm._group)
+        if self.rank == 0:
+            refused(pleach.torch.PleachTimeout, lambda: dist.recv(torch.ones(1), group=group))
+        dist.barrier(self.gloo)
+        dist.destroy_process_group(group)
+        assert native.closed and native.failed == (self.rank != 0), native.failed
+        _process_group.CLOSE_S = limit_s
+
+    def check_monitored_barriers_leave_the_store_as_it_is(self):
+        store = dist.group.WORLD.get_group_store()
+        counts = []
+        for _ in range(2):
+            for _ in range(4):
+                dist.monitored_barrier(timeout=timedelta(seconds=60))
+            dist.barrier(self.gloo)
+            counts.append(store.num_keys())
+            dist.barrier(self.gloo)
+        assert counts[0] == counts[1], counts
 
     def check_split_group(self):
         if not hasattr(torch._C._distributed_c10d.ProcessGroup, "split_group"):
@@ -260,19 +340,33 @@ class GroupChecks(Check):
             same(tensor, torch.full((1000,), float(self.size)).to(dtype), f"DLPack of {dtype}")
 
     def check_abort(self):
-        """The work of all ranks ends, and the group says why."""
+        """The work of all ranks ends, the group says why, and its threads end."""
+
+        def threads():
+            return {thread for thread in threading.enumerate() if thread.name.startswith("pleach-")}
+
+        before = threads()
         group = dist.new_group()
+        dist.all_reduce(torch.ones(1), group=group, async_op=True).wait()
         if self.rank == 0:
+            receive = dist.irecv(torch.ones(1), 1, group=group)
             dist.barrier(self.gloo)
             group.abort()
             error = refused(pleach.torch.PleachError, lambda: dist.barrier(group))
             assert "aborted" in str(error), error
+            refused(pleach.torch.PleachError, receive.wait)
         else:
             work = dist.all_reduce(torch.ones(5), group=group, async_op=True)
             dist.barrier(self.gloo)
             error = refused(pleach.torch.PleachError, work.wait)
             assert error.kind == "aborted" and error.rank == 0, error
             assert "rank 0 aborted" in str(refused(RuntimeError, work.get_future().wait))
+            group.abort()
+        until("the threads of the group have ended", lambda: threads() <= before)
+        # A job that another thread has checked before the end is refused as well.
+        for is_async in (True, False):
+            refused(pleach.torch.PleachError, lambda: group._lane.give(lambda: None, [], is_async))
+        refused(pleach.torch.PleachError, lambda: group._messages.send(torch.ones(1), (self.rank + 1) % self.size, 0, 60))
         dist.barrier()
 
 

@@ -20,11 +20,18 @@ STARTS = [
 ]
 
 
+ANY_SOURCE = [
+    "any_source",
+    "any_source_that_sends_nothing",
+    "any_source_beside_a_named_receive",
+    "a_group_whose_farewell_fails_is_closed",
+]
 #: Those of the group alone, and with how many ranks.
 GROUP_STARTS = [
     (2, ["limits", "split_group", "objects_of_messages", "premultiplied_sums", "overlapping_memory", "other_devices", "dlpack"]),
-    (4, ["limits", "monitored_barrier_with_two_missing", "any_source", "any_source_that_sends_nothing"]),
-    (4, ["split_group", "objects_of_messages", "overlapping_memory", "coalesced_calls_are_under_way_together", "abort"]),
+    (2, [*ANY_SOURCE, "monitored_barriers_leave_the_store_as_it_is"]),
+    (4, ["limits", "monitored_barrier_with_two_missing", *ANY_SOURCE]),
+    (4, ["split_group", "objects_of_messages", "overlapping_memory", "coalesced_calls_are_under_way_together", "monitored_barriers_leave_the_store_as_it_is", "abort"]),
     (2, ["compile"]),
 ]
 
