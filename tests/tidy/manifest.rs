@@ -19,9 +19,9 @@ pub(crate) fn manifests() -> Vec<Manifest> {
     let members: Vec<&str> = words_in_quotes(members);
     assert!(members.len() > 1, "the workspace has members");
     let names = members.iter().map(|member| format!("{member}/Cargo.toml"));
-    // A workspace of its own.
-    let own = ["Cargo.toml".to_owned(), "python/Cargo.toml".to_owned()];
-    names.chain(own).map(|name| manifest(read(&name))).collect()
+    // Workspaces of their own, and the root.
+    let own = ["Cargo.toml", "python/Cargo.toml", "graph-analyzer/onnx/Cargo.toml"];
+    names.chain(own.map(str::to_owned)).map(|name| manifest(read(&name))).collect()
 }
 
 fn words_in_quotes(line: &str) -> Vec<&str> {
