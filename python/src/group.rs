@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use pleach_collectives::{Buffer, Collective, CollectiveError, GroupInfo, RawData, ReduceOp};
 use pleach_transport::Nanos;
 use pleach_transport::clock::now;
+use pleach_transport::mutex::lock;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -34,16 +35,12 @@ type RegisteredMemory = Mutex<Buffer<u8>>;
 /// A group and what is under way in it.
 pub(crate) struct Inner {
     /// `None` when it is closed.
-    group: RwLock<Option<pleach_collectives::Group>>,
+    group: Mutex<Option<pleach_collectives::Group>>,
     info: GroupInfo,
     /// Started operations that may not have ended.
     started: Mutex<Vec<Arc<Started>>>,
     /// Registered memory by its address, and how many bytes it has.
     registered: Mutex<BTreeMap<usize, (usize, Weak<RegisteredMemory>)>>,
-}
-
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A time that a caller names in seconds.
@@ -58,7 +55,7 @@ pub(crate) fn limit(py: Python<'_>, seconds: Option<f64>) -> PyResult<Option<Dur
 impl Inner {
     /// The group for a call.
     pub(crate) fn group(&self, py: Python<'_>, manner: Manner) -> PyResult<pleach_collectives::Group> {
-        let group = self.group.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let group = lock(&self.group).clone();
         let Some(mut group) = group else {
             return Err(error::collective(py, self.info(), &CollectiveError::Closed));
         };
@@ -75,11 +72,11 @@ impl Inner {
 
     /// The elements at an address, as registered memory if they are in it.
     pub(crate) fn raw_data(&self, address: usize, count: usize) -> RawData {
-        let registered = locked(&self.registered);
+        let registered = lock(&self.registered);
         if let Some((&start, (bytes, memory))) = registered.range(..=address).next_back()
             && address - start < *bytes
             && let Some(memory) = memory.upgrade()
-            && let Some(data) = RawData::within(&locked(&memory), address - start, count)
+            && let Some(data) = RawData::within(&lock(&memory), address - start, count)
         {
             return data;
         }
@@ -87,20 +84,20 @@ impl Inner {
     }
 
     pub(crate) fn remember(&self, address: usize, bytes: usize, memory: &Arc<Mutex<Buffer<u8>>>) {
-        locked(&self.registered).insert(address, (bytes, Arc::downgrade(memory)));
+        lock(&self.registered).insert(address, (bytes, Arc::downgrade(memory)));
     }
 
     pub(crate) fn forget(&self, address: usize) {
-        locked(&self.registered).remove(&address);
+        lock(&self.registered).remove(&address);
     }
 
     pub(crate) fn keep(&self, started: Arc<Started>) {
-        locked(&self.started).push(started);
+        lock(&self.started).push(started);
     }
 
     /// Lets go of operations that have ended. Called without the GIL.
     pub(crate) fn reap(&self) {
-        let all = std::mem::take(&mut *locked(&self.started));
+        let all = std::mem::take(&mut *lock(&self.started));
         // What nobody else holds is looked at here, as nobody else does.
         let is_under_way = |started: &Arc<Started>| {
             let has_ended = started.has_ended()
@@ -108,14 +105,14 @@ impl Inner {
             !has_ended
         };
         let (left, ended): (Vec<_>, Vec<_>) = all.into_iter().partition(is_under_way);
-        locked(&self.started).extend(left);
+        lock(&self.started).extend(left);
         // Memory goes back to Python without a lock of this group.
         drop(ended);
     }
 
     /// Waits for all operations until then; whether all have ended. Called without the GIL.
     fn wait_for_all(&self, until: Option<Nanos>) -> bool {
-        let all = locked(&self.started).clone();
+        let all = lock(&self.started).clone();
         let has_ended = |started: &Arc<Started>| match until {
             None => started.poll(Duration::MAX / 4).is_some(),
             Some(until) => started.poll(until.since(now())).is_some(),
@@ -130,7 +127,7 @@ impl Inner {
     /// Leaves the group: waits 5 s for what is under way, and aborts the group if that has not
     /// ended then. Called without the GIL.
     fn leave(&self) {
-        let group = self.group.write().unwrap_or_else(PoisonError::into_inner).take();
+        let group = lock(&self.group).take();
         if !self.wait_for_all(Some(now() + SHUTDOWN_TIME))
             && let Some(group) = &group
         {
@@ -145,15 +142,15 @@ impl Inner {
 #[pyfunction]
 pub(crate) fn leave_all(py: Python<'_>) {
     py.detach(|| {
-        let groups = std::mem::take(&mut *locked(&GROUPS));
+        let groups = std::mem::take(&mut *lock(&GROUPS));
         groups.iter().filter_map(Weak::upgrade).for_each(|group| group.leave());
     });
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let started = std::mem::take(&mut *locked(&self.started));
-        let group = self.group.write().unwrap_or_else(PoisonError::into_inner).take();
+        let started = std::mem::take(&mut *lock(&self.started));
+        let group = lock(&self.group).take();
         let mut both = Some((started, group));
         // The end of what is under way may need other threads of Python.
         let _ = Python::try_attach(|py| py.detach(|| drop(both.take())));
@@ -184,12 +181,12 @@ impl Group {
         let group = group.interrupted_by(interrupted);
         let inner = Inner {
             info: group.info(),
-            group: RwLock::new(Some(group)),
+            group: Mutex::new(Some(group)),
             started: Mutex::default(),
             registered: Mutex::default(),
         };
         let inner = Arc::new(inner);
-        let mut groups = locked(&GROUPS);
+        let mut groups = lock(&GROUPS);
         groups.retain(|known| known.strong_count() > 0);
         groups.push(Arc::downgrade(&inner));
         drop(groups);
@@ -294,7 +291,7 @@ impl Group {
     /// Whether the group is closed.
     #[getter]
     fn closed(&self) -> bool {
-        self.inner.group.read().unwrap_or_else(PoisonError::into_inner).is_none()
+        lock(&self.inner.group).is_none()
     }
 
     /// The host of a rank, counted from 0 among the hosts of the group.
@@ -676,7 +673,7 @@ impl Group {
     /// raise ClosedError. Does nothing when the group is closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let left = py.detach(|| {
-            let group = self.inner.group.write().unwrap_or_else(PoisonError::into_inner).take();
+            let group = lock(&self.inner.group).take();
             self.inner.wait_for_all(None);
             group.map_or(Ok(()), pleach_collectives::Group::close)
         });
@@ -699,7 +696,7 @@ impl Group {
             return self.close(py);
         }
         py.detach(|| {
-            let group = self.inner.group.write().unwrap_or_else(PoisonError::into_inner).take();
+            let group = lock(&self.inner.group).take();
             if let Some(group) = group {
                 group.abort();
             }

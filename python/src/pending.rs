@@ -4,11 +4,12 @@
 //! the operation has ended, and so its memory. A [`Pending`] that Python drops changes nothing of
 //! that. No thread waits for the lock of an operation while it holds the GIL.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_collectives::{CollectiveError, RawPair};
 use pleach_transport::clock::now;
+use pleach_transport::mutex::lock;
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
 
@@ -43,7 +44,7 @@ impl Started {
 
     /// The outcome, if it is known within the limit. Called without the GIL.
     pub(crate) fn poll(&self, limit: Duration) -> Option<Result<(), CollectiveError>> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         match &mut *state {
             State::Ended(outcome) => return Some(outcome.clone()),
             State::UnderWay(under_way) => {

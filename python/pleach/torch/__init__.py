@@ -12,7 +12,7 @@ and works on CPU tensors.
 
 from __future__ import annotations
 
-from pleach._torch_backend import register as _register
+from pleach_torch_backend import register as _register
 
 from ._buffers import all_reduce_registered, buffer
 from ._errors import PleachError, PleachTimeout, PleachUnsupported

@@ -1,7 +1,8 @@
-"""The backend of torch.distributed is registered; its code is imported when a group is made.
+"""The entry point ``torch.backends`` of the package pleach.
 
-torch calls :func:`register` when it is imported, as the entry point ``torch.backends`` of the package
-says, so a program names the backend and imports nothing of it.
+torch calls :func:`register` when it is imported, so a program names the backend and imports nothing of
+the package. This module stands outside the package: importing it imports nothing of the package, so
+``import torch`` does not load the native module. That is done when a group is made.
 """
 
 from __future__ import annotations
