@@ -38,11 +38,14 @@ const FIRST_PLACES: usize = 64;
 const BLOCKS: usize = 11;
 const _: () = assert!(FIRST_PLACES * ((1 << BLOCKS) - 1) >= VALUES_MAX);
 
-/// The bits of a place's word: how many hold the value, then the state, then the uses. So many
-/// holders are impossible: each has a stack, or an entry in the list of a batch.
+/// The bits of a place's word: how many hold the value, then the state, then the uses.
 const STATE_SHIFT: u32 = 30;
 const USES_SHIFT: u32 = 32;
 const HOLDERS: u64 = (1 << STATE_SHIFT) - 1;
+
+/// [`Handles::find`] adds a holder to at most so many holders. The count has twice the room, because
+/// every thread that is refused is counted for a moment too.
+const HOLDERS_MAX: u64 = HOLDERS >> 1;
 
 const FREE: u64 = 0;
 const LIVE: u64 = 1;
@@ -177,11 +180,23 @@ impl<T: Send + Sync + 'static> Handles<T> {
         let Some((place, uses)) = found else { return Err(self.unknown(handle.addr())) };
         // Acquire: pairs with the step of `keep` that makes the value live.
         let before = place.word.fetch_add(1, Ordering::Acquire);
-        if before & !HOLDERS == word(uses, LIVE) {
+        if before & !HOLDERS_MAX == word(uses, LIVE) {
             return Ok(Held { place });
         }
         place.let_go();
-        Err(self.unknown(handle.addr()))
+        Err(self.refused(handle.addr(), before & !HOLDERS == word(uses, LIVE)))
+    }
+
+    #[cold]
+    fn refused(&self, number: usize, is_live: bool) -> Failed {
+        let Self { argument, .. } = self;
+        match is_live {
+            false => self.unknown(number),
+            true => Failed::usage(format!(
+                "{argument} is in use by {} calls, and takes no more: end calls by pleachGroupEnd",
+                HOLDERS_MAX + 1
+            )),
+        }
     }
 
     /// Stores a value; returns its handle.
@@ -229,6 +244,7 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use super::*;
+    use crate::result::pleachResult_t;
 
     #[test]
     fn a_handle_names_its_value_until_it_is_taken_and_nothing_after() {
@@ -242,6 +258,29 @@ mod tests {
         for number in [0, 2, 1 << 19, usize::MAX] {
             assert!(TABLE.find::<u8>(std::ptr::without_provenance_mut(number)).is_err(), "{number}");
         }
+    }
+
+    #[test]
+    fn a_value_with_too_many_holders_is_refused_and_stays() {
+        static TABLE: Handles<u32> = Handles::new("thing", "it");
+        let handle: *mut u8 = TABLE.keep(7).expect("room");
+        let word_now = &TABLE.place(0).expect("its block was made").word;
+        // Relaxed: no other thread knows the table.
+        word_now.store(word(0, LIVE) | HOLDERS_MAX, Ordering::Relaxed);
+        let last = TABLE.find(handle).expect("the holder before the limit");
+        for further in [0, HOLDERS_MAX - 1] {
+            word_now.fetch_add(further, Ordering::Relaxed);
+            let failed = TABLE.find(handle).err().expect("the limit is reached");
+            assert_eq!(failed.result, pleachResult_t::pleachInvalidUsage);
+            assert!(failed.text.starts_with("it is in use by 536870912 calls"), "{}", failed.text);
+            assert_eq!(word_now.load(Ordering::Relaxed), word(0, LIVE) | (HOLDERS_MAX + 1 + further));
+        }
+        assert_eq!(TABLE.take(handle).map(|value| *value).ok(), Some(7), "the limit keeps no value alive");
+        // As if all the other holders had counted themselves out.
+        word_now.store(word(0, TAKEN) | 1, Ordering::Relaxed);
+        assert_eq!(*last, 7);
+        drop(last);
+        assert_eq!(word_now.load(Ordering::Relaxed), word(1, FREE));
     }
 
     #[test]
