@@ -771,14 +771,16 @@ pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *c
 
 // Divides a communicator: the ranks that pass the same colour become one, numbered by their
 // keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
-// NULL. All ranks call it. The new communicator takes its configuration from the old one, apart
-// from a timeoutMs that is not 0: fabric and reproducible cannot differ.
+// NULL. All ranks call it. The new communicator takes its configuration from the old one, with
+// the time of pleachCommSetTimeout, apart from a timeoutMs that is not 0: fabric and reproducible
+// cannot differ.
 //
 // Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
 // communicator; the old one stays. `config` is NULL or points to a configuration that began
 // with PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls
 // of several threads on one communicator need one order on all ranks. Blocks: until the new
-// communicators are there.
+// communicators are there, at most the timeout of the communicator while ranks have not made the
+// call, and at most joinTimeoutMs while the ranks of the new communicator join.
 //
 // Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 // pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_collectives::engine::Fault;
-use pleach_collectives::{CollectiveError, Group, Options, Reproducible};
+use pleach_collectives::{CollectiveError, Group, Options, Reproducible, SplitError};
 use pleach_transport::cuda::Stream;
 use pleach_transport::mutex::lock;
 use pleach_transport::rendezvous::World;
@@ -84,7 +84,7 @@ impl Comm {
         (stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0).then_some(&self.group)
     }
 
-    /// Makes a call on host memory, under the deadline of this communicator.
+    /// Makes a call in no stream, under the deadline of this communicator.
     #[inline]
     pub(crate) fn with_group<T>(&self, call: impl FnOnce(&Group) -> T) -> T {
         match self.timeout_ms.load(Ordering::Relaxed) {
@@ -118,11 +118,15 @@ impl Comm {
 
     #[cold]
     fn noted(&self, error: CollectiveError) -> Failed {
-        if let CollectiveError::Failed(fault) = &error {
-            let mut failure = lock(&self.failure);
-            failure.get_or_insert_with(|| Arc::clone(fault));
-        }
+        self.keep(&error);
         error.into()
+    }
+
+    /// Keeps the first failure of the group.
+    fn keep(&self, error: &CollectiveError) {
+        if let CollectiveError::Failed(fault) = error {
+            lock(&self.failure).get_or_insert_with(|| Arc::clone(fault));
+        }
     }
 
     pub(crate) fn failure(&self) -> Option<Arc<Fault>> {
@@ -314,14 +318,16 @@ pub unsafe extern "C" fn pleachCommInitFromEnv(
 
 /// Divides a communicator: the ranks that pass the same colour become one, numbered by their
 /// keys, and by their ranks where keys are equal. A rank that passes PLEACH_SPLIT_NOCOLOR gets
-/// NULL. All ranks call it. The new communicator takes its configuration from the old one, apart
-/// from a timeoutMs that is not 0: fabric and reproducible cannot differ.
+/// NULL. All ranks call it. The new communicator takes its configuration from the old one, with
+/// the time of pleachCommSetTimeout, apart from a timeoutMs that is not 0: fabric and reproducible
+/// cannot differ.
 ///
 /// Ownership: `newcomm` is NULL or points to a pleachComm_t. The caller ends the new
 /// communicator; the old one stays. `config` is NULL or points to a configuration that began
 /// with PLEACH_CONFIG_INITIALIZER; it is read before the function returns. Threads: any; calls
 /// of several threads on one communicator need one order on all ranks. Blocks: until the new
-/// communicators are there.
+/// communicators are there, at most the timeout of the communicator while ranks have not made the
+/// call, and at most joinTimeoutMs while the ranks of the new communicator join.
 ///
 /// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
 /// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536
@@ -354,7 +360,13 @@ pub unsafe extern "C" fn pleachCommSplit(
         };
         // Keys below zero come first.
         let key = (key as u32) ^ (1 << 31);
-        if let Some(mut group) = held.group.split(colour, key)? {
+        let split = held.with_group(|group| group.split(colour, key)).map_err(|error| {
+            if let SplitError::Collective(error) = &error {
+                held.keep(error);
+            }
+            Failed::from(error)
+        });
+        if let Some(mut group) = split? {
             if timeout_ms != 0 {
                 group = group.within(Duration::from_millis(timeout_ms));
             }

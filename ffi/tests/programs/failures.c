@@ -32,11 +32,13 @@ static void expect_failure(pleachComm_t comm, int kind, int about, const char *o
 
 int main(int argc, char **argv) {
     int rank, ranks;
+    char split_path[4096];
     float data[4] = {0, 0, 0, 0};
-    pleachComm_t comm, part = NULL;
+    pleachComm_t comm, part = NULL, part_of_part = NULL;
     pleachConfig_t config = PLEACH_CONFIG_INITIALIZER;
     CHECK(argc == 4);
     rank = atoi(argv[1]), ranks = atoi(argv[2]);
+    CHECK((size_t)snprintf(split_path, sizeof split_path, "%s.split", argv[3]) < sizeof split_path);
 
     /* Another call. */
     comm = joined(argv[3], "mismatch", rank, ranks);
@@ -65,6 +67,20 @@ int main(int argc, char **argv) {
     }
     if (rank == 0) comm = joined(argv[3], "lost", rank, ranks);
 
+    /* A rank that is late to a split. */
+    OK(pleachCommSplit(comm, 0, rank, &part, NULL));
+    if (rank == 0) {
+        OK(pleachCommSetTimeout(part, LIMIT_MS));
+        EXPECT(pleachTimeout, pleachCommSplit(part, 0, rank, &part_of_part, NULL));
+        expect_failure(part, pleachFailureTimedOut, LATE, "all-gather", pleachTimeout);
+        all_are_here(split_path, rank, 1);
+    } else {
+        all_are_here(split_path, rank, 1);
+        CHECK(pleachCommSplit(part, 0, rank, &part_of_part, NULL) != pleachSuccess);
+        OK(pleachCommDestroy(part));
+    }
+    CHECK(part_of_part == NULL);
+
     /* A part of a communicator with a deadline of its own. */
     config.timeoutMs = LIMIT_MS;
     OK(pleachCommSplit(comm, 0, rank, &part, &config));
@@ -80,7 +96,8 @@ int main(int argc, char **argv) {
 
     /* A rank that is gone. */
     if (rank == 1) _Exit(0);
-    EXPECT(pleachRemoteError, pleachBarrier(comm, NULL));
+    EXPECT(pleachRemoteError, pleachCommSplit(comm, 0, rank, &part, NULL));
+    CHECK(part == NULL);
     expect_failure(comm, pleachFailureLost, 1, "", pleachRemoteError);
     return 0;
 }
