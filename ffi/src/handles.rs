@@ -1,22 +1,23 @@
-//! Handles: numbers in the clothes of pointers.
+//! Handles: numbers that look like pointers.
 //!
-//! **Invariant:** a handle names an entry of its table by its place and by how often the place was
-//! used, and a place counts up when its value is gone. So a handle that was taken, damaged or never
-//! given names nothing. A function that runs holds the value, so taking the value in another thread
-//! takes effect when the function returns.
+//! **Invariant:** a handle names a slot of its table and a generation of the slot. The generation
+//! of a slot counts up when the value of the slot is dropped. So a handle that was taken, damaged
+//! or invented names nothing. A function holds its value while it runs. If another thread takes the
+//! handle meanwhile, the value is dropped when the function returns.
 //!
-//! A lock and a count would be four atomic operations a call, which is much for a call of a tenth
-//! of a microsecond; here are two, on one word of the place: it says how often the place was used,
-//! its state, and how many hold the value. Why a value is dropped once, and while nobody holds it:
+//! A call takes a tenth of a microsecond, and a lock with a reference count would add four atomic
+//! operations. Here a call adds two, on the word of the slot, which has the generation, the state
+//! and the number of holders. The value is dropped once, while nobody holds it:
 //!
-//! * Whoever looks for a value counts itself first and reads the word in the same step. The state
-//!   was "live" and the use the right one: then no later step drops the value before it has counted
-//!   itself out. Otherwise it reads nothing and counts itself out.
+//! * A thread that looks for a value counts itself as a holder and reads the word in one step. If
+//!   the state was "live" and the generation is right, the value stays until the thread has counted
+//!   itself out. Otherwise the thread reads no value and counts itself out.
 //! * Only [`Handles::take`] leads from "live" to "taken", and counts itself in the same step.
-//! * Only a step from "taken" with a count of 0 to "leaving" lets a thread drop the value. It can
-//!   be made once a use. Whoever counts itself out and leaves "taken" with 0 behind tries it; where
-//!   it fails, somebody has counted itself in meanwhile, who then tries it in turn.
-//! * Only [`Handles::keep`] writes a value, to a place that is "free", under a lock.
+//! * A thread drops the value only after the step from "taken" without holders to "leaving". The
+//!   step happens once a generation. A thread that counts itself out and leaves "taken" without
+//!   holders behind tries the step. If the step fails, another thread has counted itself in, and
+//!   that thread tries the step when it counts itself out.
+//! * Only [`Handles::keep`] writes a value, to a slot that is "free", under a lock.
 
 use std::cell::UnsafeCell;
 use std::ops::Deref;
@@ -30,21 +31,21 @@ use crate::result::Failed;
 /// Most values at a time in a table.
 const VALUES_MAX: usize = 1 << 16;
 
-/// The low bits of a handle say the place, counted from 1; the others how often it was used before.
-const PLACE_BITS: u32 = 20;
+/// The low bits of a handle are the slot, counted from 1; the others are its generation.
+const SLOT_BITS: u32 = 20;
 
-/// Places of the first block; each further block has twice as many.
-const FIRST_PLACES: usize = 64;
+/// Slots of the first block; each further block has twice as many.
+const FIRST_SLOTS: usize = 64;
 const BLOCKS: usize = 11;
-const _: () = assert!(FIRST_PLACES * ((1 << BLOCKS) - 1) >= VALUES_MAX);
+const _: () = assert!(FIRST_SLOTS * ((1 << BLOCKS) - 1) >= VALUES_MAX);
 
-/// The bits of a place's word: how many hold the value, then the state, then the uses.
+/// The bits of a slot's word: how many hold the value, then the state, then the generation.
 const STATE_SHIFT: u32 = 30;
-const USES_SHIFT: u32 = 32;
+const GENERATION_SHIFT: u32 = 32;
 const HOLDERS: u64 = (1 << STATE_SHIFT) - 1;
 
-/// [`Handles::find`] adds a holder to at most so many holders. The count has twice the room, because
-/// every thread that is refused is counted for a moment too.
+/// [`Handles::find`] adds a holder to at most so many holders. The count has twice the room,
+/// because every thread that is refused is counted for a moment too.
 const HOLDERS_MAX: u64 = HOLDERS >> 1;
 
 const FREE: u64 = 0;
@@ -52,13 +53,13 @@ const LIVE: u64 = 1;
 const TAKEN: u64 = 2;
 const LEAVING: u64 = 3;
 
-/// The word of a place in this use and this state, without its holders.
-const fn word(uses: u32, state: u64) -> u64 {
-    (uses as u64) << USES_SHIFT | state << STATE_SHIFT
+/// The word of a slot in this generation and this state, without its holders.
+const fn word(generation: u32, state: u64) -> u64 {
+    (generation as u64) << GENERATION_SHIFT | state << STATE_SHIFT
 }
 
-/// A place of a table.
-struct Place<T> {
+/// A slot of a table.
+struct Slot<T> {
     word: AtomicU64,
     /// Some from the time it is live until it is leaving.
     value: UnsafeCell<Option<T>>,
@@ -66,9 +67,9 @@ struct Place<T> {
 
 // SAFETY: several threads read the value; one writes and drops it while no other reads it: see the
 // module.
-unsafe impl<T: Send + Sync> Sync for Place<T> {}
+unsafe impl<T: Send + Sync> Sync for Slot<T> {}
 
-impl<T> Place<T> {
+impl<T> Slot<T> {
     const fn new() -> Self {
         Self { word: AtomicU64::new(word(0, FREE)), value: UnsafeCell::new(None) }
     }
@@ -85,8 +86,8 @@ impl<T> Place<T> {
 
     #[cold]
     fn end(&self, taken: u64) {
-        let uses = (taken >> USES_SHIFT) as u32;
-        let leaving = word(uses.wrapping_add(1), LEAVING);
+        let generation = (taken >> GENERATION_SHIFT) as u32;
+        let leaving = word(generation.wrapping_add(1), LEAVING);
         // Acquire: pairs with the `fetch_sub` of all that have held the value.
         if self.word.compare_exchange(taken, leaving, Ordering::Acquire, Ordering::Relaxed).is_ok() {
             // SAFETY: the value was taken and nobody holds it; this step is made once.
@@ -99,13 +100,13 @@ impl<T> Place<T> {
 
 /// A value of a table, which stays until this is dropped.
 pub(crate) struct Held<T: 'static> {
-    place: &'static Place<T>,
+    slot: &'static Slot<T>,
 }
 
 impl<T> Held<T> {
     /// Whether both are the same value.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        std::ptr::eq(self.place, other.place)
+        std::ptr::eq(self.slot, other.slot)
     }
 }
 
@@ -114,9 +115,9 @@ impl<T> Deref for Held<T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: this thread has counted itself in a live place, whose value stays until it counts
+        // SAFETY: this thread has counted itself in a live slot, whose value stays until it counts
         // itself out.
-        match unsafe { &*self.place.value.get() } {
+        match unsafe { &*self.slot.value.get() } {
             Some(value) => value,
             None => unreachable!("a value that is held is there"),
         }
@@ -126,7 +127,7 @@ impl<T> Deref for Held<T> {
 impl<T> Drop for Held<T> {
     #[inline]
     fn drop(&mut self) {
-        self.place.let_go();
+        self.slot.let_go();
     }
 }
 
@@ -136,24 +137,24 @@ pub(crate) struct Handles<T> {
     kind: &'static str,
     /// The name of the argument in errors: "comm".
     argument: &'static str,
-    /// Places stay where they are, so nobody locks to find one.
-    blocks: [OnceLock<Box<[Place<T>]>>; BLOCKS],
-    /// How many places there are; held by who stores a value.
-    places: Mutex<usize>,
+    /// Slots never move, so a thread finds one without a lock.
+    blocks: [OnceLock<Box<[Slot<T>]>>; BLOCKS],
+    /// The number of slots; locked while a value is stored.
+    slots: Mutex<usize>,
 }
 
-fn place_of(number: usize) -> Option<(usize, u32)> {
-    let place = (number & ((1 << PLACE_BITS) - 1)).checked_sub(1)?;
-    Some((place, u32::try_from(number >> PLACE_BITS).ok()?))
+fn slot_of(number: usize) -> Option<(usize, u32)> {
+    let slot = (number & ((1 << SLOT_BITS) - 1)).checked_sub(1)?;
+    Some((slot, u32::try_from(number >> SLOT_BITS).ok()?))
 }
 
-fn number(place: usize, uses: u32) -> usize {
-    (place + 1) | (uses as usize) << PLACE_BITS
+fn number(slot: usize, generation: u32) -> usize {
+    (slot + 1) | (generation as usize) << SLOT_BITS
 }
 
 impl<T: Send + Sync + 'static> Handles<T> {
     pub(crate) const fn new(kind: &'static str, argument: &'static str) -> Self {
-        Self { kind, argument, blocks: [const { OnceLock::new() }; BLOCKS], places: Mutex::new(0) }
+        Self { kind, argument, blocks: [const { OnceLock::new() }; BLOCKS], slots: Mutex::new(0) }
     }
 
     #[cold]
@@ -165,26 +166,27 @@ impl<T: Send + Sync + 'static> Handles<T> {
         }
     }
 
-    /// The place of this number, where its block was made.
+    /// The slot of this number, where its block was made.
     #[inline]
-    fn place(&'static self, number: usize) -> Option<&'static Place<T>> {
-        let block = (number / FIRST_PLACES + 1).ilog2();
-        let first = FIRST_PLACES * ((1 << block) - 1);
+    fn slot(&'static self, number: usize) -> Option<&'static Slot<T>> {
+        let block = (number / FIRST_SLOTS + 1).ilog2();
+        let first = FIRST_SLOTS * ((1 << block) - 1);
         self.blocks.get(block as usize)?.get()?.get(number - first)
     }
 
     /// The value of a handle.
     #[inline]
     pub(crate) fn find<H>(&'static self, handle: *mut H) -> Result<Held<T>, Failed> {
-        let found = place_of(handle.addr()).and_then(|(number, uses)| Some((self.place(number)?, uses)));
-        let Some((place, uses)) = found else { return Err(self.unknown(handle.addr())) };
+        let found =
+            slot_of(handle.addr()).and_then(|(number, generation)| Some((self.slot(number)?, generation)));
+        let Some((slot, generation)) = found else { return Err(self.unknown(handle.addr())) };
         // Acquire: pairs with the step of `keep` that makes the value live.
-        let before = place.word.fetch_add(1, Ordering::Acquire);
-        if before & !HOLDERS_MAX == word(uses, LIVE) {
-            return Ok(Held { place });
+        let before = slot.word.fetch_add(1, Ordering::Acquire);
+        if before & !HOLDERS_MAX == word(generation, LIVE) {
+            return Ok(Held { slot });
         }
-        place.let_go();
-        Err(self.refused(handle.addr(), before & !HOLDERS == word(uses, LIVE)))
+        slot.let_go();
+        Err(self.refused(handle.addr(), before & !HOLDERS == word(generation, LIVE)))
     }
 
     #[cold]
@@ -201,39 +203,40 @@ impl<T: Send + Sync + 'static> Handles<T> {
 
     /// Stores a value; returns its handle.
     pub(crate) fn keep<H>(&'static self, value: T) -> Result<*mut H, Failed> {
-        let mut places = lock(&self.places);
+        let mut slots = lock(&self.slots);
         // Acquire: pairs with the end of the value before.
-        let state = |place: &Place<T>| place.word.load(Ordering::Acquire) & word(0, LEAVING);
-        let free = (0..*places).find(|&at| self.place(at).is_some_and(|place| state(place) == word(0, FREE)));
-        if free.is_none() && *places == VALUES_MAX {
+        let state = |slot: &Slot<T>| slot.word.load(Ordering::Acquire) & word(0, LEAVING);
+        let free = (0..*slots).find(|&at| self.slot(at).is_some_and(|slot| state(slot) == word(0, FREE)));
+        if free.is_none() && *slots == VALUES_MAX {
             let kind = self.kind;
             return Err(Failed::usage(format!("there are {VALUES_MAX} handles of a {kind}; destroy some")));
         }
-        let at = free.unwrap_or(*places);
-        if at == *places {
-            let block = (at / FIRST_PLACES + 1).ilog2();
-            let made = || (0..FIRST_PLACES << block).map(|_| Place::new()).collect();
+        let at = free.unwrap_or(*slots);
+        if at == *slots {
+            let block = (at / FIRST_SLOTS + 1).ilog2();
+            let made = || (0..FIRST_SLOTS << block).map(|_| Slot::new()).collect();
             self.blocks[block as usize].get_or_init(made);
-            *places += 1;
+            *slots += 1;
         }
-        let place = self.place(at).expect("its block was made");
-        // SAFETY: the place is free, and this thread has the lock of who fills places: no other
+        let slot = self.slot(at).expect("its block was made");
+        // SAFETY: the slot is free, and this thread has the lock of who fills slots: no other
         // thread reads or writes its value.
-        unsafe { *place.value.get() = Some(value) };
+        unsafe { *slot.value.get() = Some(value) };
         // Release: pairs with `find` and `take`.
-        let before = place.word.fetch_add(word(0, LIVE) - word(0, FREE), Ordering::Release);
-        Ok(std::ptr::without_provenance_mut(number(at, (before >> USES_SHIFT) as u32)))
+        let before = slot.word.fetch_add(word(0, LIVE) - word(0, FREE), Ordering::Release);
+        Ok(std::ptr::without_provenance_mut(number(at, (before >> GENERATION_SHIFT) as u32)))
     }
 
     /// Takes the value out of the table: its handle names nothing from now on.
     pub(crate) fn take<H>(&'static self, handle: *mut H) -> Result<Held<T>, Failed> {
-        let found = place_of(handle.addr()).and_then(|(number, uses)| Some((self.place(number)?, uses)));
-        let taken = found.and_then(|(place, uses)| {
+        let found =
+            slot_of(handle.addr()).and_then(|(number, generation)| Some((self.slot(number)?, generation)));
+        let taken = found.and_then(|(slot, generation)| {
             let taken = |now: u64| {
-                (now & !HOLDERS == word(uses, LIVE)).then(|| now + 1 + word(0, TAKEN) - word(0, LIVE))
+                (now & !HOLDERS == word(generation, LIVE)).then(|| now + 1 + word(0, TAKEN) - word(0, LIVE))
             };
             // Acquire: as in `find`.
-            place.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, taken).ok().map(|_| Held { place })
+            slot.word.fetch_update(Ordering::Acquire, Ordering::Relaxed, taken).ok().map(|_| Held { slot })
         });
         taken.ok_or_else(|| self.unknown(handle.addr()))
     }
@@ -264,7 +267,7 @@ mod tests {
     fn a_value_with_too_many_holders_is_refused_and_stays() {
         static TABLE: Handles<u32> = Handles::new("thing", "it");
         let handle: *mut u8 = TABLE.keep(7).expect("room");
-        let word_now = &TABLE.place(0).expect("its block was made").word;
+        let word_now = &TABLE.slot(0).expect("its block was made").word;
         // Relaxed: no other thread knows the table.
         word_now.store(word(0, LIVE) | HOLDERS_MAX, Ordering::Relaxed);
         let last = TABLE.find(handle).expect("the holder before the limit");
@@ -292,11 +295,11 @@ mod tests {
         }
         let held = TABLE.take(handles[200]).expect("it is there");
         let other: *mut u8 = TABLE.keep(1000).expect("room");
-        assert_eq!(place_of(other.addr()).map(|(place, _)| place), Some(300), "a held place is not free");
+        assert_eq!(slot_of(other.addr()).map(|(slot, _)| slot), Some(300), "a held slot is not free");
         assert_eq!(*held, 200);
         drop(held);
         let again: *mut u8 = TABLE.keep(2000).expect("room");
-        assert_eq!(place_of(again.addr()), Some((200, 1)));
+        assert_eq!(slot_of(again.addr()), Some((200, 1)));
     }
 
     #[test]
@@ -340,6 +343,6 @@ mod tests {
             user.join().expect("it found nothing wrong");
         }
         assert_eq!(DROPPED.load(Ordering::Relaxed), ROUNDS);
-        assert!(*TABLE.places.lock().expect("nobody has panicked") <= 4, "places are used again");
+        assert!(*TABLE.slots.lock().expect("nobody has panicked") <= 4, "slots are used again");
     }
 }

@@ -7,8 +7,8 @@
 //! into `pleachInternalError`. Every function that can fail returns a [`pleachResult_t`] and leaves
 //! a text for `pleachGetLastError` of the same thread.
 //!
-//! **Costs.** A call adds a read lock on the table of communicators, two reference counts and one
-//! store to thread-local memory to the call of `pleach-collectives`.
+//! **Costs.** A call adds two atomic operations on the slot of its communicator and one store to
+//! thread-local memory to the call of `pleach-collectives`.
 //!
 //! The header `include/pleach.h` is generated from this crate by cbindgen.
 // What a caller promises stands in the text of each function, which is that of the header too.

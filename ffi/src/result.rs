@@ -116,12 +116,12 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failed>) -> pleachResult
         Ok(Err(failed)) => failed,
         Err(panic) => Failed { result: pleachInternalError, text: text_of(panic.as_ref()) },
     };
-    told(failed)
+    keep_text(failed)
 }
 
 /// Keeps the text of a failure for pleachGetLastError.
 #[cold]
-fn told(failed: Failed) -> pleachResult_t {
+fn keep_text(failed: Failed) -> pleachResult_t {
     let text = CString::new(failed.text.replace('\0', " ")).unwrap_or_default();
     LAST_ERROR.with_borrow_mut(|last| *last = text);
     failed.result
