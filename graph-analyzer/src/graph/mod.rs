@@ -363,8 +363,9 @@ impl Graph {
         symbols
     }
 
-    /// The operators at which shapes are lost, each once, in the order of their names: all inputs
-    /// of a node have shapes, and a result has none. They have no rule, or theirs does not reach.
+    /// The operators at which shapes are lost, each once, in the order of their names. All inputs
+    /// of such a node have shapes, and a result has none: the operator has no rule, or its rule
+    /// does not cover the node.
     #[must_use]
     pub fn operators_without_shapes(&self) -> Vec<String> {
         let has_shape = |id: ValueId| self.value(id).tensor.shape.is_some();

@@ -113,7 +113,8 @@ pub(super) fn check(bytes: &[u8]) -> Result<(), OnnxError> {
             Content::Number(bytes) => {
                 counts.number_bytes += if is_numbers(kind, field) { bytes } else { 0 };
             }
-            Content::Group => {}
+            Content::GroupBegins if skip_group(rest).is_some() => {}
+            Content::GroupBegins | Content::GroupEnds => drop(open.pop()),
             Content::Bytes(inner) => {
                 counts.fields += 1;
                 if is_numbers(kind, field) {
@@ -148,8 +149,10 @@ enum Content<'a> {
     /// A number that took so many bytes.
     Number(usize),
     Bytes(&'a [u8]),
-    /// Fields between two marks, of which the decoder makes nothing.
-    Group,
+    /// The mark before the fields of a group, which the decoder skips.
+    GroupBegins,
+    /// The mark after them.
+    GroupEnds,
 }
 
 /// The number and content of the next field; nothing at the end or where the bytes are wrong.
@@ -167,30 +170,21 @@ fn next_field<'a>(rest: &mut &'a [u8]) -> Option<(u64, Content<'a>)> {
             let length = varint(rest)?;
             Content::Bytes(take(rest, usize::try_from(length).ok()?)?)
         }
-        3 => {
-            skip_group(rest)?;
-            Content::Group
-        }
+        3 => Content::GroupBegins,
+        4 => Content::GroupEnds,
         _ => return None,
     };
     Some((key >> 3, content))
 }
 
-/// Skips the rest of a group and the groups in it. That each has its own end is for the decoder.
+/// Skips the rest of a group and the groups in it. The decoder checks that each has its own end.
 fn skip_group(rest: &mut &[u8]) -> Option<()> {
     let mut open = 1;
     while open > 0 {
-        match varint(rest)? & 7 {
-            0 => drop(varint(rest)?),
-            1 => drop(take(rest, 8)?),
-            2 => {
-                let length = varint(rest)?;
-                take(rest, usize::try_from(length).ok()?)?;
-            }
-            3 => open += 1,
-            4 => open -= 1,
-            5 => drop(take(rest, 4)?),
-            _ => return None,
+        match next_field(rest)?.1 {
+            Content::GroupBegins => open += 1,
+            Content::GroupEnds => open -= 1,
+            Content::Number(_) | Content::Bytes(_) => {}
         }
     }
     Some(())

@@ -4,7 +4,7 @@ use pleach_graph_analyzer::onnx::Model;
 use pleach_graph_analyzer::plan::Effort;
 use pleach_graph_analyzer::{Costs, Graph, Machine, MemoryPlan, Partition, Placement};
 
-use super::samples::{LIGHT, light, light_bytes};
+use super::samples::{LIGHT, light, light_bytes, without_size};
 
 #[test]
 fn the_models_have_their_nodes_and_every_value_gets_a_fixed_size() {
@@ -12,13 +12,7 @@ fn the_models_have_their_nodes_and_every_value_gets_a_fixed_size() {
     for (name, nodes) in LIGHT.iter().zip(nodes) {
         let graph = light(name);
         assert_eq!(graph.nodes().len(), nodes, "{name}");
-        let unknown: Vec<&str> = graph
-            .values()
-            .iter()
-            .filter(|value| value.tensor.bytes().is_none())
-            .map(|value| value.name.as_str())
-            .collect();
-        assert_eq!(unknown, [""; 0], "{name}");
+        assert_eq!(without_size(&graph), [""; 0], "{name}");
     }
 }
 

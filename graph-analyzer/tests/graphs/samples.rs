@@ -35,6 +35,12 @@ pub(crate) fn light(name: &str) -> Graph {
     graph.with_dims(&[]).expect("its shapes can be inferred")
 }
 
+/// The names of values whose size is not known.
+pub(crate) fn without_size(graph: &Graph) -> Vec<&str> {
+    let values = graph.values().iter().filter(|value| value.tensor.bytes().is_none());
+    values.map(|value| value.name.as_str()).collect()
+}
+
 /// A node of a sample graph: what it uses, by number of earlier nodes, and the bytes of its result.
 #[derive(Clone, Debug)]
 pub(crate) struct SampleNode {

@@ -7,7 +7,7 @@ use pleach_graph_analyzer::plan::Effort;
 use pleach_graph_analyzer::transfer::Transfer;
 use pleach_graph_analyzer::{Costs, Graph, Machine, MemoryPlan, Partition, Placement};
 
-use super::samples::data;
+use super::samples::{data, without_size};
 
 fn transformer() -> Graph {
     let bytes = std::fs::read(data("transformer/transformer.onnx")).expect("the model is in the tree");
@@ -44,13 +44,7 @@ fn batch_and_length_go_through_all_layers() {
 #[test]
 fn bound_symbols_fix_every_tensor_and_the_plans_are_at_their_bound() {
     let graph = transformer().with_dims(&[("batch", 2), ("length", 7)]).expect("it has shapes");
-    let open: Vec<&str> = graph
-        .values()
-        .iter()
-        .filter(|value| value.tensor.bytes().is_none())
-        .map(|value| value.name.as_str())
-        .collect();
-    assert_eq!(open, [""; 0]);
+    assert_eq!(without_size(&graph), [""; 0]);
     let partition = halves(&graph);
     assert!(partition.crossings().iter().all(|crossing| crossing.transfer.bytes() > 0));
     for part in partition.parts() {
