@@ -314,7 +314,8 @@ extern "C" {
 // Begins a group of calls of this thread: they are carried out together by pleachGroupEnd, so
 // that sends and receives of the group do not wait for each other. Groups may be nested; the
 // outermost end counts. While 536870912 calls on a communicator are kept for their end, each
-// function with that communicator returns pleachInvalidUsage.
+// function with that communicator returns pleachInvalidUsage, but for pleachCommDestroy and
+// pleachCommAbort.
 //
 // Ownership: nothing changes hands. Threads: any; a group is of the calls of one thread.
 // Blocks: no.

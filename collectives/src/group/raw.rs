@@ -199,8 +199,7 @@ impl Operation<RawPair> {
     ///
     /// Input and output are in place if both name the same memory, or if one is the rank's own
     /// block inside the other. Otherwise they must not overlap. What a rank has no part in may be
-    /// `None`.
-    /// Blocks of different lengths: [`Operation::with_counts`].
+    /// `None`. Blocks of different lengths: [`Operation::with_counts`].
     ///
     /// # Errors
     ///
