@@ -83,6 +83,21 @@ def finish(ranks, killed=()):
     return outputs
 
 
+def leave(has_gloo):
+    """Destroys the groups of this rank, as the last step of its script.
+
+    has_gloo: whether a group was gloo's. A thread of gloo may let go of a tensor after its group is
+    destroyed. If Python's end has begun by then, torch aborts the process. So the process ends here.
+    """
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    if has_gloo:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
 def last_json(output):
     """Returns what the last line says that is JSON."""
     return json.loads([line for line in output.splitlines() if line.startswith(("{", "["))][-1])
