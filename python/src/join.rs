@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use pleach_collectives::{Options, Reproducible};
 use pleach_transport::Secret;
-use pleach_transport::rendezvous::{ExplicitWorld, FabricChoice, Launcher, Rendezvous, World};
+use pleach_transport::rendezvous::{ExplicitWorld, FabricChoice, JoinError, Launcher, Rendezvous, World};
 use pyo3::prelude::*;
 
 use crate::error;
@@ -111,7 +111,8 @@ pub(crate) fn join_in_store(
     let joined = if world_size == 1 {
         py.detach(|| pleach_collectives::Group::join(&options))
     } else {
-        let store = Box::new(PythonStore::new(store, prefix.to_owned()));
+        let store = PythonStore::new(store, prefix.to_owned(), rank, world_size);
+        let store = Box::new(store.map_err(|error| error::join(py, &JoinError::Store(error).into()))?);
         py.detach(|| pleach_collectives::Group::join_in(store, &options))
     };
     Ok(Group::new(joined.map_err(|error| error::join(py, &error))?))

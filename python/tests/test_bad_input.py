@@ -488,6 +488,40 @@ def test_a_store_of_python_is_a_rendezvous(tmp_path):
     assert found == [[1, 0], [1, 0]]
 
 
+class Hosted(Table):
+    """A table that ends with the process of rank 0, and that the other ranks ask slowly."""
+
+    def __init__(self, folder, is_host):
+        super().__init__(folder)
+        self.is_host = is_host
+
+    def end(self):
+        self.set("ended", b"")
+
+    def check(self, keys):
+        if not self.is_host:
+            time.sleep(0.2)
+        if os.path.exists(self.path("ended")):
+            raise ConnectionResetError("the store has gone")
+        return super().check(keys)
+
+
+def check_hosted_store(group, folder):
+    store = Hosted(folder, is_host=group.rank == 0)
+    began = time.monotonic()
+    with pytest.raises(pleach.JoinError) as refused:
+        pleach.join_in_store(store, group.rank, 2, fabric=["shm", "tcp"][group.rank], join_timeout=20)
+    if store.is_host:
+        store.end()
+    return str(refused.value), time.monotonic() - began
+
+
+def test_all_ranks_are_told_why_they_did_not_join_before_the_host_of_their_store_ends(tmp_path):
+    found = pleach.launch(check_hosted_store, 2, str(tmp_path), timeout=60)
+    assert all("shm" in reason and "tcp" in reason for reason, _ in found), found
+    assert all(took < 10 for _, took in found), found
+
+
 def check_addresses(group):
     array = np.ones(4, "float32")
     pending = group.start("all_reduce", "float32", "sum", array.ctypes.data, 4, array.ctypes.data, 4, keep=array)
