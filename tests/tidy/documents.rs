@@ -208,6 +208,7 @@ fn is_of_the_program(file: &Written) -> bool {
         "schedule/src/",
         "collectives/src/",
         "graph-analyzer/src/",
+        "exchange/src/",
     ];
     file.is_rust()
         && folders.iter().any(|folder| file.name.starts_with(folder))
