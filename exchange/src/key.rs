@@ -62,6 +62,11 @@ impl Key {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// What is before each key of a step in the order of keys. It is no key itself.
+    pub(crate) fn before(step: u64) -> Self {
+        Self { step, name: "".into() }
+    }
 }
 
 impl fmt::Display for Key {
@@ -163,6 +168,14 @@ mod tests {
             error.to_string(),
             "the name of a key has 1026 bytes, more than 1024; shorten it, or take its hash"
         );
+    }
+
+    #[test]
+    fn keys_of_a_step_lie_together_behind_its_beginning() {
+        let key = |step, name| Key::new(step, name).expect("a good name");
+        assert!(Key::before(3) < key(3, "\0") && key(3, "z") < Key::before(4));
+        assert!(key(2, "z") < Key::before(3));
+        assert_ne!(key(3, "w"), key(4, "w"));
     }
 
     #[test]
