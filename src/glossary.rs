@@ -20,6 +20,7 @@
 //! | sever | to cut off a peer | verbs: moving a queue pair to the error state |
 //! | fence | the guarantee after severing: the peer changes no byte of local memory | distributed systems: fencing |
 //! | mapped | a peer's memory at an address of this process | NCCL: P2P direct; CUDA: IPC memory |
+//! | lent memory | memory that its peers can only read | verbs: memory region without remote write; MPI: none |
 //! | loss | the end of a peer without a shutdown; all survivors report the same kind of loss | NCCL: `ncclRemoteError` |
 //! | reach | the path from a device to one peer: the fabric, and whether memory is mapped | UCX: endpoint |
 //! | queue pair | one end of a reliable RDMA connection | verbs: the same |

@@ -45,6 +45,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/fork.rs", "is told of forks"),
     ("transport/src/hybrid/mod.rs", "promises the device contract"),
     ("transport/src/rendezvous/join/tests.rs", "promises the device contract"),
+    ("transport/src/sim/alias.rs", "maps memory of simulated ranks once more"),
     ("transport/src/sim/device.rs", "promises the device contract"),
     ("transport/src/sim/world.rs", "breaks the device contract where that is asked for"),
     ("transport/tests/sim/ranks.rs", "breaks the device contract"),

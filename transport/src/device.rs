@@ -35,6 +35,10 @@
 //! 12. Lines 1, 8 and 9 hold for accesses through a mapping ([`Device::map`]).
 //! 13. [`Device::info`] does not change during the device's life, and both ends of a pair have the
 //!     same [`Reach`]. The processors of [`Device::exchange_processors`] are a hint only.
+//! 14. Memory that peers may not write ([`Memory::peers_may_write`]) is *lent*: gets and
+//!     [`Device::map_read_only`] reach it. A put or an atomic into it ends as one with a bad key
+//!     does (line 8), and [`Device::map`] refuses it. Severing takes it from no peer: its key stays
+//!     good for the others, and the severed peer may go on reading what it has mapped.
 
 mod error;
 
@@ -54,7 +58,7 @@ use crate::Rank;
 use crate::auth::Secret;
 use crate::clock::Nanos;
 use crate::memory::Memory;
-use crate::region::{Mapped, Region, Registry, RemoteSlice, Slice};
+use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, Slice};
 use crate::signals::{Inline, Signal, Signals};
 
 /// Longest control message, in bytes.
@@ -416,6 +420,14 @@ pub unsafe trait Device: Send {
     /// See [`MapError`].
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError>;
 
+    /// Maps a peer's memory to be read, if [`Reach::maps`]: any memory, also such that peers may
+    /// not write. Lines 12 and 14.
+    ///
+    /// # Errors
+    ///
+    /// See [`MapError`].
+    fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError>;
+
     /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order. Line
     /// 4.
     ///
@@ -426,8 +438,8 @@ pub unsafe trait Device: Send {
 
     /// Starts to sever a peer; `Severed` ends it, in a time bounded by this process's own work,
     /// whatever state the peer is in: not connected, lost, departed or severed. A fabric that maps
-    /// may unmap local regions from all peers, also for RDMA; they keep their bytes and addresses.
-    /// Line 9.
+    /// may unmap local regions that peers may write from all peers, also for RDMA; they keep their
+    /// bytes and addresses. Lines 9 and 14.
     fn sever(&mut self, peer: Rank);
 
     /// Starts a transfer, and ends it if that takes no waiting. Never blocks. Lines 2, 3, 5, 6 and

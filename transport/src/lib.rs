@@ -71,7 +71,9 @@ pub use device::{
     LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Source,
     SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, Wake, WakeSource,
 };
-pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
+pub use memory::{DmaBuf, HostMemory, LendableMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;
-pub use region::{LentSlice, Mapped, OutOfBounds, Region, RegionKey, Registry, RemoteSlice, Slice};
+pub use region::{
+    LentSlice, Mapped, OutOfBounds, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice, Slice,
+};
 pub use signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};

@@ -23,11 +23,11 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 
-mod alias;
+mod lendable;
 mod placement;
 pub(crate) mod shared_bytes;
 
-pub(crate) use alias::Alias;
+pub use lendable::LendableMemory;
 pub(crate) use placement::prefer_own_node;
 
 /// The kind of memory.
@@ -88,7 +88,9 @@ pub struct DmaBuf<'a> {
 /// [`Space::Gpu`] for the GPU alone), which only their owner and the transfers that it allowed
 /// access. With [`Share::File`] those bytes are a shared mapping of that file, and a device may at
 /// any time replace the pages of the mapping by private copies at the same addresses (so an
-/// unresponsive peer cannot write them, contract line 9).
+/// unresponsive peer cannot write them, contract line 9). If peers may not write the memory
+/// ([`Memory::peers_may_write`]), no other process can ever have mapped the file for writing, and
+/// the pages stay.
 pub unsafe trait Memory: Any + Send + Sync {
     /// Address of the first byte.
     fn base(&self) -> NonNull<u8>;
@@ -106,6 +108,12 @@ pub unsafe trait Memory: Any + Send + Sync {
     /// private copies may then empty these parts of the file, so that no byte is stored twice.
     fn may_empty_file(&self) -> bool {
         false
+    }
+    /// Whether peers may write the memory. If false, they only read it (contract line 14), and a
+    /// file of [`Share::File`] is sealed against new writable mappings (`F_SEAL_FUTURE_WRITE`):
+    /// [`LendableMemory`].
+    fn peers_may_write(&self) -> bool {
+        true
     }
     /// The same memory as a dma-buf, if it is one: then a NIC gets the dma-buf, and the address
     /// only gives the offset in a page.
@@ -169,20 +177,32 @@ unsafe impl Sync for HostMemory {}
 /// Seals that fix a file's size: a process that maps it gets no fatal signal, whatever others do.
 pub(crate) const SEALS_FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// An anonymous file of `bytes` zeroed bytes whose size cannot change, with these seals and no
-/// later ones. The seals do not affect existing mappings.
-pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
+/// An anonymous file of `bytes` zeroed bytes that is not sealed yet.
+pub(crate) fn unsealed_file(name: &str, bytes: usize) -> io::Result<OwnedFd> {
     // Kernels before 6.3 have no NOEXEC_SEAL; some newer ones are set up to require it.
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
         .or_else(|_| memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
     resize(&file, bytes)?;
-    fcntl_add_seals(&file, SEALS_FIXED_SIZE | seals | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+/// Seals a file: its size cannot change, nor can it get later seals. The seals do not affect
+/// existing mappings.
+pub(crate) fn seal(file: &OwnedFd, seals: SealFlags) -> io::Result<()> {
+    Ok(fcntl_add_seals(file, SEALS_FIXED_SIZE | seals | SealFlags::SEAL)?)
+}
+
+/// An anonymous file of `bytes` zeroed bytes whose size cannot change, with these seals and no
+/// later ones.
+pub(crate) fn sealed_file(name: &str, bytes: usize, seals: SealFlags) -> io::Result<OwnedFd> {
+    let file = unsealed_file(name, bytes)?;
+    seal(&file, seals)?;
     Ok(file)
 }
 
 /// Sets the size of an anonymous file. A size above the limit of files is an error here: the kernel
 /// would end the process by a signal.
-pub(crate) fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
+fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     match getrlimit(Resource::Fsize).current {
         Some(most) if bytes as u64 > most => Err(io::Error::from(io::ErrorKind::FileTooLarge)),
         _ => Ok(ftruncate(file, bytes as u64)?),

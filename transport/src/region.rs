@@ -16,7 +16,7 @@ mod bytes;
 mod mapped;
 
 use self::bytes::Base;
-pub use self::mapped::{Mapped, Sharing};
+pub use self::mapped::{Mapped, ReadOnlyMapped, Sharing};
 use crate::auth::random_bytes;
 use crate::memory::Memory;
 

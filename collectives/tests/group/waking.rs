@@ -18,8 +18,8 @@ use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError, Mapped, Memory,
-    Nanos, PostError, Region, RegisterError, RemoteSlice, Secret, Signal, Signals, SubmitError, Submitted,
-    Transfer, TransferId, Urgency, WakeSource, clock,
+    Nanos, PostError, ReadOnlyMapped, Region, RegisterError, RemoteSlice, Secret, Signal, Signals,
+    SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource, clock,
 };
 use pleach_vocabulary::Rank;
 
@@ -102,6 +102,9 @@ unsafe impl Device for Interrupted {
     }
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
         self.inner.map(peer, slice)
+    }
+    fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
+        self.inner.map_read_only(peer, slice)
     }
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
         self.inner.connect(peer, address)

@@ -96,4 +96,7 @@ unsafe impl Memory for PinnedMemory {
     fn share(&self) -> Share<'_> {
         self.memory.share()
     }
+    fn peers_may_write(&self) -> bool {
+        self.memory.peers_may_write()
+    }
 }

@@ -307,10 +307,10 @@ pub enum TransferError {
         /// The backend's error.
         error: BackendError,
     },
-    /// The peer has no such region, or the range does not lie inside it; or this process could not
-    /// map it, see its log.
+    /// The peer has no such region, the range does not lie inside it, or it is written and the peer
+    /// lends it for reading only; or this process could not map it, see its log.
     #[error(
-        "rank {peer} refuses the access: region {key:?} is unknown there or too short, or this process could not map it"
+        "rank {peer} refuses the access: region {key:?} is unknown there, too short or for reading only, or this process could not map it"
     )]
     Refused {
         /// The peer.
@@ -480,6 +480,14 @@ pub enum MapError {
         key: RegionKey,
         /// The backend's error.
         error: BackendError,
+    },
+    /// Its owner lends it: it can only be read. [`crate::Device::map_read_only`] maps it.
+    #[error("rank {peer} lends region {key:?} for reading only")]
+    ReadOnly {
+        /// The peer.
+        peer: Rank,
+        /// The region.
+        key: RegionKey,
     },
     /// It is GPU memory, and this rank computes on its host.
     #[error(

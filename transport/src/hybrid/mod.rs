@@ -36,7 +36,7 @@ use crate::device::{
     RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
 };
 use crate::memory::{Memory, Space};
-use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
+use crate::region::{Mapped, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::shm::{self, ShmDevice};
 use crate::signals::{Signal, Signals};
 use crate::tcp::{self, TcpDevice};
@@ -261,6 +261,10 @@ unsafe impl Device for HybridDevice {
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
         self.to_mut(peer).map(peer, slice)
+    }
+
+    fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
+        self.to_mut(peer).map_read_only(peer, slice)
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {

@@ -24,12 +24,13 @@ pub(crate) unsafe fn store(into: *mut u8, bytes: &[u8]) {
 ///
 /// # Safety
 ///
-/// `len` bytes at `from` are readable and writable. During the call they are accessed only by
-/// atomic accesses of single bytes or by transfers.
-pub(crate) unsafe fn load(from: *mut u8, bytes: &mut [u8]) {
+/// `len` bytes at `from` are readable. During the call they are accessed only by atomic accesses of
+/// single bytes or by transfers.
+pub(crate) unsafe fn load(from: *const u8, bytes: &mut [u8]) {
     for (index, byte) in bytes.iter_mut().enumerate() {
-        // SAFETY: inside of the bytes (this function's contract).
-        *byte = unsafe { AtomicU8::from_ptr(from.add(index)) }.load(Ordering::Relaxed);
+        // SAFETY: inside of the bytes (this function's contract). A relaxed load of a byte may read
+        // pages that are read-only here.
+        *byte = unsafe { AtomicU8::from_ptr(from.add(index).cast_mut()) }.load(Ordering::Relaxed);
     }
 }
 

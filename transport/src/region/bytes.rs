@@ -128,7 +128,10 @@ mod tests {
         let part = region.slice(4..12).expect("inside");
         drop(region);
         part.store(&[7; 8]);
-        let mapped = Mapped::of_slice(part.slice(2..6).expect("inside"));
+        let end = part.slice(2..6).expect("inside");
+        let base = NonNull::new(end.as_ptr()).expect("an address");
+        // SAFETY: the four bytes of the slice, which the mapping holds.
+        let mapped = unsafe { Mapped::new(base, 4, Arc::new(end)) };
         drop(part);
         assert_eq!(released(&count), 0);
         mapped.store(1, &[8, 9]);

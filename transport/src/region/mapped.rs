@@ -4,7 +4,6 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::Slice;
 use crate::memory::shared_bytes;
 
 /// Tells whether the owner of mapped memory still shares it.
@@ -18,6 +17,19 @@ pub trait Sharing: Send + Sync {
 /// [`Mapped::is_shared`].
 #[derive(Clone)]
 pub struct Mapped {
+    range: MappedRange,
+}
+
+/// A peer's memory at an address of this process that is only read: as [`Mapped`], without a way to
+/// write.
+#[derive(Clone)]
+pub struct ReadOnlyMapped {
+    range: MappedRange,
+}
+
+/// Bytes that stay at their address while held.
+#[derive(Clone)]
+struct MappedRange {
     base: NonNull<u8>,
     len: usize,
     /// Whether the host may dereference the address.
@@ -29,15 +41,46 @@ pub struct Mapped {
 
 impl fmt::Debug for Mapped {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "Mapped({} bytes)", self.len)
+        write!(formatter, "Mapped({} bytes)", self.len())
+    }
+}
+
+impl fmt::Debug for ReadOnlyMapped {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ReadOnlyMapped({} bytes)", self.len())
     }
 }
 
 // SAFETY: an address and its owner, which is Send + Sync; access goes through raw pointers under
 // the contract.
-unsafe impl Send for Mapped {}
+unsafe impl Send for MappedRange {}
 // SAFETY: as above.
-unsafe impl Sync for Mapped {}
+unsafe impl Sync for MappedRange {}
+
+impl MappedRange {
+    fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+        Self { base, len, is_on_host: true, _keep: keep, sharing: None }
+    }
+
+    fn is_shared(&self) -> bool {
+        self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
+    }
+
+    fn load(&self, offset: usize, bytes: &mut [u8]) {
+        let from = self.host_address(offset, bytes.len());
+        // SAFETY: the range lies inside the mapping, which stays readable while `self` lives.
+        unsafe { shared_bytes::load(from, bytes) }
+    }
+
+    /// The address of `len` bytes from byte `offset` on, which the host's processors can access.
+    fn host_address(&self, offset: usize, len: usize) -> *mut u8 {
+        assert!(self.is_on_host, "a GPU's memory is copied by the GPU");
+        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
+        assert!(inside, "{len} bytes at {offset} of a mapping of {}", self.len);
+        // SAFETY: inside the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+}
 
 impl Mapped {
     /// For backends.
@@ -46,14 +89,7 @@ impl Mapped {
     ///
     /// `len` bytes at `base` stay readable and writable while `keep` lives.
     pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, is_on_host: true, _keep: keep, sharing: None }
-    }
-
-    /// For backends whose peers are in this process: the bytes of a slice, which it holds.
-    #[must_use]
-    pub fn of_slice(slice: Slice) -> Self {
-        let base = NonNull::new(slice.as_ptr()).expect("a region's address is not null");
-        Self { base, len: slice.len(), is_on_host: true, _keep: Arc::new(slice), sharing: None }
+        Self { range: MappedRange::new(base, len, keep) }
     }
 
     /// For backends: GPU memory, at an address for kernels and copies of the GPU alone, kept by
@@ -64,14 +100,20 @@ impl Mapped {
     /// As of [`Mapped::new`], for kernels and copies of the GPU.
     #[must_use]
     pub unsafe fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { base, len, is_on_host: false, _keep: keep, sharing: None }
+        Self { range: MappedRange { is_on_host: false, ..MappedRange::new(base, len, keep) } }
     }
 
     /// For backends whose owners can take memory back: `sharing` tells whether that happened.
     #[must_use]
     pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
-        self.sharing = Some(sharing);
+        self.range.sharing = Some(sharing);
         self
+    }
+
+    /// The same bytes without a way to write them.
+    #[must_use]
+    pub fn into_read_only(self) -> ReadOnlyMapped {
+        ReadOnlyMapped { range: self.range }
     }
 
     /// Whether the owner still shares the memory. Ask after reading: if true, all bytes that this
@@ -79,45 +121,43 @@ impl Mapped {
     /// severed a peer or dropped the region; then use none of them.
     #[must_use]
     pub fn is_shared(&self) -> bool {
-        self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
+        self.range.is_shared()
     }
 
     /// Whether the host's processors may access the bytes, or only a GPU.
     #[must_use]
     pub fn is_on_host(&self) -> bool {
-        self.is_on_host
+        self.range.is_on_host
     }
 
     /// Address of the first byte.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
-        self.base.as_ptr()
+        self.range.base.as_ptr()
     }
 
     /// Length in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.len
+        self.range.len
     }
 
     /// Whether it is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
-}
 
-impl Mapped {
     /// Copies `bytes` into the mapping from byte `offset` on.
     ///
     /// # Panics
     ///
     /// When they reach beyond its end: the caller's length check is missing.
     pub fn store(&self, offset: usize, bytes: &[u8]) {
-        self.assert_inside(offset, bytes.len());
+        let into = self.range.host_address(offset, bytes.len());
         // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see
         // `Mapped::new`).
-        unsafe { shared_bytes::store(self.as_ptr().add(offset), bytes) }
+        unsafe { shared_bytes::store(into, bytes) }
     }
 
     /// Copies bytes of the mapping from byte `offset` on.
@@ -126,14 +166,63 @@ impl Mapped {
     ///
     /// When they reach beyond its end.
     pub fn load(&self, offset: usize, bytes: &mut [u8]) {
-        self.assert_inside(offset, bytes.len());
-        // SAFETY: as in `store`, and readable.
-        unsafe { shared_bytes::load(self.as_ptr().add(offset), bytes) }
+        self.range.load(offset, bytes);
+    }
+}
+
+impl ReadOnlyMapped {
+    /// For backends.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes at `base` stay readable while `keep` lives.
+    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+        Self { range: MappedRange::new(base, len, keep) }
     }
 
-    fn assert_inside(&self, offset: usize, len: usize) {
-        assert!(self.is_on_host(), "a GPU's memory is copied by the GPU");
-        let inside = offset.checked_add(len).is_some_and(|end| end <= self.len());
-        assert!(inside, "{len} bytes at {offset} of a mapping of {}", self.len());
+    /// For backends whose owners can take memory back: `sharing` tells whether that happened.
+    #[must_use]
+    pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
+        self.range.sharing = Some(sharing);
+        self
+    }
+
+    /// As [`Mapped::is_shared`].
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.range.is_shared()
+    }
+
+    /// Whether the host's processors may access the bytes, or only a GPU.
+    #[must_use]
+    pub fn is_on_host(&self) -> bool {
+        self.range.is_on_host
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.range.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.range.len
+    }
+
+    /// Whether it is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes of the mapping from byte `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// When they reach beyond its end.
+    pub fn load(&self, offset: usize, bytes: &mut [u8]) {
+        self.range.load(offset, bytes);
     }
 }

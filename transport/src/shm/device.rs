@@ -286,7 +286,7 @@ impl ShmDevice {
         let State::Connected(connected) = &self.peers[rank as usize].state else {
             unreachable!("the caller looked, and what waits goes when the peer goes")
         };
-        let (address, region) = match connected.locate(request.remote()) {
+        let (address, region) = match connected.locate(request.remote(), request.writes()) {
             RemoteLocation::OnGpu(region) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
@@ -615,12 +615,16 @@ impl Connected {
         self.link.signal_slots.signal_as(signal, *count);
     }
 
-    fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
+    /// The location of a slice, which is to be written or only read.
+    fn locate(&self, slice: &RemoteSlice, writes: bool) -> RemoteLocation<'_> {
         // The owner's own table, so that a dropped region is refused from that moment on.
         if !self.link.keys.holds(slice.key) {
             return RemoteLocation::Refused;
         }
         match self.regions.get(usize::from(slot_of(slice.key))) {
+            Some(SlotState::Mapped(region)) if region.key == slice.key && writes && !region.is_writable() => {
+                RemoteLocation::Refused
+            }
             Some(SlotState::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
                 RemoteLocation::OnGpu(region)
             }

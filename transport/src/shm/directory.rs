@@ -90,19 +90,20 @@ impl Directory {
         keys.store(slot, RegionKey::NONE);
         self.free.push(slot);
         self.former.retain(|memory| memory.strong_count() > 0);
-        if !entry.detached {
+        if !entry.detached && entry.memory.peers_may_write() {
             self.former.push(Arc::downgrade(&entry.memory));
         }
         self.list_for_all(slot);
         Some(entry)
     }
 
-    /// Revokes the keys of all memory; returns the memory that peers may have mapped.
+    /// Revokes the keys of all memory that peers may write; returns that memory, as they may have
+    /// it mapped.
     pub(crate) fn detach_all(&mut self, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
         let mut memories: Vec<_> = self.former.drain(..).filter_map(|memory| memory.upgrade()).collect();
         for slot in 0..self.entries.len() as u16 {
             let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
-            if !entry.detached {
+            if !entry.detached && entry.memory.peers_may_write() {
                 entry.detached = true;
                 keys.store(slot, RegionKey::NONE);
                 memories.push(entry.memory.clone());

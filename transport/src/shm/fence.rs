@@ -1,6 +1,9 @@
 //! Severing: this rank's memory is replaced, in place, by private copies, so that no peer's mapping
 //! reaches it.
 //!
+//! Lent memory stays as it is ([`Memory::peers_may_write`]): its file is sealed against writing, so
+//! through a mapping of it no peer changes a byte.
+//!
 //! No peer takes part, so it does not matter whether the peer runs, is stopped, or is continued
 //! later. Memory that any peer may have mapped is detached from all of them, because pages cannot
 //! be taken from one process alone. A write makes a page private; `poll` does this part by part.

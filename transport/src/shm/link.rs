@@ -12,7 +12,7 @@ use rustix::fs::SealFlags;
 use super::mapping::{Access, Mapping, check};
 use crate::cuda::{CudaError, Gpu, GpuId, ImportedMemory};
 use crate::device::{LossCause, ProtocolViolation};
-use crate::memory::{prefer_own_node, sealed_file};
+use crate::memory::{prefer_own_node, seal, sealed_file, unsealed_file};
 use crate::mutex::lock;
 use crate::primitive::{AtomicU32, AtomicU64, Ordering};
 use crate::region::{RegionKey, RemoteSlice, Sharing};
@@ -126,13 +126,9 @@ impl OwnMemory {
 
 /// The file is sealed against writing only after it was mapped for writing here.
 fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
-    use rustix::fs::{MemfdFlags, fcntl_add_seals, memfd_create};
-    let file = memfd_create("pleach-keys", MemfdFlags::CLOEXEC | MemfdFlags::NOEXEC_SEAL)
-        .or_else(|_| memfd_create("pleach-keys", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING))?;
-    crate::memory::resize(&file, KEY_TABLE_BYTES)?;
+    let file = unsealed_file("pleach-keys", KEY_TABLE_BYTES)?;
     let mapping = Mapping::new(file.as_fd(), 0, KEY_TABLE_BYTES, Access::ReadWrite)?;
-    let seals = crate::memory::SEALS_FIXED_SIZE | SealFlags::SEAL;
-    fcntl_add_seals(&file, seals | SealFlags::FUTURE_WRITE)?;
+    seal(&file, SealFlags::FUTURE_WRITE)?;
     Ok((file, mapping))
 }
 
@@ -261,6 +257,8 @@ struct GpuRegion {
 pub(crate) struct PeerRegion {
     pub(crate) key: RegionKey,
     len: u64,
+    /// This rank's rights.
+    access: Access,
     base: NonNull<u8>,
     /// Absent for an empty region, and for one on a GPU.
     mapping: Option<Mapping>,
@@ -278,28 +276,35 @@ unsafe impl Send for PeerRegion {}
 unsafe impl Sync for PeerRegion {}
 
 impl PeerRegion {
-    /// Maps `len` bytes of a checked file from `offset` on.
+    /// Maps `len` bytes of a checked file from `offset` on, with the rights that the file gives.
     pub(crate) fn new(key: RegionKey, file: &OwnedFd, offset: u64, len: u64) -> io::Result<Self> {
+        let access = Access::of_file(file.as_fd())?;
         if len == 0 {
             let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
             let keys = OnceLock::new();
-            return Ok(Self { key, len, base, mapping: None, gpu: None, keys, was_given_out });
+            return Ok(Self { key, len, access, base, mapping: None, gpu: None, keys, was_given_out });
         }
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
         let (first, bytes) = super::mapping::pages_around(offset, len).ok_or_else(too_long)?;
         let bytes = usize::try_from(bytes).map_err(|_| too_long())?;
-        let mapping = Mapping::new(file.as_fd(), first, bytes, Access::ReadWrite)?;
+        let mapping = Mapping::new(file.as_fd(), first, bytes, access)?;
         // SAFETY: `offset` lies in the first of the mapped pages.
         let base = unsafe { mapping.base().add((offset - first) as usize) };
-        let was_given_out = AtomicBool::new(false);
-        Ok(Self { key, len, base, mapping: Some(mapping), gpu: None, keys: OnceLock::new(), was_given_out })
+        let (keys, was_given_out) = (OnceLock::new(), AtomicBool::new(false));
+        Ok(Self { key, len, access, base, mapping: Some(mapping), gpu: None, keys, was_given_out })
     }
 
     /// A region of the first bytes of a GPU allocation.
     pub(crate) fn on_gpu(key: RegionKey, file: GpuFile, len: u64) -> Self {
         let gpu = Some(GpuRegion { file, imported: OnceLock::new() });
         let (base, was_given_out) = (NonNull::dangling(), AtomicBool::new(false));
-        Self { key, len, base, mapping: None, gpu, keys: OnceLock::new(), was_given_out }
+        let (access, keys) = (Access::ReadWrite, OnceLock::new());
+        Self { key, len, access, base, mapping: None, gpu, keys, was_given_out }
+    }
+
+    /// Whether this rank may write the region.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.access == Access::ReadWrite
     }
 
     /// Sets the owner's table, which shows the region's end.

@@ -9,10 +9,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
 
-use rustix::fs::{FallocateFlags, fallocate, fcntl_get_seals, fstat, fstatfs};
+use rustix::fs::{FallocateFlags, SealFlags, fallocate, fcntl_get_seals, fstat, fstatfs};
 use rustix::io::Errno;
 use rustix::mm::{
-    Advice, MapFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mremap_fixed, munmap,
+    Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mprotect,
+    mremap_fixed, munmap,
 };
 use rustix::param::page_size;
 
@@ -31,11 +32,28 @@ pub(crate) enum Access {
     ReadWrite,
 }
 
+impl Access {
+    /// The rights that a file of a peer gives. The file itself is asked: it can be mapped for
+    /// writing unless it is sealed against that, whatever its owner says.
+    pub(crate) fn of_file(file: BorrowedFd<'_>) -> io::Result<Self> {
+        let is_sealed = fcntl_get_seals(file)?.contains(SealFlags::FUTURE_WRITE);
+        Ok(if is_sealed { Self::Read } else { Self::ReadWrite })
+    }
+
+    fn protection(self) -> ProtFlags {
+        match self {
+            Self::Read => ProtFlags::READ,
+            Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
 /// Pages of a file, mapped shared until dropped.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
+    access: Access,
 }
 
 // SAFETY: an address range of this process, owned; its bytes are touched through raw pointers and
@@ -56,15 +74,12 @@ impl Mapping {
     /// Maps `bytes` of the file from `offset` on, both multiples of a page or the end of the file,
     /// which must be sealed and long enough ([`check`]).
     pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize, access: Access) -> io::Result<Self> {
-        let protection = match access {
-            Access::Read => ProtFlags::READ,
-            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-        };
+        let protection = access.protection();
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         prefer_huge_pages(base, bytes);
-        Ok(Self { base, bytes })
+        Ok(Self { base, bytes, access })
     }
 
     /// Address of the first byte.
@@ -88,6 +103,11 @@ impl Mapping {
             std::ptr::copy_nonoverlapping(self.base.as_ptr(), copy.cast::<u8>(), self.bytes);
             copy
         };
+        if self.access == Access::Read {
+            // SAFETY: the copy, which nobody else knows. If it stays writable, nobody is given a
+            // way to write there all the same.
+            let _ = unsafe { mprotect(copy, self.bytes, MprotectFlags::READ) };
+        }
         // SAFETY: both ranges are whole mappings of ours; the move replaces the target in one step,
         // so a concurrent reader waits for a moment and finds the same bytes at the same address.
         let moved = unsafe {

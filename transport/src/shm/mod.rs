@@ -16,7 +16,7 @@
 //!
 //! **Invariants:** a peer's file is checked before it is mapped ([`mapping`]); a peer that is
 //! stopped, killed or hostile cannot make this process wait or fault; after `Severed` no page of
-//! this rank's memory is shared ([`fence`]).
+//! this rank's memory that a peer may write is shared ([`fence`]).
 
 // Loom builds contain only the parts that loom can check: the wake source, with the signal slots.
 #[cfg(not(loom))]

@@ -60,6 +60,11 @@ impl TransferRequest {
         }
     }
 
+    /// Whether it changes the peer's memory.
+    pub(crate) fn writes(&self) -> bool {
+        !matches!(self, Self::Get { .. })
+    }
+
     /// Bytes to copy.
     pub(crate) fn len(&self) -> usize {
         match self {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::alias::Alias;
 use super::{RankMapping, SimEvent, State, WakeWord};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -10,12 +11,12 @@ use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
     PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource,
 };
-use crate::memory::{Alias, Memory, Share};
-use crate::region::{Mapped, Region, RegionKey, Registry, RemoteSlice};
+use crate::memory::{Memory, Share};
+use crate::region::{Mapped, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::signals::{Signal, Signals};
 use crate::sim::observer::Record;
 use crate::sim::pair::PairStatus;
-use crate::sim::regions::{RegionTable, unregistered};
+use crate::sim::regions::RegionTable;
 use crate::sim::transfers::ActiveTransfer;
 use crate::sim::world::World;
 
@@ -99,6 +100,45 @@ impl SimDevice {
         Ok(())
     }
 
+    /// A peer's region, and this rank's mapping of it.
+    fn alias(&self, peer: Rank, slice: &RemoteSlice) -> Result<(Region, Arc<Alias>), MapError> {
+        let rank = self.rank;
+        self.world.with(|state| {
+            if !state.maps(rank, peer) {
+                return Err(MapError::Unsupported { fabric: FABRIC });
+            }
+            if peer as usize >= state.ranks.len()
+                || state.peer_state(rank, peer).status != PairStatus::Connected
+            {
+                return Err(MapError::Disconnected { peer });
+            }
+            let unknown = MapError::Unknown { peer, key: slice.key };
+            let Some(region) = state.ranks[peer as usize].table.announced(slice.key, state.now) else {
+                return Err(unknown);
+            };
+            let known =
+                state.mappings.get(&(rank, peer, slice.key)).and_then(|mapping| mapping.alias.upgrade());
+            let alias = match known {
+                Some(alias) => alias,
+                None => {
+                    let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
+                    if state.peer_state(rank, peer).cut {
+                        // The owner is out of reach, but this rank does not know yet: its new
+                        // mapping does not reach the owner.
+                        alias.cut().expect("the host has memory for a copy of a mapping");
+                    } else {
+                        let owner_base = region.base().as_ptr() as usize;
+                        let mapping = RankMapping { alias: Arc::downgrade(&alias), owner_base };
+                        state.mappings.insert((rank, peer, slice.key), mapping);
+                    }
+                    alias
+                }
+            };
+            state.event("map", &[u64::from(rank), u64::from(peer), slice.offset, slice.len]);
+            Ok((region, alias))
+        })
+    }
+
     fn poll_once(&self, state: &mut State, events: &mut Vec<Event>) {
         let rank = self.rank;
         if state.ranks[rank as usize].dead || state.is_frozen(rank) {
@@ -155,46 +195,16 @@ unsafe impl Device for SimDevice {
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
-        let rank = self.rank;
-        self.world.with(|state| {
-            if !state.maps(rank, peer) {
-                return Err(MapError::Unsupported { fabric: FABRIC });
-            }
-            if peer as usize >= state.ranks.len()
-                || state.peer_state(rank, peer).status != PairStatus::Connected
-            {
-                return Err(MapError::Disconnected { peer });
-            }
-            let unknown = MapError::Unknown { peer, key: slice.key };
-            let Some(region) = state.ranks[peer as usize].table.announced(slice.key, state.now) else {
-                return Err(unknown);
-            };
-            let known =
-                state.mappings.get(&(rank, peer, slice.key)).and_then(|mapping| mapping.alias.upgrade());
-            let alias = match known {
-                Some(alias) => alias,
-                None => {
-                    let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
-                    if state.peer_state(rank, peer).cut {
-                        // The owner is out of reach, but this rank does not know yet: its new
-                        // mapping does not reach the owner.
-                        alias.cut().expect("the host has memory for a copy of a mapping");
-                    } else {
-                        let owner_base = region.base().as_ptr() as usize;
-                        let mapping = RankMapping { alias: Arc::downgrade(&alias), owner_base };
-                        state.mappings.insert((rank, peer, slice.key), mapping);
-                    }
-                    alias
-                }
-            };
-            let range = usize::try_from(slice.offset).unwrap_or(usize::MAX)
-                ..usize::try_from(slice.offset.saturating_add(slice.len)).unwrap_or(usize::MAX);
-            state.event("map", &[u64::from(rank), u64::from(peer), slice.offset, slice.len]);
-            unregistered(alias, slice.key)
-                .slice(range)
-                .map(Mapped::of_slice)
-                .map_err(|source| MapError::OutOfBounds { peer, source })
-        })
+        let (region, alias) = self.alias(peer, slice)?;
+        if !region.memory().peers_may_write() {
+            return Err(MapError::ReadOnly { peer, key: slice.key });
+        }
+        alias.part(slice).map_err(|source| MapError::OutOfBounds { peer, source })
+    }
+
+    fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
+        let (_, alias) = self.alias(peer, slice)?;
+        alias.read_only_part(slice).map_err(|source| MapError::OutOfBounds { peer, source })
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {

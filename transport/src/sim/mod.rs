@@ -58,6 +58,8 @@
 //! assert_eq!(world.now(), Nanos(2_000));
 //! ```
 
+#[allow(unsafe_code)]
+mod alias;
 mod device;
 mod faults;
 mod flows;
@@ -86,6 +88,7 @@ pub use random::{MILLION, Random};
 pub use trace::TraceHash;
 pub use world::{AllowedMutant, Mutant, Options, World};
 
+use self::alias::Alias;
 use self::pair::PeerState;
 use self::queues::{FlowProgress, Queues};
 use self::regions::RegionTable;
@@ -95,7 +98,6 @@ use self::transfers::ActiveTransfer;
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{Event, LossCause, Responder, Wake};
-use crate::memory::{Alias, Memory};
 use crate::region::{RegionKey, Slice};
 
 /// A call to make when the world's lock is released.

@@ -7,6 +7,7 @@ use crate::clock::Nanos;
 use crate::memory::Memory;
 use crate::mutex::lock;
 use crate::region::{Region, RegionKey, Registry, RemoteSlice, Slice};
+use crate::sim::observer::AccessKind;
 
 /// The regions of a rank. It has a lock of its own, always taken last, because the last handle of a
 /// region may be dropped anywhere, also by a transfer that ends inside of the world.
@@ -32,11 +33,6 @@ impl Registry for Unregistered {
     fn released(&self, _key: RegionKey) {}
 }
 
-/// A region over this memory that is in no table.
-pub(super) fn unregistered(memory: Arc<dyn Memory>, key: RegionKey) -> Region {
-    Region::new(memory, key, Arc::new(Unregistered))
-}
-
 impl Registry for RegionTable {
     fn released(&self, key: RegionKey) {
         // Dropped after the lock is released: the memory's own drop may do anything.
@@ -50,13 +46,16 @@ impl RegionTable {
     }
 
     pub(super) fn insert(&self, memory: Arc<dyn Memory>, key: RegionKey, announced_at: Nanos) {
-        let peer_region = unregistered(memory, key);
+        let peer_region = Region::new(memory, key, Arc::new(Unregistered));
         self.lock().insert(key, Registered { peer_region, announced_at });
     }
 
-    /// The slice that a peer names, if it exists.
-    pub(super) fn find(&self, remote: &RemoteSlice) -> Option<Slice> {
+    /// The slice that a peer names to access it so, if it exists and the peer may.
+    pub(super) fn find(&self, remote: &RemoteSlice, kind: AccessKind) -> Option<Slice> {
         let region = self.lock().get(&remote.key)?.peer_region.clone();
+        if kind != AccessKind::Read && !region.memory().peers_may_write() {
+            return None;
+        }
         let start = usize::try_from(remote.offset).ok()?;
         let end = start.checked_add(usize::try_from(remote.len).ok()?)?;
         region.slice(start..end).ok()

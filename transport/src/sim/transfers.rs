@@ -138,6 +138,15 @@ impl ActiveTransfer {
         }
     }
 
+    /// How it accesses that memory.
+    fn remote_access(&self) -> AccessKind {
+        match &self.body {
+            TransferBody::Put { .. } => AccessKind::Write,
+            TransferBody::Get { .. } => AccessKind::Read,
+            TransferBody::Atomic { .. } => AccessKind::Atomic,
+        }
+    }
+
     fn is_flushed(&self) -> bool {
         self.over && self.reported
     }
@@ -192,13 +201,13 @@ impl State {
     pub(super) fn depart(&mut self, number: TransferNumber) {
         let Some(active) = self.transfers.find(&number) else { return };
         let (sender, receiver, peer) = (active.sender(), active.receiver(), active.peer);
-        let (over, remote) = (active.over, active.remote().copied());
+        let (over, remote, kind) = (active.over, active.remote().copied(), active.remote_access());
         if over || self.drop_if_cut(number) {
             return;
         }
         self.event("depart", &[number.0]);
         if let Some(remote) = remote
-            && self.ranks[peer as usize].table.find(&remote).is_none()
+            && self.ranks[peer as usize].table.find(&remote, kind).is_none()
         {
             return self.refuse(number, remote.key);
         }
@@ -313,7 +322,10 @@ impl State {
             let (submitter, peer) = (active.submitter, active.peer);
             let actor = Actor::Transfer(number, submitter);
             let table = &self.ranks[peer as usize].table;
-            let Some(whole) = active.remote().and_then(|remote| table.find(remote)) else { return false };
+            let kind = active.remote_access();
+            let Some(whole) = active.remote().and_then(|remote| table.find(remote, kind)) else {
+                return false;
+            };
             let Ok(there) = whole.slice(piece.clone()) else { return false };
             if !self.moves_bytes {
                 continue;
@@ -351,6 +363,7 @@ impl State {
     pub(super) fn arrive(&mut self, number: TransferNumber) {
         let Some(active) = self.transfers.find(&number) else { return };
         let (first, left, peer) = (!active.arrived, active.pieces.len(), active.peer);
+        let (remote, kind) = (active.remote().copied(), active.remote_access());
         if active.over || self.drop_if_cut(number) {
             return;
         }
@@ -364,9 +377,8 @@ impl State {
             self.after(MUTANT_LATENESS, SimEvent::Arrive(number));
             return;
         }
-        let remote = self.transfers.find(&number).and_then(|active| active.remote().copied());
         // The region may have gone since the departure, also when no byte is left to land.
-        let gone = remote.filter(|remote| self.ranks[peer as usize].table.find(remote).is_none());
+        let gone = remote.filter(|remote| self.ranks[peer as usize].table.find(remote, kind).is_none());
         if let Some(remote) = gone {
             return self.refuse(number, remote.key);
         }
@@ -419,7 +431,7 @@ impl State {
         let Some(active) = self.transfers.find_mut(&number) else { return };
         let TransferBody::Atomic { word, op } = &active.body else { return };
         let (submitter, peer, word, op) = (active.submitter, active.peer, *word, *op);
-        let slice = self.ranks[peer as usize].table.find(&word);
+        let slice = self.ranks[peer as usize].table.find(&word, AccessKind::Atomic);
         let Some(slice) = slice.filter(|slice| (slice.as_ptr() as usize).is_multiple_of(8)) else {
             return self.refuse(number, word.key);
         };

@@ -47,7 +47,7 @@ use crate::device::{
     WakeSource,
 };
 use crate::memory::{Memory, Space};
-use crate::region::{Mapped, Region, Registry, RemoteSlice, random_key};
+use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, random_key};
 use crate::signals::{Signal, Signals};
 
 /// Decodes bytes with every decoder of this fabric: for fuzzing.
@@ -345,6 +345,10 @@ unsafe impl Device for TcpDevice {
     }
 
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: FABRIC })
+    }
+
+    fn map_read_only(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
         Err(MapError::Unsupported { fabric: FABRIC })
     }
 

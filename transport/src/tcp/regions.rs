@@ -33,19 +33,23 @@ pub(super) struct Regions {
 
 struct RegionEntry {
     region: WeakRegion,
+    peers_may_write: bool,
     /// Peers that know that the key is valid, and must be told when it is not.
     informed_peers: Vec<Rank>,
 }
 
 impl Regions {
     pub(super) fn insert(&mut self, region: &Region) {
-        self.by_key
-            .insert(region.key(), RegionEntry { region: region.downgrade(), informed_peers: Vec::new() });
+        let peers_may_write = region.memory().peers_may_write();
+        let entry = RegionEntry { region: region.downgrade(), peers_may_write, informed_peers: Vec::new() };
+        self.by_key.insert(region.key(), entry);
     }
 
-    /// The slice that a peer names; it keeps the memory alive.
-    pub(super) fn find(&self, named: &RemoteSlice) -> Option<Slice> {
-        let region = self.by_key.get(&named.key)?.region.upgrade()?;
+    /// The slice that a peer names to write or only to read it, if it may; it keeps the memory
+    /// alive.
+    pub(super) fn find(&self, named: &RemoteSlice, writes: bool) -> Option<Slice> {
+        let entry = self.by_key.get(&named.key).filter(|entry| entry.peers_may_write || !writes)?;
+        let region = entry.region.upgrade()?;
         let start = usize::try_from(named.offset).ok()?;
         let end = start.checked_add(usize::try_from(named.len).ok()?)?;
         region.slice(start..end).ok()

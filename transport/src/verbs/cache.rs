@@ -8,8 +8,8 @@
 //!
 //! The same bytes are a [`Span`]: the same space, address and length. This holds for a dma-buf as
 //! well, because addresses of GPU memory are unique in a process. Two `Memory` values may name one
-//! span; the region keeps the first, which keeps the bytes alive. All regions have the same rights
-//! (`registered::ACCESS`), so rights are not part of the key.
+//! span; the region keeps the first, which keeps the bytes alive. Memory that peers may not write
+//! is another span.
 
 use std::collections::BTreeMap;
 
@@ -26,6 +26,8 @@ struct Span {
     gpu: Option<u32>,
     address: usize,
     bytes: usize,
+    /// Whether peers may write it.
+    is_writable: bool,
 }
 
 impl Span {
@@ -36,7 +38,7 @@ impl Span {
             Space::Gpu { ordinal } => Some(ordinal),
         };
         let (address, bytes) = (memory.base().as_ptr() as usize, memory.len());
-        (bytes > 0).then_some(Self { gpu, address, bytes })
+        (bytes > 0).then_some(Self { gpu, address, bytes, is_writable: memory.peers_may_write() })
     }
 }
 

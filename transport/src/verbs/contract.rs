@@ -13,7 +13,7 @@ use crate::device::{
     Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
 };
 use crate::memory::Memory;
-use crate::region::{Mapped, Region, RemoteSlice};
+use crate::region::{Mapped, ReadOnlyMapped, Region, RemoteSlice};
 use crate::signals::{Signal, Signals};
 
 // SAFETY: the conformance suite tests each line of the contract.
@@ -34,6 +34,10 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: FABRIC })
+    }
+
+    fn map_read_only(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
         Err(MapError::Unsupported { fabric: FABRIC })
     }
 

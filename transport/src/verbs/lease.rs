@@ -101,8 +101,9 @@ impl Pair {
         slice: &Slice,
         id: TransferId,
     ) -> Result<RemoteSlice, LeaseError> {
-        let access =
-            sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_REMOTE_ATOMIC;
+        let writes = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
+        let may_write = slice.region().memory().peers_may_write();
+        let access = sys::IBV_ACCESS_REMOTE_READ | if may_write { writes } else { 0 };
         if self.queue_pairs().count() > 1 {
             return Err(LeaseError::SeveralQueuePairs { peer, queue_pairs: self.queue_pairs().count() });
         }

@@ -326,11 +326,12 @@ impl VerbsDevice {
         self.list(memory, Some(slot))
     }
 
-    /// Deregisters all regions, because their pages are about to be replaced. A peer that still
-    /// writes there gets an error and loses the pair.
+    /// Deregisters all regions that peers may write, because their pages are about to be replaced.
+    /// A peer that still writes there gets an error and loses the pair.
     pub(crate) fn withdraw(&mut self) {
         self.cache.clear();
-        let keys: Vec<_> = self.regions.drain().map(|(key, _)| key).collect();
+        let withdrawn = self.regions.extract_if(|_, registered| registered.peers_may_write());
+        let keys: Vec<_> = withdrawn.map(|(key, _)| key).collect();
         keys.into_iter().for_each(|key| self.announce(key));
     }
 

@@ -19,14 +19,18 @@ use crate::device::{BackendError, RegisterError};
 use crate::memory::{Memory, Space};
 use crate::region::{RegionKey, random_key};
 
+/// The rights of peers to memory that they may only read, and of this rank's own gets. The NIC may
+/// order the bytes of one write as it likes: nobody reads them before its completion, which is
+/// ordered behind them.
+const READ_ACCESS: u32 =
+    sys::IBV_ACCESS_LOCAL_WRITE | sys::IBV_ACCESS_REMOTE_READ | sys::IBV_ACCESS_RELAXED_ORDERING;
+
 /// The rights of peers that know the key, and of this rank's own gets: all that the contract's
-/// transfers need. The NIC may order the bytes of one write as it likes: nobody reads them before
-/// its completion, which is ordered behind them.
-const ACCESS: u32 = sys::IBV_ACCESS_LOCAL_WRITE
-    | sys::IBV_ACCESS_REMOTE_WRITE
-    | sys::IBV_ACCESS_REMOTE_READ
-    | sys::IBV_ACCESS_REMOTE_ATOMIC
-    | sys::IBV_ACCESS_RELAXED_ORDERING;
+/// transfers need.
+fn access(memory: &dyn Memory) -> u32 {
+    let writes = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_ATOMIC;
+    READ_ACCESS | if memory.peers_may_write() { writes } else { 0 }
+}
 
 /// Bytes of the smallest page: an address keeps its offset in it.
 const PAGE_BYTES: usize = 4096;
@@ -37,6 +41,7 @@ pub(super) struct RegisteredMemory {
     regions: Vec<MemoryRegion>,
     pub(super) local_keys: NicKeys,
     known: RemoteRegion,
+    peers_may_write: bool,
 }
 
 impl RegisteredMemory {
@@ -65,7 +70,13 @@ impl RegisteredMemory {
         }
         parts.remote_key = remote_keys[0];
         let known = RemoteRegion { bytes: bytes as u64, keys: remote_keys };
-        Ok((RegionKey(parts.encode()), Self { regions, local_keys, known }))
+        let peers_may_write = memory.peers_may_write();
+        Ok((RegionKey(parts.encode()), Self { regions, local_keys, known, peers_may_write }))
+    }
+
+    /// Whether peers may write it.
+    pub(super) fn peers_may_write(&self) -> bool {
+        self.peers_may_write
     }
 
     /// The contents of its announcement.
@@ -156,16 +167,17 @@ fn not_registered(memory: &dyn Memory, refused: Refused) -> RegisterError {
 /// Registers memory with one NIC.
 fn register(nic: &Nic, memory: &Arc<dyn Memory>, address: u64) -> Result<MemoryRegion, Refused> {
     let windows = if nic.has_windows { sys::IBV_ACCESS_MW_BIND } else { 0 };
+    let access = access(&**memory);
     if memory.space() != Space::Host {
-        return register_on_gpu(nic, memory, address, ACCESS | windows);
+        return register_on_gpu(nic, memory, address, access | windows);
     }
     let with = |access| MemoryRegion::new(&nic.domain, Arc::clone(memory), address, access);
-    let locked = with(ACCESS | windows);
+    let locked = with(access | windows);
     let may_fault = memory.dma_buf().is_none();
     match &locked {
         Err(error) if error.kind() == io::ErrorKind::OutOfMemory && may_fault => {
             // The error of locking is the one that a user can remedy.
-            with(ACCESS | sys::IBV_ACCESS_ON_DEMAND).or(locked)
+            with(access | sys::IBV_ACCESS_ON_DEMAND).or(locked)
         }
         _ => locked,
     }

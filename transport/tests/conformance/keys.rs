@@ -15,7 +15,7 @@ const TOO_LONG_TRIED_MAX: u64 = 64 << 20;
 
 /// Every way to write or read `remote`: a put, a put with signal, a get and atomics (on its last
 /// word).
-fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
+pub(crate) fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
     let offset = remote.offset.checked_add(remote.len).map_or(remote.offset, |end| end.saturating_sub(8));
     let word = RemoteSlice { key: remote.key, offset, len: 8 };
     let mut accesses = vec![

@@ -17,6 +17,7 @@ mod completion;
 mod connect;
 mod fence;
 mod keys;
+mod lending;
 mod loss;
 mod mappings;
 mod messages;
@@ -171,6 +172,14 @@ macro_rules! suite {
                 a_severed_peer_writes_through_its_mapping_in_vain
                 a_reader_is_told_when_the_owner_has_taken_the_bytes_away
                 a_mapping_outlives_its_owner
+            }
+            lending {
+                lent_memory_is_read_by_gets
+                lent_memory_is_its_owners_source_and_destination
+                nothing_is_written_into_lent_memory
+                lent_memory_is_mapped_to_be_read
+                a_mapping_to_be_read_shows_any_memory
+                severing_takes_lent_memory_from_nobody
             }
             messages {
                 messages_arrive_whole_and_in_order

@@ -13,7 +13,7 @@ const SIGNAL_SLOT: u16 = 8;
 const LEN: usize = 50_000;
 const NO_MAPS: &str = "maps nothing";
 
-fn maps(world: &mut World) -> bool {
+pub(crate) fn maps(world: &mut World) -> bool {
     let maps = world.device(0).info().reach[1].maps;
     if !maps {
         skip(world.kind(), NO_MAPS);

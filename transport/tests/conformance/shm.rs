@@ -7,8 +7,8 @@ use std::sync::Arc;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Inline, MapError, Mapped,
-    Memory, Nanos, PostError, Rank, Region, RegionKey, RegisterError, RemoteSlice, SharedMemory, Signal,
-    Signals, Source, SubmitError, Submitted, Transfer, TransferId, Urgency, clock,
+    Memory, Nanos, PostError, Rank, ReadOnlyMapped, Region, RegionKey, RegisterError, RemoteSlice,
+    SharedMemory, Signal, Signals, Source, SubmitError, Submitted, Transfer, TransferId, Urgency, clock,
 };
 
 use crate::world::Backend;
@@ -55,17 +55,11 @@ struct ThroughMappings {
 }
 
 impl ThroughMappings {
-    fn map_for(
-        &mut self,
-        peer: Rank,
-        remote: &RemoteSlice,
-        local: Option<&Region>,
-        len: usize,
-    ) -> Option<Mapped> {
+    /// Whether a transfer would be accepted.
+    fn is_accepted(&self, peer: Rank, remote: &RemoteSlice, local: Option<&Region>, len: usize) -> bool {
         let has_room = self.under_way < self.device.info().reach[peer as usize].queue_depth;
         let is_own = local.is_none_or(|region| self.keys.contains(&region.key()));
-        let fits = len as u64 == remote.len;
-        if has_room && is_own && fits { self.device.map(peer, remote).ok() } else { None }
+        has_room && is_own && len as u64 == remote.len
     }
 
     fn copy(&mut self, peer: Rank, transfer: Transfer) -> Transfer {
@@ -80,16 +74,17 @@ impl ThroughMappings {
                     Source::Slice(slice) => (Some(slice.region()), slice.to_vec()),
                     Source::Inline(inline) => (None, inline.as_bytes().to_vec()),
                 };
-                let Some(mapped) = self.map_for(peer, &dst, region, bytes.len()) else {
+                let is_accepted = self.is_accepted(peer, &dst, region, bytes.len());
+                let Some(mapped) = is_accepted.then(|| self.device.map(peer, &dst).ok()).flatten() else {
                     return Transfer::Put { src, dst, signal };
                 };
                 mapped.store(0, &bytes);
                 Transfer::Put { src: Source::Inline(Inline::EMPTY), dst: none_of(dst), signal }
             }
             Transfer::Get { src, dst } => {
-                let Some(mapped) = self.map_for(peer, &src, Some(dst.region()), dst.len()) else {
-                    return Transfer::Get { src, dst };
-                };
+                let is_accepted = self.is_accepted(peer, &src, Some(dst.region()), dst.len());
+                let mapped = is_accepted.then(|| self.device.map_read_only(peer, &src).ok()).flatten();
+                let Some(mapped) = mapped else { return Transfer::Get { src, dst } };
                 let mut bytes = vec![0; dst.len()];
                 mapped.load(0, &mut bytes);
                 dst.store(&bytes);
@@ -128,6 +123,9 @@ unsafe impl Device for ThroughMappings {
     }
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
         self.device.map(peer, slice)
+    }
+    fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
+        self.device.map_read_only(peer, slice)
     }
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
         self.device.connect(peer, address)

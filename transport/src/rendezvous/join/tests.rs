@@ -13,7 +13,7 @@ use crate::device::{
 };
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
-use crate::region::{Mapped, Region, RemoteSlice};
+use crate::region::{Mapped, ReadOnlyMapped, Region, RemoteSlice};
 use crate::rendezvous::{ExplicitWorld, FabricError, Launcher, Rendezvous, TcpStore};
 use crate::signals::{Signal, Signals};
 
@@ -143,6 +143,9 @@ unsafe impl Device for PaperDevice {
         Err(RegisterError::NotShareable { fabric: "paper" })
     }
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
+        Err(MapError::Unsupported { fabric: "paper" })
+    }
+    fn map_read_only(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
         Err(MapError::Unsupported { fabric: "paper" })
     }
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {

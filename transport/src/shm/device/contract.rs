@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::fs::{fcntl_add_seals, fcntl_get_seals};
@@ -17,11 +18,11 @@ use crate::device::{
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
-use crate::region::{Mapped, OutOfBounds, Region, RegionKey, RemoteSlice, random_key};
+use crate::region::{Mapped, OutOfBounds, ReadOnlyMapped, Region, RegionKey, RemoteSlice, random_key};
 use crate::shm::copies::gpu_failed;
 use crate::shm::directory::file_of;
-use crate::shm::link::REGIONS_MAX;
-use crate::shm::mapping::check;
+use crate::shm::link::{PeerRegion, REGIONS_MAX};
+use crate::shm::mapping::{Access, check};
 use crate::shm::page_detachment::was_detached;
 use crate::shm::transfer::TransferRequest;
 use crate::shm::wake_word;
@@ -34,6 +35,48 @@ impl ShmDevice {
         let mut watching = self.peers.iter().filter(|peer| peer.state.may_see_end());
         let has_said_bye = !self.is_leaving || watching.all(|peer| peer.has_sent_bye);
         has_said_bye && (0..self.shared.world_size).all(|peer| !self.control.has_output(peer))
+    }
+
+    /// The region of a peer that holds the slice, and the address of the slice.
+    fn locate_mapped(
+        &mut self,
+        peer: Rank,
+        slice: &RemoteSlice,
+    ) -> Result<(NonNull<u8>, Arc<PeerRegion>), MapError> {
+        self.take_changes();
+        let unknown = MapError::Unknown { peer, key: slice.key };
+        let connected = match self.peer(peer).map(|peer| &peer.state) {
+            Some(State::Connected(connected)) => connected,
+            Some(State::Unconnected | State::Connecting) => return Err(unknown),
+            _ => return Err(MapError::Disconnected { peer }),
+        };
+        // Looked up with no bytes, so that a range that is too long differs from a wrong key.
+        let region = match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }, false) {
+            RemoteLocation::Mapped(_, region) => region,
+            RemoteLocation::OnGpu(region) => {
+                let imported = region.import(self.copies.gpu());
+                imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
+                    peer,
+                    key: slice.key,
+                    error,
+                })?;
+                region
+            }
+            RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
+            RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
+        };
+        let Some(address) = region.locate(slice) else {
+            let end = slice.offset.saturating_add(slice.len);
+            let source = OutOfBounds { start: slice.offset, end, len: region.len() };
+            return Err(MapError::OutOfBounds { peer, source });
+        };
+        let region = region.clone();
+        if region.is_given_out_first() {
+            let mapped = &mut self.peers[peer as usize].mapped;
+            mapped.retain(|region| region.strong_count() > 0);
+            mapped.push(Arc::downgrade(&region));
+        }
+        Ok((address, region))
     }
 
     /// Registers memory under the key that `key` returns for its slot. The low bits of the key must
@@ -83,38 +126,9 @@ unsafe impl Device for ShmDevice {
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
-        self.take_changes();
-        let unknown = MapError::Unknown { peer, key: slice.key };
-        let connected = match self.peer(peer).map(|peer| &peer.state) {
-            Some(State::Connected(connected)) => connected,
-            Some(State::Unconnected | State::Connecting) => return Err(unknown),
-            _ => return Err(MapError::Disconnected { peer }),
-        };
-        // Looked up with no bytes, so that a range that is too long differs from a wrong key.
-        let region = match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
-            RemoteLocation::Mapped(_, region) => region,
-            RemoteLocation::OnGpu(region) => {
-                let imported = region.import(self.copies.gpu());
-                imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
-                    peer,
-                    key: slice.key,
-                    error,
-                })?;
-                region
-            }
-            RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
-            RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
-        };
-        let Some(address) = region.locate(slice) else {
-            let end = slice.offset.saturating_add(slice.len);
-            let source = OutOfBounds { start: slice.offset, end, len: region.len() };
-            return Err(MapError::OutOfBounds { peer, source });
-        };
-        let region = region.clone();
-        if region.is_given_out_first() {
-            let mapped = &mut self.peers[peer as usize].mapped;
-            mapped.retain(|region| region.strong_count() > 0);
-            mapped.push(Arc::downgrade(&region));
+        let (address, region) = self.locate_mapped(peer, slice)?;
+        if !region.is_writable() {
+            return Err(MapError::ReadOnly { peer, key: slice.key });
         }
         let (len, is_on_gpu) = (slice.len as usize, region.is_on_gpu());
         if is_on_gpu {
@@ -122,9 +136,20 @@ unsafe impl Device for ShmDevice {
             // region keeps.
             return Ok(unsafe { Mapped::on_gpu(address, len, region) });
         }
+        // SAFETY: `locate` found all of the slice inside the region, which is writable and stays
+        // mapped while it is held.
+        let mapped = unsafe { Mapped::new(address, len, region.clone()) };
+        Ok(mapped.shared_while(region))
+    }
+
+    fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
+        let (address, region) = self.locate_mapped(peer, slice)?;
+        if region.is_writable() {
+            return self.map(peer, slice).map(Mapped::into_read_only);
+        }
         // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is
         // held.
-        let mapped = unsafe { Mapped::new(address, len, region.clone()) };
+        let mapped = unsafe { ReadOnlyMapped::new(address, slice.len as usize, region.clone()) };
         Ok(mapped.shared_while(region))
     }
 
@@ -338,9 +363,14 @@ fn check_memory(memory: &Arc<dyn Memory>) -> Result<(), RegisterError> {
         fcntl_add_seals(file, SEALS_FIXED_SIZE).map_err(|errno| system(errno.into()))?;
     }
     let page = page_size() as u64;
+    // Severing leaves memory that peers may not write where it is, so the kernel must know too.
+    let is_sealed = Access::of_file(file).map_err(system)? == Access::Read;
     let is_congruent = memory.base().as_ptr() as u64 % page == offset % page;
     let end = offset.checked_add(bytes as u64);
-    if !is_congruent || end.is_none_or(|end| check(file.as_fd(), end).is_err()) {
+    if !is_congruent
+        || is_sealed == memory.peers_may_write()
+        || end.is_none_or(|end| check(file.as_fd(), end).is_err())
+    {
         return Err(system(io::Error::from(io::ErrorKind::InvalidInput)));
     }
     Ok(())

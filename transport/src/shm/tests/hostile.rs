@@ -3,6 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::mm::{MprotectFlags, mprotect};
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::super::message::RegionMessage;
@@ -11,7 +13,7 @@ use crate::clock;
 use crate::control::ControlFrame;
 use crate::control::packet::{dial, parse, receive, send};
 use crate::control::tests::dial_by_hand;
-use crate::device::{Device, Event, LossCause, ProtocolViolation};
+use crate::device::{Device, Event, LossCause, MapError, ProtocolViolation};
 use crate::memory::{SEALS_FIXED_SIZE, sealed_file};
 use crate::region::{RegionKey, RemoteSlice};
 
@@ -192,6 +194,29 @@ fn a_region_that_is_sealed_against_writing_is_unknown_and_costs_nothing() {
     zero.until("the message", |zero| !zero.inbox.messages.lock().expect("no panic").is_empty());
     assert!(zero.device.map(1, &RemoteSlice { key, offset: 0, len: 8 }).is_err());
     assert!(!zero.log.iter().any(|event| matches!(event, Event::PeerLost { .. })));
+}
+
+#[test]
+fn the_file_says_whether_a_region_may_be_written() {
+    let mut zero = Station::new(0, 2);
+    let (process, other, keys) = (own_process(), sealed(), sealed());
+    let key = RegionKey(0x77_0003);
+    rustix::io::pwrite(&keys, &key.0.to_ne_bytes(), 3 * 8).expect("it can be written");
+    let liar = Liar::connect(&mut zero, &[process.as_fd(), other.as_fd(), other.as_fd(), keys.as_fd()]);
+    zero.until_event(&Event::Connected { peer: 1 });
+    let file = sealed_file("test", ENOUGH_BYTES, SealFlags::FUTURE_WRITE).expect("memory");
+    liar.tell(&RegionMessage::Announce { slot: 3, key, offset: 0, len: 4096 }, &[file.as_fd()]);
+    liar.send_frame(&ControlFrame::Message(b"after it"), &[]);
+    zero.until("the message", |zero| !zero.inbox.messages.lock().expect("no panic").is_empty());
+    let slice = RemoteSlice { key, offset: 0, len: 4096 };
+    let refused = zero.device.map(1, &slice);
+    assert!(matches!(refused, Err(MapError::ReadOnly { peer: 1, .. })), "{refused:?}");
+    let mapped = zero.device.map_read_only(1, &slice).expect("announced");
+    // SAFETY: a page of this mapping, which nobody accesses meanwhile.
+    let widened = unsafe {
+        mprotect(mapped.as_ptr().cast_mut().cast(), 4096, MprotectFlags::READ | MprotectFlags::WRITE)
+    };
+    assert_eq!(widened, Err(Errno::ACCESS), "the kernel gives no right to write it");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Connecting, registering, ending.
 
+use std::ptr::NonNull;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,7 @@ use crate::device::{
     Device, Event, Flush, LossCause, ProtocolViolation, RegisterError, Responder, Source, Transfer,
     TransferId, Urgency,
 };
-use crate::memory::{HostMemory, SharedMemory};
+use crate::memory::{HostMemory, LendableMemory, Memory, Share, SharedMemory, Space};
 use crate::mutex::lock;
 
 #[test]
@@ -58,6 +59,40 @@ fn memory_that_nobody_can_map_is_refused_by_a_name() {
     let mut zero = Station::new(0, 1);
     let refused = zero.device.register(HostMemory::new(64)).map(|_| ());
     assert!(matches!(refused, Err(RegisterError::NotShareable { fabric: "shm" })), "{refused:?}");
+}
+
+/// Memory that says of its peers what its file does not.
+struct Contradictory(Arc<dyn Memory>);
+
+// SAFETY: the bytes of the memory that it contains, which no peer gets, as the device refuses it.
+unsafe impl Memory for Contradictory {
+    fn base(&self) -> NonNull<u8> {
+        self.0.base()
+    }
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+    fn space(&self) -> Space {
+        self.0.space()
+    }
+    fn share(&self) -> Share<'_> {
+        self.0.share()
+    }
+    fn peers_may_write(&self) -> bool {
+        !self.0.peers_may_write()
+    }
+}
+
+#[test]
+fn memory_is_lent_only_if_its_file_is_sealed() {
+    let mut zero = Station::new(0, 1);
+    let memories: [Arc<dyn Memory>; 2] =
+        [SharedMemory::new(64).expect("memory"), LendableMemory::new(64).expect("memory")];
+    for memory in memories {
+        zero.device.register(memory.clone()).expect("file and word agree");
+        let refused = zero.device.register(Arc::new(Contradictory(memory))).map(|_| ());
+        assert!(matches!(refused, Err(RegisterError::System { bytes: 64, .. })), "{refused:?}");
+    }
 }
 
 #[test]

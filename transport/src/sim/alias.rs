@@ -11,11 +11,15 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap, mmap_anonymous, mremap_fixed, munmap};
 
-use super::{MEMORY_ALIGN_BYTES, Memory, Share, Space};
+use crate::memory::{Memory, Share};
+use crate::region::{Mapped, OutOfBounds, ReadOnlyMapped, RemoteSlice};
 
-/// A second mapping of another [`Memory`] of this process: a simulated rank's view of another
-/// rank's memory. After [`Alias::cut`] it keeps the bytes that it had, and no longer follows the
-/// memory.
+/// Mappings are of whole pages, in bytes.
+const PAGE_BYTES: usize = 4096;
+
+/// A second mapping of some [`Memory`] of this process: a simulated rank's view of another
+/// rank's memory, with the rights of a peer. After [`Alias::cut`] it keeps the bytes that it had,
+/// and no longer follows the memory.
 pub(crate) struct Alias {
     base: NonNull<u8>,
     len: usize,
@@ -39,18 +43,68 @@ impl Alias {
     /// error.
     pub(crate) fn of(memory: Arc<dyn Memory>) -> io::Result<Arc<Self>> {
         let (file, offset) = file_of(&*memory)?;
-        if !offset.is_multiple_of(MEMORY_ALIGN_BYTES as u64) {
+        if !offset.is_multiple_of(PAGE_BYTES as u64) {
             return Err(io::Error::from(io::ErrorKind::InvalidInput));
         }
         let len = memory.len();
-        let mapped_bytes = len.max(1).next_multiple_of(MEMORY_ALIGN_BYTES);
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let mapped_bytes = len.max(1).next_multiple_of(PAGE_BYTES);
+        let protection =
+            if memory.peers_may_write() { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases no reference of
         // ours: registered memory is touched through raw pointers only.
         let base =
             unsafe { mmap(std::ptr::null_mut(), mapped_bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         Ok(Arc::new(Self { base, len, mapped_bytes, memory }))
+    }
+
+    /// Address of the first byte.
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A part of it that can be written.
+    ///
+    /// # Errors
+    ///
+    /// When the part does not lie inside.
+    ///
+    /// # Panics
+    ///
+    /// When peers may not write the memory: the caller's check is missing.
+    pub(crate) fn part(self: &Arc<Self>, part: &RemoteSlice) -> Result<Mapped, OutOfBounds> {
+        assert!(self.memory.peers_may_write(), "mapped for reading only");
+        let (base, len) = self.locate(part)?;
+        // SAFETY: inside the mapping, which is writable, and kept.
+        Ok(unsafe { Mapped::new(base, len, self.clone()) })
+    }
+
+    /// A part of it that can be read.
+    ///
+    /// # Errors
+    ///
+    /// When the part does not lie inside.
+    pub(crate) fn read_only_part(
+        self: &Arc<Self>,
+        part: &RemoteSlice,
+    ) -> Result<ReadOnlyMapped, OutOfBounds> {
+        let (base, len) = self.locate(part)?;
+        // SAFETY: inside the mapping, which is kept.
+        Ok(unsafe { ReadOnlyMapped::new(base, len, self.clone()) })
+    }
+
+    fn locate(&self, part: &RemoteSlice) -> Result<(NonNull<u8>, usize), OutOfBounds> {
+        let end = part.offset.saturating_add(part.len);
+        if end > self.len as u64 {
+            return Err(OutOfBounds { start: part.offset, end, len: self.len as u64 });
+        }
+        // SAFETY: the offset is at most the length of the mapping.
+        Ok((unsafe { self.base.add(part.offset as usize) }, part.len as usize))
     }
 
     /// Replaces the mapping by a private copy at the same addresses. The memory must not be written
@@ -131,22 +185,6 @@ impl Drop for Alias {
     }
 }
 
-// SAFETY: the mapping is owned, never moves, and stays readable and writable until drop.
-unsafe impl Memory for Alias {
-    fn base(&self) -> NonNull<u8> {
-        self.base
-    }
-    fn len(&self) -> usize {
-        self.len
-    }
-    fn space(&self) -> Space {
-        Space::Host
-    }
-    fn share(&self) -> Share<'_> {
-        Share::Private
-    }
-}
-
 // SAFETY: plain bytes; concurrent access is governed by the `Memory` contract.
 unsafe impl Send for Alias {}
 // SAFETY: as above; `&Alias` tells the address and replaces pages by equal ones.
@@ -155,12 +193,24 @@ unsafe impl Sync for Alias {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::SharedMemory;
+    use crate::memory::{LendableMemory, SharedMemory};
     use crate::region::{Region, RegionKey, Registry};
 
     struct Nobody;
     impl Registry for Nobody {
         fn released(&self, _key: RegionKey) {}
+    }
+
+    fn remote(range: Range<u64>) -> RemoteSlice {
+        RemoteSlice { key: RegionKey(1), offset: range.start, len: range.end - range.start }
+    }
+
+    /// The bytes that an alias shows.
+    fn seen(alias: &Arc<Alias>, range: Range<usize>) -> Vec<u8> {
+        let part = alias.read_only_part(&remote(range.start as u64..range.end as u64)).expect("inside");
+        let mut bytes = vec![0; part.len()];
+        part.load(0, &mut bytes);
+        bytes
     }
 
     /// Kilobytes of the process that are in memory.
@@ -176,7 +226,6 @@ mod tests {
         let memory = SharedMemory::new(LEN).expect("memory");
         let alias = Alias::of(memory.clone()).expect("a second view");
         let ours = Region::new(memory, RegionKey(1), Arc::new(Nobody)).whole();
-        let theirs = Region::new(alias.clone(), RegionKey(2), Arc::new(Nobody)).whole();
         let (middle, end) = (LEN / 2 + 77..LEN / 2 + 78, LEN - 1..LEN);
         let part = |slice: &crate::Slice, range: &Range<usize>| slice.slice(range.clone()).expect("inside");
         part(&ours, &middle).store(&[7]);
@@ -189,9 +238,9 @@ mod tests {
             resident_kb()
         );
         part(&ours, &middle).store(&[9]);
-        assert_eq!(part(&theirs, &middle).to_vec(), [7]);
-        assert_eq!(part(&theirs, &end).to_vec(), [8]);
-        assert_eq!(part(&theirs, &(0..100)).to_vec(), [0; 100]);
+        assert_eq!(seen(&alias, middle), [7]);
+        assert_eq!(seen(&alias, end), [8]);
+        assert_eq!(seen(&alias, 0..100), [0; 100]);
     }
 
     #[test]
@@ -199,13 +248,26 @@ mod tests {
         let memory = SharedMemory::new(5_000).expect("memory");
         let alias = Alias::of(memory.clone()).expect("a second view");
         let ours = Region::new(memory, RegionKey(1), Arc::new(Nobody)).whole();
-        let theirs = Region::new(alias.clone(), RegionKey(2), Arc::new(Nobody)).whole();
-        theirs.store(&[7; 5_000]);
+        let theirs = alias.part(&remote(0..5_000)).expect("inside");
+        theirs.store(0, &[7; 5_000]);
         assert_eq!(ours.to_vec(), [7; 5_000]);
         alias.cut().expect("a private copy");
-        theirs.store(&[8; 10]);
+        theirs.store(0, &[8; 10]);
         ours.store(&[9; 20]);
         assert_eq!(ours.to_vec()[..21], [[9; 20].as_slice(), &[7]].concat());
-        assert_eq!(theirs.to_vec()[..21], [[8; 10].as_slice(), &[7; 11]].concat());
+        assert_eq!(seen(&alias, 0..21), [[8; 10].as_slice(), &[7; 11]].concat());
+        assert!(alias.part(&remote(4_999..5_001)).is_err());
+    }
+
+    #[test]
+    fn an_alias_of_memory_that_peers_may_not_write_is_read() {
+        let memory = LendableMemory::new(5_000).expect("memory");
+        let alias = Alias::of(memory.clone()).expect("a second view");
+        let ours = Region::new(memory, RegionKey(1), Arc::new(Nobody)).whole();
+        ours.store(&[7; 5_000]);
+        assert_eq!(seen(&alias, 4_990..5_000), [7; 10]);
+        alias.cut().expect("a private copy");
+        ours.store(&[8; 5_000]);
+        assert_eq!(seen(&alias, 4_990..5_000), [7; 10]);
     }
 }
