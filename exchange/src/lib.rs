@@ -6,6 +6,9 @@
 //! | --- | --- | --- |
 //! | key | a step and a name; tensors of one key are received in the order in which they were sent | TensorFlow: rendezvous key |
 //! | tensor table | the tensors that a program sent and that wait for a receiver, and the receives that wait for a tensor | TensorFlow: rendezvous |
+//! | link | two programs that lend memory to each other | verbs: connection |
+//! | lease | memory of one program that another one reads in place until it drops the tensor | Plasma: pinned object; Rust: borrow |
+//! | reference | what a message holds in the place of a tensor: link, lease, and the bytes | KServe: shared-memory region with offset and size |
 //! | incarnation | a number that a program draws at its start, so that a restarted one is another one | TensorFlow: the same |
 //!
 //! **Invariant:** what decides here is pure. Nothing here opens a socket or a device, starts a
@@ -15,7 +18,11 @@
 #![forbid(unsafe_code)]
 
 pub mod key;
+pub mod lease;
+pub mod reference;
 pub mod table;
 
 pub use key::Key;
+pub use lease::{Lease, LeaseHolder, LeaseOwner};
+pub use reference::Reference;
 pub use table::TensorTable;

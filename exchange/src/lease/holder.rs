@@ -1,0 +1,253 @@
+//! The holder's end of leases.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use pleach_transport::{RegionKey, RemoteSlice};
+
+use super::SLOTS_MAX;
+use crate::reference::{LeaseNumber, LinkId, Reference};
+
+/// Regions that an owner may announce on one link.
+pub const REGIONS_MAX: usize = 1 << 10;
+
+/// The counters of a link, a slot each: how many leases of the slot are back. They begin with zero.
+/// The holder writes them and the owner reads them.
+pub trait ReturnCounters: Send + Sync {
+    /// Stores the counter of a slot. The owner sees the number only after all that was read from
+    /// the lease. Called once a lease, from any thread.
+    fn store(&self, slot: u32, count: u64);
+
+    /// The number that [`ReturnCounters::store`] stored last.
+    fn load(&self, slot: u32) -> u64;
+}
+
+/// Why a reference was refused. Nothing was read.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceError {
+    /// It is good on another link.
+    #[error("a reference of link {link} came, which is not good on link {own}; ask for the tensor anew")]
+    WrongLink {
+        /// The link of the reference.
+        link: LinkId,
+        /// This link.
+        own: LinkId,
+    },
+    /// A link has no such slot.
+    #[error("a reference to slot {slot} came on link {link}, which has {slots} slots")]
+    UnknownSlot {
+        /// The link.
+        link: LinkId,
+        /// The slot.
+        slot: u32,
+        /// The slots of a link.
+        slots: u32,
+    },
+    /// The owner announced no such region.
+    #[error("a reference of link {link} names {key:?}, which was not announced")]
+    UnknownRegion {
+        /// The link.
+        link: LinkId,
+        /// The region.
+        key: RegionKey,
+    },
+    /// The bytes are not inside of the region.
+    #[error("a reference of link {link} names {len} bytes from byte {offset} of a region of {bytes} bytes")]
+    OutOfRange {
+        /// The link.
+        link: LinkId,
+        /// The first byte.
+        offset: u64,
+        /// The number of bytes.
+        len: u64,
+        /// The length of the region.
+        bytes: u64,
+    },
+    /// The lease was accepted or recalled before.
+    #[error(
+        "lease {generation} of slot {slot} came on link {link} again, after lease {last}; ask for the tensor anew"
+    )]
+    Stale {
+        /// The link.
+        link: LinkId,
+        /// The slot.
+        slot: u32,
+        /// Its lease.
+        generation: u64,
+        /// The last lease of the slot.
+        last: u64,
+    },
+    /// The lease cannot exist yet.
+    #[error(
+        "lease {generation} of slot {slot} came on link {link} while {returned} leases of the slot were back"
+    )]
+    Early {
+        /// The link.
+        link: LinkId,
+        /// The slot.
+        slot: u32,
+        /// Its lease.
+        generation: u64,
+        /// The leases of the slot that are back.
+        returned: u64,
+    },
+}
+
+/// Why a region was not taken as announced.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegionAnnounceError {
+    /// There are too many.
+    #[error("link {link} announces more than {REGIONS_MAX} regions")]
+    TooManyRegions {
+        /// The link.
+        link: LinkId,
+    },
+    /// A region of this key is known.
+    #[error("link {link} announces {key:?} twice")]
+    Again {
+        /// The link.
+        link: LinkId,
+        /// The region.
+        key: RegionKey,
+    },
+}
+
+/// What was borrowed on one link. See the module.
+pub struct LeaseHolder {
+    link: LinkId,
+    /// By key: the length in bytes.
+    regions: BTreeMap<RegionKey, u64>,
+    /// By slot: the last lease that was accepted or recalled.
+    last: Vec<u64>,
+    counters: Arc<dyn ReturnCounters>,
+}
+
+impl LeaseHolder {
+    /// The holder's end of a link with this many slots, at most [`SLOTS_MAX`].
+    pub fn new(link: LinkId, slots: u32, counters: Arc<dyn ReturnCounters>) -> Self {
+        Self { link, regions: BTreeMap::new(), last: vec![0; slots.min(SLOTS_MAX) as usize], counters }
+    }
+
+    /// The owner has announced a region, which is mapped here or can be read over the fabric.
+    ///
+    /// # Errors
+    ///
+    /// See [`RegionAnnounceError`].
+    pub fn add_region(&mut self, key: RegionKey, bytes: u64) -> Result<(), RegionAnnounceError> {
+        let link = self.link;
+        if self.regions.contains_key(&key) {
+            return Err(RegionAnnounceError::Again { link, key });
+        }
+        if self.regions.len() >= REGIONS_MAX {
+            return Err(RegionAnnounceError::TooManyRegions { link });
+        }
+        self.regions.insert(key, bytes);
+        Ok(())
+    }
+
+    /// Takes the lease that a reference names.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReferenceError`]; nothing is changed then.
+    pub fn accept(&mut self, reference: &Reference) -> Result<Lease, ReferenceError> {
+        let (link, Reference { lease, slice, .. }) = (self.link, *reference);
+        if reference.link != link {
+            return Err(ReferenceError::WrongLink { link: reference.link, own: link });
+        }
+        let RemoteSlice { key, offset, len } = slice;
+        let Some(&bytes) = self.regions.get(&key) else {
+            return Err(ReferenceError::UnknownRegion { link, key });
+        };
+        if offset.checked_add(len).is_none_or(|end| end > bytes) {
+            return Err(ReferenceError::OutOfRange { link, offset, len, bytes });
+        }
+        if self.last(lease)? >= lease.generation {
+            let LeaseNumber { slot, generation } = lease;
+            return Err(ReferenceError::Stale { link, slot, generation, last: self.last(lease)? });
+        }
+        self.begin(lease)?;
+        let inner = LeaseInner { reference: *reference, counters: self.counters.clone() };
+        Ok(Lease { inner: Arc::new(inner) })
+    }
+
+    /// The owner asks for a lease whose reference may not have come. It counts as returned then,
+    /// and a lease that came is returned by its last drop.
+    ///
+    /// # Errors
+    ///
+    /// When the lease cannot exist: see [`ReferenceError`].
+    pub fn recall(&mut self, lease: LeaseNumber) -> Result<(), ReferenceError> {
+        if self.last(lease)? < lease.generation {
+            self.begin(lease)?;
+            self.counters.store(lease.slot, lease.generation);
+        }
+        Ok(())
+    }
+
+    /// The last lease of this one's slot.
+    fn last(&self, LeaseNumber { slot, .. }: LeaseNumber) -> Result<u64, ReferenceError> {
+        let slots = self.last.len() as u32;
+        let last = self.last.get(slot as usize).copied();
+        last.ok_or(ReferenceError::UnknownSlot { link: self.link, slot, slots })
+    }
+
+    /// Makes a new lease the last one of its slot: that is the next one, after the last is back.
+    fn begin(&mut self, lease: LeaseNumber) -> Result<(), ReferenceError> {
+        let (last, LeaseNumber { slot, generation }) = (self.last(lease)?, lease);
+        let returned = self.counters.load(slot);
+        if last != returned || generation - 1 != last {
+            return Err(ReferenceError::Early { link: self.link, slot, generation, returned });
+        }
+        self.last[slot as usize] = generation;
+        Ok(())
+    }
+}
+
+/// Memory of another program that is lent to this one. Clones are handles of the same lease. The
+/// drop of the last one returns it.
+#[derive(Clone)]
+pub struct Lease {
+    inner: Arc<LeaseInner>,
+}
+
+struct LeaseInner {
+    reference: Reference,
+    counters: Arc<dyn ReturnCounters>,
+}
+
+impl Drop for LeaseInner {
+    fn drop(&mut self) {
+        let LeaseNumber { slot, generation } = self.reference.lease;
+        self.counters.store(slot, generation);
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Lease({:?})", self.inner.reference)
+    }
+}
+
+impl Lease {
+    /// The link on which it came.
+    #[must_use]
+    pub fn link(&self) -> LinkId {
+        self.inner.reference.link
+    }
+
+    /// Its number on the link.
+    #[must_use]
+    pub fn number(&self) -> LeaseNumber {
+        self.inner.reference.lease
+    }
+
+    /// The bytes, in a region of the owner.
+    #[must_use]
+    pub fn slice(&self) -> RemoteSlice {
+        self.inner.reference.slice
+    }
+}
