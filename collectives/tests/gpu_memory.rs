@@ -3,6 +3,8 @@
 
 #[path = "gpu_memory/batches.rs"]
 mod batches;
+#[path = "gpu_memory/between_processes.rs"]
+mod between_processes;
 #[path = "../../transport/tests/fake_cuda/mod.rs"]
 mod fake_cuda;
 #[path = "gpu_memory/group.rs"]
@@ -11,8 +13,6 @@ mod group;
 mod kernels;
 #[path = "gpu_memory/persistent.rs"]
 mod persistent;
-#[path = "gpu_memory/processes.rs"]
-mod processes;
 mod ranks;
 #[path = "gpu_memory/sound.rs"]
 mod sound;

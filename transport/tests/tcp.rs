@@ -352,7 +352,7 @@ fn a_pair_works_and_a_new_one_comes_about_while_ten_thousand_flood_both() {
 }
 
 #[test]
-fn who_says_half_a_hello_is_not_waited_for_in_vain() {
+fn a_peer_that_says_half_a_hello_is_not_waited_for_in_vain() {
     let end = End::new(config(0, 2));
     let mut stream = dial(end.socket_address());
     stream.write_all(&Hello::new(0, 0).bytes()[..50]).expect("written");

@@ -5,7 +5,9 @@ use pleach_transport::{
     AtomicOp, Region, RegionKey, RemoteSlice, Slice, SubmitError, Transfer, TransferError, TransferId,
 };
 
-use crate::world::{BackendKind, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip};
+use crate::world::{
+    BackendKind, SIGNAL_SLOTS, Submission, World, assert_bytes, noise, put, signal, skip, watch_all,
+};
 
 const SIGNAL_SLOT: u16 = 4;
 const LEN: usize = 4096;
@@ -30,40 +32,55 @@ pub(crate) fn accesses(remote: RemoteSlice, mine: &Slice) -> Vec<Transfer> {
     accesses
 }
 
-/// Tries every access to a remote slice of `len` bytes that rank 1 does not have, from rank 0, each
-/// in a fresh world (where keys are not checked an access may cost the pair), and shows that
-/// nothing happened.
+/// An access that a world has tried, and the memory on both sides of it.
+struct Tried {
+    what: String,
+    owned: Region,
+    before: Vec<u8>,
+    mine: Region,
+}
+
+/// Tries an access of a kind to a remote slice of `len` bytes that rank 1 does not have, from rank
+/// 0, in a fresh world: where keys are not checked an access may cost the pair. `None`: the slice
+/// has no access of this kind.
+fn tried(
+    backend: BackendKind,
+    kind: usize,
+    len: usize,
+    bad: &impl Fn(&mut World, &Region) -> RemoteSlice,
+) -> Option<(World, Tried)> {
+    let mut world = World::connected(backend, 3);
+    let before = noise(kind as u64, LEN);
+    let owned = world.region_of(1, &before);
+    let mine = world.region_of(0, &noise(99, len));
+    let remote = bad(&mut world, &owned);
+    let access = accesses(remote, &mine.whole()).into_iter().nth(kind)?;
+    let what = format!("{}: {access:?}", backend.name);
+    let ending = world.carry_out(0, 1, access);
+    if world.checks_keys() {
+        assert_eq!(ending, Err(TransferError::Refused { peer: 1, key: remote.key }), "{what}");
+    }
+    Some((world, Tried { what, owned, before, mine }))
+}
+
+/// Tries every access to a remote slice of `len` bytes that rank 1 does not have, and shows that
+/// nothing happened. The worlds are watched at the same time, since watching takes the most time.
 fn check_refused(backend: BackendKind, len: usize, bad: impl Fn(&mut World, &Region) -> RemoteSlice) {
     const KINDS: usize = 5;
-    for kind in 0..KINDS {
-        let mut world = World::connected(backend, 3);
-        let checks_keys = world.checks_keys();
-        let before = noise(kind as u64, LEN);
-        let owned = world.region_of(1, &before);
-        let mine = world.region_of(0, &noise(99, len));
-        let remote = bad(&mut world, &owned);
-        let Some(access) = accesses(remote, &mine.whole()).into_iter().nth(kind) else { continue };
-        let what = format!("{}: {access:?}", backend.name);
-        let ending = world.carry_out(0, 1, access);
-        if checks_keys {
-            assert_eq!(ending, Err(TransferError::Refused { peer: 1, key: remote.key }), "{what}");
-        }
-        world.watch(|world| {
-            assert_eq!(world.count(1, 0, SIGNAL_SLOT), 0, "{what}: refused bytes give no signal")
-        });
-        assert_bytes(&owned.whole().to_vec(), &before, &what);
-        if checks_keys {
+    let (mut worlds, all): (Vec<_>, Vec<_>) =
+        (0..KINDS).filter_map(|kind| tried(backend, kind, len, &bad)).unzip();
+    watch_all(&mut worlds, |number, world| {
+        let Tried { what, .. } = &all[number];
+        assert_eq!(world.count(1, 0, SIGNAL_SLOT), 0, "{what}: refused bytes give no signal");
+    });
+    for (world, Tried { what, owned, before, mine }) in worlds.iter_mut().zip(&all) {
+        assert_bytes(&owned.whole().to_vec(), before, what);
+        if world.checks_keys() {
             assert_bytes(&mine.whole().to_vec(), &noise(99, len), "a refused get changes nothing here");
             world.check_pair(0, 1);
-            assert_eq!(
-                world.carry_out(
-                    0,
-                    1,
-                    put(&mine.whole(), owned.slice(0..len).expect("inside").remote(), None)
-                ),
-                Ok(0),
-                "{what}: the pair still works"
-            );
+            let good = owned.slice(0..len).expect("inside").remote();
+            let ending = world.carry_out(0, 1, put(&mine.whole(), good, None));
+            assert_eq!(ending, Ok(0), "{what}: the pair still works");
         }
         world.check_pair(0, 2);
         world.check_pair(1, 2);

@@ -359,13 +359,7 @@ impl World {
 
     /// Polls for a while and calls `check` every time: for what must not happen.
     pub(crate) fn watch(&mut self, mut check: impl FnMut(&mut Self)) {
-        let end = clock::now() + WATCHED;
-        let mut rounds = 0;
-        while rounds < WATCHED_ROUNDS || (self.kind.live && clock::now() < end) {
-            self.pump();
-            check(self);
-            rounds += 1;
-        }
+        watch_all(std::slice::from_mut(self), |_, world| check(world));
     }
 
     /// New registered memory of a rank. All peers it is connected to have heard of it.
@@ -636,6 +630,20 @@ pub(crate) fn put(src: &Slice, dst: RemoteSlice, signal_slot: Option<u16>) -> Tr
         src: Source::Slice(src.clone()),
         dst,
         signal: signal_slot.map(|signal_slot| signal(signal_slot, b"")),
+    }
+}
+
+/// As [`World::watch`] of several worlds at the same time; `check` is given the number of its world.
+pub(crate) fn watch_all(worlds: &mut [World], mut check: impl FnMut(usize, &mut World)) {
+    let is_live = worlds.iter().any(|world| world.kind.live);
+    let end = clock::now() + WATCHED;
+    let mut rounds = 0;
+    while rounds < WATCHED_ROUNDS || (is_live && clock::now() < end) {
+        for (number, world) in worlds.iter_mut().enumerate() {
+            world.pump();
+            check(number, world);
+        }
+        rounds += 1;
     }
 }
 

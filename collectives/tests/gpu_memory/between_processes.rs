@@ -37,7 +37,7 @@ impl Job {
         let rank = |rank: u32| {
             let mut command = Command::new(std::env::current_exe().expect("this program"));
             command
-                .args(["--ignored", "--exact", "--nocapture", &format!("processes::child::{test}")])
+                .args(["--ignored", "--exact", "--nocapture", &format!("between_processes::child::{test}")])
                 .env(FABRIC, fabric)
                 .env("PLEACH_RANK", rank.to_string())
                 .env("PLEACH_WORLD_SIZE", world_size.to_string())
