@@ -30,7 +30,7 @@ fn number(line: &str, name: &str) -> f64 {
 #[test]
 fn ranks_learn_to_read_digits_and_stay_one_network_over_every_fabric() {
     for (fabric, ranks) in [("shm", 4), ("tcp", 2)] {
-        let output = train(&["--ranks", &ranks.to_string(), "--fabric", fabric, "--json"]);
+        let output = train(&["--ranks", &ranks.to_string(), "--fabric", fabric, "--epochs", "12", "--json"]);
         assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
         let lines: Vec<&str> = text(&output.stdout).lines().collect();
         assert_eq!(lines.len(), ranks + 1, "{fabric}: {lines:?}");

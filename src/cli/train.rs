@@ -540,23 +540,24 @@ mod tests {
     #[test]
     fn one_rank_learns_to_read_digits_it_never_saw() {
         let data = DataSet::built_in().expect("is whole");
-        let accuracy = train_alone(&data.train, DEFAULT_EPOCHS).accuracy(&data.test);
+        let accuracy = train_alone(&data.train, 12).accuracy(&data.test);
         assert!(accuracy >= 0.95, "{accuracy}");
     }
 
     #[test]
     fn any_number_of_ranks_learns_the_same_up_to_rounding() {
         let data = DataSet::built_in().expect("is whole");
-        let alone = train_alone(&data.train, DEFAULT_EPOCHS);
+        let epochs = 3;
+        let alone = train_alone(&data.train, epochs);
         let from_alone = |ranks, lost_in_step| {
-            let together = train_in_turn(&data.train, DEFAULT_EPOCHS, ranks, lost_in_step);
+            let together = train_in_turn(&data.train, epochs, ranks, lost_in_step);
             difference(together.parameters(), alone.parameters())
         };
         for ranks in [2, 4, 7, 100] {
             let difference = from_alone(ranks, None);
             assert!(difference <= ROUNDING, "{ranks} ranks differ from one by {difference:e}");
         }
-        let difference = from_alone(4, Some(steps(&data.train, DEFAULT_EPOCHS) / 2));
+        let difference = from_alone(4, Some(steps(&data.train, epochs) / 2));
         assert!(difference > 10.0 * ROUNDING, "a share that is lost once must show: {difference:e}");
     }
 

@@ -126,8 +126,8 @@ impl Player {
             "loop" => self.repeat(rest),
             "fill" => {
                 let kept = self.kept.as_mut().expect("was kept");
-                kept.used.elements().fill(PATTERN);
-                kept.idle.fill(PATTERN);
+                fill(kept.used.elements(), &[PATTERN]);
+                fill(&mut kept.idle, &[PATTERN]);
                 say("filled");
             }
             "check" => self.check(),
@@ -279,8 +279,7 @@ impl Player {
     fn check(&mut self) {
         let kept = self.kept.as_mut().expect("was kept");
         for (name, elements) in [("used", kept.used.elements()), ("idle", &mut *kept.idle)] {
-            let changed = elements.iter().position(|element| element.to_bits() != PATTERN.to_bits());
-            if let Some(index) = changed {
+            if let Some(index) = first_difference(elements, &[PATTERN]) {
                 say(&format!("element {index} of the {name} memory has become {}", elements[index]));
                 return;
             }
@@ -379,9 +378,35 @@ fn mappings() -> usize {
     maps.lines().filter(|line| line.contains("memfd:")).count()
 }
 
+/// All memory repeats itself after so many elements at most.
+const PERIOD: usize = 7;
+
 /// Differs between elements, so that a shifted result is a wrong one.
 fn ripple(index: usize) -> u64 {
-    (index % 7) as u64
+    (index % PERIOD) as u64
+}
+
+/// Fills `data` with `period`, again and again. Bytes are copied and compared, not elements: a loop
+/// over gigabytes of elements takes minutes where it is not optimized.
+fn fill<T: Element>(data: &mut [T], period: &[T]) {
+    let mut filled = data.len().min(period.len());
+    data[..filled].copy_from_slice(&period[..filled]);
+    while filled < data.len() {
+        let more = filled.min(data.len() - filled);
+        data.copy_within(..more, filled);
+        filled += more;
+    }
+}
+
+/// The first element that is not that of `period`, again and again.
+fn first_difference<T: Element>(data: &[T], period: &[T]) -> Option<usize> {
+    let bytes: &[u8] = bytemuck::cast_slice(data);
+    let head = data.len().min(period.len());
+    let shift = size_of_val(&data[..head]);
+    if data[..head] == period[..head] && bytes[shift..] == bytes[..bytes.len() - shift] {
+        return None;
+    }
+    data.iter().zip(period.iter().cycle()).position(|(element, expected)| element != expected)
 }
 
 trait Value: Element {
@@ -402,17 +427,18 @@ impl Value for i32 {
 
 /// What a rank begins with. The receiver of a message begins with nothing.
 fn begin<T: Value>(data: &mut [T], rank: Rank, asked: &Asked) {
-    for (index, element) in data.iter_mut().enumerate() {
-        *element =
-            if asked.operation == "recv" { T::of(99) } else { T::of(u64::from(rank) + 1 + ripple(index)) };
-    }
+    let value = |index| if asked.operation == "recv" { 99 } else { u64::from(rank) + 1 + ripple(index) };
+    fill(data, &period(value));
 }
 
 fn expect<T: Value>(data: &[T], value: impl Fn(usize) -> u64) {
-    let wrong = data.iter().enumerate().find(|(index, element)| **element != T::of(value(*index)));
-    if let Some((index, element)) = wrong {
-        panic!("a wrong number: element {index} is {element:?}, not {}", value(index));
+    if let Some(index) = first_difference(data, &period::<T>(&value)) {
+        panic!("a wrong number: element {index} is {:?}, not {}", data[index], value(index));
     }
+}
+
+fn period<T: Value>(value: impl Fn(usize) -> u64) -> [T; PERIOD] {
+    std::array::from_fn(|index| T::of(value(index)))
 }
 
 /// Makes the call and, if it ends well, checks what it returned.
@@ -450,7 +476,9 @@ where
             let len = data.len();
             let mut output = vec![T::of(0); len * ranks];
             group.all_gather(data, &mut output)?;
-            expect(&output, |index| (index / len) as u64 + 1 + ripple(index % len));
+            for (rank, part) in (0u64..).zip(output.chunks(len.max(1))) {
+                expect(part, |index| rank + 1 + ripple(index));
+            }
         }
         "send" => group.send(data, *root)?,
         "recv" => {

@@ -633,7 +633,8 @@ pub(crate) fn put(src: &Slice, dst: RemoteSlice, signal_slot: Option<u16>) -> Tr
     }
 }
 
-/// As [`World::watch`] of several worlds at the same time; `check` is given the number of its world.
+/// As [`World::watch`] of several worlds at the same time; `check` is given the number of its
+/// world.
 pub(crate) fn watch_all(worlds: &mut [World], mut check: impl FnMut(usize, &mut World)) {
     let is_live = worlds.iter().any(|world| world.kind.live);
     let end = clock::now() + WATCHED;
