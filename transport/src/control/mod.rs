@@ -109,6 +109,8 @@ pub(crate) struct OpenedPair {
     pub(crate) from_peer: Vec<OwnedFd>,
     /// The files that the peer sent, over Unix sockets.
     pub(crate) files: Vec<OwnedFd>,
+    /// The control stream.
+    pub(crate) stream: Arc<OwnedFd>,
 }
 
 /// The fabric's end of its control plane. The watcher thread calls it, and it never blocks. Waking

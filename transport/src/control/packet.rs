@@ -80,6 +80,23 @@ pub(crate) fn is_same_user(stream: &OwnedFd) -> bool {
 
 /// The user of the process at the other end, as the kernel recorded it at the connect.
 pub(crate) fn peer_user(stream: &OwnedFd) -> Option<u32> {
+    credentials(stream).map(|credentials| credentials.uid)
+}
+
+/// Whether this is a descriptor of the process at the other end, which the kernel recorded at the
+/// connect. False if that is not known, as between process number spaces.
+pub(crate) fn is_peer_process(stream: &OwnedFd, process: &OwnedFd) -> bool {
+    let Some(credentials) = credentials(stream).filter(|credentials| credentials.pid > 0) else {
+        return false;
+    };
+    let name = format!("/proc/self/fdinfo/{}", process.as_raw_fd());
+    let Ok(info) = std::fs::read_to_string(name) else { return false };
+    let number = info.lines().find_map(|line| line.strip_prefix("Pid:"));
+    number.and_then(|number| number.trim().parse().ok()) == Some(credentials.pid)
+}
+
+/// The process at the other end, as the kernel recorded it at the connect.
+fn credentials(stream: &OwnedFd) -> Option<libc::ucred> {
     let mut credentials = libc::ucred { pid: 0, uid: libc::uid_t::MAX, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // rustix's call has no place for the process id 0 that the kernel gives across process
@@ -94,7 +111,7 @@ pub(crate) fn peer_user(stream: &OwnedFd) -> Option<u32> {
             &raw mut length,
         )
     };
-    (failed == 0).then_some(credentials.uid)
+    (failed == 0).then_some(credentials)
 }
 
 /// Sends bytes; returns how many. A Unix socket takes all of them, as one packet, or none.

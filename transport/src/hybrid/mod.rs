@@ -281,6 +281,7 @@ unsafe impl Device for HybridDevice {
     fn sever(&mut self, peer: Rank) {
         if let (Some(PeerFabric::Shm), NetworkDevice::Verbs(verbs)) =
             (self.peer_fabrics.get(peer as usize), &mut self.network)
+            && self.shm.takes_memory_to_sever(peer)
         {
             verbs.withdraw();
             self.cache.clear();

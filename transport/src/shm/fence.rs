@@ -1,6 +1,11 @@
 //! Severing: this rank's memory is replaced, in place, by private copies, so that no peer's mapping
 //! reaches it.
 //!
+//! **A process that has ended maps nothing**, so severing it takes nothing from anybody: the kernel
+//! says so of the process at the other end of the stream ([`PeerProcess`]). Its forked children
+//! have no mapping that they could write ([`Mapping::withhold_from_children`]). A descriptor that
+//! may be another process's proves nothing.
+//!
 //! Lent memory stays as it is ([`Memory::peers_may_write`]): its file is sealed against writing, so
 //! through a mapping of it no peer changes a byte.
 //!
@@ -39,6 +44,8 @@ use std::time::Duration;
 use super::link::PeerRegion;
 use super::mapping::Mapping;
 use super::page_detachment::{self, PendingPages};
+#[cfg(doc)]
+use super::peer_status::PeerProcess;
 use crate::clock::Nanos;
 use crate::cuda::CudaMemory;
 use crate::memory::Memory;

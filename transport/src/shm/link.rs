@@ -287,7 +287,11 @@ impl PeerRegion {
         let too_long = || io::Error::from(io::ErrorKind::InvalidInput);
         let (first, bytes) = super::mapping::pages_around(offset, len).ok_or_else(too_long)?;
         let bytes = usize::try_from(bytes).map_err(|_| too_long())?;
-        let mapping = Mapping::new(file.as_fd(), first, bytes, access)?;
+        let mut mapping = Mapping::new(file.as_fd(), first, bytes, access)?;
+        if access == Access::ReadWrite {
+            // The owner takes nothing back from a process that has ended, see `fence`.
+            mapping.withhold_from_children()?;
+        }
         // SAFETY: `offset` lies in the first of the mapped pages.
         let base = unsafe { mapping.base().add((offset - first) as usize) };
         let (keys, was_given_out) = (OnceLock::new(), AtomicBool::new(false));

@@ -18,6 +18,7 @@ use rustix::mm::{
 use rustix::param::page_size;
 
 use crate::device::ProtocolViolation;
+use crate::fork::Process;
 use crate::memory::{SEALS_FIXED_SIZE, prefer_huge_pages};
 use crate::primitive::{AtomicU64, Ordering, fence};
 
@@ -54,6 +55,8 @@ pub(crate) struct Mapping {
     base: NonNull<u8>,
     bytes: usize,
     access: Access,
+    /// The only process that has it, if forked children have not.
+    only_in: Option<Process>,
 }
 
 // SAFETY: an address range of this process, owned; its bytes are touched through raw pointers and
@@ -64,6 +67,10 @@ unsafe impl Sync for Mapping {}
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.is_of_parent() {
+            // The child may have mapped other memory there.
+            return;
+        }
         // SAFETY: mapped in `new` or `over` with this length; owners of pointers into it hold the
         // mapping.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.bytes) };
@@ -79,7 +86,21 @@ impl Mapping {
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, protection, MapFlags::SHARED, file, offset)? };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         prefer_huge_pages(base, bytes);
-        Ok(Self { base, bytes, access })
+        Ok(Self { base, bytes, access, only_in: None })
+    }
+
+    /// Keeps the mapping from forked children of this process, so that it ends with the process.
+    pub(crate) fn withhold_from_children(&mut self) -> io::Result<()> {
+        let process = Process::current();
+        // SAFETY: whole pages of this mapping; the advice changes nothing in this process.
+        unsafe { madvise(self.base.as_ptr().cast(), self.bytes, Advice::LinuxDontFork)? };
+        self.only_in = Some(process);
+        Ok(())
+    }
+
+    /// Whether this is a forked child that has not got the mapping.
+    fn is_of_parent(&self) -> bool {
+        self.only_in.is_some_and(|process| !process.is_current())
     }
 
     /// Address of the first byte.
@@ -91,6 +112,9 @@ impl Mapping {
     /// process may be lost, so this is for memory that this process only reads, or whose writes no
     /// longer matter.
     pub(crate) fn detach_by_copy(&self) -> io::Result<()> {
+        if self.is_of_parent() {
+            return Ok(());
+        }
         // SAFETY: a fresh mapping; the copy reads pages that exist (see the invariant) into pages
         // that are ours alone.
         let copy = unsafe {

@@ -4,7 +4,11 @@
 //! The table has a fixed size (a link, an end and a region a slot for each peer), so a peer that
 //! sends much while nobody polls fills nothing.
 
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
 
 use super::link::{PeerMemory, PeerRegion};
 use crate::Rank;
@@ -31,9 +35,38 @@ pub(crate) enum SlotState {
     Unmappable(RegionKey),
 }
 
+/// The process of a peer, as far as it is known.
+#[derive(Default)]
+pub(crate) enum PeerProcess {
+    /// The peer was never connected, so it has none of this rank's memory.
+    #[default]
+    Unconnected,
+    /// The descriptor that the peer sent may be that of another process.
+    Unproven,
+    /// The kernel says that this is the process at the other end of the stream.
+    Proven(OwnedFd),
+}
+
+impl PeerProcess {
+    /// Whether the process may have this rank's memory mapped: a process that has ended maps
+    /// nothing.
+    fn may_map(&self) -> bool {
+        match self {
+            Self::Unconnected => false,
+            Self::Unproven => true,
+            Self::Proven(process) => {
+                let mut poll = [PollFd::from_borrowed_fd(process.as_fd(), PollFlags::IN)];
+                // After an error as well.
+                rustix::event::poll(&mut poll, Some(&Timespec::default())) != Ok(1)
+            }
+        }
+    }
+}
+
 /// The changes of one peer since the last poll.
 #[derive(Default)]
 pub(crate) struct PeerStatus {
+    pub(crate) process: PeerProcess,
     pub(crate) link: Option<PeerMemory>,
     pub(crate) end: Option<ConnectionEnd>,
     slots: Vec<Slot>,
@@ -56,6 +89,11 @@ pub(crate) struct StatusTable {
 impl StatusTable {
     pub(crate) fn new(world_size: u32) -> Self {
         Self { peers: (0..world_size).map(|_| PeerStatus::default()).collect(), changed: Vec::new() }
+    }
+
+    /// Whether the peer may have this rank's memory mapped.
+    pub(crate) fn may_map(&self, peer: Rank) -> bool {
+        self.peers[peer as usize].process.may_map()
     }
 
     /// A peer's status, to be changed.

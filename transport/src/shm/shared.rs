@@ -13,10 +13,10 @@ use super::directory::Directory;
 use super::link::{GpuFile, OwnMemory, PeerMemory, PeerRegion, REGIONS_MAX, SignalSlotTable, slot_of};
 use super::mapping::check;
 use super::message::RegionMessage;
-use super::peer_status::{ConnectionEnd, SlotState, StatusTable};
+use super::peer_status::{ConnectionEnd, PeerProcess, SlotState, StatusTable};
 use super::wake_word;
 use crate::Rank;
-use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, SendWithFiles, Streams};
+use crate::control::{FabricHandler, OpenedPair, ReceivedFiles, SendWithFiles, Streams, packet};
 use crate::device::{DeviceConfig, LossCause, ProtocolViolation, Wake};
 use crate::fork::Process;
 use crate::memory::Memory;
@@ -147,6 +147,13 @@ impl FabricHandler for Shared {
     fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause> {
         self.signal_slots.of(peer).sent_file();
         let (link, process) = PeerMemory::from_files(pair.files, pair.signal_slots)?;
+        let proven = packet::is_peer_process(&pair.stream, &process).then(|| process.try_clone());
+        // Known before a region can be announced, so that a device that severs the peer and finds
+        // nothing here knows that nothing will be announced.
+        self.peer_status().status_of(peer).process = match proven {
+            Some(Ok(process)) => PeerProcess::Proven(process),
+            _ => PeerProcess::Unproven,
+        };
         // Listed before the device can see the link, because peers have heard of a region when they
         // hear a message that was posted after its registration.
         self.directory().open(peer);

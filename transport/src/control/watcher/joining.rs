@@ -342,7 +342,7 @@ impl Watcher {
                 send_ready(&*shared.handler, peer, stream);
             }
         };
-        if !shared.stream(peer).open(stream, begin) {
+        if !shared.stream(peer).open(Arc::clone(&stream), begin) {
             return;
         }
         let pair = OpenedPair {
@@ -350,6 +350,7 @@ impl Watcher {
             to_peer: connections_of_attempt.to_peer.into_iter().flatten().collect(),
             from_peer: connections_of_attempt.from_peer.into_iter().flatten().collect(),
             files,
+            stream,
         };
         let process = match shared.handler.opened(peer, pair) {
             Ok(process) => process.or_else(|| connections_of_attempt.process.and_then(open_process)),

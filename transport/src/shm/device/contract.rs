@@ -37,6 +37,11 @@ impl ShmDevice {
         has_said_bye && (0..self.shared.world_size).all(|peer| !self.control.has_output(peer))
     }
 
+    /// Whether severing this peer takes memory from all peers.
+    pub(crate) fn takes_memory_to_sever(&self, peer: Rank) -> bool {
+        self.shared.peer_status().may_map(peer)
+    }
+
     /// The region of a peer that holds the slice, and the address of the slice.
     fn locate_mapped(
         &mut self,
@@ -178,10 +183,12 @@ unsafe impl Device for ShmDevice {
             return;
         }
         self.control.sever(peer);
+        // From now on nothing is announced to the peer.
+        let may_map = self.shared.peer_status().may_map(peer);
         let keys = &self.shared.own.keys;
         let memories = self.shared.change_directory(|directory| {
             directory.close(peer);
-            directory.detach_all(keys)
+            if may_map { directory.detach_all(keys) } else { Vec::new() }
         });
         if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Departed) {
             self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
@@ -195,7 +202,9 @@ unsafe impl Device for ShmDevice {
             self.fence.detach_signal_slots(mapping.clone());
         }
         for region in self.peers[peer as usize].mapped.drain(..).filter_map(|region| region.upgrade()) {
-            self.fence.detach_theirs(region);
+            if may_map {
+                self.fence.detach_theirs(region);
+            }
         }
         self.severing.push(peer);
     }

@@ -13,7 +13,7 @@ use crate::clock;
 use crate::control::ControlFrame;
 use crate::control::packet::{dial, parse, receive, send};
 use crate::control::tests::dial_by_hand;
-use crate::device::{Device, Event, LossCause, MapError, ProtocolViolation};
+use crate::device::{Device, Event, LossCause, MapError, ProtocolViolation, RegisterError};
 use crate::memory::{SEALS_FIXED_SIZE, sealed_file};
 use crate::region::{RegionKey, RemoteSlice};
 
@@ -117,6 +117,23 @@ fn a_peer_that_ends_before_it_has_sent_its_files_is_lost_at_once_whichever_end_i
         assert_eq!(zero.until_lost(1), LossCause::ConnectionClosed, "not after the time limit of connects");
         assert!(!zero.log.contains(&Event::Connected { peer: 1 }));
     }
+}
+
+#[test]
+fn the_descriptor_of_a_process_that_is_not_the_peer_proves_nothing() {
+    let mut zero = Station::new(0, 2);
+    let mut child = std::process::Command::new("true").spawn().expect("a process");
+    let id = rustix::process::Pid::from_child(&child);
+    let process = pidfd_open(id, PidfdFlags::empty()).expect("a process descriptor");
+    child.wait().expect("it ends");
+    let file = sealed();
+    let region = zero.region(4096);
+    let _liar = Liar::connect(&mut zero, &[process.as_fd(), file.as_fd(), file.as_fd(), file.as_fd()]);
+    assert_eq!(zero.until_lost(1), LossCause::ProcessEnded);
+    zero.device.sever(1);
+    zero.until_event(&Event::Severed { peer: 1 });
+    let again = zero.device.register(region.memory().clone()).map(|_| ());
+    assert!(matches!(again, Err(RegisterError::Detached { .. })), "the liar may run: {again:?}");
 }
 
 #[test]
