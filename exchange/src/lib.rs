@@ -6,6 +6,7 @@
 //! | --- | --- | --- |
 //! | key | a step and a name; tensors of one key are received in the order in which they were sent | TensorFlow: rendezvous key |
 //! | tensor table | the tensors that a program sent and that wait for a receiver, and the receives that wait for a tensor | TensorFlow: rendezvous |
+//! | introduction | what two programs tell each other, in any RPC, to build a link | verbs: exchange of queue pair numbers; NCCL: unique id |
 //! | link | two programs that lend memory to each other | verbs: connection |
 //! | lease | memory of one program that another one reads in place until it drops the tensor | Plasma: pinned object; Rust: borrow |
 //! | reference | what a message holds in the place of a tensor: link, lease, and the bytes | KServe: shared-memory region with offset and size |
@@ -17,11 +18,13 @@
 
 #![forbid(unsafe_code)]
 
+pub mod introduction;
 pub mod key;
 pub mod lease;
 pub mod reference;
 pub mod table;
 
+pub use introduction::Introduction;
 pub use key::Key;
 pub use lease::{Lease, LeaseHolder, LeaseOwner};
 pub use reference::Reference;
