@@ -10,6 +10,7 @@
 //! | link | two programs that lend memory to each other | verbs: connection |
 //! | lease | memory of one program that another one reads in place until it drops the tensor | Plasma: pinned object; Rust: borrow |
 //! | reference | what a message holds in the place of a tensor: link, lease, and the bytes | KServe: shared-memory region with offset and size |
+//! | arena | lendable memory that the holders of one secret, a trust domain, may map | TensorFlow, Arrow: memory pool |
 //! | incarnation | a number that a program draws at its start, so that a restarted one is another one | TensorFlow: the same |
 //!
 //! **Invariant:** what decides here is pure. Nothing here opens a socket or a device, starts a
@@ -18,12 +19,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod arena;
 pub mod introduction;
 pub mod key;
 pub mod lease;
 pub mod reference;
 pub mod table;
 
+pub use arena::ArenaPlan;
 pub use introduction::Introduction;
 pub use key::Key;
 pub use lease::{Lease, LeaseHolder, LeaseOwner};
