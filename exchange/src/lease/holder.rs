@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use pleach_transport::{RegionKey, RemoteSlice};
 
-use super::SLOTS_MAX;
+use super::{SLOTS_MAX, UNTOUCHED};
 use crate::reference::{LeaseNumber, LinkId, Reference};
 
 /// Regions that an owner may announce on one link.
 pub const REGIONS_MAX: usize = 1 << 10;
 
-/// The counters of a link, a slot each: how many leases of the slot are back. They begin with zero.
-/// The holder writes them and the owner reads them.
+/// The counters of a link, a slot each: how many leases of the slot are back, and whether the last
+/// one was [`UNTOUCHED`]. They begin with zero. The holder writes them and the owner reads them.
 pub trait ReturnCounters: Send + Sync {
     /// Stores the counter of a slot. The owner sees the number only after all that was read from
     /// the lease. Called once a lease, from any thread.
@@ -170,8 +170,8 @@ impl LeaseHolder {
             return Err(ReferenceError::Stale { link, slot, generation, last: self.last(lease)? });
         }
         self.begin(lease)?;
-        let inner = LeaseInner { reference: *reference, counters: self.counters.clone() };
-        Ok(Lease { inner: Arc::new(inner) })
+        let (reference, counters) = (*reference, self.counters.clone());
+        Ok(Lease { inner: Arc::new(LeaseInner { reference, is_untouched: false, counters }) })
     }
 
     /// The owner asks for a lease whose reference may not have come. It counts as returned then,
@@ -183,7 +183,7 @@ impl LeaseHolder {
     pub fn recall(&mut self, lease: LeaseNumber) -> Result<(), ReferenceError> {
         if self.last(lease)? < lease.generation {
             self.begin(lease)?;
-            self.counters.store(lease.slot, lease.generation);
+            self.counters.store(lease.slot, lease.generation | UNTOUCHED);
         }
         Ok(())
     }
@@ -198,7 +198,7 @@ impl LeaseHolder {
     /// Makes a new lease the last one of its slot: that is the next one, after the last is back.
     fn begin(&mut self, lease: LeaseNumber) -> Result<(), ReferenceError> {
         let (last, LeaseNumber { slot, generation }) = (self.last(lease)?, lease);
-        let returned = self.counters.load(slot);
+        let returned = self.counters.load(slot) & !UNTOUCHED;
         if last != returned || generation - 1 != last {
             return Err(ReferenceError::Early { link: self.link, slot, generation, returned });
         }
@@ -216,13 +216,16 @@ pub struct Lease {
 
 struct LeaseInner {
     reference: Reference,
+    /// Whether it was declined.
+    is_untouched: bool,
     counters: Arc<dyn ReturnCounters>,
 }
 
 impl Drop for LeaseInner {
     fn drop(&mut self) {
         let LeaseNumber { slot, generation } = self.reference.lease;
-        self.counters.store(slot, generation);
+        let bit = if self.is_untouched { UNTOUCHED } else { 0 };
+        self.counters.store(slot, generation | bit);
     }
 }
 
@@ -233,6 +236,14 @@ impl fmt::Debug for Lease {
 }
 
 impl Lease {
+    /// Returns the lease untouched: nobody has read it, and the owner may give the tensor to
+    /// another receiver. A lease with clones is returned by its last drop, as one that was read.
+    pub fn decline(mut self) {
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.is_untouched = true;
+        }
+    }
+
     /// The link on which it came.
     #[must_use]
     pub fn link(&self) -> LinkId {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use pleach_transport::{OutOfBounds, RegionKey, RemoteSlice};
 
-use super::SLOTS_MAX;
+use super::{SLOTS_MAX, UNTOUCHED};
 use crate::reference::{LeaseNumber, LinkId, Reference};
 
 /// What an owner lends at most.
@@ -121,6 +121,15 @@ pub struct LeaseOwner<B> {
     bytes_lent: u64,
 }
 
+/// A lease that has come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Returned<B> {
+    /// What kept the buffer.
+    pub handle: B,
+    /// Whether nobody read it.
+    pub is_untouched: bool,
+}
+
 /// Key, offset and length of a buffer.
 type BufferId = (RegionKey, u64, u64);
 
@@ -205,16 +214,22 @@ impl<B> LeaseOwner<B> {
     }
 
     /// The counter of a slot as the other end has written it: that many leases of the slot are
-    /// back. Returns the handle of the lease that has come back.
+    /// back. Returns the lease that has come back.
     ///
     /// # Errors
     ///
     /// When the counter says what it cannot; sever the link then.
-    pub fn returned(&mut self, link: LinkId, slot: u32, count: u64) -> Result<Option<B>, ReturnError> {
+    pub fn returned(
+        &mut self,
+        link: LinkId,
+        slot: u32,
+        counter: u64,
+    ) -> Result<Option<Returned<B>>, ReturnError> {
         let Some(open) = self.links.get_mut(&link) else { return Err(ReturnError::UnknownLink { link }) };
         let Some(&lent) = open.generations.get(slot as usize) else {
             return Err(ReturnError::UnknownSlot { link, slot });
         };
+        let (count, is_untouched) = (counter & !UNTOUCHED, counter & UNTOUCHED != 0);
         let is_open = open.open.contains_key(&slot);
         if count != lent && !(is_open && count == lent - 1) {
             return Err(ReturnError::WrongCount { link, slot, count, lent });
@@ -223,24 +238,28 @@ impl<B> LeaseOwner<B> {
             return Ok(None);
         };
         open.free.push(slot);
-        Ok(Some(self.end(lease)))
+        Ok(Some(Returned { handle: self.end(lease), is_untouched }))
     }
 
-    /// Reads the counters of all slots that are lent on a link. Returns the handles of the leases
-    /// that have come back.
+    /// Reads the counters of all slots that are lent on a link. Returns the leases that have come
+    /// back.
     ///
     /// # Errors
     ///
     /// When a counter says what it cannot; sever the link then, which returns the other handles.
     /// Those of leases that have come back are dropped.
-    pub fn collect(&mut self, link: LinkId, count: impl Fn(u32) -> u64) -> Result<Vec<B>, ReturnError> {
+    pub fn collect(
+        &mut self,
+        link: LinkId,
+        counter: impl Fn(u32) -> u64,
+    ) -> Result<Vec<Returned<B>>, ReturnError> {
         let Some(open) = self.links.get(&link) else { return Err(ReturnError::UnknownLink { link }) };
         let slots: Vec<u32> = open.open.keys().copied().collect();
-        let mut handles = Vec::new();
+        let mut leases = Vec::new();
         for slot in slots {
-            handles.extend(self.returned(link, slot, count(slot))?);
+            leases.extend(self.returned(link, slot, counter(slot))?);
         }
-        Ok(handles)
+        Ok(leases)
     }
 
     /// Closes a link whose other end is severed: it reads no more. Returns the handles of its

@@ -29,6 +29,8 @@ enum Mutant {
     ReturnedTwice,
     /// A recall returns a lease that is held.
     RecallReturnsHeld,
+    /// A lease that nobody read is returned as one that was read.
+    DeclinesInVain,
     /// The holder forgets the leases that it has accepted.
     Forgets,
 }
@@ -52,6 +54,7 @@ enum Step {
     Forge { lease: usize, forgery: Forgery },
     Clone { lease: usize },
     Drop { lease: usize },
+    Decline { lease: usize },
     Recall { lease: usize },
     Collect { link: usize },
     Sever { link: usize },
@@ -78,6 +81,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (lease, forgery).prop_map(|(lease, forgery)| Step::Forge { lease, forgery }),
         3 => lease.prop_map(|lease| Step::Clone { lease }),
         10 => lease.prop_map(|lease| Step::Drop { lease }),
+        3 => lease.prop_map(|lease| Step::Decline { lease }),
         2 => lease.prop_map(|lease| Step::Recall { lease }),
         6 => link.clone().prop_map(|link| Step::Collect { link }),
         1 => link.prop_map(|link| Step::Sever { link }),
@@ -118,7 +122,9 @@ enum State {
     /// The reference has not come.
     Sent,
     Held(Vec<Lease>),
-    Returned,
+    Returned {
+        is_untouched: bool,
+    },
     /// The owner has its handle.
     Ended,
 }
@@ -205,6 +211,10 @@ impl World {
                 self.drop_one(lease % self.records.len());
                 Ok(())
             }
+            Step::Decline { lease } if !self.records.is_empty() => {
+                self.decline(lease % self.records.len());
+                Ok(())
+            }
             Step::Recall { lease } if !self.records.is_empty() => self.recall(lease % self.records.len()),
             Step::Violate { lease, more } if !self.records.is_empty() => {
                 self.violate(lease % self.records.len(), more)
@@ -274,7 +284,9 @@ impl World {
             }
             // The link was severed meanwhile: the holder does not know it yet.
             (Ok(_), State::Ended) if !link.is_open => Ok(()),
-            (Err(ReferenceError::Stale { .. }), State::Held(_) | State::Returned | State::Ended) => Ok(()),
+            (Err(ReferenceError::Stale { .. }), State::Held(_) | State::Returned { .. } | State::Ended) => {
+                Ok(())
+            }
             (Err(_), State::Ended) if !link.is_open => Ok(()),
             (accepted, state) => check(false, &format!("{accepted:?} while {state:?}")),
         }
@@ -283,7 +295,7 @@ impl World {
     /// A reference came to its link, and the lease was dropped at once.
     fn came(&mut self, at: usize) -> Result<(), TestCaseError> {
         if matches!(self.records[at].state, State::Sent) {
-            self.records[at].state = State::Returned;
+            self.records[at].state = State::Returned { is_untouched: false };
         }
         Ok(())
     }
@@ -335,12 +347,27 @@ impl World {
         let State::Held(leases) = &mut record.state else { return };
         leases.pop();
         if leases.is_empty() {
-            record.state = State::Returned;
+            record.state = State::Returned { is_untouched: false };
             if self.mutant == Some(Mutant::ReturnedTwice) {
                 counters.store(number.slot, number.generation + 1);
             }
         } else if self.mutant == Some(Mutant::ReturnedByFirstDrop) {
             counters.store(number.slot, number.generation);
+        }
+    }
+
+    /// A handle without clones says that nobody read it.
+    fn decline(&mut self, at: usize) {
+        let record = &mut self.records[at];
+        let State::Held(leases) = &mut record.state else { return };
+        let lease = leases.pop().expect("it is held");
+        if self.mutant == Some(Mutant::DeclinesInVain) {
+            drop(lease);
+        } else {
+            lease.decline();
+        }
+        if leases.is_empty() {
+            record.state = State::Returned { is_untouched: true };
         }
     }
 
@@ -354,7 +381,7 @@ impl World {
             link.counters.store(number.slot, number.generation);
         }
         if matches!(record.state, State::Sent) {
-            record.state = State::Returned;
+            record.state = State::Returned { is_untouched: true };
         }
         Ok(())
     }
@@ -375,9 +402,17 @@ impl World {
     fn collect(&mut self, link: usize) -> Result<(), TestCaseError> {
         let Link { id, counters, is_open, .. } = &self.links[link];
         match self.owner.collect(*id, |slot| counters.load(slot)) {
-            Ok(handles) => {
+            Ok(leases) => {
                 check(*is_open, "a link that is closed")?;
-                self.end(&handles, |record| record.link == link && matches!(record.state, State::Returned))
+                let untouched = leases.iter().filter(|lease| lease.is_untouched).count();
+                let is_untouched = |record: &&Record| {
+                    record.link == link && matches!(record.state, State::Returned { is_untouched: true })
+                };
+                let expected = self.records.iter().filter(is_untouched).count();
+                check(untouched == expected, "a lease that nobody read, or one that was read")?;
+                let handles: Vec<_> = leases.into_iter().map(|lease| lease.handle).collect();
+                let is_back = |record: &Record| matches!(record.state, State::Returned { .. });
+                self.end(&handles, |record| record.link == link && is_back(record))
             }
             Err(error) => check(!is_open && matches!(error, ReturnError::UnknownLink { .. }), "a violation"),
         }
@@ -399,7 +434,8 @@ impl World {
         let (id, count) = (self.links[link].id, number.generation + more);
         let refused = self.owner.returned(id, number.slot, count);
         check(matches!(refused, Err(ReturnError::WrongCount { .. })), "a wrong count")?;
-        let refused = self.owner.returned(id, number.slot, number.generation.wrapping_sub(1 + more));
+        let before = number.generation.wrapping_sub(1 + more) & !UNTOUCHED;
+        let refused = self.owner.returned(id, number.slot, before);
         check(matches!(refused, Err(ReturnError::WrongCount { .. })), "a count that went back")?;
         let refused = self.owner.returned(id, SMALL.leases_per_link, 0);
         check(matches!(refused, Err(ReturnError::UnknownSlot { .. })), "a slot")?;
@@ -438,8 +474,13 @@ proptest! {
 
 #[test]
 fn the_comparison_finds_each_mutant() {
-    let mutants =
-        [Mutant::ReturnedByFirstDrop, Mutant::ReturnedTwice, Mutant::RecallReturnsHeld, Mutant::Forgets];
+    let mutants = [
+        Mutant::ReturnedByFirstDrop,
+        Mutant::ReturnedTwice,
+        Mutant::RecallReturnsHeld,
+        Mutant::DeclinesInVain,
+        Mutant::Forgets,
+    ];
     for mutant in mutants {
         let config =
             Config { cases: 512, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
@@ -481,7 +522,8 @@ fn a_reference_that_comes_after_its_recall_is_refused() {
     let mut holder = holder(LINK, &counters);
     let reference = owner.lend(LINK, slice(0, 8), 0..8, "buffer").expect("is allowed");
     holder.recall(reference.lease).expect("was lent");
-    assert_eq!(owner.collect(LINK, |slot| counters.load(slot)), Ok(vec!["buffer"]));
+    let back = Returned { handle: "buffer", is_untouched: true };
+    assert_eq!(owner.collect(LINK, |slot| counters.load(slot)), Ok(vec![back]));
     let error = holder.accept(&reference).expect_err("was recalled");
     assert_eq!(
         error.to_string(),
@@ -490,7 +532,8 @@ fn a_reference_that_comes_after_its_recall_is_refused() {
     let next = owner.lend(LINK, slice(0, 8), 0..8, "again").expect("the slot is free");
     assert_eq!((next.lease.slot, next.lease.generation), (0, 2));
     drop(holder.accept(&next).expect("is the next"));
-    assert_eq!(owner.collect(LINK, |slot| counters.load(slot)), Ok(vec!["again"]));
+    let back = Returned { handle: "again", is_untouched: false };
+    assert_eq!(owner.collect(LINK, |slot| counters.load(slot)), Ok(vec![back]));
 }
 
 #[test]
