@@ -65,11 +65,7 @@ pub(crate) fn carry_out(
 ) -> Result<(), Failed> {
     if !is_in_batch() {
         // Neither the handle nor the operation is copied: copies would cost time in each call.
-        let result = match comm.plain_group(stream) {
-            Some(group) => group.run(operation),
-            None => comm.group_in(stream)?.run(operation),
-        };
-        return comm.note(result);
+        return comm.with_group(stream, |group| comm.note(group.run(operation)));
     }
     let group = comm.group_in(stream)?;
     CALLS.with_borrow_mut(|calls| calls.calls.push(Call { comm, group, operation }));

@@ -123,8 +123,10 @@ pub unsafe extern "C" fn pleachAllReduce(
             let held = find(comm)?;
             let (data_type, op) = (data_type(datatype)?, reduction(&held, op)?);
             let data = held.registrations.name_one(recvbuff, count, data_type.bytes());
-            // SAFETY: the caller's promise.
-            held.note(held.with_group(|group| unsafe { data.all_reduce(group, data_type, op) }))
+            held.with_group(stream, |group| {
+                // SAFETY: the caller's promise.
+                held.note(unsafe { data.all_reduce(group, data_type, op) })
+            })
         });
     }
     let shape = |_: &Comm| {

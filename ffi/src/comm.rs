@@ -15,7 +15,7 @@ use pleach_vocabulary::{FabricChoice, ReduceOp};
 use crate::batch::expect_no_batch;
 use crate::handles::{Handles, Held};
 use crate::memory::Registrations;
-use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 use crate::types::{
     PREMUL_FIRST, data_type, pleachDataType_t, pleachRedOp_t, pleachScalarHostImmediate,
     pleachScalarResidence_t, premul_sum,
@@ -78,19 +78,18 @@ impl Comm {
         }
     }
 
-    /// The group, where calls are neither in a stream nor under a deadline of this communicator.
+    /// Makes a call in this stream, under the deadline of this communicator.
     #[inline]
-    pub(crate) fn plain_group(&self, stream: *mut c_void) -> Option<&Group> {
-        (stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0).then_some(&self.group)
-    }
-
-    /// Makes a call in no stream, under the deadline of this communicator.
-    #[inline]
-    pub(crate) fn with_group<T>(&self, call: impl FnOnce(&Group) -> T) -> T {
-        match self.timeout_ms.load(Ordering::Relaxed) {
-            0 => call(&self.group),
-            limit => call(&self.group.within(Duration::from_millis(limit))),
+    pub(crate) fn with_group<T>(
+        &self,
+        stream: *mut c_void,
+        call: impl FnOnce(&Group) -> Result<T, Failed>,
+    ) -> Result<T, Failed> {
+        // Most calls need no copy of the group, whose counts would cost each of them time.
+        if stream.is_null() && self.timeout_ms.load(Ordering::Relaxed) == 0 {
+            return call(&self.group);
         }
+        call(&self.group_in(stream)?)
     }
 
     /// The group, with the deadline of this communicator, for a call in this stream.
@@ -155,14 +154,8 @@ unsafe fn read(config: *const pleachConfig_t) -> Result<Option<pleachConfig_t>, 
     if config.is_null() {
         return Ok(None);
     }
-    // SAFETY: every configuration begins with its size.
-    let size = unsafe { config.cast::<usize>().read() };
-    if size < size_of::<pleachConfig_t>() {
-        return Err(Failed::argument(format!(
-            "config->size is {size}, not {}; begin with PLEACH_CONFIG_INITIALIZER",
-            size_of::<pleachConfig_t>()
-        )));
-    }
+    // SAFETY: the caller's promise.
+    unsafe { struct_size(config, "config", "PLEACH_CONFIG_INITIALIZER") }?;
     // SAFETY: it is as long as its size says.
     Ok(Some(unsafe { *config }))
 }
@@ -360,11 +353,13 @@ pub unsafe extern "C" fn pleachCommSplit(
         };
         // Keys below zero come first.
         let key = (key as u32) ^ (1 << 31);
-        let split = held.with_group(|group| group.split(colour, key)).map_err(|error| {
-            if let SplitError::Collective(error) = &error {
-                held.keep(error);
-            }
-            Failed::from(error)
+        let split = held.with_group(std::ptr::null_mut(), |group| {
+            group.split(colour, key).map_err(|error| {
+                if let SplitError::Collective(error) = &error {
+                    held.keep(error);
+                }
+                Failed::from(error)
+            })
         });
         if let Some(mut group) = split? {
             if timeout_ms != 0 {

@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_int};
 use pleach_collectives::engine::FaultKind;
 
 use crate::comm::{find, pleachComm_t};
-use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::result::{guarded, pleachResult_t, struct_size};
 
 /// Nothing has failed.
 pub const pleachFailureNone: c_int = 0;
@@ -75,14 +75,8 @@ pub unsafe extern "C" fn pleachCommGetFailure(
     failure: *mut pleachFailure_t,
 ) -> pleachResult_t {
     guarded(|| {
-        // SAFETY: the caller's promise; only its size is looked at before the size is known.
-        let size = *unsafe { out(failure.cast::<usize>(), "failure") }?;
-        if size < size_of::<pleachFailure_t>() {
-            return Err(Failed::argument(format!(
-                "failure->size is {size}, not {}; begin with PLEACH_FAILURE_INITIALIZER",
-                size_of::<pleachFailure_t>()
-            )));
-        }
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(failure, "failure", "PLEACH_FAILURE_INITIALIZER") }?;
         let comm = find(comm)?;
         let mut found = pleachFailure_t {
             size,

@@ -153,6 +153,23 @@ pub(crate) unsafe fn input<T: Copy>(pointer: *const T, name: &str) -> Result<T, 
     unsafe { pointer.as_ref() }.copied().ok_or_else(|| Failed::argument(format!("{name} is NULL")))
 }
 
+/// The size that a struct of the caller says it has: at least that of the struct.
+///
+/// # Safety
+///
+/// `given` is null, or points to a struct that begins with its size, and the size is true.
+pub(crate) unsafe fn struct_size<T>(given: *const T, name: &str, initializer: &str) -> Result<usize, Failed> {
+    // SAFETY: the caller's promise. Only the size is read before the size is known.
+    let size = unsafe { input(given.cast::<usize>(), name) }?;
+    if size < size_of::<T>() {
+        return Err(Failed::argument(format!(
+            "{name}->size is {size}, not {}; begin with {initializer}",
+            size_of::<T>()
+        )));
+    }
+    Ok(size)
+}
+
 /// Stores the version of the library: 10000 * major + 100 * minor + patch.
 ///
 /// Ownership: `version` is NULL or points to an int. Threads: any. Blocks: no.

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 
 use crate::comm::{find, pleachComm_t};
-use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 
 /// How late a peer has made its calls, seen from this rank. Begin with
 /// PLEACH_ARRIVAL_SKEW_INITIALIZER, which sets `size`.
@@ -42,14 +42,8 @@ pub unsafe extern "C" fn pleachCommGetArrivalSkew(
     skew: *mut pleachArrivalSkew_t,
 ) -> pleachResult_t {
     guarded(|| {
-        // SAFETY: the caller's promise; only its size is looked at before the size is known.
-        let size = *unsafe { out(skew.cast::<usize>(), "skew") }?;
-        if size < size_of::<pleachArrivalSkew_t>() {
-            return Err(Failed::argument(format!(
-                "skew->size is {size}, not {}; begin with PLEACH_ARRIVAL_SKEW_INITIALIZER",
-                size_of::<pleachArrivalSkew_t>()
-            )));
-        }
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(skew, "skew", "PLEACH_ARRIVAL_SKEW_INITIALIZER") }?;
         let report = find(comm)?.group.report();
         let found = report.peers.iter().find(|known| i64::from(known.rank) == i64::from(peer));
         let found = found.ok_or_else(|| Failed::argument(format!("peer is {peer}; take another rank")))?;

@@ -28,7 +28,7 @@ use self::inbox::Inbox;
 use crate::batch::expect_no_batch;
 use crate::comm::{configured, pleachConfig_t};
 use crate::handles::{Handles, Held};
-use crate::result::{Failed, guarded, out, pleachResult_t};
+use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
 use crate::unique_id::{pleachUniqueId, release};
 
 /// A device, which only functions of this library look into.
@@ -525,14 +525,8 @@ pub unsafe extern "C" fn pleachDeviceGetInfo(
     info: *mut pleachDeviceInfo_t,
 ) -> pleachResult_t {
     guarded(|| {
-        // SAFETY: the caller's promise; only its size is looked at before the size is known.
-        let size = *unsafe { out(info.cast::<usize>(), "info") }?;
-        if size < size_of::<pleachDeviceInfo_t>() {
-            return Err(Failed::argument(format!(
-                "info->size is {size}, not {}; begin with PLEACH_DEVICE_INFO_INITIALIZER",
-                size_of::<pleachDeviceInfo_t>()
-            )));
-        }
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(info, "info", "PLEACH_DEVICE_INFO_INITIALIZER") }?;
         let open = find(device)?;
         let mut found = pleachDeviceInfo_t {
             size,
