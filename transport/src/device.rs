@@ -39,6 +39,10 @@
 //!     [`Device::map_read_only`] reach it. A put or an atomic into it ends as one with a bad key
 //!     does (line 8), and [`Device::map`] refuses it. Severing takes it from no peer: its key stays
 //!     good for the others, and the severed peer may go on reading what it has mapped.
+//! 15. Severing one peer takes nothing from other pairs, whatever they have under way, but memory
+//!     that the severed peer could write as well, and that only on a fabric that maps while the
+//!     peer's process has not ended. Memory that was registered for one peer alone
+//!     ([`Device::register_for`]) has a bad key for all others (line 8).
 
 mod error;
 
@@ -49,11 +53,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-pub(crate) use self::error::files_allowed;
 pub use self::error::{
     BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
     SubmitError, TransferError,
 };
+pub(crate) use self::error::{check_only, files_allowed};
 use crate::Rank;
 use crate::auth::Secret;
 use crate::clock::Nanos;
@@ -413,6 +417,14 @@ pub unsafe trait Device: Send {
     /// See [`RegisterError`].
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
 
+    /// As [`Device::register`], for one peer alone, connected or not. A fabric that maps gives the
+    /// memory to no other peer, so that severing others leaves it in place. Line 15.
+    ///
+    /// # Errors
+    ///
+    /// See [`RegisterError`].
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
+
     /// Maps a peer's memory, if [`Reach::maps`]. Line 12.
     ///
     /// # Errors
@@ -438,8 +450,8 @@ pub unsafe trait Device: Send {
 
     /// Starts to sever a peer; `Severed` ends it, in a time bounded by this process's own work,
     /// whatever state the peer is in: not connected, lost, departed or severed. A fabric that maps
-    /// may unmap local regions that peers may write from all peers, also for RDMA; they keep their
-    /// bytes and addresses. Lines 9 and 14.
+    /// may unmap local regions that the peer may write from all peers, also for RDMA; they keep
+    /// their bytes and addresses. Lines 9, 14 and 15.
     fn sever(&mut self, peer: Rank);
 
     /// Starts a transfer, and ends it if that takes no waiting. Never blocks. Lines 2, 3, 5, 6 and

@@ -100,6 +100,9 @@ unsafe impl Device for Interrupted {
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         self.inner.register(memory)
     }
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        self.inner.register_for(peer, memory)
+    }
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
         self.inner.map(peer, slice)
     }

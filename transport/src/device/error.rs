@@ -419,6 +419,14 @@ pub enum RegisterError {
         /// The fabric.
         fabric: &'static str,
     },
+    /// A rank outside the world, or this one.
+    #[error("rank {peer} is not a peer of rank {own}; register memory for a rank that is one, or for all")]
+    Peer {
+        /// The rank that was given.
+        peer: Rank,
+        /// This rank.
+        own: Rank,
+    },
     /// The fabric's table of regions is full.
     #[error("{fabric} has {regions} regions already; drop some, or register larger ones")]
     TooMany {
@@ -439,6 +447,14 @@ pub enum RegisterError {
         #[source]
         source: std::io::Error,
     },
+}
+
+/// For backends: whether the only peer that memory is registered for exists.
+pub(crate) fn check_only(only: Option<Rank>, own: Rank, world_size: u32) -> Result<(), RegisterError> {
+    match only {
+        Some(peer) if peer == own || peer >= world_size => Err(RegisterError::Peer { peer, own }),
+        _ => Ok(()),
+    }
 }
 
 /// Why a peer's memory was not mapped.

@@ -214,6 +214,42 @@ impl HybridDevice {
         })
     }
 
+    /// Registers memory, for one peer or for all.
+    fn register_only(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        only: Option<Rank>,
+    ) -> Result<Region, RegisterError> {
+        match &mut self.network {
+            // The network device would read it as host memory.
+            NetworkDevice::Tcp(_) if memory.space() != Space::Host => {
+                Err(RegisterError::Space { fabric: self.info.fabric, space: memory.space() })
+            }
+            NetworkDevice::Tcp(tcp) => {
+                let region = match only {
+                    None => self.shm.register(memory)?,
+                    Some(peer) => self.shm.register_for(peer, memory)?,
+                };
+                tcp.adopt(&region, only);
+                Ok(region)
+            }
+            NetworkDevice::Verbs(verbs) => {
+                // The regions of the cache are for all.
+                if only.is_none()
+                    && let Some(region) = self.cache.find(&*memory)
+                {
+                    return Ok(region);
+                }
+                let adopt = |slot| verbs.adopt(&memory, slot, only);
+                let region = self.shm.register_as(Arc::clone(&memory), only, adopt)?;
+                if only.is_none() {
+                    self.cache.add(&region);
+                }
+                Ok(region)
+            }
+        }
+    }
+
     /// The device that connects `peer`; the network device, which refuses an invalid rank.
     fn to(&self, peer: Rank) -> &dyn Device {
         match self.peer_fabrics.get(peer as usize) {
@@ -238,25 +274,11 @@ unsafe impl Device for HybridDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        match &mut self.network {
-            // The network device would read it as host memory.
-            NetworkDevice::Tcp(_) if memory.space() != Space::Host => {
-                Err(RegisterError::Space { fabric: self.info.fabric, space: memory.space() })
-            }
-            NetworkDevice::Tcp(tcp) => {
-                let region = self.shm.register(memory)?;
-                tcp.adopt(&region);
-                Ok(region)
-            }
-            NetworkDevice::Verbs(verbs) => {
-                if let Some(region) = self.cache.find(&*memory) {
-                    return Ok(region);
-                }
-                let region = self.shm.register_as(Arc::clone(&memory), |slot| verbs.adopt(&memory, slot))?;
-                self.cache.add(&region);
-                Ok(region)
-            }
-        }
+        self.register_only(memory, None)
+    }
+
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        self.register_only(memory, Some(peer))
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
@@ -281,9 +303,8 @@ unsafe impl Device for HybridDevice {
     fn sever(&mut self, peer: Rank) {
         if let (Some(PeerFabric::Shm), NetworkDevice::Verbs(verbs)) =
             (self.peer_fabrics.get(peer as usize), &mut self.network)
-            && self.shm.takes_memory_to_sever(peer)
         {
-            verbs.withdraw();
+            verbs.withdraw(&self.shm.taken_with(peer));
             self.cache.clear();
         }
         self.to_mut(peer).sever(peer);

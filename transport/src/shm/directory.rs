@@ -1,9 +1,9 @@
 //! This rank's regions, and the peers that they are announced to. Behind one mutex, never on the
 //! data path; nothing under it blocks.
 //!
-//! **Invariant:** every region that lives long enough is announced to every peer, before any
-//! message that is posted after its registration. The queue of a peer is bounded: a slot is listed
-//! once however often it changes.
+//! **Invariant:** every region that lives long enough is announced to every peer that it is for,
+//! before any message that is posted after its registration, and to no other peer. The queue of a
+//! peer is bounded: a slot is listed once however often it changes.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -24,8 +24,21 @@ use crate::region::RegionKey;
 pub(crate) struct Entry {
     pub(crate) key: RegionKey,
     pub(crate) memory: Arc<dyn Memory>,
+    /// The only peer that it is for.
+    only: Option<Rank>,
     /// Detached from all peers.
     pub(crate) detached: bool,
+}
+
+impl Entry {
+    fn is_for(&self, peer: Rank) -> bool {
+        self.only.is_none_or(|only| only == peer)
+    }
+
+    /// Whether severing the peer takes the memory.
+    fn is_taken_with(&self, peer: Rank) -> bool {
+        !self.detached && self.is_for(peer) && self.memory.peers_may_write()
+    }
 }
 
 /// Slots that a peer must be told about.
@@ -41,8 +54,8 @@ struct ChangedSlots {
 pub(crate) struct Directory {
     entries: Vec<Option<Entry>>,
     free: Vec<u16>,
-    /// Released memory that peers may still have mapped.
-    former: Vec<Weak<dyn Memory>>,
+    /// Released memory that peers may still have mapped, all or one.
+    former: Vec<(Weak<dyn Memory>, Option<Rank>)>,
     peers: Vec<ChangedSlots>,
 }
 
@@ -74,43 +87,69 @@ impl Directory {
         self.free.push(slot);
     }
 
-    /// Enters the memory under this key, which names a reserved slot; lists it for all peers.
-    pub(crate) fn insert(&mut self, memory: Arc<dyn Memory>, key: RegionKey, keys: &KeyTable) {
+    /// Enters the memory under this key, which names a reserved slot; lists it for all peers, or
+    /// for the only one that it is for.
+    pub(crate) fn insert(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        key: RegionKey,
+        only: Option<Rank>,
+        keys: &KeyTable,
+    ) {
         let slot = super::link::slot_of(key);
-        self.entries[usize::from(slot)] = Some(Entry { key, memory, detached: false });
-        keys.store(slot, key);
-        self.list_for_all(slot);
+        self.entries[usize::from(slot)] = Some(Entry { key, memory, only, detached: false });
+        keys.store(key, only);
+        self.list(slot, only);
     }
 
-    /// Revokes the key, and lists it for all peers. The caller drops the entry without the lock.
+    /// Revokes the key, and lists it for its peers. The caller drops the entry without the lock.
     pub(crate) fn remove(&mut self, key: RegionKey, keys: &KeyTable) -> Option<Entry> {
         let slot = super::link::slot_of(key);
         let place = self.entries.get_mut(usize::from(slot))?;
         let entry = place.take_if(|entry| entry.key == key)?;
-        keys.store(slot, RegionKey::NONE);
+        keys.clear(slot);
         self.free.push(slot);
-        self.former.retain(|memory| memory.strong_count() > 0);
+        self.former.retain(|(memory, _)| memory.strong_count() > 0);
         if !entry.detached && entry.memory.peers_may_write() {
-            self.former.push(Arc::downgrade(&entry.memory));
+            self.former.push((Arc::downgrade(&entry.memory), entry.only));
         }
-        self.list_for_all(slot);
+        self.list(slot, entry.only);
         Some(entry)
     }
 
-    /// Revokes the keys of all memory that peers may write; returns that memory, as they may have
-    /// it mapped.
-    pub(crate) fn detach_all(&mut self, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
-        let mut memories: Vec<_> = self.former.drain(..).filter_map(|memory| memory.upgrade()).collect();
+    /// Revokes the keys of all memory that the peer may write; returns that memory, as the peer may
+    /// have it mapped.
+    pub(crate) fn detach_from(&mut self, peer: Rank, keys: &KeyTable) -> Vec<Arc<dyn Memory>> {
+        let mut memories = self.former_of(peer);
+        self.former.retain(|(_, only)| only.is_some_and(|only| only != peer));
         for slot in 0..self.entries.len() as u16 {
             let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
-            if !entry.detached && entry.memory.peers_may_write() {
+            if entry.is_taken_with(peer) {
                 entry.detached = true;
-                keys.store(slot, RegionKey::NONE);
+                keys.clear(slot);
                 memories.push(entry.memory.clone());
-                self.list_for_all(slot);
+                let only = entry.only;
+                self.list(slot, only);
             }
         }
         memories
+    }
+
+    /// The keys that severing the peer revokes: also those of other regions of the same pages.
+    pub(crate) fn taken_with(&self, peer: Rank) -> Vec<RegionKey> {
+        let entries = || self.entries.iter().flatten();
+        let mut memories = self.former_of(peer);
+        memories
+            .extend(entries().filter(|entry| entry.is_taken_with(peer)).map(|entry| entry.memory.clone()));
+        let shares = |entry: &Entry| memories.iter().any(|memory| share_pages(&entry.memory, memory));
+        let is_taken = |entry: &&Entry| !entry.detached && (entry.is_taken_with(peer) || shares(entry));
+        entries().filter(is_taken).map(|entry| entry.key).collect()
+    }
+
+    /// Released memory that the peer may still have mapped.
+    fn former_of(&self, peer: Rank) -> Vec<Arc<dyn Memory>> {
+        let former = self.former.iter().filter(|(_, only)| only.is_none_or(|only| only == peer));
+        former.filter_map(|(memory, _)| memory.upgrade()).collect()
     }
 
     /// Revokes the keys of the memory, if it is registered here: another device of this process
@@ -120,17 +159,19 @@ impl Directory {
             let Some(entry) = &mut self.entries[usize::from(slot)] else { continue };
             if !entry.detached && share_pages(&entry.memory, memory) {
                 entry.detached = true;
-                keys.store(slot, RegionKey::NONE);
-                self.list_for_all(slot);
+                keys.clear(slot);
+                let only = entry.only;
+                self.list(slot, only);
             }
         }
     }
 
-    /// Lists all regions for a peer, which is connected now.
+    /// Lists all its regions for a peer, which is connected now.
     pub(crate) fn open(&mut self, peer: Rank) {
         self.peers[peer as usize].is_open = true;
         for slot in 0..self.entries.len() as u16 {
-            if self.entries[usize::from(slot)].as_ref().is_some_and(|entry| !entry.detached) {
+            let entry = self.entries[usize::from(slot)].as_ref();
+            if entry.is_some_and(|entry| !entry.detached && entry.is_for(peer)) {
                 self.peers[peer as usize].list(slot);
             }
         }
@@ -152,11 +193,13 @@ impl Directory {
     }
 
     /// Sends the state of all listed slots to a peer.
-    pub(crate) fn send_listed(&mut self, peer: Rank, send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
-        let peer = &mut self.peers[peer as usize];
+    pub(crate) fn send_listed(&mut self, rank: Rank, send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
+        let peer = &mut self.peers[rank as usize];
         while let Some(&slot) = peer.slots.front() {
             let entry = self.entries.get(usize::from(slot)).and_then(Option::as_ref);
-            match entry.filter(|entry| !entry.detached).and_then(|entry| announce(slot, entry)) {
+            // The slot may have a region for another peer by now.
+            let entry = entry.filter(|entry| !entry.detached && entry.is_for(rank));
+            match entry.and_then(|entry| announce(slot, entry)) {
                 Some((message, file)) => send(&message.encode(), &[file])?,
                 None => send(&RegionMessage::Revoke { slot }.encode(), &[])?,
             }
@@ -166,9 +209,12 @@ impl Directory {
         Ok(())
     }
 
-    fn list_for_all(&mut self, slot: u16) {
-        for peer in self.peers.iter_mut().filter(|peer| peer.is_open) {
-            peer.list(slot);
+    /// Lists a slot for all peers, or for the only one that it is for.
+    fn list(&mut self, slot: u16, only: Option<Rank>) {
+        for (rank, peer) in (0..).zip(&mut self.peers).filter(|(_, peer)| peer.is_open) {
+            if only.is_none_or(|only| only == rank) {
+                peer.list(slot);
+            }
         }
     }
 }
@@ -200,5 +246,69 @@ pub(crate) fn file_of(memory: &dyn Memory) -> Option<(BorrowedFd<'_>, u64)> {
     match memory.share() {
         Share::File { file, offset } => Some((file, offset)),
         Share::Private => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::SharedMemory;
+    use crate::shm::link::OwnMemory;
+
+    /// The messages and numbers of files that a peer is sent.
+    fn sent_to(directory: &mut Directory, peer: Rank) -> Vec<(RegionMessage, usize)> {
+        let mut sent = Vec::new();
+        let mut send = |bytes: &[u8], files: &[BorrowedFd<'_>]| {
+            sent.push((RegionMessage::decode(bytes).expect("its own"), files.len()));
+            Ok(())
+        };
+        directory.send_listed(peer, &mut send).expect("nothing fails");
+        sent
+    }
+
+    #[test]
+    fn a_region_for_one_peer_is_sent_to_no_other_also_where_its_slot_had_a_region_for_that_one() {
+        let own = OwnMemory::new().expect("memory");
+        let mut directory = Directory::new(4);
+        for peer in 1..4 {
+            directory.open(peer);
+        }
+        let slot = directory.reserve().expect("it is empty");
+        let keys = [1, 2].map(|number: u64| RegionKey(number << 16 | u64::from(slot)));
+        directory.insert(SharedMemory::new(64).expect("memory"), keys[0], Some(1), &own.keys);
+        assert!(own.keys.is_for(keys[0], 1) && !own.keys.is_for(keys[0], 2));
+        drop(directory.remove(keys[0], &own.keys));
+        assert_eq!(directory.reserve(), Some(slot));
+        directory.insert(SharedMemory::new(64).expect("memory"), keys[1], Some(2), &own.keys);
+        assert!(own.keys.is_for(keys[1], 2) && !own.keys.is_for(keys[1], 1));
+        assert_eq!(sent_to(&mut directory, 1), [(RegionMessage::Revoke { slot }, 0)]);
+        let announcement = RegionMessage::Announce { slot, key: keys[1], offset: 0, len: 64 };
+        assert_eq!(sent_to(&mut directory, 2), [(announcement, 1)]);
+        assert_eq!(sent_to(&mut directory, 3), []);
+        // Also a peer that comes later.
+        directory.close(3);
+        directory.open(3);
+        assert!(!directory.has_listed(3));
+    }
+
+    #[test]
+    fn severing_a_peer_takes_what_it_could_write_and_what_shares_pages_with_it() {
+        let own = OwnMemory::new().expect("memory");
+        let mut directory = Directory::new(3);
+        let enter = |directory: &mut Directory, memory: &Arc<SharedMemory>, only| {
+            let slot = directory.reserve().expect("room");
+            let key = RegionKey(1 << 16 | u64::from(slot));
+            directory.insert(memory.clone(), key, only, &own.keys);
+            key
+        };
+        let [shared, first, second] = [(); 3].map(|()| SharedMemory::new(64).expect("memory"));
+        let (all, of_one) = (enter(&mut directory, &shared, None), enter(&mut directory, &first, Some(1)));
+        let (of_two, same) =
+            (enter(&mut directory, &second, Some(2)), enter(&mut directory, &first, Some(2)));
+        assert_eq!(directory.taken_with(1), [all, of_one, same]);
+        assert_eq!(directory.taken_with(2), [all, of_one, of_two, same]);
+        assert_eq!(directory.detach_from(1, &own.keys).len(), 2);
+        assert!(own.keys.holds(of_two) && !own.keys.holds(all) && !own.keys.holds(of_one));
+        assert_eq!(directory.taken_with(1), []);
     }
 }

@@ -10,8 +10,10 @@
 //! through a mapping of it no peer changes a byte.
 //!
 //! No peer takes part, so it does not matter whether the peer runs, is stopped, or is continued
-//! later. Memory that any peer may have mapped is detached from all of them, because pages cannot
-//! be taken from one process alone. A write makes a page private; `poll` does this part by part.
+//! later. Memory that the peer may have mapped is detached from all peers, because pages cannot be
+//! taken from one process alone. Memory for other peers stays
+//! ([`register_for`](crate::device::Device::register_for)). A write makes a page private; `poll`
+//! does this part by part.
 //!
 //! **Memory stays bounded.** When a part is private its part of the file is emptied (a hole is
 //! punched), so that at most one part is stored twice. Only files that only devices map are emptied

@@ -10,6 +10,7 @@ use std::{io, slice};
 use rustix::fs::SealFlags;
 
 use super::mapping::{Access, Mapping, check};
+use crate::Rank;
 use crate::cuda::{CudaError, Gpu, GpuId, ImportedMemory};
 use crate::device::{LossCause, ProtocolViolation};
 use crate::memory::{prefer_own_node, seal, sealed_file, unsealed_file};
@@ -26,7 +27,8 @@ const PAIR_FILES: usize = 4;
 /// a process by default (`vm.max_map_count`).
 pub(crate) const REGIONS_MAX: usize = 16_384;
 
-const KEY_TABLE_BYTES: usize = REGIONS_MAX * size_of::<u64>();
+/// A key and the peer that it is for, for each slot.
+const KEY_TABLE_BYTES: usize = REGIONS_MAX * (size_of::<u64>() + size_of::<u32>());
 const WAKE_PAGE_BYTES: usize = 64;
 const SIGNAL_SLOT_BYTES: usize = size_of::<SignalLine>();
 
@@ -78,15 +80,40 @@ impl KeyTable {
         words.get(usize::from(slot))
     }
 
+    /// The peer that the key of a slot is for, plus one; zero: all. Relaxed, as the keys: a peer
+    /// learns of a key by a message, which orders both.
+    fn only(&self, slot: u16) -> Option<&AtomicU32> {
+        // SAFETY: as many aligned words follow the keys, and are only ever accessed atomically.
+        let words = unsafe {
+            let first = self.0.base().as_ptr().cast::<AtomicU64>().add(REGIONS_MAX);
+            slice::from_raw_parts(first.cast::<AtomicU32>(), REGIONS_MAX)
+        };
+        words.get(usize::from(slot))
+    }
+
+    /// Whether a valid key is for this peer of the owner.
+    pub(crate) fn is_for(&self, key: RegionKey, peer: Rank) -> bool {
+        let only = self.only(slot_of(key)).map_or(0, |word| word.load(Ordering::Relaxed));
+        only == 0 || only - 1 == peer
+    }
+
     /// Whether the key is valid. Relaxed: orders nothing else (and the page may be read-only here).
     pub(crate) fn holds(&self, key: RegionKey) -> bool {
         key != RegionKey::NONE
             && self.slot(slot_of(key)).is_some_and(|word| word.load(Ordering::Relaxed) == key.0)
     }
 
-    /// For the owner: from now on this key, or none, is valid in the slot.
-    pub(crate) fn store(&self, slot: u16, key: RegionKey) {
+    /// For the owner: from now on no key is valid in the slot.
+    pub(crate) fn clear(&self, slot: u16) {
         if let Some(word) = self.slot(slot) {
+            word.store(RegionKey::NONE.0, Ordering::Relaxed);
+        }
+    }
+
+    /// For the owner: from now on this key is valid in its slot, for one peer or for all.
+    pub(crate) fn store(&self, key: RegionKey, only: Option<Rank>) {
+        if let (Some(word), Some(peer)) = (self.slot(slot_of(key)), self.only(slot_of(key))) {
+            peer.store(only.map_or(0, |peer| peer + 1), Ordering::Relaxed);
             word.store(key.0, Ordering::Relaxed);
         }
     }

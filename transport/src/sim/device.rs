@@ -10,6 +10,7 @@ use crate::clock::Nanos;
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
     PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource,
+    check_only,
 };
 use crate::memory::{Memory, Share};
 use crate::region::{Mapped, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice};
@@ -100,6 +101,36 @@ impl SimDevice {
         Ok(())
     }
 
+    /// Registers memory, for one peer or for all.
+    fn register_only(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        only: Option<Rank>,
+    ) -> Result<Region, RegisterError> {
+        // As on shared memory, memory must be mappable by the others.
+        let is_shareable = matches!(memory.share(), Share::File { .. });
+        let rank = self.rank;
+        let key = self.world.with(|state| {
+            if state.maps && !is_shareable {
+                return None;
+            }
+            let key = RegionKey(state.keys.bits().max(1));
+            let wait = state.random_delay();
+            state.event("register", &[u64::from(rank), memory.len() as u64]);
+            if state.maps {
+                state.after(wait, SimEvent::Announce(rank));
+                state.hold_messages_back(rank, state.now + wait);
+            }
+            // Nobody owns a dead rank's memory.
+            if !state.ranks[rank as usize].dead {
+                self.table.insert(memory.clone(), key, only, state.now + wait);
+            }
+            Some(key)
+        });
+        let key = key.ok_or(RegisterError::NotShareable { fabric: FABRIC })?;
+        Ok(Region::new(memory, key, self.registry.clone()))
+    }
+
     /// A peer's region, and this rank's mapping of it.
     fn alias(&self, peer: Rank, slice: &RemoteSlice) -> Result<(Region, Arc<Alias>), MapError> {
         let rank = self.rank;
@@ -113,7 +144,7 @@ impl SimDevice {
                 return Err(MapError::Disconnected { peer });
             }
             let unknown = MapError::Unknown { peer, key: slice.key };
-            let Some(region) = state.ranks[peer as usize].table.announced(slice.key, state.now) else {
+            let Some(region) = state.ranks[peer as usize].table.announced(slice.key, rank, state.now) else {
                 return Err(unknown);
             };
             let known =
@@ -170,28 +201,12 @@ unsafe impl Device for SimDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        // As on shared memory, memory must be mappable by the others.
-        let is_shareable = matches!(memory.share(), Share::File { .. });
-        let rank = self.rank;
-        let key = self.world.with(|state| {
-            if state.maps && !is_shareable {
-                return None;
-            }
-            let key = RegionKey(state.keys.bits().max(1));
-            let wait = state.random_delay();
-            state.event("register", &[u64::from(rank), memory.len() as u64]);
-            if state.maps {
-                state.after(wait, SimEvent::Announce(rank));
-                state.hold_messages_back(rank, state.now + wait);
-            }
-            // Nobody owns a dead rank's memory.
-            if !state.ranks[rank as usize].dead {
-                self.table.insert(memory.clone(), key, state.now + wait);
-            }
-            Some(key)
-        });
-        let key = key.ok_or(RegisterError::NotShareable { fabric: FABRIC })?;
-        Ok(Region::new(memory, key, self.registry.clone()))
+        self.register_only(memory, None)
+    }
+
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        check_only(Some(peer), self.rank, self.world.with(|state| state.ranks.len() as u32))?;
+        self.register_only(memory, Some(peer))
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {

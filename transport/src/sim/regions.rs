@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use crate::Rank;
 use crate::clock::Nanos;
 use crate::memory::Memory;
 use crate::mutex::lock;
@@ -21,8 +22,16 @@ struct Registered {
     /// A second region over the same memory, for transfers of peers. It is not the owner's handle,
     /// so it does not keep the key alive.
     peer_region: Region,
+    /// The only peer that it is for.
+    only: Option<Rank>,
     /// When peers know the key.
     announced_at: Nanos,
+}
+
+impl Registered {
+    fn is_for(&self, peer: Rank) -> bool {
+        self.only.is_none_or(|only| only == peer)
+    }
 }
 
 /// The registry of regions that are in no table.
@@ -45,14 +54,21 @@ impl RegionTable {
         lock(&self.regions)
     }
 
-    pub(super) fn insert(&self, memory: Arc<dyn Memory>, key: RegionKey, announced_at: Nanos) {
+    pub(super) fn insert(
+        &self,
+        memory: Arc<dyn Memory>,
+        key: RegionKey,
+        only: Option<Rank>,
+        announced_at: Nanos,
+    ) {
         let peer_region = Region::new(memory, key, Arc::new(Unregistered));
-        self.lock().insert(key, Registered { peer_region, announced_at });
+        self.lock().insert(key, Registered { peer_region, only, announced_at });
     }
 
     /// The slice that a peer names to access it so, if it exists and the peer may.
-    pub(super) fn find(&self, remote: &RemoteSlice, kind: AccessKind) -> Option<Slice> {
-        let region = self.lock().get(&remote.key)?.peer_region.clone();
+    pub(super) fn find(&self, remote: &RemoteSlice, peer: Rank, kind: AccessKind) -> Option<Slice> {
+        let region =
+            self.lock().get(&remote.key).filter(|registered| registered.is_for(peer))?.peer_region.clone();
         if kind != AccessKind::Read && !region.memory().peers_may_write() {
             return None;
         }
@@ -61,10 +77,10 @@ impl RegionTable {
         region.slice(start..end).ok()
     }
 
-    /// The region of this key, if it is announced by `now`.
-    pub(super) fn announced(&self, key: RegionKey, now: Nanos) -> Option<Region> {
+    /// The region of this key, if it is announced to this peer by `now`.
+    pub(super) fn announced(&self, key: RegionKey, peer: Rank, now: Nanos) -> Option<Region> {
         let regions = self.lock();
-        let registered = regions.get(&key)?;
+        let registered = regions.get(&key).filter(|registered| registered.is_for(peer))?;
         (registered.announced_at <= now).then(|| registered.peer_region.clone())
     }
 

@@ -201,13 +201,14 @@ impl State {
     pub(super) fn depart(&mut self, number: TransferNumber) {
         let Some(active) = self.transfers.find(&number) else { return };
         let (sender, receiver, peer) = (active.sender(), active.receiver(), active.peer);
-        let (over, remote, kind) = (active.over, active.remote().copied(), active.remote_access());
+        let (over, submitter) = (active.over, active.submitter);
+        let (remote, kind) = (active.remote().copied(), active.remote_access());
         if over || self.drop_if_cut(number) {
             return;
         }
         self.event("depart", &[number.0]);
         if let Some(remote) = remote
-            && self.ranks[peer as usize].table.find(&remote, kind).is_none()
+            && self.ranks[peer as usize].table.find(&remote, submitter, kind).is_none()
         {
             return self.refuse(number, remote.key);
         }
@@ -323,7 +324,7 @@ impl State {
             let actor = Actor::Transfer(number, submitter);
             let table = &self.ranks[peer as usize].table;
             let kind = active.remote_access();
-            let Some(whole) = active.remote().and_then(|remote| table.find(remote, kind)) else {
+            let Some(whole) = active.remote().and_then(|remote| table.find(remote, submitter, kind)) else {
                 return false;
             };
             let Ok(there) = whole.slice(piece.clone()) else { return false };
@@ -362,7 +363,8 @@ impl State {
 
     pub(super) fn arrive(&mut self, number: TransferNumber) {
         let Some(active) = self.transfers.find(&number) else { return };
-        let (first, left, peer) = (!active.arrived, active.pieces.len(), active.peer);
+        let (first, left) = (!active.arrived, active.pieces.len());
+        let (submitter, peer) = (active.submitter, active.peer);
         let (remote, kind) = (active.remote().copied(), active.remote_access());
         if active.over || self.drop_if_cut(number) {
             return;
@@ -378,7 +380,8 @@ impl State {
             return;
         }
         // The region may have gone since the departure, also when no byte is left to land.
-        let gone = remote.filter(|remote| self.ranks[peer as usize].table.find(remote, kind).is_none());
+        let table = &self.ranks[peer as usize].table;
+        let gone = remote.filter(|remote| table.find(remote, submitter, kind).is_none());
         if let Some(remote) = gone {
             return self.refuse(number, remote.key);
         }
@@ -389,7 +392,6 @@ impl State {
         }
         let Some(active) = self.transfers.find_mut(&number) else { return };
         active.over = true;
-        let (submitter, peer) = (active.submitter, active.peer);
         let reported = active.reported;
         if !reported {
             let back = match active.body {
@@ -431,7 +433,7 @@ impl State {
         let Some(active) = self.transfers.find_mut(&number) else { return };
         let TransferBody::Atomic { word, op } = &active.body else { return };
         let (submitter, peer, word, op) = (active.submitter, active.peer, *word, *op);
-        let slice = self.ranks[peer as usize].table.find(&word, AccessKind::Atomic);
+        let slice = self.ranks[peer as usize].table.find(&word, submitter, AccessKind::Atomic);
         let Some(slice) = slice.filter(|slice| (slice.as_ptr() as usize).is_multiple_of(8)) else {
             return self.refuse(number, word.key);
         };

@@ -44,7 +44,7 @@ pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
     PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
-    WakeSource,
+    WakeSource, check_only,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, random_key};
@@ -177,10 +177,26 @@ impl TcpDevice {
         self.registry = registry;
     }
 
-    /// Makes a region of the shared registry reachable by its key.
-    pub(crate) fn adopt(&mut self, region: &Region) {
+    /// Makes a region of the shared registry reachable by its key, for one peer or for all.
+    pub(crate) fn adopt(&mut self, region: &Region, only: Option<Rank>) {
         debug_assert!(region.belongs_to(&self.registry), "released regions are told to the shared registry");
-        self.regions.insert(region);
+        self.regions.insert(region, only);
+    }
+
+    /// Registers memory, for one peer or for all.
+    fn register_only(
+        &mut self,
+        memory: Arc<dyn Memory>,
+        only: Option<Rank>,
+    ) -> Result<Region, RegisterError> {
+        check_only(only, self.info.rank, self.control.world_size())?;
+        match memory.space() {
+            Space::Host => {}
+            space => return Err(RegisterError::Space { fabric: FABRIC, space }),
+        }
+        let region = Region::new(memory, random_key(), Arc::clone(&self.registry));
+        self.regions.insert(&region, only);
+        Ok(region)
     }
 
     /// The descriptor that `arm` returns, always the same.
@@ -335,13 +351,11 @@ unsafe impl Device for TcpDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        match memory.space() {
-            Space::Host => {}
-            space => return Err(RegisterError::Space { fabric: FABRIC, space }),
-        }
-        let region = Region::new(memory, random_key(), Arc::clone(&self.registry));
-        self.regions.insert(&region);
-        Ok(region)
+        self.register_only(memory, None)
+    }
+
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        self.register_only(memory, Some(peer))
     }
 
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {

@@ -383,7 +383,7 @@ impl PairState {
                 if let Some(signal) = &signal {
                     self.check_signal(signal)?;
                 }
-                let place = regions.find(&dst, true);
+                let place = regions.find(&dst, self.peer, true);
                 let end =
                     PutCompletion { signal, wants_answer, refused: place.is_none(), key: dst.key, token };
                 if other_connections == 0 {
@@ -394,7 +394,7 @@ impl PairState {
                 }
             }
             Frame::Piece { dst, token } => {
-                let place = regions.find(&dst, true);
+                let place = regions.find(&dst, self.peer, true);
                 let split = self.splits.iter_mut().find(|split| split.token == token);
                 let split = split.ok_or(ProtocolViolation::UnexpectedAnswer)?;
                 split.end.refused |= place.is_none();
@@ -412,7 +412,7 @@ impl PairState {
                 if usize::from(connection) >= CONNECTIONS {
                     return Err(ProtocolViolation::MalformedFrame);
                 }
-                match regions.find(&src, false) {
+                match regions.find(&src, self.peer, false) {
                     Some(slice) => {
                         let reply = Frame::GetReply { len: src.len, token };
                         self.answer(usize::from(connection), &reply, Body::Slice(slice))?;
@@ -422,7 +422,7 @@ impl PairState {
                 return Ok(None);
             }
             Frame::Atomic { key, offset, op, token } => {
-                let word = regions.find(&RemoteSlice { key, offset, len: 8 }, true);
+                let word = regions.find(&RemoteSlice { key, offset, len: 8 }, self.peer, true);
                 let reply = match word.and_then(|word| word.atomic(op)) {
                     Some(old) => Frame::AtomicReply { old, token },
                     None => Frame::Refused { key, token },

@@ -34,21 +34,28 @@ pub(super) struct Regions {
 struct RegionEntry {
     region: WeakRegion,
     peers_may_write: bool,
+    /// The only peer that it is for.
+    only: Option<Rank>,
     /// Peers that know that the key is valid, and must be told when it is not.
     informed_peers: Vec<Rank>,
 }
 
 impl Regions {
-    pub(super) fn insert(&mut self, region: &Region) {
+    /// Enters a region, for one peer or for all.
+    pub(super) fn insert(&mut self, region: &Region, only: Option<Rank>) {
         let peers_may_write = region.memory().peers_may_write();
-        let entry = RegionEntry { region: region.downgrade(), peers_may_write, informed_peers: Vec::new() };
+        let entry =
+            RegionEntry { region: region.downgrade(), peers_may_write, only, informed_peers: Vec::new() };
         self.by_key.insert(region.key(), entry);
     }
 
     /// The slice that a peer names to write or only to read it, if it may; it keeps the memory
     /// alive.
-    pub(super) fn find(&self, named: &RemoteSlice, writes: bool) -> Option<Slice> {
+    pub(super) fn find(&self, named: &RemoteSlice, peer: Rank, writes: bool) -> Option<Slice> {
         let entry = self.by_key.get(&named.key).filter(|entry| entry.peers_may_write || !writes)?;
+        if entry.only.is_some_and(|only| only != peer) {
+            return None;
+        }
         let region = entry.region.upgrade()?;
         let start = usize::try_from(named.offset).ok()?;
         let end = start.checked_add(usize::try_from(named.len).ok()?)?;

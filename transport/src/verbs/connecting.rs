@@ -15,7 +15,6 @@ use super::Nic;
 use super::cm::{CmState, ListenerAddress};
 use super::pair::Pair;
 use super::pair_error::PairError;
-use super::registered::RegisteredMemory;
 use super::wire::Refusal;
 use super::wire::{Announcement, PairHello, QueuePairHello};
 use super::{ControlMessage, Peer, VerbsDevice};
@@ -127,7 +126,7 @@ impl VerbsDevice {
     /// Announces a region to a peer, or that it is gone. Without the announcement transfers are not
     /// striped.
     fn announce_to(&mut self, peer: Rank, region: RegionKey) {
-        let known = self.regions.get(&region).map(RegisteredMemory::known);
+        let known = self.regions.get(&region).and_then(|registered| registered.known_to(peer));
         let announcement = Announcement { region, known };
         self.send_message(peer, &ControlMessage::Announcement(announcement));
     }

@@ -10,7 +10,7 @@ use crate::Rank;
 use crate::clock::{self, Nanos};
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
-    Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
+    Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource, check_only,
 };
 use crate::memory::Memory;
 use crate::region::{Mapped, ReadOnlyMapped, Region, RemoteSlice};
@@ -27,10 +27,18 @@ unsafe impl Device for VerbsDevice {
         if let Some(region) = self.cache.find(&*memory) {
             return Ok(region);
         }
-        let key = self.list(&memory, None)?;
+        let key = self.list(&memory, None, None)?;
         let region = Region::new(memory, key, Arc::clone(&self.registry));
         self.cache.add(&region);
         Ok(region)
+    }
+
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        check_only(Some(peer), self.info.rank, self.control.world_size())?;
+        // The NIC does not tell peers apart, so others are kept away by not knowing the key. Not in
+        // the cache, whose regions are for all.
+        let key = self.list(&memory, None, Some(peer))?;
+        Ok(Region::new(memory, key, Arc::clone(&self.registry)))
     }
 
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {

@@ -322,25 +322,37 @@ impl VerbsDevice {
 
     /// Registers memory under a key that ends with `slot`; the region of the key belongs to the
     /// shared registry.
-    pub(crate) fn adopt(&mut self, memory: &Arc<dyn Memory>, slot: u16) -> Result<RegionKey, RegisterError> {
-        self.list(memory, Some(slot))
+    pub(crate) fn adopt(
+        &mut self,
+        memory: &Arc<dyn Memory>,
+        slot: u16,
+        only: Option<Rank>,
+    ) -> Result<RegionKey, RegisterError> {
+        self.list(memory, Some(slot), only)
     }
 
-    /// Deregisters all regions that peers may write, because their pages are about to be replaced.
-    /// A peer that still writes there gets an error and loses the pair.
-    pub(crate) fn withdraw(&mut self) {
+    /// Deregisters these regions, because their pages are about to be replaced. A peer that still
+    /// writes there gets an error and loses the pair.
+    pub(crate) fn withdraw(&mut self, keys: &[RegionKey]) {
         self.cache.clear();
-        let withdrawn = self.regions.extract_if(|_, registered| registered.peers_may_write());
-        let keys: Vec<_> = withdrawn.map(|(key, _)| key).collect();
-        keys.into_iter().for_each(|key| self.announce(key));
+        for key in keys {
+            if self.regions.remove(key).is_some() {
+                self.announce(*key);
+            }
+        }
     }
 
-    fn list(&mut self, memory: &Arc<dyn Memory>, slot: Option<u16>) -> Result<RegionKey, RegisterError> {
+    fn list(
+        &mut self,
+        memory: &Arc<dyn Memory>,
+        slot: Option<u16>,
+        only: Option<Rank>,
+    ) -> Result<RegionKey, RegisterError> {
         self.forget_released();
         // GPUs read memory that ranks of this host map.
         let scope = if slot.is_some() { FlushScope::AllDevices } else { FlushScope::Owner };
         let gpu = Gpus::of(&**memory, scope)?;
-        let (key, registered) = RegisteredMemory::new(&self.nics, memory, slot)?;
+        let (key, registered) = RegisteredMemory::new(&self.nics, memory, slot, only)?;
         gpu.into_iter().for_each(|gpu| self.gpus.note(gpu, scope));
         self.regions.insert(key, registered);
         self.announce(key);

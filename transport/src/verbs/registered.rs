@@ -14,6 +14,7 @@ use super::locked_limit;
 use super::objects::MemoryRegion;
 use super::wire::{KeyParts, NICS_MAX, NicKeys, REGION_BYTES_MAX, RemoteRegion};
 use super::{FABRIC, sys};
+use crate::Rank;
 use crate::cuda::CudaMemory;
 use crate::device::{BackendError, RegisterError};
 use crate::memory::{Memory, Space};
@@ -41,7 +42,8 @@ pub(super) struct RegisteredMemory {
     regions: Vec<MemoryRegion>,
     pub(super) local_keys: NicKeys,
     known: RemoteRegion,
-    peers_may_write: bool,
+    /// The only peer that it is for.
+    only: Option<Rank>,
 }
 
 impl RegisteredMemory {
@@ -51,6 +53,7 @@ impl RegisteredMemory {
         nics: &[Nic],
         memory: &Arc<dyn Memory>,
         slot: Option<u16>,
+        only: Option<Rank>,
     ) -> Result<(RegionKey, Self), RegisterError> {
         let bytes = memory.len();
         if bytes as u64 >= REGION_BYTES_MAX {
@@ -70,18 +73,12 @@ impl RegisteredMemory {
         }
         parts.remote_key = remote_keys[0];
         let known = RemoteRegion { bytes: bytes as u64, keys: remote_keys };
-        let peers_may_write = memory.peers_may_write();
-        Ok((RegionKey(parts.encode()), Self { regions, local_keys, known, peers_may_write }))
+        Ok((RegionKey(parts.encode()), Self { regions, local_keys, known, only }))
     }
 
-    /// Whether peers may write it.
-    pub(super) fn peers_may_write(&self) -> bool {
-        self.peers_may_write
-    }
-
-    /// The contents of its announcement.
-    pub(super) fn known(&self) -> RemoteRegion {
-        self.known
+    /// The contents of its announcement to a peer, if it is for that peer.
+    pub(super) fn known_to(&self, peer: Rank) -> Option<RemoteRegion> {
+        self.only.is_none_or(|only| only == peer).then_some(self.known)
     }
 
     /// Its memory region on the first NIC; `None` when it is empty.

@@ -15,7 +15,7 @@ const SIGNAL_SLOT: u16 = 1;
 const LEN: usize = 100_000;
 
 /// Lets rank 1 write to rank 0 as much as its queue takes.
-fn hammer(world: &mut World, source: &Region, target: &Region) {
+pub(crate) fn hammer(world: &mut World, source: &Region, target: &Region) {
     const WRITES: usize = 8;
     let word = target.slice(0..8).expect("inside").remote();
     for number in 0..WRITES {
@@ -33,7 +33,7 @@ fn hammer(world: &mut World, source: &Region, target: &Region) {
     }
 }
 
-fn until_severed(world: &mut World) {
+pub(crate) fn until_severed(world: &mut World) {
     world.until("the fence", |world| world.saw(0, &Event::Severed { peer: 1 }) > 0);
 }
 
@@ -81,7 +81,7 @@ pub(crate) fn the_signal_slots_of_a_severed_peer_change_no_more(backend: Backend
 
 /// Shows that the memory is this rank's alone: it keeps what is written here while `peer` does what
 /// it likes.
-fn check_fenced(world: &mut World, region: &Region, mut peer: impl FnMut(&mut World)) {
+pub(crate) fn check_fenced(world: &mut World, region: &Region, mut peer: impl FnMut(&mut World)) {
     let whole = region.whole();
     let left = whole.to_vec();
     world.watch(&mut peer);

@@ -16,6 +16,7 @@ mod backpressure;
 mod completion;
 mod connect;
 mod fence;
+mod isolation;
 mod keys;
 mod lending;
 mod loss;
@@ -180,6 +181,14 @@ macro_rules! suite {
                 lent_memory_is_mapped_to_be_read
                 a_mapping_to_be_read_shows_any_memory
                 severing_takes_lent_memory_from_nobody
+            }
+            isolation {
+                memory_for_one_peer_is_that_peers_alone
+                memory_is_registered_for_a_peer_that_exists
+                a_key_is_for_its_own_peer_also_where_it_follows_another
+                severing_one_peer_leaves_the_memory_of_others
+                severing_a_peer_that_never_came_leaves_all_memory
+                memory_for_a_severed_peer_is_fenced
             }
             messages {
                 messages_arrive_whole_and_in_order

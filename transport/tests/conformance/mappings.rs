@@ -21,7 +21,7 @@ pub(crate) fn maps(world: &mut World) -> bool {
     maps
 }
 
-fn map(world: &mut World, rank: Rank, peer: Rank, slice: &RemoteSlice) -> Mapped {
+pub(crate) fn map(world: &mut World, rank: Rank, peer: Rank, slice: &RemoteSlice) -> Mapped {
     let mut mapped = None;
     world.until("a region that was announced to be mapped", |world| {
         match world.device(rank).map(peer, slice) {

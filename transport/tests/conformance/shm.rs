@@ -118,6 +118,12 @@ unsafe impl Device for ThroughMappings {
         Ok(region)
     }
 
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        let region = self.device.register_for(peer, memory)?;
+        self.keys.push(region.key());
+        Ok(region)
+    }
+
     fn info(&self) -> &DeviceInfo {
         self.device.info()
     }

@@ -375,6 +375,15 @@ impl World {
         region
     }
 
+    /// New registered memory of a rank for one peer alone, with these bytes.
+    pub(crate) fn region_for(&mut self, rank: Rank, peer: Rank, bytes: &[u8]) -> Region {
+        let memory = self.backend.memory(bytes.len());
+        let region = self.device(rank).register_for(peer, memory).expect("the backend's own memory");
+        self.announce(rank);
+        region.whole().store(bytes);
+        region
+    }
+
     /// New registered memory of a rank that its peers can only read and that holds these bytes.
     pub(crate) fn lent_region_of(&mut self, rank: Rank, bytes: &[u8]) -> Region {
         let memory = LendableMemory::new(bytes.len()).expect("the system gives memory");

@@ -142,6 +142,9 @@ unsafe impl Device for PaperDevice {
     fn register(&mut self, _memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
         Err(RegisterError::NotShareable { fabric: "paper" })
     }
+    fn register_for(&mut self, _peer: Rank, _memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        Err(RegisterError::NotShareable { fabric: "paper" })
+    }
     fn map(&mut self, _peer: Rank, _slice: &RemoteSlice) -> Result<Mapped, MapError> {
         Err(MapError::Unsupported { fabric: "paper" })
     }

@@ -15,6 +15,7 @@ use crate::cuda::CudaMemory;
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError, PostError,
     RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
+    check_only,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -37,9 +38,10 @@ impl ShmDevice {
         has_said_bye && (0..self.shared.world_size).all(|peer| !self.control.has_output(peer))
     }
 
-    /// Whether severing this peer takes memory from all peers.
-    pub(crate) fn takes_memory_to_sever(&self, peer: Rank) -> bool {
-        self.shared.peer_status().may_map(peer)
+    /// The keys of the memory that severing this peer takes from all peers.
+    pub(crate) fn taken_with(&self, peer: Rank) -> Vec<RegionKey> {
+        let may_map = peer < self.shared.world_size && self.shared.peer_status().may_map(peer);
+        if may_map { self.shared.directory().taken_with(peer) } else { Vec::new() }
     }
 
     /// The region of a peer that holds the slice, and the address of the slice.
@@ -56,20 +58,21 @@ impl ShmDevice {
             _ => return Err(MapError::Disconnected { peer }),
         };
         // Looked up with no bytes, so that a range that is too long differs from a wrong key.
-        let region = match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }, false) {
-            RemoteLocation::Mapped(_, region) => region,
-            RemoteLocation::OnGpu(region) => {
-                let imported = region.import(self.copies.gpu());
-                imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
-                    peer,
-                    key: slice.key,
-                    error,
-                })?;
-                region
-            }
-            RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
-            RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
-        };
+        let region =
+            match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }, self.shared.rank, false) {
+                RemoteLocation::Mapped(_, region) => region,
+                RemoteLocation::OnGpu(region) => {
+                    let imported = region.import(self.copies.gpu());
+                    imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
+                        peer,
+                        key: slice.key,
+                        error,
+                    })?;
+                    region
+                }
+                RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
+                RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
+            };
         let Some(address) = region.locate(slice) else {
             let end = slice.offset.saturating_add(slice.len);
             let source = OutOfBounds { start: slice.offset, end, len: region.len() };
@@ -84,13 +87,15 @@ impl ShmDevice {
         Ok((address, region))
     }
 
-    /// Registers memory under the key that `key` returns for its slot. The low bits of the key must
-    /// be the slot's number.
+    /// Registers memory, for one peer or for all, under the key that `key` returns for its slot.
+    /// The low bits of the key must be the slot's number.
     pub(crate) fn register_as(
         &mut self,
         memory: Arc<dyn Memory>,
+        only: Option<Rank>,
         key: impl FnOnce(u16) -> Result<RegionKey, RegisterError>,
     ) -> Result<Region, RegisterError> {
+        check_only(only, self.shared.rank, self.shared.world_size)?;
         check_memory(&memory)?;
         if let Some(memory) = CudaMemory::of(&*memory) {
             let taken = self.copies.take_gpu(memory.gpu());
@@ -101,7 +106,7 @@ impl ShmDevice {
         match key(slot) {
             Ok(key) => {
                 let keys = &self.shared.own.keys;
-                self.shared.change_directory(|directory| directory.insert(memory.clone(), key, keys));
+                self.shared.change_directory(|directory| directory.insert(memory.clone(), key, only, keys));
                 Ok(Region::new(memory, key, self.registry.clone()))
             }
             Err(error) => {
@@ -120,14 +125,11 @@ unsafe impl Device for ShmDevice {
     }
 
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
-        self.register_as(memory, |slot| {
-            let mut key = RegionKey::NONE;
-            // The slot replaces 16 of the 64 random bits; the other bits must not all be zero.
-            while key.0 >> 16 == 0 {
-                key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
-            }
-            Ok(key)
-        })
+        self.register_as(memory, None, |slot| Ok(key_of(slot)))
+    }
+
+    fn register_for(&mut self, peer: Rank, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        self.register_as(memory, Some(peer), |slot| Ok(key_of(slot)))
     }
 
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError> {
@@ -188,7 +190,7 @@ unsafe impl Device for ShmDevice {
         let keys = &self.shared.own.keys;
         let memories = self.shared.change_directory(|directory| {
             directory.close(peer);
-            if may_map { directory.detach_all(keys) } else { Vec::new() }
+            if may_map { directory.detach_from(peer, keys) } else { Vec::new() }
         });
         if !matches!(self.peers[peer as usize].state, State::Lost(_) | State::Departed) {
             self.disconnect(peer, State::Severed, &TransferError::Severed { peer });
@@ -343,6 +345,16 @@ impl Drop for ShmDevice {
             drop(self.shared.peer_status().forget(peer));
         }
     }
+}
+
+/// A new key for a slot.
+fn key_of(slot: u16) -> RegionKey {
+    let mut key = RegionKey::NONE;
+    // The slot replaces 16 of the 64 random bits; the other bits must not all be zero.
+    while key.0 >> 16 == 0 {
+        key = RegionKey(random_key().0 & !0xffff | u64::from(slot));
+    }
+    key
 }
 
 /// Whether peers can map the memory safely, and this rank can detach it from them.
