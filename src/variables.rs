@@ -1,4 +1,18 @@
 //! The environment variables that pleach reads.
+//!
+//! This is the list, not the reader. Each variable is read where its value is used:
+//!
+//! | variables | read in |
+//! | --- | --- |
+//! | rank, world, rendezvous, secret, host, interface | `transport/src/rendezvous/environment.rs` |
+//! | `PLEACH_VERBS_*` | `transport/src/verbs/port.rs` |
+//! | `PLEACH_TUNING` | `schedule/src/tuning/mod.rs` |
+//! | flight recorder, trace, metrics | `collectives/src/observe/settings.rs` |
+//! | `PLEACH_LOG` | `src/cli/log.rs` |
+//!
+//! To add a variable, read it there, add a row to [`VARIABLES`] and the same row to
+//! `docs/environment.md`. `tests/tidy` compares the table, the page and the names in the code. A
+//! default that the code names has a test below.
 
 use std::fmt;
 

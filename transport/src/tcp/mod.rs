@@ -3,7 +3,9 @@
 //! Each pair has a control stream of the [control plane](crate::control), which is read also while
 //! nobody polls, and [`CONNECTIONS`] data connections in each direction, which `poll` itself writes
 //! and reads. Frames ([`frame`]) name region, offset and signal. Data are sent straight out of
-//! registered memory and received straight into it.
+//! registered memory and received straight into it. The target itself raises the signal of a put,
+//! when it has received all bytes of the put (`put_arrived` in `pair.rs`).
+//!
 //! * A connection carries data in one direction only. So closing after a bye never destroys bytes
 //!   that the peer has not read, and the two directions do not share a connection.
 //! * Transfers of [`SPLIT_BYTES_MIN`] and more travel in pieces on all connections. Connection 0
