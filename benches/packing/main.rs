@@ -1,14 +1,14 @@
 //! `cargo bench --bench packing`: how good packings are and how long they take to make.
 //!
-//! A [`Target`](targets::Target) is a topology, the collectives that are packed on it, and the time
-//! that all of them together may take; a [`Finding`](targets::Finding) is what came out. Beside
-//! these, [`servers`] compares every allocation of a server with what other strategies reach, and
-//! [`page`] writes that down.
+//! A [`Target`](targets::Target) is a topology, the collectives that are packed on it, and a time
+//! limit for all of them together. A [`Finding`](targets::Finding) is the result of a target.
+//! Beside these, [`servers`] compares every allocation of a server with what other strategies
+//! reach, and [`page`] writes the comparison down.
 //!
-//! **Invariant:** a rate that is printed was accepted by the checker, which is not part of the
-//! time; where an optimum is demanded, that the rate equals the bound of its certificate is part of
-//! the verdict. This reports and never fails because something is slow; it fails when a packing is
-//! wrong or not as good as it has to be.
+//! **Invariant:** the checker has accepted every rate that is printed; its time is not counted.
+//! Where an optimum is demanded, the rate must also equal the bound of its certificate. The
+//! benchmark never fails because something is slow. It fails when a packing is wrong or not as good
+//! as it has to be.
 
 use std::process::ExitCode;
 
@@ -27,7 +27,7 @@ use targets::{Finding, targets};
     after_help = "Example:\n  cargo bench --bench packing -- --only dgx-a100:2,mi250"
 )]
 struct Arguments {
-    /// Only targets whose names begin so, with commas between
+    /// Only targets whose names begin with one of these, with commas between
     #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
     only: Vec<String>,
     /// How often each target is measured; the median counts

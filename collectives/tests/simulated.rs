@@ -287,8 +287,8 @@ fn time_of_calls_at_once(algorithm: &Algorithm, ranks: u32, count: usize, calls:
     cluster.world.now().since(begun)
 }
 
-/// A rank that had to ask its peers how far they are would take a millisecond for each time its
-/// banks come round.
+/// Many calls at once take no longer than the same calls one by one. If a rank had to ask its peers
+/// how far they are, it would take a millisecond longer each time its banks come round.
 #[test]
 fn calls_under_way_at_once_do_not_wait_for_answers() {
     let cases = [

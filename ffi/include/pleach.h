@@ -730,10 +730,10 @@ pleachResult_t pleachScatterV(const void *sendbuff,
 // pleachCommDestroy or pleachCommAbort. Threads: any. Blocks: until all ranks are there, at
 // most joinTimeoutMs, which is a minute by default.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
-// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
-// needed; pleachInternalError after a mistake of the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
+// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommInitRank(pleachComm_t *comm, int nranks, pleachUniqueId commId, int rank);
 
 // As pleachCommInitRank, with a configuration; NULL takes the defaults.
@@ -744,10 +744,10 @@ pleachResult_t pleachCommInitRank(pleachComm_t *comm, int nranks, pleachUniqueId
 // function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
 // which is a minute by default.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
-// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
-// needed; pleachInternalError after a mistake of the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
+// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
                                         int nranks,
                                         pleachUniqueId commId,
@@ -763,11 +763,10 @@ pleachResult_t pleachCommInitRankConfig(pleachComm_t *comm,
 // function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
 // which is a minute by default.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
-// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
-// time, or the system refuses what is needed; pleachInternalError after a mistake of the
-// library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
+// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
+// communicators exist already; pleachSystemError if the ranks do not meet in time, or the system
+// refuses what is needed; pleachInternalError after a mistake of the library.
 pleachResult_t pleachCommInitFromEnv(pleachComm_t *comm, const pleachConfig_t *config);
 
 // Divides a communicator: the ranks that pass the same colour become one, numbered by their
@@ -904,10 +903,10 @@ pleachResult_t pleachRedOpDestroy(pleachRedOp_t op, pleachComm_t comm);
 // returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
 // minute by default.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
-// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
-// needed; pleachInternalError after a mistake of the library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// between pleachGroupStart and pleachGroupEnd, or if 65536 devices exist already;
+// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
+// pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
                                 int nranks,
                                 pleachUniqueId id,
@@ -923,11 +922,10 @@ pleachResult_t pleachDeviceOpen(pleachDevice_t *device,
 // returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
 // minute by default.
 //
-// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
-// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
-// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
-// time, or the system refuses what is needed; pleachInternalError after a mistake of the
-// library.
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
+// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
+// devices exist already; pleachSystemError if the ranks do not meet in time, or the system refuses
+// what is needed; pleachInternalError after a mistake of the library.
 pleachResult_t pleachDeviceOpenFromEnv(pleachDevice_t *device, const pleachConfig_t *config);
 
 // Closes a device and tells the peers. Peers that still need this rank's memory get errors: let

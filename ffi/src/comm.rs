@@ -220,10 +220,10 @@ unsafe fn timeout_of_part(config: *const pleachConfig_t) -> Result<u64, Failed> 
 /// pleachCommDestroy or pleachCommAbort. Threads: any. Blocks: until all ranks are there, at
 /// most joinTimeoutMs, which is a minute by default.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
-/// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
-/// needed; pleachInternalError after a mistake of the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
+/// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitRank(
     comm: *mut pleachComm_t,
@@ -243,10 +243,10 @@ pub unsafe extern "C" fn pleachCommInitRank(
 /// function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
 /// which is a minute by default.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
-/// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
-/// needed; pleachInternalError after a mistake of the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// between pleachGroupStart and pleachGroupEnd, or if 65536 communicators exist already;
+/// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitRankConfig(
     comm: *mut pleachComm_t,
@@ -286,11 +286,10 @@ pub unsafe extern "C" fn pleachCommInitRankConfig(
 /// function returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs,
 /// which is a minute by default.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
-/// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
-/// time, or the system refuses what is needed; pleachInternalError after a mistake of the
-/// library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
+/// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
+/// communicators exist already; pleachSystemError if the ranks do not meet in time, or the system
+/// refuses what is needed; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachCommInitFromEnv(
     comm: *mut pleachComm_t,

@@ -39,15 +39,17 @@ use crate::topology::{NodeId, Topology};
 #[cfg(test)]
 mod tests;
 
-/// Fewest ranks that are looked at by what looks the same. Fewer have less deep trees when each may
-/// differ.
+/// Fewest ranks that are packed by the symmetry of the topology. The trees of fewer ranks are less
+/// deep when each tree may differ.
 const ALIKE_RANKS_MIN: u32 = 9;
 
-/// The optimum where links carry as much both ways, up to sizes that can be packed exactly;
-/// elsewhere the best of what every link carries both ways, beside the bound of all. With
-/// `trees_per_root`, this many trees of equal weight for each rank on average, since roots are
-/// free; and so with [`MAX_TREES_PER_ROOT`] where the optimum needs more trees than that. `None` if
-/// ranks are joined only by links that lead one way.
+/// Packs all-reduce. If links carry as much both ways, the result is the optimum, up to sizes that
+/// can be packed exactly. Otherwise it is the best packing of the capacity that every link has both
+/// ways. The bound is that of the whole topology in both cases.
+///
+/// With `trees_per_root`, the packing has this many trees of equal weight for each rank on average:
+/// the roots are free. If the optimum needs more than [`MAX_TREES_PER_ROOT`] trees a rank, that is
+/// the number. `None` if ranks are joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -76,9 +78,9 @@ pub(crate) fn pack_all_reduce(topology: &Topology, trees_per_root: Option<u32>) 
     Some(packing(topology, trees, bound, certificate))
 }
 
-/// Reduce-scatter and then all-gather, over the same trees, along which half of what links carry
-/// goes each way. That is optimal only where the ranks are joined evenly; see the facts of the
-/// module. `None` if ranks are joined only by links that lead one way.
+/// Reduce-scatter and then all-gather over the same trees. Half of the capacity of each link goes
+/// each way. The result is optimal only where the ranks are joined evenly. `None` if ranks are
+/// joined only by links that lead one way.
 ///
 /// # Panics
 ///
@@ -99,7 +101,7 @@ pub(crate) fn pack_in_two_phases(topology: &Topology, trees_per_root: Option<u32
     Some(packing(topology, trees, bound, certificate))
 }
 
-/// What can be used both ways beside the bound; `None` if that does not join the ranks.
+/// The capacities that can be used both ways, and the bound; `None` if they do not join the ranks.
 fn usable_pairs(topology: &Topology) -> Option<(LinkPairs, Rate, Certificate)> {
     let pairs = Some(LinkPairs::both_ways(topology)).filter(LinkPairs::are_connected)?;
     let (bound, certificate) = bound(topology);
@@ -113,8 +115,8 @@ fn packing(topology: &Topology, trees: Vec<Tree>, bound: Rate, certificate: Cert
     packing
 }
 
-/// What no all-reduce exceeds: of all partitions and cuts, or of single ranks only where there are
-/// too many links to ask for flows.
+/// The rate that no all-reduce exceeds: the least of all partitions and cuts. Where there are too
+/// many links to compute flows, only single ranks are considered.
 #[must_use]
 pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
     let pairs = LinkPairs::of(topology);
@@ -131,8 +133,8 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
         let parts = strength.parts.iter().map(|part| nodes(part)).collect();
         return (strength.rate * unit, Certificate::Partition { parts });
     }
-    // Two parts are easier to see than many; and with links that differ both ways a set may be left
-    // by less.
+    // A certificate of two parts is easier to check than one of many. If links differ both ways, a
+    // cut may allow less than every partition.
     let certificate = if is_symmetric {
         let others: Vec<usize> = (0..pairs.nodes).filter(|node| !side.contains(node)).collect();
         Certificate::Partition { parts: vec![nodes(&side), nodes(&others)] }
@@ -142,20 +144,20 @@ pub(crate) fn bound(topology: &Topology) -> (Rate, Certificate) {
     (cut * unit, certificate)
 }
 
-/// What goes down the trees over each link, and how much begins at each rank.
+/// The flow down the trees over each link, and the amount that begins at each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Downward {
-    /// From where to where, how much.
+    /// The ends of an arc, and its amount.
     arcs: Vec<(usize, usize, Amount)>,
-    /// By rank.
+    /// By rank: the amount of trees with this root.
     roots: Vec<Amount>,
-    /// How many of these are a unit of the links' capacities.
+    /// This many amounts are one unit of the links' capacities.
     scale: Amount,
 }
 
 impl Downward {
-    /// What reaches this rate in units, which partitions have to allow. Links carry as much both
-    /// ways.
+    /// The flow that reaches this rate, in units, which partitions must allow. Links carry as much
+    /// both ways.
     pub(super) fn new(pairs: &LinkPairs, rate: Rate) -> Self {
         let (truncation, base) = even_base(pairs, rate);
         let roots = roots_of(&base, truncation.price);
@@ -170,14 +172,14 @@ impl Downward {
         downward
     }
 
-    /// Trees that carry as much as goes down, towards their roots.
+    /// Trees that carry the whole downward flow, reversed: towards their roots.
     fn trees(&self, pairs: &LinkPairs) -> Vec<Tree> {
         let packed = extraction::pack(&self.graph(pairs), &self.roots, true).expect("roots reach every rank");
         Forest { unit: Rate::new(1, signed(packed.parts)), trees: packed.trees }.trees(self.unit(pairs), true)
     }
 
-    /// Trees of equal weight, this many for each rank, shared among the roots as evenly as what
-    /// begins there.
+    /// `count` trees of equal weight for each rank. The roots share them in proportion to the
+    /// amounts that begin there.
     fn equal_trees(&self, pairs: &LinkPairs, count: u32) -> Vec<Tree> {
         let counts = in_proportion(&self.roots, Amount::from(count) * self.roots.len() as Amount);
         let graph = self.graph(pairs);
@@ -203,8 +205,8 @@ impl Downward {
     }
 }
 
-/// Whole numbers that sum to `sum` and are to each other as nearly as these: rounded down, those
-/// with the largest rests up.
+/// Whole numbers with the sum `sum`, in proportion to the amounts as nearly as possible. Each is
+/// rounded down; those with the largest remainders are rounded up.
 fn in_proportion(amounts: &[Amount], sum: Amount) -> Vec<Amount> {
     let total: Amount = amounts.iter().sum();
     let mut counts: Vec<Amount> = amounts.iter().map(|amount| amount * sum / total).collect();
@@ -215,7 +217,7 @@ fn in_proportion(amounts: &[Amount], sum: Amount) -> Vec<Amount> {
     counts
 }
 
-/// What is negative in a base, cut down to a sum where it is least.
+/// The negative part of a base, reduced to the sum `sum`; the smallest entries are reduced first.
 fn roots_of(base: &[i128], sum: i128) -> Vec<i128> {
     let mut roots: Vec<i128> = base.iter().map(|&share| (-share).max(0)).collect();
     let mut excess = roots.iter().sum::<i128>() - sum;
@@ -229,8 +231,8 @@ fn roots_of(base: &[i128], sum: i128) -> Vec<i128> {
     roots
 }
 
-/// Half of each link each way, and beside that a flow by which every rank sends so much more than
-/// half.
+/// Half of each link each way, plus a flow. By this flow every rank sends as much more than half as
+/// it wants.
 fn arcs_with(pairs: &LinkPairs, scale: Amount, wanted: &[i128]) -> Vec<(usize, usize, Amount)> {
     let mut network = Network::new(pairs.nodes + 2);
     let (source, sink) = (pairs.nodes, pairs.nodes + 1);
@@ -314,7 +316,7 @@ struct Strength {
 }
 
 impl LinkPairs {
-    /// All that a topology has.
+    /// The capacities of a topology.
     fn of(topology: &Topology) -> Self {
         let mut pairs = Vec::with_capacity(topology.links().len() / 2);
         for link in topology.links() {
@@ -332,7 +334,8 @@ impl LinkPairs {
         Self::reduced(topology, pairs)
     }
 
-    /// What can be used both ways at once: of each link as much as its weaker direction carries.
+    /// The capacities that can be used both ways at once: those of the weaker direction of each
+    /// link.
     fn both_ways(topology: &Topology) -> Self {
         let Self { mut pairs, unit, .. } = Self::of(topology);
         pairs.retain_mut(|pair| {
@@ -406,7 +409,7 @@ impl LinkPairs {
         }
     }
 
-    /// The set of nodes, with ranks inside and outside, that is left by least.
+    /// The set of nodes, with ranks inside and outside, that the least capacity leaves.
     fn least_cut(&self, is_symmetric: bool) -> (Amount, Vec<usize>) {
         let mut network = Network::new(self.nodes);
         self.fill(&mut network, 1);
@@ -426,13 +429,13 @@ impl LinkPairs {
         least
     }
 
-    /// What the partition into single ranks allows. There are at least two of them.
+    /// The rate that the partition into single ranks allows. There must be two ranks or more.
     fn around_single_ranks(&self) -> Strength {
         let parts: Vec<Vec<usize>> = self.ranks.iter().map(|&node| vec![node]).collect();
         Strength { rate: self.rate_of(&parts), parts }
     }
 
-    /// The single rank that is left by least. There is one.
+    /// The single rank that the least capacity leaves. There must be a rank.
     fn least_leaving(&self) -> (Amount, Vec<usize>) {
         let mut leaving = vec![0; self.nodes];
         for &LinkPair { ends: [one, other], capacities: [there, back] } in &self.pairs {
@@ -443,7 +446,7 @@ impl LinkPairs {
         least.map_or((Amount::MAX, Vec::new()), |node| (leaving[node], vec![node]))
     }
 
-    /// The least rate of all partitions. There are at least two ranks.
+    /// The least rate of all partitions. There must be two ranks or more.
     fn strength(&self) -> Strength {
         let Strength { mut rate, mut parts } = self.around_single_ranks();
         let order: Vec<usize> = (0..self.ranks.len()).collect();
@@ -457,7 +460,7 @@ impl LinkPairs {
             }
             let lower = truncation.with_switches(&tight);
             let next = self.rate_of(&lower);
-            // Where switches do not send as much as they receive.
+            // It does not fall where switches send less or more than they receive.
             if next >= rate {
                 break;
             }
@@ -467,12 +470,13 @@ impl LinkPairs {
     }
 }
 
-/// A base with shares as equal as sets allow, for a rate within the bound: all ranks have the same,
-/// as much as they can have together, and are then completed one after the other, those with most
-/// links first.
+/// A base with shares that are as equal as the sets allow, for a rate within the bound. First all
+/// ranks get the same share: the largest that all of them can have. Then each share in turn is
+/// raised as far as the sets allow, in the order of the capacities that leave the ranks, the
+/// largest first.
 fn even_base(pairs: &LinkPairs, rate: Rate) -> (Truncation, Vec<i128>) {
     let ranks = pairs.ranks.len();
-    // What each has is minus this.
+    // The equal share of all ranks is minus this.
     let mut share = rate * 2 / ranks as i128;
     let (mut truncation, share) = loop {
         let factor = *(share * rate.denom()).denom();
@@ -496,13 +500,13 @@ struct Truncation {
     sink: usize,
     /// The node of every rank, the arc to it and the arc from it.
     ranks: Vec<(usize, ArcId, ArcId)>,
-    /// By what capacities are multiplied: the rate's denominator and the factor.
+    /// The factor of all capacities: the rate's denominator times the caller's factor.
     scale: Amount,
     /// `2R`, scaled.
     price: i128,
 }
 
-/// Some ranks, and the least `f(S)` of them with any switches.
+/// A set of ranks, and the least `f(S)` of these ranks with any switches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TightSet {
     ranks: Vec<usize>,
@@ -510,7 +514,7 @@ struct TightSet {
 }
 
 impl Truncation {
-    /// For a rate in units, everything scaled by a factor as well.
+    /// For a rate in units. All numbers are scaled by `factor` as well.
     fn new(pairs: &LinkPairs, rate: Rate, factor: i128) -> Self {
         let mut network = Network::new(pairs.nodes + 2);
         let (source, sink) = (pairs.nodes, pairs.nodes + 1);
@@ -523,8 +527,8 @@ impl Truncation {
         Self { network, source, sink, ranks, scale, price: 2 * rate.numer() * factor }
     }
 
-    /// The least `f(S) - y(S)` of sets with a rank, `y` of that rank not counted and ranks without
-    /// `y` left out; and the ranks of the smallest such set.
+    /// The least `f(S) - y(S)` of all sets `S` that hold `rank`, and the ranks of the smallest such
+    /// set. `y` of `rank` itself does not count, and ranks without `y` are not in `S`.
     fn slack(&mut self, base: &[Option<i128>], rank: usize) -> (i128, Vec<usize>) {
         self.network.reset();
         let mut above = 0;
@@ -545,8 +549,8 @@ impl Truncation {
         (cut - above - self.price, side.map(|(other, _)| other).collect())
     }
 
-    /// The set that allows least if all ranks have as little, where they may not all have `-share`
-    /// of it.
+    /// The set that allows the least when all ranks have the share `-share`; `None` if all sets
+    /// allow it.
     fn most_violated(&mut self, share: i128) -> Option<TightSet> {
         let base = vec![Some(-share); self.ranks.len()];
         let mut least = (0, None);
@@ -560,9 +564,9 @@ impl Truncation {
         least.1
     }
 
-    /// Gives ranks, one after the other, the most that the others leave them: with all in the
-    /// order, what it had before is completed to a base. Gives the sets that stopped them, joined
-    /// where they meet.
+    /// Gives the ranks in `order`, one after the other, the most that the others leave them. If
+    /// `order` holds all ranks, this completes `base` to a base. Returns the sets that limited the
+    /// ranks, united where they intersect.
     fn complete_base(&mut self, base: &mut [Option<i128>], order: &[usize]) -> Vec<Vec<usize>> {
         let mut part_of: Vec<usize> = (0..base.len()).collect();
         for &rank in order {
@@ -584,7 +588,8 @@ impl Truncation {
         parts
     }
 
-    /// The nodes of parts: their ranks, and the fewest switches with which least leaves them.
+    /// The nodes of parts: their ranks, with the fewest switches such that the least capacity
+    /// leaves them.
     fn with_switches(&mut self, parts: &[Vec<usize>]) -> Vec<Vec<usize>> {
         let mut taken = vec![false; self.source];
         let mut all = Vec::with_capacity(parts.len());

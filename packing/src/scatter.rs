@@ -87,8 +87,8 @@ impl<'graph> ScatterNetwork<'graph> {
         Self { graph, network, root, sink, arcs, sink_arcs }
     }
 
-    /// Finds the largest rate of each rank with its cut; leaves the flow, scaled by the denominator
-    /// of the rate.
+    /// Finds the largest rate that every rank can get at once, with its cut. The network then holds
+    /// the flow of that rate, scaled by the denominator of the rate.
     fn solve(&mut self) -> Bottleneck {
         let mut cut = vec![false; self.graph.nodes()];
         cut[self.root] = true;
@@ -159,7 +159,8 @@ mod tests {
     use crate::samples;
     use crate::samples::{Links, Random};
 
-    /// N·min of what leaves a set with the root, for each rank outside.
+    /// N times a minimum over the sets with the root: the capacity that leaves the set, divided by
+    /// the number of ranks outside.
     fn bound(graph: &Digraph, root: usize) -> Rate {
         let node = graph.ranks()[root];
         let sets = (0..1_u32 << graph.nodes()).filter(|set| set >> node & 1 == 1);

@@ -238,9 +238,9 @@ pub struct DeviceInfo {
     pub signal_slots: usize,
     /// Longest transfer, in bytes.
     pub transfer_bytes_max: u64,
-    /// How it reaches each rank, by rank. The entry of this rank has no meaning.
+    /// How the device reaches each rank, by rank. The entry of this rank has no meaning.
     pub reach: Vec<Reach>,
-    /// Wakes its wake source, from any thread.
+    /// Wakes the device's wake source, from any thread.
     pub waker: Arc<dyn Wake>,
 }
 
@@ -393,10 +393,13 @@ pub struct DeviceConfig {
 ///
 /// # Safety
 ///
-/// An implementation keeps the contract, because callers lend memory on its terms. In particular: a
-/// region is one of the memory that was registered; a mapping has the requested length; only its
-/// transfer touches a slice, and not after the transfer's end; a region is used only as its owner
-/// asked; and the fence holds.
+/// An implementation keeps the contract, because callers lend memory on its terms. In particular:
+///
+/// * The bytes of a region are those of the memory that was registered.
+/// * A mapping has the requested length.
+/// * Nothing but its transfer touches a slice, and the transfer does not touch it after its end.
+/// * A region is used only as its owner asked.
+/// * The fence holds.
 ///
 /// ```compile_fail,E0200
 /// # use pleach_transport::*;
@@ -432,8 +435,8 @@ pub unsafe trait Device: Send {
     /// See [`MapError`].
     fn map(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<Mapped, MapError>;
 
-    /// Maps a peer's memory to be read, if [`Reach::maps`]: any memory, also such that peers may
-    /// not write. Lines 12 and 14.
+    /// Maps a peer's memory to be read, if [`Reach::maps`]. Memory that peers may not write can be
+    /// mapped too. Lines 12 and 14.
     ///
     /// # Errors
     ///
@@ -462,8 +465,8 @@ pub unsafe trait Device: Send {
     /// See [`SubmitError`]; it has no effect then.
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// Starts a signal without data, except its payload. It counts and ends as every transfer does.
-    /// Lines 1, 2, 3 and 5.
+    /// Starts a signal without data, except its payload. The signal counts and ends as a transfer
+    /// does. Lines 1, 2, 3 and 5.
     ///
     /// # Errors
     ///
@@ -490,9 +493,10 @@ pub unsafe trait Device: Send {
     /// last poll. Line 11.
     fn arm(&mut self) -> Option<Armed>;
 
-    /// Tells the peers that can see it on which processor this rank waits, and calls `shown` with
-    /// each of them and its processor. That processor may be out of date, or a lie. A hint, cheap
-    /// when nothing has changed; a device whose peers cannot see it does nothing. Line 13.
+    /// Shows to the peers on which processor this rank waits. Calls `visit` with each peer whose
+    /// processor can be seen, and that processor. The processor may be out of date, or a lie. The
+    /// call is a hint, and cheap when nothing has changed. The default does nothing, for devices
+    /// whose peers see no processors. Line 13.
     fn exchange_processors(&mut self, _own: u32, _visit: &mut dyn FnMut(Rank, u32)) {}
 
     /// Sends a bye to every connected peer: connections that this rank closes from now on are no
@@ -501,6 +505,7 @@ pub unsafe trait Device: Send {
 
     /// Sends submitted transfers as far as possible without waiting. True when the peers get and
     /// see all of them without another poll here: then this rank need not poll. With [`Flush::All`]
-    /// also when messages and byes were sent, so that dropping the device loses nothing. Line 10.
+    /// true only when messages and byes were sent too, so that dropping the device loses nothing.
+    /// Line 10.
     fn flush(&mut self, scope: Flush) -> bool;
 }

@@ -209,7 +209,8 @@ fn resize(file: &OwnedFd, bytes: usize) -> io::Result<()> {
     }
 }
 
-/// `len` rounded up to whole pages, at least one. A size beyond the address space is out of memory.
+/// `len` rounded up to whole pages, at least one. A size beyond the address space gives the error
+/// "out of memory".
 fn whole_pages(len: usize) -> io::Result<usize> {
     let bytes = len.max(1).checked_next_multiple_of(MEMORY_ALIGN_BYTES);
     bytes.filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| rustix::io::Errno::NOMEM.into())
@@ -263,8 +264,8 @@ impl SharedMemory {
     /// `len` zeroed bytes in a new memfd.
     ///
     /// # Errors
+    ///
     /// The kernel's error: out of memory, or too many files.
-    /// What the kernel says: out of memory, or too many files.
     pub fn new(len: usize) -> io::Result<Arc<Self>> {
         let mapped_bytes = whole_pages(len)?;
         let file = sealed_file("pleach", mapped_bytes, SealFlags::empty())?;
@@ -316,7 +317,7 @@ impl SharedMemory {
     }
 }
 
-/// Whether a file of another process can be mapped and begins with these bytes.
+/// Whether a file of another process can be mapped and begins with `bytes`.
 #[cfg(not(loom))]
 pub(crate) fn shows(file: OwnedFd, bytes: &[u8]) -> bool {
     let Ok(memory) = SharedMemory::from_file(file, bytes.len()) else { return false };

@@ -9,13 +9,15 @@
 //!
 //! **Invariants:**
 //!
-//! * What is fused with what depends only on the sequence of calls and their lengths, which is the
-//!   same on all ranks. A fused operation carries a digest of those lengths as its mark, so that
-//!   ranks that disagree about where one tensor ends are told, as they would be one by one.
+//! * Only the sequence of calls and their lengths decide which calls are fused together, and these
+//!   are the same on all ranks. A fused operation carries a digest of those lengths as its mark. So
+//!   ranks that disagree about where one tensor ends get an error, as they would get for single
+//!   calls.
 //! * A GPU's copies go into a stream of the group's own, and only when nothing keeps them waiting
-//!   there: those in, when what comes before the batch is done (the fused call's gate puts them
-//!   in), and those out, when the call is over. So they end soon whatever else happens, no stream
-//!   waits for a call, and the memory of both sides is let go of only when they have ended.
+//!   there. Copies of inputs go in when the work before the batch is done (the fused call's gate
+//!   puts them in). Copies of results go in when the call is over. So the copies end soon whatever
+//!   else happens, no stream waits for a call, and the memory of both sides is released only after
+//!   them.
 //! * When a run of a batch is gone, all its calls have ended, or the owner of their memory waits
 //!   for them. So nobody else uses memory that a call still works on.
 #![allow(unsafe_code)]
@@ -45,17 +47,18 @@ use crate::engine::{Address, Bytes, Gate, RunId};
 use pleach_vocabulary::digest::chain;
 use pleach_vocabulary::{Collective, DataType, Parts, ReduceOp};
 
-/// Longest data that are fused, in bytes; beyond, two copies cost more than a call. Measured over
-/// shm and tcp with twenty tensors of two ranks: at 32 KiB fused takes 0.57 and 0.75 of the time of
-/// one by one, at 64 KiB 1.2 and 1.07, at 256 KiB twice. Not measured on a GPU, where copies are
-/// quicker and calls are slower.
+/// Longest data that are fused, in bytes. Above this length two copies cost more than a call.
+/// Measured over shm and tcp with twenty tensors of two ranks, as time of the fused operation
+/// divided by the time of single calls: at 32 KiB 0.57 and 0.75, at 64 KiB 1.2 and 1.07, at 256 KiB
+/// 2. Not measured on a GPU, where copies are quicker and calls are slower.
 const FUSED_BYTES_MAX: usize = 32 << 10;
 /// Longest data of a fused operation, in bytes: what follows is copied while peers still work on
 /// it.
 const BUCKET_BYTES_MAX: usize = 4 << 20;
 /// Where the data of a fused operation may begin, in bytes.
 const ALIGN_BYTES: usize = 64;
-/// Most operations of a batch under way at a time: others of the group find room beside them.
+/// Most operations of a batch under way at a time. The limit leaves room for other operations of
+/// the group.
 const RUNS_AT_ONCE: usize = 64;
 /// Most memory that a group keeps for fusing, in bytes.
 const STAGING_BYTES_MAX: usize = 16 << 20;
@@ -66,10 +69,10 @@ const BATCH_MARK: u64 = 0x4241_5443;
 /// How long copies inside of a GPU may take before that is an error.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
-/// Operations that are carried out together, by [`Batch::run`] or [`Batch::start`]. Results are
-/// those of the same calls one by one in the order in which they were added; where the group is not
-/// [reproducible](crate::Reproducible), a sum of floats may be rounded another way, as it may at
-/// another length.
+/// Operations that are carried out together, by [`Batch::run`] or [`Batch::start`]. The results are
+/// those of the same calls, made singly in the order in which they were added. Where the group is
+/// not [reproducible](crate::Reproducible), a sum of floats may be rounded in another way, as it
+/// may be at another length.
 #[must_use = "a batch does nothing until it is run or started"]
 pub struct Batch<'a> {
     group: Group,
@@ -99,7 +102,7 @@ impl Group {
 }
 
 impl<'a> Batch<'a> {
-    /// Adds an operation. Of a send and a receive in one batch neither waits for the other's end.
+    /// Adds an operation. If a batch holds a send and a receive, neither waits for the other's end.
     ///
     /// # Errors
     ///
@@ -121,9 +124,9 @@ impl<'a> Batch<'a> {
         Ok(self)
     }
 
-    /// Adds another batch of the same group behind what was added so far; all of it comes after the
-    /// earlier work of both batches' streams. Each call keeps the tag and the algorithm of the
-    /// handle that its batch was made by.
+    /// Adds the operations of another batch of the same group behind those of this batch. The
+    /// joined batch begins after the earlier work of the streams of both batches. Each call keeps
+    /// the tag and the algorithm of the handle that made its batch.
     ///
     /// # Errors
     ///
@@ -155,8 +158,8 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     ///
-    /// See [`CollectiveError`]: the first operation's that failed. The contents of what was added
-    /// are unspecified then.
+    /// See [`CollectiveError`]: the error of the first operation that failed. The contents of all
+    /// buffers of the batch are unspecified then.
     pub fn run(self) -> Result<(), CollectiveError> {
         if self.entries.is_empty() {
             return Ok(());
@@ -166,10 +169,11 @@ impl<'a> Batch<'a> {
 }
 
 impl Batch<'static> {
-    /// Adds operations on memory that the batch owns from now on, and starts them all: `fill` is
-    /// given the batch and the memory. A borrow that is forgotten would leave peers writing into
-    /// memory that is used otherwise, so what is started owns all of it. Of more than 64 operations
-    /// that are not fused the first ones are waited for here.
+    /// Adds operations on memory that the batch owns from now on, and starts them all. `fill` gets
+    /// the batch and the memory. A started batch owns all of its memory: with a borrow that is
+    /// forgotten (`mem::forget`), peers would write into memory that has another use by then. At
+    /// most 64 operations that are not fused are under way at a time. If there are more, this call
+    /// waits for the first ones.
     ///
     /// ```
     /// use pleach_collectives::{Group, Operation, Options, ReduceOp};
@@ -188,7 +192,7 @@ impl Batch<'static> {
     ///
     /// # Errors
     ///
-    /// See [`CollectiveError`], and what `fill` says; the memory comes back with it.
+    /// See [`CollectiveError`], and the errors of `fill`; the memory comes back with the error.
     pub fn start<D, F>(self, mut data: D, fill: F) -> Started<D>
     where
         D: OwnedData,
@@ -225,7 +229,8 @@ fn hold(call: &mut BoundCall) {
     }
 }
 
-/// Starts all calls of a batch; what is run may take turns, and consist of several operations.
+/// Starts all calls of a batch. With `is_run` the caller waits here: then fused calls may take
+/// turns in less staging memory, and a call may consist of several operations.
 fn launch_all(group: Group, entries: Vec<Entry>, is_run: bool) -> Result<BatchRun, CollectiveError> {
     group.expect_open()?;
     let before = StreamWork::new(distinct_streams(&entries))?;
@@ -414,7 +419,7 @@ fn registered(bytes: &Bytes) -> Option<Slice> {
 struct BatchRun {
     group: Group,
     before: StreamWork,
-    /// Whether memory is lent meanwhile: who leaves it cannot take that back.
+    /// Whether the memory is lent until the end: a caller that leaves the run cannot take it back.
     lends: bool,
     /// How much memory fused calls need, in bytes, and where it is free from.
     staging_bytes: usize,
@@ -522,7 +527,8 @@ impl BatchRun {
         result.and(settled.map_err(CollectiveError::from))
     }
 
-    /// What was started, to be waited for by who has its memory, and what is left to be done then.
+    /// The started calls, for the owner of their memory to wait for, and the work that is left
+    /// after them.
     fn leave<D>(mut self) -> (Vec<RunId>, Completion<D>) {
         assert!(!self.lends, "what was lent is taken back here");
         let shared = Arc::downgrade(&self.group.shared);
@@ -554,7 +560,7 @@ impl Drop for BatchRun {
     }
 }
 
-/// Of a gate that was looked at before anybody waits for it.
+/// The error of a gate that was polled before anybody waits for it.
 fn in_compute(error: ComputeError) -> CollectiveError {
     match error {
         ComputeError::Cuda(error) => CollectiveError::Gpu(error),
@@ -569,7 +575,8 @@ pub(super) enum Staging {
 }
 
 impl Staging {
-    /// That which the group has kept; made or made larger where it must be.
+    /// Takes the staging memory that the group has kept; allocates memory if there is none, or too
+    /// little.
     fn take(group: &Group, bytes: usize) -> Result<Self, CollectiveError> {
         let kept = lock(&group.shared.staging).take();
         if let Some(kept) = kept.filter(|kept| kept.len() >= bytes) {
@@ -584,7 +591,8 @@ impl Staging {
         Ok(Self::Host(group.new_registered(bytes)?))
     }
 
-    /// Lets later batches of the group have it, if it is not too much and more than what is kept.
+    /// Keeps the memory for later batches of the group, if it is not too much and more than the
+    /// kept one.
     fn keep(self, shared: &Shared) {
         let mut kept = lock(&shared.staging);
         let is_better = kept.as_ref().is_none_or(|kept| kept.len() < self.len());
@@ -616,8 +624,8 @@ impl Staging {
         })
     }
 
-    /// Copies inputs side by side after what comes before. The gate is open when that is done; none
-    /// is needed where it is already.
+    /// Copies inputs side by side after the work in `before`. The returned gate opens when the
+    /// copies are done; `None` if they are done already.
     fn pack(&self, before: &StreamWork, copies: Vec<Copy>) -> Result<Option<Gate>, ComputeError> {
         let stream = match self {
             Self::Host(_) => {
@@ -639,7 +647,8 @@ impl Staging {
         Ok(if gate()? { None } else { Some(Box::new(gate)) })
     }
 
-    /// Copies results to where they belong, which is done when this has [settled](Self::settle).
+    /// Copies results to their places. The copies are done when this memory has
+    /// [settled](Self::settle).
     fn unpack(&self, results: &[Copy]) -> Result<(), CudaError> {
         match self {
             Self::Host(_) => results.iter().for_each(copy_on_host),

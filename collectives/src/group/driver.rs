@@ -1,17 +1,21 @@
-//! One engine, many threads: who waits for a run drives all of them.
+//! One engine, many threads: a thread that waits for a run drives all runs.
 //!
 //! The engine is behind one lock, uncontended in the common case of one calling thread. A driver
-//! looks once a round whether another thread wants in ([`Driver::lock`]) and then steps back.
-//! Waiting is: poll without a pause, poll with yields, then arm the device's wake source, look once
-//! more and sleep. Every wait has a deadline, the run's own.
+//! checks once a round whether another thread wants the lock ([`Driver::lock`]), and then releases
+//! it. A wait has these phases: poll without a pause, poll with yields, then arm the device's wake
+//! source, poll once more and sleep. Every wait has a deadline, the run's own.
 //!
-//! A yield is the quickest way to a peer on the same processor, and the slowest where strangers
-//! want it too: the kernel then gives them a turn of milliseconds. So a yield that took that long
-//! is the last one for a while: ranks that share processors sleep instead, others poll on.
+//! A yield is the quickest way to let a peer on the same processor run. It is the slowest way where
+//! other programs want the processor too: the kernel then gives them a turn of milliseconds. So
+//! after a yield that took that long there are no yields for a while. Ranks that share processors
+//! sleep instead, others poll on.
 //!
-//! Ranks that have a processor each may still come to be on one, and stay there: the kernel moves
-//! no thread that only yields. So a rank that waits shows where, to those who map its memory
-//! ([`Driver::is_beside_peer`]). Who has yielded beside a peer some times sleeps instead, as the
+//! Ranks that have a processor each may still come to be on one processor, and stay there: the
+//! kernel moves no thread that only yields. So a waiting rank shows its processor to the peers that
+//! map its memory ([`Driver::is_beside_peer`]). A rank that has yielded beside a peer some times
+//! sleeps instead, as the kernel wakes a thread on an idle processor. Where that does not separate
+//! the two ranks, because all processors are busy, the higher rank moves itself to another
+//! processor.
 //! kernel wakes a thread where nothing runs; and where that does not part them, because all
 //! processors are busy, the higher rank goes to another one by itself.
 
@@ -31,13 +35,13 @@ use crate::engine::{Engine, Fault, RunId, StatusBoard};
 
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
-/// Glances before the device and the clock are looked at: some microseconds.
-const GLANCES: u32 = 16;
+/// Polls of signals before the device and the clock are polled: some microseconds.
+const SIGNAL_POLLS: u32 = 16;
 /// How long to poll before the first yield. A peer that is awake on a processor of its own answers
-/// much sooner; one that was put on this very processor can only answer after a yield.
+/// much sooner. A peer on this very processor can only answer after a yield.
 const YIELD_AFTER: Duration = Duration::from_micros(2);
-/// A yield that comes back later than this has let somebody run who has nothing to do with this
-/// group: a peer works for some hundred microseconds at most before it yields or sleeps itself.
+/// A yield that takes longer than this has given the processor to another program: a peer works for
+/// some hundred microseconds at most before it yields or sleeps itself.
 const TURN_MAX: Duration = Duration::from_millis(1);
 /// After the first such yield, yields pause for this many times its duration. The pause doubles
 /// each time that other programs run again soon after, up to [`WARY_MAX`]. So yields cost little
@@ -54,8 +58,8 @@ const YIELDS_BESIDE: u32 = 4;
 /// Sleeps beside a peer before the higher of the two ranks moves to another processor. The
 /// scheduler moves a woken thread only to a processor that is idle at that moment.
 const SLEEPS_BESIDE: u32 = 2;
-/// The lower rank waits this many times as long for the higher rank to move, which may be bound to
-/// that processor.
+/// The lower rank waits this many times as long before it moves itself: the higher rank moves
+/// first, unless it is bound to that processor.
 const LOWER_RANK_WAITS: u32 = 4;
 /// Longest sleep, in case a wake source is missed by mistake.
 const SLEEP_MAX: Duration = Duration::from_millis(100);
@@ -64,14 +68,14 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// caller's.
 const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 
-/// Longest time that a call which is done waits until its last words have gone out; longer only
-/// peers take that do not read, and what is left then goes out with the next call.
+/// Longest time that a finished call waits until its last signals and messages have gone out. Only
+/// peers that do not read take longer; the rest then goes out with the next call.
 const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How often a call that waits asks whether it was interrupted.
 const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Longest time that an abort takes; so long only where peers do not answer.
+/// Longest time that an abort takes; only an abort whose peers do not answer takes so long.
 const ABORT_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// What the lock guards.
@@ -93,15 +97,16 @@ pub(super) struct Driver {
     spin: Duration,
     /// Whether other ranks need this processor: then polling without yields only delays them.
     pub(super) is_crowded: bool,
-    /// Until when waits do not yield, in nanoseconds of the clock: strangers want this processor,
-    /// and who yields to them comes last. Relaxed: a hint, of whichever thread waited last.
+    /// Until when waits do not yield, in nanoseconds of the clock: other programs want this
+    /// processor, and a rank that yields to them runs again only after their turns. Relaxed: a
+    /// hint, of the thread that waited last.
     wary_until: AtomicU64,
-    /// How long that time is, or was, in nanoseconds. Relaxed: as above.
+    /// How long the current or last time without yields is, in nanoseconds. Relaxed: as above.
     wary_for_ns: AtomicU64,
-    /// Whether there are ranks that show where they wait.
+    /// Whether there are peers that show on which processor they wait.
     has_neighbours: bool,
-    /// How often in a row this rank gave way and found one of them on its processor. Relaxed: a
-    /// hint, as above.
+    /// How often in a row this rank was about to yield or sleep and found a peer on its processor.
+    /// Relaxed: a hint, as above.
     times_beside: AtomicU32,
     pub(super) observed: Observed,
 }
@@ -133,7 +138,7 @@ impl Driver {
         let waker = Arc::clone(&core.engine.device().info().waker);
         let process = fork::Process::current();
         let info = core.engine.device().info();
-        // Where no memory is mapped nobody is seen.
+        // Peers show their processors only to ranks that map their memory.
         let has_neighbours = (0..world_size).any(|peer| peer != info.rank && info.reach[peer as usize].maps);
         Self {
             core: Mutex::new(core),
@@ -170,8 +175,8 @@ impl Driver {
         core
     }
 
-    /// Ends the group, and goes on until the peers have been told: nobody else may drive the engine
-    /// for a long time.
+    /// Ends the group, and drives the engine until the peers have been told: no other thread may
+    /// drive the engine for a long time.
     pub(super) fn abort(&self) {
         self.board.abort();
         self.waker.wake();
@@ -184,7 +189,7 @@ impl Driver {
         self.board.completed_collectives()
     }
 
-    /// Drives the engine until `look` finds what it looks for, or `until` has passed.
+    /// Drives the engine until `look` returns a value, or `until` has passed.
     pub(super) fn drive<'a, T>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
@@ -216,8 +221,8 @@ impl Driver {
             }
             let idle = now.since(idle_since);
             if self.waiting.load(Ordering::Relaxed) > 0 {
-                // Two threads at once: what this one is blocked in may depend on what the other is
-                // about to call.
+                // Two threads call at once: the call of this thread may wait for a call that the
+                // other thread is about to make.
                 core.engine.allow_concurrent_calls(true);
                 drop(core);
                 std::thread::yield_now();
@@ -225,14 +230,15 @@ impl Driver {
                 continue;
             }
             let is_wary = now.0 < self.wary_until.load(Ordering::Relaxed);
-            // The fence is this rank's own work, and each yield would cost it a turn of everybody.
+            // The fence is this rank's own work. A yield would delay it by a turn of every other
+            // thread.
             let may_give_way = !core.engine.is_severing() && (self.is_crowded || idle > YIELD_AFTER);
             let spin = match (is_wary, self.is_crowded) {
                 (false, _) => self.spin,
                 (true, false) => self.spin * WARY_SPINS,
                 (true, true) => Duration::ZERO,
             };
-            // Yields to a peer are short unless strangers want its processor too.
+            // Yields to a peer are short unless another program wants the processor too.
             let yields = if is_wary { 0 } else { YIELDS_BESIDE };
             let must_part = may_give_way && self.is_beside_peer(&mut core.engine, yields);
             if must_part || (idle >= spin && (may_give_way || idle >= self.spin)) {
@@ -250,9 +256,9 @@ impl Driver {
     /// Shows on which processor this rank waits, and returns whether a peer has waited on the same
     /// processor for more than `yields`.
     ///
-    /// What a peer shows is old where it has not waited since it moved, or is a lie: then this rank
-    /// sleeps when it need not have, from which the peer wakes it and shows where it is, or moves
-    /// once.
+    /// The processor that a peer shows is out of date if the peer has moved and not waited since,
+    /// and it may be a lie. Then this rank does one of two harmless things. It sleeps without need,
+    /// until the peer wakes it and shows its present processor; or it moves once.
     fn is_beside_peer(&self, engine: &mut Engine, yields: u32) -> bool {
         if self.is_crowded || !self.has_neighbours {
             return false;
@@ -275,7 +281,7 @@ impl Driver {
             self.times_beside.store(0, Ordering::Relaxed);
             let mut shown = Vec::new();
             device.exchange_processors(here, &mut |_, processor| shown.push(processor));
-            // Where there is no other they go on as before.
+            // If there is no other processor, both ranks go on as before.
             if move_away_from(&Processors::new(shown)) {
                 device.exchange_processors(current(), &mut |_, _| {});
                 return false;
@@ -284,7 +290,7 @@ impl Driver {
         times >= yields
     }
 
-    /// Lets others run, who are peers unless it takes long.
+    /// Yields the processor. A yield that takes long shows that other programs ran, not only peers.
     fn give_way(&self, now: Nanos) {
         std::thread::yield_now();
         let back = clock::now();
@@ -298,8 +304,8 @@ impl Driver {
         }
     }
 
-    /// Drives the engine until nothing is under way, stepping back for every call; for a thread
-    /// that makes none.
+    /// Drives the engine until nothing is under way, and releases the lock for every call. For a
+    /// thread that makes no calls.
     pub(super) fn carry_on(&self, is_over: &AtomicBool) {
         let _whole = NoUnwinding::new();
         let mut core = lock(&self.core);
@@ -320,7 +326,8 @@ impl Driver {
                 while self.waiting.load(Ordering::Relaxed) > 0 {
                     std::thread::yield_now();
                 }
-                // The call that has it now drives everything, and gives it back when it ends.
+                // The call that has the lock now drives everything, and releases it when the call
+                // ends.
                 core = lock(&self.core);
             } else if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
                 std::thread::yield_now();
@@ -347,8 +354,8 @@ impl Driver {
         run: RunId,
         interrupted: Option<fn() -> bool>,
     ) -> Result<(), Arc<Fault>> {
-        let is_done = core.engine.is_passive() && !self.is_crowded && glance(&mut core.engine, run);
-        // Nobody knew the time where the run ended, which may have been while it was begun.
+        let is_done = core.engine.is_passive() && !self.is_crowded && poll_signals(&mut core.engine, run);
+        // No clock was read when the run ended; it may have ended when it was started.
         core.end_time();
         if is_done {
             return Ok(());
@@ -376,8 +383,8 @@ impl Driver {
         });
     }
 
-    /// Before a call is refused because the group has failed: waits until no peer can touch this
-    /// rank's memory any more, which is this rank's own work.
+    /// Waits until no peer can touch this rank's memory any more, before a call is refused because
+    /// the group has failed. The wait is this rank's own work.
     pub(super) fn wait_fenced(&self, core: MutexGuard<'_, Core>, error: &CollectiveError, limit: Duration) {
         if matches!(error, CollectiveError::Failed(_)) && core.engine.failure().is_none() {
             self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
@@ -387,8 +394,9 @@ impl Driver {
         }
     }
 
-    /// The run's outcome, if it is known until then. What its last steps told the peers has gone
-    /// out by then: this rank may poll nothing for a long time now, while they wait for it.
+    /// The run's outcome, if it is known before `until`. The signals of its last steps have gone
+    /// out then: this rank may not poll for a long time after the call, and its peers wait for
+    /// these signals.
     pub(super) fn outcome(
         &self,
         core: MutexGuard<'_, Core>,
@@ -411,17 +419,17 @@ impl Driver {
     }
 }
 
-/// How long not to yield after a yield that took `away`, when the last such time was `before` and
-/// ended `calm` ago.
+/// How long not to yield after a yield that took `away`. The last time without yields was `before`
+/// long, and ended `calm` ago.
 fn wary_for(away: Duration, calm: Duration, before: Duration) -> Duration {
     let once = away * WARY_TURNS;
     if calm < before { once.max(before * 2).min(WARY_MAX) } else { once.min(WARY_MAX) }
 }
 
-/// The short way, on which no system is called: true when the run has ended well and nothing is
+/// The short way, without a system call. Returns true when the run has ended well and nothing is
 /// left to be done for it.
-fn glance(engine: &mut Engine, run: RunId) -> bool {
-    for _ in 0..GLANCES {
+fn poll_signals(engine: &mut Engine, run: RunId) -> bool {
+    for _ in 0..SIGNAL_POLLS {
         if engine.has_ended(run) {
             return engine.flush() && matches!(engine.take_outcome(run), Some(Ok(())));
         }
@@ -430,8 +438,8 @@ fn glance(engine: &mut Engine, run: RunId) -> bool {
     false
 }
 
-/// Sleeps until something can happen; the time afterwards, and whether the look before sleeping has
-/// moved anything.
+/// Sleeps until something can happen. Returns the time afterwards, and whether the poll before the
+/// sleep has moved anything.
 fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
     let wake_at = engine.next_wakeup().unwrap_or(Nanos::MAX).min(until);
     let limit = wake_at.since(now).min(SLEEP_MAX);
@@ -455,7 +463,7 @@ mod tests {
         let millis = Duration::from_millis;
         let (turn, none) = (millis(4), Duration::ZERO);
         assert_eq!(wary_for(turn, millis(1000), none), millis(8));
-        // One that comes back only after a while is a first one again.
+        // A long yield after a long calm counts as a first one again.
         assert_eq!(wary_for(turn, millis(9), millis(8)), millis(8));
         let mut times = none;
         let mut lost = none;

@@ -136,8 +136,8 @@ struct Shared {
     shares_gpu: bool,
     /// As it was joined, for the groups that it is split into.
     options: Options,
-    /// Counts the calls of [`Group::split`]. Relaxed: rank 0's number is taken, and a call's order
-    /// is that of its caller.
+    /// Counts the calls of [`Group::split`]. Relaxed: only rank 0's number counts, and each caller
+    /// orders its own calls.
     splits: AtomicU64,
 }
 

@@ -79,7 +79,7 @@ pub enum ReferenceError {
         /// The last lease of the slot.
         last: u64,
     },
-    /// The lease cannot exist yet.
+    /// The lease cannot exist yet: the lease before it in the slot is not back.
     #[error(
         "lease {generation} of slot {slot} came on link {link} while {returned} leases of the slot were back"
     )]
@@ -99,7 +99,7 @@ pub enum ReferenceError {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegionAnnounceError {
-    /// There are too many.
+    /// The owner announces too many regions.
     #[error("link {link} announces more than {REGIONS_MAX} regions")]
     TooManyRegions {
         /// The link.
@@ -115,7 +115,7 @@ pub enum RegionAnnounceError {
     },
 }
 
-/// What was borrowed on one link. See the module.
+/// The leases that this program borrows on one link. See the module.
 pub struct LeaseHolder {
     link: LinkId,
     /// By key: the length in bytes.
@@ -174,8 +174,9 @@ impl LeaseHolder {
         Ok(Lease { inner: Arc::new(LeaseInner { reference, is_untouched: false, counters }) })
     }
 
-    /// The owner asks for a lease whose reference may not have come. It counts as returned then,
-    /// and a lease that came is returned by its last drop.
+    /// The owner asks for a lease back whose reference may have got lost. If the reference never
+    /// came, the lease counts as returned now. If it came, nothing changes: the drop of the last
+    /// handle returns it.
     ///
     /// # Errors
     ///
@@ -188,14 +189,15 @@ impl LeaseHolder {
         Ok(())
     }
 
-    /// The last lease of this one's slot.
+    /// The last lease in the slot of this lease.
     fn last(&self, LeaseNumber { slot, .. }: LeaseNumber) -> Result<u64, ReferenceError> {
         let slots = self.last.len() as u32;
         let last = self.last.get(slot as usize).copied();
         last.ok_or(ReferenceError::UnknownSlot { link: self.link, slot, slots })
     }
 
-    /// Makes a new lease the last one of its slot: that is the next one, after the last is back.
+    /// Makes `lease` the last one of its slot. It must be the next one, and the one before must be
+    /// back.
     fn begin(&mut self, lease: LeaseNumber) -> Result<(), ReferenceError> {
         let (last, LeaseNumber { slot, generation }) = (self.last(lease)?, lease);
         let returned = self.counters.load(slot) & !UNTOUCHED;
@@ -208,7 +210,7 @@ impl LeaseHolder {
 }
 
 /// Memory of another program that is lent to this one. Clones are handles of the same lease. The
-/// drop of the last one returns it.
+/// drop of the last handle returns the lease.
 #[derive(Clone)]
 pub struct Lease {
     inner: Arc<LeaseInner>,
@@ -244,13 +246,13 @@ impl Lease {
         }
     }
 
-    /// The link on which it came.
+    /// The link on which the reference came.
     #[must_use]
     pub fn link(&self) -> LinkId {
         self.inner.reference.link
     }
 
-    /// Its number on the link.
+    /// The number of the lease on its link.
     #[must_use]
     pub fn number(&self) -> LeaseNumber {
         self.inner.reference.lease

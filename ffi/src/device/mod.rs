@@ -429,10 +429,10 @@ fn kept(device: *mut pleachDevice_t, options: &Options) -> Result<(), Failed> {
 /// returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
 /// minute by default.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
-/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if there are 65536
-/// already; pleachSystemError if the ranks do not meet in time, or the system refuses what is
-/// needed; pleachInternalError after a mistake of the library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+/// between pleachGroupStart and pleachGroupEnd, or if 65536 devices exist already;
+/// pleachSystemError if the ranks do not meet in time, or the system refuses what is needed;
+/// pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceOpen(
     device: *mut pleachDevice_t,
@@ -470,11 +470,10 @@ pub unsafe extern "C" fn pleachDeviceOpen(
 /// returns. Threads: any. Blocks: until all ranks are there, at most joinTimeoutMs, which is a
 /// minute by default.
 ///
-/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the
-/// environment says nothing clear; pleachInvalidUsage between pleachGroupStart and
-/// pleachGroupEnd, or if there are 65536 already; pleachSystemError if the ranks do not meet in
-/// time, or the system refuses what is needed; pleachInternalError after a mistake of the
-/// library.
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the environment
+/// says nothing clear; pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, or if 65536
+/// devices exist already; pleachSystemError if the ranks do not meet in time, or the system refuses
+/// what is needed; pleachInternalError after a mistake of the library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pleachDeviceOpenFromEnv(
     device: *mut pleachDevice_t,

@@ -23,8 +23,8 @@ const CHUNK_BYTES_LEAST: u64 = 16 << 10;
 /// The wide window.
 const WINDOW: u32 = 16;
 
-/// The variant of the size before stays if it takes at most this many times as long as the fastest:
-/// less is chance.
+/// The variant of the next smaller size stays if it takes at most this many times as long as the
+/// fastest: a smaller difference is chance.
 const KEEP_FACTOR: f64 = 1.03;
 
 /// Above this rank count schedules are not made to fit a model.
@@ -50,7 +50,8 @@ pub struct Measured {
     pub timed: Vec<VariantTime>,
 }
 
-/// What to measure for a size, what the model prefers first. The same on all ranks of the platform.
+/// The variants to measure for a size, the quickest by the model first. The same on all ranks of
+/// the platform.
 ///
 /// # Errors
 ///
@@ -74,7 +75,7 @@ pub fn variants(
     Ok(variants)
 }
 
-/// What the platform's models predict of a size, as if it had been measured.
+/// The times that the platform's models predict for a size, as if they had been measured.
 ///
 /// # Errors
 ///
@@ -88,8 +89,8 @@ pub fn predicted(collective: Collective, bytes: u64, platform: &Platform) -> Res
     Ok(Measured { collective, bytes, timed: timed.collect() })
 }
 
-/// The rows of a collective, from what was measured of it by rising sizes. A variant begins half
-/// way between the sizes.
+/// The rows of a collective, from measurements of rising sizes. A row begins half way between its
+/// size and the size before.
 #[must_use]
 pub fn rows(measured: &[Measured]) -> Vec<TuningRow> {
     let mut rows: Vec<TuningRow> = Vec::new();
@@ -120,9 +121,9 @@ fn between(smaller: u64, larger: u64) -> u64 {
     middle.next_power_of_two().min(larger)
 }
 
-/// The models that come nearest to what was measured, near and far, and how far they are off: the
-/// factor that half of the measurements are within. What was not measured stays as the platform has
-/// it.
+/// The models that come nearest to the measurements, inside a host and between hosts, and their
+/// error: half of the measurements are within this factor. A parameter that no measurement depends
+/// on stays as the platform has it.
 #[must_use]
 pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostModel, f64) {
     let mut samples = Vec::new();
@@ -137,20 +138,20 @@ pub fn models(measured: &[Measured], platform: &Platform) -> (CostModel, CostMod
     fit(&samples, platform)
 }
 
-/// Whether blocks are cut as prices have it.
+/// Whether the variant has the window and the chunks that prices are made for.
 fn is_plain(variant: &Variant) -> bool {
     variant.window.is_none() && variant.chunk_bytes.is_none()
 }
 
-/// A search for the best chunks of a variant, where calls of `bytes` are long enough to be
-/// cut in more than a few; `None` if links say how many there are.
+/// A search for the best chunk size of a variant, if calls of `bytes` are long enough for many
+/// chunks. `None` also for packed trees: the links decide the number of their chunks.
 #[must_use]
 pub fn chunk_search(variant: &Variant, bytes: u64) -> Option<ChunkSearch> {
     let is_cut = bytes >= WINDOW_BYTES && !matches!(variant.algorithm, Algorithm::Packed(_));
     is_cut.then(|| ChunkSearch::new(CHUNK_BYTES_LEAST, CHUNK_BYTES))
 }
 
-/// Prices count the blocks of all ranks where tables count those of one.
+/// Prices count the blocks of all ranks, where tables count those of one rank.
 fn priced_bytes(collective: Collective, bytes: u64, ranks: u32) -> u64 {
     if collective == Collective::AllToAll { bytes.saturating_mul(ranks.into()) } else { bytes }
 }

@@ -1,6 +1,7 @@
-//! Runs a schedule with real numbers in a random interleaving, as badly as the words of `schedule`
-//! allow: bytes of a put become visible piece by piece, sources are read late, ranks begin late,
-//! and each rank has its own placement of shared slices. It shares nothing with `verify`.
+//! Runs a schedule with real numbers in a random interleaving. The interleaving is as unfavourable
+//! as the rules of `pleach_schedule::schedule` allow: bytes of a put become visible piece by piece,
+//! sources are read late, ranks begin late, and each rank has its own placement of shared slices.
+//! It shares nothing with `verify`.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +29,7 @@ pub(crate) enum Wrong {
     LeftBarrierEarly(Rank),
 }
 
-/// Which of a rank's places are one memory, at random.
+/// Which of a rank's places are the same memory, at random.
 #[derive(Clone, Copy)]
 struct Placed {
     input_shared: bool,
@@ -150,7 +151,7 @@ impl Run<'_> {
         self.check()
     }
 
-    /// A third of all kinds of actions is slow in a run.
+    /// Whether actions of this kind are slow in this run; a third of all kinds are.
     fn is_slow(&self, action: Action) -> bool {
         let kind = match action {
             Action::Begin(rank) => u64::from(rank) << 8,
@@ -250,7 +251,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// The rank calls: its slices are what they are from now on.
+    /// The rank begins its call: it writes garbage into its outputs and contributions into its
+    /// inputs.
     fn begin(&mut self, rank: Rank) {
         self.begun[rank as usize] = true;
         for block in 0..self.schedule.blocks.len() {

@@ -15,8 +15,8 @@ const FOLDER: &str = "sys/class/infiniband";
 /// InfiniBand, an atomic, and the check sum.
 const ROCE_HEADER_BYTES: u32 = 40 + 8 + 12 + 28 + 4;
 
-/// Makers of PCI devices that are RDMA devices with the right driver: vendor, what its devices'
-/// numbers begin with, who, module.
+/// PCI devices that are RDMA devices when their driver is loaded. By row: vendor number, the first
+/// digits of device numbers, the name of the maker, the kernel module.
 const ADAPTERS: [(&str, &str, &str, &str); 2] =
     [("0x15b3", "0x1", "NVIDIA (Mellanox)", "mlx5_ib"), ("0x1d0f", "0xefa", "Amazon EFA", "efa")];
 
@@ -39,7 +39,7 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
             for port in ports {
                 link(machine, port, ports, chosen.is_err(), &mut section);
             }
-            // Without the library none is taken, which was said above.
+            // Without the library no port is taken, which an earlier finding has said.
             if !matches!(machine.verbs, Some(Err(_))) {
                 address(machine, ports, chosen, &mut section);
             }
@@ -52,8 +52,8 @@ pub(super) fn check(machine: &Machine) -> Vec<Finding> {
     section.done()
 }
 
-/// Which of them a rank would take, among those whose device libibverbs lists, and in its order; at
-/// least one.
+/// The ports that a rank would take, at least one, in the order in which libibverbs lists their
+/// devices. Ports of other devices are left out.
 pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Vec<ChosenPort>, String> {
     let wish = machine.wish.clone()?;
     if let Some(Err(no_library)) = &machine.verbs {
@@ -62,14 +62,14 @@ pub(super) fn choose(machine: &Machine, ports: &[Port]) -> Result<Vec<ChosenPort
     port::choose_all(&listed(machine, ports), &wish).map_err(|error| error.to_string())
 }
 
-/// Those whose device libibverbs lists, in its order; all where it was not asked.
+/// The ports whose device libibverbs lists, in its order. All ports if the library was not asked.
 fn listed(machine: &Machine, ports: &[Port]) -> Vec<Port> {
     let Some(Ok(seen)) = &machine.verbs else { return ports.to_vec() };
     let of = |name| ports.iter().filter(move |port| port.device == name).cloned();
     seen.iter().flat_map(|seen| of(seen.name.as_str())).collect()
 }
 
-/// No RDMA device: whether there should be one.
+/// The findings of a machine without an RDMA device: whether it should have one.
 fn without(machine: &Machine, mut section: Section) -> Vec<Finding> {
     let folder = "sys/bus/pci/devices";
     for address in machine.names(folder) {
@@ -150,7 +150,7 @@ fn registered(subject: &str, opened: &OpenDevice, firmware: Option<&str>, sectio
     }
 }
 
-/// Where ranks are joined by rdma_cm: its library, and its file.
+/// The library and the file of rdma_cm, if ranks are joined by it.
 fn rdma_cm(machine: &Machine, section: &mut Section) {
     if !machine.wish.as_ref().is_ok_and(|wish| wish.connect == Connect::RdmaCm) {
         return;
@@ -335,7 +335,7 @@ fn address(
     }
 }
 
-/// The fix for a setting that cannot be honoured.
+/// The fix for a setting that cannot be satisfied.
 fn other_choice(machine: &Machine, ports: &[Port]) -> String {
     let wish = match &machine.wish {
         Ok(wish) => wish,
@@ -372,8 +372,8 @@ fn other_choice(machine: &Machine, ports: &[Port]) -> String {
     })
 }
 
-/// Largest payload of a packet on a port now and at best, in bytes: as the driver says, or as the
-/// interface has room for.
+/// The payload of a packet on a port now, and the largest possible one, in bytes. Both come from
+/// the driver, or from the MTU of the interface.
 pub(super) fn path_mtu(machine: &Machine, port: &Port) -> Option<(u32, u32)> {
     if let Some(Ok(seen)) = &machine.verbs
         && let Some(Ok(opened)) = seen.iter().find(|seen| seen.name == port.device).map(|seen| &seen.opened)
@@ -412,7 +412,7 @@ fn payload(machine: &Machine, port: &Port, section: &mut Section) {
     }
 }
 
-/// What a list of ports shows beside their addresses.
+/// The facts that a list of ports shows beside the addresses.
 pub(crate) struct PortFacts {
     pub(crate) rate: Option<String>,
     pub(crate) layer: Option<String>,
@@ -420,7 +420,7 @@ pub(crate) struct PortFacts {
     pub(crate) numa: Option<u64>,
 }
 
-/// All ports, and which ones ranks take, and why.
+/// All ports, the ports that ranks take, and the reason.
 pub(crate) struct Overview {
     pub(crate) ports: Vec<(Port, PortFacts)>,
     pub(crate) chosen: Result<String, String>,

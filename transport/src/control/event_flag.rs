@@ -1,5 +1,5 @@
-//! A flag with a file descriptor that is readable while the flag is set: what one thread sets to
-//! wake another that sleeps on descriptors.
+//! A flag with a file descriptor that is readable while the flag is set. One thread sets the flag
+//! to wake another thread that sleeps on descriptors.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,14 +26,15 @@ impl EventFlag {
         self.is_set.load(Ordering::Acquire)
     }
 
-    /// Makes the file unreadable; returns whether the flag was set. What the other thread published
+    /// Makes the file unreadable; returns whether the flag was set. All that the other thread wrote
     /// before it set the flag is visible then.
     pub(crate) fn drain(&self) -> bool {
         let mut count = [0; 8];
-        // Nothing to read: not set, or the other thread is between its two steps, and wakes again
-        // for the next attempt.
+        // There may be nothing to read. Either the flag is not set, or `wake` has set it and not
+        // written yet. In that case the write comes after this read, and wakes the next sleep
+        // without need.
         let read = rustix::io::read(&self.file, &mut count).is_ok();
-        // AcqRel: pairs with the swap in `wake`. Whoever sets it after this swap writes again.
+        // AcqRel: pairs with the swap in `wake`. A `wake` after this swap writes again.
         self.is_set.swap(false, Ordering::AcqRel) || read
     }
 }
@@ -42,7 +43,7 @@ impl Wake for EventFlag {
     fn wake(&self) {
         // AcqRel: pairs with `drain` and `is_set`.
         if !self.is_set.swap(true, Ordering::AcqRel) {
-            // Can fail only when the counter is full, and then the file is readable.
+            // The write fails only when the counter is full, and then the file is readable.
             let _ = rustix::io::write(&self.file, &1u64.to_ne_bytes());
         }
     }

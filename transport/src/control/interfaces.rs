@@ -21,8 +21,9 @@ pub(crate) fn listening_ip(interface: Option<&str>, preferred: Option<IpAddr>) -
     Ok(ip)
 }
 
-/// The preferred address of a network interface, else the first one of the same kind, else the
-/// first; where none is preferred, IPv4 goes first. Asked of the kernel (rtnetlink).
+/// The address of a network interface to listen on: the preferred address if the interface has it,
+/// else its first address of the same family, else its first address. Without a preferred address
+/// IPv4 comes first. The kernel lists the addresses (rtnetlink).
 fn interface_ip(name: &str, preferred: Option<IpAddr>) -> Result<IpAddr, OpenError> {
     let unknown = || OpenError::NoSuchInterface { interface: name.to_owned() };
     let system = |source: io::Error| OpenError::Interface { interface: name.to_owned(), source };
@@ -43,7 +44,7 @@ const NLMSG_HEADER_BYTES: usize = 16;
 const IFADDRMSG_BYTES: usize = 8;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// Link-local addresses need a scope, which an address text does not carry well; they are left out.
+/// Link-local addresses are left out: they need a scope, which an address text does not carry well.
 const SCOPE_LINK: u8 = 253;
 /// The kernel's dump messages are at most this long.
 const DUMP_BYTES_MAX: usize = 32 << 10;

@@ -590,7 +590,7 @@ impl<'a> JoinProtocol<'a> {
     /// it may close the store.
     fn release_store(&mut self, connected: &mut Connected) {
         if self.world.rank == 0 {
-            // A rank that does not tell it is lost, which the device reports.
+            // A rank that does not tell rank 0 is lost, and the device reports the loss.
             let _ = self.wait(
                 "end",
                 1..self.world.world_size,

@@ -69,8 +69,8 @@ pub(super) struct Context {
     library: &'static Library,
 }
 
-// SAFETY: libibverbs is thread-safe but for what one object's caller must serialise, which `&mut`
-// does here.
+// SAFETY: libibverbs is thread-safe, but for calls on one object that the caller must serialise.
+// Here `&mut` serialises these calls.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -113,7 +113,8 @@ impl Context {
     }
 
     pub(super) fn port(&self, port: u8) -> io::Result<sys::ibv_port_attr> {
-        // SAFETY: as above; the function fills the beginning, what it does not know stays zero.
+        // SAFETY: as above; the function fills the beginning, and fields that it does not know stay
+        // zero.
         unsafe {
             let mut attributes = std::mem::zeroed();
             checked((self.library.query_port)(self.raw.as_ptr(), port, &raw mut attributes))?;
@@ -124,7 +125,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: all that stands on it holds it, so nothing does any more.
+        // SAFETY: every object of the context holds the context, so no object is left.
         unsafe { (self.library.close_device)(self.raw.as_ptr()) };
     }
 }
@@ -157,7 +158,7 @@ pub(super) struct CompletionQueue {
     queue: NonNull<sys::ibv_cq>,
     /// The provider's function for it.
     poll: PollQueue,
-    /// Filled by the library; kept, because clearing it at each poll would cost more than the poll.
+    /// Filled by the library. Kept between polls, because clearing it would cost more than a poll.
     found: Box<[sys::ibv_wc; COMPLETIONS_AT_ONCE]>,
     channel: NonNull<sys::ibv_comp_channel>,
     context: Arc<Context>,
@@ -222,7 +223,7 @@ impl CompletionQueue {
         let count = unsafe {
             (self.poll)(self.queue.as_ptr(), COMPLETIONS_AT_ONCE as c_int, self.found.as_mut_ptr())
         };
-        // A device that fails completes nothing; peers find out by the control streams.
+        // A device that fails completes nothing. Peers learn of the failure by the control streams.
         usize::try_from(count).unwrap_or(0)
     }
 
@@ -234,7 +235,7 @@ impl CompletionQueue {
             queue_pair: completion.qp_num,
             status: completion.status,
             is_receive: completion.wr_id == RECEIVE,
-            // SAFETY: a word, which is valid whatever it is.
+            // SAFETY: the field is a word, and every value of a word is valid.
             immediate: u32::from_be(unsafe { completion.__bindgen_anon_1.imm_data }),
             bytes: completion.byte_len,
         }
@@ -401,15 +402,15 @@ impl QueuePair {
     ///
     /// # Safety
     ///
-    /// The list and its lists are valid for the call. What it reads and writes locally is
-    /// registered with this domain and stays until the request's completion came, or the queue pair
-    /// was dropped.
+    /// The list of work requests, and the scatter-gather lists that they name, are valid for the
+    /// call. The local memory that the requests read or write is registered with this domain. It
+    /// stays until the request has completed, or the queue pair was dropped.
     pub(super) unsafe fn post(
         &mut self,
         first: *mut sys::ibv_send_wr,
     ) -> Result<(), (io::Error, *mut sys::ibv_send_wr)> {
         let mut bad = ptr::null_mut();
-        // SAFETY: the caller's; the context's own function for its queue pair.
+        // SAFETY: the caller's promise; the context's own function for its queue pair.
         checked(unsafe {
             let post = self.domain.context.raw.as_ref().ops.post_send.expect("every provider posts");
             post(self.raw.as_ptr(), first, &raw mut bad)
@@ -503,8 +504,8 @@ impl MemoryRegion {
         let without = || io::Error::new(io::ErrorKind::Unsupported, "it is no dma-buf");
         let part = memory.dma_buf().ok_or_else(without)?;
         let (file, len) = (part.file.as_raw_fd(), memory.len());
-        // SAFETY: an open file, which the kernel holds from then on; the memory that it is of is
-        // kept longer than the registration.
+        // SAFETY: the file is open, and the kernel holds it from then on. The memory behind the
+        // file is kept longer than the registration.
         let raw =
             unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
         Self::registered(domain, memory, raw, reservation)
@@ -587,7 +588,7 @@ pub(super) struct MemoryWindow {
 unsafe impl Send for MemoryWindow {}
 
 impl MemoryWindow {
-    /// Makes a window that is not bound; an error if the device supports none.
+    /// Makes a window without a binding; an error if the device supports no windows.
     pub(super) fn new(domain: &Arc<ProtectionDomain>) -> Result<Self, CreateError> {
         let reservation = domain.limits.reserve(LimitKind::Windows)?;
         // SAFETY: a live domain; the context's own function for it.
@@ -600,9 +601,9 @@ impl MemoryWindow {
         Ok(Self { raw, domain: Arc::clone(domain), _reservation: reservation })
     }
 
-    /// The binding of the window to bytes of a region, in the addresses that peers use, with the
-    /// key that is valid when the request has completed. Once a window, because each binding has
-    /// another key.
+    /// The binding of the window to bytes of a region, in the addresses that peers use. It holds
+    /// the key that is valid once the request has completed. A window is bound once, because each
+    /// binding has another key.
     pub(super) fn bind(
         &self,
         region: &MemoryRegion,

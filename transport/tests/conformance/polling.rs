@@ -1,5 +1,5 @@
-//! `poll` never grows the vector of events, loses nothing for want of room, and keeps what is in
-//! it. (That it never grows is also asserted at every polling of the suite.)
+//! `poll` never grows the vector of events, loses no event when the vector is full, and keeps the
+//! events that are in it. (All polls of this suite also assert that the vector does not grow.)
 
 use pleach_transport::{Event, Submitted, TransferId};
 
