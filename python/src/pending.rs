@@ -1,8 +1,8 @@
 //! Operations under way.
 //!
-//! **Invariant:** the group's list ([`crate::group::Inner`]) names every started operation until
-//! the operation has ended, and so its memory. A [`Pending`] that Python drops changes nothing of
-//! that. No thread waits for the lock of an operation while it holds the GIL.
+//! **Invariant:** the group's list ([`crate::group::Inner`]) holds every started operation until
+//! the operation has ended, and so keeps its memory. This holds also if Python drops the
+//! [`Pending`]. No thread waits for the lock of an operation while it holds the GIL.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::error;
 use crate::group::Inner;
 use crate::memory::Memory;
 
-/// How long a wait lasts between two looks for signals of the process.
+/// How long a wait lasts between two checks for signals of the process.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// An operation and what it works on.
+/// An operation and the memory that it works on.
 pub(crate) struct Started {
     state: Mutex<State>,
 }
@@ -30,7 +30,7 @@ enum State {
     Ended(Result<(), CollectiveError>),
 }
 
-/// In the order in which the fields go: the memory is let go of when the operation has ended.
+/// The fields are dropped in this order: the memory is released after the operation.
 pub(crate) struct UnderWay {
     pub(crate) operation: pleach_collectives::Pending<RawPair>,
     pub(crate) memory: [Option<Memory>; 2],

@@ -36,23 +36,23 @@ pub struct Wiring {
     shallow: Mutex<BTreeMap<Collective, ShallowPackings>>,
 }
 
-/// What there is besides the optimum for a collective, for messages that are short.
+/// Packings for short messages, besides the optimum of a collective.
 #[derive(Debug)]
 struct ShallowPackings {
     /// The optimum first, then flatter ones.
     packings: Vec<Packing>,
-    /// Those that were asked for, by their places.
+    /// The packings that were asked for, by their places in `packings`.
     ready: BTreeMap<usize, Arc<Packed>>,
 }
 
-/// A packing with what was made of it.
+/// A packing, with the trees and the routes made of it.
 #[derive(Debug)]
 pub struct Packed {
     /// The packing itself.
     pub packing: Packing,
-    /// For schedules.
+    /// The trees for schedules.
     pub trees: Arc<PackedTrees>,
-    /// The routes that the packing says.
+    /// The routes by the paths of the packing.
     pub routes: Routes,
 }
 
@@ -66,7 +66,7 @@ pub enum WiringError {
     /// The packing is not valid for these ranks.
     #[error(transparent)]
     Packed(#[from] PackedError),
-    /// Its paths are no paths.
+    /// A path of the packing is not a path of the topology.
     #[error("the packing's way from rank {from} to rank {to} is no path over links of its topology")]
     NoRoute {
         /// Where the path should begin.
@@ -84,7 +84,7 @@ impl PartialEq for Wiring {
 }
 
 impl Wiring {
-    /// These links, with nothing packed yet. Messages cost nothing besides their bytes.
+    /// A wiring of these links, with nothing packed yet. Messages cost nothing besides their bytes.
     #[must_use]
     pub fn new(topology: Topology) -> Self {
         let routes = Routes::new(&topology, None).expect("the shortest paths of a connected topology");
@@ -100,7 +100,7 @@ impl Wiring {
         }
     }
 
-    /// The same, packed in this way.
+    /// The same wiring with these options of packing.
     #[must_use]
     pub fn packed_by(self, options: PackOptions) -> Self {
         let mut hasher = Hasher64::default();
@@ -109,18 +109,18 @@ impl Wiring {
         Self { options, digest: hasher.finish(), packed: Mutex::default(), shallow: Mutex::default(), ..self }
     }
 
-    /// The same where a message costs its sender so much besides its bytes: the more, the fewer
-    /// chunks.
+    /// The same wiring, where a message costs its sender this time besides its bytes. Schedules
+    /// have fewer chunks when the cost is higher.
     #[must_use]
     pub fn with_message_cost(self, cost: Duration) -> Self {
         Self { message_ns: u64::try_from(cost.as_nanos()).unwrap_or(u64::MAX), ..self }
     }
 
-    /// The same with this packing in place of what would be packed for its collective.
+    /// The same wiring with this packing for the packing's collective.
     ///
     /// # Errors
     ///
-    /// It is no packing of these links.
+    /// The packing is not one of these links.
     pub fn with_packing(self, packing: Packing) -> Result<Self, WiringError> {
         let collective = packing.collective;
         let mut hasher = Hasher64::default();
@@ -130,7 +130,7 @@ impl Wiring {
         let digest = hasher.finish();
         let packed = Arc::new(packed);
         let packings = vec![packed.packing.clone()];
-        // For all sizes, as it was asked for.
+        // The packing is used for all sizes, as the caller asked.
         let only = ShallowPackings { packings, ready: BTreeMap::from([(0, packed.clone())]) };
         locked(&self.shallow).insert(collective, only);
         locked(&self.packed).insert(collective, Ok(packed));
@@ -143,29 +143,29 @@ impl Wiring {
         &self.topology
     }
 
-    /// The shortest path between any two ranks, which leads over other ranks only where switches do
-    /// not join the two.
+    /// The shortest path between any two ranks. It leads over other ranks only if switches do not
+    /// join the two.
     #[must_use]
     pub fn routes(&self) -> &Routes {
         &self.routes
     }
 
-    /// A number that is the same on ranks that were told of the same links.
+    /// A number that is equal on ranks that got the same links.
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// What is packed for a collective: made when it is asked for first, which can take seconds.
+    /// The packing for a collective. The first call makes it, which can take seconds.
     pub fn packed(&self, collective: Collective) -> Result<Arc<Packed>, WiringError> {
         let mut known = locked(&self.packed);
         let make = || Ok(Arc::new(self.prepare(pack(&self.topology, collective, &self.options)?)?));
         known.entry(collective).or_insert_with(make).clone()
     }
 
-    /// The algorithm that is fastest for `bytes` (of what the packing's rate counts): the optimum,
-    /// or where that was not said otherwise by the options one with fewer or less deep trees. The
-    /// same for sizes of as many bits.
+    /// The packing that is fastest for `bytes` (of the data that the packing's rate counts). It is
+    /// the optimum, or a packing with fewer or less deep trees if the options allow one. Sizes with
+    /// the same number of bits get the same packing.
     pub fn packed_for(&self, collective: Collective, bytes: u64) -> Result<Arc<Packed>, WiringError> {
         let optimum = self.packed(collective)?;
         if !self.options.may_be_shallow() {
@@ -198,8 +198,8 @@ impl Wiring {
         })
     }
 
-    /// The first two ranks between which a schedule puts but no link or path through switches
-    /// leads.
+    /// The first put of a schedule that no link can carry: its two ranks, if neither a link nor a
+    /// path through switches leads from the first to the second.
     #[must_use]
     pub fn missing_link(&self, schedule: &Schedule) -> Option<(Rank, Rank)> {
         let puts = (0..).zip(&schedule.programs).flat_map(|(from, lanes)| {
@@ -212,7 +212,8 @@ impl Wiring {
         puts.into_iter().find(|&(from, to)| self.unjoined_pair(from, to).is_some())
     }
 
-    /// The names of two ranks that no link or path through switches leads from and to.
+    /// The names of two ranks, if neither a link nor a path through switches leads from the first
+    /// to the second.
     #[must_use]
     pub fn unjoined_pair(&self, from: Rank, to: Rank) -> Option<[&str; 2]> {
         let links = self.routes.between(from, to)[0].links.iter().skip(1);
@@ -230,11 +231,11 @@ impl Wiring {
 }
 
 fn locked<T>(known: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing is half done when a packer panics.
+    // A packer that panics leaves nothing incomplete.
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A number of a topology that equal ones have in common.
+/// A number of a topology; equal topologies have equal numbers.
 #[must_use]
 pub fn topology_digest(topology: &Topology) -> u64 {
     let mut hasher = Hasher64::default();
@@ -256,33 +257,36 @@ pub fn topology_digest(topology: &Topology) -> u64 {
 
 // The routes between any two ranks over the links of a topology.
 
-/// One of the ways from a rank to another.
+/// A route from a rank to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// One after the other, by their places in [`Routes::links`].
+    /// The links in their order, by their places in [`Routes::links`].
     pub links: Vec<usize>,
-    /// Its part of what is sent, beside the weights of the pair's other routes; at least 1.
+    /// The share of the data on this route, relative to the weights of the pair's other routes; at
+    /// least 1.
     pub weight: u64,
 }
 
 /// Routes between any two ranks of a topology: everything that a rank sends to another is split
 /// over the pair's routes by their weights.
 ///
-/// A pair that the packing joins has the packing's paths with their weights, all trees together;
-/// any other one the path through switches with the fewest links, among these the least latency,
-/// among these the most bandwidth; and only pairs that switches do not join a path over other
-/// ranks.
+/// The routes of a pair are these:
+///
+/// 1. If the packing joins the pair: the packing's paths with their weights, all trees together.
+/// 2. Otherwise, if switches join the pair: the path through switches with the fewest links, among
+///    these the least latency, among these the most bandwidth.
+/// 3. Otherwise a path over other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routes {
     ranks: u32,
     links: Vec<Link>,
     /// Row by row: the routes from rank `row` to rank `column`; one without links on the diagonal.
     routes: Vec<Vec<Route>>,
-    /// In the same order: the time on the longest of them, in nanoseconds.
+    /// In the same order: the time on the longest route of the pair, in nanoseconds.
     latencies_ns: Vec<u64>,
 }
 
-/// Routes are weighed in this many parts of the largest.
+/// The weight of the largest route; other weights are fractions of it.
 const WEIGHT_MAX: f64 = (1u64 << 40) as f64;
 
 impl Routes {
@@ -335,11 +339,11 @@ impl Routes {
         &self.links
     }
 
-    /// All routes of a pair, at least one; one without links from a rank to itself.
+    /// All routes of a pair, at least one. From a rank to itself there is one route without links.
     ///
     /// # Panics
     ///
-    /// When one of them is no rank of the topology.
+    /// When `from` or `to` is no rank of the topology.
     #[must_use]
     pub fn between(&self, from: Rank, to: Rank) -> &[Route] {
         &self.routes[self.pair(from, to)]
@@ -350,7 +354,7 @@ impl Routes {
     ///
     /// # Panics
     ///
-    /// When one of them is no rank of the topology.
+    /// When `from` or `to` is no rank of the topology.
     #[must_use]
     pub fn latency_ns(&self, from: Rank, to: Rank) -> u64 {
         self.latencies_ns[self.pair(from, to)]
@@ -383,7 +387,7 @@ fn paths(packing: &Packing) -> BTreeMap<(Rank, Rank), Paths> {
     paths
 }
 
-/// Paths with whole weights.
+/// The paths with their weights as whole numbers.
 fn weighed(paths: Paths) -> impl Iterator<Item = (Vec<NodeId>, u64)> {
     let value = |weight: &Rate| *weight.numer() as f64 / *weight.denom() as f64;
     let largest = paths.values().map(value).fold(f64::MIN_POSITIVE, f64::max);
@@ -395,13 +399,14 @@ fn weighed(paths: Paths) -> impl Iterator<Item = (Vec<NodeId>, u64)> {
 /// How good a path is: links, nanoseconds, and less for more bandwidth.
 type PathCost = (u32, u64, Reverse<u64>);
 
-/// By node that is reached from a rank: its cost, and the node before it on the best path. Paths
-/// lead through switches alone, or over other ranks as well.
+/// The best paths from a rank. For each node that they reach: the cost of its path, and the node
+/// before it on the path. Paths lead through switches alone or, with `over_ranks`, over other ranks
+/// as well.
 fn shortest_paths(topology: &Topology, from: Rank, over_ranks: bool) -> BTreeMap<NodeId, (PathCost, NodeId)> {
     let start = topology.node(from);
     let mut best: BTreeMap<NodeId, (PathCost, NodeId)> = BTreeMap::new();
     let mut open = BTreeSet::from([((0, 0, Reverse(u64::MAX)), start)]);
-    // Dijkstra over costs that only grow: one more link each.
+    // Dijkstra's algorithm: each further link makes a cost larger.
     while let Some((cost, node)) = open.pop_first() {
         let ends_here = !over_ranks && topology.rank(node).is_some();
         if node != start && (ends_here || best.get(&node).is_some_and(|known| known.0 < cost)) {

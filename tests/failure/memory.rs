@@ -1,5 +1,5 @@
-//! The memory that fencing takes: a survivor copies its registered memory out of the reach of its
-//! peers, and never holds two copies of all of it.
+//! The memory that a fence takes. A survivor moves its registered memory out of the reach of its
+//! peers by copies, and never holds two copies of all of it.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
@@ -18,12 +18,13 @@ const ELEMENTS: u32 = 64 << 20;
 /// Fewer samples between the death and the failure prove nothing.
 const SAMPLES_MIN: usize = 3;
 
-/// What a failing rank may need beside its registered memory: the piece that it copies, and the
-/// words of the failure.
+/// The memory that a failing rank may need beside its registered memory: for the piece that it
+/// copies, and for the text of the failure.
 const BESIDE_KB: u64 = 8 << 10;
 
-/// The memory of a process, in KiB: its own, and that of the memory files that it holds. Its own is
-/// read first: what is copied between the two is not counted twice.
+/// The memory of a process, in KiB: its private memory, and that of the memory files that it holds.
+/// The private memory is read first. So a piece that is copied from a file between the two reads is
+/// not counted twice.
 fn memory_kb(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
     let field = |name: &str| -> u64 {
@@ -49,7 +50,7 @@ fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric
     ranks.tell(0, &format!("keep all-reduce count=1000 idle={}", many(fabric, ELEMENTS)));
     ranks.tell(1, "keep all-reduce count=1000");
     ranks.expect_all("kept");
-    // Memory that nobody has written is none.
+    // Memory that was never written takes no pages.
     ranks.tell_all("fill");
     ranks.expect_all("filled");
     ranks.tell_all("loop all-reduce count=1000");
@@ -57,7 +58,7 @@ fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric
     let process = ranks.id(0);
     let before_kb = memory_kb(process);
     let samples = thread::scope(|scope| {
-        // The sampler ends when the sender is dropped, also by an assertion that fails.
+        // The sampler ends when the sender is dropped, also if an assertion fails.
         let (sender, receiver) = mpsc::channel::<()>();
         let sampler = scope.spawn(move || {
             let mut samples = Vec::new();

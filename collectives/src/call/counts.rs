@@ -11,19 +11,22 @@
 //!   those of parts of unknown length.
 //!
 //! **Invariant:** no byte of a part is used, and none is written to a peer's slice, before the two
-//! have been compared. For *paired* counts it holds like this. A rank marks every signal to a peer
-//! with the signature mixed with the two counts between them, given and taken
-//! ([`PairCounts::mark`]), and a wait for a signal of that peer completes only if the signal
-//! carries the mark that this rank computes from its own counts. Each of the two waits for a signal
-//! of the other before it touches the other's memory: a put waits until the part may come, a reader
-//! until the part may be read. So when their counts differ both stay at their first wait and query
-//! each other. Query and answer carry both counts, and the call ends with a mismatch that names
-//! them. A third rank hears of the mismatch with the failure of the group; it may have ended its
-//! call before, and later calls that were under way at the same time. Buffer addresses are those of
-//! the pair too: where this part begins in the sender's slice, since the peer does not know the
-//! lengths before it. A peer that lies can spoil only the parts that it gives or gets: a reader
-//! reads as many bytes as its own count says, and a put goes where its receiver said, as long as
-//! the sender's own count.
+//! ranks have compared their counts. For *paired* counts the two ranks compare like this:
+//!
+//! * A rank marks every signal to a peer: it mixes the signature with the two counts between the
+//!   two, given and taken ([`PairCounts::mark`]). A wait for a signal of the peer completes only if
+//!   the signal carries the mark that this rank computes from its own counts.
+//! * Each of the two waits for a signal of the other before it touches the other's memory. A put
+//!   waits until the part may come, a reader until the part may be read. So when their counts
+//!   differ, both stay at their first wait and query each other.
+//! * Query and answer carry both counts, and the call ends with a mismatch that names them. A third
+//!   rank learns of the mismatch by the failure of the group. It may have ended this call before,
+//!   and later calls that were under way at the same time.
+//! * The addresses of buffers are also those of the pair: an address says where this part begins in
+//!   the sender's slice, since the peer does not know the lengths of the parts before it.
+//! * A peer that lies can spoil only the parts that it gives or gets. A reader reads as many bytes
+//!   as its own count says. A put writes to the place that its receiver named, as many bytes as the
+//!   sender's own count says.
 
 use std::hash::Hasher;
 use std::sync::Arc;
@@ -65,12 +68,11 @@ pub(crate) struct PairCounts {
     pub(crate) down: u64,
 }
 
-/// A length in elements that no part has: schedules for paired counts are chosen as if parts were
-/// so long, in bytes.
+/// The schedule for paired counts is chosen as for parts of this many bytes.
 const PAIRED_PLAN_BYTES: usize = 1 << 20;
 
-/// Longest input or output of a call, in bytes: all that a process can address. Places of chunks
-/// are computed in numbers that hold this many times over, so that no count makes one of them
+/// Longest input or output of a call, in bytes: all that a process can address. The code computes
+/// places of chunks in integers that can hold a multiple of this, so no count makes an integer
 /// overflow.
 pub(crate) const CALL_BYTES_MAX: usize = 1 << 47;
 
@@ -102,14 +104,14 @@ pub enum CountsError {
     /// The parts of an output do not lie one after the other in the list.
     #[error("an all-to-all takes no list of all its counts; say what this rank gives and gets")]
     NotListed,
-    /// Other ranks than its ends touch a part whose length only these know.
+    /// A rank touches a part whose length only the two ends of the part know.
     #[error("the schedule leads parts over ranks that do not know how long they are; use direct")]
     NotPrivate,
 }
 
 impl Counts {
-    /// The same for lists whose counts are all equal; so a list is never just another word for one
-    /// count.
+    /// Counts by a list. A list of equal counts becomes [`Self::Each`], so no counts have two
+    /// forms.
     #[must_use]
     pub fn listed(list: &[usize]) -> Self {
         match list {
@@ -193,13 +195,13 @@ impl Counts {
         place: (Rank, u32),
         element_bytes: usize,
     ) -> Result<(), CountsError> {
-        // Also where this rank has no part: places are computed of one.
+        // Checked also if this rank has no part: its places are computed for the longest part.
         let longest = self.elements(collective, place).max(self.longest().unwrap_or(0));
         let bytes = longest.saturating_mul(element_bytes);
         if bytes <= CALL_BYTES_MAX { Ok(()) } else { Err(CountsError::TooLong) }
     }
 
-    /// Whether input and output are as long as they say.
+    /// Whether input and output are as long as the counts say.
     pub(crate) fn check_lengths(
         &self,
         collective: Collective,
@@ -249,7 +251,7 @@ impl PairCounts {
         Amount::Pair { low, high, up, down }
     }
 
-    /// As words on the wire; of a rooted collective only one way is used.
+    /// The lengths as words on the wire. A rooted collective uses only one direction.
     pub(crate) fn to_words(self, collective: Collective) -> [u64; 2] {
         match collective.root() {
             Some(root) => [u64::from(root), self.up.max(self.down)],

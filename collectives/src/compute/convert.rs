@@ -47,7 +47,8 @@ pub(super) fn to_f16(value: f32) -> u16 {
     const OVERFLOW: u32 = (127 + 16) << 23;
     /// 2^-14: everything below is subnormal.
     const SMALLEST_NORMAL: u32 = (127 - 14) << 23;
-    /// A float whose last place is that of a subnormal binary16, so that adding it rounds to those.
+    /// A float whose last place is that of a subnormal binary16: adding it rounds to a subnormal
+    /// binary16.
     const SUBNORMAL_MAGIC: u32 = (127 - 15 + 23 - 10 + 1) << 23;
 
     let bits = value.to_bits();
@@ -62,9 +63,9 @@ pub(super) fn to_f16(value: f32) -> u16 {
     (sign | if magnitude >= OVERFLOW { special } else { finite }) as u16
 }
 
-/// Value of an 8-bit float with these exponent bias and mantissa bits, of its bits but the sign;
-/// finite ones only. A subnormal number is a small integer times a power of two: multiplying
-/// subnormal `f32` instead would take the processor a hundred times as long.
+/// Value of a finite 8-bit float without its sign, from its bits; `BIAS` and `MANTISSA` are those
+/// of its format. A subnormal number is computed as a small integer times a power of two.
+/// Multiplying subnormal `f32` instead would take the processor a hundred times as long.
 #[inline(always)]
 fn from_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> f32 {
     let smallest = f32::from_bits((127 + 1 - BIAS - MANTISSA) << 23);
@@ -73,12 +74,13 @@ fn from_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> f32 {
     f32::from_bits(if magnitude < 1 << MANTISSA { subnormal.to_bits() } else { normal })
 }
 
-/// Bits of the 8-bit float nearest to a value below the overflow, but the sign; `magnitude` has the
-/// value's.
+/// Bits, without the sign, of the 8-bit float nearest to a value below the overflow. `magnitude`
+/// has the bits of the value without its sign.
 #[inline(always)]
 fn to_finite_f8<const BIAS: u32, const MANTISSA: u32>(magnitude: u32) -> u32 {
     let shift = 23 - MANTISSA;
-    // A float whose last place is that of a subnormal number, so that adding it rounds to those.
+    // A float whose last place is that of a subnormal number: adding it rounds to a subnormal
+    // number.
     let magic = (127 - BIAS + shift + 1) << 23;
     let odd = (magnitude >> shift) & 1;
     let normal =
@@ -101,8 +103,8 @@ pub(super) fn from_f8e4m3(bits: u8) -> f32 {
 #[inline(always)]
 pub(super) fn to_f8e4m3(value: f32) -> u8 {
     const NAN: u32 = 0x7f;
-    /// 464, half way between the largest number and what would be the next one; the tie goes to the
-    /// even 448.
+    /// 464, half way between the largest number, 448, and the number that would follow. The tie
+    /// goes to 448, which is even.
     const OVERFLOW_ABOVE: u32 = 464f32.to_bits();
     let bits = value.to_bits();
     let (sign, magnitude) = ((bits >> 24) & 0x80, bits & 0x7fff_ffff);
@@ -124,7 +126,7 @@ pub(super) fn from_f8e5m2(bits: u8) -> f32 {
 #[inline(always)]
 pub(super) fn to_f8e5m2(value: f32) -> u8 {
     const INFINITY: u32 = 0x7c;
-    /// Half way between the largest number and what would be the next one; the tie goes to
+    /// Half way between the largest number and the number that would follow. The tie goes to
     /// infinity, which is even.
     const OVERFLOW: u32 = 61_440f32.to_bits();
     let bits = value.to_bits();

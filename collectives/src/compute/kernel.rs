@@ -1,5 +1,5 @@
-//! The inner loops, compiled once for every set of instructions that is worth it, and how a slice
-//! of a job is cut into strips for them that stay in the first-level cache.
+//! The inner loops, compiled once for each useful set of instructions. A slice of a job is cut into
+//! strips for these loops; the strips stay in the first-level cache.
 //!
 //! The loops are plain loops over [`Number`]; the compiler makes vector instructions of them
 //! because the function around them says which it may use. A [`Kernel`] is a set of such functions
@@ -38,7 +38,7 @@ enum Set {
     /// AVX-512 F, BW, DQ and VL.
     #[cfg(target_arch = "x86_64")]
     Avx512,
-    /// These, and arithmetic on binary16.
+    /// AVX-512 as above, and arithmetic on binary16.
     #[cfg(target_arch = "x86_64")]
     Avx512Half,
 }
@@ -85,9 +85,9 @@ fn has_avx512() -> bool {
 ///
 /// # Safety
 ///
-/// Of every member: the pointers name `n` elements each, readable or (`*mut`) writable; a `*mut`
-/// overlaps no other pointer, and the processor has the instructions that the kernel was asked for
-/// with.
+/// Of every member: the pointers name `n` elements each, readable or (`*mut`) writable. A `*mut`
+/// overlaps no other pointer. The processor has the instructions of the [`Instructions`] that gave
+/// the kernel.
 #[derive(Clone, Copy)]
 struct Kernel<E> {
     /// Stores `a op b`.
@@ -234,7 +234,7 @@ impl Instructions {
     }
 }
 
-/// Without instructions of their own they are short floats as others.
+/// Other processors convert 8-bit floats as they convert all short floats.
 #[cfg(not(target_arch = "x86_64"))]
 impl Instructions {
     fn kernel_f8<E: Number>(self, op: ReduceOp) -> &'static Kernel<E> {
@@ -394,7 +394,7 @@ fn combine<O: Combine<f32>, const LANES: usize>(a: [f32; LANES], b: [f32; LANES]
 /// that stream through it.
 const STRIP_BYTES: usize = 4096;
 
-/// Elements in a strip of short floats, which is as long as it is when widened.
+/// Elements in a strip of short floats: as many as fit a strip after widening.
 const WIDE_ELEMENTS: usize = STRIP_BYTES / size_of::<f32>();
 
 /// How many elements of this type make a strip.
@@ -405,8 +405,8 @@ pub(super) const fn strip_elements(data_type: DataType) -> usize {
     }
 }
 
-/// Room for what lies between sources and destinations. Aligned so that vector accesses do not
-/// straddle cache lines.
+/// Memory between sources and destinations, aligned so that vector accesses do not straddle cache
+/// lines.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Strips {
@@ -444,8 +444,8 @@ impl Strips {
     ) {
         let part = JobRange { job, first, elements };
         let op = job.op;
-        // SAFETY: the caller's; `kernel` and the conversions are asked for with instructions that
-        // the processor has, since an `Instructions` comes from detection only.
+        // SAFETY: the caller's promise. The processor has the instructions of `kernel` and of the
+        // conversions, since an `Instructions` comes from detection only.
         unsafe {
             if job.from.len() == 1 && job.divide_by <= 1 {
                 return part.copy();
@@ -455,7 +455,7 @@ impl Strips {
                 let part = JobRange { job, first: first * size, elements: elements * size };
                 return self.fold::<u8>(&part, instructions.kernel_of_bytes(op));
             }
-            // Two at a time are combined in their own type, more of a short float in `f32`.
+            // Two sources are combined in their own type; more sources of a short float in `f32`.
             let two = job.from.len() == 2 && job.divide_by <= 1;
             match job.data_type {
                 DataType::F16 if two => self.fold::<F16>(&part, instructions.kernel_f16(op)),
@@ -506,7 +506,7 @@ impl Strips {
                     let skip = part.first * size_of::<E>();
                     return (kernel.both)(one.add(skip).cast(), other.add(skip).cast(), part.elements);
                 }
-                // One destination needs no strips, as nothing is read again.
+                // A single destination needs no strips, because no result is read again.
                 let strip = if job.into.len() == 1 { part.elements } else { strip };
                 return part.for_each_strip(strip, |at, n| {
                     let bytes = at * size_of::<E>();
@@ -590,7 +590,7 @@ impl JobRange<'_> {
         }
     }
 
-    /// One source as it is.
+    /// Copies the only source to the destinations.
     ///
     /// # Safety
     ///
@@ -605,14 +605,15 @@ impl JobRange<'_> {
     }
 }
 
-/// Two different sources, and a destination that may be one of them. Their order makes no
-/// difference.
+/// Combines two different sources. The destination may be one of them. The order of the sources
+/// makes no difference.
 ///
 /// # Safety
 ///
 /// As for [`Kernel`], but that `into` may be `a` or `b`.
 unsafe fn fold_two<E>(kernel: &Kernel<E>, into: *mut E, a: *const E, b: *const E, n: usize) {
-    // SAFETY: where `into` is a source it is not passed as one; otherwise the caller's.
+    // SAFETY: if `into` is a source, it is not passed as a source too. All else is the caller's
+    // promise.
     unsafe {
         if std::ptr::eq(into, a) {
             (kernel.onto)(into, b, n);
@@ -632,7 +633,7 @@ unsafe fn fold_two<E>(kernel: &Kernel<E>, into: *mut E, a: *const E, b: *const E
 /// overlap it.
 unsafe fn store_in_each(into: &[*mut u8], offset: usize, from: *const u8, bytes: usize) {
     for destination in into {
-        // SAFETY: the caller's.
+        // SAFETY: the caller's promise.
         unsafe {
             let destination = destination.add(offset);
             if !std::ptr::eq(destination, from) {

@@ -1,5 +1,5 @@
-//! Distributed deadlock detection: ranks whose calls wait for each other in a cycle, as a receive
-//! against a collective, or two receives.
+//! Distributed deadlock detection: finds ranks whose calls wait for each other in a cycle. Examples
+//! are a receive against a collective, and two receives.
 //!
 //! A rank that is blocked in a call makes no other call before that call ends, if one thread makes
 //! its calls. So a cycle of ranks, each of which waits for a call that the next one has not made
@@ -119,8 +119,8 @@ impl DeadlockDetector {
         self.elsewhere.clear();
     }
 
-    /// One of the ranks that the blocked call needs: one that is blocked elsewhere, where there is
-    /// one; in turn, as any of them may be part of a cycle.
+    /// The rank to ask next. If ranks are known that are blocked elsewhere, it is one of these,
+    /// else one of the needed ranks. All get their turn, as each of them may be part of a cycle.
     fn one_of(&self, needed: &BTreeSet<Rank>) -> Option<Rank> {
         let ranks = if self.elsewhere.is_empty() { needed } else { &self.elsewhere };
         let turn = (self.next_probe as usize).checked_rem(ranks.len())?;
@@ -138,8 +138,8 @@ impl DeadlockDetector {
         number
     }
 
-    /// The edges from this rank's own call to `last`, and since when they are known; the first time
-    /// it is now.
+    /// The edges from this rank's own call to `last`, the time since when the cycle is known, and
+    /// the begin of the probe. A new cycle is known since now.
     fn close(&mut self, number: u64, last: usize, now: Nanos) -> Option<(Vec<Edge>, Nanos, Nanos)> {
         let probe = self.probes.iter().find(|probe| probe.number == number)?;
         let mut edges = Vec::new();
@@ -169,8 +169,8 @@ impl DeadlockDetector {
 
     fn send(&mut self, device: &mut dyn Device, peer: Rank, probe: u64, (stream, run): RunOf) {
         let unanswered = self.unanswered.entry(peer).or_default();
-        // A peer that is stopped is not sent more than it can be asked for at once. Gone or full:
-        // then there is no answer.
+        // At most [`PROBES_MAX`] probes to a peer are unanswered, so a stopped peer gets no more.
+        // If the peer is gone or its queue is full, no answer will come.
         let message = Message::Probe { probe, stream, run };
         if *unanswered < PROBES_MAX && device.post(peer, &message.encode(), Urgency::Ordinary).is_ok() {
             *unanswered += 1;
@@ -179,9 +179,9 @@ impl DeadlockDetector {
 }
 
 impl Engine {
-    /// Whether several threads of this rank make calls, so that a blocked call may depend on
-    /// another one that is still to be made. Otherwise ranks whose calls wait for each other in a
-    /// cycle are told so.
+    /// Sets whether several threads of this rank make calls. If they do, a blocked call may depend
+    /// on a call that another thread is about to make. Otherwise ranks whose calls wait for each
+    /// other in a cycle get an error.
     pub fn allow_concurrent_calls(&mut self, is_concurrent: bool) {
         self.deadlocks.is_concurrent = is_concurrent;
         if is_concurrent {
@@ -189,7 +189,7 @@ impl Engine {
         }
     }
 
-    /// The thread that makes this rank's calls makes no other one before this one has ended.
+    /// The thread that makes this rank's calls makes no other call before this one has ended.
     pub fn await_run(&mut self, run: RunId) {
         self.deadlocks.awaited = Some(run);
     }
@@ -279,7 +279,7 @@ impl Engine {
         }
         if blocked.on != rank {
             let is_known = probe.edges.iter().any(|edge| edge.rank == blocked.on && edge.run == blocked.run);
-            // Every rank once: a longer way is a cycle without this rank.
+            // Every rank is followed once: a longer path is a cycle without this rank.
             if !is_known && probe.edges.len() < ranks as usize * 2 {
                 let edge = Edge { rank: blocked.on, run: blocked.run, before: Some(index), instead: None };
                 probe.edges.push(edge);

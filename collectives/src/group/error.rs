@@ -1,4 +1,4 @@
-//! What callers of a group can be told.
+//! The errors that callers of a group get.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,12 +23,12 @@ pub enum GroupError {
     /// The engine could not be made.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Peers are connected but do not talk.
+    /// Peers are connected but have not said where their memory is.
     #[error("ranks {missing:?} have connected but not said where their memory is within {} ms", .limit.as_millis())]
     Silent {
         /// The ranks.
         missing: Vec<Rank>,
-        /// How long they had.
+        /// How long they had to say it.
         limit: Duration,
     },
     /// Ranks met, and then did not tell each other whether their NICs reach their GPUs.
@@ -63,7 +63,7 @@ pub enum GroupError {
     /// There are fewer ports than ranks.
     #[error("no metrics: there is no port {port} for a rank of this host; choose a lower one")]
     Port {
-        /// Which it would be.
+        /// The port that a rank would have.
         port: u32,
     },
     /// The trace cannot be begun.
@@ -76,7 +76,7 @@ pub enum GroupError {
     },
 }
 
-/// What errors call a group.
+/// How errors name a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupName {
     /// Its number among the groups of this process, from 1.
@@ -115,12 +115,12 @@ pub enum CollectiveError {
     Length {
         /// The name of the slice.
         what: &'static str,
-        /// What it should be.
+        /// The length that it should have.
         expected: usize,
-        /// What it is.
+        /// The length that it has.
         actual: usize,
     },
-    /// A list of counts that has not one for each rank.
+    /// A list of counts that has not one count for each rank.
     #[error("there are {actual} counts for {what}, not {expected}, one for each rank")]
     CountOfCounts {
         /// The name of the list.
@@ -147,7 +147,7 @@ pub enum CollectiveError {
     /// Counts that do not fit the schedule.
     #[error(transparent)]
     Counts(#[from] CountsError),
-    /// Input and output share memory, and not as the collective's in-place form has them.
+    /// Input and output share memory, but not in the collective's in-place form.
     #[error(
         "the input and the output of {collective} overlap, and not exactly as in place; pass memory that is apart, or {}",
         if *collective == Collective::AllReduce { "the same for both" } else { "a rank's own block at its place among all blocks" }
@@ -156,7 +156,7 @@ pub enum CollectiveError {
         /// The collective.
         collective: Collective,
     },
-    /// A rank that is not there.
+    /// A rank that is not in the group.
     #[error("rank {rank} is not in this group of {world_size} (ranks are 0 to {})", world_size - 1)]
     NoSuchRank {
         /// The rank.
@@ -179,12 +179,12 @@ pub enum CollectiveError {
     NotReproducible {
         /// What was asked for.
         algorithm: String,
-        /// Of how many.
+        /// The number of ranks.
         ranks: u32,
-        /// What there is.
+        /// The algorithms that a reproducible group has.
         known: Vec<String>,
     },
-    /// What cannot be made exact.
+    /// An operation that cannot be exact.
     #[error("{op} of {data_type} cannot be exact: {reason}")]
     NotExact {
         /// What was asked for.
@@ -206,7 +206,7 @@ pub enum CollectiveError {
     /// The schedule was refused by the proof: a mistake of its generator.
     #[error("the schedule is wrong: {0}")]
     Violation(Arc<Violation>),
-    /// The schedule needs more than there is.
+    /// The schedule needs more of a resource than the group has.
     #[error(transparent)]
     TooLarge(#[from] TooLarge),
     /// A batch holds operations of one group.
@@ -229,7 +229,7 @@ pub enum CollectiveError {
     /// A GPU, or its memory.
     #[error(transparent)]
     Gpu(#[from] CudaError),
-    /// The data are in other memory than the group works on.
+    /// The data are not in the kind of memory that the group works on.
     #[error(
         "this group works on {group} memory, and the data are in {data} memory; {}", match group {
             Space::Host => "take a group for the GPU's (Group::in_memory, Options::space)",
@@ -237,12 +237,12 @@ pub enum CollectiveError {
         }
     )]
     Space {
-        /// The group's.
+        /// The memory of the group.
         group: Space,
-        /// The data's.
+        /// The memory of the data.
         data: Space,
     },
-    /// Elements at no address.
+    /// Elements at the null address.
     #[error("{count} elements cannot be at the null address; give their memory, or a count of 0")]
     Null {
         /// The number of elements.
@@ -256,18 +256,18 @@ pub enum CollectiveError {
         /// The type of the elements.
         data_type: DataType,
     },
-    /// Memory of other elements, or of fewer.
+    /// A buffer with elements of another type, or with too few.
     #[error(
         "the buffer has {held} elements of {held_type}, and the call is on {count} of {data_type}; give it as what it is"
     )]
     OtherElements {
         /// Type of the buffer's elements.
         held_type: DataType,
-        /// How many it has.
+        /// Number of the buffer's elements.
         held: usize,
         /// Type of the call's elements.
         data_type: DataType,
-        /// How many it is on.
+        /// Number of the call's elements.
         count: usize,
     },
     /// An operation that GPUs have no kernel for.
@@ -281,10 +281,10 @@ pub enum CollectiveError {
         "a call on the memory of GPU {ordinal} comes after the work of a stream; make it through Group::on(&stream)"
     )]
     NoStream {
-        /// Whose memory it is.
+        /// The GPU of the memory.
         ordinal: u32,
     },
-    /// Memory that no elements of the type can be in.
+    /// Memory whose address is not a multiple of the element's size.
     #[error(
         "memory at {address:#x} does not begin at a multiple of the size of {data_type}; give it from where it does"
     )]
@@ -297,7 +297,7 @@ pub enum CollectiveError {
     /// Memory cannot be registered.
     #[error("memory cannot be registered: {0}")]
     Register(Arc<RegisterError>),
-    /// Memory cannot be had.
+    /// Memory cannot be allocated.
     #[error("{bytes} bytes cannot be had: {source}; {}", remedy(source))]
     Memory {
         /// The number of bytes.
@@ -312,10 +312,10 @@ pub enum CollectiveError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotExact {
-    /// Its result depends on the order however it is computed.
+    /// Its result depends on the order of the ranks, however the result is computed.
     Operation,
-    /// It consists of operations of which each needs the result of the one before, and what is
-    /// started is one operation.
+    /// It needs several operations, one after the other, and a started call or batch makes one
+    /// operation.
     Started,
     /// There are no kernels for it.
     OnGpu,

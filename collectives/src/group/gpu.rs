@@ -1,12 +1,13 @@
 //! Elements in a GPU's memory, and groups that work on it.
 //!
 //! A group that works on a GPU's memory ([`Options::space`](super::Options::space),
-//! [`Group::in_memory`]) takes [`GpuBuffer`]s through [`Group::on`]. **Invariant:** memory of
-//! pleach's own cannot be freed while a buffer or a region names it. Memory of others must stay
-//! while a buffer names it, which who makes the buffer's [`ForeignMemory`] promises. Before each
-//! call the driver is asked whether the allocation is the same still: this finds memory that went
-//! back to the driver, and not memory that went back to a cache of a framework, which hands it to
-//! somebody else.
+//! [`Group::in_memory`]) takes [`GpuBuffer`]s through [`Group::on`].
+//!
+//! **Invariant:** memory that pleach allocated cannot be freed while a buffer or a region names it.
+//! Memory that other code allocated must stay while a buffer names it: the code that makes the
+//! buffer's [`ForeignMemory`] promises this. Before each call the driver is asked whether the
+//! allocation still exists. This finds memory that went back to the driver. It does not find memory
+//! that went back to a framework's cache, which then hands the memory to other code.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -28,16 +29,16 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 /// Elements in a GPU's memory. Not dereferenced by the host: [`GpuBuffer::store`] and
 /// [`GpuBuffer::load`] copy.
 pub struct GpuBuffer<T: Element> {
-    /// Apart, as buffers are moved into calls and out of them again.
+    /// Behind a pointer, because buffers are moved into calls and out of them again.
     memory: Arc<Held>,
     len: usize,
     _element: PhantomData<T>,
 }
 
-/// Memory of a GPU, of whichever elements.
+/// Memory of a GPU, for elements of any type.
 #[derive(Debug)]
 pub(super) enum Held {
-    /// Registered with the group of this number, perhaps: then peers map it.
+    /// Perhaps registered with the group of this number: then peers map it.
     Own(Arc<CudaMemory>, Option<(u64, Slice)>),
     Foreign(ForeignMemory),
 }
@@ -59,13 +60,13 @@ impl<T: Element> GpuBuffer<T> {
         Ok(Self { memory: Arc::new(Held::Own(memory, None)), len, _element: PhantomData })
     }
 
-    /// As many elements as fit memory that somebody else allocated, and frees after the buffer is
-    /// dropped. Whether its allocation is there still is looked at before each call; that an
-    /// allocator with a cache has given it to somebody else is not seen.
+    /// The elements that fit memory which other code allocated, and which it frees after the buffer
+    /// is dropped. Before each call the driver is asked whether the allocation still exists. The
+    /// check does not see that an allocator with a cache has given the memory to other code.
     ///
     /// # Errors
     ///
-    /// It does not begin at a multiple of the element's size.
+    /// The memory does not begin at a multiple of the element's size.
     pub fn of(memory: ForeignMemory) -> Result<Self, CollectiveError> {
         let address = memory.base().as_ptr();
         if !(address as usize).is_multiple_of(size_of::<T>()) {
@@ -76,19 +77,19 @@ impl<T: Element> GpuBuffer<T> {
         Ok(Self { memory: Arc::new(Held::Foreign(memory)), len, _element: PhantomData })
     }
 
-    /// How many elements.
+    /// The number of elements.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether the buffer has no elements.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whose memory it is.
+    /// The GPU of the memory.
     #[must_use]
     pub fn gpu(&self) -> &Arc<Gpu> {
         match &*self.memory {
@@ -106,12 +107,13 @@ impl<T: Element> GpuBuffer<T> {
         }
     }
 
-    /// Copies elements of the host's memory over the first ones; returns when they are there. What
-    /// streams do with the buffer meanwhile is the caller's to order.
+    /// Copies elements of the host's memory over the first elements; returns when the copy has
+    /// ended. The caller orders the copy with the work of streams on this buffer.
     ///
     /// # Errors
     ///
-    /// There are more than the buffer has, it was freed, or what the driver says.
+    /// `elements` has more elements than the buffer, the buffer's memory was freed, or the driver's
+    /// error.
     pub fn store(&mut self, elements: &[T]) -> Result<(), CollectiveError> {
         self.expect_room(elements.len())?;
         let bytes = bytemuck::cast_slice(elements);
@@ -122,11 +124,12 @@ impl<T: Element> GpuBuffer<T> {
         Ok(())
     }
 
-    /// Copies the first elements to the host's memory; returns when they are there.
+    /// Copies the first elements to the host's memory; returns when the copy has ended.
     ///
     /// # Errors
     ///
-    /// More are wanted than there are, it was freed, or what the driver says.
+    /// `elements` has more elements than the buffer, the buffer's memory was freed, or the driver's
+    /// error.
     pub fn load(&self, elements: &mut [T]) -> Result<(), CollectiveError> {
         self.expect_room(elements.len())?;
         let bytes = bytemuck::cast_slice_mut(elements);
@@ -149,12 +152,12 @@ impl<T: Element> GpuBuffer<T> {
         if is_there { Ok(()) } else { expect_length("the host's side of a copy", self.len, len) }
     }
 
-    /// As the group of this number takes it.
+    /// The operand for the group with this number.
     pub(super) fn operand(&self, group: u64) -> Result<Operand, CollectiveError> {
         self.memory.operand(group, self.len, size_of::<T>())
     }
 
-    /// The memory, which outlives the buffer with this.
+    /// A handle of the memory, which keeps the memory when the buffer is dropped.
     pub(super) fn held(&self) -> Arc<Held> {
         self.memory.clone()
     }
@@ -187,14 +190,14 @@ impl Group {
         self.shared.gpu.as_ref()
     }
 
-    /// `len` zeroed elements in the memory of the group's GPU. Where peers reach it
-    /// ([`GroupInfo::reaches_gpu`](super::GroupInfo::reaches_gpu)) collectives read and write it in
-    /// place; other buffers are copied to and from memory that peers reach.
+    /// `len` zeroed elements in the memory of the group's GPU. If peers reach that memory
+    /// ([`GroupInfo::reaches_gpu`](super::GroupInfo::reaches_gpu)), collectives read and write the
+    /// buffer in place. Elements of other buffers are copied to and from memory that peers reach.
     ///
     /// # Errors
     ///
-    /// The group works on host memory, the GPU has too little, or a NIC does not take so much of
-    /// it.
+    /// The group works on host memory, the GPU has too little memory, or a NIC cannot register so
+    /// much.
     pub fn gpu_buffer<T: Element>(&self, len: usize) -> Result<GpuBuffer<T>, CollectiveError> {
         self.expect_own_process()?;
         let there = CollectiveError::Space { group: Space::Host, data: Space::Gpu { ordinal: 0 } };
@@ -216,13 +219,13 @@ impl Group {
         if group == data { Ok(()) } else { Err(CollectiveError::Space { group, data }) }
     }
 
-    /// Refuses what there is only for groups that work on host memory.
+    /// Refuses a call that only groups on host memory have.
     pub(super) fn expect_host(&self) -> Result<(), CollectiveError> {
         let group = self.space();
         if group == Space::Host { Ok(()) } else { Err(CollectiveError::Space { group, data: Space::Host }) }
     }
 
-    /// Refuses elements that are in other memory than the group works on.
+    /// Refuses elements that are not in the kind of memory that the group works on.
     #[inline]
     pub(super) fn expect_space(&self, data: Space, elements: usize) -> Result<(), CollectiveError> {
         let group = self.space();

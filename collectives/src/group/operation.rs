@@ -1,5 +1,5 @@
-//! The operations of a group as values: which collective, of what, on which memory. Described once,
-//! and carried out in four ways: [`Group::run`](super::Group::run),
+//! The operations of a group as values: the collective, its parameters and its memory. An operation
+//! is described once, and carried out in one of four ways: [`Group::run`](super::Group::run),
 //! [`Group::start`](super::Group::start), [`Group::prepare`](super::Group::prepare),
 //! [`Batch::add`](super::Batch::add).
 
@@ -12,9 +12,9 @@ use super::error::CollectiveError;
 use pleach_vocabulary::Rank;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
-/// A call of a group as a value: what is asked for, and the memory `D` that it works on: one
-/// [`Data`], a pair of input and output, or nothing. The memory is owned or borrowed; what is
-/// started owns it.
+/// A call of a group as a value: the operation, and the memory `D` that it works on. `D` is one
+/// [`Data`], a pair of input and output, or nothing. The memory is owned or borrowed; a started
+/// operation owns it.
 ///
 /// ```
 /// use pleach_collectives::{Group, Operation, Options, ReduceOp};
@@ -27,10 +27,10 @@ use pleach_vocabulary::{Collective, DataType, ReduceOp};
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// Where the memory is (the host's, or a GPU's) makes no difference to how a call is described.
-/// A call of which there is no such form is no function here, as an all-to-all in place: what goes
-/// to a rank and what comes from it would lie at the same place. An output cannot be an input of
-/// another element type, nor memory that is only read:
+/// A call is described in the same way whether its memory is the host's or a GPU's. A form that
+/// cannot work has no function here. One example is an all-to-all in place: the block for a rank
+/// and the block from that rank would lie at the same place. An output cannot be an input of
+/// another element type, and cannot be memory that is only read:
 ///
 /// ```compile_fail,E0271
 /// # use pleach_collectives::Operation;
@@ -55,15 +55,15 @@ pub(super) enum Operands<D> {
     Two(fn(&mut D, u64) -> Result<[Operand; 2], CollectiveError>),
 }
 
-/// What is asked for.
+/// The operation that a call asks for.
 #[derive(Debug)]
 pub(super) struct Call {
-    /// Of a message only the peer is named.
+    /// For a send or a receive, only the peer in it has a meaning.
     pub(super) collective: Collective,
     pub(super) data_type: DataType,
     pub(super) op: ReduceOp,
     pub(super) form: Form,
-    /// Where blocks are of different lengths.
+    /// The counts, if blocks are of different lengths.
     pub(super) counts: Option<Box<BlockCounts>>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Call {
 pub(super) enum Form {
     /// An input and an output.
     Apart,
-    /// One that is both, or a part of which is the other one.
+    /// One operand that is input and output, or of which a part is the input or the output.
     InPlace,
     /// An input alone.
     Sent,
@@ -104,39 +104,39 @@ impl<D: DataMut> Operation<D> {
         Self::in_place(Collective::AllReduce, data, op)
     }
 
-    /// Replaces `data` of the root by the reduction of every rank's; the other ranks' stay as they
-    /// are.
+    /// Replaces the root's `data` by the reduction of every rank's `data`. The `data` of the other
+    /// ranks stay as they are.
     #[inline]
     pub fn reduce(data: D, op: ReduceOp, root: Rank) -> Self {
         Self::in_place(Collective::Reduce { root }, data, op)
     }
 
-    /// Replaces every rank's `data` by the root's.
+    /// Replaces every rank's `data` by the root's `data`.
     #[inline]
     pub fn broadcast(data: D, root: Rank) -> Self {
         Self::in_place(Collective::Broadcast { root }, data, ReduceOp::Sum)
     }
 
-    /// Fills every rank's `data`, which has a block for each rank, with all ranks' blocks; block
-    /// `r` of rank `r` is what that rank gives.
+    /// Fills every rank's `data`, which has a block for each rank, with all ranks' blocks. Rank `r`
+    /// gives the block `r` of its own `data`.
     pub fn all_gather_in_place(data: D) -> Self {
         Self::in_place(Collective::AllGather, data, ReduceOp::Sum)
     }
 
-    /// Replaces block `r` of rank `r`'s `data`, which has a block for each rank, by that of the
-    /// reduction of all; the other blocks stay as they are.
+    /// Replaces block `r` of rank `r`'s `data`, which has a block for each rank, by block `r` of
+    /// the reduction of all. The other blocks stay as they are.
     pub fn reduce_scatter_in_place(data: D, op: ReduceOp) -> Self {
         Self::in_place(Collective::ReduceScatter, data, op)
     }
 
-    /// Fills the root's `data`, which has a block for each rank, with all ranks' blocks; its own is
-    /// at its place there. The other ranks' `data` is what they give.
+    /// Fills the root's `data`, which has a block for each rank, with all ranks' blocks. The root's
+    /// own block is at its place there. The `data` of each other rank is the block that it gives.
     pub fn gather_in_place(data: D, root: Rank) -> Self {
         Self::in_place(Collective::Gather { root }, data, ReduceOp::Sum)
     }
 
     /// Stores block `r` of the root's `data`, which has a block for each rank, in rank `r`'s
-    /// `data`; the root's stays as it is.
+    /// `data`. The root's `data` stays as it is.
     pub fn scatter_in_place(data: D, root: Rank) -> Self {
         Self::in_place(Collective::Scatter { root }, data, ReduceOp::Sum)
     }
@@ -161,13 +161,13 @@ impl<D: DataMut> Operation<D> {
 }
 
 impl<D: Data> Operation<D> {
-    /// Sends `data` to a rank that receives as many elements of the same type; it is done when
-    /// `data` may be changed again.
+    /// Sends `data` to a rank that receives as many elements of the same type. The operation is
+    /// done when `data` may be changed again.
     ///
-    /// Of more than 8 KiB that is when the receiver has made its call. Fewer bytes may be on their
-    /// way before it has, so that a receiver that asks for something else is told of it, and this
-    /// rank by a later call. Do not count on it: a few messages ahead of the receiver, a send waits
-    /// for it.
+    /// A send of more than 8 KiB is done when the receiver has made its call. Fewer bytes may be
+    /// sent before that call. If the receiver then asks for another length or type, the receiver
+    /// gets an error at once, and this rank gets it at a later call. Do not rely on sends that end
+    /// early: when a few messages wait at the receiver, a send waits too.
     #[inline]
     pub fn send(data: D, to: Rank) -> Self {
         let collective = Collective::SendRecv { from: to, to };
@@ -183,14 +183,14 @@ impl<I: Data, O: DataMut<Element = I::Element>> Operation<(I, O)> {
         Self::apart(Collective::AllReduce, input, output, op)
     }
 
-    /// Stores the reduction of every rank's `input` in the root's `output`. The other ranks'
-    /// `output` is not looked at; it may be empty.
+    /// Stores the reduction of every rank's `input` in the root's `output`. The `output` of other
+    /// ranks is not used; it may be empty.
     pub fn reduce_into(input: I, output: O, op: ReduceOp, root: Rank) -> Self {
         Self::apart(Collective::Reduce { root }, input, output, op)
     }
 
-    /// Stores the root's `input` in every rank's `output`. The other ranks' `input` is not looked
-    /// at; it may be empty.
+    /// Stores the root's `input` in every rank's `output`. The `input` of other ranks is not used;
+    /// it may be empty.
     pub fn broadcast_into(input: I, output: O, root: Rank) -> Self {
         Self::apart(Collective::Broadcast { root }, input, output, ReduceOp::Sum)
     }
@@ -208,14 +208,14 @@ impl<I: Data, O: DataMut<Element = I::Element>> Operation<(I, O)> {
     }
 
     /// Stores every rank's `input` in the root's `output`, one after the other in rank order. The
-    /// other ranks' `output` is not looked at; it may be empty.
+    /// `output` of other ranks is not used; it may be empty.
     #[inline]
     pub fn gather(input: I, output: O, root: Rank) -> Self {
         Self::apart(Collective::Gather { root }, input, output, ReduceOp::Sum)
     }
 
     /// Stores block `r` of the root's `input`, which has a block for each rank, in rank `r`'s
-    /// `output`. The other ranks' `input` is not looked at; it may be empty.
+    /// `output`. The `input` of other ranks is not used; it may be empty.
     #[inline]
     pub fn scatter(input: I, output: O, root: Rank) -> Self {
         Self::apart(Collective::Scatter { root }, input, output, ReduceOp::Sum)
@@ -239,7 +239,7 @@ impl<I: Data, O: DataMut<Element = I::Element>> Operation<(I, O)> {
 }
 
 impl Operation<()> {
-    /// Is done when every rank has called it.
+    /// Ends when every rank has called it.
     pub fn barrier() -> Self {
         let operands = Operands::One(|(), _| Ok(Operand::none()));
         let call = Call::new::<u8>(Collective::Barrier, ReduceOp::Sum, Form::Nothing);
@@ -248,18 +248,19 @@ impl Operation<()> {
 }
 
 impl<D> Operation<D> {
-    /// The same with blocks of different lengths: that of rank `r` has `counts[r]` elements.
+    /// The same operation with blocks of different lengths: the block of rank `r` has `counts[r]`
+    /// elements.
     ///
-    /// All ranks pass the same counts to an all-gather and to a reduce-scatter. Of a gather and of
-    /// a scatter only the root's are looked at; those of the others may be empty. Each two ranks
-    /// compare what goes between them before a byte is moved.
+    /// All ranks pass the same counts to an all-gather and to a reduce-scatter. For a gather and a
+    /// scatter only the counts of the root are used; those of the other ranks may be empty. Every
+    /// two ranks compare the counts between them before a byte is moved.
     pub fn with_counts(self, counts: &[usize]) -> Self {
         self.with_block_counts(BlockCounts::Listed(counts.to_vec()))
     }
 
-    /// The same for an all-to-all: rank `r` is given the next `send[r]` elements of the input, and
-    /// `receive[r]` elements come from it; in both, blocks lie in rank order without gaps. What a
-    /// rank sends to another must be what that one expects of it.
+    /// The same for an all-to-all. Rank `r` gets the next `send[r]` elements of the input and gives
+    /// `receive[r]` elements of the output. In both, blocks lie in rank order without gaps. The
+    /// number that one rank sends to another must be the number that the other receives from it.
     pub fn with_send_and_receive_counts(self, send: &[usize], receive: &[usize]) -> Self {
         let (send, receive) = (send.to_vec(), receive.to_vec());
         self.with_block_counts(BlockCounts::PairCounts { send, receive })
@@ -270,13 +271,13 @@ impl<D> Operation<D> {
         self
     }
 
-    /// One whose element type is known when the program runs.
+    /// An operation whose element type is known when the program runs.
     #[inline]
     pub(super) fn untyped(call: Call, data: D, operands: Operands<D>) -> Self {
         Self { data, call, operands }
     }
 
-    /// What it is of this group, its arguments checked.
+    /// The call of this group, with checked arguments.
     #[inline(always)]
     pub(super) fn bind(&mut self, group: &Group) -> Result<BoundCall, CollectiveError> {
         let number = group.shared.number;
@@ -291,7 +292,7 @@ impl<D> Operation<D> {
         &self.data
     }
 
-    /// The same, to be written; who has it changes no length.
+    /// The same, to be written. The caller changes no length.
     pub(super) fn data_mut(&mut self) -> &mut D {
         &mut self.data
     }

@@ -24,17 +24,17 @@ use crate::topology::{NodeId, Topology};
 use crate::{Rate, Tree};
 use pleach_vocabulary::random::Random;
 
-/// Up to how many ranks without switches the most rings are found for certain.
+/// Most ranks, without switches, for which the largest number of rings is found for certain.
 pub const EXACT_RANKS_MAX: u32 = 8;
 
-/// Cycles through all ranks that fit beside each other.
+/// Cycles through all ranks that share no unit of any link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rings {
-    /// The ranks of each in their order; the last is joined to the first.
+    /// The ranks of each cycle in their order; the last rank is joined to the first.
     pub cycles: Vec<Vec<Rank>>,
-    /// The bandwidth of each in each direction, in bytes a second.
+    /// The bandwidth of each ring in each direction, in bytes a second.
     pub bytes_per_s: Rate,
-    /// Whether more rings of this rate are known not to fit.
+    /// Whether it is known that no further ring of this rate fits.
     pub is_maximum: bool,
     paths: Vec<Vec<RankPath>>,
 }
@@ -42,8 +42,8 @@ pub struct Rings {
 /// Undirected links, in units of a ring's rate.
 type LinkUnits = BTreeMap<(NodeId, NodeId), u64>;
 
-/// The rings of a topology that carry the most together; without cycles where there is none. One
-/// rank has none.
+/// The rings of a topology that carry the most together. Without cycles if no ring fits, or if
+/// there is one rank only.
 #[must_use]
 pub fn rings(topology: &Topology) -> Rings {
     let none =
@@ -68,14 +68,14 @@ pub fn rings(topology: &Topology) -> Rings {
 }
 
 impl Rings {
-    /// Their bandwidth together in each direction, in bytes a second.
+    /// The bandwidth of all rings together in each direction, in bytes a second.
     #[must_use]
     pub fn each_way_bytes_per_s(&self) -> Rate {
         self.bytes_per_s * Rate::from(self.cycles.len() as i128)
     }
 
-    /// The trees by which a collective goes over them: around each ring both ways. `None` if there
-    /// is no ring.
+    /// The trees by which a collective goes over the rings, around each ring both ways. `None` if
+    /// there is no ring.
     #[must_use]
     pub fn trees(&self, ranks: u32, collective: Collective) -> Vec<Tree> {
         let every: Vec<Tree> =
@@ -132,8 +132,7 @@ fn two_rank_chain(cycle: &[RankPath], weight: Rate) -> WeightedTree {
     WeightedTree { tree: SpanningTree { paths: vec![cycle[0].clone()] }, default_root: cycle[0].to, weight }
 }
 
-/// The chains that begin at a rank: around the ring one way and the other. Of two ranks there is
-/// one.
+/// The chains that begin at a rank: one for each direction of the ring. Two ranks have one chain.
 fn chains_from(chains: &[WeightedTree], cycle: &[RankPath], root: Rank, weight: Rate) -> Vec<WeightedTree> {
     if let [two_rank_chain] = chains {
         return vec![WeightedTree { default_root: root, weight, ..two_rank_chain.clone() }];
@@ -142,8 +141,9 @@ fn chains_from(chains: &[WeightedTree], cycle: &[RankPath], root: Rank, weight: 
     gaps.map(|gap| WeightedTree { default_root: root, weight, ..chains[gap].clone() }).collect()
 }
 
-/// What a collective reaches on one ring in one direction whose links carry so much: a ring over
-/// PCIe, where the fast links have none. Zero where a ring says nothing of the collective.
+/// The rate of a collective on one ring in one direction, whose links carry `bytes_per_s`: for a
+/// ring over PCIe, where the fast links form no ring. Zero if rings do not carry out the
+/// collective.
 #[must_use]
 pub fn one_way_rate(collective: Collective, ranks: u32, bytes_per_s: u64) -> Rate {
     let (ranks, rate) = (i128::from(ranks), i128::from(bytes_per_s));
@@ -161,8 +161,8 @@ pub fn one_way_rate(collective: Collective, ranks: u32, bytes_per_s: u64) -> Rat
     }
 }
 
-/// The rates that a ring may have, the fastest first: those of single links, and where there are
-/// switches half of them.
+/// The rates that a ring may have, the fastest first: the rate of each single link and, if there
+/// are switches, half of it.
 fn rates(topology: &Topology) -> Vec<Rate> {
     let trees_of_cycle =
         |bytes_per_s: u64, count: u32| Rate::new(i128::from(bytes_per_s), i128::from(count.max(1)));
@@ -178,8 +178,8 @@ fn rates(topology: &Topology) -> Vec<Rate> {
     rates
 }
 
-/// How many rings of a rate fit on the links between two nodes; both directions count as one, which
-/// is as much as the lesser carries.
+/// The number of rings of a rate that fit on the links between two nodes. A ring uses a link in
+/// both directions, so the direction with less bandwidth counts.
 fn units(topology: &Topology, rate: Rate) -> LinkUnits {
     let links = topology.links().iter().filter(|link| link.from < link.to);
     let duplex = links.filter_map(|link| {
@@ -191,24 +191,24 @@ fn units(topology: &Topology, rate: Rate) -> LinkUnits {
     duplex.collect()
 }
 
-// Hamiltonian cycles over the ranks that share no unit of any link.
+// Hamiltonian cycles over the ranks; no two of them share a unit of a link.
 
-/// How many links are looked at, about: a second or less.
+/// About how many links a search reads: a second or less.
 const WORK_MAX: usize = 20_000_000;
 
-/// How many turns one cycle may take for each rank.
+/// How many rotations the search for a cycle may make for each rank.
 const STEPS_A_RANK: usize = 100;
 
-/// How often cycles are searched from the begin, with other choices.
+/// How often the whole search is repeated with other random choices.
 const ATTEMPTS: usize = 32;
 
 /// How many sets of cycles are tried.
 const SETS_MAX: u32 = 2_000_000;
 
-/// How many rings are of use.
+/// Most rings that are searched for.
 const CYCLES_MAX: usize = 64;
 
-/// Many cycles, and whether there cannot be more.
+/// A large set of cycles, and whether no set is larger.
 fn max_cycles(topology: &Topology, units: &LinkUnits) -> (Vec<Vec<RankPath>>, bool) {
     let bound = bound(topology, units).min(CYCLES_MAX);
     if bound == 0 {
@@ -236,7 +236,7 @@ fn max_cycles(topology: &Topology, units: &LinkUnits) -> (Vec<Vec<RankPath>>, bo
     (best, is_maximum)
 }
 
-/// One cycle after the other, until the next is not found.
+/// Searches one cycle after the other, until no further cycle is found.
 fn attempt(
     topology: &Topology,
     mut left: LinkUnits,
@@ -246,7 +246,7 @@ fn attempt(
 ) -> Vec<Vec<RankPath>> {
     let mut found = Vec::new();
     while found.len() < bound {
-        // Whoever has most links left can best spare what the way back needs.
+        // Start at the rank with the most links left: it can best spare the links for the way back.
         let start = (0..topology.ranks())
             .max_by_key(|&rank| (degree(topology, &left, rank), std::cmp::Reverse(rank)));
         let chain = Chain { topology, left: &mut left, ranks: vec![start.unwrap_or(0)], paths: Vec::new() };
@@ -256,7 +256,8 @@ fn attempt(
     found
 }
 
-/// Each cycle takes two units at every rank (of two ranks: one).
+/// A limit of the number of cycles. Each cycle takes two units at every rank (one if there are two
+/// ranks).
 fn bound(topology: &Topology, units: &LinkUnits) -> usize {
     let a_rank = if topology.ranks() == 2 { 1 } else { 2 };
     let ranks = 0..topology.ranks();
@@ -294,7 +295,7 @@ fn give_back(left: &mut LinkUnits, path: &RankPath) {
     }
 }
 
-/// Between two ranks, each way there and back over the same links.
+/// The cycles of two ranks: each goes there and back over the same links.
 fn pairs(topology: &Topology, units: &LinkUnits, bound: usize) -> Vec<Vec<RankPath>> {
     let mut left = units.clone();
     let mut found = Vec::new();
@@ -351,19 +352,19 @@ fn paths(topology: &Topology, left: &LinkUnits, from: Rank) -> Vec<RankPath> {
     others.into_iter().map(path).collect()
 }
 
-/// A chain of ranks that grows at its end and, where it cannot, is turned around in part
-/// (Pósa 1976): the end is joined to a rank within the chain, which lets go of the one after
-/// it, and that one is the end.
+/// A chain of ranks that grows at its end. A chain that cannot grow is rotated (Pósa 1976): a path
+/// joins its end to a rank within the chain, the path after that rank is given back, and the rank
+/// that followed becomes the new end.
 struct Chain<'a> {
     topology: &'a Topology,
     left: &'a mut LinkUnits,
     ranks: Vec<Rank>,
-    /// Between each of them and the next.
+    /// The paths between each rank and the next.
     paths: Vec<RankPath>,
 }
 
 impl Chain<'_> {
-    /// The cycle that it becomes; takes units of all its paths.
+    /// Extends the chain to a cycle, which takes units of all its paths.
     fn extend_to_cycle(mut self, random: &mut Random, steps: &mut usize) -> Option<Vec<RankPath>> {
         let count = self.topology.ranks() as usize;
         let mut max_cycles = (STEPS_A_RANK * count).min(*steps);
@@ -394,7 +395,7 @@ impl Chain<'_> {
             if self.rotate(&paths, random) {
                 stuck = 0;
             } else {
-                // Perhaps it can grow at its other end.
+                // Try to grow at the other end.
                 self.ranks.reverse();
                 self.paths = self.paths.iter().rev().map(RankPath::reversed).collect();
                 stuck += 1;
@@ -404,7 +405,7 @@ impl Chain<'_> {
         None
     }
 
-    /// Joins the end to a rank within the chain.
+    /// Rotates the chain: joins its end to a rank within it.
     fn rotate(&mut self, paths: &[RankPath], random: &mut Random) -> bool {
         let within = |path: &&RankPath| self.ranks.iter().rev().skip(2).any(|&rank| rank == path.to);
         let Some(path) = one_of(random, paths.iter().filter(within)) else { return false };
@@ -422,13 +423,13 @@ impl Chain<'_> {
     }
 }
 
-/// One of some paths.
+/// A random path.
 fn one_of<'a>(random: &mut Random, paths: impl Iterator<Item = &'a RankPath>) -> Option<&'a RankPath> {
     let paths: Vec<_> = paths.collect();
     paths.get(random.below(paths.len().max(1) as u64) as usize).copied()
 }
 
-/// Of paths in their order mostly the first, else one with as few hops.
+/// Mostly the first path of a sorted list, else another one with as few hops.
 fn one_of_the_nearest<'a>(
     random: &mut Random,
     mut paths: impl Iterator<Item = &'a RankPath>,
@@ -440,7 +441,8 @@ fn one_of_the_nearest<'a>(
     one_of(random, paths.filter(|path| path.hops.len() == first.hops.len())).or(Some(first))
 }
 
-/// All cycles, and of these the most that fit beside each other, some perhaps several times.
+/// Lists all cycles, and selects the most that fit on the links together. A cycle may be selected
+/// several times.
 fn exactly(topology: &Topology, units: &LinkUnits, bound: usize) -> (Vec<Vec<RankPath>>, bool) {
     let mut cycles = Vec::new();
     every_cycle(topology, units, &mut vec![0], &mut cycles);
@@ -458,7 +460,7 @@ fn exactly(topology: &Topology, units: &LinkUnits, bound: usize) -> (Vec<Vec<Ran
     (best, is_maximum)
 }
 
-/// Each once: those that go on from rank 0 to a lesser rank than they come back from.
+/// Lists each cycle once: in the direction in which rank 0's next rank is less than the last one.
 fn every_cycle(
     topology: &Topology,
     units: &LinkUnits,

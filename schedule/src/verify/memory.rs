@@ -251,9 +251,9 @@ impl MemoryMap {
         Ok(())
     }
 
-    /// Checks that the memory of other ranks is touched only while they are known to be in this
-    /// run: their slices after a signal of theirs to the rank that touches them, which says where
-    /// the slices are.
+    /// Checks that a rank touches the slices of another rank only while that rank is known to be in
+    /// this run: after a signal of that rank to the rank that touches the slices. The signal says
+    /// where the slices are.
     pub(super) fn check_presence(
         &self,
         graph: &Graph<'_>,

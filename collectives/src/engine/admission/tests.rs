@@ -242,8 +242,8 @@ mod priorities {
     #[test]
     fn a_peer_that_is_through_may_leave_while_this_rank_has_not_looked_at_all_that_it_said() {
         const LEN: usize = 40_000;
-        // Ranks need not agree; the second one is through first, as the first one stands still in
-        // between.
+        // Ranks may have different priorities. The second rank finishes first, because the first
+        // rank stops for a while.
         let priorities: [&[i32]; RANKS as usize] =
             [&[-2, -1, 0, 1, 2, -2, -1, 0], &[-2, 0, 2, -1, 1, -2, 0, 2]];
         let mut left_early = 0;
