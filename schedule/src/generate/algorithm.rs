@@ -1,4 +1,18 @@
 //! The algorithms by name, which ranks and collectives each is for, and their schedules.
+//!
+//! **To add an algorithm**, for example for all-reduce:
+//!
+//! 1. Write its file beside this one. Its `schedule` function makes the lanes of all ranks with
+//!    `Program`.
+//! 2. Here, add a variant to [`Algorithm`] and its name to `names` (the collectives
+//!    that it carries out), `family`, `from_str` and, without extents, `PLAIN`. [`generate`] calls
+//!    the new file, and [`check`] limits the number of ranks.
+//! 3. Give it a price in `cost/formulae.rs`. `None` there means: the steps of the schedule are
+//!    counted.
+//! 4. Add it to [`candidates`](crate::select::candidates), so that selections and `pleach tune`
+//!    consider it.
+//! 5. Add it to `tests.rs` and to `collectives/tests/simulated.rs`. `schedule/tests/verify/`
+//!    proves every name without a change.
 
 use std::fmt;
 use std::str::FromStr;

@@ -13,19 +13,6 @@
 //!
 //! A *put* has read its source when its signal has arrived. Puts read `Input` and `Output` directly
 //! if nothing else would have to be written; the executor stages memory that is not registered.
-//!
-//! **To add an algorithm**, for example for all-reduce:
-//!
-//! 1. Write its file here. Its `schedule` function makes the lanes of all ranks with `Program`.
-//! 2. In `algorithm.rs`, add a variant to [`Algorithm`] and its name to `names` (the collectives
-//!    that it carries out), `family`, `from_str` and, without extents, `PLAIN`. [`generate`] calls
-//!    the new file, and [`check`] limits the number of ranks.
-//! 3. Give it a price in `cost/formulae.rs`. `None` there means: the steps of the schedule are
-//!    counted.
-//! 4. Add it to [`candidates`](crate::select::candidates), so that selections and `pleach tune`
-//!    consider it.
-//! 5. Add it to `tests.rs` here and to `collectives/tests/simulated.rs`. `schedule/tests/verify/`
-//!    proves every name without a change.
 
 mod algorithm;
 mod chain;
