@@ -53,6 +53,7 @@ macro_rules! on_both {
 }
 
 use shared_by_ranks::{
+    a_gpu_reads_lent_host_memory_and_writes_nothing_there,
     a_host_only_device_refuses_gpu_memory_and_says_what_to_do,
     a_put_between_gpus_is_there_when_its_signal_is, a_region_on_a_gpu_that_is_gone_is_refused,
     a_severed_peer_changes_no_byte_on_the_gpu, host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back,
@@ -74,6 +75,7 @@ on_both! {
     a_gpu_that_is_not_there_is_told_with_how_many_there_are
     a_gpu_of_another_process_that_is_not_seen_here_is_named
     a_put_between_gpus_is_there_when_its_signal_is
+    a_gpu_reads_lent_host_memory_and_writes_nothing_there
     host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back
     mapped_memory_of_a_gpu_is_the_peers
     a_severed_peer_changes_no_byte_on_the_gpu

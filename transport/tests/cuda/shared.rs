@@ -8,8 +8,8 @@ use pleach_transport::hybrid::{HybridDevice, PeerFabric};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
-    AtomicOp, Device, Event, Flush, Inline, Memory, Nanos, RegisterError, RemoteSlice, SharedMemory, Source,
-    Space, Submitted, Transfer, TransferError, TransferId, clock,
+    AtomicOp, Device, Event, Flush, Inline, LendableMemory, Memory, Nanos, RegisterError, RemoteSlice,
+    SharedMemory, Source, Space, Submitted, Transfer, TransferError, TransferId, clock,
 };
 
 use crate::pair::{Pair, config, signal};
@@ -36,6 +36,20 @@ pub(crate) fn a_put_between_gpus_is_there_when_its_signal_is(gpu: &Arc<Gpu>) {
     }
     let done = pair.log.iter().filter(|event| matches!(event, Event::Done { result: Ok(0), .. })).count();
     assert_eq!(done, 4);
+}
+
+pub(crate) fn a_gpu_reads_lent_host_memory_and_writes_nothing_there(gpu: &Arc<Gpu>) {
+    let mut pair = neighbours();
+    let lent = pair.devices[1].register(LendableMemory::new(1000).expect("memory")).expect("registered");
+    lent.whole().store(&[6; 1000]);
+    let own = memory(gpu, &[9; 1000]);
+    let local = pair.region(0, &own);
+    let put = Transfer::Put { src: Source::Slice(local.whole()), dst: lent.remote(), signal: None };
+    let refused = Err(TransferError::Refused { peer: 1, key: lent.key() });
+    assert_eq!(pair.carry_out(put, 1), refused);
+    assert_eq!(lent.whole().to_vec(), [6; 1000]);
+    assert_eq!(pair.carry_out(Transfer::Get { src: lent.remote(), dst: local.whole() }, 2), Ok(0));
+    assert_eq!(bytes_of(&own), [6; 1000]);
 }
 
 pub(crate) fn host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back(gpu: &Arc<Gpu>) {

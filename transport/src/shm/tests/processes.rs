@@ -3,6 +3,8 @@
 
 use std::io::{Read as _, Write as _};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
@@ -14,6 +16,7 @@ use crate::clock;
 use crate::device::{
     Address, Device, Event, Flush, LossCause, Source, Submitted, Transfer, TransferId, Urgency,
 };
+use crate::memory::SharedMemory;
 use crate::region::{Mapped, RegionKey, RemoteSlice};
 use crate::signals::{self, Inline};
 
@@ -147,22 +150,27 @@ fn a_killed_peer_is_found_though_its_forked_child_holds_its_sockets_and_the_chil
     assert!(is_filled_with(&region, 0));
 }
 
-#[test]
-fn severing_a_peer_whose_process_has_ended_takes_nothing_from_others() {
-    let (mut zero, process, region) = with_peer("writer");
+/// Connects rank 2, of this process, with rank 0.
+fn connect_two(zero: &mut Station) -> Station {
     let mut two = Station::new(2, RANKS);
     let addresses = [zero.device.info().address.clone(), two.device.info().address.clone()];
     zero.device.connect(2, &addresses[1]).expect("an address");
     two.device.connect(0, &addresses[0]).expect("an address");
+    until_both(zero, &mut two, "a connection", |zero, two| {
+        zero.log.contains(&Event::Connected { peer: 2 }) && two.log.contains(&Event::Connected { peer: 0 })
+    });
+    two
+}
+
+/// Severs rank 1 and shows that a region of rank 0 is as good for rank 2 as before.
+fn check_kept(zero: &mut Station, two: &mut Station, region: &crate::Region) {
     let mut mapped = None;
-    until_both(&mut zero, &mut two, "a mapping", |_, two| {
+    until_both(zero, two, "a mapping", |_, two| {
         mapped = two.device.map(0, &region.remote()).ok();
         mapped.is_some()
     });
     let mapped = mapped.expect("`until_both` has returned");
-    process.signal(Signal::KILL);
-    zero.until_lost(1);
-    // Under way before, and after: too long for one step.
+    // Too long for one step: under way before the fence, and after.
     let source = two.region(REGION_BYTES);
     source.whole().store(&vec![7; REGION_BYTES]);
     let put = Transfer::Put { src: Source::Slice(source.whole()), dst: region.remote(), signal: None };
@@ -170,10 +178,77 @@ fn severing_a_peer_whose_process_has_ended_takes_nothing_from_others() {
     zero.device.sever(1);
     zero.until_event(&Event::Severed { peer: 1 });
     two.until_event(&Event::Done { id: TransferId(9), result: Ok(0) });
-    assert!(is_filled_with(&region, 7), "the put that was under way");
+    assert!(is_filled_with(region, 7), "the put that was under way");
     mapped.store(0, &[8; REGION_BYTES]);
-    assert!(is_filled_with(&region, 8) && mapped.is_shared(), "the mapping is as good as before");
+    assert!(is_filled_with(region, 8) && mapped.is_shared(), "the mapping is as good as before");
     zero.device.register(region.memory().clone()).expect("nothing was taken from it");
+}
+
+#[test]
+fn severing_a_peer_whose_process_has_ended_takes_nothing_from_others() {
+    let (mut zero, process, region) = with_peer("writer");
+    let mut two = connect_two(&mut zero);
+    process.signal(Signal::KILL);
+    zero.until_lost(1);
+    check_kept(&mut zero, &mut two, &region);
+}
+
+#[test]
+fn severing_a_peer_that_runs_or_is_stopped_leaves_the_memory_of_others() {
+    for is_stopped in [false, true] {
+        let (mut zero, mut process, region) = with_peer("writer");
+        let mut two = connect_two(&mut zero);
+        let memory = SharedMemory::new(REGION_BYTES).expect("memory");
+        let kept = zero.device.register_for(2, memory).expect("it is registered");
+        assert!(process.read_marks(2), "it writes");
+        if is_stopped {
+            process.signal(Signal::STOP);
+        }
+        check_kept(&mut zero, &mut two, &kept);
+        if is_stopped {
+            process.signal(Signal::CONT);
+        }
+        check_fenced(&region, || assert!(process.read_marks(3), "it writes on"));
+        assert!(is_filled_with(&kept, 8), "it has no way to the memory of another");
+    }
+}
+
+#[test]
+fn no_put_is_torn_or_lost_while_another_peer_is_severed() {
+    const PUTS: u64 = 400;
+    const PUT_BYTES: usize = 64 << 10;
+    let (mut zero, mut process, _region) = with_peer("writer");
+    let two = connect_two(&mut zero);
+    let memory = SharedMemory::new(PUT_BYTES).expect("memory");
+    let target = zero.device.register_for(2, memory).expect("it is registered");
+    let (signal_slots, remote) = (zero.device.signal_slots(2), target.remote());
+    assert!(process.read_marks(1), "it writes");
+    // Raised by the reader when it has compared a put, so that the next one may come. Pairs with
+    // the acquire of the writer.
+    let compared = Arc::new(AtomicU64::new(0));
+    let seen = compared.clone();
+    let writer = std::thread::spawn(move || {
+        let mut two = two;
+        let source = two.region(PUT_BYTES);
+        for round in 1..=PUTS {
+            source.whole().store(&[round as u8; PUT_BYTES]);
+            let signal = signals::Signal { signal_slot: SIGNAL_SLOT, payload: Inline::EMPTY };
+            let src = Source::Slice(source.whole());
+            two.carry_out(0, Transfer::Put { src, dst: remote, signal: Some(signal) }, TransferId(round));
+            two.until("the reader", |_| seen.load(Ordering::Acquire) == round);
+        }
+    });
+    for round in 1..=PUTS {
+        if round == PUTS / 4 {
+            zero.device.sever(1);
+        }
+        zero.until("a put", |_| signal_slots.count(SIGNAL_SLOT) >= round || writer.is_finished());
+        assert_eq!(signal_slots.count(SIGNAL_SLOT), round);
+        assert!(target.whole().to_vec().iter().all(|byte| *byte == round as u8), "put {round}");
+        compared.store(round, Ordering::Release);
+    }
+    writer.join().expect("every put has ended well");
+    zero.until_event(&Event::Severed { peer: 1 });
 }
 
 #[test]
