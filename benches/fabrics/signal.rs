@@ -1,7 +1,7 @@
-//! A put of 8 bytes with its signal, one way: two processes throw them back and forth by the
-//! transport alone.
+//! Measures a put of 8 bytes with its signal, one way. Two processes send each other the put in
+//! turns, through the transport alone.
 //!
-//! The second process is this program again, started with the address of the first in its
+//! The second process is this program again, started with the address of the first process in its
 //! environment.
 
 use std::process::{Child, Command};
@@ -27,9 +27,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Round trips of a sample.
 const TRIPS: u64 = 200;
 const SAMPLES_MIN: usize = 5;
-/// Throws after which those that have been carried out are taken note of, to make room for more.
+/// After this many puts the ended ones are polled, to make room for more.
 const THROWS: u64 = 16;
-/// Looks at a signal slot between two looks at whether the peer still lives.
+/// Polls of a signal slot between two checks that the peer still lives.
 const LOOKS: u32 = 1 << 16;
 
 struct Silent;
@@ -41,7 +41,7 @@ impl Responder for Silent {
     fn lost(&self, _peer: Rank, _cause: &LossCause) {}
 }
 
-/// One end.
+/// One end of the pair.
 struct End {
     device: ShmDevice,
     peer: Rank,
@@ -130,7 +130,7 @@ pub(crate) fn is_second_process() -> bool {
     std::env::var_os(ADDRESS).is_some()
 }
 
-/// The second process: throws everything back until the end.
+/// The second process: answers every put until the end.
 pub(crate) fn answer() {
     let answer = || -> Result<(), String> {
         let address = Address(std::env::var(ADDRESS).map_err(|error| error.to_string())?);
@@ -175,7 +175,7 @@ fn samples(end: &mut End, address: &Address, time: Duration) -> Result<Vec<f64>,
     let mut samples = Vec::new();
     let mut value = 0;
     let until = clock::now() + time;
-    // The first one is not counted.
+    // The first sample is not counted.
     while samples.len() <= SAMPLES_MIN || clock::now() < until {
         let began = clock::now();
         for _ in 0..TRIPS {
@@ -194,12 +194,12 @@ fn samples(end: &mut End, address: &Address, time: Duration) -> Result<Vec<f64>,
     Ok(samples.split_off(1))
 }
 
-/// A child that does not stay.
+/// A child process that is ended on drop.
 struct Ended(Child);
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        // It may have ended already, which is as well.
+        // The child may have ended already; then the error does not matter.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

@@ -1,5 +1,5 @@
-//! Whatever XML comes: no panic; what is read as a schedule has the text form's limits; and
-//! `verify` answers.
+//! No XML makes the importer panic. An imported schedule keeps the limits of the text form, and
+//! `verify` accepts or refuses it.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

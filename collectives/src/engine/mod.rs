@@ -551,23 +551,24 @@ impl MessageBanks {
         Self { rank, ranks, from, to }
     }
 
-    /// The bank of message `number`, which is of this class.
+    /// The bank of message `number`, a message of this class.
     ///
     /// Eager messages use some banks in turn. The sender writes to a bank when it knows that the
     /// receiver has ended the message before in the same bank.
     ///
-    /// The other classes have two sets of signal slots each, used in turn. A set is free when both
-    /// ranks have ended the last message of that class and parity (two numbers earlier, say),
-    /// whatever came between:
-    /// * `Message`: the receiver says that it is ready only when it has ended that message. The
-    ///   sender, which has ended it too, has seen that the receiver was ready then, and it writes
-    ///   after it has heard from the receiver again.
-    /// * `MappedMessage`: the sender begins when it has ended that message, so the receiver has
-    ///   read it. The receiver signals only after it has heard from the sender, and by then the
+    /// The other classes have two sets of signal slots each, used in turn. The message before in a
+    /// set is the last message of the same class whose number has the same parity. The set is free
+    /// when both ranks have ended that message, whatever came between. They have:
+    ///
+    /// * `Message`: the receiver signals that it is ready, and does so only after it has ended the
+    ///   message before. The sender has also ended the message before, and has seen its ready
+    ///   signal. The sender writes only after the new ready signal.
+    /// * `MappedMessage`: the sender begins when it has ended the message before, so the receiver
+    ///   has read that message. The receiver signals only after a signal of the sender. By then the
     ///   sender has seen the receiver's last signal in the set.
     ///
-    /// Their scratch is written only after the peer was heard of in the same message, or is the
-    /// sender's own.
+    /// The scratch of these classes is written only after a signal of the peer in the same message,
+    /// or it belongs to the sender.
     fn of(self, class: Class, number: u64) -> Bank {
         let Self { rank, ranks, from, to } = self;
         let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };

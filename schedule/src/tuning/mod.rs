@@ -38,10 +38,10 @@ pub const TUNING_VARIABLE: &str = "PLEACH_TUNING";
 /// Most bytes of a tuning file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// From how many bytes on a collective takes which variant.
+/// A row of a table: the variant that a collective takes from a number of bytes on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TuningRow {
-    /// Which; its root does not matter.
+    /// The collective; its root does not matter.
     pub collective: Collective,
     /// The smallest size in bytes, as [`whole_bytes`] counts it. Sizes differ by powers of two.
     pub from_bytes: u64,
@@ -72,14 +72,14 @@ pub struct TuningTable {
 }
 
 impl TuningTable {
-    /// Without rows yet, for ranks of these hosts over this fabric.
+    /// A table without rows, for ranks of these hosts over this fabric.
     #[must_use]
     pub fn new(fabric: Fabric, hosts: HostMap) -> Self {
         Self { fabric, hosts, models: None, rows: Vec::new() }
     }
 
-    /// The same, with these models for what has no row: inside a host, and between hosts. They keep
-    /// four digits, those of their text.
+    /// The same table with these models, for sizes and collectives without a row: inside a host,
+    /// and between hosts. The models keep four digits, those of their text.
     #[must_use]
     pub fn with_models(self, near: &CostModel, far: &CostModel) -> Self {
         Self { models: Some((text::as_written(near), text::as_written(far))), ..self }
@@ -89,20 +89,20 @@ impl TuningTable {
     ///
     /// # Errors
     ///
-    /// It cannot be carried out in this world.
+    /// The row cannot be carried out in this world.
     pub fn push(&mut self, row: TuningRow) -> Result<(), SelectError> {
         select_variant(&row.variant, row.collective, row.from_bytes, &self.platform())?;
         self.rows.push(TuningRow { collective: any_root(row.collective), ..row });
         Ok(())
     }
 
-    /// Over which fabric.
+    /// The fabric of the world.
     #[must_use]
     pub fn fabric(&self) -> Fabric {
         self.fabric
     }
 
-    /// Which rank is on which host.
+    /// The ranks on their hosts.
     #[must_use]
     pub fn hosts(&self) -> &HostMap {
         &self.hosts
@@ -114,7 +114,7 @@ impl TuningTable {
         &self.rows
     }
 
-    /// The models for what has no row: inside a host, and between hosts.
+    /// The models for sizes and collectives without a row: inside a host, and between hosts.
     #[must_use]
     pub fn models(&self) -> Option<&(CostModel, CostModel)> {
         self.models.as_ref()
@@ -162,7 +162,7 @@ impl Tuning {
         text.parse().map_err(|misplaced| TuningError::Line { path: path.to_owned(), misplaced })
     }
 
-    /// Takes a table in, in the place of the one for the same world.
+    /// Adds a table, in the place of the table for the same world.
     pub fn insert(&mut self, table: TuningTable) {
         let same = |other: &&mut TuningTable| other.fabric == table.fabric && other.hosts == table.hosts;
         match self.tables.iter_mut().find(same) {
@@ -193,17 +193,18 @@ impl Tuning {
     }
 }
 
-/// Where a group takes its tuning from; the same on all ranks, who compare digests when they meet.
+/// The source of a group's tuning. It is the same on all ranks: they compare digests when they
+/// meet.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub enum TuningSource {
     /// The cost model chooses.
     #[default]
     Nothing,
-    /// From a file. Where it has no table for the group's world the cost model chooses, and rank 0
-    /// warns.
+    /// From a file. If the file has no table for the group's world, the cost model chooses, and
+    /// rank 0 warns.
     File(PathBuf),
-    /// From these, In the same way.
+    /// From these tables, in the same way.
     These(Arc<Tuning>),
 }
 
@@ -217,7 +218,7 @@ impl TuningSource {
         }
     }
 
-    /// The same, read.
+    /// The same source with its file read.
     ///
     /// # Errors
     ///
@@ -247,8 +248,8 @@ impl TuningSource {
         }
     }
 
-    /// Warns where the tuning says nothing of this world, so that the cost model chooses; of one
-    /// rank there is nothing to say. `named`: the same before they were read.
+    /// Warns if the tuning has no table for this world, so that the cost model chooses. A world of
+    /// one rank needs none. `named` is the source before its file was read.
     pub fn warn_without_table(&self, named: &Self, fabric: Fabric, hosts: &HostMap) {
         let Self::These(tuning) = self else { return };
         if hosts.ranks() == 1 || tuning.table(fabric, hosts).is_some() {
@@ -268,9 +269,9 @@ impl TuningSource {
     }
 }
 
-/// How many bytes `part_bytes` of each part are together, as tables and `pleach bench` count: of
-/// all-to-all the blocks of one rank, of other collectives those that one rank has at the end or
-/// had at the beginning.
+/// The bytes that all parts of `part_bytes` have together, as tables and `pleach bench` count them.
+/// For an all-to-all these are the blocks of one rank. For other collectives they are the blocks
+/// that one rank has at the end or had at the beginning.
 #[must_use]
 pub fn whole_bytes(collective: Collective, part_bytes: u64, ranks: u32) -> u64 {
     let parts = if collective == Collective::AllToAll { ranks } else { collective.parts(ranks) };

@@ -1,8 +1,9 @@
 //! Proof that a schedule does what its collective demands.
 //!
-//! [`verify`] knows a schedule only by the words of [`crate::Schedule`], and shares no code with
-//! whoever made it. It may refuse a schedule that would do; what it accepts is right: for every
-//! size, every number of chunks, every speed of ranks, links and memory, and every placement.
+//! [`verify`] relies on the definition of [`crate::Schedule`] alone, and shares no code with the
+//! generators. It may refuse a schedule that would be correct. A schedule that it accepts is
+//! correct for every size, every number of chunks, every speed of ranks, links and memory, and
+//! every placement.
 //!
 //! # What is proved
 //!
@@ -11,23 +12,25 @@
 //! * *Signals*: each signal or put has one wait and each wait one of them; a signal slot instance
 //!   is signalled again only after the wait that consumed the signal before.
 //! * *No deadlock*: the events are ordered (`graph`).
-//! * *No race*: of two accesses to the same bytes, one a write, one ends before the other begins
-//!   (`memory`, `order`).
-//! * *Presence*: another rank's shared slices are touched, and its scratch is read, only after
-//!   something that this rank did in this run; and whatever is touched of it, that is over before
-//!   it ends.
-//! * *Result*: at the end every output holds just the contributions that the collective says, each
-//!   once, and ranks that end with the same block end with the same expression, so with the same
-//!   bits (`value`). Nobody leaves a barrier before all have entered it.
-//! * All this with every combination, rank by rank, of shared slices that are the slice itself or
-//!   apart from it, and of output in place of input or apart from it (`memory`).
+//! * *No race*: if two accesses to the same bytes are not both reads, one ends before the other
+//!   begins (`memory`, `order`).
+//! * *Presence*: a rank touches the shared slices of another rank, and reads its scratch, only
+//!   after a step of the other rank in this run. Every such access ends before the other rank's run
+//!   ends.
+//! * *Result*: at the end every output holds exactly the contributions that the collective demands,
+//!   each once. Ranks that end with the same block end with the same expression, so with the same
+//!   bits (`value`). No rank leaves a barrier before all ranks have entered it.
+//! * All of this holds for every combination, rank by rank, of two choices (`memory`): shared
+//!   slices are the slice itself or other memory, and the output is the input or other memory.
 //!
-//! # What is not
+//! # What is not proved
 //!
-//! That a put or reduce into another rank's *scratch* finds it free of earlier runs: the runtime's
-//! credits see to it. That transfers complete, peers live, and all ranks run the same schedule with
-//! the same chunks: executor and group see to that. How long it takes. And that the operation is
-//! commutative, which all are.
+//! * That another rank's *scratch* is free of earlier runs when a put or reduce writes it: the
+//!   credits of the runtime ensure this.
+//! * That transfers complete, that peers live, and that all ranks run the same schedule with the
+//!   same chunks: the executor and the group ensure this.
+//! * How long the schedule takes.
+//! * That the operation is commutative. All operations are.
 
 use std::ops::Range;
 
@@ -46,14 +49,14 @@ mod memory;
 mod order;
 mod violation;
 
-/// A schedule that [`verify`] accepted, with what the proof found out about it.
+/// A schedule that [`verify`] accepted, with the facts that the proof found.
 #[derive(Debug)]
 pub struct Proof {
     schedule: Schedule,
     facts: Facts,
 }
 
-/// Proves the schedule or says what is wrong with it.
+/// Proves the schedule, or returns the first violation.
 ///
 /// # Errors
 ///
@@ -88,7 +91,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
     Ok(Proof { schedule, facts })
 }
 
-/// Proves one block. Says also whether equal values in it are copies
+/// Proves one block. Returns also whether equal values in it are copies
 /// ([`memory::BlockResult::by_copies_alone`]).
 fn prove<'a>(
     schedule: &'a Schedule,
@@ -209,7 +212,7 @@ impl Facts {
         self.lanes[lane] as usize..self.lanes[lane + 1] as usize
     }
 
-    /// What is true of a block's steps is true of those of its renaming.
+    /// Copies the facts about a block's steps to the steps of a block that only has other ranks.
     fn copy(&mut self, lanes: &LanesByBlock, proved: BlockId, renamed: BlockId, classes: &Classes<'_>) {
         let mut remaining = lanes.of(renamed);
         while let Some(first) = remaining.first() {
@@ -239,8 +242,8 @@ impl Proof {
         &self.schedule
     }
 
-    /// The part that the put writes whose signal this wait consumes; `None` when it consumes a
-    /// plain signal.
+    /// The part that a put writes, where this wait consumes the signal of the put. `None` if the
+    /// wait consumes a plain signal.
     #[must_use]
     pub fn put_target(&self, rank: Rank, lane: usize, step: usize) -> Option<Part> {
         match self.facts.of(rank, lane, step) {
@@ -261,8 +264,9 @@ impl Proof {
     }
 
     /// Whether every result is the fold of all contributions from rank 0 on, in one pass (with two
-    /// ranks the order makes no difference): the one expression of reproducible groups. True where
-    /// nothing is reduced. Looks at all blocks again, so it takes about as long as the proof.
+    /// ranks the order makes no difference). This is the only expression that reproducible groups
+    /// accept. True if nothing is reduced. All blocks are examined again, so the call takes about
+    /// as long as the proof.
     ///
     /// # Errors
     ///
@@ -299,7 +303,7 @@ impl Proof {
 /// Most words that are kept for the events of a block: 1 GiB.
 const MAX_WORDS: u64 = 1 << 27;
 
-/// By rank: the ranks that it knows to have arrived when it ends.
+/// By rank: the ranks that it knows to have arrived when its own steps end.
 #[derive(Debug)]
 struct ReachedRanks {
     words: usize,
@@ -316,8 +320,8 @@ impl ReachedRanks {
         reached
     }
 
-    /// Adds what is heard through the lanes of a block: at every event, what was at those before
-    /// it, and its own rank.
+    /// Adds the knowledge that the lanes of a block carry. At every event a rank knows what was
+    /// known at the events before it, and that it has arrived itself.
     fn add(&mut self, graph: &Graph<'_>) -> Result<(), Violation> {
         let needed = graph.events() as u64 * self.words as u64;
         if needed > MAX_WORDS {
@@ -624,8 +628,8 @@ impl<'a> Graph<'a> {
         }
     }
 
-    /// The events just before this one, each with how many chunks earlier it is; the window's are
-    /// left to the caller.
+    /// The events just before this one, each with the number of chunks by which it is earlier. The
+    /// caller adds those of the window.
     fn predecessors(&self, event: Event, mut visit: impl FnMut(Event, u32)) {
         let step = event / 2;
         let first = self.lane_steps(step).start;
@@ -674,8 +678,8 @@ impl<'a> Graph<'a> {
         Ok(())
     }
 
-    /// A cycle among the events that miss a predecessor: going back from any of them meets one
-    /// twice.
+    /// A cycle among the events that miss a predecessor. The path back from any of them meets an
+    /// event twice.
     fn cycle(&self, missing: &[u32]) -> Vec<Site> {
         let mut seen_at = vec![NONE; self.events()];
         let mut path = Vec::new();

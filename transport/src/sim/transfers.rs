@@ -19,7 +19,7 @@ use crate::sim::flows::FlowId;
 use crate::sim::observer::{AccessKind, Actor, Record, TransferNumber};
 use crate::sim::world::Mutant;
 
-/// How much later the bytes come than their signal, or sources are read than `Done`, with a mutant.
+/// By this time a mutant delays the bytes after their signal, or the read of a source after `Done`.
 const MUTANT_LATENESS: Duration = Duration::from_micros(20);
 
 enum TransferBody {
@@ -53,11 +53,11 @@ pub(super) struct ActiveTransfer {
     drained: bool,
     arrived: bool,
     outcome: Result<u64, TransferError>,
-    /// For a mutant: the signal that is submitted at its `Done`.
+    /// For a mutant: the signal that is submitted when this transfer is `Done`.
     next_signal: Option<Signal>,
     /// Its `Done` can be polled, or is not needed.
     reported: bool,
-    /// Nothing of it will land any more.
+    /// No further byte of the transfer will land.
     over: bool,
 }
 
@@ -117,19 +117,19 @@ impl ActiveTransfer {
         if matches!(self.body, TransferBody::Put { .. }) { self.submitter } else { self.peer }
     }
 
-    /// Who gets the bytes.
+    /// The rank that gets the bytes.
     pub(super) fn receiver(&self) -> Rank {
         if matches!(self.body, TransferBody::Put { .. }) { self.peer } else { self.submitter }
     }
 
-    /// Whether bytes, a request or an answer of it go from `from` to `to`.
+    /// Whether bytes, a request or an answer of the transfer go from `from` to `to`.
     pub(super) fn uses_wire(&self, from: Rank, to: Rank) -> bool {
         let there = self.submitter == from && self.peer == to;
         let back = self.peer == from && self.submitter == to;
         there || (back && !matches!(self.body, TransferBody::Put { .. }))
     }
 
-    /// The peer's memory that it names.
+    /// The peer's memory that the transfer names.
     fn remote(&self) -> Option<&RemoteSlice> {
         match &self.body {
             TransferBody::Put { destination, .. } => destination.as_ref(),
@@ -138,7 +138,7 @@ impl ActiveTransfer {
         }
     }
 
-    /// How it accesses that memory.
+    /// How the transfer accesses that memory.
     fn remote_access(&self) -> AccessKind {
         match &self.body {
             TransferBody::Put { .. } => AccessKind::Write,
@@ -278,8 +278,8 @@ impl State {
             let wait = self.network.latency(ends.0, ends.1) + self.random_delay();
             self.after(wait, SimEvent::Arrive(number));
         }
-        // Without reordering a source is free when it has been sent; with it that may also be after
-        // the arrival.
+        // Without reordering, a source is free when it has been sent. With reordering, it may also
+        // become free after the arrival.
         if is_put && (self.faults.reorder.is_zero() || self.choices.coin()) {
             self.after(Duration::ZERO, SimEvent::Complete(number));
         }
@@ -379,7 +379,8 @@ impl State {
             self.after(MUTANT_LATENESS, SimEvent::Arrive(number));
             return;
         }
-        // The region may have gone since the departure, also when no byte is left to land.
+        // The region may have gone since the departure. This is checked also when no byte is left
+        // to land.
         let table = &self.ranks[peer as usize].table;
         let gone = remote.filter(|remote| table.find(remote, submitter, kind).is_none());
         if let Some(remote) = gone {
@@ -554,7 +555,7 @@ impl State {
         self.forget_if_ended(number);
     }
 
-    /// Ends the transfer if a wire that it uses is cut; its submitter learns it in time.
+    /// Ends the transfer if a wire that it uses is cut. The submitter learns of it later.
     fn drop_if_cut(&mut self, number: TransferNumber) -> bool {
         let Some(active) = self.transfers.find(&number) else { return true };
         let (rank, peer) = (active.submitter, active.peer);
@@ -572,8 +573,9 @@ impl State {
         }
     }
 
-    /// Handles the transfers of a rank that dies, and those to it. Nobody polls their `Done`;
-    /// submitters of transfers to it get theirs when they detect the death.
+    /// Handles the transfers of a rank that dies, and the transfers to that rank. Nobody polls the
+    /// `Done` events of the dead rank. Submitters of transfers to the dead rank get their `Done`
+    /// when they detect the death.
     pub(super) fn orphan_transfers(&mut self, dead: Rank) {
         let numbers: Vec<_> = (self.transfers.iter())
             .filter(|(_, active)| active.submitter == dead || active.peer == dead)

@@ -165,9 +165,9 @@ impl World {
         self.with(|state| state.advance(wakeup))
     }
 
-    /// As [`World::advance`], but on to the first instant at which a rank is woken, and through
-    /// all that happens at it: for who wants times alone and need not see ranks polled between any
-    /// two events.
+    /// As [`World::advance`], but goes on to the first instant at which a rank is woken, and
+    /// carries out all events of that instant. For callers that measure times alone, and need not
+    /// poll ranks between any two events.
     pub fn advance_instant(&self, wakeup: Option<Nanos>) -> bool {
         self.with(|state| state.advance_instant(wakeup))
     }
@@ -178,9 +178,9 @@ impl World {
         self.with(|state| state.next_event())
     }
 
-    /// The ranks whose wake sources have woken since this was asked last: only these can find
-    /// something new when polled. Frozen ranks stay in it until they are polled again; dead ones
-    /// are never in it.
+    /// The ranks whose wake sources have woken since the last call: only these can find something
+    /// new when polled. A frozen rank stays in the answers until it is polled again. A dead rank is
+    /// never in them.
     #[must_use]
     pub fn take_woken(&self) -> Vec<Rank> {
         self.with(|state| state.take_woken())
@@ -198,7 +198,7 @@ impl World {
         self.with(|state| (0..state.ranks.len() as Rank).filter(|rank| state.is_frozen(*rank)).collect())
     }
 
-    /// Whether the rank has died. Its device does nothing any more; drop whatever runs on it.
+    /// Whether the rank has died. Its device does nothing any more; drop the code that runs on it.
     #[must_use]
     pub fn is_dead(&self, rank: Rank) -> bool {
         self.with(|state| state.ranks[rank as usize].dead)
@@ -209,18 +209,19 @@ impl World {
         self.with(|state| state.inject(fault));
     }
 
-    /// Installs a checker; it is told what happens from now on.
+    /// Installs a checker, which gets every event from now on.
     pub fn observe(&self, observer: Box<dyn Observer>) {
         self.with(|state| state.observer = Some(observer));
     }
 
-    /// Writes a line for every event from now on: virtual nanoseconds, what, and numbers.
+    /// Writes a line for every event from now on: virtual nanoseconds, the name of the event, and
+    /// numbers.
     pub fn trace_to(&self, lines: Box<dyn Write + Send>) {
         self.with(|state| state.trace.write_to(lines));
     }
 
-    /// For whoever runs a rank: it saw the signal slot that it keeps for `from` count `count` and
-    /// goes on because of it.
+    /// For code that runs a rank. The rank saw count `count` in the signal slot that it keeps for
+    /// `from`, and goes on because of it.
     pub fn consumed(&self, rank: Rank, from: Rank, signal_slot: u16, count: u64) {
         self.with(|state| {
             state.event("consumed", &[u64::from(rank), u64::from(from), u64::from(signal_slot), count]);
@@ -228,14 +229,14 @@ impl World {
         });
     }
 
-    /// For whoever runs a rank: what it did for `number` things of a sequence is over, and it may
-    /// tell others so by any way.
+    /// For code that runs a rank. The rank has ended its work for `number` items of a sequence, and
+    /// may now tell others in any way.
     pub fn released(&self, rank: Rank, sequence: u64, number: u64) {
         self.with(|state| state.note(|| Record::Released { rank, sequence, number }));
     }
 
-    /// For whoever runs a rank: it was told that `from` released `number` things of a sequence and
-    /// goes on because of it.
+    /// For code that runs a rank. The rank was told that `from` released `number` items of a
+    /// sequence, and goes on because of it.
     pub fn acquired(&self, rank: Rank, from: Rank, sequence: u64, number: u64) {
         self.with(|state| state.note(|| Record::Acquired { rank, from, sequence, number }));
     }
@@ -270,7 +271,7 @@ impl World {
         self.with(|state| state.trace.events())
     }
 
-    /// Ends the trace and tells what all of the run comes to.
+    /// Ends the trace, and returns the hash of the whole run.
     pub fn finish(&self) -> TraceHash {
         self.with(|state| {
             state.trace.flush();
@@ -278,9 +279,9 @@ impl World {
         })
     }
 
-    /// Appends the signal slots of a rank in which something has come since this was asked last,
-    /// each with the peer that it is kept for. True when all are named, which the first answer does
-    /// not.
+    /// Appends the signal slots of a rank that were signalled since the last call, each with the
+    /// peer that it is kept for. Returns true if all of them are named; the first answer names
+    /// none.
     pub fn take_signalled(&self, rank: Rank, signal_slots: &mut Vec<(Rank, u16)>) -> bool {
         self.with(|state| {
             let signalled = &mut state.ranks[rank as usize].signalled;
@@ -290,7 +291,8 @@ impl World {
         })
     }
 
-    /// Does something to the state, then calls whom it left to be called, without holding the lock.
+    /// Changes the state, then makes the calls that the change left to be made, without holding the
+    /// lock.
     pub(super) fn with<T>(&self, act: impl FnOnce(&mut State) -> T) -> T {
         let (result, mut callbacks) = {
             let mut state = self.lock();
@@ -303,7 +305,8 @@ impl World {
                     Callback::Lost { responder, peer, cause } => responder.lost(peer, &cause),
                     Callback::Message { responder, from, to, message } => {
                         if let Some(answer) = responder.message(from, &message) {
-                            // Whoever asked may be gone by now; then nobody waits for the answer.
+                            // The rank that asked may be gone by now; then nobody waits for the
+                            // answer.
                             let _ = self.lock().post(to, from, answer, false);
                         }
                     }

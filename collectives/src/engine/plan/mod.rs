@@ -221,8 +221,9 @@ pub enum PlanError {
     Counts(#[from] CountsError),
 }
 
-/// By rank: how many bytes of puts may be under way to it, when a chunk of every tree takes so
-/// long: as many as go there in a round trip at the pace of the links.
+/// By rank: how many bytes of puts to it may be under way, if a chunk of every tree takes
+/// `round_ns`. This is the number of bytes that go to the rank in a round trip at the pace of the
+/// links.
 fn in_round_trip(program: &Program, layout: &Layout, pace: &PacingPolicy, round_ns: u64) -> Vec<u64> {
     let mut bytes = vec![0u64; program.ranks as usize];
     for lane in &program.lanes {

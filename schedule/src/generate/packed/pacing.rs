@@ -11,63 +11,62 @@ use pleach_vocabulary::{Collective, Rank};
 use super::is_upwards;
 use super::{PackedError, TreeBlock};
 
-/// Chunks under way of a tree, where signal slots and scratch suffice for that number.
+/// Chunks of a tree that may be under way, if signal slots and scratch suffice for that number.
 const WINDOW: u32 = 32;
-/// What signal slots suffice for: signals of a chunk of every tree from one rank to another, times
-/// the window. Some hundred trees, where links are alike in nothing, have 21 chunks each under way.
+/// Most signals from one rank to another: those of a chunk of every tree, times the window. Some
+/// hundred trees, on links that are all different, have 21 chunks each under way.
 const SIGNAL_SLOTS_OF_PAIR_MAX: u32 = 4096;
-/// The same in groups of more ranks than are packed so finely, in which every rank keeps signal
-/// slots for very many others.
+/// The same limit in large groups, where every rank keeps signal slots for very many others.
 const SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY: u32 = 1024;
 /// The most ranks for which each rank keeps that many signal slots.
 const FEW_RANKS_MAX: u32 = 64;
-/// Chunks for each edge of the longest way where they cost nothing, of all trees together: many
-/// trees fill each other's gaps, few have to be cut finer.
+/// Chunks for each edge of the longest path if chunks cost nothing, of all trees together. Many
+/// trees fill each other's gaps; the chunks of few trees must be smaller.
 const CHUNKS_PER_HOP_OF_ALL: u32 = 2048;
-/// The same of one tree, at least and at most.
+/// Chunks of one tree for each edge of the longest path, at least and at most.
 const CHUNKS_PER_HOP: RangeInclusive<u32> = 64..=128;
-/// The same where a chunk goes up and down, and keeps its place in the window all the way.
+/// The same if a chunk goes up and down, and keeps its place in the window all the way.
 const CHUNKS_PER_HOP_BOTH_WAYS: RangeInclusive<u32> = 40..=128;
 
-/// Chunks of a window that are to be under way at least, besides those that take their turns on
-/// links: with fewer the chunks are so long that filling the pipeline takes more than waiting.
+/// Least number of chunks of a window that are under way besides those that take their turns on
+/// links. With fewer chunks, each is so long that filling the pipeline takes more time than
+/// waiting.
 const COVERED_CHUNKS_MIN: u32 = 3;
 
-/// How fast a packing goes when it is under way, and how long its ways are: what the number of
-/// chunks follows from.
+/// The pace of a packing that is under way, and the length of its paths. The number of chunks
+/// follows from these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PacingPolicy {
     /// Bytes of the whole in a second, rounded down.
     pub bytes_per_s: u64,
-    /// Edges of the longest way.
+    /// Edges of the longest path.
     pub hops: u32,
-    /// The latency of a byte on it, in nanoseconds.
+    /// The latency of a byte on the longest path, in nanoseconds.
     pub latency_ns: u64,
     /// The latency of a byte over the longest edge and a signal back, in nanoseconds.
     pub round_trip_ns: u64,
-    /// How long a chunk under way keeps its place in the window besides its turns on links, in
-    /// nanoseconds: one round trip, but where results come back the way that contributions went all
-    /// of it.
+    /// How long a chunk keeps its place in the window besides its turns on links, in nanoseconds.
+    /// It is one round trip. If results come back on the path of the contributions, it is the whole
+    /// path.
     pub occupancy_ns: u64,
-    /// How many turns it takes on links meanwhile: in each, a chunk of every tree goes over every
-    /// link. About two at its receiver; where it goes all the way up and down another one for four
-    /// hops, as of what waits the oldest chunk goes first.
+    /// How many turns a chunk takes on links meanwhile. In a turn, a chunk of every tree goes over
+    /// every link. A chunk takes about two turns at its receiver. If it goes all the way up and
+    /// down, it takes one more for every four hops, because the oldest waiting chunk goes first.
     pub occupancy_turns: u32,
-    /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 where that is
-    /// nothing.
+    /// What a chunk of every tree costs a rank besides its bytes, in nanoseconds; 0 if nothing.
     pub chunk_ns: u64,
-    /// Chunks of a tree for each edge of the longest way, where they cost nothing.
+    /// Chunks of a tree for each edge of the longest path, if chunks cost nothing.
     pub chunks_per_hop: u32,
     /// Chunks under way.
     pub window: u32,
-    /// By how many chunks a rank may be further with one tree than with another, besides those that
-    /// latency takes ([`PacingPolicy::skew_limit_of`]). Each rank sees to it by itself, and none
-    /// waits for ever: the least chunk that is incomplete anywhere may be begun everywhere.
+    /// By how many chunks a rank may be further with one tree than with another, besides the chunks
+    /// that latency takes ([`PacingPolicy::skew_limit_of`]). Each rank keeps the limit by itself.
+    /// No rank waits for ever: the least chunk that is incomplete anywhere may be begun everywhere.
     pub skew_limit: u32,
 }
 
 impl PacingPolicy {
-    /// Checks that of a packing of this topology, whose trees and blocks are these.
+    /// The policy of a packing of this topology, with these trees and blocks.
     pub(super) fn of(
         packing: &Packing,
         topology: &Topology,
@@ -85,9 +84,10 @@ impl PacingPolicy {
         } else {
             (hops, round_trip_ns, 2, CHUNKS_PER_HOP)
         };
-        // Besides its window a tree may lead by the hops that chunks of another one come later,
-        // twice for queues on the way, and by another window where trees are flat but some of their
-        // links slow. No more: who is further ahead takes turns on links from trees that are late.
+        // Besides its window, a tree may be ahead by the hops by which chunks of another tree come
+        // later, twice because of queues on the way. Flat trees with some slow links may be ahead
+        // by another window, if that is more. They may be no further ahead: then they would take
+        // turns on links from late trees.
         let skew_limit = window + window.max(2 * far);
         let chunks_per_hop =
             (CHUNKS_PER_HOP_OF_ALL / trees.len().max(1) as u32).clamp(*range.start(), *range.end());
@@ -123,10 +123,10 @@ impl PacingPolicy {
         u64::try_from(nanos).unwrap_or(u64::MAX).max(1)
     }
 
-    /// The best number of chunks for a message of `bytes` of the whole: as many as make
-    /// the way through the first of them short beside the whole, but not so many that they cost
-    /// more than they save (the square root of the formula for pipelines), or that the window does
-    /// not cover a round trip.
+    /// The best number of chunks for a message of `bytes` of the whole. There are so many chunks
+    /// that the first one takes a short time on the longest path, compared with the whole message.
+    /// There are not so many that chunks cost more than they save (the square root of the formula
+    /// for pipelines), or that the window does not cover a round trip.
     #[must_use]
     pub fn chunks(&self, bytes: u64) -> u64 {
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_s.max(1));
@@ -149,12 +149,13 @@ pub const fn signal_slots_of_pair_max(ranks: u32) -> u32 {
     if ranks <= FEW_RANKS_MAX { SIGNAL_SLOTS_OF_PAIR_MAX } else { SIGNAL_SLOTS_OF_PAIR_MAX_OF_MANY }
 }
 
-/// Most signals of a chunk of every tree that one rank gives another, and that one gives in all.
+/// Most signals of a chunk of every tree that one rank sends to another, and that one rank sends in
+/// all.
 fn signals(ranks: u32, trees: &[TreeBlock]) -> (u32, u32) {
     let mut pairs: BTreeMap<(Rank, Rank), u32> = BTreeMap::new();
     let mut all = vec![0; ranks as usize];
     for &(from, to) in trees.iter().flat_map(|tree| &tree.edges) {
-        // Data one way, and the other way the result or the word that data may come.
+        // Data go one way. The results, or the signals that data may come, go the other way.
         for (from, to) in [(from, to), (to, from)] {
             *pairs.entry((from, to)).or_default() += 1;
             all[from as usize] += 1;
@@ -163,7 +164,8 @@ fn signals(ranks: u32, trees: &[TreeBlock]) -> (u32, u32) {
     (pairs.into_values().max().unwrap_or(0), all.into_iter().max().unwrap_or(0))
 }
 
-/// The longest ways of all trees: edges, nanoseconds, and nanoseconds there and back over one edge.
+/// The longest paths of all trees: edges, nanoseconds, and nanoseconds there and back over one
+/// edge.
 fn longest_paths(packing: &Packing, topology: &Topology) -> Result<(u32, u64, u64), PackedError> {
     let collective = packing.collective;
     let (mut hops, mut latency, mut round_trip) = (0, 0, 0);
@@ -184,7 +186,7 @@ fn longest_paths(packing: &Packing, topology: &Topology) -> Result<(u32, u64, u6
     Ok((hops, latency, round_trip))
 }
 
-/// How far ranks are from the root of a tree, at most: edges, and nanoseconds.
+/// The largest distance of a rank from the root of a tree: edges, and nanoseconds.
 fn farthest(tree: &Tree, latencies: &[u64], ranks: u32, upwards: bool) -> (u32, u64) {
     let mut above = vec![None; ranks as usize];
     for (edge, &latency) in tree.edges.iter().zip(latencies) {
