@@ -1,4 +1,4 @@
-//! Operations as a group carries them out: arguments checked, from and to which bytes.
+//! Operations that a group can carry out: the arguments are checked, and the bytes are known.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use pleach_vocabulary::Parts;
 use pleach_vocabulary::Rank;
 use pleach_vocabulary::{Collective, DataType, Factor, ReduceOp};
 
-/// An operation of one group on memory that somebody keeps until it has ended.
+/// An operation of one group, on memory that stays until the operation has ended.
 pub(super) struct BoundCall {
     pub(super) collective: Collective,
     pub(super) data_type: DataType,
@@ -25,18 +25,18 @@ pub(super) struct BoundCall {
     pub(super) counts: Counts,
     pub(super) input: Bytes,
     pub(super) output: Bytes,
-    /// What a started one waits for before it begins; a blocking one has none.
+    /// The gate that a started operation waits for before it begins. A blocking operation has none.
     pub(super) gate: Option<Gate>,
-    /// What somebody may free before it begins.
+    /// Memory that other code may free before the operation begins.
     pub(super) foreign: Option<Box<[ForeignMemory]>>,
-    /// What this rank's input is multiplied by first.
+    /// The factor of this rank's input.
     pub(super) factor: Option<Factor>,
-    /// Whether it is made of several operations, whose result depends on no order.
+    /// Whether it consists of several operations, so that its result depends on no order.
     pub(super) is_exact: bool,
 }
 
 impl BoundCall {
-    /// One on memory that nobody frees, whose result may depend on the order.
+    /// An operation on memory that no other code frees, whose result may depend on the order.
     #[inline]
     pub(super) fn new(
         collective: Collective,
@@ -66,7 +66,7 @@ impl BoundCall {
         matches!(self.input, Bytes::Private { .. }) || matches!(self.output, Bytes::Private { .. })
     }
 
-    /// Refuses it where somebody has freed its memory.
+    /// An error if other code has freed its memory.
     pub(super) fn expect_alive(&self) -> Result<(), CudaError> {
         self.foreign.iter().flatten().try_for_each(ForeignMemory::expect_alive)
     }
@@ -85,7 +85,7 @@ impl Group {
         Ok(BoundCall::new(collective, data_type, op, Counts::Each(len), input, output))
     }
 
-    /// Whether there is nothing to be looked at, as in the shortest calls.
+    /// Whether nothing is to be checked, as in the shortest calls.
     #[inline(always)]
     fn is_plain(&self, call: &Call, operand: &Operand) -> bool {
         let is_whole = call.collective == Collective::AllReduce && call.form == Form::InPlace;
@@ -93,7 +93,7 @@ impl Group {
         is_whole && call.counts.is_none() && is_here && self.exact.is_none() && !call.op.has_factor()
     }
 
-    /// The call on these operands: its input and its output, or the only one and none.
+    /// The call on these operands: its input and its output, or its only operand.
     #[inline(never)]
     pub(super) fn bound_in_general(
         &self,
@@ -118,7 +118,7 @@ impl Group {
             None => Counts::Each(self.part_len(collective, form, lengths)?),
             Some(counts) => self.uneven_counts(collective, form, counts, lengths)?,
         };
-        // What this rank has no part of is not looked at.
+        // An operand without a part of this rank is not checked.
         if form == Form::Apart && inputs.is_empty() {
             first = Operand::none();
         }
@@ -152,7 +152,7 @@ impl Group {
         Ok(call)
     }
 
-    /// What is special about how this call reduces.
+    /// Sets the factor and the exactness of a call that reduces.
     fn reducing(&self, call: &mut BoundCall) -> Result<(), CollectiveError> {
         let (op, data_type) = (call.op, call.data_type);
         (call.op, call.factor) = op.parted();
@@ -168,7 +168,7 @@ impl Group {
         Ok(())
     }
 
-    /// The collective, with this rank where the call names its peer alone.
+    /// The collective. For a send or a receive, the call names the peer, and this adds this rank.
     fn named(&self, call: &Call) -> Result<Collective, CollectiveError> {
         let rank = self.rank();
         let collective = match (call.collective, call.form) {
@@ -183,8 +183,7 @@ impl Group {
         Ok(collective)
     }
 
-    /// This rank's block in a memory of that many elements with a block for each rank, in
-    /// elements.
+    /// This rank's block, in elements, of memory with `len` elements and a block for each rank.
     fn own_block(&self, counts: Option<&BlockCounts>, len: usize) -> Range<usize> {
         let (rank, ranks) = (self.rank() as usize, self.world_size() as usize);
         let (start, count) = match counts {
@@ -196,8 +195,8 @@ impl Group {
         start..start.saturating_add(count)
     }
 
-    /// Elements of a part, by how many the input and the output have; what this rank has no part of
-    /// is not looked at.
+    /// Elements of a part, from the lengths of input and output. The length of an operand without a
+    /// part of this rank is not checked.
     fn part_len(
         &self,
         collective: Collective,
@@ -244,7 +243,7 @@ impl Group {
                 expect_length(what, input, output)?;
                 return Ok(input);
             }
-            // The other one is another rank's.
+            // Of the two operands, the other one has a meaning at another rank.
             Collective::Scatter { .. } | Collective::Broadcast { .. } => return Ok(output),
             Collective::SendRecv { to, .. } if to == self.rank() => return Ok(output),
             _ => return Ok(input),
@@ -253,7 +252,7 @@ impl Group {
         Ok(count)
     }
 
-    /// What the engine is told of blocks of different lengths.
+    /// The counts of blocks of different lengths, as the engine takes them.
     fn uneven_counts(
         &self,
         collective: Collective,
@@ -330,7 +329,7 @@ impl Group {
         }
     }
 
-    /// This rank's count and the sum of all, of a list with one for each rank.
+    /// This rank's count and the sum of all counts, from a list with a count for each rank.
     fn own_and_all(&self, what: &'static str, counts: &[usize]) -> Result<(usize, usize), CollectiveError> {
         let (expected, actual) = (self.world_size() as usize, counts.len());
         if expected != actual {
@@ -339,15 +338,15 @@ impl Group {
         Ok((counts[self.rank() as usize], sum(counts)))
     }
 
-    /// Counts by which nothing is given and nothing taken.
+    /// The counts of a rank that gives and gets nothing.
     fn nothing(&self) -> Paired {
         let ranks = self.world_size() as usize;
         Paired { given: vec![0; ranks], taken: vec![0; ranks] }
     }
 
-    /// Input and output are apart, or lie as in place: the one is the other, or a rank's own part
-    /// at its place in it. Of host memory the borrows say so; memory of GPUs, and memory that is
-    /// given by its address, may have several names.
+    /// Checks that input and output are apart, or lie as in place: one is the other, or a rank's
+    /// own part at its place in the other. Borrows ensure this for host memory. Memory of GPUs, and
+    /// memory that is given by its address, may have several names.
     fn expect_apart_or_in_place(
         &self,
         collective: Collective,
@@ -365,7 +364,7 @@ impl Group {
             return Ok(());
         }
         let (inputs, outputs) = (collective.input_parts(rank, ranks), collective.output_parts(rank, ranks));
-        // What goes to a rank and what comes from it would lie at the same place.
+        // The block for a rank and the block from that rank would lie at the same place.
         let has_no_such_form = collective == Collective::AllToAll && ranks > 1;
         let (inner, outer, inner_parts, outer_parts) = if inputs.len() <= outputs.len() {
             (from, into, inputs, outputs)

@@ -1,8 +1,8 @@
-//! What collectives work on: elements, slices, registered buffers, a GPU's memory.
+//! The data of collectives: elements, slices, registered buffers, a GPU's memory.
 //!
-//! **Invariant:** what implements the traits here names the same memory each time it is asked, and
-//! [`OwnedData`] also after it was moved. Peers and kernels write there while the caller holds no
-//! reference, so the traits are sealed: safe code elsewhere could not promise it.
+//! **Invariant:** an implementation of the traits here names the same memory each time it is asked,
+//! and of [`OwnedData`] also after a move. Peers and kernels write there while the caller holds no
+//! reference. Safe code elsewhere could not promise this, so the traits are sealed.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -32,21 +32,21 @@ pub(super) mod private {
     pub trait Sealed {}
 
     /// An operand is a second way to the elements, beside references to them, so no other crate may
-    /// get one. A generic function can call methods of a supertrait that it cannot name;
-    /// [`Internal`] is what it cannot make.
+    /// get one. A generic function can call methods of a supertrait that it cannot name, but it
+    /// cannot make an [`Internal`].
     pub trait SealedData {
         /// The bytes as the group of this number takes them, to be read: a source is only read,
         /// whatever the pointer says.
         fn source(&self, _group: u64, _: Internal) -> Result<Operand, CollectiveError>;
     }
 
-    /// The same of what may be written.
+    /// The same for data that may be written.
     pub trait SealedDataMut {
         /// The bytes as the group of this number takes them, to be read and written.
         fn destination(&mut self, _group: u64, _: Internal) -> Result<Operand, CollectiveError>;
     }
 
-    /// Made in the module of data alone.
+    /// An argument that only this module can make.
     #[derive(Clone, Copy, Debug)]
     pub struct Internal(pub(super) ());
 }
@@ -57,10 +57,10 @@ use private::{Internal, SealedData, SealedDataMut};
 #[derive(Debug)]
 pub struct Operand {
     pub(super) bytes: Bytes,
-    /// How many elements.
+    /// The number of elements.
     pub(super) len: usize,
     pub(super) space: Space,
-    /// Memory of a GPU that somebody else may free before the call begins.
+    /// Memory of a GPU that other code may free before the call begins.
     pub(super) foreign: Option<ForeignMemory>,
 }
 
@@ -94,8 +94,8 @@ element!(
 );
 
 /// Elements that a collective may read: a slice, array or `Vec` of any memory, a [`Buffer`], which
-/// peers reach without a copy, a [`GpuBuffer`], or a reference to one of these. Sealed: there are
-/// no others. Nor is there another way to a buffer's elements than references to them:
+/// peers reach without a copy, a [`GpuBuffer`], or a reference to one of these. The trait is
+/// sealed, so there are no others. Only references lead to a buffer's elements:
 ///
 /// ```compile_fail,E0624
 /// # use pleach_collectives::Buffer;
@@ -113,13 +113,13 @@ pub trait Data: SealedData {
     /// Type of element.
     type Element: Element;
 
-    /// How many elements.
+    /// The number of elements.
     fn len(&self) -> usize;
 
-    /// Where they are.
+    /// The kind of their memory.
     fn space(&self) -> Space;
 
-    /// Whether there are none.
+    /// Whether there are no elements.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -128,8 +128,8 @@ pub trait Data: SealedData {
 /// Elements that a collective may write.
 pub trait DataMut: Data + SealedDataMut {}
 
-/// What an operation may own while it is under way: a [`Buffer`], a `Vec`, a [`GpuBuffer`], a pair
-/// or a list of these, or nothing.
+/// Data that an operation may own while it is under way: a [`Buffer`], a `Vec`, a [`GpuBuffer`], a
+/// pair or a list of these, or nothing.
 pub trait OwnedData: Summary + Send + 'static {}
 
 impl OwnedData for () {}
@@ -293,7 +293,7 @@ pub struct Buffer<T: Element> {
 }
 
 impl<T: Element> Buffer<T> {
-    /// The first `len` elements of a registered slice that nobody else uses.
+    /// The first `len` elements of a registered slice that no other code uses.
     pub(super) fn new(slice: Slice, len: usize, group: u64) -> Self {
         assert!(slice.as_ptr().cast::<T>().is_aligned());
         let slice = slice.slice(0..len * size_of::<T>()).expect("memory was made for so many elements");
@@ -359,12 +359,13 @@ impl<T: Element> Buffer<T> {
         Ok(Self { slice, len, group: first.group, _element: PhantomData })
     }
 
-    /// The registered memory, which outlives the buffer with this, and the group's number.
+    /// The number of the group, and a handle of the registered memory, which keeps the memory when
+    /// the buffer is dropped.
     pub(super) fn held(&self) -> (Slice, u64) {
         (self.slice.clone(), self.group)
     }
 
-    /// As the group of this number takes it: in place if that group registered it.
+    /// The operand for the group of this number: in place if that group registered the buffer.
     #[inline]
     fn operand(&self, group: u64) -> Operand {
         let bytes = if self.group == group {
@@ -410,7 +411,7 @@ fn lent(slice: &Slice, bytes: usize) -> Bytes {
     Bytes::Lent(unsafe { slice.lend() }.first(bytes))
 }
 
-/// A part of the bytes, which must hold it.
+/// A part of some bytes, which must contain it.
 pub(super) fn part(bytes: &Bytes, range: Range<usize>) -> Bytes {
     match bytes {
         Bytes::None => Bytes::None,
@@ -424,7 +425,7 @@ pub(super) fn part(bytes: &Bytes, range: Range<usize>) -> Bytes {
     }
 }
 
-/// Where the first bytes lie in the second, both private, if they do.
+/// The place of `inner` in `outer`, if both are private and `outer` contains `inner`.
 pub(super) fn place_in(inner: &Bytes, outer: &Bytes) -> Option<Range<usize>> {
     match (inner, outer) {
         (
@@ -465,10 +466,10 @@ mod tests {
         Buffer::new(region.whole(), len, GROUP)
     }
 
-    /// What a run does with bytes that it was given.
+    /// Copies bytes as a run does.
     fn copy(from: &Bytes, into: &Bytes) {
         assert_eq!(from.len(), into.len());
-        // SAFETY: the tests keep both, and touch neither meanwhile.
+        // SAFETY: the tests keep both, and touch neither during the copy.
         unsafe { std::ptr::copy_nonoverlapping(from.base().0, into.base().0, from.len()) }
     }
 

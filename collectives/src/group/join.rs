@@ -18,17 +18,17 @@ use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute};
 use crate::engine::{StatusBoard, signal_slots};
 
-/// Why a group was not joined.
+/// Why a program could not join a group.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JoinGroupError {
     /// The ranks did not meet.
     #[error(transparent)]
     Join(#[from] JoinError),
-    /// They met, and then something failed.
+    /// The ranks met, and then something failed.
     #[error(transparent)]
     Group(#[from] GroupError),
-    /// The tuning that was asked for cannot be used.
+    /// The chosen tuning cannot be used.
     #[error(transparent)]
     Tuning(#[from] TuningError),
 }
@@ -106,7 +106,7 @@ impl Group {
     }
 }
 
-/// Asks for the memory before the ranks meet, so that who lacks it says so itself.
+/// Asks for the memory before the ranks meet, so that a rank without it reports that itself.
 pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
     if let Space::Gpu { ordinal } = space {
         Gpu::open(ordinal).map_err(ComputeError::from)?;
@@ -117,21 +117,22 @@ pub(super) fn expect_memory(space: Space) -> Result<(), GroupError> {
 /// How peers reach the memory that a group works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
-    /// It is the host's.
+    /// The memory is the host's.
     Host,
-    /// It is a GPU's, which those of this host map, and NICs read and write.
+    /// The memory is a GPU's. Ranks of this host map it, and NICs read and write it.
     Mapped,
-    /// It is a GPU's, which NICs read and write.
+    /// The memory is a GPU's, and NICs read and write it.
     Put,
-    /// It is a GPU's, and staged through pinned memory of the host.
+    /// The memory is a GPU's, and staged through pinned memory of the host.
     Staged,
 }
 
 impl Reach {
-    /// How peers reach this rank's. Neighbours map what is on a GPU where GPUs can share theirs and
-    /// every rank's GPU reaches those of its neighbours; over RDMA it is tried whether NICs take
-    /// it. Who stages and who does not make a group, as each says where its memory is, but what is
-    /// mapped is a matter of schedules: all do, or none does.
+    /// How peers reach this rank's memory. Neighbours map memory on a GPU if GPUs can share memory
+    /// and every rank's GPU reaches those of its neighbours. Over RDMA a registration shows whether
+    /// NICs reach the memory. A rank that stages and a rank that does not can be in one group, as
+    /// each rank says where its memory is. But mappings are a matter of schedules: all ranks map,
+    /// or none does.
     fn find(options: &Options, joined: &mut Joined) -> Result<Self, GroupError> {
         let space = options.space;
         let Space::Gpu { ordinal } = space else { return Ok(Self::Host) };
@@ -151,8 +152,8 @@ impl Reach {
         })
     }
 
-    /// What schedules are chosen by: kernels do not reach what peers map of the host's memory, so
-    /// that is put.
+    /// The platform by which schedules are chosen. Kernels do not reach host memory that peers map,
+    /// so such data are put.
     fn platform(self, joined: &Joined) -> Platform {
         let mut platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
         if matches!(self, Self::Put | Self::Staged) {
@@ -161,7 +162,7 @@ impl Reach {
         platform
     }
 
-    /// Who computes on that memory.
+    /// The processor or GPU that computes on that memory.
     fn compute(self, space: Space) -> Result<Box<dyn Compute>, ComputeError> {
         let Space::Gpu { ordinal } = space else { return Ok(Box::new(HostCompute::new())) };
         let staging = if self == Self::Staged { StagingSpace::Host } else { StagingSpace::Gpu };
@@ -169,9 +170,9 @@ impl Reach {
     }
 }
 
-/// Whether the device's NICs take memory of this GPU: some is tried.
+/// Whether the device's NICs can register memory of this GPU; the function registers some.
 fn is_registered(ordinal: u32, device: &mut dyn Device) -> Result<bool, ComputeError> {
-    /// What is tried has one unit of the GPU's memory then.
+    /// The function registers one unit of the GPU's memory then.
     const TRIED_BYTES: usize = 1;
     match device.register(CudaMemory::new(&Gpu::open(ordinal)?, TRIED_BYTES)?) {
         Ok(_) => Ok(true),
@@ -182,9 +183,9 @@ fn is_registered(ordinal: u32, device: &mut dyn Device) -> Result<bool, ComputeE
     }
 }
 
-/// Whether kernels of this rank's GPU reach the GPUs of all ranks of this host. They do not where a
-/// process does not see the other's GPU (`CUDA_VISIBLE_DEVICES`), or where the two have no way to
-/// each other (no P2P).
+/// Whether kernels of this rank's GPU reach the GPUs of all ranks of this host. They do not if a
+/// process does not see the other's GPU (`CUDA_VISIBLE_DEVICES`), or if there is no path between
+/// the two GPUs (no P2P).
 fn reaches_neighbours(ordinal: u32, joined: &mut Joined) -> Result<bool, GroupError> {
     let gpu = Gpu::open(ordinal).map_err(ComputeError::from)?;
     let ids = tell_all("gpu", &gpu.id().0, joined)?;
@@ -206,7 +207,8 @@ fn reaches_neighbours(ordinal: u32, joined: &mut Joined) -> Result<bool, GroupEr
     Ok(true)
 }
 
-/// Whether it is so on all ranks, which tell each other where they met.
+/// Whether the answer is true on all ranks. The ranks exchange their answers in the store where
+/// they met.
 fn do_all(topic: &str, own: bool, joined: &mut Joined) -> Result<bool, GroupError> {
     let all = tell_all(topic, if own { b"yes" } else { b"no" }, joined)?;
     let without = all.iter().position(|answer| answer != b"yes");
@@ -218,7 +220,7 @@ fn do_all(topic: &str, own: bool, joined: &mut Joined) -> Result<bool, GroupErro
     Ok(without.is_none())
 }
 
-/// What each rank says of this topic, by rank.
+/// The words of all ranks on this topic, by rank.
 fn tell_all(topic: &str, own: &[u8], joined: &mut Joined) -> Result<Vec<Vec<u8>>, GroupError> {
     let Some(store) = &mut joined.store else { return Ok(vec![own.to_vec()]) };
     let deadline = joined.deadline;
@@ -234,7 +236,7 @@ fn can_share(space: Space) -> bool {
     matches!(space, Space::Gpu { ordinal } if Gpu::open(ordinal).is_ok_and(|gpu| gpu.can_share()))
 }
 
-/// What kind of memory calls work on, as ranks compare it.
+/// The kind of memory that calls work on, as ranks compare it.
 fn memory(space: Space) -> &'static str {
     match space {
         Space::Host => "host",
@@ -243,8 +245,8 @@ fn memory(space: Space) -> &'static str {
     }
 }
 
-/// What the ranks have agreed on, as schedules are chosen by it. Either all ranks count all others
-/// among those on their host, or none does.
+/// The platform that the ranks have agreed on, by which schedules are chosen. Either all ranks
+/// count all others among those on their host, or none does.
 fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     let ranks = hosts.len() as u32;
     let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid | Fabric::HybridVerbs);
@@ -255,20 +257,20 @@ fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     platform
 }
 
-/// These links, over which messages cost what they cost on this platform.
+/// The wiring of these links, over which a message costs as much as on this platform.
 pub(super) fn wiring(topology: &Topology, platform: &Platform) -> Arc<Wiring> {
     let cost = Duration::from_secs_f64(platform.far.message_s);
     Arc::new(Wiring::new(topology.clone()).with_message_cost(cost))
 }
 
-/// What ranks compare when they meet.
+/// The settings that ranks compare when they meet.
 pub(super) fn settings(options: &Options) -> JoinOptions {
     let algorithm = options.algorithm.as_ref().map_or_else(|| "auto".to_owned(), ToString::to_string);
     let topology = |topology: &Arc<Topology>| format!("{:016x}", topology_digest(topology));
     let signal_slots = signal_slots(options.world.world_size);
     JoinOptions {
         fabric: options.fabric,
-        // What must be equal for ranks to choose the same schedules and number the same signal
+        // These must be equal for ranks to choose the same schedules and to number the same signal
         // slots.
         knobs: vec![
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),

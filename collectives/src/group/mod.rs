@@ -2,26 +2,30 @@
 //!
 //! A [`Group`] is a cheap handle (clone it, share it between threads) of this rank's place in a
 //! group of ranks. All ranks call the same operations in the same order; send and receive match
-//! pair by pair. A call is a value, an [`Operation`], and is carried out in four ways: run, which
-//! blocks until this rank's part is done, at most until its deadline ([`Group::within`]); started,
-//! which gives a [`Pending`] that owns the memory; prepared, as a [`Persistent`]; added to a
-//! [`Batch`]. The methods of the collectives' names run them.
+//! pair by pair. A call is a value, an [`Operation`], and is carried out in one of four ways:
 //!
-//! The first failure ends the group: every call returns its cause from then on, on every rank. All
-//! ranks that survive and reach each other return the same cause: before a call returns an error
-//! the ranks agree on it ([`crate::engine::Fault`]). When a call has returned, with whatever
+//! * run: the call blocks until this rank's part is done, at most until its deadline
+//!   ([`Group::within`]). The methods with the collectives' names do this.
+//! * started: the call returns a [`Pending`] that owns the memory.
+//! * prepared, as a [`Persistent`].
+//! * added to a [`Batch`].
+//!
+//! The first failure ends the group: from then on every call returns its cause, on every rank. All
+//! ranks that survive and reach each other return the same cause, because the ranks agree on it
+//! before a call returns an error ([`crate::engine::Fault`]). When a call has returned, with any
 //! result, no peer changes a byte of the caller's memory any more.
 //!
-//! What is **not** promised: that a call ends alike on all ranks. The ranks agree on why the group
-//! has failed, not on which call was the last one that worked: where a rank fails, one survivor may
-//! have the result of the call already and go on to the next, while another one gets the error.
-//! [`Group::completed`] says how far a rank came.
+//! Two things are **not** promised:
 //!
-//! Also not promised: the result of a call in which another rank calls something else. A rank that
-//! waits for the differing rank never returns. Another rank may return from the call before it
-//! learns of the difference, and the differing rank may have put its bytes into the same scratch.
-//! The group then fails on every rank with an error that names both calls, so a result is certain
-//! when a later [`Group::barrier`] has succeeded.
+//! * That a call ends alike on all ranks. The ranks agree on why the group has failed, not on the
+//!   last call that succeeded. When a rank fails, one survivor may already have the result of the
+//!   call and go on to the next call, while another survivor gets the error. [`Group::completed`]
+//!   says how far a rank came.
+//! * The result of a call in which another rank makes a different call. A rank that waits for the
+//!   differing rank never returns. Another rank may return before it learns of the difference, and
+//!   the differing rank may have put its bytes into the same scratch. The group then fails on every
+//!   rank with an error that names both calls. So a result is certain when a later
+//!   [`Group::barrier`] has succeeded.
 
 mod batch;
 mod bound;
@@ -106,35 +110,35 @@ pub struct Group {
     priority: i32,
     fabric: Option<Fabric>,
     exact: Option<Arc<Exact>>,
-    /// What its calls come after.
+    /// The stream whose earlier work comes before the calls.
     stream: Option<Stream>,
-    /// Asked while a call waits.
+    /// Called at intervals while a call waits; true aborts the group.
     interrupted: Option<fn() -> bool>,
 }
 
 struct Shared {
-    /// Goes before what it drives.
+    /// Dropped before the driver that it drives.
     progress: Option<ProgressThread>,
     driver: Arc<Driver>,
     rank: Rank,
     world_size: u32,
     hosts: HostMap,
-    /// Tells this group's buffers from those of other groups of this process.
+    /// Distinguishes this group's buffers from those of other groups of this process.
     number: u64,
     close_timeout: Duration,
-    /// Set once by close or drop. Relaxed: only turns calls away; what they touch is behind the
-    /// driver's lock.
+    /// Set once by close or drop. Relaxed: the flag only refuses calls; the driver's lock guards
+    /// all that a call touches.
     is_closed: AtomicBool,
     /// Memory for batches, while none uses it.
     staging: Mutex<Option<Staging>>,
-    /// Where its ranks met, and meet again to split. Rank 0's table keeps late comers out for as
-    /// long as the group lives.
+    /// The store where the ranks met, and where they meet again to split. Rank 0's table keeps late
+    /// comers out as long as the group lives.
     store: Option<Arc<Mutex<Box<dyn Store>>>>,
-    /// The GPU whose memory its calls work on, if they work on one's.
+    /// The GPU whose memory the calls work on, if they work on a GPU's memory.
     gpu: Option<Arc<Gpu>>,
     /// Whether peers reach that memory.
     shares_gpu: bool,
-    /// As it was joined, for the groups that it is split into.
+    /// The options of the join, for the groups that this group is split into.
     options: Options,
     /// Counts the calls of [`Group::split`]. Relaxed: only rank 0's number counts, and each caller
     /// orders its own calls.
@@ -145,14 +149,15 @@ struct Shared {
 pub struct Connection {
     /// Connected to every other rank.
     pub device: Box<dyn Device>,
-    /// What it said besides, not yet seen by anybody.
+    /// Events that the device has already reported, and that no engine has seen.
     pub events: Vec<Event>,
     /// The device's responder.
     pub board: Arc<StatusBoard>,
-    /// The ranks on their hosts: the same on all ranks, as they choose their schedules by it.
+    /// The ranks on their hosts. It is the same on all ranks, because they choose their schedules
+    /// by it.
     pub platform: Platform,
-    /// Whether more of them are on this host than it has processors for them: then who waits gives
-    /// way at once.
+    /// Whether this host has more ranks than processors for them: then a waiting rank yields at
+    /// once.
     pub is_crowded: bool,
     /// Where the ranks met.
     pub store: Option<Box<dyn Store>>,
@@ -175,7 +180,7 @@ impl Connection {
 }
 
 impl Group {
-    /// A group whose calls go the ways of a table.
+    /// A group whose calls take the variants of a table.
     fn choosing_by(
         table: Option<Arc<TuningTable>>,
         connection: Connection,
@@ -275,24 +280,26 @@ impl Group {
         Self { timeout, ..self.clone() }
     }
 
-    /// The same group, using this algorithm or way (on all ranks) for the calls made through it.
+    /// The same group, using this algorithm or variant (on all ranks) for the calls made through
+    /// it.
     #[must_use]
     pub fn with_variant(&self, variant: impl Into<Variant>) -> Self {
         Self { variant: Some(variant.into()), ..self.clone() }
     }
 
-    /// The same group, with a tag that must be equal on all ranks for calls to match; it tells
-    /// apart calls that are alike otherwise.
+    /// The same group, with a tag that must be equal on all ranks for calls to match. The tag
+    /// distinguishes calls that are alike otherwise.
     #[must_use]
     pub fn tagged(&self, tag: u32) -> Self {
         Self { tag, ..self.clone() }
     }
 
-    /// The same group, whose calls go before those of lower priorities that are under way at the
-    /// same time, and end before them where they can; the usual priority is 0. Ranks may differ.
+    /// The same group, with a priority for its calls. Its calls go before calls of lower priorities
+    /// that are under way at the same time, and end before them if possible. The usual priority is
+    /// 0. Ranks may have different priorities.
     ///
-    /// Calls are admitted in the order in which they are made, short ones eight at a time and long
-    /// ones (beyond some tens of kilobytes) two at a time: only among those does priority decide.
+    /// Calls are admitted in the order in which they are made: eight short ones at a time, and two
+    /// long ones (above some tens of kilobytes). Priority decides only among the admitted calls.
     #[must_use]
     pub fn with_priority(&self, priority: i32) -> Self {
         Self { priority, ..self.clone() }
@@ -311,7 +318,7 @@ impl Group {
         Self { stream: None, ..self }
     }
 
-    /// The same group, whose calls match only those that are marked alike, besides the tag.
+    /// The same group, whose calls match only calls with the same mark, besides the tag.
     pub(crate) fn tagged_further(&self, mark: u32) -> Self {
         self.tagged(self.tag.rotate_left(16) ^ mark)
     }
@@ -368,8 +375,8 @@ impl Group {
     }
 
     /// Ends the group's work on all ranks: calls under way, here and there, return at once with an
-    /// error. From any thread, also while this rank is in no call; returns when the peers have been
-    /// told. Does nothing when the group is closed.
+    /// error. Any thread may call it, also while this rank is in no call. It returns when the peers
+    /// have been told. It does nothing when the group is closed.
     pub fn abort(&self) {
         if self.expect_open().is_ok() {
             self.shared.driver.abort();

@@ -13,32 +13,33 @@ use super::summary::{Summarized, Summary};
 use super::unwinding::without_unwinding;
 use crate::engine::{Fault, RunId};
 
-/// A collective under way. It owns what it works on and gives it back when it is done, also with an
-/// error.
+/// A collective under way. It owns its memory, and gives the memory back when it is done, also with
+/// an error.
 ///
-/// It makes progress while the caller computes, by a thread of the group. With
-/// [`Progress::WhenCalled`](super::Progress) it does so only while any thread of the group is in a
-/// call, and while it is tested or waited for. Dropping it waits for its end (its deadline bounds
-/// that); forgetting it leaks the memory and nothing else, however often.
+/// A thread of the group makes the progress while the caller computes. With
+/// [`Progress::WhenCalled`](super::Progress) there is progress only while any thread of the group
+/// is in a call, or tests or waits for an operation. The drop waits for the end of the collective,
+/// at most until its deadline. Forgetting a `Pending` leaks the memory and does no other harm,
+/// however often.
 #[must_use = "a collective that is not waited for ends when this is dropped"]
 pub struct Pending<D> {
     driver: Arc<Driver>,
     run: Option<RunId>,
-    /// Those that are waited for after it, the last one first.
+    /// The runs to wait for after this one, the last one first.
     further: Vec<RunId>,
-    /// What is left to be done when all have ended well.
+    /// The work that is left when all runs have ended well.
     completion: Option<Completion<D>>,
     outcome: Option<Result<(), CollectiveError>>,
     data: Option<D>,
 }
 
-/// How long [`Pending::wait_any`] drives one of several groups before it looks at the next one.
+/// How long [`Pending::wait_any`] drives one of several groups before it drives the next one.
 const TURN_OF_A_GROUP: Duration = Duration::from_micros(100);
 
 /// Puts results where they belong.
 pub(super) type Completion<D> = Box<dyn FnOnce(&mut D) -> Result<(), CollectiveError> + Send>;
 
-/// What starting a collective gives: it under way, or why it is not, with its memory.
+/// The result of starting a collective: it is under way, or an error with its memory.
 pub type Started<D> = Result<Pending<D>, PendingError<D>>;
 
 /// A non-blocking collective that failed, with its memory.
@@ -47,7 +48,8 @@ pub type Started<D> = Result<Pending<D>, PendingError<D>>;
 pub struct PendingError<D> {
     /// The cause.
     pub error: CollectiveError,
-    /// What it worked on; the contents of outputs are unspecified, nobody changes them any more.
+    /// The memory of the operation. The contents of outputs are unspecified; no peer changes them
+    /// any more.
     pub data: D,
 }
 
@@ -68,7 +70,7 @@ impl<D> std::fmt::Debug for Pending<D> {
 }
 
 impl<D> Pending<D> {
-    /// Of one run, which works on these products too.
+    /// A collective of one run, which works on these products too.
     pub(super) fn new(driver: Arc<Driver>, run: RunId, data: D, products: Products) -> Self {
         let keep = |products: Products| -> Completion<D> {
             Box::new(move |_| {
@@ -86,7 +88,7 @@ impl<D> Pending<D> {
         }
     }
 
-    /// Of several runs, in the order in which they were started.
+    /// A collective of several runs, in the order in which they were started.
     pub(super) fn of_all(
         driver: Arc<Driver>,
         mut runs: Vec<RunId>,
@@ -102,12 +104,12 @@ impl<D> Pending<D> {
         pending
     }
 
-    /// Makes some progress; whether it is done. Never blocks for long.
+    /// Makes some progress; returns whether the collective is done. Never blocks for long.
     pub fn test(&mut self) -> bool {
         self.wait_for(Duration::ZERO)
     }
 
-    /// Waits at most `limit`; whether it is done.
+    /// Waits at most `limit`; returns whether the collective is done.
     pub fn wait_for(&mut self, limit: Duration) -> bool {
         self.refuse_in_child();
         if self.run.is_none() {
@@ -122,7 +124,7 @@ impl<D> Pending<D> {
         true
     }
 
-    /// One of its runs has ended: the first error counts.
+    /// Records that a run has ended: the first error counts.
     fn ended(&mut self, outcome: Result<(), Arc<Fault>>) {
         self.run = self.further.pop();
         let before = self.outcome.take().unwrap_or(Ok(()));
@@ -141,15 +143,15 @@ impl<D> Pending<D> {
         }
     }
 
-    /// Waits until it is done, at most until its deadline, and gives the memory back.
+    /// Waits until the collective is done, at most until its deadline, and gives the memory back.
     ///
     /// # Errors
     ///
-    /// Why it failed, with the memory.
+    /// The error of the collective, with the memory.
     ///
     /// # Panics
     ///
-    /// Never: what it owns is there until this call.
+    /// Never: the memory is there until this call.
     pub fn wait(mut self) -> Result<D, PendingError<D>> {
         self.finish();
         let data = self.data.take().expect("taken only here");
@@ -162,7 +164,7 @@ impl<D> Pending<D> {
     /// Waits until one of the collectives is done, at most `limit`. Returns the index of the first
     /// one that is done: `None` after the limit, and when there are none. To take the results as
     /// they come, remove that one and wait for it: `pending.swap_remove(index).wait()`. Collectives
-    /// of several groups are looked at in turn, each group for 100 us.
+    /// of several groups are polled in turn, each group for 100 us.
     pub fn wait_any(pending: &mut [Self], limit: Duration) -> Option<usize> {
         let until = clock::now() + limit;
         let drivers: Vec<Arc<Driver>> = pending.iter().map(|one| Arc::clone(&one.driver)).collect();
@@ -193,7 +195,7 @@ impl<D> Pending<D> {
     ///
     /// # Errors
     ///
-    /// Why the first one failed that did, with the memory of all: each of them has ended.
+    /// The error of the first one that failed, with the memory of all: each of them has ended.
     pub fn wait_all(pending: impl IntoIterator<Item = Self>) -> Result<Vec<D>, PendingError<Vec<D>>> {
         let mut failed = None;
         let mut all = Vec::new();
@@ -284,7 +286,7 @@ mod tests {
         );
     }
 
-    /// One takes Miri minutes.
+    /// One round takes Miri minutes.
     const ROUNDS: u32 = if cfg!(miri) { 1 } else { 5 };
 
     /// Elements of a call: more than fit beside a signal.
@@ -360,7 +362,7 @@ mod tests {
                 };
                 forget(group.start(Operation::all_reduce(registered(), ReduceOp::Sum)).expect("started"));
                 drop(group.start(Operation::all_reduce(registered(), ReduceOp::Sum)).expect("started"));
-                // What these would write to if they had it back.
+                // Memory that these would write to if they got it back.
                 let (others, kept) = (vec![7_u32; LEN], registered());
                 let moved = group.start(Operation::all_reduce(vec![round; LEN], ReduceOp::Sum));
                 let moved = Box::new(moved.expect("started"));

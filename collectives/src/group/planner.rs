@@ -1,5 +1,5 @@
-//! Which program carries out a call: chosen, generated, proved and compiled once, then found by a
-//! look into a table.
+//! The program that carries out a call. A planner chooses, generates, proves and compiles a program
+//! once, and then finds it in a table.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -18,41 +18,40 @@ use super::error::CollectiveError;
 use crate::call::{Counts, Descriptor};
 use crate::engine::{Plan, Program};
 
-/// Makes and keeps the programs of one rank of one group. **Invariant:** what it chooses depends
-/// only on what is the same on all ranks.
+/// Makes and keeps the programs of one rank of one group. **Invariant:** its choices depend only on
+/// values that are the same on all ranks.
 #[derive(Debug)]
 pub struct Planner {
     rank: Rank,
     /// The ranks on their hosts.
     platform: Platform,
-    /// Taken wherever it fits.
+    /// The algorithm to take wherever it fits.
     preferred: Option<Algorithm>,
-    /// Says which way calls go that name none.
+    /// The variants for calls that name no variant.
     table: Option<Arc<TuningTable>>,
     /// By collective, size class (the logarithm of the bytes) and whether only the ends of a part
     /// may touch it.
     chosen: HashMap<(Collective, u32, bool), Arc<Program>>,
     made: HashMap<(Made, Option<u64>), Arc<Program>>,
     plans: HashMap<(Descriptor, Option<Variant>), Arc<Plan>>,
-    /// Those used last, for which a table takes too long.
+    /// The plans used last: searching these is quicker than the table.
     recent: Vec<Recent>,
-    /// Which of them gives way next.
+    /// The place in `recent` that is replaced next.
     oldest: usize,
     /// The caller's processor touches none of the data.
     untouched_by_host: bool,
-    /// Take only what folds contributions in rank order.
+    /// Take only schedules that fold contributions in rank order.
     in_rank_order: bool,
-    /// What does, by what was looked at.
+    /// The schedules that were checked, and whether they do.
     folds: HashMap<(Collective, Algorithm, Access), bool>,
     known: Arc<PlannerCache>,
 }
 
-/// A schedule: for what, by which algorithm, in which form, with another window than the
-/// generator's.
+/// A schedule: its collective, algorithm and access, and a window in place of the generator's.
 type Made = (Collective, Algorithm, Access, Option<u32>);
 
-/// How blocks are cut where that was said: how many chunks are under way, and how many bytes each
-/// has.
+/// How blocks are cut, if a variant or the planner says so: how many chunks are under way, and how
+/// many bytes each has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 struct Cut {
     window: Option<u32>,
@@ -65,10 +64,10 @@ impl From<&Variant> for Cut {
     }
 }
 
-/// What a choice is made for: a collective, a size class, the way that was named.
+/// The key of a choice: a collective, a size class, and the variant that the call named.
 type Asked = (Collective, u32, Option<Variant>);
 
-/// What planners of one platform in one process find out once for all of them.
+/// Choices and proofs that all planners of one platform in one process share.
 #[derive(Debug, Default)]
 pub struct PlannerCache {
     tuning: Mutex<HashMap<Asked, (Selection, Cut)>>,
@@ -82,24 +81,25 @@ struct Recent {
     plan: Arc<Plan>,
 }
 
-/// Chunks under way of a large direct collective among few ranks that map each other: nothing is
-/// put, so ranks need wait for each other only at the end, and one that was late for a chunk is not
-/// late for all.
+/// Chunks under way of a large direct collective among few ranks that map each other. Nothing is
+/// put, so ranks need to wait for each other only at the end. With many chunks under way, a rank
+/// that is late for one chunk does not make the others late.
 const DEEP_WINDOW: u32 = 16;
-/// From this length of a part on, in bytes.
+/// Least part for this window, in bytes.
 const DEEP_BYTES: u64 = 1 << 20;
-/// Most ranks; each has slots for all of them in the same scratch.
+/// Most ranks for this window: each rank has slots for all of them in the same scratch.
 const DEEP_RANKS_MAX: u32 = 4;
-/// Largest chunk of what kernels combine where peers map it, in bytes: long beside the ten
-/// microseconds that launching one and seeing its end take. A GPU of 400 GB/s reads it in 160 us.
+/// Largest chunk that kernels combine where peers map the memory, in bytes. The time of such a
+/// chunk is long beside the ten microseconds of launching a kernel and seeing its end: a GPU of 400
+/// GB/s reads it in 160 us.
 const GPU_CHUNK_BYTES: usize = 64 << 20;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
-/// Plans kept; a program whose calls have more shapes makes them anew now and then.
+/// Most plans that are kept. A program whose calls have more shapes makes some plans again.
 const PLANS_MAX: usize = 4096;
 
 impl Planner {
-    /// For a rank of this platform; `preferred` is taken wherever it fits.
+    /// A planner for a rank of this platform; `preferred` is taken wherever it fits.
     #[must_use]
     pub fn new(rank: Rank, platform: Platform, preferred: Option<Algorithm>) -> Self {
         Self {
@@ -119,7 +119,7 @@ impl Planner {
         }
     }
 
-    /// The same, sharing what it finds out with planners of the same platform.
+    /// The same planner; it shares choices and proofs with planners of the same platform.
     #[must_use]
     pub fn sharing(self, known: Arc<PlannerCache>) -> Self {
         Self { known, ..self }
@@ -136,43 +136,43 @@ impl Planner {
         self.known = Arc::default();
     }
 
-    /// What schedules are chosen by.
+    /// The platform, by which schedules are chosen.
     #[must_use]
     pub fn platform(&self) -> &Platform {
         &self.platform
     }
 
-    /// The links that ranks are joined by, where the planner was told.
+    /// The links that join the ranks, if the planner was told them.
     #[must_use]
     pub fn wiring(&self) -> Option<&Arc<Wiring>> {
         self.platform.wiring.as_ref()
     }
 
-    /// The same, but taking only schedules that fold contributions in the order of the ranks.
+    /// The same planner; it takes only schedules that fold contributions in the order of the ranks.
     #[must_use]
     pub fn in_rank_order(self) -> Self {
         Self { in_rank_order: true, ..self }
     }
 
-    /// The same for memory that the caller's processor does not touch.
+    /// The same planner, for memory that the caller's processor does not touch.
     #[must_use]
     pub fn untouched_by_host(self) -> Self {
         Self { untouched_by_host: true, ..self }
     }
 
-    /// The same, going the ways of a table of this platform where it has some and no algorithm is
-    /// preferred.
+    /// The same planner with a table of this platform. It takes the variants of the table where the
+    /// table has some and no algorithm is preferred.
     #[must_use]
     pub fn tuned_by(self, table: Option<Arc<TuningTable>>) -> Self {
         Self { table, ..self }
     }
 
-    /// What carries out calls of this shape and these counts (which are the descriptor's amount),
-    /// this way or the best one.
+    /// The plan of calls of this shape and these counts (which are the descriptor's amount), by the
+    /// named variant or the best one.
     ///
     /// # Errors
     ///
-    /// The way does not fit the collective or the ranks.
+    /// The variant does not fit the collective or the ranks.
     pub fn plan(
         &mut self,
         descriptor: &Descriptor,
@@ -216,11 +216,11 @@ impl Planner {
         Ok(&self.recent[index].plan)
     }
 
-    /// The program for `bytes` a part, this way or the best one.
+    /// The program for `bytes` a part, by the named variant or the best one.
     ///
     /// # Errors
     ///
-    /// The way does not fit the collective or the ranks.
+    /// The variant does not fit the collective or the ranks.
     pub fn program(
         &mut self,
         collective: Collective,
@@ -230,8 +230,8 @@ impl Planner {
         self.choose(collective, bytes, variant, false)
     }
 
-    /// The same; `is_private`: only the ends of a part know how long it is, so nobody else may pass
-    /// it on.
+    /// As [`Planner::program`]. With `is_private` only the ends of a part know its length, so no
+    /// other rank may pass it on.
     fn choose(
         &mut self,
         collective: Collective,
@@ -239,7 +239,7 @@ impl Planner {
         variant: Option<&Variant>,
         is_private: bool,
     ) -> Result<Arc<Program>, CollectiveError> {
-        // One choice for all sizes of as many bits: that of the largest.
+        // All sizes with the same number of bits have one choice: that of the largest of them.
         let class = usize::BITS - bytes.leading_zeros();
         if variant.is_none()
             && let Some(program) = self.chosen.get(&(collective, class, is_private))
@@ -255,13 +255,15 @@ impl Planner {
         let wanted = (selection.algorithm.clone(), selection.access);
         let selection = if is_private && variant.is_none() { private(selection) } else { selection };
         let selection = self.admit(selection, variant.is_some())?;
-        // It was asked for with what may have given way to another.
+        // The window and the chunks belong to the algorithm that was wanted. Another one may have
+        // replaced it.
         let is_wanted = wanted == (selection.algorithm.clone(), selection.access);
         let cut = if is_wanted { cut } else { Cut::default() };
         tracing::debug!("{collective} up to {largest} bytes a part: {selection}");
         let is_deep =
             selection.access == Access::Mapped && selection.ranks <= DEEP_RANKS_MAX && largest >= DEEP_BYTES;
-        // A GPU wants few long chunks: many under way share the scratch, and each is a launch.
+        // A GPU needs few long chunks: chunks under way share the scratch, and each chunk is a
+        // launch.
         let is_deep = is_deep && !self.untouched_by_host;
         let deep = (is_deep && selection.algorithm == Algorithm::Direct).then_some(DEEP_WINDOW);
         let cut = Cut { window: cut.window.or(deep), ..cut };
@@ -272,9 +274,9 @@ impl Planner {
         Ok(program)
     }
 
-    /// The largest part for which a named way is looked at, in the place of the largest of the size
-    /// class, which is the most that the variant carries, because a call of that length may name
-    /// it.
+    /// The largest part that a named variant is chosen for. It is the largest of the size class, or
+    /// the most that the variant carries if that is less: a call of that length may name the
+    /// variant.
     fn within_limit(
         &self,
         variant: &Variant,
@@ -293,8 +295,9 @@ impl Planner {
         }
     }
 
-    /// The choice for `largest` bytes a part, with the window that was asked for: this way, or the
-    /// preferred algorithm where it fits, or that of the table, or what the prices say.
+    /// The choice for `largest` bytes a part, and how its blocks are cut. It is the named variant,
+    /// else the preferred algorithm if it fits, else the variant of the table, else the cheapest
+    /// algorithm.
     fn selection(
         &self,
         collective: Collective,
@@ -318,7 +321,7 @@ impl Planner {
             (named.or_else(|_| select(collective, priced, platform))?, Cut::default())
         } else if let Some(variant) = pinned() {
             match select_variant(variant, collective, priced, platform) {
-                // A row begins at some bytes, and its way may be for few.
+                // A row holds from a number of bytes on, and its variant may carry only few bytes.
                 Err(SelectError::TooLong { .. }) => (select(collective, priced, platform)?, Cut::default()),
                 selection => (selection?, variant.into()),
             }
@@ -329,8 +332,8 @@ impl Planner {
         Ok(selection)
     }
 
-    /// The choice, or the next best that a reproducible group may take. One that was named for this
-    /// call is not replaced by another, but may be carried out in another form.
+    /// The choice, or the next best that a reproducible group may take. The algorithm that a call
+    /// named is not replaced, but may be carried out in another form.
     fn admit(&mut self, selection: Selection, is_named: bool) -> Result<Selection, CollectiveError> {
         if !self.in_rank_order || !selection.collective.reduces() {
             return Ok(selection);
@@ -386,7 +389,7 @@ impl Planner {
         self.make_with(collective, algorithm, access, Cut::default())
     }
 
-    /// The same, with another number of chunks under way than the generator chose.
+    /// As [`Planner::make`], with another number of chunks under way than the generator chose.
     fn make_with(
         &mut self,
         collective: Collective,
@@ -427,8 +430,8 @@ impl Planner {
         schedule.window = window.unwrap_or(schedule.window);
         let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         let proof = Arc::new(proof);
-        // Other planners of this process look for it only before they make their own programs of
-        // it.
+        // Other planners of this process take the proof from here before they make their own
+        // programs.
         if Arc::strong_count(&self.known) > 1 {
             known.insert(made.clone(), proof.clone());
         }
@@ -436,7 +439,7 @@ impl Planner {
     }
 }
 
-/// The same choice, or the next best in which only its ends touch a part.
+/// The same choice, or the next best in which only the ends of a part touch it.
 fn private(selection: Selection) -> Selection {
     if !matches!(selection.algorithm, Algorithm::Packed(_)) {
         return selection;
