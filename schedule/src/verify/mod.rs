@@ -20,7 +20,7 @@
 //! * *Result*: at the end every output holds exactly the contributions that the collective demands,
 //!   each once. Ranks that end with the same block end with the same expression, so with the same
 //!   bits (`value`). No rank leaves a barrier before all ranks have entered it.
-//! * All of this holds for every combination, rank by rank, of two choices (`memory`): shared
+//! * All of this holds for every combination, rank by rank, of two questions (`memory`): shared
 //!   slices are the slice itself or other memory, and the output is the input or other memory.
 //!
 //! # What is not proved

@@ -33,7 +33,7 @@ const CHUNKS_PER_HOP_BOTH_WAYS: RangeInclusive<u32> = 40..=128;
 /// waiting.
 const COVERED_CHUNKS_MIN: u32 = 3;
 
-/// The pace of a packing that is under way, and the length of its paths. The number of chunks
+/// The speed of a packing that is under way, and the length of its paths. The number of chunks
 /// follows from these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PacingPolicy {
