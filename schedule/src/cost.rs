@@ -38,56 +38,56 @@ mod fit;
 mod formulae;
 mod links;
 
-/// What travels in a signal itself and moves no slower than one without data, in bytes: as much as
-/// the signal slots of `pleach-transport` carry.
+/// Most bytes that travel in a signal itself, no slower than a signal without data: as many as the
+/// signal slots of `pleach-transport` carry.
 pub const INLINE_BYTES_MAX: usize = 48;
 
 /// The work for one chunk of every block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Work {
-    /// How many blocks the whole of the data is cut into.
+    /// The number of blocks of the whole data.
     pub blocks: u32,
-    /// Signals one after the other on the longest way.
+    /// Signals one after the other on the longest path.
     pub rounds: u32,
     /// Signals that one rank sends, at most, with and without data.
     pub messages: u32,
     /// Chunks put by or to one rank, at most.
     pub moved: u32,
-    /// Chunks combined by one rank, at most: a reduction of `k` sources is `k - 1`. Priced by what
-    /// it passes over.
+    /// Chunks combined by one rank, at most: a reduction of `k` sources is `k - 1`. Priced by the
+    /// places that the pass reads and writes.
     pub reduced: u32,
     /// Chunks read and written by one rank in passes over memory, at most.
     pub passed: u32,
-    /// Chunks put one after the other on the longest way, if that is more than any rank moves.
+    /// Chunks put one after the other on the longest path, if that is more than any rank moves.
     pub moved_on_path: u32,
-    /// Chunks read and written one after the other on the longest way, if that is more than any
-    /// rank does.
+    /// Chunks read and written one after the other on the longest path, if that is more than any
+    /// rank reads and writes.
     pub passed_on_path: u32,
-    /// What goes between hosts; rounds, messages and moved chunks above are those inside.
+    /// The work between hosts; rounds, messages and moved chunks above are those inside hosts.
     pub inter_host: InterHost,
 }
 
 /// The work between hosts for one chunk of every block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InterHost {
-    /// Signals one after the other on the longest way.
+    /// Signals one after the other on the longest path.
     pub rounds: u32,
     /// Signals that one rank sends, at most.
     pub messages: u32,
     /// Chunks put by or to the ranks of one host, at most.
     pub moved: u32,
-    /// Chunks put one after the other on the longest way, if that is more than any host moves.
+    /// Chunks put one after the other on the longest path, if that is more than any host moves.
     pub moved_on_path: u32,
 }
 
 impl Work {
-    /// Counts it in a schedule of ranks that are all on one host.
+    /// Counts the work of a schedule of ranks that are all on one host.
     #[must_use]
     pub fn of(schedule: &Schedule) -> Self {
         Self::between(schedule, &HostMap::one(schedule.ranks()))
     }
 
-    /// Counts it in a schedule of ranks of these hosts.
+    /// Counts the work of a schedule of ranks on these hosts.
     ///
     /// # Panics
     ///
@@ -124,7 +124,7 @@ impl Work {
         }
     }
 
-    /// The same between ranks that are all on hosts of their own.
+    /// The same work between ranks that are all on hosts of their own.
     #[must_use]
     pub fn all_inter_host(mut self) -> Self {
         let Self { rounds, messages, moved, moved_on_path, .. } = self;
@@ -148,28 +148,26 @@ pub struct CostModel {
 }
 
 impl CostModel {
-    /// Ranks of one host, before anything has been measured there. Fitted to where one algorithm
-    /// overtakes another, of two ranks that have a processor each and of three and four that share
-    /// two (whose times are tenfold, as a round is a turn of all of them): above 2 KiB the mapped
-    /// direct schedule.
+    /// Ranks of one host, before any measurement there. The values were fitted to the sizes at
+    /// which one algorithm overtakes another: above 2 KiB the mapped direct schedule is the
+    /// fastest. Two ranks had a processor each. Three and four ranks shared two processors; their
+    /// times are tenfold, as a round is a turn of all of them.
     pub const SHARED_MEMORY: Self =
         Self { latency_s: 300e-9, message_s: 120e-9, bytes_per_s: 22.4e9, reduce_bytes_per_s: 5.6e9 };
-    /// Ranks of one host connected by TCP over its loopback interface, before anything has been
-    /// measured: who sends carries out what the peer receives, so messages cost more than waiting
-    /// for them.
+    /// Ranks of one host connected by TCP over its loopback interface, before any measurement. The
+    /// sender does the receiver's work too, so messages cost more than waiting for them.
     pub const LOOPBACK: Self =
         Self { latency_s: 4e-6, message_s: 6e-6, bytes_per_s: 4e9, reduce_bytes_per_s: 10e9 };
-    /// Ranks connected by RDMA at 100 Gb/s. A guess, of what such links can do at best: no NIC has
-    /// been measured, and devices made of software say nothing about them. `pleach tune` fits a
-    /// model to the NICs that there are.
+    /// Ranks connected by RDMA at 100 Gb/s. The values are a guess of the best that such links can
+    /// do: no NIC has been measured, and devices made of software say nothing about NICs. `pleach
+    /// tune` fits a model to the NICs of the machine.
     pub const VERBS: Self =
         Self { latency_s: 2e-6, message_s: 300e-9, bytes_per_s: 12e9, reduce_bytes_per_s: 8e9 };
-    /// Ranks connected by TCP, before anything has been measured.
+    /// Ranks connected by TCP, before any measurement.
     pub const TCP: Self =
         Self { latency_s: 20e-6, message_s: 4e-6, bytes_per_s: 1.2e9, reduce_bytes_per_s: 4e9 };
 
-    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in
-    /// seconds.
+    /// The time for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
         let chunks = Chunks::of(work, bytes, chunk_bytes);
@@ -178,14 +176,14 @@ impl CostModel {
             + chunks.pipelined(work.passed_on_path, work.passed) / 3.0 / self.reduce_bytes_per_s
     }
 
-    /// What goes over links: rounds, messages of each chunk, bytes one after the other.
+    /// The time on links: rounds, messages of each chunk, bytes one after the other.
     fn links(&self, chunks: &Chunks, rounds: u32, messages: u32, bytes: f64) -> f64 {
-        // What fits in a signal's own line comes with it.
+        // Bytes that fit in the signal's own line come with the signal.
         let moving = if chunks.bytes <= INLINE_BYTES_MAX as f64 { 0.0 } else { bytes / self.bytes_per_s };
         f64::from(rounds) * self.latency_s + chunks.count * f64::from(messages) * self.message_s + moving
     }
 
-    /// The same for an algorithm: by its formula where it has one, else by counting.
+    /// The time of an algorithm: by its formula if it has one, else by counting.
     ///
     /// # Errors
     ///
@@ -210,7 +208,7 @@ impl CostModel {
 /// The chunks of a block.
 struct Chunks {
     count: f64,
-    /// Of one of them.
+    /// The bytes of one chunk.
     bytes: f64,
 }
 
@@ -221,17 +219,17 @@ impl Chunks {
         Self { count, bytes: block / count }
     }
 
-    /// Bytes one after the other: the first chunk goes `path`, the others follow at the pace of
+    /// Bytes one after the other. The first chunk takes `path`, the others follow at the pace of
     /// `each`.
     fn pipelined(&self, path: u32, each: u32) -> f64 {
         (f64::from(path) + (self.count - 1.0) * f64::from(each)) * self.bytes
     }
 }
 
-/// Ranks on hosts, and what the links inside and across can do.
+/// Ranks on hosts, and the speeds of the links inside and between the hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Platform {
-    /// Which rank is where.
+    /// The host of every rank.
     pub hosts: HostMap,
     /// Whether ranks of one host map each other's memory.
     pub access: Access,
@@ -239,16 +237,16 @@ pub struct Platform {
     pub near: CostModel,
     /// The links between hosts.
     pub far: CostModel,
-    /// The links between ranks one by one, where they are known: then they alone decide what is
-    /// quickest.
+    /// The links between ranks one by one, if they are known. Then they alone decide which
+    /// algorithm is quickest.
     pub wiring: Option<Arc<Wiring>>,
     /// A cache of counted work, shared by clones of this platform.
     pub(crate) counted: WorkCache,
 }
 
 impl Platform {
-    /// These hosts, before anything has been measured. Where nothing maps, all links are taken to
-    /// be alike.
+    /// These hosts, before any measurement. If no memory is mapped, all links are taken to be
+    /// alike.
     #[must_use]
     pub fn new(hosts: HostMap, access: Access) -> Self {
         let (near, far) = match access {
@@ -258,7 +256,7 @@ impl Platform {
         Self { hosts, access, near, far, wiring: None, counted: WorkCache::default() }
     }
 
-    /// Ranks of these hosts over a fabric, before anything has been measured.
+    /// Ranks of these hosts over a fabric, before any measurement.
     #[must_use]
     pub fn over(fabric: Fabric, hosts: HostMap) -> Self {
         match fabric {
@@ -278,14 +276,14 @@ impl Platform {
         Self { near: model, far: model, ..Self::new(HostMap::one(ranks), access) }
     }
 
-    /// Ranks joined by these links and nothing else, which they reach each other over by puts.
+    /// Ranks joined by these links and nothing else; they reach each other by puts.
     #[must_use]
     pub fn wired(wiring: Arc<Wiring>) -> Self {
         let ranks = wiring.topology().ranks();
         Self { wiring: Some(wiring), ..Self::one_host(ranks, Access::Put, CostModel::TCP) }
     }
 
-    /// Time of a schedule over the links one by one, in seconds; `None` where these are not known.
+    /// Time of a schedule over the links one by one, in seconds; `None` if the links are not known.
     #[must_use]
     pub fn time_over_links(
         &self,
@@ -322,8 +320,8 @@ impl Platform {
         self.hosts.ranks()
     }
 
-    /// The forms in which an algorithm can be carried out here: mapped only where all that it maps
-    /// is on one host.
+    /// The forms in which an algorithm can be carried out here: the mapped form only if all ranks
+    /// that it maps are on one host.
     #[must_use]
     pub fn forms(&self, algorithm: &Algorithm) -> &'static [Access] {
         let stays_inside = match algorithm {
@@ -338,8 +336,7 @@ impl Platform {
         }
     }
 
-    /// How long it takes for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in
-    /// seconds.
+    /// The time for `bytes` bytes of the whole in chunks of at most `chunk_bytes`, in seconds.
     #[must_use]
     pub fn time(&self, work: &Work, bytes: u64, chunk_bytes: u64) -> f64 {
         let chunks = Chunks::of(work, bytes, chunk_bytes);
@@ -352,14 +349,14 @@ impl Platform {
 // A cache of counted work. Work is the same for any number of bytes, and counting it generates the
 // schedule.
 
-/// Most works that are kept; more are counted again each time. There are some tens a collective,
-/// and as many again for each root that a caller names.
+/// Most works that are kept; others are counted again each time. A collective has some tens of
+/// works, and as many again for each root that a caller names.
 const CACHE_ENTRIES_MAX: usize = 4096;
 
 /// The key of cached work.
 type WorkKey = (Collective, Algorithm, Access, HostMap);
 
-/// What a platform and its clones have counted. Makes no difference but in time.
+/// The work that a platform and its clones have counted. The cache changes times only, not results.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WorkCache(Arc<Mutex<HashMap<WorkKey, Work>>>);
 
@@ -370,18 +367,18 @@ impl PartialEq for WorkCache {
 }
 
 impl Platform {
-    /// [`Work::between`] these hosts of what an algorithm makes.
+    /// [`Work::between`] these hosts for the schedule of an algorithm.
     ///
     /// # Errors
     ///
-    /// When it does not fit the collective or the ranks.
+    /// When the algorithm does not fit the collective or the ranks.
     pub(crate) fn counted(
         &self,
         collective: Collective,
         algorithm: &Algorithm,
         access: Access,
     ) -> Result<Work, GenerateError> {
-        // Nothing is left half done in it by who panics.
+        // A thread that panics leaves nothing incomplete in the cache.
         let kept = || self.counted.0.lock().unwrap_or_else(PoisonError::into_inner);
         let made = (collective, algorithm.clone(), access, self.hosts.clone());
         if let Some(work) = kept().get(&made) {
@@ -412,7 +409,7 @@ struct RankLoad {
     reduced: u32,
 }
 
-/// By rank; messages and puts are those inside its host but for what says "across".
+/// By rank. Messages and puts are those inside its host, but for the fields named `inter_host`.
 fn loads(schedule: &Schedule, hosts: &HostMap) -> Vec<RankLoad> {
     let mut loads = vec![RankLoad::default(); schedule.programs.len()];
     for (rank, lanes) in schedule.programs.iter().enumerate() {
@@ -463,7 +460,7 @@ fn passed(from: &[Place], into: &[Place]) -> u32 {
     if written.is_empty() { 0 } else { (from.len() + written.len()) as u32 }
 }
 
-/// How long the way to a moment is, in each measure for itself.
+/// The length of the path to a moment, in each measure by itself.
 #[derive(Clone, Copy, Debug, Default)]
 struct CriticalPath {
     rounds: u32,
@@ -474,7 +471,7 @@ struct CriticalPath {
 }
 
 impl CriticalPath {
-    /// After a signal to a peer, with bytes or without.
+    /// The path after a signal to a peer, with bytes or without.
     fn sent(mut self, is_near: bool, moved: u32) -> Self {
         if is_near {
             self.rounds += 1;
@@ -505,7 +502,7 @@ struct LanePath {
     complete: Vec<CriticalPath>,
 }
 
-/// The longest way through one chunk of every block.
+/// The longest path through one chunk of every block.
 fn critical_path(schedule: &Schedule, hosts: &HostMap) -> CriticalPath {
     let mut longest = CriticalPath::default();
     let mut shown: BTreeMap<SignalName, CriticalPath> = BTreeMap::new();

@@ -12,11 +12,12 @@ use crate::cost::{Platform, Work};
 use crate::generate::{Access, Algorithm, GenerateError, Variant, check, generate};
 use crate::wiring::{Wiring, WiringError};
 
-/// Chunk size that prices are made for, in bytes, unless another is given: what stays in a core's
+/// Chunk size that prices are made for, in bytes, unless another size is given: it fits a core's
 /// cache.
 pub const CHUNK_BYTES: u64 = 256 << 10;
 
-/// Above this rank count schedules are not made only to be priced; what has no formula is left out.
+/// Above this rank count no schedule is made only for its price. Algorithms without a formula are
+/// left out.
 const COUNTED_RANKS_MAX: u32 = 256;
 
 /// The choice and its candidates.
@@ -26,13 +27,13 @@ pub struct Selection {
     pub collective: Collective,
     /// The number of ranks.
     pub ranks: u32,
-    /// How many bytes (of the whole).
+    /// The size of the whole, in bytes.
     pub bytes: u64,
     /// The algorithm to take.
     pub algorithm: Algorithm,
     /// How peers are to be reached.
     pub access: Access,
-    /// Everything that was looked at, the best first.
+    /// All candidates, the best first.
     pub table: Vec<Candidate>,
 }
 
@@ -41,9 +42,9 @@ pub struct Selection {
 pub struct Candidate {
     /// The algorithm.
     pub algorithm: Algorithm,
-    /// In which form.
+    /// Its form.
     pub access: Access,
-    /// How long it should take, in seconds.
+    /// The predicted time, in seconds.
     pub seconds: f64,
 }
 
@@ -51,31 +52,32 @@ pub struct Candidate {
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectError {
-    /// The name is not that of an algorithm for this collective.
+    /// No algorithm for this collective has this name.
     #[error(transparent)]
     Name(#[from] UnknownName),
-    /// It cannot be done with these ranks.
+    /// The algorithm cannot be carried out by these ranks.
     #[error(transparent)]
     Generate(#[from] GenerateError),
-    /// Peers are to be mapped that cannot be.
+    /// The variant maps peers that cannot be mapped.
     #[error("{algorithm} cannot map peers here, which are on other hosts or over sockets; use 'put'")]
     NotMapped {
         /// The algorithm.
         algorithm: Algorithm,
     },
-    /// No chunk can be under way, or more than there is scratch for.
+    /// The window is zero, or larger than the scratch allows.
     #[error("a window of {window} chunks; give 1 to {WINDOW_MAX}")]
     Window {
         /// The window.
         window: u32,
     },
-    /// Chunks that cost more than they carry, or more than there is scratch for.
+    /// The chunks are so small that they cost more than they carry, or larger than the scratch
+    /// allows.
     #[error("chunks of {bytes} bytes; give {CHUNK_BYTES_MIN} to {CHUNK_BYTES}")]
     Chunk {
         /// The number of bytes.
         bytes: u64,
     },
-    /// More bytes than the algorithm is for.
+    /// The parts are longer than the algorithm carries.
     #[error(
         "{algorithm} carries parts of at most {most} bytes between {ranks} ranks, not {bytes}; choose another algorithm"
     )]
@@ -86,10 +88,10 @@ pub enum SelectError {
         bytes: u64,
         /// The limit.
         most: u64,
-        /// Between how many ranks.
+        /// The number of ranks.
         ranks: u32,
     },
-    /// Nothing is packed for the links.
+    /// The links have no packing.
     #[error(transparent)]
     Wiring(#[from] WiringError),
     /// The links do not join ranks that the algorithm moves data between.
@@ -99,25 +101,25 @@ pub enum SelectError {
     NotJoined {
         /// The algorithm.
         algorithm: Algorithm,
-        /// The name of who sends.
+        /// The name of the sender.
         from: String,
-        /// And its rank.
+        /// The rank of the sender.
         from_rank: Rank,
-        /// The name of who would receive.
+        /// The name of the receiver.
         to: String,
-        /// And its rank.
+        /// The rank of the receiver.
         to_rank: Rank,
     },
 }
 
-/// Least size of chunks that can be asked for, in bytes; [`CHUNK_BYTES`] is the largest.
+/// Least size of chunks that a variant may name, in bytes; [`CHUNK_BYTES`] is the largest.
 pub const CHUNK_BYTES_MIN: u64 = 1 << 10;
 
-/// Most chunks of a block under way at once that can be asked for.
+/// Most chunks of a block under way at once that a variant may name.
 pub const WINDOW_MAX: u32 = 64;
 
-/// Chooses for `bytes` bytes of the whole. The platform says what is possible: where peers are
-/// mapped, puts are too.
+/// Chooses an algorithm for `bytes` bytes of the whole. The platform decides which forms are
+/// possible: where peers are mapped, puts work too.
 ///
 /// # Errors
 ///
@@ -154,11 +156,11 @@ pub fn select_named(
 }
 
 /// Takes this algorithm, in the quickest form. `hierarchical` without hosts takes those of the
-/// platform, `packed` without trees what is packed for its links.
+/// platform. `packed` without trees takes the packing for the platform's links.
 ///
 /// # Errors
 ///
-/// When it is none for the collective, or does not fit the ranks or their links.
+/// When the algorithm does not carry out the collective, or does not fit the ranks or their links.
 pub fn select_algorithm(
     algorithm: &Algorithm,
     collective: Collective,
@@ -185,18 +187,18 @@ pub fn select_algorithm(
     let others = candidates_on(collective, bytes, platform).into_iter();
     algorithms.extend(others.filter(|algorithm| *algorithm != named));
     let table = price(collective, bytes, platform, &algorithms)?;
-    // Where it has no price, it is taken in the form that moves least.
+    // Without a price, take the form that moves the least data.
     let best = platform.forms(&named).last().copied().unwrap_or(Access::Put);
     let form = table.iter().find(|row| row.algorithm == named).map_or(best, |row| row.access);
     Ok(Selection { collective, ranks, bytes, algorithm: named, access: form, table })
 }
 
-/// Takes exactly this way, as far as it says which. The prices are those of [`select_algorithm`];
-/// they know no windows and no chunks but those that are usual.
+/// Takes exactly this variant, as far as it names a form. The prices are those of
+/// [`select_algorithm`]: they hold for the usual window and chunks only.
 ///
 /// # Errors
 ///
-/// When it cannot be done on this platform.
+/// When the variant cannot be carried out on this platform.
 pub fn select_variant(
     variant: &Variant,
     collective: Collective,
@@ -220,11 +222,11 @@ pub fn select_variant(
     }
 }
 
-/// The algorithms that carry out a collective on these hosts; over known links the packing of most
-/// throughput and the one that should be the fastest for `bytes`.
+/// The algorithms that carry out a collective on these hosts. Where links are known, also two
+/// packings: the one with the most throughput, and the one that should be the fastest for `bytes`.
 fn candidates_on(collective: Collective, bytes: u64, platform: &Platform) -> Vec<Algorithm> {
     let mut all = candidates(collective, platform.ranks());
-    // On one host, or without a peer on the own host, other algorithms do the same.
+    // On one host, or without two ranks on a host, other algorithms do the same.
     let (hosts, ranks) = (platform.hosts.hosts(), platform.ranks());
     let hierarchical = Algorithm::Hierarchical(Some(platform.hosts.clone()));
     if (2..ranks).contains(&hosts) && hierarchical.carries_out(collective) {
@@ -253,7 +255,7 @@ fn packed_on(collective: Collective, bytes: u64, wiring: &Wiring) -> Result<Vec<
     Ok(all.into_iter().map(|trees| Algorithm::Packed(Some(trees))).collect())
 }
 
-/// Checks that the parts are no longer than the algorithm is for.
+/// Checks that the parts are not longer than the algorithm carries.
 fn expect_short(
     collective: Collective,
     algorithm: &Algorithm,
@@ -269,7 +271,7 @@ fn expect_short(
     }
 }
 
-/// Where links are known, that they join all ranks that the algorithm moves data between.
+/// Checks, if links are known, that they join all ranks that the algorithm moves data between.
 fn expect_joined(
     collective: Collective,
     algorithm: &Algorithm,
@@ -284,7 +286,7 @@ fn expect_joined(
 }
 
 fn unjoined_pair(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) -> Option<SelectError> {
-    // What is packed goes over links of its own choice.
+    // A packing chooses its own links.
     if matches!(algorithm, Algorithm::Packed(_)) {
         return None;
     }
@@ -293,8 +295,8 @@ fn unjoined_pair(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) ->
     Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
 }
 
-/// The algorithms that carry out a collective, with the grids that are most like a square; at equal
-/// prices the first one is taken.
+/// The algorithms that carry out a collective, with the grids that are most like a square. If
+/// prices are equal, the first one is taken.
 #[must_use]
 pub fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     let mut all = vec![
@@ -316,10 +318,11 @@ pub fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     all
 }
 
-/// What the price of an algorithm that is not packed for the links is taken times. Over links
-/// prices are those of chunks that do not wait for each other, as those of packed trees hardly do;
-/// of others some wait: two ranks exchange 256 MiB by recursive doubling in 1.6 times its price,
-/// and three get a broadcast by the double tree in 1.1 times.
+/// Over known links, the factor on the price of an algorithm that is not packed for them. The
+/// prices assume chunks that do not wait for each other. This is nearly true of packed trees; of
+/// other algorithms some chunks wait. For example, two ranks exchange 256 MiB by recursive doubling
+/// in 1.6 times the price, and three ranks get a broadcast by the double tree in 1.1 times the
+/// price.
 const UNPACED: f64 = 1.05;
 
 /// Prices of the algorithms that fit, the best first. Fails when none does.
@@ -357,7 +360,7 @@ fn price(
     let is_paced = |row: &Candidate| platform.wiring.is_none() || is_packed(row);
     let weighed = |row: &Candidate| if is_paced(row) { row.seconds } else { row.seconds * UNPACED };
     table.sort_by(|one, other| weighed(one).total_cmp(&weighed(other)));
-    // Of several packings the quickest.
+    // Keep only the quickest packing.
     let mut packings = 0;
     table.retain(|row| {
         packings += u32::from(is_packed(row));
@@ -369,7 +372,8 @@ fn price(
     }
 }
 
-/// By formula where that knows the links, else by counting; `None` where that would take too long.
+/// The work by the formula if it knows the links, else by counting. `None` if counting would take
+/// too long.
 fn work(
     collective: Collective,
     algorithm: &Algorithm,
@@ -385,7 +389,7 @@ fn work(
     if ranks <= COUNTED_RANKS_MAX {
         return Some(platform.counted(collective, algorithm, access));
     }
-    // As if all of it went between hosts.
+    // Priced as if all the data went between hosts.
     formula().filter(|_| !is_uniform).map(|work| Ok(work.all_inter_host()))
 }
 
@@ -425,13 +429,14 @@ mod tests {
             let few = chosen(Collective::AllReduce, ranks, 8, Access::Mapped);
             let many = chosen(Collective::AllReduce, ranks, 64 << 20, Access::Mapped);
             assert_eq!(many, (Algorithm::Direct, Access::Mapped), "{ranks} ranks");
-            // Of two ranks both are the same.
+            // With two ranks, both algorithms are the same.
             let one_round = if ranks == 2 { Algorithm::RecursiveDoubling } else { Algorithm::Exchange };
             assert_eq!(few, (one_round, Access::Put), "{ranks} ranks");
         }
     }
 
-    /// What was the quickest in measurements on two processors, or within a tenth of it.
+    /// The algorithm that was the quickest in measurements on two processors, or within a tenth of
+    /// it.
     #[test]
     fn what_is_chosen_on_one_host_is_what_was_measured_to_be_quickest() {
         use Algorithm::{Direct, Exchange, RecursiveDoubling};

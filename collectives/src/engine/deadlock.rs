@@ -169,7 +169,7 @@ impl DeadlockDetector {
 
     fn send(&mut self, device: &mut dyn Device, peer: Rank, probe: u64, (stream, run): RunOf) {
         let unanswered = self.unanswered.entry(peer).or_default();
-        // At most [`PROBES_MAX`] probes to a peer are unanswered, so a stopped peer gets no more.
+        // At most `PROBES_MAX` probes to a peer are unanswered, so a stopped peer gets no more.
         // If the peer is gone or its queue is full, no answer will come.
         let message = Message::Probe { probe, stream, run };
         if *unanswered < PROBES_MAX && device.post(peer, &message.encode(), Urgency::Ordinary).is_ok() {

@@ -1,5 +1,5 @@
-//! What the engine notes of its runs: when calls began and ended, and when peers came. See
-//! [`crate::observe`].
+//! The observations of the engine: when calls began and ended, and when signals of peers arrived.
+//! See [`crate::observe`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use super::run::Run;
 use super::{Engine, StatusBoard};
 use crate::observe::{FailureRecord, Observations, Report, TimedCall, UnfinishedCall};
 
-/// What the engine notes. **Invariant:** the clock is not read for this; see [`crate::observe`].
+/// Notes observations. **Invariant:** it never reads the clock; see [`crate::observe`].
 pub(super) struct Observer {
     observations: Arc<Observations>,
-    /// When the call that is about to be made began, if that is to be known exactly.
+    /// The begin of the call that is about to be made, if it is timed exactly.
     sample: Option<Nanos>,
-    /// A timed call that has ended where nobody knew the time.
+    /// A timed call that has ended before the clock was read.
     open: Option<TimedCall>,
     /// The time of the last poll.
     seen_at: Nanos,
@@ -32,18 +32,18 @@ impl Observer {
         self.seen_at
     }
 
-    /// This is a poll; how long ago the last one was.
+    /// Records a poll; returns how long ago the last poll was.
     pub(super) fn see(&mut self, now: Nanos) -> Duration {
         now.since(std::mem::replace(&mut self.seen_at, now))
     }
 
-    /// When the call that is made now began, if that is to be known exactly.
+    /// The begin of the call that is made now, if it is timed exactly.
     pub(super) fn take_sample(&mut self) -> Option<Nanos> {
         self.sample.take()
     }
 
-    /// How long a run has been under way, in nanoseconds, as far as anybody has read the clock;
-    /// else zero.
+    /// How long a run has been under way at the last reading of the clock, in nanoseconds. Zero if
+    /// no poll has seen the run.
     #[inline]
     pub(super) fn elapsed_ns(&self, begun_at: Option<Nanos>, now: Nanos) -> u64 {
         begun_at.map_or(0, |begun_at| now.max(self.seen_at).0.saturating_sub(begun_at.0))
@@ -67,7 +67,7 @@ impl Observer {
         }
     }
 
-    /// A call was carried out in so short a time that nobody read the clock.
+    /// A call was carried out so quickly that the clock was not read.
     #[inline]
     pub(super) fn note_carried_out(&mut self, plan: &Plan, number: u64) {
         let shape = self.observations.count(plan.shape());
@@ -79,44 +79,44 @@ impl Observer {
 }
 
 impl Engine {
-    /// Has other counters written than those that only this engine knows.
+    /// Writes these counters, which others read too, in place of the engine's own.
     #[must_use]
     pub(crate) fn observed_by(mut self, observations: Arc<Observations>) -> Self {
         self.observer = Observer::new(observations);
         self
     }
 
-    /// What is known of this rank's runs; `board` is this engine's.
+    /// The report of this rank's runs; `board` is this engine's.
     #[must_use]
     pub fn report(&self, board: &StatusBoard, now: Nanos) -> Report {
         self.observer.observations.report(board.under_way(), board.waits_for(), now)
     }
 
-    /// Whether the next call should be told its time by [`Engine::begin_time`].
+    /// Whether the caller must tell the time of the next call by [`Engine::begin_time`].
     pub(crate) fn wants_time(&self) -> bool {
         self.observer.observations.wants_time()
     }
 
-    /// The next call begins now, if it wants to know.
+    /// The next call begins now. `None` if it is not timed.
     pub(crate) fn begin_time(&mut self, now: Option<Nanos>) {
         self.observer.sample = now;
         self.observer.open = None;
     }
 
-    /// Whether a call that was to be timed has ended where nobody knew the time: then
-    /// [`Engine::end_time`] is due.
+    /// Whether a timed call has ended before the clock was read. Then the caller must call
+    /// [`Engine::end_time`].
     pub(crate) fn wants_end_time(&self) -> bool {
         self.observer.open.is_some()
     }
 
-    /// That call has ended now.
+    /// The call that [`Engine::wants_end_time`] reports has ended now.
     pub(crate) fn end_time(&mut self, now: Nanos) {
         if let Some(timed) = self.observer.open.take() {
             self.observer.observations.time(TimedCall { ended: now, ..timed }, false);
         }
     }
 
-    /// What this rank is doing when its group fails.
+    /// Notes the work of this rank at the time when its group fails.
     pub(super) fn note_failure(&self, text: String, now: Nanos) {
         let unfinished = self.admission.unfinished().iter().filter_map(|slot| {
             let run = self.admission.run(*slot)?;

@@ -1,4 +1,4 @@
-//! How an engine is made, what it says of itself, and what it does when it is polled.
+//! How an engine is made, how it reports its state, and how it reacts to a poll.
 
 use std::io;
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use super::{Context, Engine, EngineError, NO_TRANSFER, Scratch, StatusBoard, scr
 use crate::compute::Compute;
 use crate::observe::Observations;
 
-/// A rank that was not polled for longer, because it was stopped or did something else, has not
-/// waited for answers meanwhile.
+/// After a longer time without a poll this rank was stopped or busy. Then the time does not count
+/// as a wait for answers.
 const UNSEEN_MAX: Duration = Duration::from_millis(50);
 const _: () = assert!(UNSEEN_MAX.as_nanos() > queries::QUERY_INTERVAL_MAX.as_nanos());
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
 
-/// `bytes` zeroed bytes that peers of this host can map. Miri knows no files in memory, and maps
-/// none.
+/// `bytes` zeroed bytes that peers of this host can map. Miri has no anonymous files, so memory
+/// under Miri cannot be mapped.
 pub(crate) fn memory_for_peers(bytes: usize) -> io::Result<Arc<dyn Memory>> {
     if cfg!(miri) { Ok(HostMemory::new(bytes)) } else { Ok(SharedMemory::new(bytes)?) }
 }
 
 impl Engine {
-    /// An engine of a connected device whose responder is `board`. Tells the peers where its
-    /// scratch is.
+    /// An engine of a connected device whose responder is `board`. Tells the peers where this
+    /// rank's scratch is.
     pub(crate) fn new(
         device: Box<dyn Device>,
         compute: Box<dyn Compute>,
@@ -50,8 +50,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// An engine of a device that still connects; it tells each peer where its scratch is when the
-    /// peer is connected.
+    /// An engine of a device that still connects. Tells each peer where this rank's scratch is,
+    /// when the peer is connected.
     pub(crate) fn connecting(
         mut device: Box<dyn Device>,
         compute: Box<dyn Compute>,
@@ -105,7 +105,7 @@ impl Engine {
         self.context.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.context.ranks
@@ -146,14 +146,14 @@ impl Engine {
         self.is_severing() || self.failure().is_some()
     }
 
-    /// Whether this rank's memory is being taken out of its peers' reach: work of its own, which
-    /// waits for nobody.
+    /// Whether the fence is under way, which takes this rank's memory out of its peers' reach. The
+    /// fence is work of this rank, and waits for no other.
     #[must_use]
     pub fn is_severing(&self) -> bool {
         self.failure.is_severing()
     }
 
-    /// Whether no run is unfinished.
+    /// Whether every run has ended.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.admission.is_idle()
@@ -177,7 +177,7 @@ impl Engine {
         let mut moved = false;
         let unseen = self.observer.see(now);
         if unseen > UNSEEN_MAX {
-            // Answers that came meanwhile were not read yet.
+            // Answers that came during this time were not read yet.
             self.queries.postpone(unseen);
         }
         if self.board.has_unread() {
@@ -199,10 +199,10 @@ impl Engine {
         }
     }
 
-    /// Goes as far as peers' signals allow, where peers act without this rank's device being polled
-    /// ([`pleach_transport::Reach::passive`]). It reads neither the device nor the clock, so `now`
-    /// may be old where computing takes no time. It costs a tenth of [`Engine::poll`], which it
-    /// does not replace. True when anything moved.
+    /// Goes as far as the signals of peers allow, for devices whose peers act without a poll here
+    /// ([`pleach_transport::Reach::passive`]). It polls neither the device nor the clock, so `now`
+    /// may be old if computing takes no time. The call costs a tenth of [`Engine::poll`], but does
+    /// not replace it. True when anything moved.
     pub fn poll_signals(&mut self, now: Nanos) -> bool {
         if !self.failure.is_active() || self.board.has_unread() {
             return false;
@@ -214,9 +214,9 @@ impl Engine {
         self.advance_runs(now)
     }
 
-    /// The poll between arming the device's wake source and sleeping on it: takes all that has come
-    /// in signal slots since the last poll, which wakes nobody. True when something has come; then
-    /// nobody may sleep.
+    /// The poll between arming the device's wake source and sleeping on it. It takes all signals
+    /// since the last poll, because these wake nobody. True when there were signals; then the
+    /// thread must not sleep.
     pub fn poll_before_sleep(&mut self, now: Nanos) -> bool {
         if self.board.has_unread() {
             return true;
@@ -238,12 +238,12 @@ impl Engine {
         self.context.device.leave();
     }
 
-    /// Hands on everything; whether it has gone out.
+    /// Sends everything as far as possible; returns whether all of it has gone out.
     pub fn flush_all(&mut self) -> bool {
         self.context.device.flush(Flush::All)
     }
 
-    /// Events of the device that somebody else polled.
+    /// Takes events of the device that other code polled.
     pub(crate) fn accept(&mut self, mut events: Vec<Event>, now: Nanos) {
         self.handle(&mut events, now);
     }
@@ -253,7 +253,7 @@ impl Engine {
             match event {
                 Event::Done { id: NO_TRANSFER, .. } => {}
                 Event::Connected { peer } => {
-                    // A peer that is lost again already has an event of its own.
+                    // If the peer is lost again, that loss has an event of its own.
                     let _ = self.context.announce_scratch(peer);
                     self.context.scratch.connected(peer);
                     self.failure.tell_again();
@@ -263,8 +263,8 @@ impl Engine {
                         self.admission.transfer_done(id);
                     }
                 }
-                // The loss behind it has an event of its own; a severed peer's transfers were given
-                // up here.
+                // The loss that caused this error has an event of its own. Transfers to a severed
+                // peer were given up at the sever.
                 Event::Done { result: Err(error), id } => self.transfer_failed(id, &error, now),
                 Event::PeerLost { peer, cause } => {
                     self.board.agreement().lose(peer);
@@ -280,7 +280,7 @@ impl Engine {
         }
     }
 
-    /// Has the lanes looked at whose signals have come, where the witness names their signal slots.
+    /// Marks the lanes whose signals have come, if the witness names their signal slots.
     fn take_signalled(&mut self) {
         let Some(witness) = self.context.signals.witness() else { return };
         self.context.hears_all = witness.take_signalled(&mut self.signalled);
@@ -289,7 +289,7 @@ impl Engine {
         }
     }
 
-    /// Acts on the messages of peers since the last time.
+    /// Acts on the messages that came from peers since the last call.
     pub(super) fn read_messages(&mut self, now: Nanos) {
         for (peer, message) in self.board.take_unread() {
             match message {
@@ -314,7 +314,7 @@ impl Engine {
         }
     }
 
-    /// Whether the processor that computes has failed; then the group has.
+    /// Whether the processor or GPU that computes has failed. If so, the group fails.
     fn check_compute(&mut self, now: Nanos) -> bool {
         let Some(error) = self.context.compute.failure() else { return false };
         let fault = self.fault(FaultKind::Compute, self.context.rank, error.to_string(), None, now);

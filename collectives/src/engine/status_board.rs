@@ -27,11 +27,11 @@ use crate::call::{Amount, DESCRIPTOR_WORDS, Descriptor, Paired};
 
 /// Records of collectives that are kept.
 const RECORDS: usize = 64;
-/// Records of messages that are kept for each peer and direction: more than a sender may be ahead.
+/// Records of messages that are kept for each peer and direction: a sender cannot be so many ahead.
 const MESSAGE_RECORDS: usize = 16;
 const _: () = assert!(MESSAGE_RECORDS as u64 > EAGER_BANKS);
 
-/// Most unread messages kept; more come only from a peer that talks without being asked.
+/// Most unread messages that are kept. Only a peer that sends without being asked causes more.
 const UNREAD_MAX: usize = 16384;
 
 /// Not a rank.
@@ -43,9 +43,9 @@ const RECORD_WORDS: usize = 3 + DESCRIPTOR_WORDS;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     run: u64,
-    /// Of the call itself.
+    /// The signature of the call itself.
     signature: u64,
-    /// Of the call and all before it in its stream; signals carry it.
+    /// The signature of the call and all calls before it in its stream; signals carry it.
     history: u64,
     descriptor: [u64; DESCRIPTOR_WORDS],
 }
@@ -84,15 +84,15 @@ impl Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Comparison {
-    /// It is or was in the same call.
+    /// The queried rank is or was in the same call.
     Same = 0,
-    /// It is or was in another call.
+    /// The queried rank is or was in another call.
     Different = 1,
-    /// It is or was in the same call, but an earlier one differed.
+    /// The queried rank is or was in the same call, but an earlier call differed.
     EarlierDiffers = 2,
-    /// It has not entered the run.
+    /// The queried rank has not entered the run.
     NotYet = 3,
-    /// It was in the run too long ago to know.
+    /// The queried rank was in the run too long ago to know.
     Forgotten = 4,
 }
 
@@ -105,7 +105,7 @@ impl Comparison {
 
 /// A record that one thread writes and others read: a sequence lock on atomics.
 struct RecordSlot {
-    /// Odd while it is written. Release store pairs with the acquire load in `read`.
+    /// Odd during a write. The release store pairs with the acquire load in `read`.
     sequence: AtomicU64,
     words: [AtomicU64; RECORD_WORDS],
 }
@@ -137,13 +137,14 @@ impl RecordSlot {
     }
 }
 
-/// The last `LAST` runs of a stream that this rank has begun, and how many it has completed.
+/// The last `LAST` runs of a stream that this rank has begun, and the number of completed runs.
 pub(super) struct Records<const LAST: usize> {
     slots: [RecordSlot; LAST],
-    /// Release store in `begin` pairs with the acquire loads of readers: the record is there before
-    /// its run counts.
+    /// The number of runs begun. The release store in `begin` pairs with the acquire loads of
+    /// readers: the record is complete before its run counts.
     begun: AtomicU64,
-    /// Without a gap. Release store in `complete` pairs with the acquire loads of readers.
+    /// The number of runs completed without a gap. The release store in `complete` pairs with the
+    /// acquire loads of readers.
     completed: AtomicU64,
 }
 
@@ -171,7 +172,7 @@ impl<const LAST: usize> Records<LAST> {
         self.completed.load(Ordering::Acquire)
     }
 
-    /// The runs of which a record may be left, oldest first.
+    /// The runs whose records may still be kept, oldest first.
     fn last(&self) -> std::ops::Range<u64> {
         let begun = self.begun();
         begun.saturating_sub(LAST as u64)..begun
@@ -187,7 +188,7 @@ impl<const LAST: usize> Records<LAST> {
     }
 }
 
-/// Of the messages from one rank to another.
+/// The records of the messages from one rank to another.
 pub(super) type MessageRecords = Records<MESSAGE_RECORDS>;
 
 /// A rank's status and the messages of its peers; see the module.
@@ -199,16 +200,16 @@ pub struct StatusBoard {
     unread: Mutex<Vec<(Rank, Message)>>,
     /// Why the group has failed, once it has.
     agreement: Mutex<Agreement>,
-    /// Of the group's collectives.
+    /// The records of the group's collectives.
     collectives: Records<RECORDS>,
-    /// By sender and receiver, one of which this rank is.
+    /// By sender and receiver; this rank is one of the two.
     messages: Mutex<BTreeMap<(Rank, Rank), Arc<MessageRecords>>>,
-    /// The counts of the last runs in which only the two ends of a part know its length, by the
+    /// The counts of the last runs whose part lengths only the two ends of a part know, by the
     /// number of the run.
     paired: Mutex<VecDeque<(u64, Arc<Paired>)>>,
-    /// The rank that this rank waits for. Relaxed: only told in answers.
+    /// The rank that this rank waits for. Relaxed: only used in answers.
     blocked_on: AtomicU64,
-    /// Where it waits, if it can make no other call before.
+    /// The call in which this rank waits, if it can make no other call before that call ends.
     blocked: Mutex<Option<BlockedCall>>,
 }
 
@@ -229,14 +230,14 @@ impl StatusBoard {
         }
     }
 
-    /// Whether these bytes are a message that a rank takes.
+    /// Whether these bytes decode as a message.
     #[must_use]
     pub fn understands(message: &[u8]) -> bool {
         Message::decode(message).is_some()
     }
 
-    /// Ends the group's work here, and on all ranks as soon as the engine looks or a peer asks. The
-    /// caller wakes the device.
+    /// Ends the group's work here at once, and on all ranks when the engine polls or a peer asks.
+    /// The caller wakes the device.
     pub fn abort(&self) {
         self.propose(self.fault(FaultKind::Aborted, self.rank, String::new()));
     }
@@ -263,7 +264,7 @@ impl StatusBoard {
     /// collective.
     fn position(&self) -> (u64, Option<Descriptor>) {
         let called = |record: Result<Record, Comparison>| record.ok().and_then(|record| record.call());
-        // In this order: a run that is complete by now has begun.
+        // Read in this order, so that a completed run has also begun.
         let completed = self.collectives.completed();
         if completed < self.collectives.begun() {
             return (completed, called(self.collectives.record(completed)));
@@ -292,7 +293,7 @@ impl StatusBoard {
         self.agreement().claim().is_some()
     }
 
-    /// The answer of a rank whose group has failed.
+    /// The answer of this rank once its group has failed.
     fn claimed(&self) -> Option<Vec<u8>> {
         let claim = self.agreement().claim()?.clone();
         Some(Message::Claim { claim, asks: false }.encode())
@@ -310,7 +311,7 @@ impl StatusBoard {
         std::mem::take(&mut *lock(&self.unread))
     }
 
-    /// Keeps a message for the engine. Where scratch is comes once from each peer.
+    /// Keeps a message for the engine. A peer says only once where its scratch is.
     fn keep(&self, from: Rank, message: Message) {
         let mut unread = lock(&self.unread);
         if unread.len() < UNREAD_MAX || matches!(message, Message::Scratch(_)) {
@@ -319,7 +320,7 @@ impl StatusBoard {
         self.has_unread.store(true, Ordering::Release);
     }
 
-    /// The engine is about to enter a run with such counts.
+    /// The engine is about to enter a run with paired counts.
     pub(super) fn begin_paired(&self, run: u64, counts: Arc<Paired>) {
         let mut paired = lock(&self.paired);
         if paired.len() == RECORDS {
@@ -333,29 +334,30 @@ impl StatusBoard {
         &self.collectives
     }
 
-    /// The same for the messages from one rank to another.
+    /// The records of the messages from one rank to another, to be written by the engine.
     pub(super) fn messages(&self, from: Rank, to: Rank) -> Arc<MessageRecords> {
         lock(&self.messages).entry((from, to)).or_insert_with(|| Arc::new(Records::new())).clone()
     }
 
-    /// The rank that this rank waits for, as far as it knows.
+    /// Sets the rank that this rank waits for, as far as it knows.
     pub(super) fn block_on(&self, peer: Option<Rank>) {
         self.blocked_on.store(peer.map_or(NO_RANK, u64::from), Ordering::Relaxed);
     }
 
-    /// The call in which this rank is blocked; to be taken back before it can make another call.
+    /// Sets the call in which this rank is blocked. The engine clears it before it can make another
+    /// call.
     pub(super) fn block_in(&self, blocked: Option<BlockedCall>) {
         *lock(&self.blocked) = blocked;
     }
 
-    /// The rank that this rank waits for, once that has taken a millisecond.
+    /// The rank that this rank waits for, once the wait has taken a millisecond.
     pub(crate) fn waits_for(&self) -> Option<Rank> {
         Rank::try_from(self.blocked_on.load(Ordering::Relaxed)).ok()
     }
 
     /// Collectives that this rank has begun and not completed.
     pub(crate) fn under_way(&self) -> u64 {
-        // In this order: the difference is never below zero.
+        // Read in this order, so that the difference is never below zero.
         let completed = self.collectives.completed();
         self.collectives.begun().saturating_sub(completed)
     }
@@ -376,8 +378,8 @@ impl StatusBoard {
         self.record(stream, run) != Err(Comparison::NotYet)
     }
 
-    /// In which call this rank is blocked is read first: a rank that was blocked then, and had not
-    /// entered the run later, could enter it at no time between.
+    /// The blocked call is read first. If this rank was blocked then, and had not entered the run
+    /// afterwards, it could enter the run at no time between.
     fn probe_answer(&self, probe: u64, stream: Stream, run: u64) -> Message {
         let blocked = *lock(&self.blocked);
         Message::ProbeAnswer { probe, stream, run, has_entered: self.has_entered(stream, run), blocked }
@@ -402,13 +404,13 @@ impl StatusBoard {
         }
     }
 
-    /// Those that there have been: whoever asks does not make this rank keep any.
+    /// The records of messages that exist. A query never makes this rank keep new records.
     fn known_messages(&self, from: Rank, to: Rank) -> Option<Arc<MessageRecords>> {
         lock(&self.messages).get(&(from, to)).cloned()
     }
 
-    /// The record as this rank and a peer compare it: where the two only know the lengths of the
-    /// parts between them, with these lengths.
+    /// The record as this rank and a peer compare it. If only the two know the lengths of the parts
+    /// between them, the record includes these lengths.
     pub(super) fn record_for(&self, peer: Rank, stream: Stream, run: u64) -> Result<Record, Comparison> {
         let record = self.record(stream, run)?;
         let Some(descriptor) = record.call().filter(|record| record.amount == Amount::Paired) else {
@@ -444,7 +446,7 @@ impl StatusBoard {
 impl Responder for StatusBoard {
     fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
         match Message::decode(message)? {
-            // The peer may not have heard of a failure: this rank may be in no call, and tell
+            // The peer may not know of a failure: this rank may be in no call, and then it tells
             // nobody by itself.
             Message::Query { stream, record } => {
                 self.claimed().or_else(|| Some(self.answer(from, stream, &record).encode()))

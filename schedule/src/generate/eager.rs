@@ -1,16 +1,17 @@
-//! Straight to the scratch of those who get it, without a word of theirs before: the way for few
-//! bytes.
+//! Eager: a part goes straight to the scratch of its receivers, and the sender does not wait for
+//! them. This is the algorithm for few bytes.
 //!
-//! The other algorithms put into a slice of a peer, which must first say that it is ready, or let
-//! the reader tell when it has read; either costs as much as the data. Scratch needs no word:
-//! credits of earlier runs say that it is free. So a part goes one way in one signal, and who only
-//! gives is through at once. The price is a copy out of scratch, and that there is one chunk only
-//! ([`Schedule::single_chunk`]): nobody tells that a slot is free again within a run.
+//! The other algorithms put into a slice of a peer. Either the peer first signals that it is ready,
+//! or the reader signals that it has read; both cost as much as the data. Scratch needs no such
+//! signal, because credits of earlier runs say that it is free. So a part goes one way with one
+//! signal, and a rank that only gives is done at once. The price is a copy out of scratch, and a
+//! single chunk ([`Schedule::single_chunk`]): within a run no rank learns that a slot is free
+//! again.
 //!
-//! What has a root goes along a tree: `eager` a star, `eager-tree` a binomial one, which is worth
-//! it where a message costs its sender more than a round takes. All contributions come to who
-//! combines them at once, in rank order. Of its peers a rank turns to the one at distance 1 first,
-//! and gives before it takes.
+//! A rooted collective goes along a tree. `eager` is a star. `eager-tree` is a binomial tree, which
+//! pays where a message costs its sender more than a round takes. All contributions go directly to
+//! the rank that combines them, which combines them in rank order. A rank turns to the peer at
+//! distance 1 first, and gives before it takes.
 //!
 //! Cost for `p` ranks and `n` bytes of one rank's whole (gather, scatter: of the root's), for the
 //! busiest rank:
@@ -34,12 +35,12 @@ use crate::{Block, BlockId, Lane, Part, Schedule, SignalSlot};
 /// All scratch slots of a rank together, in bytes, at most.
 pub const SCRATCH_BYTES: u64 = 64 << 10;
 
-/// The longest message that goes this way, in bytes: several of them may be on their way to one
+/// The longest message that is sent eagerly, in bytes: several of them may be on their way to one
 /// rank.
 pub const MESSAGE_BYTES_MAX: u64 = 8 << 10;
 
-/// The longest part that goes this way, in bytes: who gives to all and gets from all has two slots
-/// for each peer.
+/// The longest part that is sent eagerly, in bytes. A rank that gives to all and gets from all has
+/// two slots for each peer.
 pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {
     match collective {
         Collective::SendRecv { .. } => MESSAGE_BYTES_MAX,
@@ -47,7 +48,7 @@ pub(crate) fn part_bytes_max(collective: Collective, ranks: u32) -> u64 {
     }
 }
 
-/// The tree of what has a root.
+/// The tree of a rooted collective.
 pub(super) enum EagerTree {
     Star,
     Binomial,
@@ -78,7 +79,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form:
                 let keeps = collective.output_parts(rank, ranks).contains(part);
                 down(&mut lane, &tree, rank, gives, keeps);
             }
-            // What others wait for comes first.
+            // Lanes that other ranks wait for come first.
             let takes = tree.parent(rank).is_none() == collective.reduces();
             let distance = (block + ranks - rank) % ranks;
             lanes.extend(lane.finish().map(|lane| ((takes, distance), lane)));
@@ -87,12 +88,12 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, form:
     Schedule { collective, window: 1, single_chunk: true, blocks, programs: ordered_lanes(programs) }
 }
 
-/// The edge from the rank that gets a part to the one that gives it, if these are two.
+/// The edge from the rank that gets a part to the rank that gives it, if the two differ.
 fn pair(collective: Collective, part: u32, ranks: u32) -> Option<(Rank, Rank)> {
     collective.ends(part, ranks).filter(|(from, to)| from != to).map(|(from, to)| (to, from))
 }
 
-/// The signal slot of whatever comes.
+/// The signal slot of all data.
 const DATA: SignalSlot = SignalSlot(0);
 
 fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
@@ -104,7 +105,7 @@ fn up(lane: &mut Program<'_>, tree: &Tree, rank: Rank) {
     contributions.sort_unstable_by_key(|&(contributor, _)| contributor);
     let from: Vec<Part> = contributions.into_iter().map(|(_, part)| part).collect();
     match tree.parent(rank) {
-        // The first slot has been read when the sum is there.
+        // The first slot has been read when the sum is complete.
         Some(parent) => {
             let target = Target { rank: parent, part: Part::Scratch(tree.slot(rank)), signal_slot: DATA };
             lane.deliver(&from, &[], Part::Scratch(0), &[target])
@@ -120,10 +121,10 @@ fn down(lane: &mut Program<'_>, tree: &Tree, rank: Rank, gives: bool, keeps: boo
             Part::Scratch(0)
         }
         None if gives => Part::Input,
-        // Of a part between two others.
+        // The part is between two other ranks.
         None => return,
     };
-    // Who passes most on first.
+    // The child that passes most on comes first.
     let below = tree.children(rank).iter().rev();
     let targets: Vec<Target> =
         below.map(|&rank| Target { rank, part: Part::Scratch(0), signal_slot: DATA }).collect();
