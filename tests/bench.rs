@@ -283,14 +283,17 @@ fn memory_above_a_limit_is_an_error_and_no_signal() {
 
 #[test]
 fn a_trace_that_cannot_be_written_is_told_also_where_no_log_is_asked_for() {
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_pleach"))
-        .args(["bench", "--fabric", "shm", "--sizes", "8", "--iterations", "10"])
-        .env("PLEACH_TRACE", "/dev/full")
-        .env_remove("PLEACH_LOG")
-        .output()
-        .expect("starts");
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
-    assert!(text(&output.stderr).contains("no trace: /dev/full"), "{output:?}");
+    for log in [None, Some("")] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_pleach"));
+        command.args(["bench", "--fabric", "shm", "--sizes", "8", "--iterations", "10"]);
+        command.env("PLEACH_TRACE", "/dev/full").env_remove("PLEACH_LOG");
+        if let Some(log) = log {
+            command.env("PLEACH_LOG", log);
+        }
+        let output = command.output().expect("starts");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        assert!(text(&output.stderr).contains("no trace: /dev/full"), "{log:?}: {output:?}");
+    }
 }
 
 /// A row of a simulation over links.

@@ -89,12 +89,8 @@ pub(crate) fn release(id: &pleachUniqueId) {
 /// The address by which other hosts reach this one: that of the variable PLEACH_INTERFACE, or the
 /// one from which packets to anywhere would go; the loopback address of a host without a network.
 fn own_address() -> Result<IpAddr, Failed> {
-    if let Ok(named) = std::env::var("PLEACH_INTERFACE") {
-        return named.parse().map_err(|_| {
-            Failed::argument(format!(
-                "PLEACH_INTERFACE is '{named}'; for pleachGetUniqueId give the address of the interface"
-            ))
-        });
+    if let Some(address) = named_address(std::env::var("PLEACH_INTERFACE").ok())? {
+        return Ok(address);
     }
     let of_route = || -> std::io::Result<IpAddr> {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
@@ -103,6 +99,17 @@ fn own_address() -> Result<IpAddr, Failed> {
         Ok(socket.local_addr()?.ip())
     };
     Ok(of_route().unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)))
+}
+
+/// The address that the variable PLEACH_INTERFACE holds, if it is set.
+fn named_address(variable: Option<String>) -> Result<Option<IpAddr>, Failed> {
+    let Some(named) = variable.filter(|named| !named.is_empty()) else { return Ok(None) };
+    match named.parse() {
+        Ok(address) => Ok(Some(address)),
+        Err(_) => Err(Failed::argument(format!(
+            "PLEACH_INTERFACE is '{named}'; for pleachGetUniqueId give the address of the interface"
+        ))),
+    }
 }
 
 /// Stores a new unique id. The process that calls it must be rank 0 of the communicator: the
@@ -132,6 +139,15 @@ pub unsafe extern "C" fn pleachGetUniqueId(uniqueId: *mut pleachUniqueId) -> ple
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_empty_variable_counts_as_one_that_is_not_set() {
+        let address = |text: &str| named_address(Some(text.to_owned())).ok();
+        assert_eq!(named_address(None).ok(), Some(None));
+        assert_eq!(address(""), Some(None));
+        assert_eq!(address("10.0.0.7"), Some(Some(IpAddr::V4(Ipv4Addr::new(10, 0, 0, 7)))));
+        assert_eq!(address("eth2"), None);
+    }
 
     #[test]
     fn an_id_is_read_as_it_was_made_and_other_bytes_are_not() {

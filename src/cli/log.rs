@@ -1,5 +1,5 @@
-//! `PLEACH_LOG`: what was chosen and why, on standard error. Without it there are warnings: what
-//! was asked for and is not there, as a trace that cannot be written.
+//! `PLEACH_LOG`: the choices of the command and their reasons, on standard error. Without the
+//! variable there are warnings alone, for example of a trace that cannot be written.
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -7,14 +7,18 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use super::CommandError;
 
-/// The variable that says what is logged: `info`, `debug`, or `pleach_transport=debug,info`.
-pub(crate) const LOG_VARIABLE: &str = "PLEACH_LOG";
+/// The variable with the level of the log: `info`, `debug`, or `pleach_transport=debug,info`.
+const LOG_VARIABLE: &str = "PLEACH_LOG";
 
-/// Starts logging as `PLEACH_LOG` says; without it warnings alone are shown, for people: without
-/// times and modules.
+/// The level of the log, if the variable is set and not empty.
+pub(crate) fn level() -> Option<String> {
+    std::env::var(LOG_VARIABLE).ok().filter(|text| !text.is_empty())
+}
+
+/// Starts the log. Without a level only warnings are shown, for people: without times and modules.
 pub(crate) fn start() -> Result<(), CommandError> {
     let format = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(std::io::stderr);
-    let Ok(text) = std::env::var(LOG_VARIABLE) else {
+    let Some(text) = level() else {
         let warnings = Targets::new().with_default(LevelFilter::WARN);
         // Only a subscriber that is already there makes this fail, and then there is one.
         let _ = tracing_subscriber::registry()

@@ -19,7 +19,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, getsockname, soc
 
 use crate::cli::launch::bind::Placement;
 use crate::cli::launch::job::{Job, JobEnd};
-use crate::cli::log::LOG_VARIABLE;
+use crate::cli::log;
 use crate::cli::{CommandError, secret};
 
 pub(crate) use crate::cli::launch::bind::Bind;
@@ -66,7 +66,7 @@ impl Launch {
             }
         };
         let secret = self.needs_secret().then(JobSecret::new);
-        let echoes = std::env::var_os(LOG_VARIABLE).is_some();
+        let echoes = log::level().is_some();
         let mut job = Job::new(echoes, secret.as_ref().map(JobSecret::folder))
             .map_err(|end_cause| self.error(end_cause))?;
         if let Some(secret) = &secret {
