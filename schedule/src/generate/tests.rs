@@ -12,6 +12,7 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         Algorithm::Direct,
         Algorithm::Eager,
         Algorithm::EagerTree,
+        Algorithm::Exchange,
         Algorithm::RecursiveDoubling,
         Algorithm::HalvingDoubling,
         Algorithm::Ring,
