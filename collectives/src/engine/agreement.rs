@@ -74,7 +74,8 @@ impl Claim {
         self.is_final
     }
 
-    /// Whether both say the same: byte for byte, as the verdict's details are agreed upon too.
+    /// Whether both claims are equal byte for byte, as the ranks also agree on the verdict's
+    /// details.
     fn is_as(&self, other: &Self) -> bool {
         self.fault.compare(&other.fault) == Ordering::Equal && self.gone == other.gone
     }
@@ -122,19 +123,19 @@ struct PeerClaim {
     times: u64,
 }
 
-/// What a rank knows of how its group ends; see the module.
+/// This rank's knowledge of how its group ends; see the module.
 #[derive(Default)]
 pub(super) struct Agreement {
     rank: Rank,
     claim: Option<Claim>,
     /// Grows whenever the claim changes.
     version: u64,
-    /// Peers that this rank has found to be gone itself.
+    /// Peers that this rank itself has found to be gone.
     lost: BTreeSet<Rank>,
     said: BTreeMap<Rank, PeerClaim>,
     /// The lowest fault of the peers that call this rank gone.
     expelled: Option<Fault>,
-    /// The verdict of ranks that this one calls gone.
+    /// The verdict of ranks that this rank calls gone.
     overheard: Option<Fault>,
 }
 
@@ -149,7 +150,7 @@ impl Agreement {
         Self { rank, ..Self::default() }
     }
 
-    /// This rank's claim, once anything has failed.
+    /// This rank's claim, once a fault is known.
     pub(super) fn claim(&self) -> Option<&Claim> {
         self.claim.as_ref()
     }
@@ -169,7 +170,7 @@ impl Agreement {
         self.set(fault, gone, true);
     }
 
-    /// Whether a peer is called gone that this rank has not lost itself.
+    /// Whether this rank calls a peer gone that it has not lost itself.
     pub(super) fn has_expelled(&self) -> bool {
         self.claim.as_ref().is_some_and(|claim| !claim.gone.is_subset(&self.lost))
     }
@@ -250,7 +251,7 @@ impl Agreement {
         self.peers(ranks).filter(is_awaited).collect()
     }
 
-    /// Decides, if nobody is awaited any more.
+    /// Decides, if no claim is awaited any more.
     fn decide(&mut self, ranks: u32) {
         let Some(claim) = self.claim.as_ref().filter(|claim| !claim.is_final) else { return };
         if !self.awaited(ranks).is_empty() {

@@ -1,4 +1,4 @@
-//! What there is to know of a group that does not change.
+//! The facts about a group that do not change.
 
 use std::sync::Arc;
 
@@ -8,28 +8,28 @@ use pleach_transport::rendezvous::Fabric;
 use super::{Group, GroupName};
 use pleach_schedule::hosts::HostMap;
 
-/// What there is to know of a group beside its rank: see [`Group::info`].
+/// The facts about a group besides its rank: see [`Group::info`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct GroupInfo {
-    /// What errors call it.
+    /// The name of the group in errors.
     pub name: GroupName,
-    /// What the ranks agreed to move bytes over; `None` for a group over a device of the caller's.
+    /// The fabric that the ranks agreed on; `None` for a group over a device that the caller gave.
     pub fabric: Option<Fabric>,
-    /// Which rank is on which host, as far as that makes a difference: ranks of one host share
-    /// memory over [`Fabric::Shm`] and [`Fabric::Hybrid`]; over sockets alone all count as being on
-    /// one.
+    /// The host of each rank, as far as hosts make a difference. Ranks of one host share memory
+    /// over [`Fabric::Shm`] and [`Fabric::Hybrid`]. Over sockets alone, all ranks count as ranks of
+    /// one host.
     pub hosts: HostMap,
-    /// The GPU whose memory the group works on, if it works on one's.
+    /// The GPU whose memory the group works on, if it works on a GPU's memory.
     pub gpu: Option<Arc<Gpu>>,
-    /// Whether peers reach that memory themselves, so that nothing is staged through the host's:
-    /// neighbours' kernels over shared memory, NICs over RDMA where the kernel lets them (see
-    /// [`pleach_transport::cuda`]).
+    /// Whether peers reach that memory directly, so that nothing is staged through the host's
+    /// memory: neighbours' kernels over shared memory, and NICs over RDMA if the kernel lets them
+    /// (see [`pleach_transport::cuda`]).
     pub reaches_gpu: bool,
 }
 
 impl Group {
-    /// What there is to know of it beside its rank. Local.
+    /// The facts about the group besides its rank. Local.
     #[must_use]
     pub fn info(&self) -> GroupInfo {
         let (name, gpu) = (self.name(), self.shared.gpu.clone());
@@ -37,7 +37,7 @@ impl Group {
         GroupInfo { name, fabric: self.fabric, hosts, gpu, reaches_gpu: self.shared.shares_gpu }
     }
 
-    /// What errors call this group.
+    /// The name of this group in errors.
     pub(super) fn name(&self) -> GroupName {
         GroupName { number: self.shared.number, rank: self.rank(), world_size: self.world_size() }
     }

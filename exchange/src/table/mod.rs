@@ -10,13 +10,15 @@
 //!   [`TensorTable::clean_up`] fails what waits and forgets the step: it may begin anew.
 //! * A receive may name the incarnation of the sender that it knows. It gets nothing from another
 //!   one. The id of a request is served once; the table knows the last ids.
-//! * A receive that was cancelled while it waited took nothing. A tensor that nobody took after its
-//!   receive had ended comes back by [`TensorTable::restore`], to its old place in the queue.
+//! * A receive that was cancelled during its wait took nothing. If a tensor was delivered and not
+//!   taken, because its receive had ended, [`TensorTable::restore`] brings it back to its old place
+//!   in the queue.
 //!
 //! **Invariant:** an accepted request ends exactly once, by an [`Outcome`] or by its cancellation,
 //! and a receive takes no tensor after its deadline. A tensor that was sent is at one place: in the
-//! table, with one receiver, or back with its sender. After the end of a step nobody receives a
-//! tensor that was sent before. What is held keeps to the limits, but for what is restored.
+//! table, with one receiver, or back with its sender. After the end of a step, no receive gets a
+//! tensor that was sent before the end. The table keeps to its limits, except for tensors that are
+//! restored.
 
 mod ended_steps;
 mod error;
@@ -39,7 +41,7 @@ use crate::key::Key;
 /// Longest reason of an abort, in bytes. A longer one is cut.
 pub const REASON_BYTES_MAX: usize = 1024;
 
-/// What a table holds and remembers at most.
+/// The limits of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TableLimits {
     /// The bytes of all tensors held. More than that wait.
@@ -78,7 +80,7 @@ pub struct SendId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReceiveId(u64);
 
-/// What a receiver says about its request.
+/// The parameters of a receive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     /// A random number, the same when the request is repeated; zero: repetitions are not found.
@@ -94,7 +96,7 @@ pub struct Delivered<T> {
     pub key: Key,
     /// Its length, in bytes.
     pub bytes: u64,
-    /// What was sent.
+    /// The tensor.
     pub tensor: T,
     /// Its place in the order of sends.
     order: u64,
@@ -112,7 +114,7 @@ pub enum Outcome<T> {
     SendFailed {
         /// The request.
         send: SendId,
-        /// What was to be sent.
+        /// The tensor, which comes back.
         tensor: T,
         /// Why.
         error: SendError,
@@ -133,12 +135,12 @@ pub enum Outcome<T> {
     },
 }
 
-/// A send that was refused, with what was to be sent.
+/// A send that was refused, with its tensor.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Unsent<T> {
-    /// What was to be sent.
+    /// The tensor, which comes back.
     pub tensor: T,
-    /// Why it was not.
+    /// Why the send was refused.
     pub error: SendError,
 }
 
@@ -146,11 +148,11 @@ pub struct Unsent<T> {
 pub struct TensorTable<T> {
     incarnation: u64,
     limits: TableLimits,
-    /// What waits for the other side, by key; no queue is empty.
+    /// The tensors or the receives that wait, by key; no queue is empty.
     queues: BTreeMap<Key, Queue<T>>,
     /// Requests that wait, by number.
     waits: BTreeMap<u64, Wait>,
-    /// The same, by deadline.
+    /// The same requests, by deadline.
     deadlines: BTreeSet<(Nanos, u64)>,
     /// The sends among them, with the bytes of their tensors.
     waiting_sends: BTreeMap<u64, u64>,
@@ -163,7 +165,7 @@ pub struct TensorTable<T> {
     outcomes: Vec<Outcome<T>>,
 }
 
-/// What waits at a key: of the two sides of an exchange only one can.
+/// The queue of a key. It holds tensors or receives, never both.
 enum Queue<T> {
     /// In the order of their sends.
     Tensors(VecDeque<Entry<T>>),
@@ -186,7 +188,7 @@ struct Wait {
     deadline: Nanos,
 }
 
-/// Why all that waits in a step ends.
+/// Why all requests that wait in a step end.
 enum StepEnd {
     Aborted(Arc<str>),
     CleanedUp,
@@ -212,8 +214,8 @@ impl<T> TensorTable<T> {
         }
     }
 
-    /// Sends a tensor of this length. The send ends by an [`Outcome`], at once where a receive
-    /// waits or the limits allow it.
+    /// Sends a tensor of this length. The send ends by an [`Outcome`]: at once if a receive waits
+    /// or the limits allow the tensor.
     ///
     /// # Errors
     ///
@@ -259,7 +261,7 @@ impl<T> TensorTable<T> {
         Ok(SendId(order))
     }
 
-    /// Asks for the tensor of a key. The receive ends by an [`Outcome`], at once where there is a
+    /// Asks for the tensor of a key. The receive ends by an [`Outcome`]: at once if there is a
     /// tensor.
     ///
     /// # Errors
@@ -327,8 +329,8 @@ impl<T> TensorTable<T> {
         entry.map(|entry| entry.tensor)
     }
 
-    /// Takes a tensor back that was delivered and that nobody took: the next receive gets it. It is
-    /// held even beyond the limits. Where the step has ended since, the tensor is returned.
+    /// Takes back a tensor that was delivered and not taken. The next receive gets it. The table
+    /// holds it even beyond the limits. If the step has ended since, the tensor is returned.
     pub fn restore(&mut self, now: Nanos, delivered: Delivered<T>) -> Option<T> {
         self.expire(now);
         let Delivered { key, bytes, tensor, order } = delivered;
@@ -348,9 +350,9 @@ impl<T> TensorTable<T> {
         None
     }
 
-    /// Ends a step: what waits in it fails with this reason, and so does what comes to it later,
-    /// until the step is cleaned up. The reason of the first abort stays. Returns the tensors that
-    /// were held.
+    /// Ends a step: the requests that wait in it fail with this reason. Later requests of the step
+    /// fail too, until the step is cleaned up. The reason of the first abort stays. Returns the
+    /// tensors that were held.
     pub fn abort(&mut self, now: Nanos, step: u64, reason: &str) -> Vec<T> {
         self.expire(now);
         let order = self.next_number();
@@ -359,8 +361,8 @@ impl<T> TensorTable<T> {
         self.end_step(step, &StepEnd::Aborted(reason))
     }
 
-    /// Forgets a step: what waits in it fails. Returns the tensors that were held. The step may
-    /// begin anew, without any tensor of before.
+    /// Forgets a step: the requests that wait in it fail. Returns the tensors that were held. The
+    /// step may begin again, without any tensor of before.
     pub fn clean_up(&mut self, now: Nanos, step: u64) -> Vec<T> {
         self.expire(now);
         let order = self.next_number();
@@ -497,7 +499,8 @@ impl<T> TensorTable<T> {
         Some(ReceiveId(number))
     }
 
-    /// The oldest tensor of a key. Its send ends if it waits. The caller has to admit others then.
+    /// The oldest tensor of a key. If its send waits, the send ends. The caller must then admit
+    /// others.
     fn pop_tensor(&mut self, key: &Key) -> Option<Delivered<T>> {
         let Some(Queue::Tensors(tensors)) = self.queues.get(key) else { return None };
         let order = tensors.front()?.order;
@@ -530,7 +533,7 @@ impl<T> TensorTable<T> {
         Some(entry)
     }
 
-    /// Gives back what an entry of the table was counted for.
+    /// Subtracts an entry from the counts of the table.
     fn release(&mut self, entry: &Entry<T>) {
         if entry.is_held {
             self.bytes_held -= entry.bytes;
@@ -538,7 +541,8 @@ impl<T> TensorTable<T> {
         }
     }
 
-    /// Empties the queues of a step, and fails what waits there. Returns what was held.
+    /// Empties the queues of a step, and fails the requests that wait there. Returns the held
+    /// tensors.
     fn end_step(&mut self, step: u64, end: &StepEnd) -> Vec<T> {
         let keys = self.queues.range(Key::before(step)..).map(|(key, _)| key);
         let keys: Vec<Key> = keys.take_while(|key| key.step() == step).cloned().collect();

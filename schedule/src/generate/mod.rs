@@ -5,11 +5,14 @@
 //! [`generate`] is the entry; [`Algorithm`] names the algorithms, and [`Access`] says how a rank
 //! reaches its peers.
 //!
-//! **Rules of all generators:** a private input or output is touched by its own rank alone. The
-//! shared output of a peer is written only after a signal of that peer in the same chunk, so that
-//! the caller's old data have been read (output may be input) and the result of the chunk a window
-//! before has been taken away. A block is reduced in one order only, so all ranks end with the same
-//! bits. No signal is sent that the flow of data already implies.
+//! **Rules of all generators:**
+//!
+//! * A private input or output is touched by its own rank alone.
+//! * The shared output of a peer is written only after a signal of that peer in the same chunk. By
+//!   then the caller's old data have been read (output may be input), and the result of the chunk a
+//!   window before has been taken away.
+//! * A block is reduced in one order only, so all ranks end with the same bits.
+//! * No signal is sent that the flow of data already implies.
 //!
 //! A *put* has read its source when its signal has arrived. Puts read `Input` and `Output` directly
 //! if nothing else would have to be written; the executor stages memory that is not registered.
@@ -53,7 +56,8 @@ use crate::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, S
 pub enum Access {
     /// By puts alone.
     Put,
-    /// By reading and writing it in place: a reduction takes one pass, and signals carry no data.
+    /// By reading and writing the memory in place: a reduction takes one pass, and signals carry no
+    /// data.
     Mapped,
 }
 
@@ -69,7 +73,7 @@ impl fmt::Display for Access {
 /// How each rank reaches each other.
 #[derive(Clone, Copy)]
 enum PeerAccess<'a> {
-    /// All in the same way.
+    /// All ranks in the same way.
     All(Access),
     /// Neighbours in this way, ranks of different hosts by puts.
     Inside(Access, &'a HostMap),
@@ -101,8 +105,8 @@ fn block_for_each_part(collective: Collective, ranks: u32) -> Vec<Block> {
     (0..collective.parts(ranks)).map(|part| Block { part, weight: 1 }).collect()
 }
 
-/// The lanes of every rank, sorted by when it turns to them; of those at once the first comes
-/// first.
+/// The lanes of every rank, sorted by the time at which the rank turns to them. Lanes of the same
+/// time keep their order.
 fn ordered_lanes<T: Ord>(programs: Vec<Vec<(T, Lane)>>) -> Vec<Vec<Lane>> {
     let sorted = |mut lanes: Vec<(T, Lane)>| {
         lanes.sort_by(|(one, _), (other, _)| one.cmp(other));
@@ -127,7 +131,7 @@ mod tests;
 // conflicts with. Input, output and their shared windows may all be the same memory, and are
 // treated as such.
 
-/// Where something is delivered: a part of a peer, and the signal slot that tells it.
+/// The target of a delivery: a part of a peer, and the signal slot that reports the delivery.
 #[derive(Clone, Copy, Debug)]
 struct Target {
     rank: Rank,
@@ -161,12 +165,12 @@ impl<'a> Program<'a> {
         Place { rank: self.rank, part }
     }
 
-    /// Tells a peer, once the given steps are complete.
+    /// Signals a peer, once the given steps are complete.
     fn signal(&mut self, to: Rank, signal_slot: SignalSlot, after: &[StepId]) -> StepId {
         self.push(Op::Signal { to, signal_slot }, after.iter().map(|&step| (step, 0)).collect())
     }
 
-    /// Waits for a peer.
+    /// Waits for a signal of a peer.
     fn wait(&mut self, from: Rank, signal_slot: SignalSlot) -> StepId {
         self.push(Op::Wait { from, signal_slot }, Vec::new())
     }
@@ -219,10 +223,10 @@ impl<'a> Program<'a> {
         self.links.between(self.rank, peer)
     }
 
-    /// Combines places, keeps the result in parts of this rank's memory and delivers it to peers:
-    /// in one pass to those that are mapped, by puts from `staging` (or from the only source, which
-    /// needs no pass at all) to the others. Returns the step that reads the sources, or the first
-    /// of them.
+    /// Combines places, keeps the result in parts of this rank's memory, and delivers it to peers.
+    /// Mapped peers get it in the same pass. The others get it by puts from `staging`, or from the
+    /// only source, which needs no pass. Returns the step that reads the sources, or the first such
+    /// step.
     fn deliver_places(
         &mut self,
         from: Vec<Place>,
@@ -260,7 +264,7 @@ impl<'a> Program<'a> {
         first
     }
 
-    /// Makes a step wait for another one of some chunks earlier.
+    /// Makes a step wait for another step of some chunks earlier.
     fn after_earlier(&mut self, step: StepId, earlier: StepId, chunks: u32) {
         self.steps[step as usize].after.push((earlier, chunks));
     }
@@ -286,8 +290,8 @@ impl<'a> Program<'a> {
         step
     }
 
-    /// The steps that must be complete before one that reads and writes these; forgets what it
-    /// overwrites.
+    /// The steps that must be complete before a step that reads `reads` and writes `writes`.
+    /// Forgets the reads and writes of parts that the new step overwrites.
     fn conflicts(&mut self, reads: &[Part], writes: &[Part], window_copy: bool) -> Vec<(StepId, u32)> {
         let mut after: Vec<StepId> = Vec::new();
         after.extend(self.writes.iter().filter(|(part, _)| reads.contains(part)).map(|&(_, step)| step));
@@ -313,8 +317,8 @@ fn may_alias(one: Part, other: Part) -> bool {
     callers(one) && callers(other)
 }
 
-/// The same for what a copy out of or into a shared window writes, which is then not the same
-/// memory as that window.
+/// Whether a copy between a part and its shared window, which writes `written`, may overwrite
+/// `other`. The two parts of the copy are then different memory.
 fn window_copy_clash(written: Part, other: Part) -> bool {
     written == Part::Output && other == Part::Input
 }
@@ -357,28 +361,28 @@ impl PowerOfTwoGroup {
 
 // Collectives along trees, one tree a block: the form that most algorithms take.
 //
-// Contributions go up a tree to its root, results go down one. What an algorithm adds is the
-// shape: a ring is a chain for each block, halving and doubling a binomial tree, a grid one of as
-// many levels as dimensions.
+// Contributions go up a tree to its root, results go down a tree. An algorithm only adds the shape:
+// a ring is a chain for each block, halving and doubling is a binomial tree, and a grid is a tree
+// with as many levels as dimensions.
 //
-// * **Up and down** (all-reduce): nothing but data is sent where both trees are the same. A rank
-//   has the result of a chunk only when all have done with its contribution, so its place there is
-//   free; and its output is written only after its contribution. Where the rank above on the way
-//   down is another one than on the way up (a ring), it has not heard of this rank otherwise, so
-//   each edge has one more signal a chunk, sent at the chunk's begin.
+// * **Up and down** (all-reduce): where both trees are the same, nothing but data is sent. A rank
+//   has the result of a chunk only when all ranks have used its contribution, so the place of the
+//   contribution is free. The output of a rank is written only after its contribution. In a ring,
+//   the parent on the way down is not the parent on the way up, and has heard nothing of this rank.
+//   So each edge has one more signal a chunk, sent when the chunk begins.
 // * **Up alone** (reduce, reduce-scatter), **down alone** (broadcast, all-gather): each edge has
-//   one more signal a chunk: by puts the receiver says that it is ready, mapped the reader says
-//   that it has read.
+//   one more signal a chunk. With puts, the receiver signals that it is ready. With mappings, the
+//   reader signals that it has read.
 //
-// By puts a contribution lands in a slot of the parent, which combines all of them in one pass.
-// Mapped, the parent reads the children's partial results where they are; an all-reduce writes
-// results down, everything else reads. Which of the two it is, is a matter of each edge by itself.
+// With puts, a contribution goes to a slot of the parent, which combines all contributions in one
+// pass. With mappings, the parent reads the children's partial results in place. An all-reduce
+// writes results down, all other collectives read them. Each edge has puts or mappings by itself.
 
-/// A contribution has come, or may be read.
+/// A contribution has arrived, or may be read.
 const PARTIAL: SignalSlot = SignalSlot(0);
-/// The result has come, or may be read.
+/// The result has arrived, or may be read.
 const RESULT: SignalSlot = SignalSlot(1);
-/// Something may come, or has been read.
+/// The receiver is ready for data, or has read them.
 const READY: SignalSlot = SignalSlot(2);
 /// The partial result of a rank for its parent.
 const SUM: Part = Part::Scratch(0);
@@ -386,14 +390,14 @@ const SUM: Part = Part::Scratch(0);
 /// A rooted tree over all ranks.
 struct Tree {
     parents: Vec<Option<Rank>>,
-    /// In the order in which they are ready to contribute.
+    /// The children of each rank, in the order in which they are ready to contribute.
     children: Vec<Vec<Rank>>,
     slots: Vec<u16>,
 }
 
 impl Tree {
-    /// A tree from its edges, child and parent; of two children the one whose edge comes first
-    /// contributes first.
+    /// A tree from its edges, child and parent. The children of a rank contribute in the order of
+    /// their edges.
     fn new(ranks: u32, edges: impl IntoIterator<Item = (Rank, Rank)>) -> Self {
         let mut tree = Self {
             parents: vec![None; ranks as usize],
@@ -410,24 +414,24 @@ impl Tree {
         tree
     }
 
-    /// Everybody below the root, which begins with the rank after it.
+    /// All ranks are children of the root, in their order from the rank after the root on.
     fn star(ranks: u32, root: Rank) -> Self {
         Self::new(ranks, (1..ranks).map(|lane_order| ((root + lane_order) % ranks, root)))
     }
 
-    /// Below the root, which is number 0 from there on, each rank with the number that is its own
-    /// without its lowest bit.
+    /// A binomial tree. Ranks are numbered from the root on, which is number 0. The parent of a
+    /// number is the number without its lowest bit.
     fn binomial(ranks: u32, root: Rank) -> Self {
         let rank = |number: u32| (root + number) % ranks;
         Self::new(ranks, (1..ranks).map(|number| (rank(number), rank(number & (number - 1)))))
     }
 
-    /// The root, then the rank after it below it, and so on.
+    /// A chain: each rank is the parent of the rank after it.
     fn chain_after(ranks: u32, root: Rank) -> Self {
         Self::new(ranks, (1..ranks).map(|hop| ((root + hop) % ranks, (root + hop - 1) % ranks)))
     }
 
-    /// The root, then the rank before it below it, and so on.
+    /// A chain: each rank is the parent of the rank before it.
     fn chain_before(ranks: u32, root: Rank) -> Self {
         Self::new(
             ranks,
@@ -435,7 +439,7 @@ impl Tree {
         )
     }
 
-    /// The longest way from the root to a leaf, in edges.
+    /// The longest path from the root to a leaf, in edges.
     fn depth(&self) -> u32 {
         let roots = self.parents.iter().enumerate().filter(|(_, parent)| parent.is_none());
         let mut queue: VecDeque<(Rank, u32)> = roots.map(|(rank, _)| (rank as Rank, 0)).collect();
@@ -461,32 +465,32 @@ impl Tree {
     }
 }
 
-/// Which ways data go, and along what.
+/// The directions in which data go, with the tree of each.
 #[derive(Clone, Copy)]
 enum Flow<'a> {
-    /// Contributions to the root of the first tree, the result down the second one, which has the
-    /// same root.
+    /// Contributions go to the root of the first tree. The result goes down the second tree, which
+    /// has the same root.
     UpAndDown(&'a Tree, &'a Tree),
-    /// Contributions to the root.
+    /// Contributions go to the root.
     Up(&'a Tree),
-    /// The root's input to all.
+    /// The root's input goes to all ranks.
     Down(&'a Tree),
 }
 
-/// Which ways the blocks of a collective go.
+/// The trees of a block.
 struct TreePair {
     up: Tree,
-    /// When it is not the same.
+    /// The tree for the way down, if it is not `up`.
     down: Option<Tree>,
 }
 
 impl TreePair {
-    /// The same tree both ways.
+    /// The same tree in both directions.
     fn both(tree: Tree) -> Self {
         Self { up: tree, down: None }
     }
 
-    /// The longest way up and down again, in edges.
+    /// The longest path up and down again, in edges.
     fn round_trip(&self) -> u32 {
         self.up.depth() + self.down.as_ref().unwrap_or(&self.up).depth()
     }
@@ -501,7 +505,7 @@ struct TreeSchedule<'a> {
     blocks: Vec<Block>,
     /// The trees of a block.
     shape: &'a dyn Fn(BlockId) -> TreePair,
-    /// When a rank turns to a block: its lanes are sorted by this.
+    /// The time at which a rank turns to a block: the lanes of the rank are sorted by it.
     lane_order: &'a dyn Fn(Rank, BlockId) -> u32,
 }
 
@@ -541,7 +545,7 @@ fn lane(flow: Flow<'_>, links: PeerAccess<'_>, rank: Rank, block: BlockId) -> Op
     lane.finish()
 }
 
-/// The children that are reached in this way.
+/// The children that a rank reaches with this access.
 fn children_reached_by<'a>(
     lane: &Program<'_>,
     tree: &'a Tree,
@@ -553,8 +557,8 @@ fn children_reached_by<'a>(
     children.into_iter()
 }
 
-/// Where a rank finds the contributions of its children, and its own: in rank order, so that trees
-/// which are stars combine every block in the same order.
+/// The places of the contributions of a rank and its children, in rank order. So all star trees
+/// combine every block in the same order.
 fn contributions(lane: &Program<'_>, tree: &Tree, rank: Rank) -> Vec<Place> {
     let children = tree.children(rank);
     let mut places = Vec::with_capacity(children.len() + 1);
@@ -610,8 +614,9 @@ fn all_reduce(lane: &mut Program<'_>, up: &Tree, down: &Tree, rank: Rank) {
     }
 }
 
-/// Gives the parent this rank's contribution and that of all below it: puts it, or leaves it where
-/// the parent reads it. Returns the step that reads what the children gave.
+/// Gives the parent the contribution of this rank and of all ranks below it. The contribution is
+/// put, or left where the parent reads it. Returns the step that reads the children's
+/// contributions.
 fn contribute(lane: &mut Program<'_>, tree: &Tree, rank: Rank, parent: Rank) -> StepId {
     let from = contributions(lane, tree, rank);
     match lane.access(parent) {

@@ -55,8 +55,8 @@ pub struct Joined {
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
-    /// Whether these are more than the processors that they may run on: of those that have no
-    /// others than this rank has.
+    /// Whether these ranks are more than the processors that they may run on. Only ranks count that
+    /// have no other processors than this rank has.
     pub is_crowded: bool,
     /// The fabric that the ranks agreed on.
     pub fabric: Fabric,
@@ -67,8 +67,8 @@ pub struct Joined {
     pub device: Box<dyn Device>,
     /// Events that came after `Connected`, for the caller's first poll.
     pub events: Vec<Event>,
-    /// Where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until the job
-    /// ends: it tells processes that come too often that all ranks are there.
+    /// The store where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until
+    /// the job ends: the store tells processes that come too late that all ranks are there.
     pub store: Option<Box<dyn Store>>,
     /// The end of [`JoinOptions::timeout`]: for later rounds of the ranks in the store.
     pub deadline: Nanos,
@@ -218,8 +218,8 @@ fn config(
 /// The most time for trying shared memory, or RDMA, before another fabric is taken.
 const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a rank waits in the store between two polls of its device, which its peers may need to
-/// connect.
+/// How long a rank waits in the store between two polls of its device: its peers may need these
+/// polls to connect.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Share of the remaining time for the round in which ranks report why they did not connect,
@@ -242,7 +242,7 @@ struct JoinOutcome {
     fabric: Fabric,
     /// The number of ranks that share this machine's processors.
     ranks_here: u32,
-    /// Whether they are more than their processors.
+    /// Whether these ranks are more than their processors.
     is_crowded: bool,
     hosts: Hosts,
     connected: Connected,
@@ -269,9 +269,10 @@ struct JoinProtocol<'a> {
     world: &'a World,
     options: &'a JoinOptions,
     started: Nanos,
-    /// When to give up.
+    /// The time at which this rank gives up.
     deadline: Nanos,
-    /// When the others must know the reason. The protocol ends then in any case.
+    /// The time until which the other ranks must learn the reason. The protocol ends then in any
+    /// case.
     limit: Nanos,
     store: Box<dyn Store>,
     responder: Arc<dyn Responder>,
@@ -379,14 +380,14 @@ impl<'a> JoinProtocol<'a> {
         knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
         let (host, path) = (self.world.host.as_deref(), self.store.path());
         let own = RankRecord::own(self.world.world_size, host, probe_listener, path, &knobs);
-        // As the others will decode it.
+        // In the form that the other ranks will decode.
         let encoded = own.encode();
         let own = decode(rank, &encoded, rank)?;
         if let Claim::Present(bytes) =
             self.store.claim(&format!("rank/{rank}"), &encoded, deadline).map_err(JoinError::Store)?
         {
             let other = decode(rank, &bytes, rank)?;
-            // Of another world: then that is the error.
+            // If the two records differ, the difference is the error.
             other.compare(rank, &own, rank)?;
             return Err(JoinError::Duplicate { rank, own: own.to_string(), other: other.to_string() });
         }
@@ -533,8 +534,8 @@ impl<'a> JoinProtocol<'a> {
         let outcome = format!("{}/outcome", topic(fabric));
         self.write(&outcome, &line)?;
         if line != "+" {
-            // Dropped at once, so that the others detect it before the time is up, but after the
-            // line: who detects it finds the line.
+            // Dropped at once, so that the others detect the loss before the time is up. But the
+            // line comes first: a rank that detects the loss finds the line.
             device = None;
         }
         let outcomes = self.lines(&outcome, device.as_deref_mut(), &mut events)?;
@@ -630,7 +631,7 @@ impl<'a> JoinProtocol<'a> {
         Ok(lines.iter().map(|line| String::from_utf8_lossy(line).into_owned()).collect())
     }
 
-    /// Waits for the lines of these ranks on a topic, polling the device meanwhile.
+    /// Waits for the lines of these ranks on a topic, and polls the device during the wait.
     fn wait(
         &mut self,
         topic: &str,
@@ -639,8 +640,8 @@ impl<'a> JoinProtocol<'a> {
     ) -> Result<Vec<Vec<u8>>, JoinError> {
         let keys: Vec<_> = ranks.map(|rank| format!("{topic}/{rank}")).collect();
         loop {
-            // Before the store is asked: a rank writes its line before its device goes, so a rank
-            // that was lost here and is missing there writes nothing more.
+            // Polled before the store is asked. A rank writes its line before its device goes, so a
+            // rank that is lost here and has no line in the store will write nothing more.
             let mut lost = Vec::new();
             if let Some((device, later)) = &mut polled {
                 let mut events = Vec::with_capacity(EVENTS);
@@ -672,7 +673,7 @@ impl<'a> JoinProtocol<'a> {
         }
     }
 
-    /// Whether the other ranks cannot go on either.
+    /// Whether the error keeps the other ranks from going on too.
     fn concerns_all(&self, error: &JoinError) -> bool {
         match error {
             JoinError::Ended { .. } => false,
@@ -686,9 +687,9 @@ impl<'a> JoinProtocol<'a> {
     }
 }
 
-/// Whether more of the ranks `here` run on the processors of this one, and on no others, than it
-/// has. `parallelism` is how many processors this rank may use at a time: fewer than it has if a
-/// control group limits it.
+/// Whether this rank's processors are too few for the ranks that run on them and on no others.
+/// `here` are the processors of the ranks of this host. `parallelism` is the number of processors
+/// that this rank may use at a time: fewer than it has if a control group limits it.
 fn is_crowded<'a>(
     own: &Processors,
     parallelism: usize,
@@ -711,7 +712,7 @@ fn topic(fabric: Fabric) -> &'static str {
     }
 }
 
-/// Two ranks that are not on one host, with the reason; or that all are.
+/// The text of a reason why two ranks are not on one host, or the text that all are on one.
 fn locality_text(records: &[RankRecord], hosts: &Hosts) -> String {
     let Some((low, high, outcome)) = hosts.separate_pair else {
         return format!("one host, {}: descriptors arrive and map", records[0].host_shown());

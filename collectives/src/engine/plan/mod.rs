@@ -1,9 +1,9 @@
 //! Plans: everything that the calls of one shape share, computed once.
 //!
-//! A [`Program`] is a proof made ready for one rank ([`program`]): independent of the number of
-//! elements, their type and the operation. A [`Plan`] is a program for calls of one shape, with
-//! where blocks and chunks are ([`layout`]). A run computes only the values that differ from call
-//! to call.
+//! A [`Program`] is a proof made ready for one rank ([`program`]). It is independent of the number
+//! of elements, their type and the operation. A [`Plan`] is a program for calls of one shape, with
+//! the places of blocks and chunks ([`layout`]). A run computes only the values that differ from
+//! call to call.
 //!
 //! **Invariant:** both follow from values that all ranks know, and do not change once they are
 //! made.
@@ -37,10 +37,10 @@ pub struct Program {
     /// How many chunks of a lane may be under way.
     window: u32,
     single_chunk: bool,
-    /// Blocks that this rank has lanes for; lanes name them by their place here.
+    /// The blocks of this rank's lanes; lanes name them by their place here.
     blocks: Vec<BlockExtent>,
-    /// The largest share that a block has of its part, in weights of it and of all; and how many
-    /// blocks there are.
+    /// The largest share of a block in its part, as the weight of the block and of the part; and
+    /// the number of blocks.
     largest_share: (u64, u64, usize),
     lanes: Vec<LaneProgram>,
     steps: Vec<StepProgram>,
@@ -48,7 +48,7 @@ pub struct Program {
     after: Vec<(u32, u32)>,
     places: Vec<PlaceSlot>,
     /// For the signal slots that this rank waits on, in their order, by peer and number: the lane
-    /// that does.
+    /// that waits.
     waits: Vec<(Rank, u32, u32)>,
     /// Most signal slots any rank keeps for one peer, times the window.
     signal_slots: u32,
@@ -56,12 +56,12 @@ pub struct Program {
     slots: u32,
     /// Units that a slot of the largest block takes.
     largest_size: u32,
-    /// Where the number of chunks follows from links: then all blocks have the same number of
-    /// chunks, each of its own size.
+    /// Set if the links decide the number of chunks. Then all blocks have the same number of
+    /// chunks, and each block has its own chunk size.
     pace: Option<PacingPolicy>,
-    /// Largest chunk in bytes, where the caller asked for one.
+    /// Largest chunk in bytes, if the caller gave one.
     chunk_bytes: Option<usize>,
-    /// Largest chunk in bytes, where it differs from that for the host's processors.
+    /// Largest chunk in bytes, if it differs from that for the host's processors.
     chunk_bytes_max: Option<usize>,
     /// Whether any rank touches another's memory through a mapping.
     maps: bool,
@@ -69,10 +69,11 @@ pub struct Program {
     exposes_output: bool,
     /// Whether only the rank that gives a part and the rank that gets it have lanes for it.
     is_private: bool,
-    /// Peers that signal this rank in a run: they may only write to it again when they know its
-    /// progress.
+    /// Peers that signal this rank in a run. A peer may write to this rank again only when it knows
+    /// this rank's progress.
     signalling: Vec<Rank>,
-    /// Those of them that this rank does not signal: they learn of its progress by credits alone.
+    /// The signalling peers that this rank does not signal: they learn of its progress by credits
+    /// alone.
     unsignalled: Vec<Rank>,
 }
 
@@ -82,9 +83,9 @@ struct BlockExtent {
     part: u32,
     before: u64,
     weight: u64,
-    /// Of all blocks of the part.
+    /// The weight of all blocks of the part.
     total: u64,
-    /// Units of scratch that a chunk of it takes: in proportion to its share where chunks are.
+    /// Units of scratch that a chunk takes: in proportion to the block's share, if chunk sizes are.
     size: u32,
 }
 
@@ -133,12 +134,12 @@ pub(super) struct PutProgram {
     pub(super) signal_slot: u32,
     pub(super) src: PlaceSlot,
     pub(super) dst: PlaceSlot,
-    /// Slot to which the source is copied when it is not registered.
+    /// Slot to which the source is copied if it is not registered.
     pub(super) bounce: u32,
 }
 
-/// A place with its slot, in units of scratch from the first one on; for shared parts the slot is
-/// that of the window which stands in for them.
+/// A place with its slot, in units of scratch from the first slot on. The slot of a shared part is
+/// that of the window which takes its place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlaceSlot {
     pub(super) rank: Rank,
@@ -162,8 +163,8 @@ impl Program {
         &self.algorithm
     }
 
-    /// Peers to which this rank sends a credit after a run. `is_alone`: no other run is under way,
-    /// so that the signals of the next one tell the others.
+    /// Peers to which this rank sends a credit after a run. With `is_alone` no other run is under
+    /// way, and the signals of the next run tell the other peers.
     pub(super) fn credited(&self, is_alone: bool) -> &[Rank] {
         if is_alone { &self.unsignalled } else { &self.signalling }
     }
@@ -179,7 +180,7 @@ pub struct Plan {
     program: Arc<Program>,
     descriptor: Descriptor,
     counts: Counts,
-    /// Of the call itself: the same on all ranks for the same call.
+    /// The signature of the call itself: the same on all ranks for the same call.
     signature: u64,
     stream: Stream,
     class: Class,
@@ -195,21 +196,21 @@ pub struct Plan {
     states: u32,
     /// How many chunks a lane may be ahead of the slowest one.
     skew_limit: u32,
-    /// By rank: how many bytes of puts to it may be under way, where links set the pace; else
-    /// empty.
+    /// By rank: how many bytes of puts to it may be under way. Empty if the links do not decide the
+    /// pace.
     under_way_max: Vec<u64>,
-    /// The steps of its calls on the fast path, where they can take it.
+    /// The steps of a call on the fast path, if its calls can take it.
     fast: Option<FastPlan>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct LanePlan {
     chunks: u32,
-    /// Where the states of its steps begin.
+    /// The number of the lane's first state.
     states: u32,
 }
 
-/// Why there is no such plan.
+/// Why a plan cannot be made.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
@@ -263,7 +264,7 @@ impl Plan {
         let under_way_max = program.pace.map_or(Vec::new(), |pace| {
             in_round_trip(&program, &layout, &pace, pace.round_ns(whole_bytes, chunks))
         });
-        // Where lengths differ there is more to be compared than the fast path looks at.
+        // Where lengths differ, more must be compared than the fast path compares.
         let is_even = matches!(counts, Counts::Each(_));
         let mut plan = Self {
             signature: descriptor.signature(program.schedule_hash, chunk_bytes),
@@ -286,22 +287,22 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The same for memory that the caller's processor must not touch: nothing of it travels in
-    /// signal slots, or is copied by that processor.
+    /// The same plan, for memory that the caller's processor must not touch: that processor copies
+    /// none of it, and no data travel in signal slots.
     #[must_use]
     pub fn untouched_by_host(self) -> Self {
         Self { is_inline: false, fast: None, ..self }
     }
 
-    /// Whether input and output are as long as the counts say; where those are one for all parts,
-    /// the caller knows.
+    /// Checks that input and output are as long as the counts say. If all parts have one length,
+    /// the caller has checked it.
     pub(super) fn check_lengths(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
         let Program { collective, rank, ranks, .. } = *self.program;
         let element_bytes = self.descriptor.data_type.bytes();
         self.counts.check_lengths(collective, (rank, ranks), element_bytes, [input.len(), output.len()])
     }
 
-    /// As [`Plan::check_lengths`], where the caller does not know.
+    /// As [`Plan::check_lengths`], for callers that have checked no length.
     pub(crate) fn expect_all_bytes(&self, input: &Bytes, output: &Bytes) -> Result<(), CountsError> {
         self.check_lengths(input, output)?;
         let Counts::Each(count) = self.counts else { return Ok(()) };
@@ -314,7 +315,7 @@ impl Plan {
         expect("output", collective.output_parts(rank, ranks).len(), output.len())
     }
 
-    /// Whose plan it is, and among how many ranks.
+    /// The rank of the plan, and the number of ranks.
     pub(crate) fn place(&self) -> (Rank, u32) {
         (self.program.rank, self.program.ranks)
     }
@@ -335,13 +336,13 @@ impl Plan {
         }
     }
 
-    /// Whether links set the pace of its calls.
+    /// Whether the links decide the pace of its calls.
     #[inline]
     pub(super) fn is_paced(&self) -> bool {
         !self.under_way_max.is_empty()
     }
 
-    /// By rank: how many bytes of puts to it may be under way, where links set the pace.
+    /// By rank: how many bytes of puts to it may be under way, if the links decide the pace.
     pub(super) fn under_way_max(&self) -> &[u64] {
         &self.under_way_max
     }
@@ -351,7 +352,7 @@ impl Plan {
         self.skew_limit
     }
 
-    /// The steps of its calls on the fast path, where they can take it.
+    /// The steps of a call on the fast path, if its calls can take it.
     #[inline]
     pub(super) fn fast(&self) -> Option<&FastPlan> {
         self.fast.as_ref()
@@ -398,7 +399,8 @@ impl Plan {
         self.program.exposes_input || self.program.exposes_output
     }
 
-    /// Where in this rank's input and output the buffers begin that it tells a peer, in bytes.
+    /// Offsets, in this rank's input and output, of the buffers that it announces to a peer, in
+    /// bytes.
     pub(super) fn buffer_starts(&self, peer: Rank) -> (u64, u64) {
         self.layout.buffer_starts(peer)
     }
@@ -425,7 +427,7 @@ impl Plan {
         self.program.steps_of(&self.program.lanes[lane as usize])
     }
 
-    /// How many states there are of steps of chunks that can be under way.
+    /// The number of states: of all steps of chunks that can be under way.
     pub(super) fn states(&self) -> u32 {
         self.states
     }
@@ -456,7 +458,7 @@ impl Plan {
         place.rank == self.program.rank
     }
 
-    /// The divisor of a reduction that completes a result or does not.
+    /// The divisor of a reduction. Only a reduction that completes an average divides.
     #[inline]
     pub(super) fn divisor(&self, completes: bool) -> u32 {
         if completes && self.descriptor.op == ReduceOp::Avg { self.program.ranks } else { 1 }
@@ -469,8 +471,8 @@ impl Plan {
         ChunkStep { plan: self, lane: &self.program.lanes[lane as usize], address, chunk }
     }
 
-    /// Whether it is one for parts of these lengths; the descriptor says so only where there is but
-    /// one length.
+    /// Whether the plan is for parts of these lengths. The descriptor says so only if all parts
+    /// have one length.
     #[must_use]
     #[inline]
     pub fn is_for(&self, counts: &Counts) -> bool {
@@ -522,7 +524,7 @@ impl<'a> ChunkStep<'a> {
         self.chunk
     }
 
-    /// The same chunk's step of this number.
+    /// The step of this number in the same chunk.
     #[inline]
     pub(super) fn with_step(self, step: u32) -> Self {
         Self { address: StepAddress { step, ..self.address }, ..self }
@@ -533,7 +535,8 @@ impl<'a> ChunkStep<'a> {
         &self.plan.program.steps[(self.lane.first_step + self.address.step) as usize].op
     }
 
-    /// Earlier steps that have to be complete, each with how many chunks earlier.
+    /// The steps that must be complete before, each with the number of chunks by which it is
+    /// earlier.
     #[inline]
     pub(super) fn after(&self) -> &'a [(u32, u32)] {
         let program = &*self.plan.program;
@@ -547,18 +550,18 @@ impl<'a> ChunkStep<'a> {
         self.plan.layout.chunk_bytes(self.lane.block, self.chunk)
     }
 
-    /// Where the chunk begins in the input or output of the place's rank, in bytes.
+    /// Offset of the chunk in the input or output of the place's rank, in bytes.
     #[inline]
     pub(super) fn buffer_offset(&self, place: PlaceSlot) -> usize {
         self.plan.layout.offset(&self.plan.program, self.lane.block, self.chunk, place)
     }
 
-    /// Length of the buffer that a peer has told of, in bytes.
+    /// Length of the buffer that a peer has announced, in bytes.
     pub(super) fn buffer_bytes(&self, place: PlaceSlot) -> u64 {
         self.plan.layout.buffer_bytes(&self.plan.program, self.lane.block, place) as u64
     }
 
-    /// Where the chunk's instance of a slot of scratch begins in its bank, in bytes.
+    /// Offset, in its bank, of the chunk's instance of a slot of scratch, in bytes.
     #[inline]
     pub(super) fn scratch_offset(&self, slot: u32) -> u64 {
         let program = &*self.plan.program;
@@ -573,7 +576,7 @@ impl<'a> ChunkStep<'a> {
     }
 }
 
-/// The step in words, for faults.
+/// The step in words, for the texts of faults.
 impl std::fmt::Display for ChunkStep<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { lane, address, chunk, .. } = self;
