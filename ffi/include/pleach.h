@@ -209,8 +209,8 @@ typedef struct {
   uint64_t waitedMs;
   // The operation of the finder, as "all-reduce of 4 f32 (sum)"; empty outside of calls.
   char operation[PLEACH_OPERATION_BYTES];
-  // The step of the operation that the finder has waited in; of a lost rank how the loss showed
-  // itself; of ranks that wait for each other their circle. Empty where none is known.
+  // The step of the operation in which the finder has waited. For a lost rank: how the loss was
+  // seen. For ranks that wait for each other: their cycle. Empty if none is known.
   char step[PLEACH_STEP_BYTES];
   // The whole text: what happened, to which rank, in which step.
   char text[PLEACH_FAILURE_BYTES];
@@ -547,8 +547,8 @@ pleachResult_t pleachScatter(const void *sendbuff,
                              pleachComm_t comm,
                              void *stream);
 
-// Sends count elements to a rank that receives as many. Of more than 8 KiB it returns when the
-// receiver has made its call.
+// Sends count elements to a rank that receives as many. A send of more than 8 KiB returns when
+// the receiver has made its call.
 //
 // Ownership: the buffers stay the caller's: memory of that many elements until the call has
 // ended, or NULL where they have none. Threads: any; calls of several threads on one

@@ -406,8 +406,8 @@ pub unsafe extern "C" fn pleachScatter(
     unsafe { Asked { comm, stream, datatype, op: None }.call(shape) }
 }
 
-/// Sends count elements to a rank that receives as many. Of more than 8 KiB it returns when the
-/// receiver has made its call.
+/// Sends count elements to a rank that receives as many. A send of more than 8 KiB returns when
+/// the receiver has made its call.
 ///
 /// Ownership: the buffers stay the caller's: memory of that many elements until the call has
 /// ended, or NULL where they have none. Threads: any; calls of several threads on one

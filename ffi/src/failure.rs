@@ -54,8 +54,8 @@ pub struct pleachFailure_t {
     pub waitedMs: u64,
     /// The operation of the finder, as "all-reduce of 4 f32 (sum)"; empty outside of calls.
     pub operation: [c_char; PLEACH_OPERATION_BYTES],
-    /// The step of the operation that the finder has waited in; of a lost rank how the loss showed
-    /// itself; of ranks that wait for each other their circle. Empty where none is known.
+    /// The step of the operation in which the finder has waited. For a lost rank: how the loss was
+    /// seen. For ranks that wait for each other: their cycle. Empty if none is known.
     pub step: [c_char; PLEACH_STEP_BYTES],
     /// The whole text: what happened, to which rank, in which step.
     pub text: [c_char; PLEACH_FAILURE_BYTES],

@@ -1,4 +1,4 @@
-//! A progress bar on standard error, also for a rank whose launcher passes its lines on to a
+//! A progress bar on standard error. A rank also shows it if its launcher passes its lines on to a
 //! terminal.
 
 use std::io::{self, IsTerminal, Write};
@@ -7,10 +7,10 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 use super::launch::TERMINAL_VARIABLE;
 
-/// Columns that the bar may take: those of the terminal behind a launcher are not known here.
+/// Columns that the bar may take: those of a terminal behind the launcher are not known here.
 const COLUMNS: u16 = 79;
 
-/// Draws a second: each is a line for the launcher.
+/// Draws a second: each draw is a line for the launcher.
 const DRAWS_PER_S: u8 = 10;
 
 /// A progress bar of `steps`. Only rank 0 (`is_first`) shows one, and only on a terminal.
@@ -31,8 +31,8 @@ pub(crate) fn bar(what: &'static str, steps: u64, is_first: bool) -> ProgressBar
         .with_style(style.progress_chars("=> "))
 }
 
-/// One line of a terminal that is reached through a pipe which passes on what a carriage return
-/// ends.
+/// A terminal of one line behind a pipe. The launcher at the other end passes on text up to each
+/// carriage return.
 #[derive(Debug)]
 struct PipedTerminal;
 

@@ -196,9 +196,9 @@ fn every_kind(mut check: impl FnMut(DataType, ReduceOp)) {
     }
 }
 
-/// Zeros, ones, subnormal numbers, the smallest normal and the largest one, infinities and NaN of
-/// several bits, all of both signs: the pattern of the exponent's and mantissa's ends, in any
-/// format.
+/// Values at the ends of the ranges of exponent and mantissa, in any format, of both signs: zeros,
+/// ones, subnormal numbers, the smallest normal and the largest number, infinities, and NaNs of
+/// several bits.
 fn specials(data_type: DataType) -> Vec<u64> {
     let (bits, mantissa) = match data_type {
         DataType::F64 => (64, 52),

@@ -2,7 +2,7 @@ use super::automorphisms::Automorphisms;
 use super::*;
 use crate::topology::Builder;
 
-/// Links in both directions, all the same, between these.
+/// Equal links in both directions between these ranks.
 fn undirected(ranks: u32, links: &[(u32, u32)]) -> Topology {
     weighted(ranks, &links.iter().map(|&(one, other)| (one, other, 1)).collect::<Vec<_>>())
 }
@@ -65,7 +65,7 @@ fn rails(boxes: u32, ranks: u32) -> Topology {
     builder.build().unwrap()
 }
 
-/// The same graph with its nodes in another order, and where each went.
+/// The same graph with its nodes in another order, and the new number of each node.
 fn shuffled(topology: &Topology, seed: u64) -> (Topology, Vec<u32>) {
     let nodes = topology.nodes().len();
     let mut state = seed;
@@ -88,18 +88,19 @@ fn shuffled(topology: &Topology, seed: u64) -> (Topology, Vec<u32>) {
     (builder.build().unwrap(), places)
 }
 
-/// The number of automorphisms: how many nodes the group carries each to, one after the other.
+/// The number of automorphisms: the product of the numbers of nodes to which the group carries each
+/// node in turn.
 fn order(found: &Automorphisms) -> u128 {
     found.basic_orbits.iter().map(|&factor| u128::from(factor)).product()
 }
 
-/// What the search finds behind [`Symmetry::fixing`].
+/// The result of the search that [`Symmetry::fixing`] makes.
 fn searched(topology: &Topology, fixed: &[NodeId]) -> Automorphisms {
     automorphisms(&graph(topology, fixed, Vec::new()), LIMITS)
 }
 
-/// For every node of this one's orbit an automorphism that carries this one to it; none for
-/// other nodes.
+/// For every node in the orbit of `of`, an automorphism that carries `of` to it; `None` for other
+/// nodes.
 fn transversal(symmetry: &Symmetry, of: NodeId) -> Vec<Option<Permutation>> {
     let nodes = symmetry.node_orbits.len();
     let mut carried: Vec<Option<Permutation>> = vec![None; nodes];
@@ -248,7 +249,8 @@ fn one_changed_link_leaves_only_what_keeps_it() {
     let changed = builder.build().unwrap();
     let (symmetry, found) = (Symmetry::of(&changed), searched(&changed, &[]));
     assert!(found.complete);
-    // One rank is alone, and so are its box, its rail, and of the others those with neither.
+    // One rank is fixed. So are its box and its rail; the other ranks are those of its box, those
+    // of its rail, and those of neither.
     assert_eq!(symmetry.node_orbit_count(), 4 + 2 + 2);
     assert_eq!(order(&found), (1..=15).product::<u128>() * (1..=7).product::<u128>());
 }
@@ -290,8 +292,8 @@ fn a_search_without_room_finds_fewer_automorphisms_and_no_wrong_one() {
     assert!(depth.generators.iter().all(|one| graph.is_carried_into_itself_by(one.images())));
 }
 
-/// What [`Semiregular`] promises, by counting: the images of any use of a link are spread evenly
-/// over its orbit.
+/// Checks the promise of [`Semiregular`] by counting: the images of any use of a link are spread
+/// evenly over its orbit.
 fn assert_semiregular(topology: &Topology, group: &Semiregular) {
     let graph = graph(topology, &[], Vec::new());
     for (index, element) in group.elements().iter().enumerate() {

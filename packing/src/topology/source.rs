@@ -1,4 +1,4 @@
-//! Where a topology comes from, and why one did not.
+//! The sources of topologies, and why a source cannot be read.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -15,7 +15,7 @@ mod tests;
 /// Longest file that is read, in bytes: that of some 200,000 links.
 pub const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// By which name this machine is asked for.
+/// The name of this machine as a source.
 pub const THIS_MACHINE: &str = "machine";
 
 /// Where a topology came from.
@@ -39,7 +39,7 @@ pub enum Origin {
 /// Values that a source does not contain.
 #[derive(Clone, Copy, Debug)]
 pub struct SourceOptions {
-    /// What one NVLink of an `nvidia-smi topo -m` carries in each direction, in bytes a second.
+    /// The bandwidth of one NVLink of an `nvidia-smi topo -m` in each direction, in bytes a second.
     pub nvlink_bytes_per_s: u64,
 }
 
@@ -53,10 +53,10 @@ impl Default for SourceOptions {
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TopologySourceError {
-    /// A preset that is not there or cannot be as asked for.
+    /// A preset that does not exist, or that cannot have these numbers.
     #[error(transparent)]
     Preset(#[from] PresetError),
-    /// Nothing that has this name.
+    /// No source has this name.
     #[error(
         "'{name}' is neither a file nor a preset; presets are {}, and {THIS_MACHINE} for this one",
         presets::forms()
@@ -92,8 +92,8 @@ pub enum TopologySourceError {
     Machine(#[from] MachineError),
 }
 
-/// The topology of a file: TOML, an NCCL topology XML file, or the text of `nvidia-smi topo -m`,
-/// told apart by what is in it.
+/// The topology of a file. The form of the file follows from its contents: TOML, an NCCL topology
+/// XML file, or the text of `nvidia-smi topo -m`.
 ///
 /// # Errors
 ///
@@ -104,16 +104,17 @@ pub fn load(path: impl AsRef<Path>) -> Result<Topology, TopologySourceError> {
 }
 
 /// The topology of a preset (`dgx-a100:2`), of this machine (`machine`), or of a file, by its name
-/// or path. A file that has the name of a preset is asked for by a path (`./ring:4`).
+/// or path. A file with the name of a preset must be named by a path (`./ring:4`).
 ///
 /// # Errors
 ///
-/// What is wrong with the one that was meant; [`TopologySourceError::Neither`] where none was.
+/// The error of the source that the name means; [`TopologySourceError::Neither`] if it means none.
 pub fn source(name: &str) -> Result<Topology, TopologySourceError> {
     source_with(name, &SourceOptions::default()).map(|(topology, _)| topology)
 }
 
-/// The same, with what the source itself does not say, and with what it was.
+/// As [`source`], with values that the source does not contain. Returns also the kind of the
+/// source.
 ///
 /// # Errors
 ///
@@ -138,7 +139,7 @@ fn load_with(path: &Path, options: &SourceOptions) -> Result<(Topology, Origin),
     let unreadable = |error| TopologySourceError::Read { path: path.to_owned(), error };
     let mut bytes = Vec::new();
     let opened = File::open(path).map_err(unreadable)?;
-    // One byte more shows that there is more; a length that is told beforehand need not be true.
+    // One byte more shows that the file is too long. Its length, as told before, need not be true.
     opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(TopologySourceError::TooLong { path: path.to_owned() });
@@ -152,7 +153,7 @@ fn load_with(path: &Path, options: &SourceOptions) -> Result<(Topology, Origin),
     parse(&text, options).map_err(wrong)
 }
 
-/// The topology of a text of one of the three forms, and which it was.
+/// The topology of a text in one of the three forms, and the form.
 ///
 /// # Errors
 ///
@@ -167,7 +168,7 @@ pub fn parse(text: &str, options: &SourceOptions) -> Result<(Topology, Origin), 
         return Ok((smi::parse(text, nvlink_bytes_per_s)?, Origin::SmiMatrix { nvlink_bytes_per_s }));
     }
     match file::parse(text) {
-        // What holds no table of nodes is not worth a complaint about its first character.
+        // A text without a table of nodes gets no error about its first character.
         Err(_) if !text.contains("node") => Err(Texts(text).error(0, TextFault::Unrecognised)),
         parsed => Ok((parsed?, Origin::Toml)),
     }

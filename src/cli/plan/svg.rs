@@ -1,6 +1,6 @@
-//! A plan to look at: links as wide as they are fast, filled with the colours of the trees that use
-//! them as far as they are used; the narrow place that the certificate names; and a small picture
-//! of each tree. Readable on white and on black.
+//! A picture of a plan. The width of a link shows its bandwidth. The colours in it are those of the
+//! trees that use it, and fill it as far as it is used. The picture marks the narrow place that the
+//! certificate names, and shows a small picture of each tree. It is readable on white and on black.
 
 use std::collections::BTreeMap;
 
@@ -16,9 +16,9 @@ use crate::cli::output::{escaped, put};
 const RADIUS: f64 = 18.0;
 /// The largest number of small pictures.
 const PICTURES_MAX: usize = 12;
-/// Most rows of them.
+/// Most rows of small pictures.
 const ROWS_MAX: usize = 3;
-/// Most links that get their load written beside them.
+/// Most links whose load is written beside them.
 const LABELLED_MAX: usize = 160;
 /// Narrowest picture, for the words below it.
 const WIDTH_MIN: f64 = 640.0;
@@ -101,7 +101,7 @@ impl Sheet<'_> {
         Curve { from: start, bend, to: end }
     }
 
-    /// Widest link in pixels: the more links, the thinner.
+    /// Width of the widest link, in pixels: with more links it is thinner.
     fn widest(&self) -> f64 {
         match self.plan.topology.links().len() / 2 {
             0..=40 => 15.0,
@@ -153,7 +153,7 @@ impl Sheet<'_> {
         self.loads(out, &ribbons);
     }
 
-    /// Where every link counts, none stands out.
+    /// Whether the certificate marks every link; then the picture marks none.
     fn is_narrow_everywhere(&self) -> bool {
         let links = self.plan.topology.links();
         let is_narrow = |link: &Link| {
@@ -163,8 +163,8 @@ impl Sheet<'_> {
         !links.is_empty() && links.iter().all(is_narrow)
     }
 
-    /// One for both directions of a link where they are the same in every respect, else one for
-    /// each.
+    /// One ribbon for both directions of a link if they are the same in every respect, else one for
+    /// each direction.
     fn ribbons(&self) -> Vec<Ribbon> {
         let links = self.plan.topology.links();
         let loads = &self.plan.checked.loads;
@@ -251,11 +251,11 @@ impl Sheet<'_> {
         }
     }
 
-    /// The colour of the part of the certificate that a node is in, where parts are more than
-    /// single ranks.
+    /// The colour of the part of the certificate that a node is in, if parts are more than single
+    /// ranks.
     fn tint(&self, node: NodeId) -> Option<&'static str> {
         match &self.plan.packing.certificate {
-            // Whichever side is smaller stands out.
+            // The smaller side is marked.
             Certificate::Cut { nodes } => {
                 let is_small = 2 * nodes.len() <= self.plan.topology.nodes().len();
                 (nodes.contains(&node) == is_small).then_some(TINTS[0])
@@ -269,7 +269,7 @@ impl Sheet<'_> {
         }
     }
 
-    /// Each load where it hides nothing.
+    /// Writes each load where it covers nothing.
     fn loads(&self, out: &mut String, ribbons: &[Ribbon]) {
         if ribbons.len() > LABELLED_MAX {
             return;
@@ -382,13 +382,13 @@ impl Sheet<'_> {
         )
     }
 
-    /// Each tree by itself. Gives where they end.
+    /// Draws each tree by itself. Returns the lower end of the pictures.
     fn pictures(&self, out: &mut String, top: f64, width: f64) -> f64 {
         let trees = &self.plan.packing.trees;
         if trees.len() < 2 {
             return top;
         }
-        // Wide pictures are not made smaller than can be seen.
+        // The small pictures of a wide plan keep a size that can be seen.
         let least = (self.layout.width * 0.36).max(190.0);
         let columns = ((width - 24.0) / least).floor().clamp(1.0, 6.0).min(trees.len() as f64);
         let shown = trees.len().min(PICTURES_MAX).min(ROWS_MAX * columns as usize);
@@ -453,7 +453,7 @@ struct Ribbon {
     to: NodeId,
     curve: Curve,
     width: f64,
-    /// How much of it is used, from 0 to 1.
+    /// The share of the link that is used, from 0 to 1.
     share: f64,
     is_narrow: bool,
 }
@@ -472,12 +472,12 @@ pub(super) struct LinkColours {
     colours: Vec<usize>,
     /// Whether trees have the colours of their roots.
     is_by_root: bool,
-    /// By link: which colours go over it, and what share of the link each takes.
+    /// By link: the colours on it, and the share of the link that each takes.
     of_links: BTreeMap<(NodeId, NodeId), BTreeMap<usize, f64>>,
 }
 
-/// Trees in colours: each its own; where there are more than colours, those of a root share one if
-/// there are several roots.
+/// The colours of trees. Each tree has a colour of its own. If there are more trees than colours
+/// and several roots, the trees of a root share a colour.
 pub(super) fn link_colours(plan: &Plan) -> LinkColours {
     let trees = &plan.packing.trees;
     let is_by_root = trees.len() > COLOURS.len() && trees.iter().any(|tree| tree.root != trees[0].root);
@@ -523,7 +523,7 @@ impl LinkColours {
 
 // Lines between nodes of a picture.
 
-/// A way from a node to another: straight, or bent around what stands between.
+/// A line from a node to another: straight, or bent around what stands between.
 #[derive(Clone, Copy)]
 struct Curve {
     from: Point,
@@ -532,7 +532,7 @@ struct Curve {
 }
 
 impl Curve {
-    /// A point of it, from 0 at its beginning to 1 at its end.
+    /// A point of the line, from 0 at its beginning to 1 at its end.
     fn at(&self, along: f64) -> Point {
         let mix = |from: f64, bend: f64, to: f64| {
             (1.0 - along).powi(2) * from + 2.0 * along * (1.0 - along) * bend + along * along * to
@@ -540,7 +540,7 @@ impl Curve {
         (mix(self.from.0, self.bend.0, self.to.0), mix(self.from.1, self.bend.1, self.to.1))
     }
 
-    /// Beside it, to the right of who goes along.
+    /// The line moved to the right, as seen along its direction.
     fn shifted(&self, by: f64) -> Self {
         let (x, y) = (self.to.0 - self.from.0, self.to.1 - self.from.1);
         let length = super::layout::length(x, y).max(1e-9);
@@ -549,14 +549,14 @@ impl Curve {
         Self { from: moved(self.from), bend: moved(self.bend), to: moved(self.to) }
     }
 
-    /// As SVG has it.
+    /// The line as the path of an SVG.
     fn path(&self) -> String {
         let Self { from, bend, to } = self;
         format!("M{:.1} {:.1}Q{:.1} {:.1} {:.1} {:.1}", from.0, from.1, bend.0, bend.1, to.0, to.1)
     }
 }
 
-/// A head on a way, a bit past its middle.
+/// An arrow head on a line, a bit past its middle.
 fn arrow(curve: &Curve) -> String {
     let (tip, tail) = (curve.at(0.66), curve.at(0.60));
     let (x, y) = (tip.0 - tail.0, tip.1 - tail.1);
@@ -577,7 +577,7 @@ fn title(plan: &Plan) -> String {
     format!("{} over {}: {rate}, {how}", plan.packing.collective, plan.source)
 }
 
-/// Why nothing is faster.
+/// Why no schedule is faster.
 fn sentence(plan: &Plan) -> String {
     let reason = reason_in_words(&plan.topology, &plan.packing);
     let sum = if reason.sum.is_empty() { String::new() } else { format!(": {}", reason.sum) };
@@ -587,8 +587,7 @@ fn sentence(plan: &Plan) -> String {
     format!("{verdict}: {}{sum}.", reason.sentence)
 }
 
-/// What nodes are called in the picture: without what all names begin with, where that leaves
-/// something.
+/// The names of nodes in the picture: of long names the last component, cut to 14 characters.
 fn labels(plan: &Plan) -> Vec<String> {
     let nodes = plan.topology.nodes();
     let longest = nodes.iter().map(|node| node.name.chars().count()).max().unwrap_or(0);

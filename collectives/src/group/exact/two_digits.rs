@@ -1,28 +1,28 @@
-//! Sums of at most two digits: what most calls are made of, by the processor's own conversions.
+//! Sums of at most two digits, which most calls have, by the processor's own conversions.
 //!
-//! A number of a window is an integer times two to the power of `low`, so its digits are what two
-//! conversions to integers give, without rounding. A sum of such digits is an integer of at most
-//! 115 bits. Of a long one the leading [`KEPT_BITS`] are kept, the lowest of them set where
-//! anything below is: *rounding to odd*, after which rounding once more, to fewer bits, gives what
-//! rounding once would (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved
-//! algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008). That last
+//! A number of a window is an integer times two to the power of `low`. So two conversions to
+//! integers give its digits, without rounding. A sum of such digits is an integer of at most 115
+//! bits. Of a longer one, the leading [`KEPT_BITS`] are kept, and the lowest of these is set if any
+//! lower bit is set: *rounding to odd*. A second rounding, to fewer bits, then gives the same as a
+//! single rounding (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums: proved
+//! algorithms using rounding to odd", IEEE Transactions on Computers 57(4), 2008). The second
 //! rounding is the conversion of an integer to a float.
 
 use super::rounding::{Float, power_of_two};
 use super::{DIGIT_BITS, Window};
 
-/// Bits of a sum that are kept, more than twice those of any mantissa that is rounded to after a
-/// division.
+/// Bits of a sum that are kept: more than twice the bits of any mantissa to which a quotient is
+/// rounded.
 const KEPT_BITS: u32 = 62;
 
-/// Windows that begin further from 1 are for others: scaled to integers, their numbers could leave
+/// Windows that begin further from 1 go the long way: scaled to integers, their numbers could leave
 /// the range of `f64`.
 const LOW_MAX: i32 = 900;
 
 /// Most bits of a mantissa for which a quotient of 64 bits by a number of ranks is long enough.
 const QUOTIENT_PRECISION_MAX: i32 = 32;
 
-/// How the sums of a block are taken in and given out.
+/// How the numbers of a block become digits, and their sums become numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct TwoDigitSums {
     /// Place of the lowest bit of a sum.
@@ -30,7 +30,7 @@ pub(super) struct TwoDigitSums {
     has_high: bool,
     /// Two to the power of minus `low`.
     to_low: f64,
-    /// The same of the second digit.
+    /// The same factor for the second digit.
     to_high: f64,
     /// Sums are divided by this, which is odd, and by two to the power of `halvings`.
     divide_by: u64,
@@ -38,8 +38,8 @@ pub(super) struct TwoDigitSums {
 }
 
 impl TwoDigitSums {
-    /// For sums of `T` that are divided by at least 1; `None` when the window is too long, or they
-    /// have to go the long way for another reason.
+    /// For sums of `T` that are divided by `divide_by`, at least 1. `None` if they must go the long
+    /// way, because the window is too long or for another reason.
     pub(super) fn of<T: Float>(window: Window, divide_by: u32) -> Option<Self> {
         let halvings = divide_by.trailing_zeros();
         let odd = divide_by >> halvings;
@@ -56,7 +56,7 @@ impl TwoDigitSums {
         })
     }
 
-    /// Stores the digits of numbers of the window, those of one place beside each other.
+    /// Stores the digits of numbers of the window; the digits of one place lie beside each other.
     pub(super) fn expand<T: Float>(&self, numbers: impl ExactSizeIterator<Item = T>, words: &mut [i64]) {
         let (lows, highs) = words.split_at_mut(numbers.len());
         if !self.has_high {
@@ -69,13 +69,13 @@ impl TwoDigitSums {
         for ((number, low), high) in numbers.zip(lows).zip(highs) {
             let value = number.value();
             let above = value * self.to_high;
-            // Rounded up, a long mantissa could give a digit that is one too large.
+            // If a long mantissa were rounded up, it could give a digit that is one too large.
             *high = if T::PRECISION < DIGIT_BITS as i32 { nearest_integer(above) } else { above as i64 };
             *low = nearest_integer(value * self.to_low - *high as f64 * digit);
         }
     }
 
-    /// Calls `store` with every element of the result, of sums of such digits.
+    /// Calls `store` with every element of the result, from the sums of such digits.
     pub(super) fn round<T: Float>(&self, words: &[i64], elements: usize, mut store: impl FnMut(usize, T)) {
         let (lows, highs) = words.split_at(elements);
         if self.has_high {
@@ -97,11 +97,11 @@ impl TwoDigitSums {
             (low, self.low)
         };
         if self.divide_by > 1 {
-            // All the bits there are, so that the quotient has more than any mantissa.
+            // All bits are kept, so that the quotient has more bits than any mantissa.
             let bits = integer.unsigned_abs();
             let room = bits.leading_zeros() % u64::BITS;
             let shifted = bits << room;
-            // By at least three, so the sign has room.
+            // Shifted by at least three bits, so there is room for the sign.
             let left = u64::from(!shifted.is_multiple_of(self.divide_by));
             let quotient = ((shifted / self.divide_by) | left) as i64;
             (integer, place) = (if integer < 0 { -quotient } else { quotient }, place - room as i32);
@@ -118,7 +118,7 @@ fn nearest_integer(number: f64) -> i64 {
     (number + ONES).to_bits().wrapping_sub(ONES.to_bits()) as i64
 }
 
-/// The integer rounded to odd, and by how many bits it was shortened.
+/// The integer rounded to odd, and the number of bits by which it was shortened.
 fn to_odd(sum: i128) -> (i64, i32) {
     let bits = sum.unsigned_abs();
     let excess = (u128::BITS - bits.leading_zeros()).saturating_sub(KEPT_BITS);
