@@ -3,10 +3,11 @@
 //! [`Partition::new`] cuts a graph by a [`Placement`]: each rank gets a [`Part`], and each tensor
 //! that another rank uses becomes one [`Crossing`] for each such rank.
 //!
-//! The buffers of a part, for its [memory plan](crate::plan), live as follows. What a node computes
-//! lives from this node to the last one of the part that uses it; to the end, if another rank or
-//! the caller gets it. The caller's inputs live from the start. A slot lives throughout, because
-//! the sender fills it while the receiver computes. Weights and dynamic tensors are in no plan.
+//! The buffers of a part, for its [memory plan](crate::plan), live as follows. The result of a node
+//! lives from this node to the last node of the part that uses it. If another rank or the caller
+//! gets the result, it lives to the end. The caller's inputs live from the start. A slot lives
+//! throughout, because the sender fills it while the receiver computes. Weights and dynamic tensors
+//! are in no plan.
 //!
 //! **Invariant:** the parts form no cycle, and no constant crosses.
 
@@ -33,12 +34,12 @@ pub struct Crossing {
     pub transfer: Transfer,
 }
 
-/// What a buffer of a part holds.
+/// The contents of a buffer of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// What the caller gives.
+    /// A value that the caller gives.
     Input,
-    /// What a node of the part computes.
+    /// A value that a node of the part computes.
     Result,
     /// A slot of a tensor that comes from another rank.
     Slot,
@@ -49,13 +50,13 @@ pub enum Contents {
 pub struct PartBuffer {
     /// The tensor in it.
     pub value: ValueId,
-    /// What it holds.
+    /// The contents.
     pub contents: Contents,
     /// Size and lifetime, in numbers of the part's nodes.
     pub buffer: Buffer,
 }
 
-/// What a rank runs.
+/// The part of a graph that one rank runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
     /// The rank.
@@ -75,7 +76,7 @@ impl Part {
         &self.buffers
     }
 
-    /// What a plan of this part plans.
+    /// The buffers that a memory plan of this part places.
     #[must_use]
     pub fn plan_buffers(&self) -> Vec<Buffer> {
         self.buffers.iter().map(|buffer| buffer.buffer.clone()).collect()
@@ -89,7 +90,7 @@ impl Part {
     }
 }
 
-/// Why parts are none.
+/// Why a placement does not give valid parts.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PartitionError {
@@ -167,7 +168,7 @@ impl Partition {
     }
 }
 
-/// The rank that has a value first; nothing for constants.
+/// The rank that computes a value or gets it from the caller; `None` for constants.
 fn home(graph: &Graph, placement: &Placement, id: ValueId) -> Option<Rank> {
     let value = graph.value(id);
     match value.producer {
@@ -194,8 +195,8 @@ fn crossings(graph: &Graph, placement: &Placement, is_output: &[bool]) -> Vec<Cr
     crossings
 }
 
-/// Data of inputs come before everything, and those of outputs after it: only what nodes compute
-/// for nodes can close a cycle.
+/// Refuses parts that form a cycle. Data of inputs come before everything, and those of outputs
+/// after it. So only values that nodes compute for nodes can close a cycle.
 fn refuse_cycles(graph: &Graph, ranks: u32, crossings: &[Crossing]) -> Result<(), PartitionError> {
     let mut by_edge: BTreeMap<(Rank, Rank), ValueId> = BTreeMap::new();
     for crossing in crossings {
@@ -219,8 +220,9 @@ fn refuse_cycles(graph: &Graph, ranks: u32, crossings: &[Crossing]) -> Result<()
     })
 }
 
-/// Gives each part its nodes, and the constants that these use with the nodes that compute them.
-/// What nobody uses lies with the last part, as the caller's outputs do.
+/// Gives each part its nodes. A part also gets the constants that these nodes use, and the nodes
+/// that compute the constants. A value that no node uses is in the last part, as the caller's
+/// outputs are.
 fn place_nodes(graph: &Graph, placement: &Placement, parts: &mut [Part], is_output: &[bool]) {
     let is_wanted = |result: ValueId| graph.value(result).consumers.is_empty() || is_output[result.index()];
     let mut open: Vec<NodeId> = Vec::new();

@@ -4,12 +4,12 @@
 //! [`GraphBuilder`]. It is a value: nothing here reads the bytes of weights.
 //!
 //! **Invariant:** nodes are in a topological order, each value has one producer and a name of its
-//! own, and every number of a node or value is in range. [`GraphBuilder::build`] alone makes
-//! graphs, and refuses what breaks this.
+//! own, and every number of a node or value is in range. Only [`GraphBuilder::build`] makes graphs,
+//! and it refuses a graph that breaks this.
 //!
-//! A value is *constant* if it is a weight or is computed from constants alone by an operator that
-//! draws no random numbers. Constants lie where they are used and never cross between ranks, so
-//! nodes that compute constants are placed nowhere: each part that uses them has them.
+//! A value is *constant* if it is a weight, or if an operator that draws no random numbers computes
+//! it from constants alone. Constants lie where they are used and never cross between ranks. So a
+//! node that computes constants has no rank of its own: it is in each part that uses its result.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fmt;
@@ -38,7 +38,7 @@ pub const KEPT_INTEGERS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NodeId(pub u32);
 
-/// The number of a value: inputs, then weights, then what nodes compute.
+/// The number of a value: first inputs, then weights, then results of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ValueId(pub u32);
 
@@ -61,11 +61,11 @@ impl ValueId {
 /// One dimension of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Dim {
-    /// So many elements.
+    /// This many elements.
     Fixed(u64),
-    /// As many as the symbol of this name is bound to.
+    /// As many elements as the value of the symbol with this name.
     Symbol(Arc<str>),
-    /// Nothing is known.
+    /// The number of elements is not known.
     Unknown,
 }
 
@@ -79,7 +79,7 @@ impl fmt::Display for Dim {
     }
 }
 
-/// What is known of a tensor before the graph runs.
+/// The facts about a tensor that are known before the graph runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorType {
     /// The type of its elements.
@@ -131,33 +131,33 @@ impl fmt::Display for TensorType {
     }
 }
 
-/// Where the bytes of a weight are.
+/// The place of a weight's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WeightSource {
     /// In the model.
     Model,
     /// In another file.
     File {
-        /// Relative to the folder of the model; it leads to no other folder above.
+        /// The path, relative to the folder of the model. It does not lead out of that folder.
         path: String,
         /// The first byte.
         offset: u64,
     },
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Producer {
-    /// The caller gives it.
+    /// The caller gives the value.
     Input,
-    /// It is in the model.
+    /// The value is in the model.
     Weight {
-        /// Where its bytes are.
+        /// The place of its bytes.
         source: WeightSource,
         /// The integers of a small constant, for the inference of shapes.
         integers: Option<Vec<i64>>,
     },
-    /// A node computes it.
+    /// A node computes the value.
     Node(NodeId),
 }
 
@@ -166,9 +166,9 @@ pub enum Producer {
 pub struct Value {
     /// Its name, which no other value has.
     pub name: String,
-    /// What is known of it.
+    /// Its type and shape, as far as they are known.
     pub tensor: TensorType,
-    /// Where it comes from.
+    /// Its origin.
     pub producer: Producer,
     /// The nodes that use it, in order, each once.
     pub consumers: Vec<NodeId>,
@@ -176,7 +176,7 @@ pub struct Value {
     pub is_constant: bool,
 }
 
-/// A tensor in an attribute, of which only what the inference of shapes needs is kept.
+/// A tensor in an attribute. Only the facts that the inference of shapes needs are kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Literal {
     /// The type of its elements.
@@ -187,7 +187,7 @@ pub struct Literal {
     pub integers: Option<Vec<i64>>,
 }
 
-/// What an attribute holds.
+/// The value of an attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum AttributeValue {
     /// A whole number.
@@ -211,38 +211,38 @@ pub enum AttributeValue {
 pub struct Attribute {
     /// Its name.
     pub name: String,
-    /// What it holds.
+    /// Its value.
     pub value: AttributeValue,
 }
 
 /// A step of the computation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Its name; several nodes may have one.
+    /// Its name; several nodes may have the same name.
     pub name: String,
-    /// What it does.
+    /// The name of its operator.
     pub operator: String,
-    /// Whose operator it is; empty for ONNX's own.
+    /// The set of operators that defines the operator; empty for ONNX's own set.
     pub domain: String,
     /// Inputs in order; an optional one may be missing.
     pub inputs: Vec<Option<ValueId>>,
-    /// What the bodies of an `If`, `Loop` or `Scan` use of the graph outside.
+    /// The values of the graph outside that the bodies of an `If`, `Loop` or `Scan` use.
     pub captured: Vec<ValueId>,
     /// Outputs in order; an optional one may be missing.
     pub outputs: Vec<Option<ValueId>>,
-    /// Parameters, bodies excepted.
+    /// Parameters, except bodies.
     pub attributes: Vec<Attribute>,
     /// The stage of a pipeline to which the file assigns it.
     pub stage: Option<u32>,
 }
 
 impl Node {
-    /// The values that it uses, those of its bodies included. One may come twice.
+    /// The values that the node uses, those of its bodies included. A value may come twice.
     pub fn uses(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.iter().flatten().chain(&self.captured).copied()
     }
 
-    /// The values that it computes.
+    /// The values that the node computes.
     pub fn results(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.outputs.iter().flatten().copied()
     }
@@ -257,7 +257,7 @@ impl Node {
 /// The version of a set of operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorSet {
-    /// Whose operators; empty for ONNX's own.
+    /// The set of operators; empty for ONNX's own set.
     pub domain: String,
     /// The version.
     pub version: u32,
@@ -305,13 +305,13 @@ impl Graph {
         &self.nodes
     }
 
-    /// What the caller gives.
+    /// The values that the caller gives.
     #[must_use]
     pub fn inputs(&self) -> &[ValueId] {
         &self.inputs
     }
 
-    /// What the caller gets; a value may come twice.
+    /// The values that the caller gets; a value may come twice.
     #[must_use]
     pub fn outputs(&self) -> &[ValueId] {
         &self.outputs
@@ -335,14 +335,14 @@ impl Graph {
         self.values.iter().position(|value| value.name == name).map(|place| ValueId(place as u32))
     }
 
-    /// Whether a node computes constants alone.
+    /// Whether a node computes only constants.
     #[must_use]
     pub fn is_constant(&self, node: NodeId) -> bool {
         let node = self.node(node);
         node.results().next().is_some() && node.results().all(|result| self.value(result).is_constant)
     }
 
-    /// The nodes that have to be placed, in order: those that compute more than constants.
+    /// The nodes that need a rank, in order: those that do not compute only constants.
     #[must_use]
     pub fn placed_nodes(&self) -> Vec<NodeId> {
         (0..self.nodes.len() as u32).map(NodeId).filter(|&node| !self.is_constant(node)).collect()
@@ -364,8 +364,8 @@ impl Graph {
     }
 
     /// The operators at which shapes are lost, each once, in the order of their names. All inputs
-    /// of such a node have shapes, and a result has none: the operator has no rule, or its rule
-    /// does not cover the node.
+    /// of a node with such an operator have shapes, and a result has none. Either the operator has
+    /// no rule, or its rule does not cover the node.
     #[must_use]
     pub fn operators_without_shapes(&self) -> Vec<String> {
         let has_shape = |id: ValueId| self.value(id).tensor.shape.is_some();

@@ -5,7 +5,7 @@ use pleach_vocabulary::{Collective, Rank};
 use crate::Rate;
 use crate::topology::NodeId;
 
-/// Why a packing is not what it says. Trees, edges and paths are named by their index.
+/// Why a packing is not correct. Trees, edges and paths are named by their index.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Flaw {
@@ -40,13 +40,13 @@ pub enum Flaw {
         /// The root.
         root: Rank,
     },
-    /// A tree that carries nothing or less.
+    /// A tree whose weight is zero or negative.
     #[error("tree {tree} has a weight that is not positive")]
     TreeWeight {
         /// The index of the tree.
         tree: usize,
     },
-    /// An edge names a rank that is not there.
+    /// An edge names a rank that does not exist.
     #[error("edge {edge} of tree {tree} names rank {rank}, which is not there")]
     NoSuchRank {
         /// The index of the tree.
@@ -56,9 +56,9 @@ pub enum Flaw {
         /// The rank.
         rank: Rank,
     },
-    /// An edge that is not joined to the root by those that the order puts between: a piece apart,
-    /// the wrong direction, or the wrong order. Of a path: an edge that does not go on where the
-    /// other one ended.
+    /// The edges before this edge do not join it to the root: it is apart, or in the wrong
+    /// direction, or in the wrong order. In a path: the edge does not begin where the edge before
+    /// ended.
     #[error("edge {edge} of tree {tree} is attached to rank {rank}, which is not connected to the root yet")]
     Detached {
         /// The index of the tree.
@@ -68,7 +68,7 @@ pub enum Flaw {
         /// Its end that is nearer to the root.
         rank: Rank,
     },
-    /// Two edges lead to a rank from the root: a cycle, or two ways.
+    /// Two edges lead to a rank from the root: there is a cycle, or there are two paths.
     #[error("edge {edge} of tree {tree} leads to rank {rank}, which is in the tree already")]
     ReachedTwice {
         /// The index of the tree.
@@ -78,7 +78,7 @@ pub enum Flaw {
         /// Its end that is farther from the root.
         rank: Rank,
     },
-    /// A tree without some rank.
+    /// A tree does not reach all ranks.
     #[error("tree {tree} does not reach rank {rank}")]
     NotSpanning {
         /// The index of the tree.
@@ -86,7 +86,7 @@ pub enum Flaw {
         /// The rank.
         rank: Rank,
     },
-    /// A path that is none.
+    /// A path that is not a path.
     #[error("path {path} of edge {edge} of tree {tree}: {flaw}")]
     Path {
         /// The index of the tree.
@@ -110,7 +110,7 @@ pub enum Flaw {
         /// The weight of the tree.
         weight: Rate,
     },
-    /// Two trees that are one.
+    /// Two trees are equal.
     #[error("trees {first} and {second} are the same")]
     Duplicate {
         /// The index of the first tree.
@@ -133,22 +133,22 @@ pub enum Flaw {
     /// The trees do not carry the rate.
     #[error("the trees carry {sum} bytes a second together, and the rate is {rate}")]
     RateSum {
-        /// What they carry.
+        /// The sum of the weights of the trees.
         sum: Rate,
-        /// What the packing says.
+        /// The rate of the packing.
         rate: Rate,
     },
-    /// A rank's block goes slower or faster than those of others.
+    /// A rank's block has a lower or higher rate than the blocks of the others.
     #[error("the block of rank {rank} goes at {sum} bytes a second; the share of each is {share}")]
     Share {
         /// The rank.
         rank: Rank,
-        /// At what.
+        /// The rate of its block.
         sum: Rate,
-        /// At what it should: the rate by the number of ranks.
+        /// The rate that it must have: the rate of the packing divided by the number of ranks.
         share: Rate,
     },
-    /// A rate that exceeds what nothing can.
+    /// The rate exceeds the bound.
     #[error("the rate {rate} is above the bound {bound}")]
     AboveBound {
         /// The rate.
@@ -165,10 +165,10 @@ pub enum Flaw {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PathFlaw {
-    /// The edge has none.
+    /// The edge has no path.
     #[error("there is none")]
     None,
-    /// The same hops twice in an edge.
+    /// The edge has the same path twice.
     #[error("it is listed twice")]
     ListedTwice,
     /// A hop that is not in the topology.
@@ -177,7 +177,7 @@ pub enum PathFlaw {
         /// The node.
         node: NodeId,
     },
-    /// It does not begin and end where its edge does.
+    /// The path does not begin and end where its edge does.
     #[error("it does not go from {from} to {to}")]
     Ends {
         /// Where the edge begins.
@@ -191,7 +191,7 @@ pub enum PathFlaw {
         /// The rank.
         rank: Rank,
     },
-    /// It comes to a switch again.
+    /// The path passes a switch twice.
     #[error("it goes through {node} twice")]
     NodeTwice {
         /// The node.
@@ -205,7 +205,7 @@ pub enum PathFlaw {
         /// The node where the link ends.
         to: NodeId,
     },
-    /// It carries nothing or less.
+    /// The weight of the path is zero or negative.
     #[error("it has a weight that is not positive")]
     Weight,
 }
@@ -214,7 +214,8 @@ pub enum PathFlaw {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CertificateFlaw {
-    /// A cut where it has to be a partition, or the like.
+    /// The certificate has another kind than the collective needs, for example a cut for a
+    /// partition.
     #[error("is of a kind that shows nothing of this collective")]
     Kind,
     /// A node that is not in the topology.
@@ -223,7 +224,7 @@ pub enum CertificateFlaw {
         /// The node.
         node: NodeId,
     },
-    /// A node in two parts, or twice in one.
+    /// A node is in two parts, or twice in one part.
     #[error("names {node} twice")]
     NodeTwice {
         /// The node.
@@ -232,30 +233,30 @@ pub enum CertificateFlaw {
     /// All ranks are on one side.
     #[error("separates no ranks")]
     SeparatesNothing,
-    /// A cut around the wrong side.
+    /// The cut does not contain the root.
     #[error("does not hold the root, rank {root}")]
     RootOutside {
         /// The root.
         root: Rank,
     },
-    /// A part without a rank needs nothing from others.
+    /// A part without a rank: it needs no data from other parts.
     #[error("has part {part} without a rank")]
     PartWithoutRank {
         /// The part.
         part: usize,
     },
-    /// Parts that do not hold all ranks.
+    /// Some rank is in no part.
     #[error("has rank {rank} in no part")]
     RankInNoPart {
         /// The rank.
         rank: Rank,
     },
-    /// It shows another bound.
+    /// The certificate shows another bound than that of the packing.
     #[error("shows the bound {value}, and the packing says {bound}")]
     Value {
-        /// What it shows.
+        /// The bound that the certificate shows.
         value: Rate,
-        /// What it should.
+        /// The bound of the packing.
         bound: Rate,
     },
 }

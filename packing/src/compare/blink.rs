@@ -32,14 +32,14 @@ use arborescence::{Arc, shortest};
 mod arborescence;
 pub mod hybrid;
 
-/// What the paper leaves open.
+/// The parameters that the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BlinkOptions {
     /// How small the steps of the weights are. The number of trees in the paper suggests 0.1.
     pub epsilon: f64,
-    /// Which share of the rate may be lost for few trees.
+    /// The share of the rate that may be lost to have fewer trees.
     pub threshold: f64,
-    /// How long one integer program may take. What it has found by then is used.
+    /// Time limit of one integer program. Its best result until then is used.
     pub time_limit: Duration,
 }
 
@@ -53,7 +53,7 @@ impl Default for BlinkOptions {
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BlinkError {
-    /// Its trees would have to join two ranks.
+    /// A tree would have to join two ranks that nothing joins.
     #[error("ranks {from} and {to} are not joined by a link or through switches only")]
     Unjoined {
         /// The sender.
@@ -64,17 +64,17 @@ pub enum BlinkError {
     /// Its many thin trees have more than [`EDGES_MAX`] edges.
     #[error("its {trees} trees have more than {EDGES_MAX} edges, one set for each rank's block")]
     TooLarge {
-        /// How many there are before each rank uses all of them.
+        /// The number of trees before each rank uses all of them.
         trees: usize,
     },
 }
 
-/// The trees by which Blink carries out a collective, with weights that fit. None for a single
-/// rank.
+/// The trees by which Blink carries out a collective, with weights that fit. A single rank has no
+/// trees.
 ///
 /// # Errors
 ///
-/// Where Blink has no trees for this topology.
+/// If Blink has no trees for this topology.
 pub fn trees(
     topology: &Topology,
     collective: Collective,
@@ -123,7 +123,7 @@ fn switched(
     roots.sort_unstable();
     let has_each_rank = roots.into_iter().eq(0..ranks);
     let trees = match collective {
-        // Each rank is on top of one tree, which carries its block.
+        // Each rank is the root of one tree, which carries its block.
         Collective::AllGather if has_each_rank => {
             shapes.iter().map(|tree| tree.tree.out_tree(ranks, tree.default_root, tree.weight)).collect()
         }
@@ -134,8 +134,8 @@ fn switched(
             shapes.retain(|star| star.default_root == root);
             WeightedTree::trees(&shapes, ranks, collective)
         }
-        // The root hands each of the others its share, who pass it on; by its own star it would
-        // send it to all.
+        // The root sends each other rank a share, and that rank passes it on. By the star of its
+        // own, the root would send that share to all.
         Collective::Broadcast { root } if stars && ranks > 2 => {
             shapes.retain(|star| star.default_root != root);
             WeightedTree::trees(&shapes, ranks, collective)
@@ -145,7 +145,7 @@ fn switched(
     fitted(topology, collective, trees).ok_or(BlinkError::Unjoined { from: 0, to: 1 })
 }
 
-/// The trees of all shapes, where these are not too many.
+/// The trees of all shapes, if they are not too many.
 fn rooted_trees(
     shapes: &[WeightedTree],
     ranks: u32,
@@ -204,7 +204,7 @@ fn direct_shapes(
     };
     let candidates = multiplicative_weights(&network, options.epsilon);
     if candidates.is_empty() {
-        // Every topology is connected, but perhaps not by links that go both ways.
+        // Every topology is connected, but perhaps not by links that lead both ways.
         return Err(BlinkError::Unjoined { from: root, to: Rank::from(root == 0) });
     }
     let weights =
@@ -223,7 +223,7 @@ fn direct_shapes(
     Ok(weighted.collect())
 }
 
-/// A link between ranks, in one direction or as much as it carries in both.
+/// A link between ranks: in one direction, or in both with the bandwidth that both have.
 struct UsableLink {
     from: Rank,
     to: Rank,
@@ -285,7 +285,7 @@ fn star(
     others.map(|to| paths[to as usize].take().ok_or(BlinkError::Unjoined { from: middle, to })).collect()
 }
 
-/// Ranks that belong together, and the bandwidth above which they do.
+/// Ranks that belong together, and the bandwidth above which links join them.
 struct Servers {
     ranks: Vec<Vec<Rank>>,
     slower_bytes_per_s: u64,
@@ -332,8 +332,8 @@ fn three_phases(
         .iter()
         .map(|ranks| trees_inside(topology, ranks, servers, options))
         .collect::<Result<_, _>>()?;
-    // As many partitions as trees, and so many that every rank that has a link to other servers is
-    // a root.
+    // There are as many partitions as trees. But there are enough for every rank with a link to
+    // other servers to be a root.
     let partitions =
         trees_inside.iter().map(Vec::len).chain(servers.ranks.iter().map(Vec::len)).max().unwrap_or(0);
     let mut shapes = Vec::with_capacity(partitions * servers.ranks.len());
@@ -342,7 +342,7 @@ fn three_phases(
         let trees = trees_inside.iter().flat_map(|trees| trees[partition % trees.len()].iter().cloned());
         let trees: Vec<RankPath> = trees.collect();
         for &middle in &roots {
-            // Roots meet over what joins servers, also where they have other links.
+            // Roots are joined by the slow links between servers, also if they have other links.
             let slow = |from, to| {
                 topology.link(from, to).is_some_and(|link| link.bytes_per_s <= servers.slower_bytes_per_s)
             };
@@ -359,7 +359,7 @@ fn three_phases(
     Ok(shapes)
 }
 
-/// The trees of one server: one hop over its switches, or those of its links.
+/// The trees of one server: one hop over its switches, or the trees of its links.
 fn trees_inside(
     topology: &Topology,
     ranks: &[Rank],
@@ -412,26 +412,25 @@ fn trees_inside(
 // divided by the largest length when that gets large, and the factor to the lengths of the
 // textbook is kept as a logarithm.
 
-/// When lengths are divided by the largest.
+/// Lengths are divided by the largest length when that is above this.
 const LENGTH_MAX: f64 = 1e100;
 
-/// How many tree edges are looked at in all before the weights have to be good enough: about a
-/// second.
+/// Most tree edges that are followed before the weights must be good enough: about a second.
 const WORK_MAX: u64 = 400_000_000;
 
-/// Ranks, arcs and what arcs use.
+/// Ranks, arcs, and the resources that arcs use.
 #[derive(Clone, Debug)]
 struct Network {
     ranks: usize,
     root: usize,
     arcs: Vec<Arc>,
-    /// Of every arc.
+    /// By arc: the resource that it uses.
     resources: Vec<usize>,
-    /// Of every resource.
+    /// By resource.
     capacities: Vec<f64>,
 }
 
-/// A tree as the resources that it uses, each once, in order; and the arcs by which it was found
+/// A tree: the resources that it uses, each once, in order, and the arcs by which it was found
 /// first.
 #[derive(Clone, Debug, PartialEq)]
 struct Candidate {
@@ -440,8 +439,8 @@ struct Candidate {
     weight: f64,
 }
 
-/// Trees and their weights, which no capacity is less than; the heaviest first. Empty where no tree
-/// spans.
+/// Trees and their weights, which fit the capacities; the heaviest first. Empty if no tree spans
+/// all ranks.
 fn multiplicative_weights(network: &Network, epsilon: f64) -> Vec<Candidate> {
     let resources = network.capacities.len();
     let mut lengths: Vec<f64> = network.capacities.iter().map(|capacity| capacity.recip()).collect();
@@ -502,13 +501,13 @@ fn within_capacity(network: &Network, found: BTreeMap<Vec<usize>, (Vec<usize>, f
 /// solver takes minutes.
 const CANDIDATES_MAX: usize = 96;
 
-/// Denominators that are tried before weights are rounded down.
+/// The denominators to try before weights are rounded down.
 const DENOMINATORS: std::ops::RangeInclusive<i128> = 1..=360;
 
 /// The denominator of weights that are rounded down.
 const DENOMINATOR_FINE: i128 = 1 << 20;
 
-/// By how much a solver's number may miss the rational that it stands for.
+/// Largest difference between a number of the solver and the rational for it.
 const MISS: f64 = 1e-6;
 
 /// Each candidate's weight, zero for most, in the unit of capacities. `capacities` are those of the

@@ -1,13 +1,13 @@
-//! The topology of this machine: GPUs and how they hang on PCI, as the kernel shows it, and NVLink,
-//! as the driver tells it.
+//! The topology of this machine: GPUs and their places on PCI, as the kernel shows them, and
+//! NVLinks, as the driver reports them.
 //!
-//! Ranks are the GPUs in the order of their PCI addresses. The kernel shows each as a directory
-//! within those of the bridges above it: a root port, and for every PCIe switch its upstream and a
-//! downstream port. A switch is its upstream port here, a root port is part of the CPU, and a link
-//! carries what the slower of its two ends can. (What a link does at the moment is no measure: an
-//! idle GPU slows it down.) CPUs are NUMA nodes.
+//! Ranks are the GPUs in the order of their PCI addresses. The kernel shows each GPU as a directory
+//! within the directories of the bridges above it: a root port, and for every PCIe switch its
+//! upstream port and a downstream port. Here the upstream port stands for its switch, and a root
+//! port is part of the CPU. A link has the bandwidth of the slower of its two ends. (The present
+//! speed of a link is no measure: an idle GPU slows its link down.) CPUs are NUMA nodes.
 //!
-//! NICs join no two GPUs of one machine. They are [listed](Machine::nics) and no links.
+//! NICs do not join GPUs of one machine. They are [listed](Machine::nics), but they are no links.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,11 +23,11 @@ mod nvml;
 #[cfg(test)]
 mod tests;
 
-/// Most devices that are looked at.
+/// Most devices that are read.
 const DEVICES_MAX: usize = 1 << 16;
 
-/// Who makes what counts as a GPU, and of which PCI classes. Display controllers of others are
-/// those of management controllers, and Intel's of class 0x0300 are built into CPUs.
+/// The makers of GPUs, with the PCI classes of their GPUs. Display controllers of other makers
+/// belong to management controllers. Intel's of class 0x0300 are built into CPUs.
 const MAKERS: [(&str, &str, &[&str]); 4] = [
     ("NVIDIA", "0x10de", &["0x0300", "0x0302"]),
     ("AMD", "0x1002", &["0x0300", "0x0302", "0x0380", "0x1200"]),
@@ -50,7 +50,7 @@ pub enum MachineError {
     /// An attribute of a device that cannot be parsed.
     #[error("{}: '{value}' is not {expected}", path.display())]
     Attribute {
-        /// Where it says so.
+        /// The file of the attribute.
         path: PathBuf,
         /// The text of the attribute.
         value: String,
@@ -63,12 +63,12 @@ pub enum MachineError {
          of {}; name a preset or a file", path.display(), makers()
     )]
     NoGpus {
-        /// Where they were looked for.
+        /// The directory with the devices.
         path: PathBuf,
         /// The number of devices.
         devices: usize,
     },
-    /// The driver is there and does not answer.
+    /// The driver is installed and does not answer.
     #[error(
         "the NVIDIA driver does not tell its NVLinks: {error}; is it the same version as its library (nvidia-smi says so)?"
     )]
@@ -88,9 +88,9 @@ fn makers() -> String {
 /// A PCI device and the switches above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PciDevice {
-    /// As in `0000:c6:00.0`.
+    /// For example `0000:c6:00.0`.
     pub address: String,
-    /// Which NUMA node is nearest.
+    /// The nearest NUMA node.
     pub numa: u32,
     /// The upstream ports of the PCIe switches above it, the outermost first, and then the device
     /// itself.
@@ -109,7 +109,7 @@ pub struct PciHop {
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// As in `eth0`, `mlx5_0`.
+    /// For example `eth0`, `mlx5_0`.
     pub name: String,
     /// Its PCI device; several interfaces can have the same.
     pub device: PciDevice,
@@ -118,26 +118,26 @@ pub struct Nic {
 /// NVLinks that leave a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NvLinks {
-    /// Which GPU, in the order of [`Machine::gpus`].
+    /// The GPU, in the order of [`Machine::gpus`].
     pub gpu: usize,
-    /// Where they lead.
+    /// The other end.
     pub to: NvLinkEnd,
-    /// Their bandwidth together in each direction.
+    /// The bandwidth of all of them together in each direction.
     pub bytes_per_s: u64,
 }
 
-/// Where an NVLink leads.
+/// The other end of an NVLink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NvLinkEnd {
-    /// To another GPU, in the order of [`Machine::gpus`].
+    /// Another GPU, in the order of [`Machine::gpus`].
     Gpu(usize),
-    /// To an NVSwitch; all of them are one.
+    /// An NVSwitch; all NVSwitches count as one.
     Switch,
-    /// To the CPU.
+    /// The CPU.
     Cpu,
 }
 
-/// What the kernel shows of a machine.
+/// The devices of a machine, as the kernel shows them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     /// In the order of their addresses.
@@ -163,8 +163,8 @@ pub fn read(root: &Path) -> Result<Topology, MachineError> {
 /// The NVLinks that the driver reports, if there is a driver.
 #[cfg(feature = "nvml")]
 fn nvlinks(machine: &Machine, root: &Path) -> Result<Vec<NvLinks>, MachineError> {
-    // The library speaks of the machine that runs this, whatever the root; and it is loaded only
-    // where its driver is.
+    // The library reports the machine on which this process runs, so another root has no NVLinks.
+    // It is loaded only if its driver is there.
     if root != Path::new("/") || !root.join("proc/driver/nvidia/version").exists() {
         return Ok(Vec::new());
     }
@@ -182,11 +182,11 @@ fn devices(root: &Path) -> PathBuf {
 }
 
 impl Machine {
-    /// Looks around in the machine whose root directory this is.
+    /// Reads the machine whose root directory this is.
     ///
     /// # Errors
     ///
-    /// [`MachineError::Read`] and [`MachineError::Attribute`]. That there is no GPU is none.
+    /// [`MachineError::Read`] and [`MachineError::Attribute`]. A machine without a GPU is no error.
     pub fn look(root: &Path) -> Result<Self, MachineError> {
         let mut machine = Self { between_cpus_bytes_per_s: between_cpus(root), ..Self::default() };
         for address in names(&devices(root))? {
@@ -203,7 +203,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// What GPUs are joined by: PCI, and these NVLinks besides.
+    /// The topology of the GPUs: PCI, and these NVLinks.
     ///
     /// # Panics
     ///
@@ -281,7 +281,8 @@ fn device(path: &Path) -> Result<PciDevice, MachineError> {
     Ok(PciDevice { address: file_name(path), numa, hops })
 }
 
-/// What a port's fastest link carries. Devices of virtual machines often do not say.
+/// The bandwidth of a port at its highest speed and width. Devices of virtual machines often report
+/// neither.
 fn bytes_per_s(port: &Path) -> Result<u64, MachineError> {
     let said = |name: &str| text(&port.join(name)).unwrap_or_default();
     let wrong = |name: &str, value: String, expected| MachineError::Attribute {
@@ -320,7 +321,7 @@ fn nics(root: &Path) -> Result<Vec<Nic>, MachineError> {
     Ok(nics)
 }
 
-/// What joins two NUMA nodes of the processors that the kernel names.
+/// The bandwidth between two NUMA nodes, by the processors that the kernel names.
 fn between_cpus(root: &Path) -> u64 {
     let said = fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
     let value = |key: &str| {

@@ -1,9 +1,9 @@
 //! `pleach doctor`: checks this machine, or a pair of machines, and shows the commands that repair
 //! them.
 //!
-//! A check is a function from a [`Machine`] to [`Finding`]s; one file a subject. All are run at
-//! once, each on a thread of its own, so that one whose file does not answer holds nobody up.
-//! [`peer`] meets the other machine of a pair, [`compare`] looks at both.
+//! A check is a function from a [`Machine`] to [`Finding`]s; one file a subject. All checks run at
+//! once, each on a thread of its own, so that a check whose file does not answer delays no other.
+//! [`peer`] meets the other machine of a pair, and [`compare`] compares both.
 
 use std::fmt::Write;
 use std::fs::OpenOptions;
@@ -132,7 +132,7 @@ fn verdict(report: &Report) -> Result<(), CommandError> {
     }
 }
 
-/// A subject and what looks into it.
+/// A subject, and the function that checks it.
 type Check = (&'static str, fn(&Machine) -> Vec<Finding>);
 
 const CHECKS: &[Check] = &[
@@ -145,7 +145,7 @@ const CHECKS: &[Check] = &[
     ("GPU memory", gpu::check),
 ];
 
-/// Everything that checks find, in their order.
+/// The findings of all checks, in the order of the checks.
 fn look(machine: &Machine, checks: &[Check]) -> Vec<Finding> {
     look_within(machine, checks, CHECKS_LIMIT)
 }
@@ -154,9 +154,9 @@ fn look_within(machine: &Machine, checks: &[Check], limit: Duration) -> Vec<Find
     let (sender, receiver) = mpsc::channel();
     for (number, (_, check)) in checks.iter().copied().enumerate() {
         let (sender, machine) = (sender.clone(), machine.clone());
-        // Not joined: one that hangs in the kernel ends with the process.
+        // Not joined: a check that hangs in the kernel ends with the process.
         let started = std::thread::Builder::new().name("pleach-doctor".to_owned()).spawn(move || {
-            // Nobody listens any more where it took too long.
+            // The receiver is gone if the check took too long.
             let _ = sender.send((number, check(&machine)));
         });
         drop(started);
@@ -206,15 +206,15 @@ fn uses(machine: &Machine) -> String {
 
 // Findings and their report.
 
-/// How good it is. **Invariant:** what could not be read is [`Level::Unknown`], never
-/// [`Level::Ok`].
+/// The level of a finding. **Invariant:** a fact that could not be read is [`Level::Unknown`],
+/// never [`Level::Ok`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     /// No action is needed.
     Ok,
     /// The check could not be done.
     Unknown,
-    /// It works, but slower or less surely than it could.
+    /// It works, but more slowly or less reliably than it could.
     Warning,
     /// It does not work.
     Problem,
@@ -241,7 +241,7 @@ pub(crate) struct Finding {
     level: Level,
     /// The observation.
     text: String,
-    /// The command that mends it, or that shows more.
+    /// The command that repairs it, or that shows more.
     command: Option<String>,
 }
 
@@ -287,7 +287,7 @@ fn counted(count: usize, one: &str) -> String {
     format!("{count} {one}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Everything that was found.
+/// All findings.
 #[derive(Clone, Debug, Default)]
 struct Report {
     host: String,
@@ -301,7 +301,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// For people.
+    /// The report for people.
     fn text(&self) -> String {
         let mut out =
             format!("# pleach doctor {}: {}\n# {}\n", env!("CARGO_PKG_VERSION"), self.host, self.uses);
@@ -325,7 +325,7 @@ impl Report {
         out
     }
 
-    /// As JSON.
+    /// The report as JSON.
     fn json(&self) -> Value {
         let finding = |finding: &Finding| {
             let Finding { section, subject, level, text, command } = finding;
@@ -356,7 +356,7 @@ impl Report {
 /// Longest file that is read, in bytes; the rest is left out.
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// Most entries of a folder that are looked at.
+/// Most entries of a folder that are read.
 const ENTRIES_MAX: usize = 1 << 14;
 
 /// The size of a file system, in bytes.
@@ -370,22 +370,22 @@ struct FileSystemSpace {
 #[derive(Clone, Debug)]
 pub(crate) struct Machine {
     root: PathBuf,
-    /// Looked at once: tables of addresses are long.
+    /// Read once: tables of addresses are long.
     ports: Arc<OnceLock<Result<Vec<Port>, PortError>>>,
-    /// Of `/dev/shm`, where it is in memory.
+    /// The size of `/dev/shm`, if it is in memory.
     shm: Option<FileSystemSpace>,
-    /// What libibverbs says, or why there is none; `None` where it was not asked.
+    /// The report of libibverbs, or why there is none; `None` if the library was not asked.
     verbs: Option<Result<Vec<DeviceReport>, String>>,
-    /// Whether librdmacm is here, where ranks are joined by it.
+    /// Whether librdmacm is installed, if ranks are joined by it.
     rdma_cm: Option<Result<(), String>>,
     /// The addresses of the interfaces, by their numbers.
     addresses: Vec<(u32, IpAddr)>,
-    /// Which RDMA port was asked for, or what is wrong with that.
+    /// The RDMA port that the variables ask for, or the error in them.
     wish: Result<VerbsOptions, String>,
 }
 
 impl Machine {
-    /// Only what the files under this directory say.
+    /// A machine of which only the files under this directory are known.
     fn of_files(root: &Path) -> Self {
         Self {
             root: root.to_owned(),
@@ -401,7 +401,7 @@ impl Machine {
     /// This machine.
     pub(crate) fn here() -> Self {
         let mut machine = Self::of_files(Path::new("/"));
-        // Only of what is memory: another file system may wait for a server.
+        // Only for memory: another file system may wait for a server.
         if machine.is_memory("/dev/shm")
             && let Ok(told) = rustix::fs::statvfs("/dev/shm")
         {
@@ -410,7 +410,7 @@ impl Machine {
         }
         machine.verbs = Some(pleach::transport::verbs::survey::survey().map_err(|error| error.to_string()));
         machine.addresses = pleach::transport::tcp::interface_addresses().unwrap_or_default();
-        // As ranks take it.
+        // In the form in which ranks take it.
         let interface = std::env::var("PLEACH_INTERFACE").ok().filter(|text| !text.is_empty());
         machine.wish = VerbsOptions::from_env()
             .map(|wish| VerbsOptions { interface, ..wish })
@@ -473,7 +473,7 @@ impl Machine {
         Some(target.file_name()?.to_str()?.to_owned())
     }
 
-    /// Where a path really is, under the root.
+    /// The target of a path after all links, under the root.
     fn real(&self, path: &str) -> Option<String> {
         let real = self.path(path).canonicalize().ok()?;
         let root = self.root.canonicalize().ok()?;
@@ -504,7 +504,7 @@ impl Machine {
         self.names(folder).into_iter().filter(is_gpu).collect()
     }
 
-    /// Each GPU's PCI address, nearest NUMA node, and what its driver calls it.
+    /// Each GPU's PCI address, nearest NUMA node, and the name that its driver gives.
     pub(crate) fn gpus_described(&self) -> Vec<(String, Option<u64>, Option<String>)> {
         let describe = |address: String| {
             let numa = self.number(&format!("sys/bus/pci/devices/{address}/numa_node"));
@@ -530,8 +530,7 @@ impl Machine {
         Some(format!("{} of {} free", size(available << 10), size(total << 10)))
     }
 
-    /// Whether this process may do what takes this capability (its number), also in the eyes of the
-    /// kernel's limits.
+    /// Whether this process has a capability (by its number) that the limits of the kernel respect.
     fn has_capability(&self, number: u32) -> Option<bool> {
         let status = self.text("proc/self/status")?;
         let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
@@ -556,8 +555,8 @@ impl Machine {
         known.into_iter().find(|(mark, _)| groups.contains(mark)).map(|(_, name)| name)
     }
 
-    /// The name of a library's file with its version, such as `libibverbs.so.1.14.44.0`: of the one
-    /// that this process uses, or else of the one in the usual folders.
+    /// The name of a library's file with its version, such as `libibverbs.so.1.14.44.0`. It is the
+    /// file that this process uses, or else the one in the usual folders.
     fn library(&self, name: &str) -> Option<String> {
         let maps = self.text("proc/self/maps").unwrap_or_default();
         let files = maps.lines().filter_map(|line| line.rsplit('/').next());
@@ -575,7 +574,7 @@ impl Machine {
     }
 }
 
-/// Bytes as people say them.
+/// A size in bytes, in the usual units.
 fn size(bytes: u64) -> String {
     let units = [("GiB", 30), ("MiB", 20), ("KiB", 10)];
     for (unit, shift) in units {

@@ -1,8 +1,8 @@
 //! Starts ranks on this host, and stays until the last of their processes is gone.
 //!
-//! [`Launch`] is one job; [`rank_or_launch`] is what subcommands call that run as several ranks:
-//! inside a world (`pleach run`, torchrun, mpirun, srun) it gives this process's place, outside it
-//! starts this same command as N ranks.
+//! [`Launch`] is one job. Subcommands that run as several ranks call [`rank_or_launch`]. Inside a
+//! world (`pleach run`, torchrun, mpirun, srun) it returns this process's place. Outside, it starts
+//! this same command as N ranks.
 
 use std::ffi::OsString;
 use std::fs;
@@ -37,24 +37,25 @@ pub(crate) const TERMINAL_VARIABLE: &str = "PLEACH_TERMINAL";
 pub(crate) struct Launch {
     /// The number of ranks.
     pub(crate) ranks: u32,
-    /// The first one's number.
+    /// The number of the first rank.
     pub(crate) first_rank: u32,
-    /// How many there are on all hosts together.
+    /// The number of ranks on all hosts together.
     pub(crate) world_size: u32,
-    /// Where they meet; a port of this host where absent.
+    /// The rendezvous of the ranks; `None` takes a port of this host.
     pub(crate) rendezvous: Option<Rendezvous>,
     /// The command and its arguments.
     pub(crate) command: Vec<OsString>,
-    /// How their lines are passed on.
+    /// How the lines of the ranks are passed on.
     pub(crate) output: Output,
-    /// What was asked for of the processors that they are kept on.
+    /// The binding to processors that the user asked for.
     pub(crate) bind: Option<Bind>,
-    /// What is done where nothing was.
+    /// The binding if the user asked for none.
     pub(crate) usual_bind: Bind,
 }
 
 impl Launch {
-    /// Starts the ranks and waits for their end. `Usage` only where the first to fail said so.
+    /// Starts the ranks and waits for their end. `Usage` only if the first rank that failed
+    /// reported a usage error.
     pub(crate) fn run(&self) -> Result<(), CommandError> {
         let (rendezvous, reserved) = match &self.rendezvous {
             Some(rendezvous) => (rendezvous.clone(), None),
@@ -98,8 +99,8 @@ impl Launch {
         result
     }
 
-    /// Whether to make a secret for the job: nobody gave one, and all ranks are started here. Ranks
-    /// of other launchers would not know it.
+    /// Whether to make a secret for the job: the user gave none, and all ranks are started here.
+    /// Ranks of other launchers would not know the secret.
     fn needs_secret(&self) -> bool {
         self.world_size == self.ranks && std::env::var_os(SECRET_VARIABLE).is_none_or(|file| file.is_empty())
     }
@@ -136,7 +137,7 @@ pub(crate) struct WorldArguments {
     rendezvous: Option<Rendezvous>,
 }
 
-/// The world this process was started in, which `ranks` must not contradict.
+/// The world in which this process was started. `ranks` must not contradict it.
 fn find_world(arguments: &WorldArguments, ranks: Option<u32>) -> Result<Option<World>, CommandError> {
     let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
     let world = World::find(&ExplicitWorld { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
@@ -155,8 +156,8 @@ pub(crate) fn is_one_of_several(arguments: &WorldArguments) -> Result<bool, Comm
     Ok(find_world(arguments, None)?.is_some_and(|world| world.world_size > 1))
 }
 
-/// How many ranks [`rank_or_launch`] will have, so that what was typed can be checked before any is
-/// started.
+/// The number of ranks of a later [`rank_or_launch`], so that arguments can be checked before any
+/// rank is started.
 pub(crate) fn rank_count(
     arguments: &WorldArguments,
     ranks: Option<u32>,
@@ -172,9 +173,9 @@ pub(crate) fn rank_count(
     Err(CommandError::typed(format!("bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}")))
 }
 
-/// This process's place in the world it was started in; or, outside any, `None` after this same
-/// command has run as `ranks` (or else `default_ranks`) ranks, kept on processors as `bind` asks.
-/// One rank needs no launching.
+/// This process's place in the world in which it was started. Outside a world: starts this same
+/// command as `ranks` (or else `default_ranks`) ranks, bound as `bind` asks, and returns `None`
+/// after they have ended. A single rank is not launched.
 pub(crate) fn rank_or_launch(
     arguments: &WorldArguments,
     ranks: Option<u32>,
@@ -192,7 +193,7 @@ pub(crate) fn rank_or_launch(
     command.extend(std::env::args_os().skip(1));
     let rendezvous = arguments.rendezvous.clone();
     let (first_rank, world_size, output) = (0, ranks, Output::Plain);
-    // Its ranks work in one thread.
+    // Each rank of such a command works in one thread.
     let usual_bind = Bind::Core;
     let launch = Launch { ranks, first_rank, world_size, rendezvous, command, output, bind, usual_bind };
     launch.run().map(|()| None)
@@ -210,8 +211,9 @@ pub(crate) fn is_executable(program: &OsString) -> bool {
 
 /// A port of this host, reserved as long as the socket lives; rank 0 can listen on it.
 ///
-/// The socket is bound and does not listen, and both ends set SO_REUSEADDR: such sockets may share
-/// a port as long as only one listens, but the kernel gives it to nobody who asks for any port.
+/// The socket is bound and does not listen, and both ends set SO_REUSEADDR. Such sockets may share
+/// a port as long as only one listens. But the kernel does not give the port to a process that asks
+/// for any port.
 fn reserve_port() -> std::io::Result<(u16, OwnedFd)> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
@@ -238,8 +240,8 @@ struct JobSecret {
 }
 
 impl JobSecret {
-    /// Where it will be: in the folder for such files of this user, or else in the one for
-    /// temporary files.
+    /// Its later path: in the user's folder for such files, or else in the folder for temporary
+    /// files.
     fn new() -> Self {
         let own = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let own =
@@ -249,10 +251,10 @@ impl JobSecret {
         Self { folder: place.join(format!("pleach-job-{random}")) }
     }
 
-    /// Makes the folder and writes a fresh secret. To be called when signals do not end this
-    /// process any more.
+    /// Makes the folder and writes a fresh secret. The caller has ensured before that signals do
+    /// not end this process.
     fn write(&self) -> Result<(), CommandError> {
-        // An error where anything is there already, also a link.
+        // An error if anything is there already, also a link.
         DirBuilder::new().mode(0o700).create(&self.folder).map_err(|error| {
             let folder = self.folder.display();
             CommandError::failed(format!(
