@@ -1,4 +1,4 @@
-//! The group as Python has it: its methods, the operations that it has under way, the registered
+//! The group as a Python class: its methods, the operations that are under way, and the registered
 //! memory that calls find by its address.
 
 use std::collections::BTreeMap;
@@ -32,14 +32,14 @@ static GROUPS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// Memory that Python reaches by its address; the lock makes the type one that threads may share.
 type RegisteredMemory = Mutex<Buffer<u8>>;
 
-/// A group and what is under way in it.
+/// A group and its operations that are under way.
 pub(crate) struct Inner {
     /// `None` when it is closed.
     group: Mutex<Option<pleach_collectives::Group>>,
     info: GroupInfo,
     /// Started operations that may not have ended.
     started: Mutex<Vec<Arc<Started>>>,
-    /// Registered memory by its address, and how many bytes it has.
+    /// Registered memory by its address, with its length in bytes.
     registered: Mutex<BTreeMap<usize, (usize, Weak<RegisteredMemory>)>>,
 }
 
@@ -65,7 +65,7 @@ impl Inner {
         Ok(if manner.tag == 0 { group } else { group.tagged(manner.tag) })
     }
 
-    /// What does not change, also when the group is closed.
+    /// The facts that do not change, also when the group is closed.
     pub(crate) fn info(&self) -> &GroupInfo {
         &self.info
     }
@@ -95,10 +95,10 @@ impl Inner {
         lock(&self.started).push(started);
     }
 
-    /// Lets go of operations that have ended. Called without the GIL.
+    /// Releases operations that have ended. Called without the GIL.
     pub(crate) fn reap(&self) {
         let all = std::mem::take(&mut *lock(&self.started));
-        // What nobody else holds is looked at here, as nobody else does.
+        // An operation that only this list holds is polled here, as no other code polls it.
         let is_under_way = |started: &Arc<Started>| {
             let has_ended = started.has_ended()
                 || Arc::strong_count(started) == 1 && started.poll(Duration::ZERO).is_some();
@@ -110,7 +110,8 @@ impl Inner {
         drop(ended);
     }
 
-    /// Waits for all operations until then; whether all have ended. Called without the GIL.
+    /// Waits for all operations until `until`; returns whether all have ended. Called without the
+    /// GIL.
     fn wait_for_all(&self, until: Option<Nanos>) -> bool {
         let all = lock(&self.started).clone();
         let has_ended = |started: &Arc<Started>| match until {
@@ -124,8 +125,8 @@ impl Inner {
 }
 
 impl Inner {
-    /// Leaves the group: waits 5 s for what is under way, and aborts the group if that has not
-    /// ended then. Called without the GIL.
+    /// Leaves the group: waits 5 s for operations that are under way, and aborts the group if any
+    /// has not ended then. Called without the GIL.
     fn leave(&self) {
         let group = lock(&self.group).take();
         if !self.wait_for_all(Some(now() + SHUTDOWN_TIME))
@@ -152,7 +153,7 @@ impl Drop for Inner {
         let started = std::mem::take(&mut *lock(&self.started));
         let group = lock(&self.group).take();
         let mut both = Some((started, group));
-        // The end of what is under way may need other threads of Python.
+        // Operations under way may need other threads of Python to end.
         let _ = Python::try_attach(|py| py.detach(|| drop(both.take())));
         drop(both);
     }
@@ -161,18 +162,18 @@ impl Drop for Inner {
 /// This rank's place in a group of ranks. All ranks call the same operations in the same order;
 /// send and recv match pair by pair. Threads may share a group. ``with`` closes it.
 ///
-/// Arrays are NumPy arrays and whatever has the buffer protocol or DLPack on the CPU, contiguous in
-/// C order. A call that would write to read-only memory raises ArgumentError. Memory of
-/// ``group.buffer`` is used without a copy.
+/// Arrays are NumPy arrays, or any objects with the buffer protocol or DLPack on the CPU,
+/// contiguous in C order. A call that would write to read-only memory raises ArgumentError. Memory
+/// of ``group.buffer`` is used without a copy.
 ///
 /// The first failure ends the group on all ranks: every later call raises its cause, a GroupError.
 /// Ctrl-C during a call that waits aborts the group and raises KeyboardInterrupt. Each call takes
-/// ``timeout`` in seconds, in the place of the group's, and ``async_=True``, which starts the
+/// ``timeout`` in seconds, in place of the group's timeout, and ``async_=True``, which starts the
 /// operation and returns a Pending.
 #[pyclass(frozen, weakref, module = "pleach._native", name = "Group")]
 pub(crate) struct Group {
     inner: Arc<Inner>,
-    /// Of calls that name none, in seconds.
+    /// The timeout of calls without one, in seconds.
     timeout: Option<f64>,
 }
 
@@ -276,13 +277,13 @@ impl Group {
         self.inner.info.name.rank
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     #[getter]
     fn world_size(&self) -> u32 {
         self.inner.info.name.world_size
     }
 
-    /// What bytes move over: shm, tcp, shm+tcp, verbs or shm+verbs.
+    /// The fabric: shm, tcp, shm+tcp, verbs or shm+verbs.
     #[getter]
     fn fabric(&self) -> Option<String> {
         self.inner.info.fabric.map(|fabric| fabric.to_string())
@@ -388,7 +389,7 @@ impl Group {
         call.carry_out(py, &self.inner, self.manner(timeout, 0, async_), data.clone().unbind())
     }
 
-    /// Stores the ``data`` of every rank in ``out`` of every rank, in rank order. ``out`` has so
+    /// Stores the ``data`` of every rank in ``out`` of every rank, in rank order. ``out`` has as
     /// many elements as all ``data`` together; without it a new array of shape (ranks,
     /// \*data.shape) is returned. With ``counts``, a list of elements by rank, ``data`` may have
     /// different lengths; a new ``out`` has one dimension then. In place: ``data`` is this rank's
@@ -497,8 +498,8 @@ impl Group {
     }
 
     /// Stores block r of ``data`` of the root in ``out`` of rank r; ``data`` of other ranks is not
-    /// looked at. The first dimension of ``data`` is divided among the ranks. Ranks other than the
-    /// root need ``out``. With ``counts``, a list of elements by rank, blocks may have different
+    /// used. The first dimension of ``data`` is divided among the ranks. Ranks other than the root
+    /// need ``out``. With ``counts``, a list of elements by rank, blocks may have different
     /// lengths. Returns ``out``.
     #[pyo3(signature = (data=None, root=0, *, out=None, counts=None, timeout=None, async_=false))]
     fn scatter<'py>(
@@ -528,8 +529,9 @@ impl Group {
     }
 
     /// Sends ``data`` to a rank, which receives as many elements of the same type with the same
-    /// tag. Messages of two ranks match in their order: a tag does not select, another one is a
-    /// MismatchError. Of more than 8 KiB it returns when the receiver has made its call.
+    /// tag. Messages of two ranks match in their order. A tag does not select a message: another
+    /// tag is a MismatchError. A send of more than 8 KiB returns when the receiver has made its
+    /// call.
     #[pyo3(signature = (data, to, *, tag=0, timeout=None, async_=false))]
     fn send<'py>(
         &self,
@@ -584,7 +586,7 @@ impl Group {
         arrays.getattr("over")?.call1((registered, shape, dtype))
     }
 
-    /// So many zeroed bytes of registered memory.
+    /// ``nbytes`` zeroed bytes of registered memory.
     fn register(&self, py: Python<'_>, nbytes: usize) -> PyResult<Registered> {
         let group = self.inner.group(py, Manner::default())?;
         let made = py.detach(|| group.buffer::<u8>(nbytes.max(1)));
@@ -595,11 +597,12 @@ impl Group {
     /// A call on addresses, for other libraries: `start` returns a Pending, or None if `blocking`.
     ///
     /// collective: all_reduce, reduce, broadcast, all_gather, reduce_scatter, all_to_all, gather,
-    /// scatter, send, recv or barrier. dtype: a name of NumPy. input and output: addresses of so
-    /// many elements that stay until the operation has ended, both ignored where the rank has no
-    /// part in them; in place they are the same. root: the root, or the other rank of a message.
-    /// counts: elements by rank; of an all_to_all what goes to each rank, and receive_counts what
-    /// comes from it. keep: an object that is held until the operation has ended.
+    /// scatter, send, recv or barrier. dtype: a name of NumPy. input and output: addresses of
+    /// input_count and output_count elements, which stay until the operation has ended. Both are
+    /// ignored where the rank has no part in them; in place they are the same. root: the root, or
+    /// the other rank of a message. counts: elements by rank. For an all_to_all, counts are the
+    /// elements to each rank, and receive_counts the elements from it. keep: an object that is held
+    /// until the operation has ended.
     #[pyo3(signature = (collective, dtype, op, input, input_count, output, output_count, *, root=0,
                         counts=None, receive_counts=None, tag=0, timeout=None, keep=None, blocking=false))]
     fn start<'py>(
@@ -669,8 +672,8 @@ impl Group {
         Ok(())
     }
 
-    /// Waits for what is under way, meets all ranks once more and leaves the group. Calls after it
-    /// raise ClosedError. Does nothing when the group is closed.
+    /// Waits for operations that are under way, meets all ranks once more and leaves the group.
+    /// Later calls raise ClosedError. Does nothing when the group is closed.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let left = py.detach(|| {
             let group = lock(&self.inner.group).take();
