@@ -46,9 +46,12 @@ fn memory_kb(process: u32) -> u64 {
 }
 
 fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric) {
-    let mut ranks = Ranks::join(fabric, 2);
+    // The third one dies. A process that has ended maps nothing, so what is copied is taken from
+    // the second one, which lives and is severed too.
+    let mut ranks = Ranks::join(fabric, 3);
     ranks.tell(0, &format!("keep all-reduce count=1000 idle={}", many(fabric, ELEMENTS)));
     ranks.tell(1, "keep all-reduce count=1000");
+    ranks.tell(2, "keep all-reduce count=1000");
     ranks.expect_all("kept");
     // Memory that was never written takes no pages.
     ranks.tell_all("fill");
@@ -68,8 +71,8 @@ fn a_survivor_needs_its_registered_memory_once_while_it_is_fenced(fabric: Fabric
             }
             samples
         });
-        ranks.signal(1, Signal::KILL);
-        ranks.failure(0).expect("Lost", 1, "all-reduce of 1000 f32");
+        ranks.signal(2, Signal::KILL);
+        ranks.failure(0).expect("Lost", 2, "all-reduce of 1000 f32");
         drop(sender);
         sampler.join().expect("the rank lives")
     });

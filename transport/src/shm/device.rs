@@ -286,16 +286,27 @@ impl ShmDevice {
         let State::Connected(connected) = &self.peers[rank as usize].state else {
             unreachable!("the caller looked, and what waits goes when the peer goes")
         };
-        let (address, region) = match connected.locate(request.remote(), self.shared.rank, request.writes()) {
+        let (address, region) = match connected.locate(request.remote()) {
             RemoteLocation::OnGpu(region) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
+            }
+            RemoteLocation::Mapped(_, region) if !region.is_writable() && request.writes() => {
+                self.refuse(rank, request.remote().key, id);
+                return Submitted::UnderWay;
             }
             RemoteLocation::Mapped(_, region) if self.copies.reaches(&request) => {
                 let region = region.clone();
                 return self.start_on_gpu(rank, request, id, region);
             }
             RemoteLocation::Mapped(address, region) => (address, region),
+            // It will not be announced to this rank.
+            RemoteLocation::NotAnnounced
+                if !connected.link.keys.is_for(request.remote().key, self.shared.rank) =>
+            {
+                self.refuse(rank, request.remote().key, id);
+                return Submitted::UnderWay;
+            }
             RemoteLocation::NotAnnounced => {
                 self.peers[rank as usize].pending += 1;
                 self.waiting.push_back(WaitingTransfer { peer: rank, id, request, deadline });
@@ -615,22 +626,20 @@ impl Connected {
         self.link.signal_slots.signal_as(signal, *count);
     }
 
-    /// The location of a slice, which this rank is to write or only to read.
-    fn locate(&self, slice: &RemoteSlice, own: Rank, writes: bool) -> RemoteLocation<'_> {
+    fn locate(&self, slice: &RemoteSlice) -> RemoteLocation<'_> {
         // The owner's own table, so that a dropped region is refused from that moment on.
         if !self.link.keys.holds(slice.key) {
             return RemoteLocation::Refused;
         }
         match self.regions.get(usize::from(slot_of(slice.key))) {
-            Some(SlotState::Mapped(region)) if region.key == slice.key => match region.locate(slice) {
-                _ if writes && !region.is_writable() => RemoteLocation::Refused,
-                _ if region.is_on_gpu() => RemoteLocation::OnGpu(region),
-                Some(address) => RemoteLocation::Mapped(address, region),
-                None => RemoteLocation::Refused,
-            },
+            Some(SlotState::Mapped(region)) if region.key == slice.key && region.is_on_gpu() => {
+                RemoteLocation::OnGpu(region)
+            }
+            Some(SlotState::Mapped(region)) if region.key == slice.key => region
+                .locate(slice)
+                .map_or(RemoteLocation::Refused, |address| RemoteLocation::Mapped(address, region)),
             Some(SlotState::Unmappable(key)) if *key == slice.key => RemoteLocation::Unmappable,
-            _ if self.link.keys.is_for(slice.key, own) => RemoteLocation::NotAnnounced,
-            _ => RemoteLocation::Refused,
+            _ => RemoteLocation::NotAnnounced,
         }
     }
 

@@ -58,21 +58,20 @@ impl ShmDevice {
             _ => return Err(MapError::Disconnected { peer }),
         };
         // Looked up with no bytes, so that a range that is too long differs from a wrong key.
-        let region =
-            match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }, self.shared.rank, false) {
-                RemoteLocation::Mapped(_, region) => region,
-                RemoteLocation::OnGpu(region) => {
-                    let imported = region.import(self.copies.gpu());
-                    imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
-                        peer,
-                        key: slice.key,
-                        error,
-                    })?;
-                    region
-                }
-                RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
-                RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
-            };
+        let region = match connected.locate(&RemoteSlice { offset: 0, len: 0, ..*slice }) {
+            RemoteLocation::Mapped(_, region) => region,
+            RemoteLocation::OnGpu(region) => {
+                let imported = region.import(self.copies.gpu());
+                imported.map_err(gpu_failed).map_err(|error| MapError::Fabric {
+                    peer,
+                    key: slice.key,
+                    error,
+                })?;
+                region
+            }
+            RemoteLocation::Unmappable => return Err(MapError::NoRoom { peer, key: slice.key }),
+            RemoteLocation::NotAnnounced | RemoteLocation::Refused => return Err(unknown),
+        };
         let Some(address) = region.locate(slice) else {
             let end = slice.offset.saturating_add(slice.len);
             let source = OutOfBounds { start: slice.offset, end, len: region.len() };
