@@ -238,11 +238,17 @@ typedef struct {
 // 8-bit signed integer.
 #define pleachInt8 0
 
+// pleachInt8 by its other name in NCCL.
+#define pleachChar pleachInt8
+
 // 8-bit unsigned integer.
 #define pleachUint8 1
 
 // 32-bit signed integer.
 #define pleachInt32 2
+
+// pleachInt32 by its other name in NCCL.
+#define pleachInt pleachInt32
 
 // 32-bit unsigned integer.
 #define pleachUint32 3
@@ -256,11 +262,20 @@ typedef struct {
 // IEEE binary16.
 #define pleachFloat16 6
 
+// pleachFloat16 by its other name in NCCL.
+#define pleachHalf pleachFloat16
+
 // IEEE binary32.
 #define pleachFloat32 7
 
+// pleachFloat32 by its other name in NCCL.
+#define pleachFloat pleachFloat32
+
 // IEEE binary64.
 #define pleachFloat64 8
+
+// pleachFloat64 by its other name in NCCL.
+#define pleachDouble pleachFloat64
 
 // bfloat16.
 #define pleachBfloat16 9

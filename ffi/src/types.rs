@@ -12,10 +12,14 @@ pub type pleachDataType_t = u32;
 
 /// 8-bit signed integer.
 pub const pleachInt8: pleachDataType_t = 0;
+/// pleachInt8 by its other name in NCCL.
+pub const pleachChar: pleachDataType_t = pleachInt8;
 /// 8-bit unsigned integer.
 pub const pleachUint8: pleachDataType_t = 1;
 /// 32-bit signed integer.
 pub const pleachInt32: pleachDataType_t = 2;
+/// pleachInt32 by its other name in NCCL.
+pub const pleachInt: pleachDataType_t = pleachInt32;
 /// 32-bit unsigned integer.
 pub const pleachUint32: pleachDataType_t = 3;
 /// 64-bit signed integer.
@@ -24,10 +28,16 @@ pub const pleachInt64: pleachDataType_t = 4;
 pub const pleachUint64: pleachDataType_t = 5;
 /// IEEE binary16.
 pub const pleachFloat16: pleachDataType_t = 6;
+/// pleachFloat16 by its other name in NCCL.
+pub const pleachHalf: pleachDataType_t = pleachFloat16;
 /// IEEE binary32.
 pub const pleachFloat32: pleachDataType_t = 7;
+/// pleachFloat32 by its other name in NCCL.
+pub const pleachFloat: pleachDataType_t = pleachFloat32;
 /// IEEE binary64.
 pub const pleachFloat64: pleachDataType_t = 8;
+/// pleachFloat64 by its other name in NCCL.
+pub const pleachDouble: pleachDataType_t = pleachFloat64;
 /// bfloat16.
 pub const pleachBfloat16: pleachDataType_t = 9;
 /// 8-bit float with 4 bits of exponent.

@@ -1,6 +1,10 @@
 // The header in C++17: everything is there, with the linkage of C.
 #include "check.h"
 
+// Programs for NCCL write most element types by these names.
+static_assert(pleachChar == pleachInt8 && pleachInt == pleachInt32 && pleachHalf == pleachFloat16, "");
+static_assert(pleachFloat == pleachFloat32 && pleachDouble == pleachFloat64, "");
+
 int main() {
     pleachComm_t comm = nullptr;
     OK(pleachCommInitFromEnv(&comm, nullptr));
