@@ -1,6 +1,7 @@
 //! A peer's memory at an address of this process.
 
 use std::fmt;
+use std::ops::Deref;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -8,28 +9,21 @@ use crate::memory::shared_bytes;
 
 /// Tells whether the owner of mapped memory still shares it.
 pub trait Sharing: Send + Sync {
-    /// See [`Mapped::is_shared`].
+    /// See [`ReadOnlyMapped::is_shared`].
     fn is_shared(&self) -> bool;
 }
 
 /// A peer's memory at an address of this process, valid while held. After the peer is lost or
 /// severed it keeps its last bytes. When the owner severs a peer it may become zeros: see
-/// [`Mapped::is_shared`].
+/// [`ReadOnlyMapped::is_shared`]. All that reads is of [`ReadOnlyMapped`].
 #[derive(Clone)]
 pub struct Mapped {
-    range: MappedRange,
+    readable: ReadOnlyMapped,
 }
 
-/// A peer's memory at an address of this process that is only read: as [`Mapped`], without a way to
-/// write.
+/// A peer's memory at an address of this process, as [`Mapped`], but without a way to write.
 #[derive(Clone)]
 pub struct ReadOnlyMapped {
-    range: MappedRange,
-}
-
-/// Bytes that stay at their address while held.
-#[derive(Clone)]
-struct MappedRange {
     base: NonNull<u8>,
     len: usize,
     /// Whether the host may dereference the address.
@@ -53,20 +47,129 @@ impl fmt::Debug for ReadOnlyMapped {
 
 // SAFETY: an address and its owner, which is Send + Sync; access goes through raw pointers under
 // the contract.
-unsafe impl Send for MappedRange {}
+unsafe impl Send for ReadOnlyMapped {}
 // SAFETY: as above.
-unsafe impl Sync for MappedRange {}
+unsafe impl Sync for ReadOnlyMapped {}
 
-impl MappedRange {
-    fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+impl Deref for Mapped {
+    type Target = ReadOnlyMapped;
+
+    fn deref(&self) -> &ReadOnlyMapped {
+        &self.readable
+    }
+}
+
+impl Mapped {
+    /// For backends.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes at `base` stay readable and writable while `keep` lives.
+    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+        // SAFETY: the caller's promise.
+        Self { readable: unsafe { ReadOnlyMapped::new(base, len, keep) } }
+    }
+
+    /// For backends: GPU memory, at an address for kernels and copies of the GPU alone, kept by
+    /// `keep`.
+    ///
+    /// # Safety
+    ///
+    /// As of [`Mapped::new`], for kernels and copies of the GPU.
+    #[must_use]
+    pub unsafe fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
+        // SAFETY: the caller's promise. The host does not access the bytes.
+        let mut mapped = unsafe { Self::new(base, len, keep) };
+        mapped.readable.is_on_host = false;
+        mapped
+    }
+
+    /// For backends whose owners can take memory back: `sharing` tells whether that happened.
+    #[must_use]
+    pub fn shared_while(self, sharing: Arc<dyn Sharing>) -> Self {
+        Self { readable: self.readable.shared_while(sharing) }
+    }
+
+    /// The same bytes without a way to write them.
+    #[must_use]
+    pub fn into_read_only(self) -> ReadOnlyMapped {
+        self.readable
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.readable.base.as_ptr()
+    }
+
+    /// Copies `bytes` into the mapping from byte `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// When they reach beyond its end: the caller's length check is missing.
+    pub fn store(&self, offset: usize, bytes: &[u8]) {
+        let into = self.readable.host_address(offset, bytes.len());
+        // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see
+        // `Mapped::new`).
+        unsafe { shared_bytes::store(into, bytes) }
+    }
+}
+
+impl ReadOnlyMapped {
+    /// For backends.
+    ///
+    /// # Safety
+    ///
+    /// `len` bytes at `base` stay readable while `keep` lives.
+    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
         Self { base, len, is_on_host: true, _keep: keep, sharing: None }
     }
 
-    fn is_shared(&self) -> bool {
+    /// For backends whose owners can take memory back: `sharing` tells whether that happened.
+    #[must_use]
+    pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
+        self.sharing = Some(sharing);
+        self
+    }
+
+    /// Whether the owner still shares the memory. Ask after reading: if true, all bytes that this
+    /// thread read before were the owner's. If false, some may be zeros, because the owner has
+    /// severed a peer or dropped the region; then use none of them.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
         self.sharing.as_ref().is_none_or(|sharing| sharing.is_shared())
     }
 
-    fn load(&self, offset: usize, bytes: &mut [u8]) {
+    /// Whether the host's processors may access the bytes, or only a GPU.
+    #[must_use]
+    pub fn is_on_host(&self) -> bool {
+        self.is_on_host
+    }
+
+    /// Address of the first byte.
+    #[must_use]
+    pub fn as_ptr(&self) -> *const u8 {
+        self.base.as_ptr()
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it is empty.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Copies bytes of the mapping from byte `offset` on.
+    ///
+    /// # Panics
+    ///
+    /// When they reach beyond its end.
+    pub fn load(&self, offset: usize, bytes: &mut [u8]) {
         let from = self.host_address(offset, bytes.len());
         // SAFETY: the range lies inside the mapping, which stays readable while `self` lives.
         unsafe { shared_bytes::load(from, bytes) }
@@ -79,150 +182,5 @@ impl MappedRange {
         assert!(inside, "{len} bytes at {offset} of a mapping of {}", self.len);
         // SAFETY: inside the mapping.
         unsafe { self.base.as_ptr().add(offset) }
-    }
-}
-
-impl Mapped {
-    /// For backends.
-    ///
-    /// # Safety
-    ///
-    /// `len` bytes at `base` stay readable and writable while `keep` lives.
-    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { range: MappedRange::new(base, len, keep) }
-    }
-
-    /// For backends: GPU memory, at an address for kernels and copies of the GPU alone, kept by
-    /// `keep`.
-    ///
-    /// # Safety
-    ///
-    /// As of [`Mapped::new`], for kernels and copies of the GPU.
-    #[must_use]
-    pub unsafe fn on_gpu(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { range: MappedRange { is_on_host: false, ..MappedRange::new(base, len, keep) } }
-    }
-
-    /// For backends whose owners can take memory back: `sharing` tells whether that happened.
-    #[must_use]
-    pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
-        self.range.sharing = Some(sharing);
-        self
-    }
-
-    /// The same bytes without a way to write them.
-    #[must_use]
-    pub fn into_read_only(self) -> ReadOnlyMapped {
-        ReadOnlyMapped { range: self.range }
-    }
-
-    /// Whether the owner still shares the memory. Ask after reading: if true, all bytes that this
-    /// thread read before were the owner's. If false, some may be zeros, because the owner has
-    /// severed a peer or dropped the region; then use none of them.
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.range.is_shared()
-    }
-
-    /// Whether the host's processors may access the bytes, or only a GPU.
-    #[must_use]
-    pub fn is_on_host(&self) -> bool {
-        self.range.is_on_host
-    }
-
-    /// Address of the first byte.
-    #[must_use]
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.range.base.as_ptr()
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.range.len
-    }
-
-    /// Whether it is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies `bytes` into the mapping from byte `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// When they reach beyond its end: the caller's length check is missing.
-    pub fn store(&self, offset: usize, bytes: &[u8]) {
-        let into = self.range.host_address(offset, bytes.len());
-        // SAFETY: the range lies inside the mapping, which stays writable while `self` lives (see
-        // `Mapped::new`).
-        unsafe { shared_bytes::store(into, bytes) }
-    }
-
-    /// Copies bytes of the mapping from byte `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// When they reach beyond its end.
-    pub fn load(&self, offset: usize, bytes: &mut [u8]) {
-        self.range.load(offset, bytes);
-    }
-}
-
-impl ReadOnlyMapped {
-    /// For backends.
-    ///
-    /// # Safety
-    ///
-    /// `len` bytes at `base` stay readable while `keep` lives.
-    pub unsafe fn new(base: NonNull<u8>, len: usize, keep: Arc<dyn Send + Sync>) -> Self {
-        Self { range: MappedRange::new(base, len, keep) }
-    }
-
-    /// For backends whose owners can take memory back: `sharing` tells whether that happened.
-    #[must_use]
-    pub fn shared_while(mut self, sharing: Arc<dyn Sharing>) -> Self {
-        self.range.sharing = Some(sharing);
-        self
-    }
-
-    /// As [`Mapped::is_shared`].
-    #[must_use]
-    pub fn is_shared(&self) -> bool {
-        self.range.is_shared()
-    }
-
-    /// Whether the host's processors may access the bytes, or only a GPU.
-    #[must_use]
-    pub fn is_on_host(&self) -> bool {
-        self.range.is_on_host
-    }
-
-    /// Address of the first byte.
-    #[must_use]
-    pub fn as_ptr(&self) -> *const u8 {
-        self.range.base.as_ptr()
-    }
-
-    /// Length in bytes.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.range.len
-    }
-
-    /// Whether it is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies bytes of the mapping from byte `offset` on.
-    ///
-    /// # Panics
-    ///
-    /// When they reach beyond its end.
-    pub fn load(&self, offset: usize, bytes: &mut [u8]) {
-        self.range.load(offset, bytes);
     }
 }

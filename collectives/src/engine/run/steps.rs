@@ -114,7 +114,7 @@ impl RunMemory {
     pub(super) fn are_shared(&self, plan: &Plan, places: &[PlaceSlot]) -> bool {
         places.iter().filter(|place| !plan.is_own(place)).all(|place| {
             let mapping = self.peers[place.rank as usize].mapping(place.part);
-            mapping.as_ref().is_some_and(Mapped::is_shared)
+            mapping.as_ref().is_some_and(|mapping| mapping.is_shared())
         })
     }
 
