@@ -136,26 +136,19 @@ unsafe impl Device for ShmDevice {
         if !region.is_writable() {
             return Err(MapError::ReadOnly { peer, key: slice.key });
         }
-        let (len, is_on_gpu) = (slice.len as usize, region.is_on_gpu());
-        if is_on_gpu {
-            // SAFETY: `address` is in the region's import with `len` bytes behind it, which the
-            // region keeps.
-            return Ok(unsafe { Mapped::on_gpu(address, len, region) });
-        }
-        // SAFETY: `locate` found all of the slice inside the region, which is writable and stays
-        // mapped while it is held.
-        let mapped = unsafe { Mapped::new(address, len, region.clone()) };
-        Ok(mapped.shared_while(region))
+        // SAFETY: `locate_mapped` found all of the slice inside the region, which is writable.
+        Ok(unsafe { mapped(address, slice.len as usize, region) })
     }
 
     fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError> {
         let (address, region) = self.locate_mapped(peer, slice)?;
+        let len = slice.len as usize;
         if region.is_writable() {
-            return self.map(peer, slice).map(Mapped::into_read_only);
+            // SAFETY: as in `map`.
+            return Ok(unsafe { mapped(address, len, region) }.into_read_only());
         }
-        // SAFETY: `locate` found all of the slice inside the region, which stays mapped while it is
-        // held.
-        let mapped = unsafe { ReadOnlyMapped::new(address, slice.len as usize, region.clone()) };
+        // SAFETY: as in `map`, but the region is only readable. It stays mapped while it is held.
+        let mapped = unsafe { ReadOnlyMapped::new(address, len, region.clone()) };
         Ok(mapped.shared_while(region))
     }
 
@@ -344,6 +337,20 @@ impl Drop for ShmDevice {
             drop(self.shared.peer_status().forget(peer));
         }
     }
+}
+
+/// Part of a region of a peer.
+///
+/// # Safety
+///
+/// The `len` bytes at `address` lie inside the region, which is writable.
+unsafe fn mapped(address: NonNull<u8>, len: usize, region: Arc<PeerRegion>) -> Mapped {
+    if region.is_on_gpu() {
+        // SAFETY: the caller's promise; the allocation is imported, and the region keeps it.
+        return unsafe { Mapped::on_gpu(address, len, region) };
+    }
+    // SAFETY: the caller's promise; the region stays mapped while it is held.
+    unsafe { Mapped::new(address, len, region.clone()) }.shared_while(region)
 }
 
 /// A new key for a slot.
