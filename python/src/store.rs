@@ -88,10 +88,10 @@ impl PythonStore {
     fn wait_for_informed(&self, until: Nanos) -> Result<(), StoreError> {
         let mut pauses = Pauses::new();
         for rank in (0..self.world_size).filter(|&rank| rank != self.rank) {
-            while self.has(&[&rank_key(USER, rank)])?
-                && !self.has(&[&rank_key(INFORMED, rank)])?
-                && now() < until
-            {
+            if !self.has(&[&rank_key(USER, rank)])? {
+                continue;
+            }
+            while !self.has(&[&rank_key(INFORMED, rank)])? && now() < until {
                 pauses.next();
             }
         }

@@ -1,8 +1,9 @@
 //! The plan of lendable memory: in which arena and at which offset each buffer lies.
 //!
-//! Whoever maps an arena can read all of it, and a mapping cannot be taken back. So each *trust
-//! domain*, the holders of one secret, has an arena of its own. Pages of an arena cannot be dropped
-//! either (`transport`, sealed memory): what was touched stays, until the whole arena is discarded.
+//! A program that maps an arena can read all of it, and a mapping cannot be taken back. So each
+//! *trust domain*, the holders of one secret, has an arena of its own. Pages of an arena cannot be
+//! dropped either (`transport`, sealed memory). A page that was touched stays until the whole arena
+//! is discarded.
 //!
 //! * A buffer takes the smallest run of free bytes that is long enough, or the arena grows.
 //! * An arena without buffers and without readers is *idle*. A domain that has none gets an idle
@@ -10,9 +11,9 @@
 //! * Where the limit does not let an arena grow, idle arenas are discarded.
 //!
 //! **Invariant:** buffers do not overlap. All arenas have touched at most as many bytes as the
-//! limit says. Whoever can read an arena is of its domain, and no bytes of another domain are there
-//! once the caller has overwritten what an [`Allocation`] says. A refused allocation changes
-//! nothing.
+//! limit says. All readers of an arena are of its domain. An arena holds no bytes of another domain
+//! once the caller has overwritten the range that an [`Allocation`] names. A refused allocation
+//! changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -20,7 +21,7 @@ use std::ops::Range;
 /// Buffers begin at multiples of it, in bytes.
 pub const ALIGNMENT: u64 = 64;
 
-/// What is planned at most.
+/// The limits of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ArenaLimits {
     /// The bytes that all arenas have touched.
@@ -149,8 +150,7 @@ impl<D: Clone + Ord> ArenaPlan<D> {
         let len = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or(full)?;
         let candidate = self.candidate(domain)?;
         let (arena, growth) = match candidate {
-            Candidate::Own(id) => (Some(id), self.arenas.get(&id).map_or(len, |arena| arena.growth(len))),
-            Candidate::Idle(id) => (Some(id), self.arenas.get(&id).map_or(len, |arena| arena.growth(len))),
+            Candidate::Own(id) | Candidate::Idle(id) => (Some(id), self.arenas[&id].growth(len)),
             Candidate::New => (None, len),
         };
         let discarded = self.to_discard(arena, growth).ok_or(full)?;
@@ -188,8 +188,8 @@ impl<D: Clone + Ord> ArenaPlan<D> {
         *self.readers.entry(domain.clone()).or_default() += 1;
     }
 
-    /// A reader can read no more: it is known to have ended, or never mapped the arena. One that
-    /// was only severed may still have its mapping, and is not removed.
+    /// A reader can read no more: its process is known to have ended, or it never mapped the arena.
+    /// A reader that was only severed may still have its mapping, and is not removed.
     pub fn remove_reader(&mut self, domain: &D) {
         if let Some(readers) = self.readers.get_mut(domain) {
             *readers -= 1;
