@@ -4,6 +4,7 @@
 
 #[allow(dead_code)] // Not every test writes files.
 mod launcher;
+mod ports;
 mod skipped;
 
 use std::io::{BufRead, BufReader, Write};
@@ -133,8 +134,7 @@ fn all(commands: impl IntoIterator<Item = Command>) -> Vec<Output> {
 }
 
 fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    format!("tcp://{}", listener.local_addr().expect("is bound"))
+    format!("tcp://127.0.0.1:{}", ports::reserve(1))
 }
 
 fn joined(output: &Output) -> usize {

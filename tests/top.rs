@@ -2,10 +2,10 @@
 
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
+mod ports;
 mod skipped;
 
 use std::cell::RefCell;
-use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
 
 use launcher::{Folder, finish, pleach, wait_until};
@@ -23,18 +23,6 @@ impl Drop for Job {
         for process in &mut self.0 {
             let _ = process.kill();
             let _ = process.wait();
-        }
-    }
-}
-
-/// The first of `count` ports in a row that are free now.
-fn free_ports(count: u16) -> u16 {
-    loop {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("there are free ports");
-        let first = listener.local_addr().expect("it is bound").port();
-        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if first < u16::MAX - count && (first + 1..first + count).all(is_free) {
-            return first;
         }
     }
 }
@@ -72,7 +60,7 @@ fn wait_for_job(port: u16, ranks: u64) -> Value {
 
 #[test]
 fn top_shows_every_rank_of_a_live_job() {
-    let port = free_ports(3);
+    let port = ports::reserve(3);
     // The argument counts before the variable.
     let mut command = training(1);
     command.args(["--ranks", "3", "--metrics", &port.to_string()]);
@@ -97,7 +85,7 @@ fn top_shows_every_rank_of_a_live_job() {
 
 #[test]
 fn top_without_a_job_says_how_to_start_one() {
-    let port = free_ports(1);
+    let port = ports::reserve(1);
     let output = top(&["--once"], port);
     assert_eq!(output.status.code(), Some(1));
     let error = String::from_utf8(output.stderr).expect("is text");
@@ -111,7 +99,7 @@ fn top_without_a_job_says_how_to_start_one() {
 #[test]
 fn survivors_of_a_killed_rank_write_down_what_they_were_doing() {
     let folder = Folder::new("top");
-    let port = free_ports(3);
+    let port = ports::reserve(3);
     std::fs::create_dir(folder.0.join("meeting")).expect("the folder is new");
     let ranks = (0..3).map(|rank: u32| {
         let mut command = training(port);
@@ -148,7 +136,7 @@ fn a_live_screen_is_drawn_again_in_its_place() {
     if Command::new("script").arg("--version").output().is_err() {
         return skip("no 'script' that could make a terminal");
     }
-    let port = free_ports(2);
+    let port = ports::reserve(2);
     let mut command = training(port);
     command.args(["--ranks", "2"]);
     let _job = Job(vec![command.spawn().expect("the command starts")]);

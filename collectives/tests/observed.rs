@@ -1,5 +1,7 @@
 //! What a group says of itself: who was late and by how much, what it did last, and in which forms.
 
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
 mod ranks;
 #[path = "observed/simulated.rs"]
 mod simulated;
@@ -291,21 +293,10 @@ fn samples(text: &str) -> Vec<(String, String, f64)> {
     samples
 }
 
-/// A port that was free, with the next one.
-fn free_ports() -> u16 {
-    loop {
-        let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        let port = listener.local_addr().unwrap().port();
-        if port < u16::MAX && TcpListener::bind(("127.0.0.1", port + 1)).is_ok() {
-            return port;
-        }
-    }
-}
-
 #[test]
 fn metrics_are_served_in_the_form_of_prometheus() {
     const CALLS: u64 = 10;
-    let port = free_ports();
+    let port = ports::reserve(2);
     let base = SocketAddr::from(([127, 0, 0, 1], port));
     with_group(
         Fabric::Shm,
@@ -339,7 +330,7 @@ fn metrics_are_served_in_the_form_of_prometheus() {
 
 #[test]
 fn a_group_that_serves_metrics_can_be_split() {
-    let base = SocketAddr::from(([127, 0, 0, 1], free_ports()));
+    let base = SocketAddr::from(([127, 0, 0, 1], ports::reserve(2)));
     with_group(
         Fabric::Shm,
         2,

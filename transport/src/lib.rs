@@ -36,6 +36,9 @@ pub mod memory;
 pub mod mutex;
 #[cfg(test)]
 mod other_user;
+#[cfg(all(test, not(loom)))]
+#[path = "../../tests/ports/mod.rs"]
+mod ports;
 mod primitive;
 #[cfg(not(loom))]
 #[doc(hidden)]

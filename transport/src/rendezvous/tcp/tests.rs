@@ -3,12 +3,12 @@ use std::thread;
 
 use super::*;
 use crate::other_user::{NOBODY, as_nobody, can_act_as_nobody};
+use crate::ports;
 use crate::rendezvous::{Fabric, FabricChoice, JoinOptions, World, join_at};
 
 /// A port nobody has.
 fn free_address() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
-    listener.local_addr().expect("is bound").to_string()
+    format!("127.0.0.1:{}", ports::reserve(1))
 }
 
 fn soon() -> Nanos {
