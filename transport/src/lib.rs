@@ -74,7 +74,7 @@ pub use device::{
     LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Source,
     SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, Wake, WakeSource,
 };
-pub use memory::{DmaBuf, HostMemory, LendableMemory, Memory, Share, SharedMemory, Space};
+pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;
 pub use region::{
     LentSlice, Mapped, OutOfBounds, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice, Slice,

@@ -23,11 +23,9 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftrunc
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use rustix::process::{Resource, getrlimit};
 
-mod lendable;
 mod placement;
 pub(crate) mod shared_bytes;
 
-pub use lendable::LendableMemory;
 pub(crate) use placement::prefer_own_node;
 
 /// The kind of memory.
@@ -111,7 +109,7 @@ pub unsafe trait Memory: Any + Send + Sync {
     }
     /// Whether peers may write the memory. If false, they only read it (contract line 14), and a
     /// file of [`Share::File`] is sealed against new writable mappings (`F_SEAL_FUTURE_WRITE`):
-    /// [`LendableMemory`].
+    /// [`SharedMemory::lendable`].
     fn peers_may_write(&self) -> bool {
         true
     }
@@ -249,6 +247,13 @@ pub(crate) fn prefer_huge_pages(base: NonNull<u8>, bytes: usize) {
 /// of this host.
 ///
 /// It has no name in any shared namespace, so nothing is left behind when the process ends.
+///
+/// Lendable memory ([`SharedMemory::lendable`]) is written by its owner alone, and peers only read
+/// it. The file is mapped here first, and then sealed against every further way to write it
+/// (`F_SEAL_FUTURE_WRITE`). So a peer of this host that receives the file can map it for reading,
+/// and the kernel refuses everything else. Nothing has to be taken back from a severed peer,
+/// because nothing can be written through its mapping. But what a peer has mapped it may read for
+/// as long as it runs: data for other readers belongs into other memory.
 #[derive(Debug)]
 pub struct SharedMemory {
     base: NonNull<u8>,
@@ -258,6 +263,7 @@ pub struct SharedMemory {
     /// The file came from another process, or [`SharedMemory::file`] gave it out. Relaxed: set
     /// before another process can map the file, and never cleared.
     has_other_users: AtomicBool,
+    peers_may_write: bool,
 }
 
 impl SharedMemory {
@@ -270,6 +276,22 @@ impl SharedMemory {
         let mapped_bytes = whole_pages(len)?;
         let file = sealed_file("pleach", mapped_bytes, SealFlags::empty())?;
         let memory = Self::map(file, len, mapped_bytes, false)?;
+        prefer_own_node(memory.base, mapped_bytes);
+        Ok(Arc::new(memory))
+    }
+
+    /// As [`SharedMemory::new`], but peers can only read the memory.
+    ///
+    /// # Errors
+    ///
+    /// As of [`SharedMemory::new`].
+    pub fn lendable(len: usize) -> io::Result<Arc<Self>> {
+        let mapped_bytes = whole_pages(len)?;
+        let file = unsealed_file("pleach-lendable", mapped_bytes)?;
+        let mut memory = Self::map(file, len, mapped_bytes, false)?;
+        memory.peers_may_write = false;
+        // Before any other process can have the file.
+        seal(&memory.file, SealFlags::FUTURE_WRITE)?;
         prefer_own_node(memory.base, mapped_bytes);
         Ok(Arc::new(memory))
     }
@@ -306,7 +328,8 @@ impl SharedMemory {
         };
         let base = NonNull::new(base.cast::<u8>()).expect("mmap does not return null");
         prefer_huge_pages(base, mapped_bytes);
-        Ok(Self { base, len, mapped_bytes, file, has_other_users: AtomicBool::new(has_other_users) })
+        let has_other_users = AtomicBool::new(has_other_users);
+        Ok(Self { base, len, mapped_bytes, file, has_other_users, peers_may_write: true })
     }
 
     /// The anonymous file, to be passed to another process.
@@ -353,7 +376,10 @@ unsafe impl Memory for SharedMemory {
         Share::File { file: self.file.as_fd(), offset: 0 }
     }
     fn may_empty_file(&self) -> bool {
-        !self.has_other_users.load(Ordering::Relaxed)
+        self.peers_may_write && !self.has_other_users.load(Ordering::Relaxed)
+    }
+    fn peers_may_write(&self) -> bool {
+        self.peers_may_write
     }
 }
 
@@ -361,3 +387,6 @@ unsafe impl Memory for SharedMemory {
 unsafe impl Send for SharedMemory {}
 // SAFETY: as above; `&SharedMemory` only tells the address and the file.
 unsafe impl Sync for SharedMemory {}
+
+#[cfg(test)]
+mod tests;

@@ -193,7 +193,7 @@ unsafe impl Sync for Alias {}
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::{LendableMemory, SharedMemory};
+    use crate::memory::SharedMemory;
     use crate::region::{Region, RegionKey, Registry};
 
     struct Nobody;
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn an_alias_of_memory_that_peers_may_not_write_is_read() {
-        let memory = LendableMemory::new(5_000).expect("memory");
+        let memory = SharedMemory::lendable(5_000).expect("memory");
         let alias = Alias::of(memory.clone()).expect("a second view");
         let ours = Region::new(memory, RegionKey(1), Arc::new(Nobody)).whole();
         ours.store(&[7; 5_000]);

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_transport::{
-    Device, DeviceConfig, Event, Inline, LendableMemory, LossCause, Memory, Nanos, PostError, Rank, Region,
-    RemoteSlice, Responder, Secret, Signal, Signals, Slice, Source, SubmitError, Submitted, Transfer,
+    Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, PostError, Rank, Region, RemoteSlice,
+    Responder, Secret, SharedMemory, Signal, Signals, Slice, Source, SubmitError, Submitted, Transfer,
     TransferError, TransferId, Urgency, clock,
 };
 use pleach_vocabulary::random::Random;
@@ -386,7 +386,7 @@ impl World {
 
     /// New registered memory of a rank that its peers can only read and that holds these bytes.
     pub(crate) fn lent_region_of(&mut self, rank: Rank, bytes: &[u8]) -> Region {
-        let memory = LendableMemory::new(bytes.len()).expect("the system gives memory");
+        let memory = SharedMemory::lendable(bytes.len()).expect("the system gives memory");
         let region = self.register(rank, memory);
         region.whole().store(bytes);
         region

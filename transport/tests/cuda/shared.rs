@@ -8,8 +8,8 @@ use pleach_transport::hybrid::{HybridDevice, PeerFabric};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{
-    AtomicOp, Device, Event, Flush, Inline, LendableMemory, Memory, Nanos, RegisterError, RemoteSlice,
-    SharedMemory, Source, Space, Submitted, Transfer, TransferError, TransferId, clock,
+    AtomicOp, Device, Event, Flush, Inline, Memory, Nanos, RegisterError, RemoteSlice, SharedMemory, Source,
+    Space, Submitted, Transfer, TransferError, TransferId, clock,
 };
 
 use crate::pair::{Pair, config, signal};
@@ -40,7 +40,7 @@ pub(crate) fn a_put_between_gpus_is_there_when_its_signal_is(gpu: &Arc<Gpu>) {
 
 pub(crate) fn a_gpu_reads_lent_host_memory_and_writes_nothing_there(gpu: &Arc<Gpu>) {
     let mut pair = neighbours();
-    let lent = pair.devices[1].register(LendableMemory::new(1000).expect("memory")).expect("registered");
+    let lent = pair.devices[1].register(SharedMemory::lendable(1000).expect("memory")).expect("registered");
     lent.whole().store(&[6; 1000]);
     let own = memory(gpu, &[9; 1000]);
     let local = pair.region(0, &own);

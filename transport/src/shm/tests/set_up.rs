@@ -11,7 +11,7 @@ use crate::device::{
     Device, Event, Flush, LossCause, ProtocolViolation, RegisterError, Responder, Source, Transfer,
     TransferId, Urgency,
 };
-use crate::memory::{HostMemory, LendableMemory, Memory, Share, SharedMemory, Space};
+use crate::memory::{HostMemory, Memory, Share, SharedMemory, Space};
 use crate::mutex::lock;
 
 #[test]
@@ -87,7 +87,7 @@ unsafe impl Memory for Contradictory {
 fn memory_is_lent_only_if_its_file_is_sealed() {
     let mut zero = Station::new(0, 1);
     let memories: [Arc<dyn Memory>; 2] =
-        [SharedMemory::new(64).expect("memory"), LendableMemory::new(64).expect("memory")];
+        [SharedMemory::new(64).expect("memory"), SharedMemory::lendable(64).expect("memory")];
     for memory in memories {
         zero.device.register(memory.clone()).expect("file and word agree");
         let refused = zero.device.register(Arc::new(Contradictory(memory))).map(|_| ());
