@@ -126,7 +126,11 @@ mod fake {
 
     #[test]
     fn a_buffer_that_the_gpu_has_no_room_to_copy_is_lost_and_the_call_fails_in_time() {
-        Job::start("a_peer_stops_where_memory_is_short", "shm", 2, by_the_fake_driver).expect_well(&[1]);
+        let small = |rank: u32, command: &mut Command| {
+            by_the_fake_driver(rank, command);
+            command.env("FAKE_CUDA_BYTES", (1 << 30).to_string());
+        };
+        Job::start("a_peer_stops_where_memory_is_short", "shm", 2, small).expect_well(&[1]);
     }
 
     #[test]

@@ -9,8 +9,9 @@
 // process exports another one really shares. Kernels are those of reduce.cu, compiled by the C
 // compiler, and only those whose names the PTX has.
 //
-// What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (1 GiB a process and
-// GPU), FAKE_CUDA_LAG (2), FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit),
+// What it is comes from the environment: FAKE_CUDA_GPUS (1), FAKE_CUDA_BYTES (16 GiB a process and
+// GPU: tests of one process run at the same time, and pages that nobody writes take no memory),
+// FAKE_CUDA_LAG (2), FAKE_CUDA_VERSION (12000), FAKE_CUDA_INIT (the code of cuInit),
 // FAKE_CUDA_DMA_BUF (1), FAKE_CUDA_ORDERING (0), FAKE_CUDA_FLUSH (1), FAKE_CUDA_SHARES (1),
 // FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0): no event can be recorded right behind a copy
 // of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_HANGS (0: kernels end), FAKE_CUDA_FIRST (0: the
@@ -83,6 +84,8 @@ static long setting(const char *name, long otherwise) {
     const char *text = getenv(name);
     return text ? atol(text) : otherwise;
 }
+
+static size_t gpu_bytes(void) { return (size_t)setting("FAKE_CUDA_BYTES", 16L << 30); }
 
 static int gpu_of(void *context) { return (int)((int *)context - contexts); }
 
@@ -277,7 +280,7 @@ Code cuDeviceGetAttribute(int *value, int attribute, int device) {
 }
 
 Code cuDeviceGetUuid_v2(char *id, int device) { snprintf(id, 16, "fake gpu %d", device + (int)setting("FAKE_CUDA_FIRST", 0)); return OK; }
-Code cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = (size_t)setting("FAKE_CUDA_BYTES", 1 << 30); return OK; }
+Code cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; *bytes = gpu_bytes(); return OK; }
 Code cuDeviceCanAccessPeer(int *can, int device, int peer) { (void)device; (void)peer; *can = (int)setting("FAKE_CUDA_P2P", 1); return OK; }
 Code cuDevicePrimaryCtxRetain(void **context, int device) { *context = &contexts[device]; ++contexts[device]; return OK; }
 Code cuDevicePrimaryCtxRelease_v2(int device) { --contexts[device]; return OK; }
@@ -308,7 +311,7 @@ static void let_go(struct Allocation *allocation) {
 
 static Code create(struct Allocation **handle, size_t bytes, int gpu) {
     char name[32];
-    if (used[gpu] + bytes > (size_t)setting("FAKE_CUDA_BYTES", 1 << 30)) return OUT_OF_MEMORY;
+    if (used[gpu] + bytes > gpu_bytes()) return OUT_OF_MEMORY;
     snprintf(name, sizeof name, "fake-cuda-%d", gpu);
     int file = memfd_create(name, MFD_CLOEXEC);
     if (file < 0 || ftruncate(file, (off_t)bytes)) return OUT_OF_MEMORY;
