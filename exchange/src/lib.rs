@@ -1,6 +1,9 @@
 //! Tensors by key between programs.
 //!
 //! A program sends a tensor under a [`Key`], and another program receives the tensor by that key.
+//! The sender's side is a [`Server`], made of a [`TensorTable`] and a [`LeaseOwner`]. The
+//! receiver's side are [`Calls`], with a [`LeaseHolder`]. They exchange [`Message`]s on a link,
+//! which two [`Introduction`]s open. An [`ArenaPlan`] says where tensors lie that can be lent.
 //!
 //! | word | meaning | elsewhere |
 //! | --- | --- | --- |
@@ -20,15 +23,21 @@
 #![forbid(unsafe_code)]
 
 pub mod arena;
+pub mod calls;
 pub mod introduction;
 pub mod key;
 pub mod lease;
+pub mod message;
 pub mod reference;
+pub mod server;
 pub mod table;
 
 pub use arena::ArenaPlan;
+pub use calls::Calls;
 pub use introduction::Introduction;
 pub use key::Key;
 pub use lease::{Lease, LeaseHolder, LeaseOwner};
+pub use message::Message;
 pub use reference::Reference;
+pub use server::Server;
 pub use table::TensorTable;

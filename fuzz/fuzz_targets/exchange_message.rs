@@ -7,12 +7,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
+use pleach_exchange::calls::CallLimits;
 use pleach_exchange::introduction::{INTRODUCTION_BYTES_MAX, Introduction};
 use pleach_exchange::key::RendezvousKey;
-use pleach_exchange::lease::ReturnCounters;
+use pleach_exchange::lease::{LeaseLimits, ReturnCounters};
+use pleach_exchange::message::Description;
 use pleach_exchange::reference::{LinkId, REFERENCE_BYTES};
-use pleach_exchange::{Lease, LeaseHolder, Reference};
-use pleach_transport::RegionKey;
+use pleach_exchange::server::{Offer, Place, ServerLimits};
+use pleach_exchange::table::Request;
+use pleach_exchange::{Calls, Key, Lease, LeaseHolder, Message, Reference, Server};
+use pleach_transport::{Nanos, RegionKey, RemoteSlice};
 
 /// Those of the corpus.
 const LINK: LinkId = LinkId(9);
@@ -33,6 +37,41 @@ impl ReturnCounters for Counters {
     }
 }
 
+/// Whatever messages come to both sides of a program: each ends its link, or has what it may.
+fn talk(bytes: &[u8]) {
+    let counters = Arc::new(Counters([const { AtomicU64::new(0) }; SLOTS]));
+    let leases = LeaseLimits { leases_per_link: SLOTS as u32, ..LeaseLimits::default() };
+    let mut server = Server::new(7, ServerLimits { leases, ..ServerLimits::default() });
+    server.open_link(LINK, true).expect("is new");
+    let limits = CallLimits { slots: SLOTS as u32, ..CallLimits::default() };
+    let mut calls = Calls::new("a peer", LINK, limits, counters);
+    calls.add_region(REGION, REGION_BYTES).expect("is the first");
+    let (key, mut now) = (Key::new(1, "w").expect("a good name"), Nanos(1));
+    let mut rest = bytes;
+    while let Some(([length, time], messages)) = rest.split_first_chunk::<2>() {
+        let (message, others) = messages.split_at(messages.len().min(usize::from(*length)));
+        rest = others;
+        now.0 += u64::from(*time);
+        let place = Place { buffer: RemoteSlice { key: REGION, offset: 0, len: 100 }, part: 0..8 };
+        let offer = Offer { tensor: (), description: Description::default(), place: Some(place) };
+        let _ = server.send(now, &key, 8, offer, Nanos(now.0 + 100));
+        let _ = calls.ask(now, &key, Request::default(), Nanos(now.0 + 100));
+        let Ok(message) = Message::decode(message) else { continue };
+        let is_right = if message.is_for_server() {
+            server.message(now, LINK, message).is_ok()
+        } else {
+            calls.message(now, message).is_ok()
+        };
+        if !is_right {
+            break;
+        }
+    }
+    server.sever(now, LINK);
+    assert_eq!(server.bytes_lent(), 0, "a severed link holds nothing");
+    calls.lost("the end");
+    assert_eq!(calls.next_deadline(), None, "no call waits for a lost peer");
+}
+
 fuzz_target!(|bytes: &[u8]| {
     if let Ok((version, introduction)) = Introduction::decode(bytes) {
         let encoded = introduction.encode().expect("was decoded");
@@ -42,6 +81,10 @@ fuzz_target!(|bytes: &[u8]| {
     if let Some(key) = std::str::from_utf8(bytes).ok().and_then(|text| RendezvousKey::parse(text).ok()) {
         assert_eq!(RendezvousKey::parse(&key.to_string()), Ok(key));
     }
+    if let Ok(message) = Message::decode(bytes) {
+        assert_eq!(message.encode(), bytes);
+    }
+    talk(bytes);
     let counters = Arc::new(Counters([const { AtomicU64::new(0) }; SLOTS]));
     let mut holder = LeaseHolder::new(LINK, SLOTS as u32, counters);
     holder.add_region(REGION, REGION_BYTES).expect("is the first");

@@ -105,6 +105,12 @@ pub enum RegionAnnounceError {
         /// The link.
         link: LinkId,
     },
+    /// It has the key of no region.
+    #[error("link {link} announces a region without a key")]
+    NoKey {
+        /// The link.
+        link: LinkId,
+    },
     /// A region of this key is known.
     #[error("link {link} announces {key:?} twice")]
     Again {
@@ -138,6 +144,9 @@ impl LeaseHolder {
     /// See [`RegionAnnounceError`].
     pub fn add_region(&mut self, key: RegionKey, bytes: u64) -> Result<(), RegionAnnounceError> {
         let link = self.link;
+        if key == RegionKey::NONE {
+            return Err(RegionAnnounceError::NoKey { link });
+        }
         if self.regions.contains_key(&key) {
             return Err(RegionAnnounceError::Again { link, key });
         }
@@ -154,7 +163,7 @@ impl LeaseHolder {
     ///
     /// See [`ReferenceError`]; nothing is changed then.
     pub fn accept(&mut self, reference: &Reference) -> Result<Lease, ReferenceError> {
-        let (link, Reference { lease, slice, .. }) = (self.link, *reference);
+        let (link, slice) = (self.link, reference.slice);
         if reference.link != link {
             return Err(ReferenceError::WrongLink { link: reference.link, own: link });
         }
@@ -165,13 +174,30 @@ impl LeaseHolder {
         if offset.checked_add(len).is_none_or(|end| end > bytes) {
             return Err(ReferenceError::OutOfRange { link, offset, len, bytes });
         }
-        if self.last(lease)? >= lease.generation {
+        self.take(*reference)
+    }
+
+    /// Takes a lease whose bytes come with the message that names it: its return says that they
+    /// have been received.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReferenceError`]; nothing is changed then.
+    pub fn accept_inline(&mut self, lease: LeaseNumber, bytes: u64) -> Result<Lease, ReferenceError> {
+        let slice = RemoteSlice { key: RegionKey::NONE, offset: 0, len: bytes };
+        self.take(Reference { link: self.link, lease, slice })
+    }
+
+    fn take(&mut self, reference: Reference) -> Result<Lease, ReferenceError> {
+        let (link, lease) = (self.link, reference.lease);
+        let last = self.last(lease)?;
+        if last >= lease.generation {
             let LeaseNumber { slot, generation } = lease;
-            return Err(ReferenceError::Stale { link, slot, generation, last: self.last(lease)? });
+            return Err(ReferenceError::Stale { link, slot, generation, last });
         }
         self.begin(lease)?;
-        let (reference, counters) = (*reference, self.counters.clone());
-        Ok(Lease { inner: Arc::new(LeaseInner { reference, is_untouched: false, counters }) })
+        let inner = LeaseInner { reference, is_untouched: false, counters: self.counters.clone() };
+        Ok(Lease { inner: Arc::new(inner) })
     }
 
     /// The owner asks for a lease back whose reference may have got lost. If the reference never
@@ -258,7 +284,7 @@ impl Lease {
         self.inner.reference.lease
     }
 
-    /// The bytes, in a region of the owner.
+    /// The bytes, in a region of the owner; in [`RegionKey::NONE`] where they came with a message.
     #[must_use]
     pub fn slice(&self) -> RemoteSlice {
         self.inner.reference.slice

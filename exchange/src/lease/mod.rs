@@ -33,4 +33,4 @@ mod tests;
 pub use self::holder::{
     Lease, LeaseHolder, REGIONS_MAX, ReferenceError, RegionAnnounceError, ReturnCounters,
 };
-pub use self::owner::{LeaseLimits, LeaseOwner, LendError, OpenLinkError, ReturnError, Returned};
+pub use self::owner::{LeaseLimits, LeaseOwner, LendError, OpenLinkError, ReturnError, Returned, Unlent};

@@ -112,6 +112,15 @@ pub enum ReturnError {
     },
 }
 
+/// Bytes that were not lent, with what keeps their buffer.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Unlent<B> {
+    /// What keeps the buffer.
+    pub handle: B,
+    /// Why it was not lent.
+    pub error: LendError,
+}
+
 /// What is lent, over handles of any kind that keep a buffer from being used again. See the module.
 pub struct LeaseOwner<B> {
     limits: LeaseLimits,
@@ -179,16 +188,43 @@ impl<B> LeaseOwner<B> {
     ///
     /// # Errors
     ///
-    /// See [`LendError`]; the handle is dropped then.
+    /// See [`LendError`]; the handle comes back.
     pub fn lend(
         &mut self,
         link: LinkId,
         buffer: RemoteSlice,
         part: Range<u64>,
         handle: B,
-    ) -> Result<Reference, LendError> {
+    ) -> Result<Reference, Unlent<B>> {
+        let (slice, more) = match self.check(link, buffer, part) {
+            Ok(checked) => checked,
+            Err(error) => return Err(Unlent { handle, error }),
+        };
+        let open = self.links.get_mut(&link).expect("it was checked");
+        let slot = open.free.pop().unwrap_or_else(|| {
+            open.generations.push(0);
+            // Fewer than the limit, which has 32 bits.
+            (open.generations.len() - 1) as u32
+        });
+        let generation = &mut open.generations[slot as usize];
+        *generation += 1;
+        let lease = LeaseNumber { slot, generation: *generation };
+        let buffer = (buffer.key, buffer.offset, buffer.len);
+        open.open.insert(slot, OpenLease { buffer, handle });
+        *self.buffers.entry(buffer).or_default() += 1;
+        self.bytes_lent += more;
+        Ok(Reference { link, lease, slice })
+    }
+
+    /// The bytes of a lease that may be made, and by how much more is lent then.
+    fn check(
+        &self,
+        link: LinkId,
+        buffer: RemoteSlice,
+        part: Range<u64>,
+    ) -> Result<(RemoteSlice, u64), LendError> {
         let limits = self.limits;
-        let Some(open) = self.links.get_mut(&link) else { return Err(LendError::UnknownLink { link }) };
+        let Some(open) = self.links.get(&link) else { return Err(LendError::UnknownLink { link }) };
         let slice = buffer.slice(part)?;
         let id = (buffer.key, buffer.offset, buffer.len);
         let lent = self.bytes_lent;
@@ -199,18 +235,7 @@ impl<B> LeaseOwner<B> {
         if open.open.len() >= limits.leases_per_link as usize {
             return Err(LendError::TooManyLeases { link, limit: limits.leases_per_link });
         }
-        let slot = open.free.pop().unwrap_or_else(|| {
-            open.generations.push(0);
-            // Fewer than the limit, which has 32 bits.
-            (open.generations.len() - 1) as u32
-        });
-        let generation = &mut open.generations[slot as usize];
-        *generation += 1;
-        let lease = LeaseNumber { slot, generation: *generation };
-        open.open.insert(slot, OpenLease { buffer: id, handle });
-        *self.buffers.entry(id).or_default() += 1;
-        self.bytes_lent += more;
-        Ok(Reference { link, lease, slice })
+        Ok((slice, more))
     }
 
     /// The counter of a slot as the other end has written it: that many leases of the slot are

@@ -507,7 +507,7 @@ fn one_buffer_lent_to_several_links_counts_once() {
     assert_eq!(owner.bytes_lent(), 100);
     let error = owner.lend(LinkId(1), slice(100, 1), 0..1, ()).expect_err("is beyond the limit");
     assert_eq!(
-        error.to_string(),
+        error.error.to_string(),
         "1 bytes are not lent: 100 bytes of at most 100 are; drop tensors where they were received, or \
          raise the limit"
     );
@@ -539,11 +539,12 @@ fn a_reference_that_comes_after_its_recall_is_refused() {
 #[test]
 fn a_holder_has_bounded_memory_whatever_is_announced() {
     let mut holder = LeaseHolder::new(LINK, u32::MAX, Counters::zero());
-    for key in 0..REGIONS_MAX as u64 {
+    assert_eq!(holder.add_region(RegionKey::NONE, 1), Err(RegionAnnounceError::NoKey { link: LINK }));
+    for key in 1..=REGIONS_MAX as u64 {
         holder.add_region(RegionKey(key), u64::MAX).expect("is below the limit");
     }
-    let again = RegionAnnounceError::Again { link: LINK, key: RegionKey(0) };
-    assert_eq!(holder.add_region(RegionKey(0), 1), Err(again));
+    let again = RegionAnnounceError::Again { link: LINK, key: RegionKey(1) };
+    assert_eq!(holder.add_region(RegionKey(1), 1), Err(again));
     let error = holder.add_region(REGION, 1).expect_err("is beyond the limit");
     assert_eq!(error.to_string(), "link 0000000000000009 announces more than 1024 regions");
     let lease = crate::reference::LeaseNumber { slot: SLOTS_MAX, generation: 1 };

@@ -102,6 +102,14 @@ pub struct Delivered<T> {
     order: u64,
 }
 
+impl<T> Delivered<T> {
+    /// Its place in the order of sends: no other tensor of the table has it.
+    #[must_use]
+    pub fn order(&self) -> u64 {
+        self.order
+    }
+}
+
 /// The end of a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome<T> {

@@ -1,0 +1,498 @@
+//! The side of a program that sends tensors: its table, its leases, and the calls of its peers.
+//!
+//! A peer asks on its link ([`Message::Ask`]). When the table has the tensor, the server lends it
+//! and answers with the reference, or with the bytes where the peer cannot read memory. The lease
+//! keeps the tensor. It comes back read, and the tensor is dropped; or untouched, and the tensor
+//! returns to its place in the table.
+//!
+//! **Invariant:** an accepted call of a peer is answered once, unless the peer cancels it or is
+//! severed. A tensor has at most one receiver that reads it. What a tensor occupies is released
+//! when its lease is back or its link is severed. What a peer holds, asks and waits for has limits.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::time::Duration;
+
+use pleach_transport::{Nanos, RegionKey, RemoteSlice};
+
+use crate::key::Key;
+use crate::lease::{LeaseLimits, LeaseOwner, OpenLinkError, ReturnError, Returned, Unlent};
+use crate::message::{Description, Failure, FailureKind, Message};
+use crate::reference::LinkId;
+use crate::table::{
+    Delivered, Outcome, ReceiveError, ReceiveId, Request, SendId, TableLimits, TensorTable, Unsent,
+};
+
+/// A tensor to be sent, over handles of any kind that keep its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer<T> {
+    /// What keeps the bytes.
+    pub tensor: T,
+    /// What the bytes are.
+    pub description: Description,
+    /// Where they lie, if peers can read them there.
+    pub place: Option<Place>,
+}
+
+/// A part of a buffer in lendable memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The buffer, which is used again as a whole.
+    pub buffer: RemoteSlice,
+    /// The tensor's bytes in it.
+    pub part: Range<u64>,
+}
+
+/// The limits of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Of what waits.
+    pub table: TableLimits,
+    /// Of what is lent.
+    pub leases: LeaseLimits,
+    /// Calls of one link that wait. More fail.
+    pub calls_per_link: usize,
+    /// How long a call of a peer waits, whatever the peer asks.
+    pub wait: Duration,
+}
+
+impl Default for ServerLimits {
+    fn default() -> Self {
+        Self {
+            table: TableLimits::default(),
+            leases: LeaseLimits::default(),
+            calls_per_link: 1 << 12,
+            wait: Duration::from_secs(24 * 60 * 60),
+        }
+    }
+}
+
+/// What the caller has to do, in order.
+#[derive(Debug, PartialEq, Eq)]
+pub enum ServerEvent<T> {
+    /// Send a message.
+    Post {
+        /// To this link.
+        link: LinkId,
+        /// The message.
+        message: Message,
+    },
+    /// Send a message and the bytes of a tensor behind it.
+    PostInline {
+        /// To this link.
+        link: LinkId,
+        /// The message.
+        message: Message,
+        /// The tensor.
+        tensor: T,
+    },
+    /// Take the outcome of a request of this program.
+    Outcome(Outcome<Offer<T>>),
+}
+
+/// A peer does what it must not. Sever it.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServerViolation {
+    /// The link is not open.
+    #[error("link {link} is not open")]
+    UnknownLink {
+        /// The link.
+        link: LinkId,
+    },
+    /// The number of a call is not higher than those before.
+    #[error("call {call} came on link {link} after call {last}; it is to be severed")]
+    CallNumber {
+        /// The link.
+        link: LinkId,
+        /// The call.
+        call: u64,
+        /// The last call.
+        last: u64,
+    },
+    /// The message is for a receiver.
+    #[error("an answer came on link {link} to the side that answers; it is to be severed")]
+    NotForServer {
+        /// The link.
+        link: LinkId,
+    },
+    /// A counter is wrong.
+    #[error(transparent)]
+    Return(#[from] ReturnError),
+}
+
+/// See the module.
+pub struct Server<T> {
+    table: TensorTable<Offer<T>>,
+    leases: LeaseOwner<Delivered<Offer<T>>>,
+    calls_per_link: usize,
+    wait: Duration,
+    peers: BTreeMap<LinkId, Peer>,
+    /// The calls of peers that wait; other receives are this program's.
+    callers: BTreeMap<ReceiveId, (LinkId, u64)>,
+    events: Vec<ServerEvent<T>>,
+}
+
+struct Peer {
+    /// Whether it can read lendable memory.
+    reads_memory: bool,
+    last_call: u64,
+    waiting: BTreeMap<u64, ReceiveId>,
+}
+
+/// A peer waits for too much.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error("{limit} calls of this link wait already; wait for tensors, or raise the limit of the sender")]
+struct TooManyCalls {
+    limit: usize,
+}
+
+impl<T: Clone> Server<T> {
+    /// The server of a program with this incarnation.
+    #[must_use]
+    pub fn new(incarnation: u64, limits: ServerLimits) -> Self {
+        Self {
+            table: TensorTable::new(incarnation, limits.table),
+            leases: LeaseOwner::new(limits.leases),
+            calls_per_link: limits.calls_per_link,
+            wait: limits.wait,
+            peers: BTreeMap::new(),
+            callers: BTreeMap::new(),
+            events: Vec::new(),
+        }
+    }
+
+    /// Opens a link. `reads_memory`: whether the peer can read lendable memory; otherwise it gets
+    /// bytes.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenLinkError`].
+    pub fn open_link(&mut self, link: LinkId, reads_memory: bool) -> Result<(), OpenLinkError> {
+        self.leases.open_link(link)?;
+        self.peers.insert(link, Peer { reads_memory, last_call: 0, waiting: BTreeMap::new() });
+        Ok(())
+    }
+
+    /// The peer of a link is severed and reads no more: its calls end, and its leases are back. A
+    /// tensor that was lent to it may have been read, and nobody else receives it.
+    pub fn sever(&mut self, now: Nanos, link: LinkId) {
+        let Some(peer) = self.peers.remove(&link) else { return };
+        for (_, receive) in peer.waiting {
+            self.callers.remove(&receive);
+            self.table.cancel_receive(now, receive);
+        }
+        drop(self.leases.sever(link));
+        self.settle(now);
+    }
+
+    /// Sends a tensor of this length: see [`TensorTable::send`].
+    ///
+    /// # Errors
+    ///
+    /// See [`crate::table::SendError`].
+    pub fn send(
+        &mut self,
+        now: Nanos,
+        key: &Key,
+        bytes: u64,
+        offer: Offer<T>,
+        deadline: Nanos,
+    ) -> Result<SendId, Box<Unsent<Offer<T>>>> {
+        let sent = self.table.send(now, key, bytes, offer, deadline);
+        self.settle(now);
+        sent.map_err(Box::new)
+    }
+
+    /// Cancels a send that waits: see [`TensorTable::cancel_send`].
+    pub fn cancel_send(&mut self, now: Nanos, send: SendId) -> Option<Offer<T>> {
+        let offer = self.table.cancel_send(now, send);
+        self.settle(now);
+        offer
+    }
+
+    /// Receives a tensor of this program in this program.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveError`].
+    pub fn receive(&mut self, now: Nanos, key: &Key, deadline: Nanos) -> Result<ReceiveId, ReceiveError> {
+        let received = self.table.receive(now, key, Request::default(), deadline);
+        self.settle(now);
+        received
+    }
+
+    /// Cancels a receive of this program: see [`TensorTable::cancel_receive`].
+    pub fn cancel_receive(&mut self, now: Nanos, receive: ReceiveId) -> bool {
+        let is_cancelled = !self.callers.contains_key(&receive) && self.table.cancel_receive(now, receive);
+        self.settle(now);
+        is_cancelled
+    }
+
+    /// Ends a step: see [`TensorTable::abort`]. What it held is dropped.
+    pub fn abort(&mut self, now: Nanos, step: u64, reason: &str) {
+        drop(self.table.abort(now, step, reason));
+        self.settle(now);
+    }
+
+    /// Forgets a step: see [`TensorTable::clean_up`]. What it held is dropped.
+    pub fn clean_up(&mut self, now: Nanos, step: u64) {
+        drop(self.table.clean_up(now, step));
+        self.settle(now);
+    }
+
+    /// A message came on a link.
+    ///
+    /// # Errors
+    ///
+    /// See [`ServerViolation`]: sever the link then.
+    pub fn message(&mut self, now: Nanos, link: LinkId, message: Message) -> Result<(), ServerViolation> {
+        match message {
+            Message::Ask { call, key, request, within } => {
+                self.ask(now, link, call, &key, request, within)?
+            }
+            Message::Cancel { call } => self.cancel(now, link, call)?,
+            Message::Returned { slot, counter } => {
+                if let Some(returned) = self.leases.returned(link, slot, counter)? {
+                    self.back(now, returned);
+                }
+            }
+            Message::Lent { .. } | Message::Inline { .. } | Message::Failed { .. } => {
+                return Err(ServerViolation::NotForServer { link });
+            }
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Reads the counters of a link: see [`LeaseOwner::collect`].
+    ///
+    /// # Errors
+    ///
+    /// See [`ReturnError`]: sever the link then.
+    pub fn collect(
+        &mut self,
+        now: Nanos,
+        link: LinkId,
+        counter: impl Fn(u32) -> u64,
+    ) -> Result<(), ReturnError> {
+        for returned in self.leases.collect(link, counter)? {
+            self.back(now, returned);
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Fails the requests whose deadline has come.
+    pub fn expire(&mut self, now: Nanos) {
+        self.table.expire(now);
+        self.settle(now);
+    }
+
+    /// When [`Server::expire`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.table.next_deadline()
+    }
+
+    /// What there is to do since the last call.
+    pub fn take_events(&mut self) -> Vec<ServerEvent<T>> {
+        std::mem::take(&mut self.events)
+    }
+
+    /// The bytes of all tensors that wait for a receiver.
+    #[must_use]
+    pub fn bytes_held(&self) -> u64 {
+        self.table.bytes_held()
+    }
+
+    /// The bytes of all buffers that are lent.
+    #[must_use]
+    pub fn bytes_lent(&self) -> u64 {
+        self.leases.bytes_lent()
+    }
+
+    fn ask(
+        &mut self,
+        now: Nanos,
+        link: LinkId,
+        call: u64,
+        key: &Key,
+        request: Request,
+        within: Duration,
+    ) -> Result<(), ServerViolation> {
+        let Some(peer) = self.peers.get_mut(&link) else { return Err(ServerViolation::UnknownLink { link }) };
+        let last = peer.last_call;
+        if call <= last {
+            return Err(ServerViolation::CallNumber { link, call, last });
+        }
+        peer.last_call = call;
+        if peer.waiting.len() >= self.calls_per_link {
+            let error = TooManyCalls { limit: self.calls_per_link };
+            self.fail(link, call, Failure::new(FailureKind::Exhausted, &error));
+            return Ok(());
+        }
+        match self.table.receive(now, key, request, now + within.min(self.wait)) {
+            Ok(receive) => {
+                peer.waiting.insert(call, receive);
+                self.callers.insert(receive, (link, call));
+            }
+            Err(error) => self.fail(link, call, Failure::from(&error)),
+        }
+        Ok(())
+    }
+
+    fn cancel(&mut self, now: Nanos, link: LinkId, call: u64) -> Result<(), ServerViolation> {
+        let Some(peer) = self.peers.get_mut(&link) else { return Err(ServerViolation::UnknownLink { link }) };
+        // A call that was answered is none any more: its lease comes back untouched.
+        if let Some(receive) = peer.waiting.get(&call).copied()
+            && self.table.cancel_receive(now, receive)
+        {
+            peer.waiting.remove(&call);
+            self.callers.remove(&receive);
+        }
+        Ok(())
+    }
+
+    /// A lease has come back.
+    fn back(&mut self, now: Nanos, returned: Returned<Delivered<Offer<T>>>) {
+        if returned.is_untouched {
+            // Where the step has ended nobody asks for it any more.
+            drop(self.table.restore(now, returned.handle));
+        }
+    }
+
+    /// Turns outcomes of the table into answers. An answer that cannot be given brings the tensor
+    /// back to the table, which gives it to the next call; each round answers at least one.
+    fn settle(&mut self, now: Nanos) {
+        loop {
+            let outcomes = self.table.take_outcomes();
+            if outcomes.is_empty() {
+                return;
+            }
+            for outcome in outcomes {
+                self.outcome(now, outcome);
+            }
+        }
+    }
+
+    fn outcome(&mut self, now: Nanos, outcome: Outcome<Offer<T>>) {
+        let (Outcome::Received { receive, .. } | Outcome::ReceiveFailed { receive, .. }) = &outcome else {
+            return self.events.push(ServerEvent::Outcome(outcome));
+        };
+        let Some((link, call)) = self.callers.remove(receive) else {
+            return self.events.push(ServerEvent::Outcome(outcome));
+        };
+        if let Some(peer) = self.peers.get_mut(&link) {
+            peer.waiting.remove(&call);
+        }
+        match outcome {
+            Outcome::Received { delivered, .. } => self.answer(now, link, call, delivered),
+            Outcome::ReceiveFailed { error, .. } => self.fail(link, call, Failure::from(&error)),
+            Outcome::Sent { .. } | Outcome::SendFailed { .. } => {}
+        }
+    }
+
+    fn answer(&mut self, now: Nanos, link: LinkId, call: u64, delivered: Delivered<Offer<T>>) {
+        let Offer { tensor, description, place } = delivered.tensor.clone();
+        let bytes = delivered.bytes;
+        let reads_memory = self.peers.get(&link).is_some_and(|peer| peer.reads_memory);
+        let is_in_place = place.is_some() && reads_memory;
+        // Memory that is not lendable has a name of its own, for the accounts.
+        let whole = RemoteSlice { key: RegionKey::NONE, offset: delivered.order(), len: bytes };
+        let Place { buffer, part } = place.unwrap_or(Place { buffer: whole, part: 0..bytes });
+        match self.leases.lend(link, buffer, part, delivered) {
+            Ok(reference) if is_in_place => {
+                let message = Message::Lent { call, reference, description };
+                self.events.push(ServerEvent::Post { link, message });
+            }
+            Ok(reference) => {
+                let message = Message::Inline { call, lease: reference.lease, bytes, description };
+                self.events.push(ServerEvent::PostInline { link, message, tensor });
+            }
+            Err(Unlent { handle, error }) => {
+                self.fail(link, call, Failure::new(FailureKind::Exhausted, &error));
+                drop(self.table.restore(now, handle));
+            }
+        }
+    }
+
+    fn fail(&mut self, link: LinkId, call: u64, failure: Failure) {
+        self.events.push(ServerEvent::Post { link, message: Message::Failed { call, failure } });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: LinkId = LinkId(1);
+    const NOW: Nanos = Nanos(1_000);
+
+    fn server(limits: ServerLimits) -> Server<u32> {
+        let mut server = Server::new(7, limits);
+        server.open_link(LINK, true).expect("is new");
+        server
+    }
+
+    fn ask(call: u64, within: Duration) -> Message {
+        let key = Key::new(1, "w").expect("a good name");
+        Message::Ask { call, key, request: Request::default(), within }
+    }
+
+    /// The kinds of failures that were posted, with their texts.
+    fn failures(server: &mut Server<u32>) -> Vec<(FailureKind, String)> {
+        let failure = |event| match event {
+            ServerEvent::Post { message: Message::Failed { failure, .. }, .. } => {
+                Some((failure.kind, failure.text))
+            }
+            _ => None,
+        };
+        server.take_events().into_iter().filter_map(failure).collect()
+    }
+
+    #[test]
+    fn a_peer_waits_for_no_more_and_no_longer_than_it_may() {
+        let limits =
+            ServerLimits { calls_per_link: 1, wait: Duration::from_secs(1), ..ServerLimits::default() };
+        let mut server = server(limits);
+        server.message(NOW, LINK, ask(1, Duration::MAX)).expect("is good");
+        server.message(NOW, LINK, ask(2, Duration::MAX)).expect("is good");
+        let text = "1 calls of this link wait already; wait for tensors, or raise the limit of the sender";
+        assert_eq!(failures(&mut server), [(FailureKind::Exhausted, text.to_owned())]);
+        assert_eq!(server.next_deadline(), Some(NOW + Duration::from_secs(1)));
+        server.expire(NOW + Duration::from_secs(1));
+        let text = "tensor 'w' of step 1 was not sent within 1s; look for the sender, or wait longer";
+        assert_eq!(failures(&mut server), [(FailureKind::Timeout, text.to_owned())]);
+    }
+
+    #[test]
+    fn a_tensor_that_cannot_be_lent_stays_for_the_next() {
+        let leases = LeaseLimits { bytes_lent: 10, ..LeaseLimits::default() };
+        let mut server = server(ServerLimits { leases, ..ServerLimits::default() });
+        let key = Key::new(1, "w").expect("a good name");
+        let offer = Offer { tensor: 5, description: Description::default(), place: None };
+        server.send(NOW, &key, 11, offer, NOW).expect("there is room");
+        server.message(NOW, LINK, ask(1, Duration::ZERO)).expect("is good");
+        let failed = failures(&mut server);
+        assert!(matches!(&failed[..], [(FailureKind::Exhausted, _)]), "{failed:?}");
+        assert_eq!((server.bytes_held(), server.bytes_lent()), (11, 0));
+    }
+
+    #[test]
+    fn a_peer_that_answers_or_counts_wrongly_is_a_violation() {
+        let mut server = server(ServerLimits::default());
+        server.message(NOW, LINK, ask(3, Duration::ZERO)).expect("is good");
+        let again = server.message(NOW, LINK, ask(3, Duration::ZERO));
+        assert_eq!(again, Err(ServerViolation::CallNumber { link: LINK, call: 3, last: 3 }));
+        let failure = Failure::new(FailureKind::Timeout, &"");
+        let answer = server.message(NOW, LINK, Message::Failed { call: 3, failure });
+        assert_eq!(answer, Err(ServerViolation::NotForServer { link: LINK }));
+        let returned = server.message(NOW, LINK, Message::Returned { slot: 0, counter: 1 });
+        let error = ReturnError::UnknownSlot { link: LINK, slot: 0 };
+        assert_eq!(returned, Err(ServerViolation::Return(error)));
+        server.sever(NOW, LINK);
+        let unknown = server.message(NOW, LINK, Message::Cancel { call: 3 });
+        assert_eq!(unknown, Err(ServerViolation::UnknownLink { link: LINK }));
+    }
+}
