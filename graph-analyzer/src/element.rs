@@ -69,6 +69,11 @@ impl ElementType {
         TABLE.iter().find(|row| row.0 == number).map(|row| row.1)
     }
 
+    /// The number of the type in ONNX.
+    pub(crate) fn to_onnx(self) -> i32 {
+        self.row().0
+    }
+
     /// The type with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {

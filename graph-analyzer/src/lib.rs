@@ -6,9 +6,9 @@
 //! has the parts and the tensors that cross, and a [`MemoryPlan`] gives each buffer of a part its
 //! place in one arena.
 //!
-//! **Invariant:** nothing here opens a device, reads a clock or depends on anything but its
-//! arguments. [`onnx::check_weight_files`] alone asks the file system. Files are hostile until they
-//! are checked: limits come before allocation, and nothing in a file can panic.
+//! **Invariant:** but for [`run`], nothing here uses a device, reads a clock or depends on anything
+//! but its arguments. [`onnx::check_weight_files`] alone asks the file system. Files are hostile
+//! until they are checked: limits come before allocation, and nothing in a file can panic.
 
 #![forbid(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod order;
 pub mod partition;
 pub mod placement;
 pub mod plan;
+pub mod run;
 mod shapes;
 pub mod text;
 pub mod transfer;

@@ -90,7 +90,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "pleach-collectives",
         &["pleach-derive", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],
     ),
-    ("pleach-graph-analyzer", &["pleach-derive", "pleach-vocabulary"]),
+    ("pleach-graph-analyzer", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-exchange", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-onnx-regenerate", &[]),
     ("pleach-ffi", &["pleach-collectives", "pleach-transport", "pleach-vocabulary"]),
