@@ -10,10 +10,13 @@
 //! (`shm` to ranks of this host, `tcp` or `verbs` to others). Each passes the same conformance
 //! suite.
 //!
+//! [`metrics_server`] answers whoever asks for metrics, of groups and of tensor exchanges.
+//!
 //! Nothing here reads a clock except [`clock`], and nothing here decides what to send: that is
 //! `pleach-collectives`.
 
-mod accepting;
+#[doc(hidden)]
+pub mod accepting;
 #[doc(hidden)]
 pub mod auth;
 #[doc(hidden)]
@@ -32,6 +35,8 @@ pub mod hybrid;
 pub mod last_resort;
 #[doc(hidden)]
 pub mod memory;
+#[doc(hidden)]
+pub mod metrics_server;
 #[doc(hidden)]
 pub mod mutex;
 #[cfg(test)]
@@ -69,6 +74,8 @@ mod wire;
 
 pub use auth::Secret;
 pub use clock::Nanos;
+#[doc(hidden)]
+pub use control::{host_identity, listening_address, tune_stream};
 pub use device::{
     Address, Armed, AtomicOp, BackendError, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush,
     LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Source,

@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use pleach_transport::clock;
+use pleach_transport::metrics_server::MetricsServer;
 use pleach_vocabulary::Rank;
 
 use super::driver::Driver;
 use super::{Group, GroupError, Options};
 use crate::engine::StatusBoard;
-use crate::observe::{Observations, Observe, Recorder, Report, Server, Trace};
+use crate::observe::{Observations, Observe, Recorder, Report, Trace};
 
 /// What a driver keeps of it.
 pub(super) struct Observed {
@@ -18,7 +19,7 @@ pub(super) struct Observed {
     recorder: Recorder,
     /// Here and not in the group: a forked child leaves its driver alone, and the server's thread
     /// is not there to be joined.
-    _server: Option<Server>,
+    _server: Option<MetricsServer>,
 }
 
 fn report(observations: &Observations, board: &StatusBoard) -> Report {
@@ -49,7 +50,7 @@ impl Observed {
                     address.set_port(u16::try_from(port).map_err(|_| GroupError::Port { port })?);
                 }
                 let (seen, of) = (observations.clone(), board.clone());
-                let server = Server::start(address, move || report(&seen, &of).to_prometheus())
+                let server = MetricsServer::start(address, move || report(&seen, &of).to_prometheus())
                     .map_err(|source| GroupError::Metrics { address, source })?;
                 tracing::info!(rank, "metrics at http://{}/metrics", server.address());
                 Some(server)

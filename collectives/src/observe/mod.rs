@@ -22,7 +22,6 @@ mod prometheus;
 mod recorder;
 mod report;
 pub(crate) mod scale;
-mod server;
 mod settings;
 mod trace;
 
@@ -40,7 +39,6 @@ use pleach_vocabulary::digest::Hasher64;
 pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
 pub use scale::Distribution;
-pub(crate) use server::Server;
 pub(crate) use settings::Part;
 pub use settings::{METRICS_FORM, METRICS_VARIABLE, Observe, metrics_address};
 pub(crate) use trace::Trace;

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pleach_transport::{Nanos, clock};
+use crate::{Nanos, clock};
 
 /// Longest time for one connection.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -22,16 +22,20 @@ const ERRORS_MAX: u32 = 100;
 
 /// Listens until it is dropped.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub struct MetricsServer {
     address: SocketAddr,
     /// Release store pairs with the acquire load after each connection.
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Server {
+impl MetricsServer {
     /// Listens at `address`; `metrics` is asked for each answer.
-    pub(crate) fn start(
+    ///
+    /// # Errors
+    ///
+    /// The kernel's error.
+    pub fn start(
         address: SocketAddr,
         metrics: impl Fn() -> String + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -45,12 +49,14 @@ impl Server {
         Ok(Self { address, is_over, thread: Some(thread) })
     }
 
-    pub(crate) fn address(&self) -> SocketAddr {
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-impl Drop for Server {
+impl Drop for MetricsServer {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Release);
         let mut address = self.address;
@@ -158,7 +164,7 @@ mod tests {
 
     const ANY: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-    fn ask(server: &Server, request: &[u8]) -> String {
+    fn ask(server: &MetricsServer, request: &[u8]) -> String {
         let mut stream = TcpStream::connect(server.address()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         // Refused early, it may be closed before all is written.
@@ -170,7 +176,7 @@ mod tests {
 
     #[test]
     fn only_metrics_are_answered_and_strangers_end_nothing() {
-        let server = Server::start(ANY, || "pleach_x 1\n".to_owned()).unwrap();
+        let server = MetricsServer::start(ANY, || "pleach_x 1\n".to_owned()).unwrap();
         let good = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
         let expect_good = || {
             let answer = ask(&server, good);
@@ -196,9 +202,9 @@ mod tests {
 
     #[test]
     fn a_server_that_is_dropped_gives_its_port_back() {
-        let server = Server::start(ANY, String::new).unwrap();
+        let server = MetricsServer::start(ANY, String::new).unwrap();
         let address = server.address();
         drop(server);
-        Server::start(address, String::new).unwrap();
+        MetricsServer::start(address, String::new).unwrap();
     }
 }
