@@ -8,6 +8,7 @@
 //! | `PLEACH_VERBS_*` | `transport/src/verbs/port.rs` |
 //! | `PLEACH_TUNING` | `schedule/src/tuning/mod.rs` |
 //! | flight recorder, trace, metrics | `collectives/src/observe/settings.rs` |
+//! | those of the tensor exchange | `exchange/src/endpoint/options.rs` |
 //! | `PLEACH_LOG` | `src/cli/log.rs` |
 //!
 //! To add a variable, read it there, add a row to [`VARIABLES`] and the same row to
@@ -108,6 +109,16 @@ pub const VARIABLES: &[Variable] = &[
         "traffic class of RoCE packets, 0 to 255 (DSCP times four), by which a lossless network sorts them",
     ),
     variable("PLEACH_VERBS_SERVICE_LEVEL", "0", "service level of queue pairs, 0 to 15"),
+    variable(
+        "PLEACH_FABRIC",
+        "auto",
+        "by which fabric programs that exchange tensors share memory: `auto`, `shm`, `tcp`, `verbs`, or `none`: tensors then go inline",
+    ),
+    variable(
+        "PLEACH_REQUIRE",
+        "nothing",
+        "`regions`: a peer with which a program that exchanges tensors shares no memory is an error",
+    ),
     variable(
         "PLEACH_TUNING",
         "built-in selection",

@@ -16,24 +16,40 @@
 //! | arena | lendable memory that the holders of one secret, a trust domain, may map | TensorFlow, Arrow: memory pool |
 //! | incarnation | a number that a program draws at its start, so that a restarted one is another one | TensorFlow: the same |
 //!
-//! **Invariant:** what decides here is pure. Nothing here opens a socket or a device, starts a
-//! thread or reads a clock: `now` is an argument, and each wait has a deadline. Bytes of a peer are
-//! hostile until they are checked.
+//! A program opens an [`Endpoint`], which listens and holds what the program sends. Another program's
+//! endpoint connects to it ([`Peer`]) and receives.
+//!
+//! **Invariant:** what decides here is pure. Nothing outside of [`endpoint`] opens a socket or a
+//! device, starts a thread or reads a clock: `now` is an argument, and each wait has a deadline.
+//! Bytes of a peer are hostile until they are checked.
 
-#![forbid(unsafe_code)]
-
+#[forbid(unsafe_code)]
 pub mod arena;
+#[forbid(unsafe_code)]
 pub mod calls;
+pub mod endpoint;
+#[forbid(unsafe_code)]
 pub mod introduction;
+#[forbid(unsafe_code)]
 pub mod key;
+#[forbid(unsafe_code)]
 pub mod lease;
+#[forbid(unsafe_code)]
 pub mod message;
+#[forbid(unsafe_code)]
 pub mod reference;
+#[forbid(unsafe_code)]
 pub mod server;
+#[forbid(unsafe_code)]
 pub mod table;
 
 pub use arena::ArenaPlan;
 pub use calls::Calls;
+pub use endpoint::{
+    ElementTypeError, Endpoint, EndpointLimits, EndpointOptions, ExchangeFabric, LinkError,
+    OpenEndpointError, Peer, PendingTensor, ReceiveTensorError, ReceivedTensor, SendTensorError,
+    SharedTensor, Tensor, TensorElement, TensorMemoryError, TensorShape, TensorWay,
+};
 pub use introduction::Introduction;
 pub use key::Key;
 pub use lease::{Lease, LeaseHolder, LeaseOwner};

@@ -66,6 +66,14 @@ pub enum FailureKind {
     Aborted = 2,
     /// A limit is reached. gRPC: `RESOURCE_EXHAUSTED`.
     Exhausted = 3,
+    /// The sender offers a fixed set of tensors, and this one is not among them. gRPC: `NOT_FOUND`.
+    NotFound = 4,
+    /// The sender is not reached, or is lost. gRPC: `UNAVAILABLE`.
+    Unavailable = 5,
+}
+
+impl FailureKind {
+    const ALL: [Self; 5] = [Self::Timeout, Self::Aborted, Self::Exhausted, Self::NotFound, Self::Unavailable];
 }
 
 /// Why a peer does not send a tensor.
@@ -90,15 +98,20 @@ impl Failure {
 
 impl From<&ReceiveError> for Failure {
     fn from(error: &ReceiveError) -> Self {
-        let kind = match error {
-            ReceiveError::Timeout { .. } => FailureKind::Timeout,
-            ReceiveError::TooManyReceives { .. } => FailureKind::Exhausted,
+        Self::new(FailureKind::from(error), error)
+    }
+}
+
+impl From<&ReceiveError> for FailureKind {
+    fn from(error: &ReceiveError) -> Self {
+        match error {
+            ReceiveError::Timeout { .. } => Self::Timeout,
+            ReceiveError::TooManyReceives { .. } => Self::Exhausted,
             ReceiveError::DuplicateRequest { .. }
             | ReceiveError::WrongIncarnation { .. }
             | ReceiveError::Aborted { .. }
-            | ReceiveError::CleanedUp { .. } => FailureKind::Aborted,
-        };
-        Self::new(kind, error)
+            | ReceiveError::CleanedUp { .. } => Self::Aborted,
+        }
     }
 }
 
@@ -341,8 +354,7 @@ impl<'a> Fields<'a> {
 
     fn failed(&mut self) -> Option<Message> {
         let (call, [kind]) = (self.u64()?, self.array()?);
-        let kinds = [FailureKind::Timeout, FailureKind::Aborted, FailureKind::Exhausted];
-        let kind = kinds.into_iter().find(|known| *known as u8 == kind)?;
+        let kind = FailureKind::ALL.into_iter().find(|known| *known as u8 == kind)?;
         let text = self.text(TEXT_BYTES_MAX)?;
         if text.contains(char::is_control) {
             return None;

@@ -5,11 +5,15 @@
 //! keeps the tensor. It comes back read, and the tensor is dropped; or untouched, and the tensor
 //! returns to its place in the table.
 //!
+//! A step may be *published* instead: a fixed set of tensors, each of which any peer receives any
+//! number of times. A name that is not among them fails at once, with the nearest one.
+//!
 //! **Invariant:** an accepted call of a peer is answered once, unless the peer cancels it or is
 //! severed. A tensor has at most one receiver that reads it. What a tensor occupies is released
 //! when its lease is back or its link is severed. What a peer holds, asks and waits for has limits.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -121,10 +125,25 @@ pub enum ServerViolation {
     Return(#[from] ReturnError),
 }
 
+/// The tensors of a step that is published: their lengths and offers, by name.
+pub type Publication<T> = BTreeMap<String, (u64, Offer<T>)>;
+
+/// What a lease keeps.
+enum Lent<T> {
+    /// A tensor of the table, which returns there when nobody has read it.
+    Queued(Delivered<Offer<T>>),
+    /// A tensor that was published.
+    Published(#[allow(dead_code, reason = "kept until the lease is back")] T),
+}
+
 /// See the module.
 pub struct Server<T> {
     table: TensorTable<Offer<T>>,
-    leases: LeaseOwner<Delivered<Offer<T>>>,
+    leases: LeaseOwner<Lent<T>>,
+    /// By step.
+    publications: BTreeMap<u64, Publication<T>>,
+    /// The number of the last tensor that was published and does not lie in lendable memory.
+    last_published: u64,
     calls_per_link: usize,
     wait: Duration,
     peers: BTreeMap<LinkId, Peer>,
@@ -147,6 +166,47 @@ struct TooManyCalls {
     limit: usize,
 }
 
+/// A step is published, and has no tensor of this name.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no tensor {key}{}; {tensors} are offered", Suggestion(.nearest.as_deref()))]
+struct NotPublished {
+    key: Key,
+    tensors: usize,
+    nearest: Option<String>,
+}
+
+/// The name that was probably meant.
+struct Suggestion<'a>(Option<&'a str>);
+
+impl fmt::Display for Suggestion<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(name) = self.0 else { return Ok(()) };
+        write!(formatter, ", did you mean '{}'?", name.escape_debug())
+    }
+}
+
+impl NotPublished {
+    fn new<'a>(key: &Key, names: impl ExactSizeIterator<Item = &'a String>) -> Self {
+        let tensors = names.len();
+        let nearest = nearest_name(names.map(String::as_str), key.name());
+        Self { key: key.clone(), tensors, nearest: nearest.map(str::to_owned) }
+    }
+}
+
+/// The name that was probably meant: the one with most bytes in common at both ends, if these are
+/// half of the longer name. A peer may ask for any name, so the comparison is a cheap one.
+fn nearest_name<'a>(names: impl Iterator<Item = &'a str>, name: &str) -> Option<&'a str> {
+    let common = |other: &str| {
+        let shorter = other.len().min(name.len());
+        let is_same = |(one, other): &(u8, u8)| one == other;
+        let start = other.bytes().zip(name.bytes()).take_while(is_same).count();
+        let end = other.bytes().rev().zip(name.bytes().rev()).take_while(is_same).count();
+        start + end.min(shorter - start)
+    };
+    let near = names.filter(|other| common(other) * 2 >= other.len().max(name.len()));
+    near.max_by_key(|other| common(other))
+}
+
 impl<T: Clone> Server<T> {
     /// The server of a program with this incarnation.
     #[must_use]
@@ -154,6 +214,8 @@ impl<T: Clone> Server<T> {
         Self {
             table: TensorTable::new(incarnation, limits.table),
             leases: LeaseOwner::new(limits.leases),
+            publications: BTreeMap::new(),
+            last_published: 0,
             calls_per_link: limits.calls_per_link,
             wait: limits.wait,
             peers: BTreeMap::new(),
@@ -202,6 +264,11 @@ impl<T: Clone> Server<T> {
         let sent = self.table.send(now, key, bytes, offer, deadline);
         self.settle(now);
         sent.map_err(Box::new)
+    }
+
+    /// Publishes the tensors of a step, in place of those that were published there.
+    pub fn publish(&mut self, step: u64, tensors: Publication<T>) {
+        self.publications.insert(step, tensors);
     }
 
     /// Cancels a send that waits: see [`TensorTable::cancel_send`].
@@ -332,6 +399,24 @@ impl<T: Clone> Server<T> {
             self.fail(link, call, Failure::new(FailureKind::Exhausted, &error));
             return Ok(());
         }
+        if let Some(tensors) = self.publications.get(&key.step()) {
+            let own = self.table.incarnation();
+            let found = tensors.get(key.name()).cloned();
+            match request.incarnation {
+                Some(asked) if asked != own => {
+                    let error = ReceiveError::WrongIncarnation { key: key.clone(), asked, own };
+                    self.fail(link, call, Failure::from(&error));
+                }
+                _ => match found {
+                    Some((bytes, offer)) => self.answer_published(link, call, bytes, offer),
+                    None => {
+                        let error = NotPublished::new(key, tensors.keys());
+                        self.fail(link, call, Failure::new(FailureKind::NotFound, &error));
+                    }
+                },
+            }
+            return Ok(());
+        }
         match self.table.receive(now, key, request, now + within.min(self.wait)) {
             Ok(receive) => {
                 peer.waiting.insert(call, receive);
@@ -355,10 +440,12 @@ impl<T: Clone> Server<T> {
     }
 
     /// A lease has come back.
-    fn back(&mut self, now: Nanos, returned: Returned<Delivered<Offer<T>>>) {
-        if returned.is_untouched {
+    fn back(&mut self, now: Nanos, returned: Returned<Lent<T>>) {
+        if returned.is_untouched
+            && let Lent::Queued(delivered) = returned.handle
+        {
             // Where the step has ended nobody asks for it any more.
-            drop(self.table.restore(now, returned.handle));
+            drop(self.table.restore(now, delivered));
         }
     }
 
@@ -394,25 +481,52 @@ impl<T: Clone> Server<T> {
     }
 
     fn answer(&mut self, now: Nanos, link: LinkId, call: u64, delivered: Delivered<Offer<T>>) {
-        let Offer { tensor, description, place } = delivered.tensor.clone();
-        let bytes = delivered.bytes;
+        let (offer, bytes, number) = (delivered.tensor.clone(), delivered.bytes, delivered.order());
+        if let Some(Lent::Queued(delivered)) =
+            self.lend(link, call, bytes, number, offer, Lent::Queued(delivered))
+        {
+            drop(self.table.restore(now, delivered));
+        }
+    }
+
+    fn answer_published(&mut self, link: LinkId, call: u64, bytes: u64, offer: Offer<T>) {
+        self.last_published += 1;
+        // The table counts from the other end.
+        let (number, tensor) = (u64::MAX - self.last_published, offer.tensor.clone());
+        self.lend(link, call, bytes, number, offer, Lent::Published(tensor));
+    }
+
+    /// Lends a tensor and answers a call. If it cannot be lent the call fails, and the tensor comes
+    /// back.
+    fn lend(
+        &mut self,
+        link: LinkId,
+        call: u64,
+        bytes: u64,
+        number: u64,
+        offer: Offer<T>,
+        lent: Lent<T>,
+    ) -> Option<Lent<T>> {
+        let Offer { tensor, description, place } = offer;
         let reads_memory = self.peers.get(&link).is_some_and(|peer| peer.reads_memory);
         let is_in_place = place.is_some() && reads_memory;
         // Memory that is not lendable has a name of its own, for the accounts.
-        let whole = RemoteSlice { key: RegionKey::NONE, offset: delivered.order(), len: bytes };
+        let whole = RemoteSlice { key: RegionKey::NONE, offset: number, len: bytes };
         let Place { buffer, part } = place.unwrap_or(Place { buffer: whole, part: 0..bytes });
-        match self.leases.lend(link, buffer, part, delivered) {
+        match self.leases.lend(link, buffer, part, lent) {
             Ok(reference) if is_in_place => {
                 let message = Message::Lent { call, reference, description };
                 self.events.push(ServerEvent::Post { link, message });
+                None
             }
             Ok(reference) => {
                 let message = Message::Inline { call, lease: reference.lease, bytes, description };
                 self.events.push(ServerEvent::PostInline { link, message, tensor });
+                None
             }
             Err(Unlent { handle, error }) => {
                 self.fail(link, call, Failure::new(FailureKind::Exhausted, &error));
-                drop(self.table.restore(now, handle));
+                Some(handle)
             }
         }
     }
@@ -477,6 +591,35 @@ mod tests {
         let failed = failures(&mut server);
         assert!(matches!(&failed[..], [(FailureKind::Exhausted, _)]), "{failed:?}");
         assert_eq!((server.bytes_held(), server.bytes_lent()), (11, 0));
+    }
+
+    #[test]
+    fn a_published_tensor_is_for_all_and_an_unknown_name_fails_with_the_nearest() {
+        let mut server = server(ServerLimits::default());
+        let offer = |tensor| Offer { tensor, description: Description::default(), place: None };
+        let tensors = [("w".to_owned(), (8, offer(5))), ("layer.0.weight".to_owned(), (8, offer(6)))];
+        server.publish(1, tensors.into_iter().collect());
+        for call in 1..3 {
+            server.message(NOW, LINK, ask(call, Duration::ZERO)).expect("is good");
+            let events = server.take_events();
+            assert!(matches!(&events[..], [ServerEvent::PostInline { tensor: 5, .. }]), "{events:?}");
+        }
+        assert_eq!(server.bytes_lent(), 16, "each receiver has it until its lease is back");
+        for (call, name, text) in [
+            (3, "layer.0.wieght", ", did you mean 'layer.0.weight'?"),
+            (4, "q", ""),
+            (5, "layer.0.weightlayer.0.weight", ", did you mean 'layer.0.weight'?"),
+        ] {
+            let (key, within) = (Key::new(1, name).expect("a good name"), Duration::ZERO);
+            let message = Message::Ask { call, key, request: Request::default(), within };
+            server.message(NOW, LINK, message).expect("is good");
+            let text = format!("there is no tensor '{name}' of step 1{text}; 2 are offered");
+            assert_eq!(failures(&mut server), [(FailureKind::NotFound, text)]);
+        }
+        let request = Request { id: 0, incarnation: Some(6) };
+        let (key, within) = (Key::new(1, "w").expect("a good name"), Duration::ZERO);
+        server.message(NOW, LINK, Message::Ask { call: 6, key, request, within }).expect("is good");
+        assert!(matches!(&failures(&mut server)[..], [(FailureKind::Aborted, _)]));
     }
 
     #[test]

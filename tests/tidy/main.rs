@@ -68,6 +68,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
     ("ffi/src", "addresses and handles that C programs give"),
     ("ffi/benches/over_rust.rs", "calls as C programs make them"),
+    ("exchange/src/endpoint/memory.rs", "lendable memory as slices"),
     ("fuzz/fuzz_targets/c_calls.rs", "calls as C programs make them"),
     ("python/src/calls.rs", "operations on memory that Python objects hold"),
     ("python/src/dlpack.rs", "the structs of DLPack"),

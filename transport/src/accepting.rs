@@ -12,10 +12,10 @@ use rustix::event::epoll;
 use crate::Nanos;
 
 /// Connections accepted before existing connections get their turn.
-pub(crate) const ACCEPTS_AT_ONCE: usize = 32;
+pub const ACCEPTS_AT_ONCE: usize = 32;
 
 /// How long no connection is accepted when the system has no room for one.
-pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The unauthenticated connections of a listener, by their origin. The listener asks which one to
 /// drop.
@@ -23,7 +23,7 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// **Invariant:** an address that opens many connections displaces its own, not those of others. A
 /// connection that has sent nothing displaces none that has sent a whole hello.
 #[derive(Debug, Default)]
-pub(crate) struct UnauthenticatedConnections {
+pub struct UnauthenticatedConnections {
     /// The connections' numbers, the oldest first, by whether a hello came and by source. No list
     /// is empty.
     sources: BTreeMap<(bool, Source), VecDeque<u64>>,
@@ -43,30 +43,38 @@ fn source(from: IpAddr) -> Source {
 
 impl UnauthenticatedConnections {
     /// Adds a connection that has sent nothing.
-    pub(crate) fn add(&mut self, from: IpAddr, number: u64) {
+    pub fn add(&mut self, from: IpAddr, number: u64) {
         self.put(false, source(from), number);
     }
 
     /// Records that a connection has sent its hello.
-    pub(crate) fn hello_received(&mut self, from: IpAddr, number: u64) {
+    pub fn hello_received(&mut self, from: IpAddr, number: u64) {
         if self.take(false, source(from), number) {
             self.put(true, source(from), number);
         }
     }
 
     /// Removes a connection that is authenticated or closed. An unknown connection is ignored.
-    pub(crate) fn remove(&mut self, from: IpAddr, number: u64) {
+    pub fn remove(&mut self, from: IpAddr, number: u64) {
         let _ = self.take(false, source(from), number) || self.take(true, source(from), number);
     }
 
     /// The number of connections.
-    pub(crate) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.count
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
     }
 
     /// The connection to drop first: the oldest of the source with the most connections, first
     /// among those that sent no hello.
-    pub(crate) fn first_to_drop(&self) -> Option<u64> {
+    #[must_use]
+    pub fn first_to_drop(&self) -> Option<u64> {
         let of = |has_sent_hello: bool| {
             self.sources.iter().filter(move |((has_sent, _), _)| *has_sent == has_sent_hello)
         };
@@ -95,26 +103,20 @@ impl UnauthenticatedConnections {
 /// A pause of a listener in an epoll set. Without it the listener would stay ready, and the epoll
 /// loop would spin.
 #[derive(Debug, Default)]
-pub(crate) struct AcceptPause {
+pub struct AcceptPause {
     until: Option<Nanos>,
 }
 
 impl AcceptPause {
     /// Removes the listener from the set for [`ACCEPT_PAUSE`].
-    pub(crate) fn begin(&mut self, epoll: impl AsFd, listener: impl AsFd, now: Nanos) {
+    pub fn begin(&mut self, epoll: impl AsFd, listener: impl AsFd, now: Nanos) {
         let _ = epoll::delete(epoll, listener);
         self.until = Some(now + ACCEPT_PAUSE);
     }
 
     /// Adds the listener again as `token` when the pause is over; returns the end of a pause that
     /// is not over.
-    pub(crate) fn end(
-        &mut self,
-        epoll: impl AsFd,
-        listener: impl AsFd,
-        token: u64,
-        now: Nanos,
-    ) -> Option<Nanos> {
+    pub fn end(&mut self, epoll: impl AsFd, listener: impl AsFd, token: u64, now: Nanos) -> Option<Nanos> {
         let until = self.until?;
         if now < until {
             return Some(until);

@@ -41,6 +41,14 @@ impl Default for ArenaLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ArenaId(u64);
 
+impl ArenaId {
+    /// Its number, from 1.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        self.0
+    }
+}
+
 /// The place of a buffer. It is freed by [`ArenaPlan::free`], once: it has no copies.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Block {

@@ -21,6 +21,15 @@ pub(crate) fn listening_ip(interface: Option<&str>, preferred: Option<IpAddr>) -
     Ok(ip)
 }
 
+/// The address of a network interface, or the address itself.
+///
+/// # Errors
+///
+/// See [`OpenError`].
+pub fn listening_address(interface: &str) -> Result<IpAddr, OpenError> {
+    listening_ip(Some(interface), None)
+}
+
 /// The address of a network interface to listen on: the preferred address if the interface has it,
 /// else its first address of the same family, else its first address. Without a preferred address
 /// IPv4 comes first. The kernel lists the addresses (rtnetlink).

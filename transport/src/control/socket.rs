@@ -191,8 +191,21 @@ fn flags() -> SocketFlags {
     SocketFlags::CLOEXEC | SocketFlags::NONBLOCK
 }
 
+/// Sets the options of a TCP stream that carries messages, so that it ends in bounded time when its
+/// other end is gone.
+///
+/// # Errors
+///
+/// The kernel's error.
+pub fn tune_stream(socket: &OwnedFd) -> io::Result<()> {
+    let network = Network::Tcp { data_connections: 0 };
+    network.tune(socket)?;
+    network.tune_control(socket)
+}
+
 /// Identifies the host and its process number space; zero when they are unknown.
-pub(super) fn host_identity() -> [u8; 16] {
+#[must_use]
+pub fn host_identity() -> [u8; 16] {
     let boot = std::fs::read("/proc/sys/kernel/random/boot_id");
     let space = std::fs::read_link("/proc/self/ns/pid");
     let (Ok(boot), Ok(space)) = (boot, space) else { return [0; 16] };

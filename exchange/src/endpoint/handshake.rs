@@ -1,0 +1,261 @@
+//! The beginning of a control connection: both ends introduce themselves and prove that they know
+//! the secret. A pure state machine: frames in, frames out.
+//!
+//! Dialer: introduction. Listener: introduction. Dialer: proof. Listener: verdict, with its own
+//! proof and the name of the link. Each proof covers both introductions. The listener proves
+//! nothing before the dialer has. Without a secret both ends share the empty one, so a program with
+//! a secret takes nobody who has none.
+
+use pleach_transport::auth::{Challenges, Secret, Side, TAG_BYTES};
+
+use super::frame::{self, FrameKind};
+use crate::introduction::{Introduction, IntroductionError};
+use crate::reference::LinkId;
+
+/// A verdict: code, proof, link.
+const VERDICT_BYTES: usize = 1 + TAG_BYTES + 8;
+
+/// The verdicts of a listener.
+const ACCEPTED: u8 = 0;
+const WRONG_SECRET: u8 = 1;
+const FULL: u8 = 2;
+
+/// Why two programs have no link.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HandshakeError {
+    /// The other end's introduction is wrong.
+    #[error(transparent)]
+    Introduction(#[from] IntroductionError),
+    /// The other end does not know the secret, or knows one that this program does not.
+    #[error("it has another secret than this program; give both the same PLEACH_SECRET_FILE")]
+    WrongSecret,
+    /// The listener has too many links.
+    #[error("it has no room for one more link; close links there, or raise its limit")]
+    Full,
+    /// The other end breaks the protocol.
+    #[error("it does not speak the protocol of the exchange; look at the port")]
+    Protocol,
+}
+
+/// What a frame leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum HandshakeStep {
+    /// Send these bytes and wait for the next frame.
+    Continue(Vec<u8>),
+    /// Send these bytes; the link begins.
+    Done { send: Vec<u8>, link: LinkId },
+    /// Send these bytes and close.
+    Refused { send: Vec<u8>, error: HandshakeError },
+}
+
+/// One end of a handshake.
+pub(crate) struct Handshake {
+    side: Side,
+    secret: Option<Secret>,
+    own: Introduction,
+    own_bytes: Vec<u8>,
+    theirs: Option<(Introduction, Vec<u8>)>,
+    /// The name of the link, drawn by the listener.
+    link: LinkId,
+    /// Whether there is room for the link.
+    has_room: bool,
+}
+
+impl Handshake {
+    /// The end that dialed. Returns the first frame.
+    pub(crate) fn dial(
+        own: Introduction,
+        secret: Option<Secret>,
+    ) -> Result<(Self, Vec<u8>), IntroductionError> {
+        let handshake = Self::new(Side::Dialer, own, secret, LinkId(0), true)?;
+        let first = frame::encode(FrameKind::Introduction, &handshake.own_bytes);
+        Ok((handshake, first))
+    }
+
+    /// The end that listens, with the name of a new link.
+    pub(crate) fn listen(
+        own: Introduction,
+        secret: Option<Secret>,
+        link: LinkId,
+        has_room: bool,
+    ) -> Result<Self, IntroductionError> {
+        Self::new(Side::Listener, own, secret, link, has_room)
+    }
+
+    fn new(
+        side: Side,
+        own: Introduction,
+        secret: Option<Secret>,
+        link: LinkId,
+        has_room: bool,
+    ) -> Result<Self, IntroductionError> {
+        let own_bytes = own.encode()?;
+        Ok(Self { side, secret, own, own_bytes, theirs: None, link, has_room })
+    }
+
+    /// The introduction of the other end, when it has come.
+    pub(crate) fn theirs(&self) -> Option<&Introduction> {
+        self.theirs.as_ref().map(|(introduction, _)| introduction)
+    }
+
+    /// A frame came.
+    pub(crate) fn received(&mut self, kind: FrameKind, content: &[u8]) -> HandshakeStep {
+        let step = match (self.side, kind, &self.theirs) {
+            (_, FrameKind::Introduction, None) => self.introduced(content),
+            (Side::Listener, FrameKind::Proof, Some(_)) => self.proved(content),
+            (Side::Dialer, FrameKind::Verdict, Some(_)) => self.judged(content),
+            _ => Err(HandshakeError::Protocol),
+        };
+        step.unwrap_or_else(|error| HandshakeStep::Refused { send: Vec::new(), error })
+    }
+
+    fn introduced(&mut self, content: &[u8]) -> Result<HandshakeStep, HandshakeError> {
+        let theirs = Introduction::decode(content);
+        let own = frame::encode(FrameKind::Introduction, &self.own_bytes);
+        let (_, theirs) = match (theirs, self.side) {
+            (Ok(theirs), _) => theirs,
+            // A program of another version learns of this one's.
+            (Err(error @ IntroductionError::NoSharedVersion { .. }), Side::Listener) => {
+                return Ok(HandshakeStep::Refused { send: own, error: error.into() });
+            }
+            (Err(error), _) => return Err(error.into()),
+        };
+        self.theirs = Some((theirs, content.to_vec()));
+        let send = match self.side {
+            Side::Listener => own,
+            Side::Dialer => {
+                let (challenges, claim) = self.claim()?;
+                let proof = challenges.answer(self.secret.as_ref(), &claim);
+                frame::encode(FrameKind::Proof, &proof)
+            }
+        };
+        Ok(HandshakeStep::Continue(send))
+    }
+
+    fn proved(&mut self, content: &[u8]) -> Result<HandshakeStep, HandshakeError> {
+        let proof: &[u8; TAG_BYTES] = content.try_into().map_err(|_| HandshakeError::Protocol)?;
+        let (challenges, mut claim) = self.claim()?;
+        let (code, error) = if !challenges.verify(self.secret.as_ref(), &claim, proof) {
+            (WRONG_SECRET, HandshakeError::WrongSecret)
+        } else if !self.has_room {
+            (FULL, HandshakeError::Full)
+        } else {
+            claim.extend(self.link.0.to_le_bytes());
+            let proof = challenges.answer(self.secret.as_ref(), &claim);
+            let verdict = [&[ACCEPTED][..], &proof, &self.link.0.to_le_bytes()].concat();
+            return Ok(HandshakeStep::Done {
+                send: frame::encode(FrameKind::Verdict, &verdict),
+                link: self.link,
+            });
+        };
+        let mut verdict = [0; VERDICT_BYTES];
+        verdict[0] = code;
+        Ok(HandshakeStep::Refused { send: frame::encode(FrameKind::Verdict, &verdict), error })
+    }
+
+    fn judged(&mut self, content: &[u8]) -> Result<HandshakeStep, HandshakeError> {
+        let (&[code], rest) = content.split_first_chunk().ok_or(HandshakeError::Protocol)?;
+        let (proof, link) = rest.split_first_chunk::<TAG_BYTES>().ok_or(HandshakeError::Protocol)?;
+        let link: [u8; 8] = link.try_into().map_err(|_| HandshakeError::Protocol)?;
+        match code {
+            ACCEPTED => {}
+            WRONG_SECRET => return Err(HandshakeError::WrongSecret),
+            FULL => return Err(HandshakeError::Full),
+            _ => return Err(HandshakeError::Protocol),
+        }
+        let (challenges, mut claim) = self.claim()?;
+        claim.extend(link);
+        if !challenges.verify(self.secret.as_ref(), &claim, proof) {
+            return Err(HandshakeError::WrongSecret);
+        }
+        Ok(HandshakeStep::Done { send: Vec::new(), link: LinkId(u64::from_le_bytes(link)) })
+    }
+
+    /// The challenges of both ends, and both introductions, the dialer's first.
+    fn claim(&self) -> Result<(Challenges, Vec<u8>), HandshakeError> {
+        let (theirs, their_bytes) = self.theirs.as_ref().ok_or(HandshakeError::Protocol)?;
+        let challenges = Challenges::new(self.side, self.own.challenge, theirs.challenge);
+        let (first, second) = match self.side {
+            Side::Dialer => (&self.own_bytes, their_bytes),
+            Side::Listener => (their_bytes, &self.own_bytes),
+        };
+        Ok((challenges, [&first[..], second].concat()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_transport::Address;
+    use pleach_transport::auth::challenge;
+
+    use super::*;
+    use crate::introduction::Fabrics;
+
+    fn introduction() -> Introduction {
+        Introduction {
+            host: [1; 16],
+            incarnation: 7,
+            fabrics: Fabrics::default(),
+            address: Address("127.0.0.1:1".to_owned()),
+            challenge: challenge(),
+        }
+    }
+
+    fn secret(text: &str) -> Option<Secret> {
+        (!text.is_empty()).then(|| Secret::new(text.as_bytes()))
+    }
+
+    /// Both ends' results.
+    fn shake(dialers: &str, listeners: &str, has_room: bool) -> [Result<LinkId, HandshakeError>; 2] {
+        let (dialer, first) = Handshake::dial(introduction(), secret(dialers)).expect("a good address");
+        let listener = Handshake::listen(introduction(), secret(listeners), LinkId(9), has_room);
+        let mut ends = [dialer, listener.expect("a good address")];
+        let mut results = [None, None];
+        let (mut bytes, mut at) = (first, 1);
+        while !bytes.is_empty() {
+            let (header, content) = bytes.split_first_chunk().expect("a frame");
+            let (kind, length) = frame::decode(*header).expect("a good header");
+            assert_eq!(content.len(), length);
+            (bytes, results[at]) = match ends[at].received(kind, content) {
+                HandshakeStep::Continue(send) => (send, None),
+                HandshakeStep::Done { send, link } => (send, Some(Ok(link))),
+                HandshakeStep::Refused { send, error } => (send, Some(Err(error))),
+            };
+            at = 1 - at;
+        }
+        results.map(|result| result.unwrap_or(Err(HandshakeError::Protocol)))
+    }
+
+    #[test]
+    fn both_ends_have_the_link_when_both_have_the_secret_or_none() {
+        for secret in ["", "0123456789abcdef"] {
+            assert_eq!(shake(secret, secret, true), [Ok(LinkId(9)); 2]);
+        }
+    }
+
+    #[test]
+    fn a_program_with_another_secret_or_none_is_refused_and_told() {
+        for (one, other) in [("", "0123456789abcdef"), ("0123456789abcdef", ""), ("0123456789abcdef", "f")] {
+            assert_eq!(shake(one, other, true), [Err(HandshakeError::WrongSecret); 2]);
+        }
+        assert_eq!(shake("", "", false), [Err(HandshakeError::Full); 2]);
+    }
+
+    #[test]
+    fn frames_out_of_turn_and_other_bytes_end_the_handshake() {
+        let refused = |error| HandshakeStep::Refused { send: Vec::new(), error };
+        let mut listener = Handshake::listen(introduction(), None, LinkId(9), true).expect("a good address");
+        assert_eq!(listener.received(FrameKind::Proof, &[0; 32]), refused(HandshakeError::Protocol));
+        let unknown = refused(HandshakeError::Introduction(IntroductionError::Unknown));
+        assert_eq!(listener.received(FrameKind::Introduction, b"GET / HTTP/1.1"), unknown);
+        let (mut dialer, _) = Handshake::dial(introduction(), None).expect("a good address");
+        let own = introduction().encode().expect("a good address");
+        assert!(matches!(dialer.received(FrameKind::Introduction, &own), HandshakeStep::Continue(_)));
+        for verdict in [&[][..], &[0; 40], &[9; 41]] {
+            assert_eq!(dialer.received(FrameKind::Verdict, verdict), refused(HandshakeError::Protocol));
+        }
+        let forged = dialer.received(FrameKind::Verdict, &[0; 41]);
+        assert_eq!(forged, refused(HandshakeError::WrongSecret));
+    }
+}

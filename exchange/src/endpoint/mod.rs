@@ -1,0 +1,280 @@
+//! The endpoint: a program's end of the tensor exchange.
+//!
+//! | type | what it is |
+//! | --- | --- |
+//! | [`Endpoint`] | what the program sends, where peers connect, and a thread that makes progress |
+//! | [`Peer`] | another program, from which this one receives |
+//! | [`Tensor`] | lendable memory that the program fills |
+//! | [`SharedTensor`] | the same when nobody writes it any more: what is sent |
+//! | [`ReceivedTensor`] | a tensor of a peer, in place where the peer's memory can be mapped |
+//! | [`PendingTensor`] | a tensor that was asked for |
+//!
+//! Two programs share a control connection over TCP. Both introduce themselves there and prove the
+//! secret ([`handshake`]); after that it carries messages ([`crate::message`]). The program that
+//! dialed asks, the other one answers. The pure parts decide ([`crate::Server`], [`crate::Calls`]);
+//! [`core`] carries out what they decide, under one lock.
+//!
+//! **Invariant:** each request of this program ends by its deadline, whatever its peers do. After an
+//! error no peer changes a byte that this program can see.
+
+mod connection;
+mod core;
+mod error;
+mod frame;
+mod handshake;
+mod memory;
+mod metrics;
+mod options;
+mod peer;
+mod returns;
+mod shared;
+mod slot;
+mod tensor;
+mod thread;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pleach_transport::auth::challenge;
+use pleach_transport::metrics_server::MetricsServer;
+use pleach_transport::{Nanos, clock, host_identity};
+use rustix::event::epoll;
+use sha2::{Digest, Sha256};
+
+use self::core::{Arrived, SendSlot};
+pub use self::error::{LinkError, OpenEndpointError, ReceiveTensorError, SendTensorError};
+pub use self::handshake::HandshakeError;
+pub use self::memory::TensorMemoryError;
+pub use self::metrics::{ExchangeCounts, TensorCount};
+pub use self::options::{DEFAULT_LISTEN, DEFAULT_WAIT, EndpointLimits, EndpointOptions, ExchangeFabric};
+pub use self::peer::{Peer, PendingTensor};
+use self::shared::Shared;
+pub use self::tensor::{
+    DIMENSIONS_MAX, ElementTypeError, ReceivedTensor, SharedTensor, Tensor, TensorElement, TensorShape,
+    TensorWay,
+};
+use crate::key::Key;
+use crate::table::SendError;
+
+/// A program's end of the tensor exchange. Clones are handles of one endpoint. It ends with its last
+/// handle and the last peer's.
+#[derive(Clone)]
+pub struct Endpoint {
+    handle: Arc<Handle>,
+}
+
+/// Ends the thread when nobody uses the endpoint.
+pub(crate) struct Handle {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    metrics: Option<MetricsServer>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.end();
+        if let Some(thread) = self.thread.take() {
+            // The thread itself reported a panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Endpoint({})", self.handle.address)
+    }
+}
+
+impl Endpoint {
+    /// Opens an endpoint: it listens from now on.
+    ///
+    /// # Errors
+    ///
+    /// See [`OpenEndpointError`].
+    pub fn open(options: &EndpointOptions) -> Result<Self, OpenEndpointError> {
+        let refused = |resource| move |source: std::io::Error| OpenEndpointError::System { resource, source };
+        if options.requires_regions && !options.may_share_memory() {
+            return Err(OpenEndpointError::NoRegions { fabric: options.fabric });
+        }
+        let listener = listen(&options.listen)?;
+        let address = listener.local_addr().map_err(refused("socket"))?;
+        if options.secret.is_none() && !address.ip().to_canonical().is_loopback() {
+            tracing::warn!(
+                "{address} is not loopback and there is no secret: whoever reaches it receives tensors, \
+                 inline; set PLEACH_SECRET_FILE"
+            );
+        }
+        let [a, b, c, d, e, f, g, h, ..] = challenge();
+        let incarnation = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let host = options.host.as_deref().map_or_else(host_identity, named_host);
+        let introduction = shared::own_introduction(options, address.to_string(), host, incarnation);
+        let descriptor = || refused("descriptor");
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from);
+        let set: OwnedFd = set.map_err(descriptor())?;
+        let shared = Shared::new(options.clone(), introduction, set.try_clone().map_err(descriptor())?)?;
+        thread::watch(&shared, &listener).map_err(std::io::Error::from).map_err(descriptor())?;
+        let runs = shared.clone();
+        let metrics = options.metrics.map(|address| {
+            let seen = Arc::downgrade(&shared);
+            let text = move || seen.upgrade().map_or_else(String::new, |seen| seen.core().counts().to_text());
+            MetricsServer::start(address, text)
+                .map_err(|source| OpenEndpointError::Metrics { address, source })
+        });
+        let metrics = metrics.transpose()?;
+        let thread = std::thread::Builder::new()
+            .name("pleach-exchange".to_owned())
+            .spawn(move || thread::run(runs, &set, listener))
+            .map_err(refused("thread"))?;
+        let thread = Some(thread);
+        Ok(Self { handle: Arc::new(Handle { shared, address, metrics, thread }) })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.handle.address
+    }
+
+    /// Where it serves metrics, if it does.
+    #[must_use]
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.handle.metrics.as_ref().map(MetricsServer::address)
+    }
+
+    /// Lendable memory for a tensor. It holds zeros, or bytes of earlier tensors of this program.
+    ///
+    /// # Errors
+    ///
+    /// See [`TensorMemoryError`].
+    pub fn tensor<T: TensorElement>(&self, dimensions: &[usize]) -> Result<Tensor<T>, TensorMemoryError> {
+        let shape = TensorShape::new(T::DATA_TYPE, dimensions)?;
+        let buffer = self.handle.shared.memory.allocate(shape.bytes())?;
+        Ok(Tensor::new(buffer, shape))
+    }
+
+    /// A tensor whose bytes `fill` writes.
+    ///
+    /// # Errors
+    ///
+    /// See [`TensorMemoryError`], or the error of `fill`.
+    pub fn tensor_of_bytes<E: From<TensorMemoryError>>(
+        &self,
+        shape: &TensorShape,
+        fill: impl FnOnce(&mut [u8]) -> Result<(), E>,
+    ) -> Result<SharedTensor, E> {
+        let mut buffer = self.handle.shared.memory.allocate(shape.bytes())?;
+        fill(buffer.as_bytes_mut())?;
+        Ok(SharedTensor::of_bytes(buffer, shape.clone()))
+    }
+
+    /// Sends a tensor under a key: it is kept until a program receives it, or its step is aborted or
+    /// cleaned up. Waits where there is no room for it, at most [`EndpointOptions::send_wait`].
+    ///
+    /// # Errors
+    ///
+    /// See [`SendTensorError`].
+    pub fn send(&self, key: &Key, tensor: SharedTensor) -> Result<(), SendTensorError> {
+        let now = clock::now();
+        let deadline = now + self.handle.shared.options.send_wait;
+        let slot = self.handle.shared.core().send(now, key, tensor, deadline);
+        wait_sent(&self.handle.shared, key, &slot, deadline)
+    }
+
+    /// Offers the tensors of a step to all programs, each any number of times, in place of those that
+    /// were published in this step before. A name that is not among them fails at once.
+    pub fn publish(&self, step: u64, tensors: BTreeMap<String, SharedTensor>) {
+        self.handle.shared.core().publish(clock::now(), step, tensors);
+    }
+
+    /// Receives a tensor that this program sends.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveTensorError`].
+    pub fn receive(&self, key: &Key, limit: Duration) -> Result<ReceivedTensor, ReceiveTensorError> {
+        let now = clock::now();
+        let deadline = now + limit;
+        let slot = self.handle.shared.core().receive(now, key, deadline);
+        loop {
+            if let Some(result) = slot.take() {
+                return result.map(Arrived::take);
+            }
+            let now = clock::now();
+            if now >= deadline {
+                self.handle.shared.core().expire(now);
+            } else {
+                slot.wait(deadline.since(now));
+            }
+        }
+    }
+
+    /// Ends a step: what waits in it here fails with this reason, and what comes to it later, until
+    /// the step is cleaned up. Its tensors are dropped.
+    pub fn abort(&self, step: u64, reason: &str) {
+        self.handle.shared.core().abort(clock::now(), step, reason);
+    }
+
+    /// Forgets a step: what waits in it here fails. Its tensors are dropped.
+    pub fn clean_up(&self, step: u64) {
+        self.handle.shared.core().clean_up(clock::now(), step);
+    }
+
+    /// Another program, by the address `HOST:PORT` of its endpoint. The first receive makes the link.
+    ///
+    /// # Errors
+    ///
+    /// When the address has another form.
+    pub fn connect(&self, address: &str) -> Result<Peer, LinkError> {
+        Peer::new(self.handle.clone(), address)
+    }
+
+    /// What it has counted, and what it holds now.
+    #[must_use]
+    pub fn counts(&self) -> ExchangeCounts {
+        self.handle.shared.core().counts()
+    }
+}
+
+/// Waits for the end of a send.
+fn wait_sent(shared: &Shared, key: &Key, slot: &SendSlot, deadline: Nanos) -> Result<(), SendTensorError> {
+    loop {
+        if let Some(result) = slot.take() {
+            return result;
+        }
+        let now = clock::now();
+        if now < deadline {
+            slot.wait(deadline.since(now));
+            continue;
+        }
+        shared.core().expire(now);
+        return slot.leave().unwrap_or_else(|| {
+            let key = key.clone();
+            Err(SendError::CleanedUp { key }.into())
+        });
+    }
+}
+
+/// A listener at `HOST:PORT` that does not block.
+fn listen(text: &str) -> Result<TcpListener, OpenEndpointError> {
+    let wrong = |source| OpenEndpointError::Address { address: text.to_owned(), source };
+    let mut addresses = text.to_socket_addrs().map_err(wrong)?;
+    let missing = || wrong(std::io::Error::from(std::io::ErrorKind::AddrNotAvailable));
+    let address = addresses.next().ok_or_else(missing)?;
+    let refused = |source| OpenEndpointError::Listen { address, source };
+    let listener = TcpListener::bind(address).map_err(refused)?;
+    listener.set_nonblocking(true).map_err(refused)?;
+    Ok(listener)
+}
+
+/// The identity of a host that was named.
+fn named_host(name: &str) -> [u8; 16] {
+    let hash: [u8; 32] = Sha256::digest(name.as_bytes()).into();
+    std::array::from_fn(|byte| hash[byte])
+}

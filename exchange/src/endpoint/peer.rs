@@ -1,0 +1,347 @@
+//! A program from which this one receives.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+use pleach_transport::mutex::lock;
+use pleach_transport::{Nanos, clock, tune_stream};
+
+use super::Handle;
+use super::connection::Connection;
+use super::core::{ReceiveResult, ReceiveSlot};
+use super::error::{LinkError, ReceiveTensorError};
+use super::frame::{self, HEADER_BYTES};
+use super::handshake::{Handshake, HandshakeError, HandshakeStep};
+use super::options::DEFAULT_WAIT;
+use super::shared::LinkHold;
+use super::tensor::{ReceivedTensor, TensorWay};
+use crate::calls::CallError;
+use crate::key::Key;
+use crate::reference::LinkId;
+
+/// Another program, at its address. The link to it is made by the first receive, and anew after a
+/// loss. Clones share the link. The link is closed after the last drop.
+#[derive(Clone)]
+pub struct Peer {
+    shared: Arc<PeerShared>,
+    limit: Duration,
+}
+
+struct PeerShared {
+    endpoint: Arc<Handle>,
+    address: Arc<str>,
+    state: Mutex<PeerState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct PeerState {
+    link: Option<Arc<LinkHold>>,
+    /// A thread makes the link.
+    is_connecting: bool,
+    /// That of the first link.
+    incarnation: Option<u64>,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Peer({})", self.shared.address)
+    }
+}
+
+impl Peer {
+    pub(crate) fn new(endpoint: Arc<Handle>, address: &str) -> Result<Self, LinkError> {
+        let has_port = address
+            .rsplit_once(':')
+            .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port > 0));
+        if !has_port {
+            let source = Arc::new(io::Error::from(io::ErrorKind::InvalidInput));
+            return Err(LinkError::Address { address: address.into(), source });
+        }
+        let (state, changed) = (Mutex::default(), Condvar::new());
+        let shared = PeerShared { endpoint, address: address.into(), state, changed };
+        Ok(Self { shared: Arc::new(shared), limit: DEFAULT_WAIT })
+    }
+
+    /// The same peer, of which each receive waits at most as long as this; the default is
+    /// [`DEFAULT_WAIT`].
+    #[must_use]
+    pub fn within(&self, limit: Duration) -> Self {
+        Self { shared: self.shared.clone(), limit }
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.shared.address
+    }
+
+    /// Makes the link, if there is none. The first receive does it otherwise.
+    ///
+    /// # Errors
+    ///
+    /// See [`LinkError`].
+    pub fn open(&self) -> Result<(), LinkError> {
+        let now = clock::now();
+        self.shared.link(now, now + self.limit).map(drop)
+    }
+
+    /// Receives the tensor of a key: waits until the peer sends it.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveTensorError`].
+    pub fn receive(&self, key: &Key) -> Result<ReceivedTensor, ReceiveTensorError> {
+        self.start_receive(key)?.wait()
+    }
+
+    /// Asks for the tensor of a key. Waits for no more than the link.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveTensorError`].
+    pub fn start_receive(&self, key: &Key) -> Result<PendingTensor, ReceiveTensorError> {
+        let now = clock::now();
+        let deadline = now + self.limit;
+        let peer = &self.shared;
+        let linked = peer.link(now, deadline);
+        let (link, incarnation) =
+            linked.map_err(|source| ReceiveTensorError::Link { key: key.clone(), source })?;
+        let now = clock::now();
+        let asked = peer.endpoint.shared.core().ask(now, link.number, key, incarnation, deadline);
+        let Some((call, slot)) = asked else {
+            link.set_lost();
+            let (key, peer, cause) = (key.clone(), peer.address.clone(), "its connection closed".into());
+            return Err(CallError::Lost { key, peer, cause }.into());
+        };
+        let (peer, key) = (self.shared.clone(), key.clone());
+        Ok(PendingTensor {
+            request: Some(PendingRequest { peer, link, call, slot, key, since: now, deadline }),
+        })
+    }
+}
+
+impl PeerShared {
+    /// The link, and the incarnation of the peer.
+    fn link(&self, since: Nanos, deadline: Nanos) -> Result<(Arc<LinkHold>, u64), LinkError> {
+        let mut state = lock(&self.state);
+        loop {
+            if let Some(link) = state.link.clone().filter(|link| !link.is_lost()) {
+                return Ok((link, state.incarnation.unwrap_or_default()));
+            }
+            let left = deadline.since(clock::now());
+            if left.is_zero() {
+                return Err(self.timeout(since));
+            }
+            if !state.is_connecting {
+                break;
+            }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_connecting = true;
+        state.link = None;
+        drop(state);
+        let dialed = self.dial(since, deadline);
+        let mut state = lock(&self.state);
+        state.is_connecting = false;
+        self.changed.notify_all();
+        let (socket, id, incarnation) = dialed?;
+        let known = *state.incarnation.get_or_insert(incarnation);
+        if known != incarnation {
+            return Err(LinkError::Restarted { peer: self.address.clone(), known, now: incarnation });
+        }
+        let shared = &self.endpoint.shared;
+        let mut core = shared.core();
+        let number = core.add_receiver(id, &self.address, Connection::new(socket));
+        let hold = LinkHold::new(number, shared);
+        core.hold(&hold);
+        state.link = Some(hold.clone());
+        Ok((hold, incarnation))
+    }
+
+    fn timeout(&self, since: Nanos) -> LinkError {
+        LinkError::Timeout { peer: self.address.clone(), waited: clock::now().since(since) }
+    }
+
+    /// Connects and shakes hands. Returns a socket that does not block, the link and the peer's
+    /// incarnation.
+    fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(OwnedFd, LinkId, u64), LinkError> {
+        let unknown = |source| LinkError::Address { address: self.address.clone(), source: Arc::new(source) };
+        let addresses: Vec<SocketAddr> = self.address.to_socket_addrs().map_err(unknown)?.collect();
+        let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+        for address in addresses {
+            let left = deadline.since(clock::now());
+            if left.is_zero() {
+                return Err(self.timeout(since));
+            }
+            match TcpStream::connect_timeout(&address, left) {
+                Ok(stream) => return self.shake_hands(stream, since, deadline),
+                Err(error) => last = error,
+            }
+        }
+        if last.kind() == io::ErrorKind::TimedOut {
+            return Err(self.timeout(since));
+        }
+        Err(LinkError::Unreachable { peer: self.address.clone(), source: Arc::new(last) })
+    }
+
+    fn shake_hands(
+        &self,
+        mut stream: TcpStream,
+        since: Nanos,
+        deadline: Nanos,
+    ) -> Result<(OwnedFd, LinkId, u64), LinkError> {
+        let failed = |source| LinkError::Handshake { peer: self.address.clone(), source };
+        let secret = self.endpoint.shared.options.secret.clone();
+        let dialed = Handshake::dial(self.endpoint.shared.introduce(), secret);
+        let (mut handshake, mut send) = dialed.map_err(|error| failed(error.into()))?;
+        loop {
+            let frame = exchange(&mut stream, &send, deadline).map_err(|error| match error.kind() {
+                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.timeout(since),
+                io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => failed(HandshakeError::Protocol),
+                _ => LinkError::Unreachable { peer: self.address.clone(), source: Arc::new(error) },
+            })?;
+            match handshake.received(frame.0, &frame.1) {
+                HandshakeStep::Continue(next) => send = next,
+                HandshakeStep::Refused { error, .. } => return Err(failed(error)),
+                HandshakeStep::Done { link, .. } => {
+                    let incarnation = handshake.theirs().map_or(0, |theirs| theirs.incarnation);
+                    let unreachable = |error: io::Error| LinkError::Unreachable {
+                        peer: self.address.clone(),
+                        source: Arc::new(error),
+                    };
+                    stream.set_nonblocking(true).map_err(unreachable)?;
+                    let socket = OwnedFd::from(stream);
+                    tune_stream(&socket).map_err(unreachable)?;
+                    return Ok((socket, link, incarnation));
+                }
+            }
+        }
+    }
+}
+
+/// Sends bytes and receives one frame.
+fn exchange(stream: &mut TcpStream, send: &[u8], deadline: Nanos) -> io::Result<(frame::FrameKind, Vec<u8>)> {
+    let left = || {
+        let left = deadline.since(clock::now());
+        if left.is_zero() { Err(io::Error::from(io::ErrorKind::TimedOut)) } else { Ok(Some(left)) }
+    };
+    stream.set_write_timeout(left()?)?;
+    stream.write_all(send)?;
+    let mut header = [0; HEADER_BYTES];
+    fill(stream, &mut header, &left)?;
+    let invalid = |_| io::Error::from(io::ErrorKind::InvalidData);
+    let (kind, length) = frame::decode(header).map_err(invalid)?;
+    let mut content = vec![0; length];
+    fill(stream, &mut content, &left)?;
+    Ok((kind, content))
+}
+
+/// Receives as many bytes as the buffer has.
+fn fill(
+    stream: &mut TcpStream,
+    buffer: &mut [u8],
+    left: &impl Fn() -> io::Result<Option<Duration>>,
+) -> io::Result<()> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        stream.set_read_timeout(left()?)?;
+        match stream.read(&mut buffer[filled..]) {
+            Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
+            Ok(count) => filled += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// A tensor that was asked for. Its drop cancels the request: a tensor that has not been received
+/// is then for the next receiver.
+#[must_use = "a pending tensor that is dropped is cancelled"]
+pub struct PendingTensor {
+    request: Option<PendingRequest>,
+}
+
+struct PendingRequest {
+    peer: Arc<PeerShared>,
+    link: Arc<LinkHold>,
+    call: u64,
+    slot: ReceiveSlot,
+    key: Key,
+    since: Nanos,
+    deadline: Nanos,
+}
+
+impl fmt::Debug for PendingTensor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let key = self.request.as_ref().map(|request| &request.key);
+        write!(formatter, "PendingTensor({key:?})")
+    }
+}
+
+impl PendingTensor {
+    /// Whether the tensor is here, or it is known that it does not come.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        self.request.as_ref().is_none_or(|request| request.slot.has_ended())
+    }
+
+    /// Waits for the tensor, at most until the deadline of the receive.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveTensorError`].
+    pub fn wait(mut self) -> Result<ReceivedTensor, ReceiveTensorError> {
+        self.request.take().expect("it is taken once").wait()
+    }
+}
+
+impl PendingRequest {
+    fn wait(self) -> Result<ReceivedTensor, ReceiveTensorError> {
+        loop {
+            if let Some(result) = self.slot.take() {
+                return self.take(result);
+            }
+            let now = clock::now();
+            if now >= self.deadline {
+                break;
+            }
+            self.slot.wait(self.deadline.since(now));
+        }
+        let now = clock::now();
+        self.peer.endpoint.shared.core().expire(now);
+        // A tensor whose bytes are on their way when the deadline comes is for the next receiver.
+        match self.slot.leave() {
+            Some(result) => self.take(result),
+            None => {
+                let (key, peer, waited) = (self.key, self.peer.address.clone(), now.since(self.since));
+                Err(CallError::Timeout { key, peer, waited }.into())
+            }
+        }
+    }
+
+    /// The tensor of a call that has ended. Its sender is told that it is no longer needed there.
+    fn take(&self, result: ReceiveResult) -> Result<ReceivedTensor, ReceiveTensorError> {
+        let tensor = result?.take();
+        if tensor.way() == TensorWay::Inline {
+            self.peer.endpoint.shared.core().leases_returned(clock::now(), self.link.number);
+        }
+        Ok(tensor)
+    }
+}
+
+impl Drop for PendingTensor {
+    fn drop(&mut self) {
+        let Some(request) = self.request.take() else { return };
+        if let Some(Ok(arrived)) = request.slot.leave() {
+            arrived.decline();
+        }
+        request.peer.endpoint.shared.core().cancel(clock::now(), request.link.number, request.call);
+    }
+}

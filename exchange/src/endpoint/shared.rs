@@ -1,0 +1,132 @@
+//! What the handles of an endpoint, its peers and its thread share.
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use pleach_transport::mutex::lock;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::core::Core;
+use super::error::OpenEndpointError;
+use super::memory::LendableMemory;
+use super::options::EndpointOptions;
+use crate::introduction::{Fabrics, Introduction};
+
+/// See the module.
+pub(crate) struct Shared {
+    pub(crate) options: EndpointOptions,
+    pub(crate) memory: Arc<LendableMemory>,
+    /// What the introductions of this program say, but for the challenge.
+    introduction: Introduction,
+    core: Mutex<Core>,
+    /// Wakes the thread.
+    wake: OwnedFd,
+    /// Links that nobody uses any more.
+    unused: Mutex<Vec<u64>>,
+    /// The thread is to end. Release store pairs with its acquire load.
+    is_over: AtomicBool,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        options: EndpointOptions,
+        introduction: Introduction,
+        epoll: OwnedFd,
+    ) -> Result<Arc<Self>, OpenEndpointError> {
+        let refused = |source: rustix::io::Errno| OpenEndpointError::System {
+            resource: "descriptor",
+            source: source.into(),
+        };
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(refused)?;
+        let memory = LendableMemory::new(options.limits.arenas);
+        let core = Core::new(introduction.incarnation, &options, memory.clone(), epoll);
+        Ok(Arc::new(Self {
+            options,
+            memory,
+            introduction,
+            core: Mutex::new(core),
+            wake,
+            unused: Mutex::new(Vec::new()),
+            is_over: AtomicBool::new(false),
+        }))
+    }
+
+    pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
+        lock(&self.core)
+    }
+
+    /// An introduction with a new challenge.
+    pub(crate) fn introduce(&self) -> Introduction {
+        Introduction { challenge: pleach_transport::auth::challenge(), ..self.introduction.clone() }
+    }
+
+    pub(crate) fn wake_file(&self) -> &OwnedFd {
+        &self.wake
+    }
+
+    pub(crate) fn wake(&self) {
+        // It fails only when the counter is full, and then the file is readable.
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+
+    /// Ends the thread.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+        self.wake();
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    /// The links that nobody uses since the last call.
+    pub(crate) fn take_unused(&self) -> Vec<u64> {
+        std::mem::take(&mut *lock(&self.unused))
+    }
+}
+
+/// The introduction of a program, without a challenge.
+pub(crate) fn own_introduction(
+    options: &EndpointOptions,
+    address: String,
+    host: [u8; 16],
+    incarnation: u64,
+) -> Introduction {
+    let fabrics = Fabrics { shm: options.may_share_memory(), ..Fabrics::default() };
+    let address = pleach_transport::Address(address);
+    Introduction { host, incarnation, fabrics, address, challenge: [0; 32] }
+}
+
+/// The use of a link to a peer: the link is closed after the last drop.
+pub(crate) struct LinkHold {
+    /// The number of the link in the core.
+    pub(crate) number: u64,
+    /// Set when the link has ended. Release store pairs with the acquire load.
+    is_lost: AtomicBool,
+    shared: Weak<Shared>,
+}
+
+impl LinkHold {
+    pub(crate) fn new(number: u64, shared: &Arc<Shared>) -> Arc<Self> {
+        Arc::new(Self { number, is_lost: AtomicBool::new(false), shared: Arc::downgrade(shared) })
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_lost(&self) {
+        self.is_lost.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for LinkHold {
+    fn drop(&mut self) {
+        // Not closed here: the lock of the core may be held.
+        if let Some(shared) = self.shared.upgrade() {
+            lock(&shared.unused).push(self.number);
+            shared.wake();
+        }
+    }
+}

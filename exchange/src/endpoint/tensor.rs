@@ -1,0 +1,334 @@
+//! Tensors as programs hold them: made here, shared, or received.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+
+use pleach_vocabulary::DataType;
+
+use super::memory::{LendableBuffer, TensorMemoryError};
+use crate::message::Description;
+
+/// Most dimensions of a tensor.
+pub const DIMENSIONS_MAX: usize = 8;
+
+/// The version of a tensor's description.
+const DESCRIPTION_VERSION: u8 = 1;
+
+/// A type of element: plain numbers.
+pub trait TensorElement: bytemuck::Pod {
+    /// Its name on the wire.
+    const DATA_TYPE: DataType;
+}
+
+macro_rules! elements {
+    ($($element:ty => $name:ident),* $(,)?) => {
+        $(impl TensorElement for $element {
+            const DATA_TYPE: DataType = DataType::$name;
+        })*
+    };
+}
+
+elements!(
+    f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => Bf16,
+    i8 => I8, i16 => I16, i32 => I32, i64 => I64,
+    u8 => U8, u16 => U16, u32 => U32, u64 => U64,
+);
+
+/// Type and dimensions of a tensor.
+#[derive(Clone, PartialEq, Eq)]
+pub struct TensorShape {
+    data_type: DataType,
+    dimensions: Arc<[usize]>,
+    /// All elements.
+    bytes: usize,
+}
+
+/// A tensor has elements of another type.
+#[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[error("the tensor has elements of type {data_type}, and {asked} was asked for")]
+pub struct ElementTypeError {
+    /// The type of its elements.
+    pub data_type: DataType,
+    /// The type that was asked for.
+    pub asked: DataType,
+}
+
+impl TensorShape {
+    /// A shape.
+    ///
+    /// # Errors
+    ///
+    /// When there are too many dimensions or elements.
+    pub fn new(data_type: DataType, dimensions: &[usize]) -> Result<Self, TensorMemoryError> {
+        let count = dimensions.len();
+        if count > DIMENSIONS_MAX {
+            return Err(TensorMemoryError::TooManyDimensions { dimensions: count });
+        }
+        let product = dimensions.iter().try_fold(data_type.bytes(), |bytes, size| bytes.checked_mul(*size));
+        let bytes = product.filter(|bytes| isize::try_from(*bytes).is_ok());
+        let bytes = bytes.ok_or(TensorMemoryError::TooManyElements { dimensions: count })?;
+        Ok(Self { data_type, dimensions: dimensions.into(), bytes })
+    }
+
+    /// The type of the elements.
+    #[must_use]
+    pub fn data_type(&self) -> DataType {
+        self.data_type
+    }
+
+    /// The dimensions, the slowest first.
+    #[must_use]
+    pub fn dimensions(&self) -> &[usize] {
+        &self.dimensions
+    }
+
+    /// The length of all elements, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// As it is sent.
+    pub(crate) fn describe(&self) -> Description {
+        let mut bytes = vec![DESCRIPTION_VERSION, self.data_type as u8, self.dimensions.len() as u8];
+        self.dimensions.iter().for_each(|size| bytes.extend((*size as u64).to_le_bytes()));
+        Description::new(&bytes).expect("eight dimensions fit")
+    }
+
+    /// Reads a description of so many bytes of a peer; `None` when it is none of them.
+    pub(crate) fn of(description: &Description, bytes: u64) -> Option<Self> {
+        let (&[version, code, count], rest) = description.as_bytes().split_first_chunk()?;
+        let (sizes, []) = rest.as_chunks::<8>() else { return None };
+        if version != DESCRIPTION_VERSION || sizes.len() != usize::from(count) {
+            return None;
+        }
+        let data_type = DataType::ALL.into_iter().find(|known| *known as u8 == code)?;
+        let sizes = sizes.iter().map(|size| usize::try_from(u64::from_le_bytes(*size)).ok());
+        let dimensions = sizes.collect::<Option<Vec<usize>>>()?;
+        Self::new(data_type, &dimensions).ok().filter(|shape| shape.bytes as u64 == bytes)
+    }
+
+    fn check<T: TensorElement>(&self) -> Result<(), ElementTypeError> {
+        let (data_type, asked) = (self.data_type, T::DATA_TYPE);
+        if data_type == asked { Ok(()) } else { Err(ElementTypeError { data_type, asked }) }
+    }
+}
+
+/// As `f32[2, 3]`.
+impl fmt::Display for TensorShape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}{:?}", self.data_type, self.dimensions)
+    }
+}
+
+impl fmt::Debug for TensorShape {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, formatter)
+    }
+}
+
+/// A tensor in lendable memory that its program writes. It derefs to its elements.
+pub struct Tensor<T> {
+    buffer: LendableBuffer,
+    shape: TensorShape,
+    element: PhantomData<T>,
+}
+
+impl<T: TensorElement> Tensor<T> {
+    pub(crate) fn new(buffer: LendableBuffer, shape: TensorShape) -> Self {
+        Self { buffer, shape, element: PhantomData }
+    }
+
+    /// Type and dimensions.
+    #[must_use]
+    pub fn shape(&self) -> &TensorShape {
+        &self.shape
+    }
+
+    /// The tensor to be sent: nobody writes it any more.
+    #[must_use]
+    pub fn share(self) -> SharedTensor {
+        SharedTensor { buffer: Arc::new(self.buffer), shape: self.shape }
+    }
+}
+
+impl<T: TensorElement> Deref for Tensor<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        bytemuck::cast_slice(self.buffer.as_bytes())
+    }
+}
+
+impl<T: TensorElement> DerefMut for Tensor<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(self.buffer.as_bytes_mut())
+    }
+}
+
+impl<T> fmt::Debug for Tensor<T> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Tensor({})", self.shape)
+    }
+}
+
+/// A tensor that may be sent, any number of times. Clones share the memory.
+#[derive(Clone)]
+pub struct SharedTensor {
+    buffer: Arc<LendableBuffer>,
+    shape: TensorShape,
+}
+
+impl SharedTensor {
+    pub(crate) fn of_bytes(buffer: LendableBuffer, shape: TensorShape) -> Self {
+        Self { buffer: Arc::new(buffer), shape }
+    }
+
+    /// Type and dimensions.
+    #[must_use]
+    pub fn shape(&self) -> &TensorShape {
+        &self.shape
+    }
+
+    /// The bytes of its elements.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        self.buffer.as_bytes()
+    }
+
+    pub(crate) fn buffer(&self) -> &Arc<LendableBuffer> {
+        &self.buffer
+    }
+}
+
+impl fmt::Debug for SharedTensor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "SharedTensor({})", self.shape)
+    }
+}
+
+/// How a tensor came here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TensorWay {
+    /// Its bytes came over the control connection.
+    Inline,
+    /// This program sent it to itself.
+    Local,
+}
+
+impl fmt::Display for TensorWay {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Inline => "inline",
+            Self::Local => "local",
+        })
+    }
+}
+
+/// Where the bytes of a received tensor are.
+pub(crate) enum ReceivedBytes {
+    /// In this program's own memory, of which the tensor is the first bytes.
+    Own(Vec<u64>),
+    /// In lendable memory of this program.
+    Local(SharedTensor),
+}
+
+/// A tensor that was received. Clones are handles of one tensor.
+#[derive(Clone)]
+pub struct ReceivedTensor {
+    bytes: Arc<ReceivedBytes>,
+    shape: TensorShape,
+}
+
+impl ReceivedTensor {
+    pub(crate) fn new(bytes: ReceivedBytes, shape: TensorShape) -> Self {
+        Self { bytes: Arc::new(bytes), shape }
+    }
+
+    /// Type and dimensions.
+    #[must_use]
+    pub fn shape(&self) -> &TensorShape {
+        &self.shape
+    }
+
+    /// How it came.
+    #[must_use]
+    pub fn way(&self) -> TensorWay {
+        match &*self.bytes {
+            ReceivedBytes::Own(_) => TensorWay::Inline,
+            ReceivedBytes::Local(_) => TensorWay::Local,
+        }
+    }
+
+    /// The bytes of its elements.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        let whole = match &*self.bytes {
+            ReceivedBytes::Own(words) => bytemuck::cast_slice(words),
+            ReceivedBytes::Local(tensor) => tensor.as_bytes(),
+        };
+        whole.get(..self.shape.bytes()).unwrap_or_default()
+    }
+
+    /// Its elements.
+    ///
+    /// # Errors
+    ///
+    /// When they are of another type.
+    pub fn as_slice<T: TensorElement>(&self) -> Result<&[T], ElementTypeError> {
+        self.shape.check::<T>()?;
+        // Own memory and blocks of arenas are aligned for every element.
+        Ok(bytemuck::cast_slice(self.as_bytes()))
+    }
+}
+
+impl fmt::Debug for ReceivedTensor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "ReceivedTensor({}, {})", self.shape, self.way())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_survives_the_wire_and_only_for_its_bytes() {
+        for dimensions in [&[][..], &[0], &[2, 3], &[1; DIMENSIONS_MAX]] {
+            let shape = TensorShape::new(DataType::F64, dimensions).expect("is small");
+            let bytes = shape.bytes() as u64;
+            assert_eq!(TensorShape::of(&shape.describe(), bytes), Some(shape.clone()));
+            assert_eq!(TensorShape::of(&shape.describe(), bytes + 1), None);
+        }
+    }
+
+    #[test]
+    fn a_description_that_is_wrong_is_no_shape() {
+        let huge = [u64::MAX.to_le_bytes(), 2_u64.to_le_bytes()].concat();
+        for bytes in [
+            &[][..],
+            &[1, 1],
+            &[2, 1, 0],
+            &[1, 99, 0],
+            &[1, 1, 1],
+            &[1, 1, 0, 0],
+            &[&[1, 1, 2][..], &huge].concat(),
+        ] {
+            let description = Description::new(bytes).expect("is short");
+            assert_eq!(TensorShape::of(&description, 4), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_shape_has_limits() {
+        let error = TensorShape::new(DataType::U8, &[1; 9]).expect_err("has nine dimensions");
+        assert_eq!(error.to_string(), "a tensor has 9 dimensions, more than 8; join some");
+        let error = TensorShape::new(DataType::U64, &[usize::MAX / 8, 2]).expect_err("is too large");
+        assert_eq!(error.to_string(), "a tensor of 2 dimensions has too many elements");
+        let shape = TensorShape::new(DataType::F32, &[2, 3]).expect("is small");
+        assert_eq!((shape.to_string(), shape.bytes()), ("f32[2, 3]".to_owned(), 24));
+    }
+}

@@ -1,0 +1,161 @@
+//! Programs that exchange tensors and are killed, stopped or restarted.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use pleach_exchange::message::FailureKind;
+use pleach_exchange::{Endpoint, EndpointOptions, Key, Peer};
+use pleach_transport::clock;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+/// Longer than any test takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Tells a child its part: `send`, or `receive HOST:PORT`.
+const PART: &str = "PLEACH_TEST_PART";
+
+fn key(step: u64, name: &str) -> Key {
+    Key::new(step, name).expect("a good name")
+}
+
+fn open() -> Endpoint {
+    Endpoint::open(&EndpointOptions::default()).expect("a free port of loopback")
+}
+
+/// What a child does; nothing in the process of the tests.
+#[test]
+fn part_of_a_child() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let endpoint = open();
+    if let Some(address) = part.strip_prefix("receive ") {
+        let peer = endpoint.connect(address).expect("an address").within(LONG);
+        let mut held = Vec::new();
+        println!("ready");
+        loop {
+            let received = peer.receive(&key(0, "w")).expect("is published");
+            let values = received.as_slice::<u32>().expect("numbers");
+            assert!(values.iter().all(|value| *value == values[0]), "a torn tensor");
+            held.push(received);
+            if held.len() > 3 {
+                held.clear();
+            }
+        }
+    }
+    let mut tensor = endpoint.tensor::<u32>(&[1000]).expect("there is memory");
+    tensor.fill(5);
+    endpoint.send(&key(1, "w"), tensor.share()).expect("there is room");
+    println!("ready {}", endpoint.address());
+    // Until it is killed.
+    let _ = endpoint.receive(&key(9, "never"), Duration::MAX);
+}
+
+/// A child that is killed at the end of the test.
+struct Program {
+    child: Child,
+    /// What it printed when it was ready.
+    ready: String,
+}
+
+impl Program {
+    fn start(part: &str) -> Self {
+        let program = std::env::current_exe().expect("this test");
+        let mut child = Command::new(program)
+            .args(["--exact", "part_of_a_child", "--nocapture"])
+            .env(PART, part)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("this test starts");
+        let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
+        // The harness may have begun the line.
+        let ready = lines
+            .map_while(Result::ok)
+            .find_map(|line| line.find("ready").map(|at| line[at + "ready".len()..].trim().to_owned()));
+        Self { child, ready: ready.expect("it prints that it is ready") }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("it runs");
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().expect("it runs");
+        self.child.wait().expect("it was killed");
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn peer_of(endpoint: &Endpoint, program: &Program) -> Peer {
+    endpoint.connect(&program.ready).expect("an address").within(LONG)
+}
+
+#[test]
+fn a_sender_that_is_killed_fails_its_calls_and_no_others() {
+    let (mut killed, other) = (Program::start("send"), Program::start("send"));
+    let endpoint = open();
+    let (peer, other_peer) = (peer_of(&endpoint, &killed), peer_of(&endpoint, &other));
+    let received = peer.receive(&key(1, "w")).expect("was sent");
+    let pending = peer.start_receive(&key(7, "later")).expect("it listens");
+    let other_pending = other_peer.start_receive(&key(7, "later")).expect("it listens");
+    killed.kill();
+    let error = pending.wait().expect_err("the sender is gone");
+    assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
+    let text = error.to_string();
+    assert!(text.contains("'later' of step 7") && text.contains(&killed.ready), "{text}");
+    assert_eq!(received.as_slice::<u32>(), Ok(&[5; 1000][..]), "what was received stays");
+    assert!(!other_pending.is_ready());
+    assert_eq!(other_peer.receive(&key(1, "w")).expect("was sent").as_slice::<u32>(), Ok(&[5; 1000][..]));
+}
+
+#[test]
+fn a_sender_that_is_stopped_fails_calls_at_their_deadline_and_goes_on_later() {
+    let stopped = Program::start("send");
+    let endpoint = open();
+    let peer = peer_of(&endpoint, &stopped);
+    peer.open().expect("it listens");
+    stopped.signal(Signal::STOP);
+    // The kernel stops its threads one after another.
+    let state = waitpid(Some(Pid::from_child(&stopped.child)), WaitOptions::UNTRACED);
+    assert!(state.expect("is a child").is_some_and(|(_, status)| status.stopped()));
+    let error = peer.within(Duration::from_millis(50)).receive(&key(1, "w")).expect_err("is stopped");
+    assert_eq!(error.kind(), FailureKind::Timeout, "{error}");
+    stopped.signal(Signal::CONT);
+    // The call that has ended took nothing.
+    assert_eq!(peer.receive(&key(1, "w")).expect("was sent").as_slice::<u32>(), Ok(&[5; 1000][..]));
+}
+
+#[test]
+fn receivers_that_come_and_are_killed_leave_nothing_behind() {
+    const PROGRAMS: usize = 16;
+    let endpoint = open();
+    let mut tensor = endpoint.tensor::<u32>(&[10_000]).expect("there is memory");
+    tensor.fill(9);
+    endpoint.publish(0, [("w".to_owned(), tensor.share())].into());
+    let part = format!("receive {}", endpoint.address());
+    for number in 0..PROGRAMS {
+        let mut program = Program::start(&part);
+        // Killed at different points of its receives.
+        let until = clock::now() + Duration::from_millis(number as u64 % 8 * 3);
+        while clock::now() < until {
+            std::thread::yield_now();
+        }
+        program.kill();
+    }
+    let until = clock::now() + LONG;
+    while endpoint.counts().bytes_lent > 0 || endpoint.counts().links > 0 {
+        assert!(clock::now() < until, "a killed receiver holds {:?}", endpoint.counts());
+        std::thread::yield_now();
+    }
+    endpoint.publish(0, [].into());
+    let again = endpoint.tensor::<u32>(&[10_000]).expect("there is memory");
+    drop(again);
+    let counts = endpoint.counts();
+    assert!(counts.arena_bytes <= 2 * 40_000 + 128, "the memory was used again: {counts:?}");
+}
