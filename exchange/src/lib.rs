@@ -16,8 +16,8 @@
 //! | arena | lendable memory that the holders of one secret, a trust domain, may map | TensorFlow, Arrow: memory pool |
 //! | incarnation | a number that a program draws at its start, so that a restarted one is another one | TensorFlow: the same |
 //!
-//! A program opens an [`Endpoint`], which listens and holds what the program sends. Another program's
-//! endpoint connects to it ([`Peer`]) and receives.
+//! A program opens an [`Endpoint`], which listens and holds what the program sends. Another
+//! program's endpoint connects to it ([`Peer`]) and receives.
 //!
 //! **Invariant:** what decides here is pure. Nothing outside of [`endpoint`] opens a socket or a
 //! device, starts a thread or reads a clock: `now` is an argument, and each wait has a deadline.

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_metrics_are_answered_and_strangers_end_nothing() {
+    fn only_metrics_are_answered_and_other_requests_end_nothing() {
         let server = MetricsServer::start(ANY, || "pleach_x 1\n".to_owned()).unwrap();
         let good = b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n";
         let expect_good = || {

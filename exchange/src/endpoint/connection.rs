@@ -161,7 +161,8 @@ impl Connection {
         }
     }
 
-    /// The frame at the beginning of the buffer, if it is whole: its kind, and where its content is.
+    /// The frame at the beginning of the buffer, if it is whole: its kind, and where its content
+    /// is.
     fn buffered_frame(&mut self) -> Result<Option<(FrameKind, std::ops::Range<usize>)>, ConnectionEnd> {
         let buffered = &self.buffer[self.start..self.end];
         let Some(header) = buffered.first_chunk::<HEADER_BYTES>() else { return Ok(None) };

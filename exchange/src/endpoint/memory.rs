@@ -116,16 +116,17 @@ impl LendableBuffer {
     /// Its bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         let start = self.range().start as usize;
-        // SAFETY: the plan gave this block to this buffer alone, inside of the arena, which `memory`
-        // keeps mapped. Only `as_bytes_mut` writes here, which borrows the buffer as a whole; other
-        // processes cannot write.
+        // SAFETY: the plan gave this block to this buffer alone, inside of the arena, which
+        // `memory` keeps mapped. Only `as_bytes_mut` writes here, which borrows the buffer as a
+        // whole; other processes cannot write.
         unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr().add(start), self.bytes) }
     }
 
     /// Its bytes, to be written.
     pub(crate) fn as_bytes_mut(&mut self) -> &mut [u8] {
         let start = self.range().start as usize;
-        // SAFETY: as in `as_bytes`. The buffer is not shared yet, so no peer has been told to read it.
+        // SAFETY: as in `as_bytes`. The buffer is not shared yet, so no peer has been told to read
+        // it.
         unsafe { std::slice::from_raw_parts_mut(self.memory.base().as_ptr().add(start), self.bytes) }
     }
 
@@ -143,8 +144,8 @@ impl LendableBuffer {
     fn overwrite(&mut self, range: Range<u64>) {
         let (start, end) = (range.start as usize, (range.end as usize).min(self.memory.len()));
         if start < end {
-            // SAFETY: inside of the arena. It was idle until this buffer was allocated: no other buffer
-            // lies there, and nobody of its new domain has mapped it.
+            // SAFETY: inside of the arena. It was idle until this buffer was allocated: no other
+            // buffer lies there, and nobody of its new domain has mapped it.
             unsafe { std::ptr::write_bytes(self.memory.base().as_ptr().add(start), 0, end - start) };
         }
     }

@@ -14,8 +14,8 @@
 //! dialed asks, the other one answers. The pure parts decide ([`crate::Server`], [`crate::Calls`]);
 //! [`core`] carries out what they decide, under one lock.
 //!
-//! **Invariant:** each request of this program ends by its deadline, whatever its peers do. After an
-//! error no peer changes a byte that this program can see.
+//! **Invariant:** each request of this program ends by its deadline, whatever its peers do. After
+//! an error no peer changes a byte that this program can see.
 
 mod connection;
 mod core;
@@ -61,8 +61,8 @@ pub use self::tensor::{
 use crate::key::Key;
 use crate::table::SendError;
 
-/// A program's end of the tensor exchange. Clones are handles of one endpoint. It ends with its last
-/// handle and the last peer's.
+/// A program's end of the tensor exchange. Clones are handles of one endpoint. It ends with its
+/// last handle and the last peer's.
 #[derive(Clone)]
 pub struct Endpoint {
     handle: Arc<Handle>,
@@ -174,8 +174,8 @@ impl Endpoint {
         Ok(SharedTensor::of_bytes(buffer, shape.clone()))
     }
 
-    /// Sends a tensor under a key: it is kept until a program receives it, or its step is aborted or
-    /// cleaned up. Waits where there is no room for it, at most [`EndpointOptions::send_wait`].
+    /// Sends a tensor under a key: it is kept until a program receives it, or its step is aborted
+    /// or cleaned up. Waits where there is no room for it, at most [`EndpointOptions::send_wait`].
     ///
     /// # Errors
     ///
@@ -187,8 +187,8 @@ impl Endpoint {
         wait_sent(&self.handle.shared, key, &slot, deadline)
     }
 
-    /// Offers the tensors of a step to all programs, each any number of times, in place of those that
-    /// were published in this step before. A name that is not among them fails at once.
+    /// Offers the tensors of a step to all programs, each any number of times, in place of those
+    /// that were published in this step before. A name that is not among them fails at once.
     pub fn publish(&self, step: u64, tensors: BTreeMap<String, SharedTensor>) {
         self.handle.shared.core().publish(clock::now(), step, tensors);
     }
@@ -226,7 +226,8 @@ impl Endpoint {
         self.handle.shared.core().clean_up(clock::now(), step);
     }
 
-    /// Another program, by the address `HOST:PORT` of its endpoint. The first receive makes the link.
+    /// Another program, by the address `HOST:PORT` of its endpoint. The first receive makes the
+    /// link.
     ///
     /// # Errors
     ///
