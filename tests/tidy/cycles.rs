@@ -95,7 +95,7 @@ fn used_modules(source: &str, depth: usize) -> BTreeSet<String> {
 }
 
 /// The first names of a path, or of each path of a list in braces.
-fn first_names(rest: &str) -> Vec<String> {
+pub(crate) fn first_names(rest: &str) -> Vec<String> {
     let name = |text: &str| words(text).next().unwrap_or_default().to_owned();
     let Some(list) = rest.strip_prefix('{') else { return vec![name(rest)] };
     let (mut names, mut depth, mut is_first) = (Vec::new(), 0, true);

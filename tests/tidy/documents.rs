@@ -209,6 +209,7 @@ fn is_of_the_program(file: &Written) -> bool {
         "collectives/src/",
         "graph-analyzer/src/",
         "exchange/src/",
+        "training/src/",
     ];
     file.is_rust()
         && folders.iter().any(|folder| file.name.starts_with(folder))

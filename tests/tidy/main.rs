@@ -66,6 +66,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/group/premultiplied.rs", "products of a call's elements by their addresses"),
     ("collectives/src/group/raw.rs", "operations on memory by its address"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
+    ("training/src/svm/wide.rs", "calls loops that were compiled for vectors of this processor"),
     ("ffi/src", "addresses and handles that C programs give"),
     ("ffi/benches/over_rust.rs", "calls as C programs make them"),
     ("exchange/src/endpoint/memory.rs", "lendable memory as slices"),
@@ -93,6 +94,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
     ("pleach-graph-analyzer", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-exchange", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
+    ("pleach-training", &["pleach-collectives", "pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-onnx-regenerate", &[]),
     ("pleach-ffi", &["pleach-collectives", "pleach-transport", "pleach-vocabulary"]),
     (
@@ -115,6 +117,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "pleach-schedule",
             "pleach-collectives",
             "pleach-graph-analyzer",
+            "pleach-training",
             "pleach-vocabulary",
         ],
     ),
@@ -264,6 +267,35 @@ fn crates_depend_in_one_direction() {
             );
         }
     }
+}
+
+/// Training is an application: it does with the crates below what any program can do with the
+/// facade.
+#[test]
+fn training_imports_only_what_the_facade_exports() {
+    let facade = blanked(&read("src/lib.rs"));
+    let (public, _) = facade.split_once("#[doc(hidden)]").expect("the crates below come last");
+    let exported: Vec<&str> = words(public).collect();
+    let (mut seen, mut hidden) = (0, Vec::new());
+    for file in written().iter().filter(|file| file.name.starts_with("training/src/")) {
+        if file.name.ends_with("/tests.rs") {
+            continue;
+        }
+        let source = blanked(file.text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default());
+        for (at, prefix) in ["pleach_collectives::", "pleach_transport::", "pleach_vocabulary::"]
+            .iter()
+            .flat_map(|prefix| source.match_indices(prefix))
+        {
+            for name in cycles::first_names(&source[at + prefix.len()..]) {
+                seen += 1;
+                if !exported.contains(&name.as_str()) {
+                    hidden.push(format!("{}: {name}", file.name));
+                }
+            }
+        }
+    }
+    assert!(seen > 10, "only {seen} imports were found");
+    assert!(hidden.is_empty(), "the facade does not export these names:\n{}", hidden.join("\n"));
 }
 
 #[test]
