@@ -195,7 +195,7 @@ mod tests {
                 let norms: Vec<f64> = (0..3).map(|row| samples.row(row).norm()).collect();
                 let mut row = [0.0; 3];
                 assert!(query.fill(kernel, &samples, &[0, 1, 2], |at| norms[at], &mut row));
-                for second in 0..3 {
+                for (second, found) in row.iter().copied().map(f64::from).enumerate() {
                     let pairs = || plain(first).into_iter().zip(plain(second));
                     let product: f64 = pairs().map(|(x, y)| x * y).sum();
                     let distance: f64 = pairs().map(|(x, y)| (x - y) * (x - y)).sum();
@@ -207,7 +207,6 @@ mod tests {
                         Kernel::Rbf { gamma } => (-gamma * distance).exp(),
                         Kernel::Sigmoid { gamma, offset } => (gamma * product + offset).tanh(),
                     };
-                    let found = f64::from(row[second]);
                     let error = (found - expected).abs();
                     assert!(
                         error <= 1e-7 * expected.abs(),

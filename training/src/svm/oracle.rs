@@ -105,9 +105,8 @@ fn solved(mut rows: Vec<Vec<f64>>, size: usize) -> Option<Vec<f64>> {
         }
         for other in (0..size).filter(|other| *other != column) {
             let factor = rows[other][column] / rows[column][column];
-            for at in column..=size {
-                rows[other][at] -= factor * rows[column][at];
-            }
+            let pivot_row = rows[column].clone();
+            rows[other].iter_mut().zip(pivot_row).for_each(|(value, pivot)| *value -= factor * pivot);
         }
     }
     Some((0..size).map(|at| rows[at][size] / rows[at][at]).collect())
