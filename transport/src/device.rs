@@ -43,6 +43,13 @@
 //!     that the severed peer could write as well, and that only on a fabric that maps while the
 //!     peer's process has not ended. Memory that was registered for one peer alone
 //!     ([`Device::register_for`]) has a bad key for all others (line 8).
+//! 16. A rank is free again when `Departed`, `PeerLost` or `Severed` of its peer was polled. From
+//!     then on [`Device::connect`] gives it to another process, an [`Incarnation`], and touches no
+//!     other pair. Nothing late of the former process is taken for its successor's: no signal,
+//!     message, end or loss. The successor finds new signal slots. The former process's keys, and
+//!     those of memory that was registered for it alone, are bad for the successor (line 8). A
+//!     process that had the rank does not get it back from the device that it was connected to.
+//!     Severing a rank severs every process that has had it (line 9).
 
 mod error;
 
@@ -57,9 +64,9 @@ pub use self::error::{
     BackendError, ConnectError, LossCause, LossKind, MapError, PostError, ProtocolViolation, RegisterError,
     SubmitError, TransferError,
 };
-pub(crate) use self::error::{check_only, files_allowed};
+pub(crate) use self::error::{awaits_end, check_only, files_allowed};
 use crate::Rank;
-use crate::auth::Secret;
+use crate::auth::{Secret, random_bytes};
 use crate::clock::Nanos;
 use crate::memory::Memory;
 use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, Slice};
@@ -222,11 +229,45 @@ impl fmt::Display for Address {
     }
 }
 
+/// What tells a device from all others that have, had or will have its rank: 64 random bits, drawn
+/// when the device is made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Incarnation(pub u64);
+
+impl Incarnation {
+    /// Another one than any before.
+    pub(crate) fn fresh() -> Self {
+        Self(u64::from_ne_bytes(random_bytes()))
+    }
+}
+
+impl fmt::Debug for Incarnation {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:016x}", self.0)
+    }
+}
+
+/// How a device meets one of another world ([`Device::meet`]). One end dials, the other awaits it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Meeting<'a> {
+    /// This device dials.
+    Dial {
+        /// The peer's address.
+        address: &'a Address,
+        /// The rank that the peer gives to this device.
+        own: Rank,
+    },
+    /// The peer dials, at the address of this device.
+    Await,
+}
+
 /// The properties of a device. They never change.
 #[derive(Clone)]
 pub struct DeviceInfo {
     /// This rank.
     pub rank: Rank,
+    /// The process that has the rank.
+    pub incarnation: Incarnation,
     /// Its address; peers connect to it.
     pub address: Address,
     /// Its name: `sim`, `shm`, `tcp`, `shm+tcp`, `verbs`, `shm+verbs`.
@@ -421,7 +462,8 @@ pub unsafe trait Device: Send {
     fn register(&mut self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError>;
 
     /// As [`Device::register`], for one peer alone, connected or not. A fabric that maps gives the
-    /// memory to no other peer, so that severing others leaves it in place. Line 15.
+    /// memory to no other peer, so that severing others leaves it in place. When the rank is given
+    /// to another process, peers have no access any more. Lines 15 and 16.
     ///
     /// # Errors
     ///
@@ -443,13 +485,26 @@ pub unsafe trait Device: Send {
     /// See [`MapError`].
     fn map_read_only(&mut self, peer: Rank, slice: &RemoteSlice) -> Result<ReadOnlyMapped, MapError>;
 
-    /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order. Line
-    /// 4.
+    /// Starts to connect; `Connected` or `PeerLost` ends it. Both ends call it, in any order and at
+    /// any time. Does nothing for a peer that is connected or connecting. A rank that is free again
+    /// is given to the process that comes next. Lines 4 and 16.
     ///
     /// # Errors
     ///
     /// See [`ConnectError`].
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError>;
+
+    /// As [`Device::connect`], to a device of another world: each end gives the other a rank of its
+    /// own world, and the end that dials was told its rank. So a server has a rank for each of its
+    /// clients, as many as its world is large, and each client has one for the server.
+    ///
+    /// # Errors
+    ///
+    /// See [`ConnectError`].
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError>;
+
+    /// The process that has the rank, or had it last, once it was connected. Line 16.
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation>;
 
     /// Starts to sever a peer; `Severed` ends it, in a time bounded by this process's own work,
     /// whatever state the peer is in: not connected, lost, departed or severed. A fabric that maps
@@ -473,7 +528,8 @@ pub unsafe trait Device: Send {
     /// See [`SubmitError`]; it has no effect then.
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError>;
 
-    /// The signal slots of this rank for `peer`'s signals. Line 1.
+    /// The signal slots of this rank for `peer`'s signals. A process that takes the rank of another
+    /// has new ones from `connect` on. Lines 1 and 16.
     fn signal_slots(&self, peer: Rank) -> Signals;
 
     /// Sends a control message (at most [`MESSAGE_BYTES_MAX`] bytes) to the peer's [`Responder`].

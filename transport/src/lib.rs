@@ -78,8 +78,9 @@ pub use clock::Nanos;
 pub use control::{host_identity, listening_address, tune_stream};
 pub use device::{
     Address, Armed, AtomicOp, BackendError, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush,
-    LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, PostError, Reach, RegisterError, Responder, Source,
-    SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, Wake, WakeSource,
+    Incarnation, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, Meeting, PostError, Reach, RegisterError,
+    Responder, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, Wake,
+    WakeSource,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;

@@ -17,9 +17,9 @@ use pleach_transport::hybrid::{HybridDevice, PeerFabric};
 use pleach_transport::rendezvous::World;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError, Mapped, Memory,
-    Nanos, PostError, ReadOnlyMapped, Region, RegisterError, RemoteSlice, Secret, Signal, Signals,
-    SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource, clock,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, MapError,
+    Mapped, Meeting, Memory, Nanos, PostError, ReadOnlyMapped, Region, RegisterError, RemoteSlice, Secret,
+    Signal, Signals, SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource, clock,
 };
 use pleach_vocabulary::Rank;
 
@@ -111,6 +111,12 @@ unsafe impl Device for Interrupted {
     }
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
         self.inner.connect(peer, address)
+    }
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        self.inner.meet(peer, meeting)
+    }
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.inner.incarnation(peer)
     }
     fn sever(&mut self, peer: Rank) {
         self.inner.sever(peer);

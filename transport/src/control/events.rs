@@ -1,5 +1,6 @@
 //! The events of a control plane that wait for the device to poll.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,7 +22,7 @@ pub(crate) trait FabricMessage: Sized + Send + 'static {
     }
 }
 
-/// From the watcher to the device.
+/// From the watcher to the device, of the current generation of a pair.
 pub(crate) enum ControlEvent<M> {
     /// The pair has its control stream and its data connections, if the fabric has some.
     Opened { peer: Rank, pair: OpenedPair },
@@ -33,27 +34,47 @@ pub(crate) enum ControlEvent<M> {
     Lost { peer: Rank, cause: LossCause },
 }
 
+impl<M> ControlEvent<M> {
+    fn peer(&self) -> Rank {
+        match self {
+            Self::Opened { peer, .. }
+            | Self::Message { peer, .. }
+            | Self::Departed { peer }
+            | Self::Lost { peer, .. } => *peer,
+        }
+    }
+}
+
 /// See the module. A poll without events reads two flags.
 pub(crate) struct ControlEventQueue<M> {
     /// Wakes the device.
     wake_source: EventFlag,
     has_events: AtomicBool,
-    events: Mutex<Vec<ControlEvent<M>>>,
+    queue: Mutex<GenerationEvents<M>>,
+}
+
+struct GenerationEvents<M> {
+    /// With the generation of its pair.
+    events: Vec<(u32, ControlEvent<M>)>,
+    /// The generations of pairs, as the watcher has begun them; zero where there is none.
+    generations: BTreeMap<Rank, u32>,
 }
 
 impl<M> ControlEventQueue<M> {
     pub(crate) fn new() -> Result<Self, OpenError> {
         let wake_source =
             EventFlag::new().map_err(|source| OpenError::System { resource: "event descriptors", source })?;
-        Ok(Self { wake_source, has_events: AtomicBool::new(false), events: Mutex::new(Vec::new()) })
+        let queue = GenerationEvents { events: Vec::new(), generations: BTreeMap::new() };
+        Ok(Self { wake_source, has_events: AtomicBool::new(false), queue: Mutex::new(queue) })
     }
 
     fn push(&self, event: ControlEvent<M>) {
-        let mut events = lock(&self.events);
-        events.push(event);
+        let mut queue = lock(&self.queue);
+        let generation = queue.generations.get(&event.peer()).copied().unwrap_or_default();
+        queue.events.push((generation, event));
         // Release: pairs with the acquire in `has_events`.
         self.has_events.store(true, Ordering::Release);
-        drop(events);
+        drop(queue);
         self.wake_source.wake();
     }
 }
@@ -76,12 +97,17 @@ impl<M: Send + 'static> Control<ControlEventQueue<M>> {
         self.handler().has_events.load(Ordering::Acquire)
     }
 
-    /// The events since the last call.
+    /// The events since the last call, but for those of former generations.
     pub(crate) fn take_events(&self) -> Vec<ControlEvent<M>> {
-        let mut events = lock(&self.handler().events);
+        let mut queue = lock(&self.handler().queue);
         // Release: under the lock, so it never hides events that are still there.
         self.handler().has_events.store(false, Ordering::Release);
-        std::mem::take(&mut *events)
+        let events = std::mem::take(&mut queue.events);
+        drop(queue);
+        let is_current =
+            |generation: u32, event: &ControlEvent<M>| generation == self.generation(event.peer());
+        let current = events.into_iter().filter(|(generation, event)| is_current(*generation, event));
+        current.map(|(_, event)| event).collect()
     }
 }
 
@@ -92,6 +118,10 @@ impl<M: Send> Wake for ControlEventQueue<M> {
 }
 
 impl<M: FabricMessage> FabricHandler for ControlEventQueue<M> {
+    fn restarted(&self, peer: Rank, generation: u32) {
+        lock(&self.queue).generations.insert(peer, generation);
+    }
+
     fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause> {
         self.push(ControlEvent::Opened { peer, pair });
         Ok(None)

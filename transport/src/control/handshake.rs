@@ -8,21 +8,27 @@
 
 use crate::Rank;
 use crate::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
-use crate::device::ProtocolViolation;
+use crate::device::{Incarnation, ProtocolViolation};
 use crate::wire::{Reader, Writer};
 
 /// The beginning of every hello: the name and, as its last two bytes, the version of the protocol.
-const MAGIC: [u8; 8] = *b"pleach\0\x01";
+const MAGIC: [u8; 8] = *b"pleach\0\x02";
 const NAME_BYTES: usize = 6;
 
 /// Length of a hello, in bytes.
-pub(crate) const HELLO_BYTES: usize = 88;
+pub(crate) const HELLO_BYTES: usize = 96;
+
+/// The shortest hello of any version, in bytes: that of version 1.
+const HELLO_BYTES_MIN: usize = 88;
+
+/// The number of ranks in the hello of a device that shares no world with the other end.
+const NO_WORLD: u32 = 0;
 const ANSWER_BYTES: usize = TAG_BYTES;
 const VERDICT_BYTES: usize = 1 + TAG_BYTES;
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(crate) enum Role {
     /// The control stream.
     Control,
     /// Data from the dialer to the listener.
@@ -40,9 +46,11 @@ pub(crate) struct Hello {
     pub(super) index: u8,
     /// Data connections in each direction.
     data_connections: u8,
+    /// The sender's rank in the world of the receiver.
     pub(super) rank: Rank,
-    /// The rank that the sender expects at the other end.
-    expected: Rank,
+    /// The receiver's rank in the world of the sender.
+    pub(crate) expected: Rank,
+    /// The number of ranks; zero when the ends share no world.
     world_size: u32,
     /// Signal slots that the sender keeps for this peer.
     pub(super) signal_slots: u32,
@@ -50,6 +58,8 @@ pub(crate) struct Hello {
     pub(super) process: u32,
     /// The same on all connections of one attempt.
     pub(super) session: u64,
+    /// The sender's device.
+    pub(crate) incarnation: Incarnation,
     /// The sender's host and process number space; zero: unknown.
     pub(super) host: [u8; 16],
     challenge: [u8; TAG_BYTES],
@@ -65,7 +75,8 @@ impl Hello {
         let writer = Writer::default().raw(&self.version).raw(&[role, self.index, self.data_connections, 0]);
         let words = [self.rank, self.expected, self.world_size, self.signal_slots, self.process];
         let writer = words.into_iter().fold(writer, Writer::u32);
-        writer.u64(self.session).raw(&self.host).raw(&self.challenge).to_array()
+        let writer = writer.u64(self.session).u64(self.incarnation.0);
+        writer.raw(&self.host).raw(&self.challenge).to_array()
     }
 
     pub(crate) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, ProtocolViolation> {
@@ -92,10 +103,27 @@ impl Hello {
             signal_slots: reader.u32()?,
             process: reader.u32()?,
             session: reader.u64()?,
+            incarnation: Incarnation(reader.u64()?),
             host: reader.array()?,
             challenge: reader.array()?,
         })
     }
+
+    /// Whether the two ends share no world.
+    pub(crate) fn is_of_other_world(&self) -> bool {
+        self.world_size == NO_WORLD
+    }
+}
+
+/// The ends of a connection as the dialer names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct EndRanks {
+    /// The dialer's rank in the world of the listener.
+    pub(crate) dialer: Rank,
+    /// The listener's rank in the world of the dialer.
+    pub(crate) listener: Rank,
+    /// Whether both are in one world.
+    pub(crate) share_world: bool,
 }
 
 /// The identity of this process, which its hellos state.
@@ -107,6 +135,7 @@ pub(super) struct Identity {
     pub(super) data_connections: u8,
     pub(super) signal_slots: u32,
     pub(super) process: u32,
+    pub(crate) incarnation: Incarnation,
     pub(super) host: [u8; 16],
     pub(super) secret: Option<Secret>,
 }
@@ -117,6 +146,7 @@ impl Identity {
         1 + 2 * usize::from(self.data_connections)
     }
 
+    /// The hello to a peer of this world.
     fn hello(&self, role: Role, index: u8, expected: Rank, session: u64) -> Hello {
         Hello {
             version: MAGIC,
@@ -129,6 +159,7 @@ impl Identity {
             signal_slots: self.signal_slots,
             process: self.process,
             session,
+            incarnation: self.incarnation,
             host: self.host,
             challenge: challenge(),
         }
@@ -137,7 +168,7 @@ impl Identity {
 
 /// The state of a handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Progress {
+pub(crate) enum Progress {
     /// Bytes are to be sent or received.
     Pending,
     /// The dialer is authenticated, and the listener must decide on it with [`Handshake::admit`].
@@ -170,9 +201,13 @@ pub(super) struct Handshake {
 }
 
 impl Handshake {
-    /// The end that dialed `expected`.
-    pub(super) fn dial(identity: &Identity, role: Role, index: u8, expected: Rank, session: u64) -> Self {
-        let hello = identity.hello(role, index, expected, session);
+    /// The end that dialed.
+    pub(super) fn dial(identity: &Identity, role: Role, index: u8, ends: EndRanks, session: u64) -> Self {
+        let hello = Hello {
+            rank: ends.dialer,
+            world_size: if ends.share_world { identity.world_size } else { NO_WORLD },
+            ..identity.hello(role, index, ends.listener, session)
+        };
         let mut handshake = Self::new(identity, Side::Dialer);
         handshake.outgoing.extend_from_slice(&hello.encode());
         handshake.own = Some(hello);
@@ -229,6 +264,10 @@ impl Handshake {
             if self.incoming[..have] != MAGIC[..have] {
                 return self.fail(ProtocolViolation::Version);
             }
+            // The hello of another version may be shorter.
+            if self.filled >= HELLO_BYTES_MIN && self.incoming[..MAGIC.len()] != MAGIC {
+                return self.other_version();
+            }
         }
         if !self.room().is_empty() {
             return Progress::Pending;
@@ -248,18 +287,25 @@ impl Handshake {
         Progress::Failed(violation, self.theirs.map(|hello| hello.rank))
     }
 
+    /// Fails; a listener tells the dialer its own version.
+    fn other_version(&mut self) -> Progress {
+        if self.side == Side::Listener {
+            let own = self.identity.hello(Role::Control, 0, self.identity.rank, 0);
+            self.outgoing.extend_from_slice(&own.encode());
+        }
+        self.fail(ProtocolViolation::Version)
+    }
+
     fn hello_came_to_listener(&mut self) -> Progress {
         let theirs = match Hello::decode(&self.incoming) {
             Ok(hello) => hello,
-            Err(violation) => {
-                if violation == ProtocolViolation::Version {
-                    let own = self.identity.hello(Role::Control, 0, self.identity.rank, 0);
-                    self.outgoing.extend_from_slice(&own.encode());
-                }
-                return self.fail(violation);
-            }
+            Err(violation) => return self.fail(violation),
         };
-        let own = self.identity.hello(theirs.role, theirs.index, theirs.rank, theirs.session);
+        let mut own = self.identity.hello(theirs.role, theirs.index, theirs.rank, theirs.session);
+        if theirs.is_of_other_world() {
+            // The dialer alone knows its rank for this end.
+            (own.rank, own.world_size) = (theirs.expected, NO_WORLD);
+        }
         self.outgoing.extend_from_slice(&own.encode());
         (self.own, self.theirs) = (Some(own), Some(theirs));
         self.stage = Stage::Answer;
@@ -302,11 +348,13 @@ impl Handshake {
         if !self.challenges(&own, &theirs).verify(self.secret(), &transcript(&theirs, &own), &answer) {
             return self.refuse(ProtocolViolation::WrongSecret);
         }
-        // The rank with the higher number dials; no other process may dial this rank.
+        // In one world the rank with the higher number dials; no other process may dial this rank.
+        let Identity { rank, world_size, .. } = self.identity;
+        let may_dial = if theirs.is_of_other_world() { theirs.rank != rank } else { theirs.rank > rank };
         if theirs.expected != own.rank
             || theirs.world_size != own.world_size
-            || theirs.rank >= own.world_size
-            || theirs.rank <= own.rank
+            || theirs.rank >= world_size
+            || !may_dial
         {
             return self.refuse(ProtocolViolation::WrongRank);
         }
@@ -322,6 +370,8 @@ impl Handshake {
         verdict[0] = match violation {
             ProtocolViolation::WrongSecret => 1,
             ProtocolViolation::WrongRank => 2,
+            ProtocolViolation::RankTaken => 4,
+            ProtocolViolation::FormerProcess => 5,
             _ => 3,
         };
         self.outgoing.extend_from_slice(&verdict);
@@ -351,6 +401,8 @@ impl Handshake {
             0 => {}
             1 => return self.fail(ProtocolViolation::WrongSecret),
             2 => return self.fail(ProtocolViolation::WrongRank),
+            4 => return self.fail(ProtocolViolation::RankTaken),
+            5 => return self.fail(ProtocolViolation::FormerProcess),
             _ => return self.fail(ProtocolViolation::Version),
         }
         let answer: [u8; TAG_BYTES] = std::array::from_fn(|byte| self.incoming[1 + byte]);

@@ -27,6 +27,12 @@
 //! socket has a random name that only this job knows, so a failed attempt means that the peer has
 //! ended or is at fault. The failure is reported at once, not at the deadline.
 //!
+//! A rank may be given to another process when its peer has ended ([`Control::connect`] with
+//! `is_again`, contract line 16). This begins a *generation* of the pair. The watcher begins it
+//! too, when it comes to that command, and tells the fabric ([`FabricHandler::restarted`]). The
+//! listener tells a process that comes too early that the rank is taken, and it dials again until
+//! its deadline. It refuses the process that had the rank last.
+//!
 //! **Invariants:**
 //!
 //! * *Authentication first.* No byte of a connection is used before both ends have proved the
@@ -40,6 +46,9 @@
 //!   however the stream ends. The reason of a refusal replaces both.
 //! * *Bounds.* Posts wait up to a number of bytes, then the caller gets an error. A peer that
 //!   causes more replies than it reads is lost. An urgent message has a slot of its own.
+//! * *Generations do not mix.* The connections, frames, causes and states of a generation are
+//!   dropped before the next one begins, by the thread that reads them. Events have the number of
+//!   their generation, and the device drops those of former ones.
 //! * *Pairs are independent.* Each pair is connected when its device asks, at any time or never.
 //!   Nothing waits for a pair. A peer that dials before the device asks for it is authenticated and
 //!   waits.
@@ -71,7 +80,7 @@ use rustix::net::Shutdown;
 pub(crate) use self::event_flag::EventFlag;
 pub(crate) use self::events::{ControlEvent, ControlEventQueue, FabricMessage};
 pub(crate) use self::frame::ControlFrame;
-use self::handshake::Identity;
+use self::handshake::{EndRanks, Identity};
 pub(crate) use self::interfaces::listening_ip;
 pub use self::interfaces::{interface_addresses, listening_address};
 pub use self::open_error::OpenError;
@@ -84,7 +93,8 @@ use self::thread::WatcherThread;
 use self::watcher::Watcher;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, ConnectError, DeviceConfig, LossCause, MESSAGE_BYTES_MAX, PostError, Responder, Wake,
+    Address, ConnectError, DeviceConfig, Incarnation, LossCause, MESSAGE_BYTES_MAX, Meeting, PostError,
+    Responder, Wake,
 };
 use crate::mutex::lock;
 use crate::{Rank, clock};
@@ -102,8 +112,21 @@ pub(crate) type ReceivedFiles = Option<Vec<OwnedFd>>;
 /// Sends bytes with files whole, or fails.
 pub(crate) type SendWithFiles<'a> = dyn FnMut(&[u8], &[BorrowedFd<'_>]) -> Result<(), Errno> + 'a;
 
+/// How a pair is connected.
+#[derive(Clone, Copy)]
+pub(crate) enum PairKind<'a> {
+    /// Both are in one world, and this is the peer's address.
+    InWorld(&'a Address),
+    /// They share no world.
+    BetweenWorlds(Meeting<'a>),
+}
+
 /// A pair that has its control stream and its data connections.
 pub(crate) struct OpenedPair {
+    /// The device at the other end.
+    pub(crate) incarnation: Incarnation,
+    /// This rank in the world of the peer.
+    pub(crate) own_rank: Rank,
     /// Signal slots that the peer keeps for this rank.
     pub(crate) signal_slots: u32,
     pub(crate) to_peer: Vec<OwnedFd>,
@@ -117,8 +140,12 @@ pub(crate) struct OpenedPair {
 /// The fabric's end of its control plane. The watcher thread calls it, and it never blocks. Waking
 /// it wakes the device.
 pub(crate) trait FabricHandler: Wake {
+    /// Another process may have the rank from now on: what comes belongs to this generation of the
+    /// pair. The first generation is zero, and begins without a call.
+    fn restarted(&self, peer: Rank, generation: u32);
+
     /// The pair is open. Returns a descriptor of the peer's process, if the peer sent one. Called
-    /// before any other method for this peer.
+    /// before any other method for this generation of the pair.
     fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause>;
 
     /// Handles a message of the fabric itself, with the files that came with it. If the message is
@@ -134,7 +161,7 @@ pub(crate) trait FabricHandler: Wake {
     /// The peer sent a bye: the end of its stream will be no loss.
     fn departed(&self, peer: Rank);
 
-    /// The peer is lost; called at most once, after all that the peer sent.
+    /// The peer is lost; called at most once a generation, after all that the peer sent.
     fn lost(&self, peer: Rank, cause: LossCause);
 
     /// Sends "ready". Over Unix sockets "ready" carries the files that the peer gets before the
@@ -182,6 +209,8 @@ pub(crate) struct Control<H> {
     fabric: &'static str,
     network: Network,
     connect_timeout: Duration,
+    /// The current generation of each pair.
+    generations: Vec<u32>,
     /// Whether the secret is valid beyond this host.
     has_secret: bool,
     handler: Arc<H>,
@@ -194,6 +223,7 @@ impl<H: FabricHandler + 'static> Control<H> {
     /// Listens, over TCP on loopback or at the configured interface, and starts the watcher.
     pub(crate) fn new(
         config: DeviceConfig,
+        incarnation: Incarnation,
         fabric: &'static str,
         network: Network,
         handler: H,
@@ -208,6 +238,7 @@ impl<H: FabricHandler + 'static> Control<H> {
             data_connections: network.data_connections(),
             signal_slots: signal_slots as u32,
             process: std::process::id(),
+            incarnation,
             host: socket::host_identity(),
             secret: config.secret,
         };
@@ -231,6 +262,7 @@ impl<H: FabricHandler + 'static> Control<H> {
             fabric,
             network,
             connect_timeout: config.connect_timeout,
+            generations: vec![0; config.world_size as usize],
             has_secret,
             handler,
             shared,
@@ -268,12 +300,58 @@ impl<H> Control<H> {
         Streams(Arc::downgrade(&self.shared))
     }
 
+    /// The current generation of a pair.
+    pub(crate) fn generation(&self, peer: Rank) -> u32 {
+        self.generations[peer as usize]
+    }
+
     /// As [`Device::connect`](crate::device::Device::connect); ends with [`FabricHandler::opened`]
-    /// or [`FabricHandler::lost`]. Further calls for a peer do nothing.
-    pub(crate) fn connect(&self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+    /// or [`FabricHandler::lost`]. With `is_again` a new generation of the pair begins: its end was
+    /// polled. Otherwise further calls for a peer do nothing.
+    pub(crate) fn connect(
+        &mut self,
+        peer: Rank,
+        kind: PairKind<'_>,
+        is_again: bool,
+    ) -> Result<(), ConnectError> {
+        let dial = self.dial(peer, kind)?;
+        if is_again {
+            self.generations[peer as usize] += 1;
+        } else if !self.shared.stream(peer).request() {
+            return Ok(());
+        }
+        self.shared.commands.send(Command::Connect {
+            peer,
+            generation: self.generations[peer as usize],
+            share_world: matches!(kind, PairKind::InWorld(_)),
+            dial,
+            timeout: self.connect_timeout,
+        });
+        Ok(())
+    }
+
+    /// Whether [`Control::connect`] takes these arguments.
+    pub(crate) fn check(&self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
+        self.dial(peer, kind).map(drop)
+    }
+
+    /// What to dial, if this rank dials.
+    fn dial(&self, peer: Rank, kind: PairKind<'_>) -> Result<Option<(DialTarget, EndRanks)>, ConnectError> {
         if peer >= self.world_size || peer == self.rank {
             return Err(ConnectError::Peer { peer, own: self.rank, world_size: self.world_size });
         }
+        // In one world the rank with the higher number dials, so that the two never dial each other
+        // at once.
+        let (address, dialer, share_world, dials) = match kind {
+            PairKind::InWorld(address) => (address, self.rank, true, self.rank > peer),
+            PairKind::BetweenWorlds(Meeting::Dial { address, own }) => (address, own, false, true),
+            PairKind::BetweenWorlds(Meeting::Await) => return Ok(None),
+        };
+        let target = self.target(peer, address)?;
+        Ok(dials.then_some((target, EndRanks { dialer, listener: peer, share_world })))
+    }
+
+    fn target(&self, peer: Rank, address: &Address) -> Result<DialTarget, ConnectError> {
         let target = self
             .network
             .target(address)
@@ -285,12 +363,7 @@ impl<H> Control<H> {
             );
             return Err(ConnectError::System { peer, address: address.clone(), source });
         }
-        if self.shared.stream(peer).request() {
-            // The rank with the higher number dials, so that the two never dial each other at once.
-            let dial = (self.rank > peer).then_some(target);
-            self.shared.commands.send(Command::Connect { peer, dial, timeout: self.connect_timeout });
-        }
-        Ok(())
+        Ok(target)
     }
 
     /// Sends a message of the fabric to a peer. Returns false when the peer is not connected or
@@ -386,7 +459,13 @@ impl Streams {
 /// From the device to the watcher.
 enum Command {
     /// Dial the target, or wait for the peer when there is none.
-    Connect { peer: Rank, dial: Option<DialTarget>, timeout: Duration },
+    Connect {
+        peer: Rank,
+        generation: u32,
+        share_world: bool,
+        dial: Option<(DialTarget, EndRanks)>,
+        timeout: Duration,
+    },
     /// Frames wait to be sent on the control stream.
     Flush { peer: Rank },
     /// Ignore this peer from now on.
@@ -501,6 +580,13 @@ impl ControlStream {
     fn request(&self) -> bool {
         let mut link = self.lock();
         link.state == StreamState::Unconnected && !std::mem::replace(&mut link.is_requested, true)
+    }
+
+    /// Forgets all of the process that had the rank: the device wants another one.
+    fn renew(&self) {
+        let mut link = self.lock();
+        link.close();
+        *link = Inner { is_requested: true, ..Inner::default() };
     }
 
     /// Records a cause that was seen elsewhere; the first cause counts.

@@ -7,10 +7,10 @@ use std::sync::{Mutex, MutexGuard};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, WaitOptions, waitpid};
 
-use super::handshake::{Handshake, Progress, Role};
+use super::handshake::{EndRanks, Handshake, Progress, Role};
 use super::*;
 use crate::auth::Secret;
-use crate::device::{MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
+use crate::device::{Incarnation, MESSAGE_BYTES_MAX, ProtocolViolation, Responder};
 use crate::mutex::lock;
 use crate::wire::Malformed;
 
@@ -67,7 +67,8 @@ impl Responder for Inbox {
 
 fn new_control(config: DeviceConfig) -> Control<ControlEventQueue<Number>> {
     let events = ControlEventQueue::new().expect("a descriptor");
-    Control::new(config, "test", Network::Tcp { data_connections: 0 }, events).expect("listening on loopback")
+    Control::new(config, Incarnation::fresh(), "test", Network::Tcp { data_connections: 0 }, events)
+        .expect("listening on loopback")
 }
 
 /// Carries out the dialer's part of a handshake without a secret on a Unix socket, as the first of
@@ -79,10 +80,17 @@ pub(crate) fn dial_by_hand(stream: &OwnedFd, [rank, peer]: [Rank; 2], world_size
         data_connections: 0,
         signal_slots: 8,
         process: std::process::id(),
+        incarnation: Incarnation::fresh(),
         host: [0; 16],
         secret: None,
     };
-    let mut handshake = Handshake::dial(&identity, Role::Control, 0, peer, 1);
+    let mut handshake = Handshake::dial(
+        &identity,
+        Role::Control,
+        0,
+        EndRanks { dialer: rank, listener: peer, share_world: true },
+        1,
+    );
     loop {
         let outgoing = std::mem::take(handshake.outgoing());
         if !outgoing.is_empty() {
@@ -111,13 +119,17 @@ struct End {
 
 impl End {
     fn new(rank: Rank, world_size: u32) -> Self {
+        Self::with(rank, world_size, PATIENCE)
+    }
+
+    fn with(rank: Rank, world_size: u32, connect_timeout: Duration) -> Self {
         let inbox = Arc::new(Inbox::default());
         let config = DeviceConfig {
             rank,
             world_size,
             secret: Some(Secret::new(b"known to all of them")),
             signal_slots: 4,
-            connect_timeout: PATIENCE,
+            connect_timeout,
             interface: None,
             address: None,
             responder: Arc::clone(&inbox) as _,
@@ -134,8 +146,13 @@ impl End {
         self.control.wake_source().drain();
     }
 
-    fn connect(&self, other: &Self) {
-        self.control.connect(other.control.rank(), other.control.address()).expect("starts");
+    fn connect(&mut self, other: &Self) {
+        self.connect_to(other, false);
+    }
+
+    fn connect_to(&mut self, other: &Self, is_again: bool) {
+        let kind = PairKind::InWorld(other.control.address());
+        self.control.connect(other.control.rank(), kind, is_again).expect("starts");
     }
 
     /// Waits until an event has come; events before it are kept, in their order.
@@ -313,9 +330,9 @@ fn posts_to_a_peer_that_reads_nothing_are_bounded_and_an_urgent_one_has_room() {
         address: None,
         responder: Arc::clone(&blocking) as _,
     };
-    let low = new_control(config);
-    low.connect(1, high.control.address()).expect("starts");
-    high.control.connect(0, low.address()).expect("starts");
+    let mut low = new_control(config);
+    low.connect(1, PairKind::InWorld(high.control.address()), false).expect("starts");
+    high.control.connect(0, PairKind::InWorld(low.address()), false).expect("starts");
     high.until_opened(0);
     let full = [0; MESSAGE_BYTES_MAX];
     let posted = (0..100_000).take_while(|_| high.control.post(0, &full, false).is_ok()).count();
@@ -364,4 +381,100 @@ fn fork_and_drop() {
     assert_eq!(status.exit_status(), Some(7));
     high.control.post(0, b"still connected", false).expect("it is connected");
     low.until_heard(&Heard::Message(1, b"still connected".to_vec()));
+}
+
+/// How often a pair was opened.
+fn openings(end: &End, peer: Rank) -> usize {
+    let is_opening =
+        |event: &&ControlEvent<Number>| matches!(event, ControlEvent::Opened { peer: of, .. } if *of == peer);
+    end.events.iter().filter(is_opening).count()
+}
+
+#[test]
+fn a_rank_is_given_to_another_process_and_the_former_one_is_refused_it() {
+    let [mut low, mut former] = connected();
+    let mut next = End::new(1, 2);
+    low.control.sever(1);
+    // It is too early: the rank is not free.
+    next.connect(&low);
+    assert_eq!(former.until_lost(0), LossCause::ConnectionClosed);
+    low.connect_to(&next, true);
+    former.connect_to(&low, true);
+    low.events.clear();
+    low.until_opened(1);
+    next.until_opened(0);
+    former.until("refusal", |event| {
+        let refused = LossCause::Protocol(ProtocolViolation::FormerProcess);
+        matches!(event, ControlEvent::Lost { cause, .. } if *cause == refused)
+    });
+    next.control.post(0, b"from the next one", false).expect("it is connected");
+    low.until_heard(&Heard::Message(1, b"from the next one".to_vec()));
+    assert_eq!((openings(&low, 1), openings(&former, 0)), (1, 1));
+    assert!(!low.inbox.lock().iter().any(|heard| matches!(heard, Heard::Lost(..))), "nobody was lost");
+}
+
+#[test]
+fn events_of_a_former_generation_that_nobody_took_are_dropped() {
+    let [mut low, former] = connected();
+    let mut next = End::new(1, 2);
+    assert!(former.control.send_message(0, &[7]));
+    former.control.post(0, b"after it", false).expect("it is connected");
+    // The message before waits in the queue, and the device does not look at it.
+    low.until_heard(&Heard::Message(1, b"after it".to_vec()));
+    assert!(low.control.has_events());
+    low.connect_to(&next, true);
+    next.connect(&low);
+    low.events.clear();
+    low.until_opened(1);
+    assert!(next.control.send_message(0, &[8]));
+    low.until("message", |event| matches!(event, ControlEvent::Message { message: Number(8), .. }));
+    assert_eq!(low.events.len(), 2, "the opening and the message of the next one alone");
+    drop(former);
+}
+
+#[test]
+fn a_sever_after_a_connect_that_the_watcher_has_not_seen_holds() {
+    for _ in 0..20 {
+        let [mut low, former] = connected();
+        low.control.sever(1);
+        drop(former);
+        let mut next = End::with(1, 2, Duration::from_millis(20));
+        low.connect_to(&next, true);
+        low.control.sever(1);
+        next.connect(&low);
+        let taken = LossCause::Protocol(ProtocolViolation::RankTaken);
+        assert_eq!(next.until_lost(0), taken, "the rank is severed");
+        low.events.extend(low.control.take_events());
+        assert_eq!(openings(&low, 1), 1, "the former process alone was connected");
+    }
+}
+
+#[test]
+fn ends_of_different_worlds_name_each_other_and_a_dialer_of_one_world_is_no_such_end() {
+    let mut server = End::new(0, 9);
+    let mut client = End::new(0, 2);
+    let address = server.control.address().clone();
+    let dial = PairKind::BetweenWorlds(Meeting::Dial { address: &address, own: 5 });
+    client.control.connect(1, dial, false).expect("starts");
+    // A rank of one world is refused where one of another is awaited.
+    server.control.connect(7, PairKind::BetweenWorlds(Meeting::Await), false).expect("a rank");
+    let mut neighbour = End::new(7, 9);
+    neighbour.connect(&server);
+    assert_eq!(neighbour.until_lost(0), LossCause::Protocol(ProtocolViolation::WrongRank));
+    server.control.connect(5, PairKind::BetweenWorlds(Meeting::Await), false).expect("a rank");
+    server.until_opened(5);
+    client.until_opened(1);
+    let own_rank = |end: &End| {
+        end.events.iter().find_map(|event| match event {
+            ControlEvent::Opened { pair, .. } => Some(pair.own_rank),
+            _ => None,
+        })
+    };
+    assert_eq!([own_rank(&server), own_rank(&client)], [Some(1), Some(5)], "as the other calls it");
+    for own in [0, 9] {
+        let mut stranger = End::new(0, 2);
+        let dial = PairKind::BetweenWorlds(Meeting::Dial { address: &address, own });
+        stranger.control.connect(1, dial, false).expect("starts");
+        assert_eq!(stranger.until_lost(1), LossCause::Protocol(ProtocolViolation::WrongRank));
+    }
 }

@@ -17,13 +17,13 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::frame::{ControlFrame, HEADER_BYTES};
-use super::handshake::{Handshake, Hello, Identity, Progress};
+use super::handshake::{EndRanks, Handshake, Hello, Identity, Progress};
 use super::packet::{self, ReceiveError};
 use super::socket::DialTarget;
 use super::{Command, Flushed, Network, ReceivedFiles, SendError, Shared, StreamState, socket};
 use crate::accepting::{AcceptPause, UnauthenticatedConnections};
 use crate::clock::Nanos;
-use crate::device::{LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
+use crate::device::{Incarnation, LossCause, MESSAGE_BYTES_MAX, ProtocolViolation};
 use crate::slab::Slab;
 use crate::{Rank, clock};
 
@@ -133,16 +133,21 @@ impl Watcher {
     fn take_commands(&mut self, now: Nanos) {
         for command in self.shared.commands.take() {
             match command {
-                Command::Connect { peer, dial, timeout } => {
+                Command::Connect { peer, generation, share_world, dial, timeout } => {
+                    self.begin(peer, generation);
                     let retry_at = dial.as_ref().map(|_| now);
                     let (deadline, pause) = (now + timeout, DIAL_PAUSE_MIN);
                     self.peers[peer as usize].request =
-                        Some(ConnectRequest { timeout, deadline, dial, retry_at, pause });
+                        Some(ConnectRequest { timeout, deadline, share_world, dial, retry_at, pause });
                     self.try_open(peer, now);
                     self.lose_if_rejected(peer);
                 }
                 Command::Flush { peer } => self.watch_output(peer, now),
-                Command::Sever { peer } => self.forget(peer),
+                Command::Sever { peer } => {
+                    // The device has done so, but a connect before may have renewed the stream.
+                    self.shared.stream(peer).end(StreamState::Severed);
+                    self.forget(peer);
+                }
                 Command::Lose { peer, cause } => self.lose(peer, cause, now),
                 Command::Stop { linger_until } => {
                     let _ = epoll::delete(&self.epoll, &self.listener);
@@ -153,6 +158,18 @@ impl Watcher {
                 }
             }
         }
+    }
+
+    /// Begins a generation of a pair, if it has not begun: forgets all of the generation before.
+    fn begin(&mut self, peer: Rank, generation: u32) {
+        if self.peers[peer as usize].generation == generation {
+            return;
+        }
+        self.forget(peer);
+        let known = &mut self.peers[peer as usize];
+        (known.generation, known.violation) = (generation, None);
+        self.shared.stream(peer).renew();
+        self.shared.handler.restarted(peer, generation);
     }
 
     /// Whether every peer that got a bye has had time to read it.
@@ -523,6 +540,9 @@ struct PendingHandshake {
 /// The watcher's state of a peer, connected or not.
 #[derive(Default)]
 struct WatchedPeer {
+    generation: u32,
+    /// The device that has the rank, or had it last.
+    incarnation: Option<Incarnation>,
     request: Option<ConnectRequest>,
     connections_of_attempt: Option<PairConnections>,
     /// Why a process that claimed to be this peer was rejected.
@@ -539,7 +559,8 @@ struct WatchedPeer {
 struct ConnectRequest {
     timeout: Duration,
     deadline: Nanos,
-    dial: Option<DialTarget>,
+    share_world: bool,
+    dial: Option<(DialTarget, EndRanks)>,
     retry_at: Option<Nanos>,
     pause: Duration,
 }
@@ -547,6 +568,10 @@ struct ConnectRequest {
 /// Authenticated connections of one attempt.
 struct PairConnections {
     session: u64,
+    incarnation: Incarnation,
+    share_world: bool,
+    /// This rank in the world of the peer.
+    own_rank: Rank,
     signal_slots: u32,
     process: Option<u32>,
     control: Option<OwnedFd>,
@@ -562,6 +587,9 @@ impl PairConnections {
         let none = || (0..identity.data_connections).map(|_| None).collect();
         Self {
             session: hello.session,
+            incarnation: hello.incarnation,
+            share_world: !hello.is_of_other_world(),
+            own_rank: hello.expected,
             signal_slots: hello.signal_slots,
             process: same_host.then_some(hello.process),
             control: None,

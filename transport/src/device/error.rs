@@ -12,7 +12,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use super::{Address, MESSAGE_BYTES_MAX};
+use super::{Address, Event, MESSAGE_BYTES_MAX};
 use crate::Rank;
 use crate::memory::{Space, UNMAPPED_REMEDY};
 use crate::region::{OutOfBounds, RegionKey};
@@ -273,6 +273,12 @@ pub enum ProtocolViolation {
     /// It claims to be another rank than expected.
     #[error("another rank than expected")]
     WrongRank,
+    /// Another process has the rank there, or had it and was not replaced yet.
+    #[error("another process has this rank there; end it, and let its peer connect again")]
+    RankTaken,
+    /// The process had the rank before. A rank goes to another process only.
+    #[error("this process had the rank before; start another one, or use another rank")]
+    FormerProcess,
 }
 
 /// Why a transfer failed.
@@ -449,6 +455,16 @@ pub enum RegisterError {
     },
 }
 
+/// For backends: whether an end of the peer is among the events that wait to be polled.
+pub(crate) fn awaits_end<'a>(mut events: impl Iterator<Item = &'a Event>, peer: Rank) -> bool {
+    events.any(|event| match event {
+        Event::PeerLost { peer: of, .. } | Event::Departed { peer: of } | Event::Severed { peer: of } => {
+            *of == peer
+        }
+        Event::Connected { .. } | Event::Done { .. } => false,
+    })
+}
+
 /// For backends: whether the only peer that memory is registered for exists.
 pub(crate) fn check_only(only: Option<Rank>, own: Rank, world_size: u32) -> Result<(), RegisterError> {
     match only {
@@ -533,6 +549,27 @@ pub enum MapError {
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
+    /// The rank's process ended or is being severed, and the event of it was not polled.
+    #[error("rank {peer} is not free yet; poll until its end (Departed, PeerLost or Severed), then connect")]
+    NotFree {
+        /// The peer.
+        peer: Rank,
+    },
+    /// The operating system refused the memory of the signal slots.
+    #[error("no memory for the signal slots of rank {peer}; free some, or raise the limit ('ulimit -v')")]
+    SignalSlots {
+        /// The peer.
+        peer: Rank,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The fabric joins devices of one world only.
+    #[error("{fabric} joins ranks of one world only; use another fabric for devices of other worlds")]
+    OtherWorld {
+        /// The fabric.
+        fabric: &'static str,
+    },
     /// The text is no address of this fabric.
     #[error("'{address}' is not an address of {fabric}")]
     Address {

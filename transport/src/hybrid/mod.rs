@@ -32,8 +32,8 @@ use self::wake_forwarder::WakeForwarder;
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, MapError, PostError,
-    RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, MapError,
+    Meeting, PostError, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice};
@@ -137,8 +137,8 @@ impl HybridDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig, peer_fabrics: Vec<PeerFabric>) -> Result<Self, OpenError> {
-        Self::over(config, peer_fabrics, |config| {
-            let tcp = TcpDevice::new(config)?;
+        Self::over(config, peer_fabrics, |config, incarnation| {
+            let tcp = TcpDevice::of_incarnation(config, incarnation)?;
             let registry = tcp.registry();
             Ok((NetworkDevice::Tcp(Box::new(tcp)), registry))
         })
@@ -154,8 +154,8 @@ impl HybridDevice {
         peer_fabrics: Vec<PeerFabric>,
         options: &VerbsOptions,
     ) -> Result<Self, OpenError> {
-        Self::over(config, peer_fabrics, |config| {
-            let verbs = VerbsDevice::new(config, options)?;
+        Self::over(config, peer_fabrics, |config, incarnation| {
+            let verbs = VerbsDevice::of_incarnation(config, incarnation, options)?;
             let registry = verbs.registry();
             Ok((NetworkDevice::Verbs(Box::new(verbs)), registry))
         })
@@ -164,14 +164,15 @@ impl HybridDevice {
     fn over(
         config: DeviceConfig,
         peer_fabrics: Vec<PeerFabric>,
-        open: impl FnOnce(DeviceConfig) -> Result<(NetworkDevice, Arc<dyn Registry>), OpenError>,
+        open: impl FnOnce(DeviceConfig, Incarnation) -> Result<(NetworkDevice, Arc<dyn Registry>), OpenError>,
     ) -> Result<Self, OpenError> {
         let (rank, world_size) = (config.rank, config.world_size);
         if peer_fabrics.len() != world_size as usize {
             return Err(OpenError::PeerFabrics { peer_fabrics: peer_fabrics.len(), world_size });
         }
-        let mut shm = ShmDevice::new(config.clone())?;
-        let (mut network, registry) = open(config)?;
+        let incarnation = Incarnation::fresh();
+        let mut shm = ShmDevice::of_incarnation(config.clone(), incarnation)?;
+        let (mut network, registry) = open(config, incarnation)?;
         let registry_of_both: Arc<dyn Registry> =
             Arc::new(BothRegistries { shm: shm.registry(), network: registry });
         shm.replace_registry(Arc::clone(&registry_of_both));
@@ -194,6 +195,7 @@ impl HybridDevice {
             );
         let info = DeviceInfo {
             rank,
+            incarnation,
             // A peer uses the part of its fabric.
             address: Address(format!("{} {}", here.address, there.address)),
             reach: reach.collect(),
@@ -258,6 +260,18 @@ impl HybridDevice {
         }
     }
 
+    /// The part of an address that the device for `peer` uses.
+    fn part_for(&self, peer: Rank, address: &Address) -> Result<Address, ConnectError> {
+        let Some((here, network)) = address.0.split_once(' ') else {
+            return Err(ConnectError::Address { fabric: self.info.fabric, address: address.clone() });
+        };
+        let part = match self.peer_fabrics.get(peer as usize) {
+            Some(PeerFabric::Shm) => here,
+            Some(PeerFabric::Network) | None => network,
+        };
+        Ok(Address(part.to_owned()))
+    }
+
     fn to_mut(&mut self, peer: Rank) -> &mut dyn Device {
         match self.peer_fabrics.get(peer as usize) {
             Some(PeerFabric::Shm) => &mut self.shm,
@@ -290,14 +304,20 @@ unsafe impl Device for HybridDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        let Some((here, network)) = address.0.split_once(' ') else {
-            return Err(ConnectError::Address { fabric: self.info.fabric, address: address.clone() });
+        let address = self.part_for(peer, address)?;
+        self.to_mut(peer).connect(peer, &address)
+    }
+
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        let Meeting::Dial { address, own } = meeting else {
+            return self.to_mut(peer).meet(peer, meeting);
         };
-        let address = match self.peer_fabrics.get(peer as usize) {
-            Some(PeerFabric::Shm) => here,
-            Some(PeerFabric::Network) | None => network,
-        };
-        self.to_mut(peer).connect(peer, &Address(address.to_owned()))
+        let address = self.part_for(peer, address)?;
+        self.to_mut(peer).meet(peer, Meeting::Dial { address: &address, own })
+    }
+
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.to(peer).incarnation(peer)
     }
 
     fn sever(&mut self, peer: Rank) {

@@ -26,10 +26,10 @@ use super::transfer::{
 use super::wake_word;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{self, Control, Network};
+use crate::control::{self, Control, Network, PairKind};
 use crate::device::{
-    DeviceConfig, DeviceInfo, Event, LossCause, Reach, Source, SubmitError, Submitted, TransferError,
-    TransferId,
+    ConnectError, DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, Source, SubmitError,
+    Submitted, TransferError, TransferId, awaits_end,
 };
 use crate::last_resort;
 use crate::processors;
@@ -105,6 +105,8 @@ pub struct ShmDevice {
 
 struct Peer {
     state: State,
+    /// The generation of the pair.
+    generation: u32,
     /// Transfers that were submitted and whose end was not given to the caller.
     under_way: usize,
     /// Those of them that are too long or too early for submit to carry out.
@@ -157,6 +159,11 @@ impl ShmDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
+        Self::of_incarnation(config, Incarnation::fresh())
+    }
+
+    /// As [`ShmDevice::new`], for a device that is one with others.
+    pub(crate) fn of_incarnation(config: DeviceConfig, incarnation: Incarnation) -> Result<Self, OpenError> {
         let DeviceConfig { rank, world_size, signal_slots, .. } = config;
         if rank >= world_size {
             return Err(OpenError::Rank { rank, world_size });
@@ -165,12 +172,13 @@ impl ShmDevice {
             return Err(OpenError::Signals { signal_slots });
         }
         let shared = Shared::new(&config).map_err(OpenError::System)?;
-        let control = Control::new(config, FABRIC, Network::Unix, shared)?;
+        let control = Control::new(config, incarnation, FABRIC, Network::Unix, shared)?;
         let shared = control.handler().clone();
         shared.set_streams(control.streams());
         page_detachment::register_device(&shared);
         let info = DeviceInfo {
             rank,
+            incarnation,
             address: control.address().clone(),
             fabric: FABRIC,
             registers_freely: false,
@@ -302,7 +310,7 @@ impl ShmDevice {
             RemoteLocation::Mapped(address, region) => (address, region),
             // It will not be announced to this rank.
             RemoteLocation::NotAnnounced
-                if !connected.link.keys.is_for(request.remote().key, self.shared.rank) =>
+                if !connected.link.keys.is_for(request.remote().key, connected.link.own_rank) =>
             {
                 self.refuse(rank, request.remote().key, id);
                 return Submitted::UnderWay;
@@ -474,6 +482,10 @@ impl ShmDevice {
         {
             let mut peer_status = shared.peer_status();
             while let Some((rank, status)) = peer_status.next() {
+                // The watcher has not come to the connect of this generation, and will tell more.
+                if status.generation != self.peers[rank as usize].generation {
+                    continue;
+                }
                 if let Some(link) = status.link.take() {
                     self.connected(rank, link);
                 }
@@ -497,6 +509,42 @@ impl ShmDevice {
         for (rank, end) in ended {
             self.ended(rank, end);
         }
+    }
+
+    /// As [`Device::connect`](crate::device::Device::connect), in either way.
+    fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
+        self.control.check(peer, kind)?;
+        let state = &self.peers[peer as usize].state;
+        let is_again = matches!(state, State::Lost(_) | State::Departed | State::Severed);
+        let mut events = self.events.iter().map(|(_, event)| event);
+        if self.severing.contains(&peer) || (is_again && awaits_end(&mut events, peer)) {
+            return Err(ConnectError::NotFree { peer });
+        }
+        // Before the watcher can begin the generation, and send them.
+        self.make_signal_slots(peer, is_again)
+            .map_err(|kind| ConnectError::SignalSlots { peer, source: kind.into() })?;
+        if is_again {
+            let keys = &self.shared.own.keys;
+            self.shared.directory().orphan(peer, keys);
+        }
+        self.control.connect(peer, kind, is_again)?;
+        let known = &mut self.peers[peer as usize];
+        if is_again {
+            (known.generation, known.has_sent_bye) = (self.control.generation(peer), false);
+        }
+        if is_again || matches!(known.state, State::Unconnected) {
+            known.state = State::Connecting;
+        }
+        Ok(())
+    }
+
+    /// Makes the signal slots for a peer that is to be connected.
+    fn make_signal_slots(&self, peer: Rank, is_again: bool) -> Result<(), io::ErrorKind> {
+        let signal_slots = &self.shared.signal_slots;
+        if is_again {
+            return signal_slots.renew(peer, self.control.generation(peer) + 1);
+        }
+        signal_slots.of(peer).failure().map_or(Ok(()), Err)
     }
 
     fn connected(&mut self, rank: Rank, link: PeerMemory) {
@@ -600,6 +648,7 @@ impl Peer {
     fn new() -> Self {
         Self {
             state: State::Unconnected,
+            generation: 0,
             under_way: 0,
             pending: 0,
             is_due: false,

@@ -28,11 +28,18 @@ pub(crate) struct Entry {
     only: Option<Rank>,
     /// Detached from all peers.
     pub(crate) detached: bool,
+    /// Another process has the rank that it was for.
+    is_orphaned: bool,
 }
 
 impl Entry {
     fn is_for(&self, peer: Rank) -> bool {
         self.only.is_none_or(|only| only == peer)
+    }
+
+    /// Whether the peer that has the rank now may know it.
+    fn is_announced_to(&self, peer: Rank) -> bool {
+        !self.detached && !self.is_orphaned && self.is_for(peer)
     }
 
     /// Whether severing the peer takes the memory.
@@ -97,7 +104,8 @@ impl Directory {
         keys: &KeyTable,
     ) {
         let slot = super::link::slot_of(key);
-        self.entries[usize::from(slot)] = Some(Entry { key, memory, only, detached: false });
+        self.entries[usize::from(slot)] =
+            Some(Entry { key, memory, only, detached: false, is_orphaned: false });
         keys.store(key, only);
         self.list(slot, only);
     }
@@ -171,9 +179,18 @@ impl Directory {
         self.peers[peer as usize].is_open = true;
         for slot in 0..self.entries.len() as u16 {
             let entry = self.entries[usize::from(slot)].as_ref();
-            if entry.is_some_and(|entry| !entry.detached && entry.is_for(peer)) {
+            if entry.is_some_and(|entry| entry.is_announced_to(peer)) {
                 self.peers[peer as usize].list(slot);
             }
+        }
+    }
+
+    /// Revokes the keys of memory for this peer alone: another process gets its rank.
+    pub(crate) fn orphan(&mut self, peer: Rank, keys: &KeyTable) {
+        let of_peer = |entry: &&mut Entry| entry.only == Some(peer);
+        for entry in self.entries.iter_mut().flatten().filter(of_peer) {
+            entry.is_orphaned = true;
+            keys.clear(super::link::slot_of(entry.key));
         }
     }
 
@@ -198,7 +215,7 @@ impl Directory {
         while let Some(&slot) = peer.slots.front() {
             let entry = self.entries.get(usize::from(slot)).and_then(Option::as_ref);
             // The slot may have a region for another peer by now.
-            let entry = entry.filter(|entry| !entry.detached && entry.is_for(rank));
+            let entry = entry.filter(|entry| entry.is_announced_to(rank));
             match entry.and_then(|entry| announce(slot, entry)) {
                 Some((message, file)) => send(&message.encode(), &[file])?,
                 None => send(&RegionMessage::Revoke { slot }.encode(), &[])?,

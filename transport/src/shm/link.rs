@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::{io, slice};
 
 use rustix::fs::SealFlags;
@@ -213,19 +213,25 @@ impl OwnSignals {
 
 /// A peer's signal slots (for this rank's signals), wake source and valid keys.
 pub(crate) struct PeerMemory {
+    /// This rank in the world of the peer, as the peer's table of keys has it.
+    pub(crate) own_rank: Rank,
     pub(crate) signal_slots: Signals,
     pub(crate) wake_source: WakePage,
     pub(crate) keys: Arc<KeyTable>,
 }
 
 impl PeerMemory {
-    /// Checks and maps the files of a peer; `signal_slots` is the number that it claims. Returns
-    /// the process too.
+    /// Checks and maps the files of a peer, for which this rank is `own_rank`. `signal_slots` is
+    /// the number that it claims. Returns the process too.
     ///
     /// # Errors
     ///
     /// The files are not as they must be, or this process cannot map them.
-    pub(crate) fn from_files(files: Vec<OwnedFd>, signal_slots: u32) -> Result<(Self, OwnedFd), LossCause> {
+    pub(crate) fn from_files(
+        files: Vec<OwnedFd>,
+        signal_slots: u32,
+        own_rank: Rank,
+    ) -> Result<(Self, OwnedFd), LossCause> {
         let [process, signal_slots_file, wake_file, keys_file] =
             <[OwnedFd; PAIR_FILES]>::try_from(files).map_err(|_| ProtocolViolation::MalformedFrame)?;
         if !is_process(&process) {
@@ -244,7 +250,7 @@ impl PeerMemory {
         let signal_slots = unsafe { Signals::from_raw(lines.base().cast(), len, lines.clone()) };
         let wake_source = WakePage(map(&wake_file, WAKE_PAGE_BYTES, Access::ReadWrite)?);
         let keys = Arc::new(KeyTable(map(&keys_file, KEY_TABLE_BYTES, Access::Read)?));
-        Ok((Self { signal_slots, wake_source, keys }, process))
+        Ok((Self { own_rank, signal_slots, wake_source, keys }, process))
     }
 }
 
@@ -403,22 +409,97 @@ impl Sharing for PeerRegion {
 }
 
 /// The signal slots for each peer, made at the first use: a world may be much larger than a host.
+///
+/// Each generation of a pair has its own. The device is ahead of the watcher, which may still send
+/// those of an earlier one.
 pub(crate) struct SignalSlotTable {
     each: usize,
-    peers: Vec<OnceLock<OwnSignals>>,
+    peers: Vec<Mutex<Generations>>,
+}
+
+#[derive(Default)]
+struct Generations {
+    /// The signal slots of each generation that may be asked for, the newest last.
+    slots: Vec<(u32, Arc<OwnSignals>)>,
+    /// Those of former ones that somebody may still read.
+    former: Vec<Weak<Mapping>>,
 }
 
 impl SignalSlotTable {
     pub(crate) fn new(world_size: u32, each: usize) -> Self {
-        Self { each, peers: (0..world_size).map(|_| OnceLock::new()).collect() }
+        Self { each, peers: (0..world_size).map(|_| Mutex::default()).collect() }
     }
 
-    /// The signal slots of a peer, if they exist.
-    pub(crate) fn existing(&self, peer: crate::Rank) -> Option<&OwnSignals> {
-        self.peers.get(peer as usize)?.get()
+    /// The signal slots of the newest generation.
+    pub(crate) fn of(&self, peer: Rank) -> Arc<OwnSignals> {
+        let mut generations = lock(&self.peers[peer as usize]);
+        if let Some((_, newest)) = generations.slots.last() {
+            return Arc::clone(newest);
+        }
+        let first = Arc::new(OwnSignals::new(self.each));
+        generations.slots.push((0, Arc::clone(&first)));
+        first
     }
 
-    pub(crate) fn of(&self, peer: crate::Rank) -> &OwnSignals {
-        self.peers[peer as usize].get_or_init(|| OwnSignals::new(self.each))
+    /// The signal slots of a generation that was not forgotten.
+    pub(crate) fn of_generation(&self, peer: Rank, generation: u32) -> Option<Arc<OwnSignals>> {
+        let generations = lock(&self.peers[peer as usize]);
+        let own = generations.slots.iter().find(|(number, _)| *number == generation);
+        own.map(|(_, own)| Arc::clone(own))
+    }
+
+    /// Makes signal slots for a new generation, or says why the system refuses them.
+    pub(crate) fn renew(&self, peer: Rank, generation: u32) -> Result<(), io::ErrorKind> {
+        let own = Arc::new(OwnSignals::new(self.each));
+        if let Some(kind) = own.failure() {
+            return Err(kind);
+        }
+        lock(&self.peers[peer as usize]).slots.push((generation, own));
+        Ok(())
+    }
+
+    /// Forgets the generations before this one.
+    pub(crate) fn begin(&self, peer: Rank, generation: u32) {
+        let mut generations = lock(&self.peers[peer as usize]);
+        let Generations { slots, former } = &mut *generations;
+        former.retain(|mapping| mapping.strong_count() > 0);
+        let gone = slots.extract_if(.., |(number, _)| *number < generation);
+        former.extend(gone.filter_map(|(_, own)| own.mapping().map(Arc::downgrade)));
+    }
+
+    /// The memory of all signal slots that a process with this rank may have mapped.
+    pub(crate) fn mappings(&self, peer: Rank) -> Vec<Arc<Mapping>> {
+        let generations = lock(&self.peers[peer as usize]);
+        let current = generations.slots.iter().filter_map(|(_, own)| own.mapping().cloned());
+        current.chain(generations.former.iter().filter_map(Weak::upgrade)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_watcher_finds_the_signal_slots_of_its_generation_however_far_the_device_is() {
+        let table = SignalSlotTable::new(2, 4);
+        let slots = |own: &OwnSignals| own.signal_slots.clone();
+        let first = slots(&table.of(1));
+        for generation in 1..4 {
+            table.renew(1, generation).expect("memory");
+        }
+        for generation in 0..4 {
+            let own = table.of_generation(1, generation).expect("it was not forgotten");
+            assert!(own.file().is_some(), "no peer has the file of generation {generation}");
+        }
+        table.begin(1, 2);
+        assert!(table.of_generation(1, 1).is_none() && table.of_generation(1, 2).is_some());
+        assert_eq!(table.mappings(1).len(), 3, "somebody reads the first ones");
+        drop(first);
+        assert_eq!(table.mappings(1).len(), 2, "a process of generation 0 can change nothing that is read");
+        table
+            .of(1)
+            .signal_slots
+            .signal(&crate::signals::Signal { signal_slot: 3, payload: crate::signals::Inline::EMPTY });
+        assert_eq!(table.of_generation(1, 2).map(|own| own.signal_slots.count(3)), Some(0));
     }
 }

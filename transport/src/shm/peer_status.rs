@@ -12,7 +12,7 @@ use rustix::time::Timespec;
 
 use super::link::{PeerMemory, PeerRegion};
 use crate::Rank;
-use crate::device::LossCause;
+use crate::device::{Incarnation, LossCause};
 use crate::region::RegionKey;
 
 /// Bytes of one peer's regions that are mapped at most: an address space of 128 TiB holds 64 such
@@ -38,7 +38,7 @@ pub(crate) enum SlotState {
 /// The process of a peer, as far as it is known.
 #[derive(Default)]
 pub(crate) enum PeerProcess {
-    /// The peer was never connected, so it has none of this rank's memory.
+    /// The peer was never connected, or is severed, so it has none of this rank's memory.
     #[default]
     Unconnected,
     /// The descriptor that the peer sent may be that of another process.
@@ -66,7 +66,12 @@ impl PeerProcess {
 /// The changes of one peer since the last poll.
 #[derive(Default)]
 pub(crate) struct PeerStatus {
+    /// The generation of the pair that the rest is about.
+    pub(crate) generation: u32,
     pub(crate) process: PeerProcess,
+    /// Processes that had the rank before and may have this rank's memory mapped.
+    former: Vec<PeerProcess>,
+    pub(crate) incarnation: Option<Incarnation>,
     pub(crate) link: Option<PeerMemory>,
     pub(crate) end: Option<ConnectionEnd>,
     slots: Vec<Slot>,
@@ -91,9 +96,37 @@ impl StatusTable {
         Self { peers: (0..world_size).map(|_| PeerStatus::default()).collect(), changed: Vec::new() }
     }
 
-    /// Whether the peer may have this rank's memory mapped.
+    /// Whether a process with this rank may have this rank's memory mapped.
     pub(crate) fn may_map(&self, peer: Rank) -> bool {
-        self.peers[peer as usize].process.may_map()
+        let status = &self.peers[peer as usize];
+        status.process.may_map() || status.former.iter().any(PeerProcess::may_map)
+    }
+
+    /// No process with this rank has memory of this rank from now on: the rank is severed.
+    pub(crate) fn take_back(&mut self, peer: Rank) {
+        let status = &mut self.peers[peer as usize];
+        (status.process, status.former) = (PeerProcess::Unconnected, Vec::new());
+    }
+
+    /// Begins a generation: forgets all but the processes of those before. Returns the regions.
+    pub(crate) fn begin(&mut self, peer: Rank, generation: u32) -> Vec<SlotState> {
+        let forgotten = self.forget(peer);
+        let status = &mut self.peers[peer as usize];
+        let before = std::mem::take(&mut status.process);
+        status.former.push(before);
+        status.former.retain(PeerProcess::may_map);
+        (status.generation, status.link, status.end) = (generation, None, None);
+        forgotten
+    }
+
+    /// The generation of a pair that the watcher is at.
+    pub(crate) fn generation_of(&self, peer: Rank) -> u32 {
+        self.peers[peer as usize].generation
+    }
+
+    /// The device that has the rank, or had it last.
+    pub(crate) fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.peers[peer as usize].incarnation
     }
 
     /// A peer's status, to be changed.

@@ -10,7 +10,9 @@ use rustix::io::Errno;
 use rustix::thread::futex;
 
 use super::directory::Directory;
-use super::link::{GpuFile, OwnMemory, PeerMemory, PeerRegion, REGIONS_MAX, SignalSlotTable, slot_of};
+use super::link::{
+    GpuFile, OwnMemory, OwnSignals, PeerMemory, PeerRegion, REGIONS_MAX, SignalSlotTable, slot_of,
+};
 use super::mapping::check;
 use super::message::RegionMessage;
 use super::peer_status::{ConnectionEnd, PeerProcess, SlotState, StatusTable};
@@ -92,6 +94,12 @@ impl Shared {
         lock(&self.directory)
     }
 
+    /// The signal slots of the generation that the watcher is at.
+    fn signal_slots_of_watcher(&self, peer: Rank) -> Option<Arc<OwnSignals>> {
+        let generation = self.peer_status().generation_of(peer);
+        self.signal_slots.of_generation(peer, generation)
+    }
+
     /// Tells the poller to read the changes, also if it sleeps.
     fn publish(&self) {
         // Release: the poller that sees the flag takes the lock of the status table, which orders
@@ -144,16 +152,30 @@ impl Registry for Shared {
 }
 
 impl FabricHandler for Shared {
+    fn restarted(&self, peer: Rank, generation: u32) {
+        self.directory().close(peer);
+        self.signal_slots.begin(peer, generation);
+        let forgotten = self.peer_status().begin(peer, generation);
+        // Unmapping may take long, so not under the lock.
+        drop(forgotten);
+    }
+
     fn opened(&self, peer: Rank, pair: OpenedPair) -> Result<Option<OwnedFd>, LossCause> {
-        self.signal_slots.of(peer).sent_file();
-        let (link, process) = PeerMemory::from_files(pair.files, pair.signal_slots)?;
+        if let Some(own) = self.signal_slots_of_watcher(peer) {
+            own.sent_file();
+        }
+        let (link, process) = PeerMemory::from_files(pair.files, pair.signal_slots, pair.own_rank)?;
         let proven = packet::is_peer_process(&pair.stream, &process).then(|| process.try_clone());
         // Known before a region can be announced, so that a device that severs the peer and finds
         // nothing here knows that nothing will be announced.
-        self.peer_status().status_of(peer).process = match proven {
+        let mut peer_status = self.peer_status();
+        let status = peer_status.status_of(peer);
+        status.process = match proven {
             Some(Ok(process)) => PeerProcess::Proven(process),
             _ => PeerProcess::Unproven,
         };
+        status.incarnation = Some(pair.incarnation);
+        drop(peer_status);
         // Listed before the device can see the link, because peers have heard of a region when they
         // hear a message that was posted after its registration.
         self.directory().open(peer);
@@ -238,7 +260,8 @@ impl FabricHandler for Shared {
 
     fn send_ready(&self, peer: Rank, ready: &[u8], send: &mut SendWithFiles<'_>) -> Result<(), Errno> {
         // Without the file `connect` has failed, so the peer gets no "ready".
-        let Some(signal_slots) = self.signal_slots.of(peer).file() else { return Ok(()) };
+        let own = self.signal_slots_of_watcher(peer);
+        let Some(signal_slots) = own.and_then(|own| own.file()) else { return Ok(()) };
         let own = &self.own;
         send(
             ready,

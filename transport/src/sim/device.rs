@@ -8,15 +8,14 @@ use super::{RankMapping, SimEvent, State, WakeWord};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
-    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency, WakeSource,
-    check_only,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, LossCause,
+    MapError, Meeting, PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId,
+    Urgency, WakeSource, check_only,
 };
 use crate::memory::{Memory, Share};
 use crate::region::{Mapped, ReadOnlyMapped, Region, RegionKey, Registry, RemoteSlice};
 use crate::signals::{Signal, Signals};
 use crate::sim::observer::Record;
-use crate::sim::pair::PairStatus;
 use crate::sim::regions::RegionTable;
 use crate::sim::transfers::ActiveTransfer;
 use crate::sim::world::World;
@@ -49,8 +48,13 @@ impl SimDevice {
             assert_eq!(state.ranks.len(), world_size as usize, "the network has as many ranks as the world");
             assert!(rank < world_size, "rank {rank} of {world_size}");
             let rank_state = &mut state.ranks[rank as usize];
-            assert!(!rank_state.made, "rank {rank} has a device");
-            rank_state.made = true;
+            assert!(!rank_state.made || rank_state.dead, "rank {rank} has a device");
+            if rank_state.made {
+                state.replace(rank);
+            }
+            let incarnation = Incarnation(state.incarnations.bits());
+            let rank_state = &mut state.ranks[rank as usize];
+            (rank_state.made, rank_state.incarnation) = (true, Some(incarnation));
             rank_state.signal_slots = signal_slots;
             rank_state.responder = Some(responder);
             let (table, wake_source) = (rank_state.table.clone(), rank_state.wake_source.clone());
@@ -62,6 +66,7 @@ impl SimDevice {
             });
             let info = DeviceInfo {
                 rank,
+                incarnation,
                 address: Address(format!("{FABRIC}:{rank}")),
                 fabric: FABRIC,
                 registers_freely: !state.maps,
@@ -82,7 +87,15 @@ impl SimDevice {
         &self.world
     }
 
+    /// Whether the device has died and another one has the rank.
+    fn is_replaced(&self, state: &State) -> bool {
+        state.ranks[self.rank as usize].incarnation != Some(self.info.incarnation)
+    }
+
     fn expect_connected(&self, state: &mut State, peer: Rank) -> Result<(), SubmitError> {
+        if self.is_replaced(state) {
+            return Err(SubmitError::NotConnected { peer });
+        }
         if peer as usize >= state.ranks.len() || peer == self.rank {
             return Err(SubmitError::NotConnected { peer });
         }
@@ -117,12 +130,12 @@ impl SimDevice {
             let key = RegionKey(state.keys.bits().max(1));
             let wait = state.random_delay();
             state.event("register", &[u64::from(rank), memory.len() as u64]);
-            if state.maps {
+            if state.maps && !self.is_replaced(state) {
                 state.after(wait, SimEvent::Announce(rank));
                 state.hold_messages_back(rank, state.now + wait);
             }
             // Nobody owns a dead rank's memory.
-            if !state.ranks[rank as usize].dead {
+            if !state.ranks[rank as usize].dead && !self.is_replaced(state) {
                 self.table.insert(memory.clone(), key, only, state.now + wait);
             }
             Some(key)
@@ -135,12 +148,13 @@ impl SimDevice {
     fn alias(&self, peer: Rank, slice: &RemoteSlice) -> Result<(Region, Arc<Alias>), MapError> {
         let rank = self.rank;
         self.world.with(|state| {
+            if self.is_replaced(state) {
+                return Err(MapError::Disconnected { peer });
+            }
             if !state.maps(rank, peer) {
                 return Err(MapError::Unsupported { fabric: FABRIC });
             }
-            if peer as usize >= state.ranks.len()
-                || state.peer_state(rank, peer).status != PairStatus::Connected
-            {
+            if peer as usize >= state.ranks.len() || !state.is_connected(rank, peer) {
                 return Err(MapError::Disconnected { peer });
             }
             let unknown = MapError::Unknown { peer, key: slice.key };
@@ -172,7 +186,7 @@ impl SimDevice {
 
     fn poll_once(&self, state: &mut State, events: &mut Vec<Event>) {
         let rank = self.rank;
-        if state.ranks[rank as usize].dead || state.is_frozen(rank) {
+        if self.is_replaced(state) || state.ranks[rank as usize].dead || state.is_frozen(rank) {
             return;
         }
         state.process_inbox(rank);
@@ -233,15 +247,28 @@ unsafe impl Device for SimDevice {
             if named != Some(peer) {
                 return Err(ConnectError::Address { fabric: FABRIC, address: address.clone() });
             }
-            state.connect(rank, peer, limit);
-            Ok(())
+            if self.is_replaced(state) {
+                return Ok(());
+            }
+            state.connect(rank, peer, limit)
+        })
+    }
+
+    fn meet(&mut self, _peer: Rank, _meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        Err(ConnectError::OtherWorld { fabric: FABRIC })
+    }
+
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.world.with(|state| {
+            let is_peer = (peer as usize) < state.ranks.len() && !self.is_replaced(state);
+            is_peer.then(|| state.last_incarnation(self.rank, peer)).flatten()
         })
     }
 
     fn sever(&mut self, peer: Rank) {
         let rank = self.rank;
         self.world.with(|state| {
-            if (peer as usize) < state.ranks.len() && peer != rank {
+            if (peer as usize) < state.ranks.len() && peer != rank && !self.is_replaced(state) {
                 state.sever(rank, peer);
             }
         });
@@ -280,7 +307,12 @@ unsafe impl Device for SimDevice {
 
     fn post(&mut self, peer: Rank, message: &[u8], urgency: Urgency) -> Result<(), PostError> {
         let is_urgent = urgency == Urgency::Urgent;
-        self.world.with(|state| state.post(self.rank, peer, message.to_vec(), is_urgent))
+        self.world.with(|state| {
+            if self.is_replaced(state) {
+                return Err(PostError::NotConnected { peer });
+            }
+            state.post(self.rank, peer, message.to_vec(), is_urgent)
+        })
     }
 
     /// `now` is the world's own; the argument has no effect.
@@ -303,12 +335,17 @@ unsafe impl Device for SimDevice {
     }
 
     fn leave(&mut self) {
-        self.world.with(|state| state.leave(self.rank));
+        self.world.with(|state| {
+            if !self.is_replaced(state) {
+                state.leave(self.rank);
+            }
+        });
     }
 
     /// The world carries out all transfers.
     fn flush(&mut self, what: Flush) -> bool {
-        what == Flush::Transfers || self.world.with(|state| state.is_flushed(self.rank))
+        what == Flush::Transfers
+            || self.world.with(|state| self.is_replaced(state) || state.is_flushed(self.rank))
     }
 }
 
@@ -317,6 +354,9 @@ impl Drop for SimDevice {
         let rank = self.rank;
         // The responder is dropped here, outside of the lock, because it may hold anything.
         let _responder = self.world.with(|state| {
+            if self.is_replaced(state) {
+                return None;
+            }
             state.die(rank, LossCause::ConnectionClosed);
             state.ranks[rank as usize].responder.take()
         });

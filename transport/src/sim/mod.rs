@@ -20,6 +20,10 @@
 //! With [`Options::moves_bytes`] off only times are simulated: no byte of a transfer's payload is
 //! copied, so memory of any size can take part without being touched.
 //!
+//! A rank whose device has died gets another one by [`World::device`] again, as another process
+//! would take the rank (contract line 16). What the dead device sent and has not arrived may still
+//! arrive. All ranks are in one world: [`Device::meet`](crate::Device::meet) is refused.
+//!
 //! Driving `n` ranks:
 //!
 //! ```
@@ -97,7 +101,7 @@ use self::trace::Trace;
 use self::transfers::ActiveTransfer;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{Event, LossCause, Responder, Wake};
+use crate::device::{Event, Incarnation, LossCause, Responder, Wake};
 use crate::region::{RegionKey, Slice};
 
 /// A call to make when the world's lock is released.
@@ -121,7 +125,8 @@ enum SimEvent {
     Message(Rank, Rank),
     Connected(Rank, Rank),
     ConnectTimeout(Rank, Rank, Duration),
-    Detect(Rank, Rank, LossCause),
+    /// The first rank finds out that it has lost this device of the second.
+    Detect(Rank, Rank, LossCause, Incarnation),
     /// The first rank has fenced the second.
     Fenced(Rank, Rank),
     InjectFault(Fault),
@@ -181,9 +186,10 @@ impl WakeWord {
     }
 }
 
-/// The state of a rank.
+/// The state of a rank, of the last device that was made for it.
 #[derive(Default)]
 struct RankState {
+    incarnation: Option<Incarnation>,
     /// Present while its device exists.
     responder: Option<Arc<dyn Responder>>,
     made: bool,
@@ -263,6 +269,7 @@ struct State {
     choices: Random,
     keys: Random,
     ties: Random,
+    incarnations: Random,
     queue: BTreeMap<QueueKey, SimEvent>,
     queued: u64,
     network: Arc<Network>,
@@ -300,6 +307,7 @@ impl State {
             choices: root.split("choices"),
             keys: root.split("keys"),
             ties: root.split("ties"),
+            incarnations: root.split("incarnations"),
             root,
             queue: BTreeMap::new(),
             queued: 0,
@@ -478,7 +486,9 @@ impl State {
             SimEvent::Message(from, to) => self.deliver_message(from, to),
             SimEvent::Connected(rank, peer) => self.connected(rank, peer),
             SimEvent::ConnectTimeout(rank, peer, limit) => self.connect_timed_out(rank, peer, limit),
-            SimEvent::Detect(rank, peer, cause) => self.detect(rank, peer, cause),
+            SimEvent::Detect(rank, peer, cause, incarnation) => {
+                self.detect(rank, peer, cause, Some(incarnation));
+            }
             SimEvent::Fenced(rank, peer) => self.fenced(rank, peer),
             SimEvent::InjectFault(fault) => self.inject(fault),
             SimEvent::Unfreeze(rank) => {
@@ -560,7 +570,7 @@ impl State {
                 self.event("link-down", &[u64::from(link.0)]);
                 for (low, high) in self.network.pairs_over(link) {
                     for (rank, peer) in [(low, high), (high, low)] {
-                        self.cut_wire(rank, peer);
+                        self.cut_for_ever(rank, peer);
                         self.detect_later(rank, peer, LossCause::LinkDown);
                     }
                 }
@@ -570,7 +580,7 @@ impl State {
                 self.event("one-sided-loss", &[u64::from(rank), u64::from(peer)]);
                 let broke = LossCause::ConnectionBroke(std::io::ErrorKind::ConnectionReset);
                 if self.is_reachable(rank, peer) {
-                    self.detect(rank, peer, broke.clone());
+                    self.detect(rank, peer, broke.clone(), None);
                     self.detect_later(peer, rank, broke);
                 }
             }
@@ -579,7 +589,10 @@ impl State {
 
     fn detect_later(&mut self, rank: Rank, peer: Rank, cause: LossCause) {
         let wait = self.up_to(self.faults.detection);
-        self.after(wait, SimEvent::Detect(rank, peer, cause));
+        // A rank without a device is lost by nobody.
+        if let Some(incarnation) = self.ranks[peer as usize].incarnation {
+            self.after(wait, SimEvent::Detect(rank, peer, cause, incarnation));
+        }
     }
 
     fn accessed(&mut self, by: Actor, owner: Rank, slice: &Slice, kind: AccessKind) {

@@ -1,4 +1,5 @@
-//! Pairs of ranks: connecting, control messages, byes, losses, severing, deaths.
+//! Pairs of ranks: connecting, control messages, byes, losses, severing, deaths, and ranks that are
+//! given to another device.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -6,7 +7,10 @@ use std::time::Duration;
 use super::{Callback, QueueKey, SimEvent, State};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{Event, LossCause, MESSAGE_BYTES_MAX, PostError, SubmitError, TransferError};
+use crate::device::{
+    ConnectError, Event, Incarnation, LossCause, MESSAGE_BYTES_MAX, PostError, ProtocolViolation,
+    SubmitError, TransferError, awaits_end,
+};
 use crate::region::RegionKey;
 use crate::signals::Signals;
 use crate::sim::observer::Record;
@@ -17,7 +21,7 @@ const POSTS_MAX: usize = 1024;
 
 /// The state of a rank's pair with a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) enum PairStatus {
+enum PairStatus {
     #[default]
     Idle,
     Connecting,
@@ -31,15 +35,22 @@ pub(super) enum PairStatus {
 /// A rank's state of a peer, and of the wire from the rank to the peer.
 #[derive(Default)]
 pub(super) struct PeerState {
-    pub(super) status: PairStatus,
+    status: PairStatus,
+    /// The peer's device, once it was connected.
+    incarnation: Option<Incarnation>,
+    /// The device that had the peer's rank before.
+    former: Option<Incarnation>,
     /// `sever` was called, whatever had happened before.
     severing: bool,
+    is_fenced: bool,
     /// The rank's signal slots for the peer.
     signal_slots: Option<Signals>,
     /// Transfers to the peer whose `Done` was not polled yet.
     pub(super) under_way: usize,
     /// The wire to the peer is cut.
     pub(super) cut: bool,
+    /// It is cut for ever, because a link is down.
+    link_is_down: bool,
     /// The event that gives up connecting.
     timeout: Option<QueueKey>,
     messages: VecDeque<QueuedMessage>,
@@ -58,31 +69,138 @@ impl State {
         &mut self.peer_states[rank as usize * self.ranks.len() + peer as usize]
     }
 
+    /// The signal slots that a signal of this device of `from` changes, if any: those of `to` are for
+    /// the device that has the rank.
+    pub(super) fn signal_slots_of(
+        &mut self,
+        to: Rank,
+        from: Rank,
+        device: Option<Incarnation>,
+    ) -> Option<Signals> {
+        let current = self.ranks[from as usize].incarnation;
+        let peer_state = self.peer_state(to, from);
+        let is_for_device = match peer_state.incarnation {
+            Some(_) => peer_state.incarnation == device,
+            None => current == device && peer_state.former != device,
+        };
+        is_for_device.then(|| self.signal_slots(to, from))
+    }
+
     pub(super) fn signal_slots(&mut self, rank: Rank, peer: Rank) -> Signals {
         let signal_slots = self.ranks[rank as usize].signal_slots;
         self.peer_state(rank, peer).signal_slots.get_or_insert_with(|| Signals::new(signal_slots)).clone()
+    }
+
+    pub(super) fn is_connected(&mut self, rank: Rank, peer: Rank) -> bool {
+        self.peer_state(rank, peer).status == PairStatus::Connected
     }
 
     pub(super) fn is_reachable(&mut self, rank: Rank, peer: Rank) -> bool {
         matches!(self.peer_state(rank, peer).status, PairStatus::Connecting | PairStatus::Connected)
     }
 
-    pub(super) fn connect(&mut self, rank: Rank, peer: Rank, limit: Duration) {
-        if self.peer_state(rank, peer).status != PairStatus::Idle {
-            return;
+    pub(super) fn connect(&mut self, rank: Rank, peer: Rank, limit: Duration) -> Result<(), ConnectError> {
+        let peer_state = self.peer_state(rank, peer);
+        if peer_state.severing && !peer_state.is_fenced {
+            return Err(ConnectError::NotFree { peer });
+        }
+        match peer_state.status {
+            PairStatus::Connecting | PairStatus::Connected => return Ok(()),
+            PairStatus::Idle => {}
+            PairStatus::Severed | PairStatus::Left | PairStatus::Lost(_) => {
+                let mut events = self.ranks[rank as usize].ready.iter().map(|ready| &ready.event);
+                if awaits_end(&mut events, peer) {
+                    return Err(ConnectError::NotFree { peer });
+                }
+                self.renew(rank, peer);
+            }
         }
         self.event("connect", &[u64::from(rank), u64::from(peer)]);
         self.peer_state(rank, peer).status = PairStatus::Connecting;
         let timeout = self.after(limit, SimEvent::ConnectTimeout(rank, peer, limit));
         self.peer_state(rank, peer).timeout = Some(timeout);
-        let mutual = self.is_reachable(peer, rank) && !self.ranks[peer as usize].dead;
+        // A peer that is connected is so with the device that had this rank before.
+        let mutual =
+            self.peer_state(peer, rank).status == PairStatus::Connecting && !self.ranks[peer as usize].dead;
         let whole = !self.peer_state(rank, peer).cut && !self.peer_state(peer, rank).cut;
         if mutual && whole {
-            for (rank, peer) in [(rank, peer), (peer, rank)] {
-                let wait = self.network.latency(rank, peer) + self.random_delay();
-                self.after(wait, SimEvent::Connected(rank, peer));
+            self.meet(rank, peer);
+        }
+        Ok(())
+    }
+
+    /// Connects two ranks that want it, unless one had the rank before. Then the one with the
+    /// higher number, which dials, is told so.
+    fn meet(&mut self, rank: Rank, peer: Rank) {
+        let ends = [(rank, peer), (peer, rank)];
+        let had_rank = ends.into_iter().any(|(rank, peer)| {
+            let incarnation = self.ranks[peer as usize].incarnation;
+            incarnation.is_some() && self.peer_state(rank, peer).former == incarnation
+        });
+        for (rank, peer) in ends {
+            let wait = self.network.latency(rank, peer) + self.random_delay();
+            match self.ranks[peer as usize].incarnation {
+                Some(incarnation) if had_rank && rank > peer => {
+                    let cause = LossCause::Protocol(ProtocolViolation::FormerProcess);
+                    self.after(wait, SimEvent::Detect(rank, peer, cause, incarnation));
+                }
+                _ if had_rank => {}
+                _ => {
+                    self.after(wait, SimEvent::Connected(rank, peer));
+                }
             }
         }
+    }
+
+    /// Forgets all that `rank` knows of the device that had the peer's rank: the next one may come.
+    fn renew(&mut self, rank: Rank, peer: Rank) {
+        let before = std::mem::take(self.peer_state(rank, peer));
+        let renewed = PeerState {
+            former: before.incarnation.or(before.former),
+            // Their `Done` events were not polled.
+            under_way: before.under_way,
+            cut: before.link_is_down,
+            link_is_down: before.link_is_down,
+            ..PeerState::default()
+        };
+        *self.peer_state(rank, peer) = renewed;
+        self.ranks[rank as usize].table.orphan(peer);
+        self.queue.retain(|_, event| {
+            !matches!(event, SimEvent::Message(from, to) if (*from, *to) == (rank, peer))
+                && !matches!(event, SimEvent::Detect(by, of, ..) if (*by, *of) == (rank, peer))
+        });
+    }
+
+    /// Prepares a rank whose device has died for another device.
+    pub(super) fn replace(&mut self, rank: Rank) {
+        self.event("replace", &[u64::from(rank)]);
+        self.ranks[rank as usize] = super::RankState::default();
+        for peer in 0..self.ranks.len() as Rank {
+            let link_is_down = self.peer_state(rank, peer).link_is_down;
+            *self.peer_state(rank, peer) =
+                PeerState { cut: link_is_down, link_is_down, ..PeerState::default() };
+            self.peer_state(peer, rank).messages.clear();
+        }
+        // Others may still have to find out the death.
+        self.queue.retain(|_, event| match event {
+            SimEvent::Message(from, to) | SimEvent::Connected(from, to) => *from != rank && *to != rank,
+            SimEvent::ConnectTimeout(by, ..)
+            | SimEvent::Detect(by, ..)
+            | SimEvent::Fenced(by, _)
+            | SimEvent::Unfreeze(by)
+            | SimEvent::Announce(by) => *by != rank,
+            SimEvent::Depart(_)
+            | SimEvent::Piece(_)
+            | SimEvent::Arrive(_)
+            | SimEvent::Complete(_)
+            | SimEvent::InjectFault(_) => true,
+        });
+    }
+
+    /// The device that has the rank of a peer, or had it last.
+    pub(super) fn last_incarnation(&mut self, rank: Rank, peer: Rank) -> Option<Incarnation> {
+        let peer_state = self.peer_state(rank, peer);
+        peer_state.incarnation.or(peer_state.former)
     }
 
     pub(super) fn connected(&mut self, rank: Rank, peer: Rank) {
@@ -90,7 +208,9 @@ impl State {
             return;
         }
         self.event("connected", &[u64::from(rank), u64::from(peer)]);
-        self.peer_state(rank, peer).status = PairStatus::Connected;
+        let incarnation = self.ranks[peer as usize].incarnation;
+        let peer_state = self.peer_state(rank, peer);
+        (peer_state.status, peer_state.incarnation) = (PairStatus::Connected, incarnation);
         if let Some(timeout) = self.peer_state(rank, peer).timeout.take() {
             self.cancel(timeout);
         }
@@ -100,7 +220,7 @@ impl State {
 
     pub(super) fn connect_timed_out(&mut self, rank: Rank, peer: Rank, limit: Duration) {
         if self.peer_state(rank, peer).status == PairStatus::Connecting {
-            self.detect(rank, peer, LossCause::NotReached(limit));
+            self.detect(rank, peer, LossCause::NotReached(limit), None);
         }
     }
 
@@ -208,7 +328,7 @@ impl State {
         if !self.peer_state(from, to).bye_waits || self.peer_state(to, from).status != PairStatus::Connected {
             return;
         }
-        if self.transfers.iter().any(|(_, active)| active.submitter == from && active.peer == to) {
+        if self.transfers.iter().any(|(_, active)| active.is_of(from) && active.peer == to) {
             return;
         }
         self.event("left", &[u64::from(to), u64::from(from)]);
@@ -219,16 +339,21 @@ impl State {
     }
 
     pub(super) fn is_flushed(&self, rank: Rank) -> bool {
-        let transfers = self.transfers.iter().any(|(_, active)| active.submitter == rank);
+        let transfers = self.transfers.iter().any(|(_, active)| active.is_of(rank));
         let ranks = self.ranks.len();
         let said = (self.peer_states[rank as usize * ranks..][..ranks].iter())
             .all(|peer_state| peer_state.messages.is_empty() && !peer_state.bye_waits);
         !transfers && said
     }
 
-    /// `rank` detects that `peer` is gone.
-    pub(super) fn detect(&mut self, rank: Rank, peer: Rank, cause: LossCause) {
+    /// `rank` detects that `peer` is gone, or only this device of it.
+    pub(super) fn detect(&mut self, rank: Rank, peer: Rank, cause: LossCause, device: Option<Incarnation>) {
         if !self.is_reachable(rank, peer) || self.ranks[rank as usize].dead {
+            return;
+        }
+        let current = self.ranks[peer as usize].incarnation;
+        let known = self.peer_state(rank, peer).incarnation.or(current);
+        if device.is_some() && device != known {
             return;
         }
         self.event("lost", &[u64::from(rank), u64::from(peer)]);
@@ -251,8 +376,14 @@ impl State {
         }
     }
 
+    /// Cuts the wire from `rank` to `peer`, whichever devices have the ranks.
+    pub(super) fn cut_for_ever(&mut self, rank: Rank, peer: Rank) {
+        self.cut_wire(rank, peer);
+        self.peer_state(rank, peer).link_is_down = true;
+    }
+
     /// Cuts the wire from `rank` to `peer`.
-    pub(super) fn cut_wire(&mut self, rank: Rank, peer: Rank) {
+    fn cut_wire(&mut self, rank: Rank, peer: Rank) {
         self.peer_state(rank, peer).cut = true;
         self.peer_state(rank, peer).messages.clear();
         let numbers: Vec<_> = (self.transfers.iter())
@@ -299,6 +430,7 @@ impl State {
         }
         self.cut_mappings(rank, peer);
         self.fail_transfers(rank, peer, &TransferError::Severed { peer });
+        self.peer_state(rank, peer).is_fenced = true;
         self.note(|| Record::Severed { rank, peer });
         self.push_ready(rank, Event::Severed { peer }, None);
         self.detect_later(peer, rank, LossCause::ConnectionClosed);

@@ -24,13 +24,15 @@ struct Registered {
     peer_region: Region,
     /// The only peer that it is for.
     only: Option<Rank>,
+    /// Another process has the rank that it was for.
+    is_orphaned: bool,
     /// When peers know the key.
     announced_at: Nanos,
 }
 
 impl Registered {
     fn is_for(&self, peer: Rank) -> bool {
-        self.only.is_none_or(|only| only == peer)
+        !self.is_orphaned && self.only.is_none_or(|only| only == peer)
     }
 }
 
@@ -62,7 +64,14 @@ impl RegionTable {
         announced_at: Nanos,
     ) {
         let peer_region = Region::new(memory, key, Arc::new(Unregistered));
-        self.lock().insert(key, Registered { peer_region, only, announced_at });
+        self.lock().insert(key, Registered { peer_region, only, is_orphaned: false, announced_at });
+    }
+
+    /// Takes memory for this peer alone from all peers: another process gets its rank.
+    pub(super) fn orphan(&self, peer: Rank) {
+        for registered in self.lock().values_mut() {
+            registered.is_orphaned |= registered.only == Some(peer);
+        }
     }
 
     /// The slice that a peer names to access it so, if it exists and the peer may.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::{LinkScheduler, SimEvent, State};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{AtomicOp, Event, Source, Transfer, TransferError, TransferId};
+use crate::device::{AtomicOp, Event, Incarnation, Source, Transfer, TransferError, TransferId};
 use crate::region::{RegionKey, RemoteSlice, Slice};
 use crate::signals::Signal;
 use crate::sim::flows::FlowId;
@@ -40,7 +40,11 @@ enum TransferBody {
 }
 
 pub(super) struct ActiveTransfer {
-    pub(super) submitter: Rank,
+    submitter: Rank,
+    /// The device that submitted it.
+    incarnation: Option<Incarnation>,
+    /// That device has died.
+    is_orphaned: bool,
     pub(super) peer: Rank,
     id: TransferId,
     body: TransferBody,
@@ -88,6 +92,8 @@ impl ActiveTransfer {
     fn of(submitter: Rank, peer: Rank, id: TransferId, body: TransferBody, reported: bool) -> Self {
         Self {
             submitter,
+            incarnation: None,
+            is_orphaned: false,
             peer,
             id,
             body,
@@ -102,6 +108,11 @@ impl ActiveTransfer {
             reported,
             over: false,
         }
+    }
+
+    /// Whether the device that has this rank submitted it.
+    pub(super) fn is_of(&self, rank: Rank) -> bool {
+        self.submitter == rank && !self.is_orphaned
     }
 
     fn len(&self) -> usize {
@@ -178,6 +189,7 @@ impl State {
         let number = TransferNumber(self.submitted);
         self.submitted += 1;
         let (rank, peer) = (active.submitter, active.peer);
+        active.incarnation = self.ranks[rank as usize].incarnation;
         let kind = match &active.body {
             TransferBody::Put { .. } => 0,
             TransferBody::Get { .. } => 1,
@@ -409,8 +421,8 @@ impl State {
     fn raise_signal(&mut self, number: TransferNumber) {
         let Some(active) = self.transfers.find(&number) else { return };
         let TransferBody::Put { signal: Some(signal), .. } = &active.body else { return };
-        let (from, to, signal) = (active.submitter, active.peer, *signal);
-        let signal_slots = self.signal_slots(to, from);
+        let (from, to, signal, incarnation) = (active.submitter, active.peer, *signal, active.incarnation);
+        let Some(signal_slots) = self.signal_slots_of(to, from, incarnation) else { return };
         if usize::from(signal.signal_slot) >= signal_slots.len() {
             return;
         }
@@ -587,7 +599,7 @@ impl State {
             if active.submitter == dead {
                 let on_the_wire = active.drained && matches!(active.body, TransferBody::Put { .. });
                 active.release_source(self.moves_bytes);
-                active.reported = true;
+                (active.reported, active.is_orphaned) = (true, true);
                 if !(on_the_wire && lands) {
                     self.end(number);
                 }

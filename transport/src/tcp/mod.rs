@@ -40,13 +40,13 @@ use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{
-    Control, ControlEvent, ControlEventQueue, Network, OpenedPair, ReleasedRegions, socket,
+    Control, ControlEvent, ControlEventQueue, Network, OpenedPair, PairKind, ReleasedRegions, socket,
 };
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, LossCause, MapError,
-    PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
-    WakeSource, check_only,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, LossCause,
+    MapError, Meeting, PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferError,
+    TransferId, Urgency, WakeSource, awaits_end, check_only,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, random_key};
@@ -87,6 +87,8 @@ pub struct TcpDevice {
     info: DeviceInfo,
     epoll: Arc<OwnedFd>,
     signal_slots: Vec<OnceLock<Signals>>,
+    /// The process that has each rank, or had it last.
+    incarnations: Vec<Option<Incarnation>>,
     regions: Regions,
     releases: Arc<ReleasedRegions>,
     registry: Arc<dyn Registry>,
@@ -130,9 +132,14 @@ impl TcpDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
+        Self::of_incarnation(config, Incarnation::fresh())
+    }
+
+    /// As [`TcpDevice::new`], for a device that is one with others.
+    pub(crate) fn of_incarnation(config: DeviceConfig, incarnation: Incarnation) -> Result<Self, OpenError> {
         let world_size = config.world_size;
         let network = Network::Tcp { data_connections: CONNECTIONS as u8 };
-        let control = Control::new(config, FABRIC, network, ControlEventQueue::new()?)?;
+        let control = Control::new(config, incarnation, FABRIC, network, ControlEventQueue::new()?)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .and_then(|epoll| {
                 let data = epoll::EventData::new_u64(WAKE_SOURCE);
@@ -143,6 +150,7 @@ impl TcpDevice {
         let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth: QUEUE_DEPTH };
         let info = DeviceInfo {
             rank: control.rank(),
+            incarnation,
             address: control.address().clone(),
             fabric: FABRIC,
             registers_freely: true,
@@ -157,6 +165,7 @@ impl TcpDevice {
             control,
             epoll: Arc::new(epoll),
             signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
+            incarnations: vec![None; world_size as usize],
             regions: Regions::default(),
             registry: Arc::clone(&releases) as Arc<dyn Registry>,
             releases,
@@ -265,10 +274,34 @@ impl TcpDevice {
         }
     }
 
+    /// As [`Device::connect`], in either way.
+    fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
+        self.control.check(peer, kind)?;
+        let is_again = match &self.peers[peer as usize] {
+            Peer::Lost(_) | Peer::Severed => true,
+            Peer::Open(open) => open.departed,
+            Peer::Idle | Peer::Connecting => false,
+        };
+        if is_again && awaits_end(self.event_queue.iter(), peer) {
+            return Err(ConnectError::NotFree { peer });
+        }
+        self.control.connect(peer, kind, is_again)?;
+        if is_again {
+            self.close(peer, Peer::Idle, &TransferError::Departed { peer });
+            self.signal_slots[peer as usize] = OnceLock::new();
+            self.regions.orphan(peer);
+        }
+        if let slot @ Peer::Idle = &mut self.peers[peer as usize] {
+            *slot = Peer::Connecting;
+        }
+        Ok(())
+    }
+
     fn opened(&mut self, peer: Rank, opened: OpenedPair) {
         if !matches!(self.peers[peer as usize], Peer::Connecting) {
             return;
         }
+        self.incarnations[peer as usize] = Some(opened.incarnation);
         let mut pair = Pair::new(peer, self.signal_slots(peer), opened);
         let data = epoll::EventData::new_u64(u64::from(peer));
         if let Err(error) = epoll::add(&self.epoll, &pair.incoming[0].socket, data, epoll::EventFlags::IN) {
@@ -369,11 +402,15 @@ unsafe impl Device for TcpDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        self.control.connect(peer, address)?;
-        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
-            *slot = Peer::Connecting;
-        }
-        Ok(())
+        self.start_connecting(peer, PairKind::InWorld(address))
+    }
+
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        self.start_connecting(peer, PairKind::BetweenWorlds(meeting))
+    }
+
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.incarnations.get(peer as usize).copied().flatten()
     }
 
     fn sever(&mut self, peer: Rank) {

@@ -36,6 +36,8 @@ struct RegionEntry {
     peers_may_write: bool,
     /// The only peer that it is for.
     only: Option<Rank>,
+    /// Another process has the rank that it was for.
+    is_orphaned: bool,
     /// Peers that know that the key is valid, and must be told when it is not.
     informed_peers: Vec<Rank>,
 }
@@ -44,8 +46,9 @@ impl Regions {
     /// Enters a region, for one peer or for all.
     pub(super) fn insert(&mut self, region: &Region, only: Option<Rank>) {
         let peers_may_write = region.memory().peers_may_write();
+        let (is_orphaned, informed_peers) = (false, Vec::new());
         let entry =
-            RegionEntry { region: region.downgrade(), peers_may_write, only, informed_peers: Vec::new() };
+            RegionEntry { region: region.downgrade(), peers_may_write, only, is_orphaned, informed_peers };
         self.by_key.insert(region.key(), entry);
     }
 
@@ -53,7 +56,7 @@ impl Regions {
     /// alive.
     pub(super) fn find(&self, named: &RemoteSlice, peer: Rank, writes: bool) -> Option<Slice> {
         let entry = self.by_key.get(&named.key).filter(|entry| entry.peers_may_write || !writes)?;
-        if entry.only.is_some_and(|only| only != peer) {
+        if entry.is_orphaned || entry.only.is_some_and(|only| only != peer) {
             return None;
         }
         let region = entry.region.upgrade()?;
@@ -70,6 +73,15 @@ impl Regions {
             known.informed_peers.push(peer);
         }
         Some(len as u64)
+    }
+
+    /// Takes memory for this peer alone from all peers: another process gets its rank.
+    pub(super) fn orphan(&mut self, peer: Rank) {
+        for entry in self.by_key.values_mut() {
+            entry.is_orphaned |= entry.only == Some(peer);
+            // The other process knows no key.
+            entry.informed_peers.retain(|informed| *informed != peer);
+        }
     }
 
     /// Removes a region; returns the peers to tell.

@@ -1,16 +1,18 @@
 //! The device contract over RDMA.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::connecting::Connecting;
-use super::pair::Pair;
+use super::pair::{Pair, RemoteRegions};
 use super::wire::NICS_MAX;
 use super::{CONTROL_POLLS, EVENTS_MAX, FABRIC, Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock::{self, Nanos};
+use crate::control::PairKind;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MapError, PostError, RegisterError,
-    Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource, check_only,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, Incarnation, MapError, Meeting,
+    PostError, RegisterError, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    WakeSource, awaits_end, check_only,
 };
 use crate::memory::Memory;
 use crate::region::{Mapped, ReadOnlyMapped, Region, RemoteSlice};
@@ -50,12 +52,19 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        self.control.connect(peer, address)?;
-        if let Some(slot @ Peer::Idle) = self.peers.get_mut(peer as usize) {
-            let deadline = clock::now() + self.connect_timeout;
-            *slot = Peer::Connecting(Box::new(Connecting::new(deadline)));
+        self.start_connecting(peer, PairKind::InWorld(address))
+    }
+
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        if self.connection_manager.is_some() {
+            // Its requests name ranks of one world.
+            return Err(ConnectError::OtherWorld { fabric: "verbs by rdma_cm" });
         }
-        Ok(())
+        self.start_connecting(peer, PairKind::BetweenWorlds(meeting))
+    }
+
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.incarnations.get(peer as usize).copied().flatten()
     }
 
     fn sever(&mut self, peer: Rank) {
@@ -190,6 +199,27 @@ unsafe impl Device for VerbsDevice {
 }
 
 impl VerbsDevice {
+    /// As [`Device::connect`], in either way.
+    fn start_connecting(&mut self, peer: Rank, kind: PairKind<'_>) -> Result<(), ConnectError> {
+        self.control.check(peer, kind)?;
+        let state = &self.peers[peer as usize];
+        let is_again = matches!(state, Peer::Lost(_) | Peer::Departed | Peer::Severed);
+        if is_again && awaits_end(self.event_queue.iter(), peer) {
+            return Err(ConnectError::NotFree { peer });
+        }
+        self.control.connect(peer, kind, is_again)?;
+        if is_again {
+            self.peers[peer as usize] = Peer::Idle;
+            self.signal_slots[peer as usize] = OnceLock::new();
+            self.remote_regions[peer as usize] = RemoteRegions::default();
+        }
+        if let slot @ Peer::Idle = &mut self.peers[peer as usize] {
+            let deadline = clock::now() + self.connect_timeout;
+            *slot = Peer::Connecting(Box::new(Connecting::new(deadline)));
+        }
+        Ok(())
+    }
+
     /// Takes the events since the arming.
     #[cold]
     fn disarm(&mut self) {

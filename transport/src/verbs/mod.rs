@@ -104,7 +104,7 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{self, Control, ControlEventQueue, FabricMessage, Network, ReleasedRegions};
 use crate::cuda::FlushScope;
-use crate::device::{DeviceConfig, DeviceInfo, Event, LossCause, Reach, RegisterError};
+use crate::device::{DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, RegisterError};
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
@@ -185,6 +185,8 @@ pub struct VerbsDevice {
     /// Counts of peers that are gone.
     past_counts: Counts,
     signal_slots: Vec<OnceLock<Signals>>,
+    /// The process that has each rank, or had it last.
+    incarnations: Vec<Option<Incarnation>>,
     connect_timeout: Duration,
     event_queue: VecDeque<Event>,
     control_due_at: Nanos,
@@ -206,6 +208,15 @@ impl VerbsDevice {
     ///
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig, options: &VerbsOptions) -> Result<Self, OpenError> {
+        Self::of_incarnation(config, Incarnation::fresh(), options)
+    }
+
+    /// As [`VerbsDevice::new`], for a device that is one with others.
+    pub(crate) fn of_incarnation(
+        config: DeviceConfig,
+        incarnation: Incarnation,
+        options: &VerbsOptions,
+    ) -> Result<Self, OpenError> {
         let library = library()?;
         let listed = objects::device_names(library);
         let names = listed.map_err(|_| PortError::NoDevice)?;
@@ -225,8 +236,13 @@ impl VerbsDevice {
         let others = world_size.saturating_sub(1).max(1);
         let nics = opened.into_iter().map(|opened| Nic::new(opened, others, sizes));
         let nics = nics.collect::<Result<Vec<_>, _>>()?;
-        let control =
-            Control::new(config, FABRIC, Network::Tcp { data_connections: 0 }, ControlEventQueue::new()?)?;
+        let control = Control::new(
+            config,
+            incarnation,
+            FABRIC,
+            Network::Tcp { data_connections: 0 },
+            ControlEventQueue::new()?,
+        )?;
         let connection_manager = match options.connect {
             Connect::Rendezvous => None,
             Connect::RdmaCm => Some(ConnectionManager::new(&nics, world_size)?),
@@ -244,6 +260,7 @@ impl VerbsDevice {
         let reach = Reach { fabric: FABRIC, maps: false, passive: false, queue_depth };
         let info = DeviceInfo {
             rank: control.rank(),
+            incarnation,
             address: control.address().clone(),
             fabric: FABRIC,
             registers_freely: false,
@@ -271,6 +288,7 @@ impl VerbsDevice {
             due: Vec::with_capacity(world_size as usize),
             past_counts: Counts::default(),
             signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
+            incarnations: vec![None; world_size as usize],
             connect_timeout,
             event_queue: VecDeque::with_capacity(64),
             control_due_at: Nanos::ZERO,

@@ -218,7 +218,8 @@ impl VerbsDevice {
 
     fn take_event(&mut self, event: ControlEvent<ControlMessage>) {
         match event {
-            ControlEvent::Opened { peer, .. } => {
+            ControlEvent::Opened { peer, pair } => {
+                self.incarnations[peer as usize] = Some(pair.incarnation);
                 if self.has_left {
                     self.control.send_bye(peer);
                 }

@@ -26,6 +26,7 @@ mod polling;
 mod progress;
 mod puts;
 mod regions;
+mod returning;
 #[path = "../../../tests/skipped/mod.rs"]
 mod skipped;
 mod wake;
@@ -189,6 +190,18 @@ macro_rules! suite {
                 severing_one_peer_leaves_the_memory_of_others
                 severing_a_peer_that_never_came_leaves_all_memory
                 memory_for_a_severed_peer_is_fenced
+            }
+            returning {
+                a_killed_process_is_replaced_and_others_are_not_touched
+                a_process_that_left_is_replaced
+                a_process_that_comes_before_its_rank_is_free_is_waited_for
+                a_process_that_comes_first_or_last_is_connected
+                a_severed_process_does_not_get_its_rank_back
+                what_a_former_process_was_given_is_bad_for_its_successor
+                a_rank_is_not_free_before_its_end_was_polled
+                many_processes_have_one_rank_one_after_the_other
+                severing_takes_back_what_former_processes_could_write
+                devices_of_different_worlds_meet
             }
             messages {
                 messages_arrive_whole_and_in_order

@@ -6,9 +6,10 @@ use std::sync::Arc;
 
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Inline, MapError, Mapped,
-    Memory, Nanos, PostError, Rank, ReadOnlyMapped, Region, RegionKey, RegisterError, RemoteSlice,
-    SharedMemory, Signal, Signals, Source, SubmitError, Submitted, Transfer, TransferId, Urgency, clock,
+    Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, Inline,
+    MapError, Mapped, Meeting, Memory, Nanos, PostError, Rank, ReadOnlyMapped, Region, RegionKey,
+    RegisterError, RemoteSlice, SharedMemory, Signal, Signals, Source, SubmitError, Submitted, Transfer,
+    TransferId, Urgency, clock,
 };
 
 use crate::world::Backend;
@@ -135,6 +136,12 @@ unsafe impl Device for ThroughMappings {
     }
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
         self.device.connect(peer, address)
+    }
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        self.device.meet(peer, meeting)
+    }
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        self.device.incarnation(peer)
     }
     fn sever(&mut self, peer: Rank) {
         self.device.sever(peer);

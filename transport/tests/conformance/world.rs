@@ -295,6 +295,45 @@ impl World {
         self.backend.kill(device);
     }
 
+    /// Gives a rank to another process, with nothing known of what came before. Returns the device
+    /// that had the rank, if it has not ended.
+    pub(crate) fn replace(&mut self, rank: Rank) -> Option<Box<dyn Device>> {
+        self.replace_as(rank, |_| {})
+    }
+
+    /// As [`World::replace`], from a configuration that the test may change.
+    pub(crate) fn replace_as(
+        &mut self,
+        rank: Rank,
+        change: impl Fn(&mut DeviceConfig),
+    ) -> Option<Box<dyn Device>> {
+        let ranks = self.stations.len() as u32;
+        let new = station(&mut *self.backend, rank, ranks, &change);
+        std::mem::replace(&mut self.stations[rank as usize], new).device
+    }
+
+    /// Starts to connect two ranks, the first one first.
+    pub(crate) fn start_pair(&mut self, first: Rank, second: Rank) {
+        for (from, to) in [(first, second), (second, first)] {
+            let address = self.device(to).info().address.clone();
+            self.device(from).connect(to, &address).expect("connecting to a peer of the world starts");
+        }
+    }
+
+    /// Connects two ranks and waits until they are, for the `time`-th time at each end.
+    pub(crate) fn connect_pair(&mut self, [one, other]: [Rank; 2], times: [usize; 2]) {
+        self.start_pair(one, other);
+        self.until_connected([one, other], times);
+    }
+
+    /// Waits until two ranks are connected, for the `time`-th time at each end.
+    pub(crate) fn until_connected(&mut self, [one, other]: [Rank; 2], times: [usize; 2]) {
+        self.until("a pair to be connected", |world| {
+            world.saw(one, &Event::Connected { peer: other }) == times[0]
+                && world.saw(other, &Event::Connected { peer: one }) == times[1]
+        });
+    }
+
     /// Whether `pump` polls this rank; a rank that is not polled stands for one that is stopped or
     /// busy.
     pub(crate) fn set_polled(&mut self, rank: Rank, polled: bool) {
@@ -595,7 +634,9 @@ impl Station {
         }
         if let Event::PeerLost { peer, cause } = &event {
             let told = self.inbox.state().losses.iter().filter(|(who, _)| who == peer).count();
-            assert_eq!(told, 1, "the responder hears of a loss ({cause}) once, and before it is polled");
+            let is_loss = |event: &&Event| matches!(event, Event::PeerLost { peer: of, .. } if of == peer);
+            let polled = 1 + self.log.iter().filter(is_loss).count();
+            assert_eq!(told, polled, "the responder hears of a loss ({cause}) once, and before it is polled");
         }
         self.log.push(event);
     }

@@ -85,9 +85,9 @@ impl Watcher {
         let data = (0..self.identity.data_connections)
             .flat_map(|index| [(Role::ToListener, index), (Role::ToDialer, index)]);
         for (role, index) in std::iter::once((Role::Control, 0)).chain(data) {
-            let handshake = Handshake::dial(&self.identity, role, index, peer, session);
             let request = self.peers[peer as usize].request.as_ref();
-            let Some(target) = request.and_then(|request| request.dial.as_ref()) else { return };
+            let Some((target, ends)) = request.and_then(|request| request.dial.as_ref()) else { return };
+            let handshake = Handshake::dial(&self.identity, role, index, *ends, session);
             let inserted = target.dial().and_then(|socket| {
                 let origin = Origin::Dialed(peer);
                 let pending = PendingHandshake { socket, handshake, deadline, origin, verdict: None };
@@ -212,6 +212,9 @@ impl Watcher {
         let Some(WatchedFile::Handshake(pending)) = self.remove(token) else { return };
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
+            (Progress::Done(hello), Some(peer)) if self.had_rank(peer, &hello) => {
+                self.end(peer, ProtocolViolation::FormerProcess.into());
+            }
             (Progress::Done(hello), _) => {
                 if self.network.tune(&pending.socket).is_ok() {
                     self.add_connection(&hello, pending.socket, dialed.is_some(), now);
@@ -219,7 +222,14 @@ impl Watcher {
                     self.dial_again(peer, now);
                 }
             }
+            // The process that has the rank there may be about to end.
+            (Progress::Failed(violation @ ProtocolViolation::RankTaken, _), Some(peer)) => {
+                self.peers[peer as usize].violation = Some(violation);
+                self.dial_again(peer, now);
+            }
             (Progress::Failed(violation, _), Some(peer)) => self.end(peer, LossCause::Protocol(violation)),
+            // Neither speaks against the process that this rank may wait for.
+            (Progress::Failed(ProtocolViolation::RankTaken | ProtocolViolation::FormerProcess, _), None) => {}
             (Progress::Failed(violation, claimed), None) => {
                 if self.warnings_left > 0 {
                     self.warnings_left -= 1;
@@ -232,6 +242,11 @@ impl Watcher {
             }
             _ => {}
         }
+    }
+
+    /// Whether the process at the other end had the rank before.
+    fn had_rank(&self, peer: Rank, hello: &Hello) -> bool {
+        self.peers[peer as usize].incarnation == Some(hello.incarnation)
     }
 
     /// Over Unix sockets: marks a peer lost if this rank waits for the peer and has rejected the
@@ -300,11 +315,16 @@ impl Watcher {
     /// pair, over Unix sockets as soon as the dialer's files have come.
     pub(super) fn try_open(&mut self, peer: Rank, now: Nanos) {
         let known = &self.peers[peer as usize];
-        let listens = known.request.as_ref().is_some_and(|request| request.dial.is_none());
-        let complete = known.connections_of_attempt.as_ref().is_some_and(|connections_of_attempt| {
+        let Some(request) = known.request.as_ref().filter(|request| request.dial.is_none()) else { return };
+        let attempt = known.connections_of_attempt.as_ref();
+        if attempt.is_some_and(|attempt| attempt.share_world != request.share_world) {
+            // It came before this rank asked for it.
+            return self.abandon_attempt(peer);
+        }
+        let complete = attempt.is_some_and(|connections_of_attempt| {
             connections_of_attempt.has_all_data_connections() && connections_of_attempt.control.is_some()
         });
-        if listens && complete {
+        if complete {
             self.read_control(peer);
             if !self.network.is_unix() {
                 self.open(peer, Vec::new(), now);
@@ -326,7 +346,8 @@ impl Watcher {
 
     /// Whether this rank is the end that dials.
     fn dials(&self, peer: Rank) -> bool {
-        self.identity.rank > peer
+        let request = self.peers[peer as usize].request.as_ref();
+        request.is_some_and(|request| request.dial.is_some())
     }
 
     /// Opens a pair. The listener sends "ready" before this rank's device can send anything.
@@ -345,7 +366,10 @@ impl Watcher {
         if !shared.stream(peer).open(Arc::clone(&stream), begin) {
             return;
         }
+        known.incarnation = Some(connections_of_attempt.incarnation);
         let pair = OpenedPair {
+            incarnation: connections_of_attempt.incarnation,
+            own_rank: connections_of_attempt.own_rank,
             signal_slots: connections_of_attempt.signal_slots,
             to_peer: connections_of_attempt.to_peer.into_iter().flatten().collect(),
             from_peer: connections_of_attempt.from_peer.into_iter().flatten().collect(),
@@ -377,10 +401,21 @@ fn send_ready(handler: &dyn FabricHandler, peer: Rank, stream: &OwnedFd) {
 /// Whether to admit an authenticated dialer.
 fn admission(peers: &[WatchedPeer], shared: &Shared, hello: &Hello) -> Result<(), ProtocolViolation> {
     let known = peers.get(hello.rank as usize).ok_or(ProtocolViolation::WrongRank)?;
-    // A rank that is connected, or that this rank dials, does not dial again.
-    let expected = shared.stream(hello.rank).state() == StreamState::Unconnected
-        && known.request.as_ref().is_none_or(|request| request.dial.is_none());
-    if expected { Ok(()) } else { Err(ProtocolViolation::WrongRank) }
+    // A rank that this rank dials does not dial.
+    let is_expected = known
+        .request
+        .as_ref()
+        .is_none_or(|request| request.dial.is_none() && request.share_world != hello.is_of_other_world());
+    if !is_expected {
+        return Err(ProtocolViolation::WrongRank);
+    }
+    if known.incarnation == Some(hello.incarnation) {
+        return Err(ProtocolViolation::FormerProcess);
+    }
+    match shared.stream(hello.rank).state() {
+        StreamState::Unconnected => Ok(()),
+        _ => Err(ProtocolViolation::RankTaken),
+    }
 }
 
 /// Returns false when the connection is broken.

@@ -8,8 +8,8 @@ use std::thread;
 use super::*;
 use crate::Nanos;
 use crate::device::{
-    Address, Armed, ConnectError, DeviceInfo, Flush, LossCause, MapError, PostError, Reach, RegisterError,
-    SubmitError, Submitted, Transfer, TransferId, Urgency, Wake,
+    Address, Armed, ConnectError, DeviceInfo, Flush, Incarnation, LossCause, MapError, Meeting, PostError,
+    Reach, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency, Wake,
 };
 use crate::memory::Memory;
 use crate::other_user::{as_nobody, can_act_as_nobody};
@@ -92,6 +92,7 @@ fn paper_info(rank: Rank, fabric: Fabric, world_size: u32) -> DeviceInfo {
     let reach = Reach { fabric: "paper", maps: false, passive: false, queue_depth: 1 };
     DeviceInfo {
         rank,
+        incarnation: Incarnation(u64::from(rank)),
         address: Address(format!("{fabric}:{rank}")),
         fabric: "paper",
         registers_freely: true,
@@ -158,6 +159,12 @@ unsafe impl Device for PaperDevice {
         }
         self.waiting.push(peer);
         Ok(())
+    }
+    fn meet(&mut self, _peer: Rank, _meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        Err(ConnectError::OtherWorld { fabric: "paper" })
+    }
+    fn incarnation(&self, _peer: Rank) -> Option<Incarnation> {
+        None
     }
     fn sever(&mut self, _peer: Rank) {}
     fn submit(&mut self, peer: Rank, _transfer: Transfer, _id: TransferId) -> Result<Submitted, SubmitError> {

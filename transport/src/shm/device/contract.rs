@@ -11,11 +11,12 @@ use rustix::param::page_size;
 use super::{FABRIC, QUEUE_DEPTH, RemoteLocation, ShmDevice, State};
 use crate::Rank;
 use crate::clock::Nanos;
+use crate::control::PairKind;
 use crate::cuda::CudaMemory;
 use crate::device::{
-    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, MESSAGE_BYTES_MAX, MapError, PostError,
-    RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, WakeSource,
-    check_only,
+    Address, Armed, ConnectError, Device, DeviceInfo, Event, Flush, Incarnation, MESSAGE_BYTES_MAX, MapError,
+    Meeting, PostError, RegisterError, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    WakeSource, check_only,
 };
 use crate::memory::{Memory, SEALS_FIXED_SIZE, Space};
 use crate::primitive::AtomicU32;
@@ -153,22 +154,15 @@ unsafe impl Device for ShmDevice {
     }
 
     fn connect(&mut self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
-        if peer != self.shared.rank
-            && peer < self.shared.world_size
-            && let Some(kind) = self.shared.signal_slots.of(peer).failure()
-        {
-            return Err(ConnectError::System {
-                peer,
-                address: address.clone(),
-                source: io::Error::from(kind),
-            });
-        }
-        self.control.connect(peer, address)?;
-        let state = &mut self.peers[peer as usize].state;
-        if matches!(state, State::Unconnected) {
-            *state = State::Connecting;
-        }
-        Ok(())
+        self.start_connecting(peer, PairKind::InWorld(address))
+    }
+
+    fn meet(&mut self, peer: Rank, meeting: Meeting<'_>) -> Result<(), ConnectError> {
+        self.start_connecting(peer, PairKind::BetweenWorlds(meeting))
+    }
+
+    fn incarnation(&self, peer: Rank) -> Option<Incarnation> {
+        (peer < self.shared.world_size).then(|| self.shared.peer_status().incarnation(peer)).flatten()
     }
 
     fn sever(&mut self, peer: Rank) {
@@ -179,6 +173,7 @@ unsafe impl Device for ShmDevice {
         self.control.sever(peer);
         // From now on nothing is announced to the peer.
         let may_map = self.shared.peer_status().may_map(peer);
+        self.shared.peer_status().take_back(peer);
         let keys = &self.shared.own.keys;
         let memories = self.shared.change_directory(|directory| {
             directory.close(peer);
@@ -190,10 +185,8 @@ unsafe impl Device for ShmDevice {
         for memory in memories {
             self.fence.detach_own(memory);
         }
-        if let Some(mapping) =
-            self.shared.signal_slots.existing(peer).and_then(|signal_slots| signal_slots.mapping())
-        {
-            self.fence.detach_signal_slots(mapping.clone());
+        for mapping in self.shared.signal_slots.mappings(peer) {
+            self.fence.detach_signal_slots(mapping);
         }
         for region in self.peers[peer as usize].mapped.drain(..).filter_map(|region| region.upgrade()) {
             if may_map {

@@ -251,6 +251,85 @@ fn no_put_is_torn_or_lost_while_another_peer_is_severed() {
     zero.until_event(&Event::Severed { peer: 1 });
 }
 
+/// Gives rank 1 to another process of that role, and tells it of a new region.
+fn replace_peer(zero: &mut Station, role: &str) -> (Process, crate::Region) {
+    let connected = Event::Connected { peer: 1 };
+    let before = zero.log.iter().filter(|event| **event == connected).count();
+    let address = zero.device.info().address.clone();
+    let process = Process::start(role, &address);
+    zero.device.connect(1, &address).expect("the rank is free");
+    zero.until("another process", |zero| {
+        zero.log.iter().filter(|event| **event == connected).count() == before + 1
+    });
+    let region = zero.region(REGION_BYTES);
+    zero.device.post(1, &region.key().0.to_le_bytes(), Urgency::Ordinary).expect("connected");
+    (process, region)
+}
+
+#[test]
+fn a_killed_process_is_replaced_while_the_puts_of_a_third_rank_are_under_way() {
+    let (mut zero, mut process, region) = with_peer("writer");
+    let mut two = connect_two(&mut zero);
+    let former = zero.device.incarnation(1).expect("it was connected");
+    let target = zero.region(REGION_BYTES);
+    let source = two.region(REGION_BYTES);
+    source.whole().store(&vec![7; REGION_BYTES]);
+    let put = |two: &mut Station, id| {
+        let put = Transfer::Put { src: Source::Slice(source.whole()), dst: target.remote(), signal: None };
+        assert_eq!(two.device.submit(0, put, TransferId(id)), Ok(Submitted::UnderWay));
+    };
+    put(&mut two, 1);
+    assert!(process.read_marks(2), "it writes");
+    process.signal(Signal::KILL);
+    assert_eq!(zero.until_lost(1), LossCause::ProcessEnded);
+    put(&mut two, 2);
+    let old_slots = zero.device.signal_slots(1);
+    let (left, count) = (region.whole().to_vec(), old_slots.count(SIGNAL_SLOT));
+    let (mut next, new_region) = replace_peer(&mut zero, "writer");
+    assert_ne!(zero.device.incarnation(1), Some(former));
+    let new_slots = zero.device.signal_slots(1);
+    assert!(next.read_marks(2), "the next one writes");
+    zero.until("its signals", |_| new_slots.count(SIGNAL_SLOT) > 0);
+    zero.until("its bytes", |_| new_region.whole().to_vec().iter().any(|byte| *byte != 0));
+    for id in [1, 2] {
+        two.until_event(&Event::Done { id: TransferId(id), result: Ok(0) });
+    }
+    assert!(is_filled_with(&target, 7), "the puts that were under way");
+    assert_eq!(old_slots.count(SIGNAL_SLOT), count, "nobody signals there any more");
+    assert!(region.whole().to_vec() == left, "the next one does not know that region");
+    // The former process has ended, so its memory is as good as before.
+    zero.device.register(region.memory().clone()).expect("nothing was taken from it");
+}
+
+#[test]
+fn a_severed_process_that_goes_on_while_another_has_its_rank_changes_no_byte() {
+    let (mut zero, mut process, region) = with_peer("writer");
+    assert!(process.read_marks(2), "it writes");
+    process.signal(Signal::STOP);
+    let (_, status) = waitpid(Some(process.id()), WaitOptions::UNTRACED).expect("a child").expect("it stops");
+    assert!(status.stopped());
+    zero.device.sever(1);
+    zero.until_event(&Event::Severed { peer: 1 });
+    let (next, new_region) = replace_peer(&mut zero, "listener");
+    let new_slots = zero.device.signal_slots(1);
+    process.signal(Signal::CONT);
+    check_fenced(&region, || assert!(process.read_marks(3), "it writes on"));
+    assert!(is_filled_with(&new_region, 0), "it does not know the region of its successor");
+    assert_eq!(new_slots.count(SIGNAL_SLOT), 0, "it signals in vain");
+    let connected = zero.log.iter().filter(|event| **event == Event::Connected { peer: 1 }).count();
+    assert_eq!(connected, 2);
+    zero.device.post(1, b"still connected", Urgency::Ordinary).expect("connected");
+    drop(next);
+}
+
+#[test]
+fn nothing_is_left_of_a_hundred_processes_that_had_one_rank() {
+    let mut process = Process::start("returns", &Address(String::new()));
+    let mut output = String::new();
+    process.output.read_to_string(&mut output).expect("text");
+    assert!(process.child.wait().expect("a child").success(), "{output}");
+}
+
 #[test]
 fn a_peer_process_that_says_bye_is_not_lost() {
     let (mut zero, mut process, _region) = with_peer("leaver");
@@ -283,7 +362,9 @@ fn peer() {
         "writer" => writer(&mut Told::connect()),
         "parent" => parent(Told::connect()),
         "leaver" => leaver(Told::connect()),
+        "listener" => Told::connect().station.until("to be killed", |_| false),
         "rounds" => rounds(),
+        "returns" => returns(),
         "fork" => fork_and_drop(),
         other => panic!("no role {other}"),
     }
@@ -402,6 +483,53 @@ fn rounds() {
         assert_eq!(*after_first.get_or_insert(now), now, "files, threads and mappings");
     }
     assert_eq!(count("/dev/shm"), shared);
+}
+
+/// One device, whose peer is another one each round and ends in each way.
+fn returns() {
+    const WAYS: usize = 3;
+    let mut zero = Station::new(0, 2);
+    let mut before = Vec::new();
+    for round in 0..ROUNDS {
+        {
+            let mut one = Station::new(1, 2);
+            let addresses = [zero.device.info().address.clone(), one.device.info().address.clone()];
+            zero.device.connect(1, &addresses[1]).expect("the rank is free");
+            one.device.connect(0, &addresses[0]).expect("an address");
+            until_both(&mut zero, &mut one, "a connection", |zero, one| {
+                let is_connected = |event: &Event| matches!(event, Event::Connected { .. });
+                zero.log.iter().any(is_connected) && one.log.iter().any(is_connected)
+            });
+            let target = zero.device.register_for(1, SharedMemory::new(100_000).expect("memory"));
+            let (target, source) = (target.expect("it is registered"), one.region(100_000));
+            let src = Source::Slice(source.whole());
+            let put = Transfer::Put { src, dst: target.remote(), signal: None };
+            one.carry_out(0, put, TransferId(1));
+            if round % WAYS == 1 {
+                one.device.leave();
+                one.until("the bye to be said", |one| one.device.flush(Flush::All));
+            }
+            if round % WAYS == 2 {
+                zero.device.sever(1);
+                zero.until_event(&Event::Severed { peer: 1 });
+            }
+        }
+        zero.until("its end", |zero| {
+            let is_end = |event: &Event| !matches!(event, Event::Connected { .. } | Event::Done { .. });
+            zero.log.iter().any(is_end)
+        });
+        zero.log.clear();
+        // The first rounds make what stays. The watcher closes its part a moment later.
+        let open = || (count("/proc/self/fd"), count("/proc/self/task"), mappings());
+        if round < WAYS {
+            before.push(open());
+        } else {
+            zero.until("files, threads and mappings to be as many as in the first rounds", |_| {
+                let ((files, threads, mapped), most) = (open(), before[round % WAYS]);
+                files <= most.0 && threads <= most.1 && mapped <= most.2
+            });
+        }
+    }
 }
 
 fn fork_and_drop() {
