@@ -212,3 +212,131 @@ fn bad_input_is_one_line_and_an_exit_status() {
         assert!(error.contains(text), "{error}");
     }
 }
+
+fn run(model: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+    command.args(["graph", "run"]).arg(model).args(arguments);
+    command.output().expect("pleach starts")
+}
+
+/// The lines of a run with `--json`: of each rank, and of all.
+fn run_json(model: &Path, arguments: &[&str]) -> Vec<Value> {
+    let output = run(model, &[arguments, &["--json"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("it is text");
+    text.lines().map(|line| serde_json::from_str(line).expect("each line is an object")).collect()
+}
+
+fn fields(object: &Value) -> Vec<&str> {
+    object.as_object().expect("it is an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_later() {
+    let arguments = ["--ranks", "2", "--random-weights", "1", "--iterations", "4", "--check"];
+    let lines = run_json(&light("squeezenet"), &[&arguments[..], &["--fabric", "shm"]].concat());
+    let of_rank = [
+        "rank",
+        "iterations",
+        "copies_first",
+        "copies_later",
+        "copied_bytes",
+        "bytes_in",
+        "bytes_out",
+        "heap_allocations_later",
+        "arena_bytes",
+        "compute_us_p50",
+        "wait_us_p50",
+    ];
+    assert_eq!(lines.len(), 3);
+    for (rank, line) in lines[..2].iter().enumerate() {
+        assert_eq!(fields(line), of_rank);
+        assert_eq!((line["rank"].as_u64(), line["iterations"].as_u64()), (Some(rank as u64), Some(4)));
+        assert_eq!(line["copies_later"].as_u64(), Some(0), "{line}");
+    }
+    assert_eq!(lines[0]["bytes_out"], lines[1]["bytes_in"]);
+    let of_all = [
+        "iterations_per_s",
+        "latency_us_p50",
+        "handover_us_p50",
+        "equal_to_parts",
+        "largest_difference",
+        "runtime",
+        "fabric",
+        "transfer",
+    ];
+    assert_eq!(fields(&lines[2]), of_all);
+    assert_eq!(lines[2]["equal_to_parts"].as_bool(), Some(true));
+    assert!(
+        lines[2]["largest_difference"].as_f64().is_some_and(|difference| difference < 1e-4),
+        "{}",
+        lines[2]
+    );
+    let names =
+        ["runtime", "fabric", "transfer"].map(|name| lines[2][name].as_str().expect("a name").to_owned());
+    assert_eq!(names, ["rten", "shm", "zero-copy"]);
+}
+
+#[test]
+fn tensors_of_a_run_are_copied_if_that_is_asked_for_and_cross_sockets_too() {
+    let transformer =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("graph-analyzer/tests/data/transformer/transformer.onnx");
+    let arguments = ["--ranks", "3", "--dim", "batch=2", "--dim", "length=5", "--iterations", "3", "--check"];
+    let copied = ["--transfer", "copy", "--fabric", "tcp", "--depth", "1"];
+    let lines = run_json(&transformer, &[&arguments[..], &copied].concat());
+    assert_eq!(lines[3]["equal_to_parts"].as_bool(), Some(true));
+    assert_eq!((lines[3]["fabric"].as_str(), lines[3]["transfer"].as_str()), (Some("tcp"), Some("copy")));
+    let (first, later) = (lines[0]["copies_first"].as_u64(), lines[0]["copies_later"].as_u64());
+    assert!(first > Some(0) && later == first.map(|first| 2 * first), "{}", lines[0]);
+}
+
+#[test]
+fn what_cannot_run_is_refused_in_a_line_that_says_what_to_do() {
+    let folder = Folder::new("unfit-runs");
+    let file = |name: &str, text: &str| folder.file(name, text.as_bytes());
+    let graph = "pleach-graph 1\ngraph g\nopset 17\n";
+    let free = file("free", &format!("{graph}input x f32 [batch, 8]\nnode a Relu(x) -> a ? ?\noutput a\n"));
+    let missing =
+        file("missing", &format!("{graph}input x f32 [8]\nnode a Nonsense(x) -> a ? ?\noutput a\n"));
+    let weight = file(
+        "weight",
+        &format!("{graph}input x f32 [8]\nconst w f32 [8]\nnode a Add(x, w) -> a ? ?\noutput a\n"),
+    );
+    let double = file("double", &format!("{graph}input x f64 [8]\nnode a Relu(x) -> a ? ?\noutput a\n"));
+    // A tensor of two numbers: dims 2, type 1, eight raw bytes.
+    let input = folder.file("x.pb", &[8, 2, 16, 1, 74, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let no_input = file("no-input", "nonsense");
+    let input = input.to_str().expect("it is text");
+    let cases: [(&Path, &[&str], &str); 8] = [
+        (&free, &[], "give --dim batch=SIZE"),
+        (&missing, &[], "rten has no operator Nonsense; run with --runtime onnxruntime"),
+        (&weight, &[], "only the shape of the weight 'w'; give --random-weights SEED"),
+        (&double, &[], "rten has no tensors of f64"),
+        (
+            &free,
+            &["--dim", "batch=1", "--input", input],
+            "the input 'x' is f32 [1, 8], and the file has f32 [2]",
+        ),
+        (&weight, &["--input", input, "--input", input], "2 files of inputs for 1 inputs"),
+        (&weight, &["--input", no_input.to_str().expect("it is text")], "no-input"),
+        (&weight, &["--runtime", "onnxruntime", "--library", "/nonexistent.so"], "no library of onnxruntime"),
+    ];
+    for (model, arguments, expected) in cases {
+        let output = run(model, arguments);
+        let error = String::from_utf8(output.stderr).expect("it is text");
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
+        assert!(error.starts_with("error: ") && error.lines().count() == 1, "{error}");
+        assert!(error.contains(expected), "{error} does not contain {expected}");
+    }
+    let output = run(&missing, &["--ranks", "1", "--place", "nowhere"]);
+    assert_eq!(output.status.code(), Some(2));
+    // Two ranks: the launcher repeats what a rank says, in one line.
+    let two = file(
+        "two",
+        &format!("{graph}input x f32 [8]\nnode a Relu(x) -> a ? ?\nnode b Nonsense(a) -> b ? ?\noutput b\n"),
+    );
+    let output = run(&two, &["--ranks", "2"]);
+    let error = String::from_utf8(output.stderr).expect("it is text");
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.lines().count() == 1 && error.contains("Nonsense"), "{error}");
+}

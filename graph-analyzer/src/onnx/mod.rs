@@ -12,14 +12,21 @@ use prost::bytes::Bytes;
 
 use crate::graph::{Graph, GraphError};
 
+mod cut;
 mod export;
 mod import;
 mod limits;
+mod of_graph;
+pub(crate) mod random;
+mod rewrites;
+mod tensor;
 mod weights;
 #[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, clippy::all, reason = "it is generated")]
 mod proto;
 
+pub use cut::{Cut, CutError};
+pub use tensor::TensorFile;
 pub use weights::{WeightFileError, check_weight_files};
 
 /// Largest file of a model, in bytes: protobuf's own limit.

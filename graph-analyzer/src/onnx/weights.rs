@@ -1,5 +1,5 @@
 //! Asks the file system for the files in which weights are. Nothing else of this crate touches a
-//! file.
+//! file but [`super::Model::cut`], which reads weights from there.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,3 +1,37 @@
 //! Runs the parts of a graph, each on a rank of its own.
+//!
+//! A [`Job`] is what all ranks know: the model, its parts, and the [`Runtime`] that computes. Each
+//! rank calls [`run_rank`], which cuts its part out of the model, and in each iteration receives
+//! what the part needs, runs it, and sends what crosses. A [`TensorTransport`] carries the tensors:
+//! [`Regions`] by registered memory of a device, with the protocol of [`channels`]. Another crate
+//! may carry them in another way.
+//!
+//! No tensor is copied between the operator that computes it and the one that uses it. A runtime
+//! that is told where to put its results writes them into registered memory. One that is not
+//! ([rten]) gets registered memory from its allocator ([`allocator`]) once it is known which
+//! allocation holds the result: from the second iteration on. Where ranks share memory the receiver
+//! reads the tensor in the memory of its sender, and everywhere inputs are used where they are.
+//!
+//! [`Job::reference`] has the results that a run must have.
 
+pub mod allocator;
+mod bytes;
 pub mod channels;
+mod inputs;
+mod onnxruntime;
+mod plan;
+mod rank;
+mod reference;
+mod rten;
+mod runtime;
+mod transport;
+
+pub use self::allocator::TracingAllocator;
+pub use self::inputs::Tensor;
+pub use self::onnxruntime::Onnxruntime;
+pub use self::plan::{Copies, Job, JobError, Part, RankPlan};
+pub use self::rank::{OnOutputs, RankError, RankOptions, RankReport, median, run_rank};
+pub use self::reference::Reference;
+pub use self::rten::Rten;
+pub use self::runtime::{Output, Place, Program, Runtime, RuntimeError, TensorRef, Values};
+pub use self::transport::{Regions, TensorTransport, TransportError};

@@ -1,14 +1,14 @@
 //! `pleach graph analyze`: a model's parts, the tensors that cross, and the memory of each part.
 
 use std::fmt::Display;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use pleach::graph::partition::Part;
-use pleach::graph::placement::{PlacementError, Table};
 use pleach::graph::plan::{Checked, Effort, MemoryPlan};
 use pleach::graph::{Costs, Graph, Machine, Partition, Placement};
 use pleach::transport::clock;
 
+use super::placing::ModelArguments;
 use super::{json, rates, report, source, svg};
 use crate::cli::CommandError;
 use crate::cli::bench::Size;
@@ -22,18 +22,8 @@ use crate::cli::output::{print, print_json, visible};
     FILE of --place has a line 'PATTERN RANK' for each name or pattern (*, ?) of nodes; the first that matches decides.\n\
     docs/graph.md describes the forms of graphs and what is computed.")]
 pub(super) struct Arguments {
-    /// An ONNX file, or a graph as text or JSON
-    model: PathBuf,
-    /// How many ranks run the model [default: 1, or as many as the stages or FILE name]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    ranks: Option<u32>,
-    /// pipeline (contiguous parts, least bottleneck), min-cut (fewest bytes that cross), stages
-    /// (pipeline_stage in the model), or a table of names and ranks
-    #[arg(long, value_name = "pipeline|min-cut|stages|FILE", default_value = "pipeline")]
-    place: String,
-    /// Bind a symbol in the dimensions to a size; may be given several times
-    #[arg(long, value_name = "NAME=VALUE", value_parser = named_size)]
-    dim: Vec<(String, u64)>,
+    #[command(flatten)]
+    model: ModelArguments,
     /// The memory of a rank for weights and buffers, such as 512M or 16G
     #[arg(long, value_name = "SIZE")]
     memory: Option<Size>,
@@ -74,14 +64,6 @@ enum Planner {
     Xla,
 }
 
-/// `NAME=VALUE`, for clap.
-fn named_size(text: &str) -> Result<(String, u64), String> {
-    let wrong = || "write the name of a dimension and its size, such as batch=8".to_owned();
-    let (name, size) = text.split_once('=').ok_or_else(wrong)?;
-    let size = size.parse().ok().filter(|size| *size > 0).ok_or_else(wrong)?;
-    if name.is_empty() { Err(wrong()) } else { Ok((name.to_owned(), size)) }
-}
-
 /// What was found out about a model.
 pub(super) struct Analysis {
     /// As the person wrote it.
@@ -117,13 +99,12 @@ fn compute_ns(partition: &Partition, placement: &Placement, costs: &Costs) -> Ve
 
 /// Runs `pleach graph analyze`.
 pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let model = arguments.model.display().to_string();
-    let (source, graph) = source::read(&arguments.model)?;
+    let model = arguments.model.shown();
+    let (source, graph) = source::read(&arguments.model.model)?;
     let wrong = |error: &dyn Display| {
         CommandError::usage(format!("no analysis: {model}, {}", visible(&error.to_string())))
     };
-    let dims: Vec<(&str, u64)> = arguments.dim.iter().map(|(name, size)| (name.as_str(), *size)).collect();
-    let graph = graph.with_dims(&dims).map_err(|error| wrong(&error))?;
+    let graph = graph.with_dims(&arguments.model.dims()).map_err(|error| wrong(&error))?;
     let machine = match arguments.costs {
         CostSource::Estimated => Machine::TYPICAL,
         CostSource::Measured => rates::measured(),
@@ -132,7 +113,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let placement = place(arguments, &graph, &costs)?;
     let partition = Partition::new(&graph, &placement).map_err(|error| wrong(&error))?;
     let plans = plans(arguments, &partition)?;
-    let (place, cost_source) = (arguments.place.clone(), arguments.costs);
+    let (place, cost_source) = (arguments.model.place.clone(), arguments.costs);
     let compute_ns = compute_ns(&partition, &placement, &costs);
     let analysis =
         Analysis { model, graph, placement, place, partition, costs, cost_source, plans, compute_ns };
@@ -150,46 +131,14 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 }
 
 fn place(arguments: &Arguments, graph: &Graph, costs: &Costs) -> Result<Placement, CommandError> {
-    let ranks = arguments.ranks;
-    if arguments.imbalance.is_some() && arguments.place != "min-cut" {
+    let model = &arguments.model;
+    if arguments.imbalance.is_some() && model.place != "min-cut" {
         return Err(CommandError::usage(format!(
             "no such limit: --imbalance with --place {}; give it with --place min-cut",
-            arguments.place
+            model.place
         )));
     }
-    let memory = arguments.memory.map(|Size(bytes)| bytes);
-    let placed = match arguments.place.as_str() {
-        "pipeline" => Placement::pipeline(graph, ranks.unwrap_or(1), costs, memory),
-        "min-cut" => Placement::min_cut(graph, ranks.unwrap_or(1), costs, arguments.imbalance),
-        "stages" => Placement::stages(graph),
-        file => Placement::table(graph, &table(Path::new(file))?, ranks),
-    };
-    let model = arguments.model.display();
-    let placement = placed.map_err(|error| {
-        let text = format!("no placement: {model}, {}", visible(&error.to_string()));
-        match error {
-            PlacementError::Memory { .. } | PlacementError::Imbalance { .. } => CommandError::failed(text),
-            _ => CommandError::usage(text),
-        }
-    })?;
-    match ranks.filter(|&ranks| ranks != placement.ranks()) {
-        Some(ranks) => Err(CommandError::usage(format!(
-            "no placement: {model}, the stages are for {} ranks, not for {ranks}; leave --ranks out",
-            placement.ranks()
-        ))),
-        None => Ok(placement),
-    }
-}
-
-fn table(path: &Path) -> Result<Table, CommandError> {
-    let shown = path.display();
-    let text = std::fs::read_to_string(path).map_err(|error| {
-        CommandError::usage(format!(
-            "no placement: --place {shown} ({error}); use pipeline, min-cut, stages or a file with a table"
-        ))
-    })?;
-    Table::parse(&text)
-        .map_err(|error| CommandError::usage(format!("no placement: {shown}, {error}; correct it there")))
+    model.place(graph, costs, model.ranks.unwrap_or(1), arguments.memory, arguments.imbalance)
 }
 
 /// Plans the memory of each part, and has each plan checked.
@@ -237,17 +186,4 @@ fn refuse_large_parts(arguments: &Arguments, analysis: &Analysis) -> Result<(), 
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_dimension_has_a_name_and_a_size() {
-        assert_eq!(named_size("batch=8"), Ok(("batch".to_owned(), 8)));
-        for text in ["batch", "=8", "batch=", "batch=0", "batch=-1", "batch=x"] {
-            assert!(named_size(text).is_err(), "{text}");
-        }
-    }
 }

@@ -4,14 +4,18 @@ use crate::cli::CommandError;
 
 mod analyze;
 mod json;
+mod placing;
 mod rates;
 mod report;
+mod run;
+mod run_report;
 mod source;
 mod svg;
 
 /// Arguments of `pleach graph`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  pleach graph analyze model.onnx --ranks 2 --dim batch=8")]
+#[command(after_help = "Example:\n  pleach graph analyze model.onnx --ranks 2 --dim batch=8\n  \
+    pleach graph run model.onnx --ranks 2 --dim batch=8 --check")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: GraphCommand,
@@ -21,11 +25,14 @@ pub(crate) struct Arguments {
 enum GraphCommand {
     /// Place a model on ranks, and show what crosses between them and where every buffer lies
     Analyze(analyze::Arguments),
+    /// Run a model on ranks: tensors cross by one-sided transfers, without a copy
+    Run(run::Arguments),
 }
 
 /// Runs `pleach graph`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         GraphCommand::Analyze(arguments) => analyze::run(arguments),
+        GraphCommand::Run(arguments) => run::run(arguments),
     }
 }

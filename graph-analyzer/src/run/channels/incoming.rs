@@ -88,6 +88,10 @@ impl Incoming {
         self.next
     }
 
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.slots.iter().filter_map(|slot| slot.memory.as_ref()).map(|memory| memory.len() as u64).sum()
+    }
+
     pub(crate) fn owes_credits(&self) -> bool {
         self.slots.iter().any(|slot| slot.submitted_credits < slot.credits)
     }

@@ -310,6 +310,16 @@ impl Channels {
         self.depth
     }
 
+    /// The bytes of the slots of this rank.
+    #[must_use]
+    pub fn slot_bytes(&self) -> u64 {
+        let bytes = |end: &ChannelEnd| match end {
+            ChannelEnd::Incoming(incoming) => incoming.slot_bytes(),
+            _ => 0,
+        };
+        self.ends.iter().map(bytes).sum()
+    }
+
     /// Makes progress with everything that was begun.
     ///
     /// # Errors

@@ -1,0 +1,463 @@
+//! One rank of a run: in each iteration it receives, computes and sends.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use pleach_transport::{Nanos, Rank, Slice, clock};
+
+use super::allocator::{Site, Tracer};
+use super::bytes::{of_received, of_slice, of_slice_mut};
+use super::channels::{Received, TensorForm};
+use super::inputs::Tensor;
+use super::plan::{Copies, Job, JobError, Part, RankPlan};
+use super::runtime::{Output, Place, Program, RuntimeError, TensorRef};
+use super::transport::{TensorTransport, TransportError};
+use crate::graph::{Producer, ValueId};
+
+/// What a rank is to do.
+#[derive(Clone, Copy, Debug)]
+pub struct RankOptions {
+    /// The number of iterations.
+    pub iterations: u64,
+    /// The number of iterations that can be under way.
+    pub depth: u32,
+    /// Whether tensors are copied.
+    pub copies: Copies,
+}
+
+/// What a rank did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RankReport {
+    /// The rank.
+    pub rank: Rank,
+    /// The iterations.
+    pub iterations: u64,
+    /// Copies of tensors in the first iteration,
+    pub copies_first: u64,
+    /// and in all later ones.
+    pub copies_later: u64,
+    /// The bytes of all copies.
+    pub copied_bytes: u64,
+    /// The bytes of tensors that came from other ranks,
+    pub bytes_in: u64,
+    /// and that went there, once for each receiver.
+    pub bytes_out: u64,
+    /// Allocations of at least [`super::allocator::COUNTED_BYTES`] that the runtime made on the
+    /// heap after the first iteration; nothing without a tracing allocator.
+    pub heap_allocations_later: Option<u64>,
+    /// The bytes of registered memory.
+    pub arena_bytes: u64,
+    /// By iteration: when this rank began to wait, began to compute, and ended.
+    pub moments: Vec<[Nanos; 3]>,
+}
+
+/// Why a rank ended early.
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RankError {
+    /// The job is not one that can run.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// A tensor did not travel.
+    #[error(transparent)]
+    Transport(#[from] TransportError),
+    /// The part did not run.
+    #[error("iteration {iteration} failed: {error}")]
+    Runtime {
+        /// The iteration.
+        iteration: u64,
+        /// The reason.
+        #[source]
+        error: RuntimeError,
+    },
+    /// A result is not as the graph says.
+    #[error(
+        "the tensor '{tensor}' has {found} at run, and the graph says {expected}; correct the model's shapes"
+    )]
+    Shape {
+        /// The tensor.
+        tensor: String,
+        /// As the graph says.
+        expected: String,
+        /// As it is.
+        found: String,
+    },
+}
+
+/// Gets the outputs of an iteration, in the order of the graph's outputs.
+pub type OnOutputs<'a> = dyn FnMut(u64, &[TensorRef<'_>]) + Send + 'a;
+
+/// Runs the part of a rank. `inputs` has the inputs of each iteration by turns; they are needed on
+/// the first rank, and on a rank that gives an input back as an output. `on_outputs` is called on
+/// the last.
+///
+/// # Errors
+///
+/// [`RankError`]: the rank ended early.
+pub fn run_rank(
+    job: &Job<'_>,
+    part: Part,
+    transport: &mut dyn TensorTransport,
+    inputs: &[Vec<Tensor>],
+    options: RankOptions,
+    on_outputs: &mut OnOutputs<'_>,
+) -> Result<RankReport, RankError> {
+    let mut runner = Runner::new(job, part, transport, inputs, options)?;
+    let mut result = Ok(());
+    job.runtime.within(&mut || result = runner.run(on_outputs));
+    result?;
+    runner.transport.finish()?;
+    runner.report.arena_bytes = runner.transport.registered_bytes();
+    Ok(runner.report)
+}
+
+/// A value that crosses, and the memory from which it is sent.
+struct Source {
+    value: ValueId,
+    crossings: Vec<usize>,
+    /// The place of the value among the outputs of the program; nothing for inputs.
+    output: Option<usize>,
+    /// By slot: memory that a runtime writes, or into which values are copied.
+    staging: Vec<Option<Slice>>,
+    /// By slot: memory that the allocator gives to the value's site.
+    direct: Vec<Slice>,
+    site: Option<Site>,
+}
+
+struct Runner<'a> {
+    job: &'a Job<'a>,
+    plan: RankPlan,
+    transport: &'a mut dyn TensorTransport,
+    program: Option<Box<dyn Program>>,
+    options: RankOptions,
+    /// By set and input: on the first rank.
+    inputs: Vec<Vec<(TensorForm, Slice)>>,
+    /// Types and dimensions of the values that come without them.
+    fixed: HashMap<ValueId, TensorForm>,
+    sources: Vec<Source>,
+    report: RankReport,
+}
+
+impl<'a> Runner<'a> {
+    fn new(
+        job: &'a Job<'a>,
+        Part { rank, plan, program }: Part,
+        transport: &'a mut dyn TensorTransport,
+        inputs: &[Vec<Tensor>],
+        options: RankOptions,
+    ) -> Result<Self, RankError> {
+        let mut sets = Vec::with_capacity(inputs.len());
+        for set in inputs.iter().filter(|_| rank == 0) {
+            let mut own = Vec::with_capacity(set.len());
+            for tensor in set {
+                let mut slice = transport.memory(tensor.bytes.len())?;
+                of_slice_mut(&mut slice).copy_from_slice(&tensor.bytes);
+                own.push((tensor.form.clone(), slice));
+            }
+            sets.push(own);
+        }
+        let source = |(value, crossings): &(ValueId, Vec<usize>)| Source {
+            value: *value,
+            crossings: crossings.clone(),
+            output: plan.computes.binary_search(value).ok(),
+            staging: vec![None; options.depth as usize],
+            direct: Vec::new(),
+            site: None,
+        };
+        let sources = plan.outgoing.iter().map(source).collect();
+        let crossing = job.partition.crossings().iter().map(|crossing| crossing.value);
+        let fixed = crossing.filter_map(|value| Some((value, job.form(value)?))).collect();
+        let report = RankReport { rank, iterations: options.iterations, ..RankReport::default() };
+        Ok(Self { job, plan, transport, program, options, inputs: sets, fixed, sources, report })
+    }
+
+    fn run(&mut self, on_outputs: &mut OnOutputs<'_>) -> Result<(), RankError> {
+        let computed = self.sources.iter().filter(|source| source.output.is_some());
+        let sizes =
+            computed.map(|source| self.job.form(source.value).and_then(|form| form.bytes()).unwrap_or(1));
+        let is_traced = self.options.copies == Copies::None && !self.job.runtime.writes_places();
+        let mut tracer = sizes.min().filter(|_| is_traced).and_then(|bytes| Tracer::start(bytes as usize));
+        for iteration in 0..self.options.iterations {
+            self.iterate(iteration, &mut tracer, on_outputs)?;
+        }
+        self.report.heap_allocations_later = tracer.map(|tracer| tracer.heap_allocations());
+        Ok(())
+    }
+
+    fn iterate(
+        &mut self,
+        iteration: u64,
+        tracer: &mut Option<Tracer>,
+        on_outputs: &mut OnOutputs<'_>,
+    ) -> Result<(), RankError> {
+        let waits = clock::now();
+        self.send_inputs(iteration)?;
+        let mut received: Vec<(usize, Received)> = Vec::new();
+        for number in self.plan.incoming.clone() {
+            received.push((number, self.receive(number, iteration)?));
+        }
+        for number in 0..self.sources.len() {
+            if self.sources[number].output.is_some() {
+                self.wait_free(number, iteration)?;
+            }
+        }
+        let computes = clock::now();
+        let outputs = self.compute(iteration, &received, tracer)?;
+        let ended = clock::now();
+        self.send_outputs(iteration, &outputs, tracer)?;
+        self.report.moments.push([waits, computes, ended]);
+        let is_last = self.report.rank + 1 == self.job.ranks();
+        if is_last {
+            for number in self.plan.incoming_outputs.clone() {
+                received.push((number, self.receive(number, iteration)?));
+            }
+            let refs = self.graph_outputs(iteration, &received, &outputs);
+            on_outputs(iteration, &refs);
+        }
+        for (number, _) in &received {
+            self.transport.release(*number, iteration)?;
+        }
+        Ok(())
+    }
+
+    fn slot(&self, iteration: u64) -> usize {
+        (iteration % u64::from(self.options.depth)) as usize
+    }
+
+    fn input_set(&self, iteration: u64) -> usize {
+        (iteration % self.inputs.len().max(1) as u64) as usize
+    }
+
+    /// Inputs are sent from where they are.
+    fn send_inputs(&mut self, iteration: u64) -> Result<(), RankError> {
+        let set = self.input_set(iteration);
+        for number in 0..self.sources.len() {
+            if self.sources[number].output.is_some() {
+                continue;
+            }
+            self.wait_free(number, iteration)?;
+            let input = self.job.graph.inputs().iter().position(|&input| input == self.sources[number].value);
+            if let Some((form, slice)) = input.and_then(|input| self.inputs.get(set)?.get(input)).cloned() {
+                self.send(number, iteration, &slice, &form)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_free(&mut self, source: usize, iteration: u64) -> Result<(), RankError> {
+        for &crossing in &self.sources[source].crossings {
+            self.transport.wait_free(crossing, iteration)?;
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        source: usize,
+        iteration: u64,
+        slice: &Slice,
+        form: &TensorForm,
+    ) -> Result<(), RankError> {
+        for &crossing in &self.sources[source].crossings {
+            self.transport.send(crossing, iteration, slice.clone(), form)?;
+            self.report.bytes_out += slice.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, crossing: usize, iteration: u64) -> Result<Received, RankError> {
+        let received = self.transport.receive(crossing, iteration)?;
+        self.report.bytes_in += of_received(&received).len() as u64;
+        Ok(received)
+    }
+
+    /// The type and dimensions of a tensor that was received.
+    fn received_form<'b>(&'b self, crossing: usize, received: &'b Received) -> &'b TensorForm {
+        let value = self.job.partition.crossings()[crossing].value;
+        let fixed = || self.fixed.get(&value).expect("dimensions that are not fixed are sent");
+        received.form.as_ref().unwrap_or_else(fixed)
+    }
+
+    fn compute(
+        &mut self,
+        iteration: u64,
+        received: &[(usize, Received)],
+        tracer: &mut Option<Tracer>,
+    ) -> Result<Vec<Output>, RankError> {
+        let Some(mut program) = self.program.take() else { return Ok(Vec::new()) };
+        let slot = self.slot(iteration);
+        let mut places = self.places(slot)?;
+        let forms = received.iter().map(|(number, received)| self.received_form(*number, received).clone());
+        let forms: Vec<TensorForm> = forms.collect();
+        let set = self.input_set(iteration);
+        let mut inputs = Vec::with_capacity(self.plan.needs.len());
+        for &needed in &self.plan.needs {
+            let is_it =
+                |(number, _): &(usize, Received)| self.job.partition.crossings()[*number].value == needed;
+            if let Some(place) = received.iter().position(is_it) {
+                inputs.push(TensorRef { form: &forms[place], bytes: of_received(&received[place].1) });
+            } else {
+                let input = self.job.graph.inputs().iter().position(|&input| input == needed);
+                let (form, slice) = &self.inputs[set][input.expect("it is an input of the graph")];
+                inputs.push(TensorRef { form, bytes: of_slice(slice) });
+            }
+        }
+        let mut given: Vec<Option<Place<'_>>> = Vec::with_capacity(places.len());
+        for place in &mut places {
+            given.push(place.as_mut().map(|(form, slice)| Place { form, bytes: of_slice_mut(slice) }));
+        }
+        if let Some(tracer) = tracer {
+            if iteration == 0 {
+                // The first run of a program also allocates what it keeps, so that the numbers of
+                // its allocations are not those of later runs.
+                let warmed = program.run(&inputs, &mut given);
+                warmed.map_err(|error| RankError::Runtime { iteration, error })?;
+            }
+            tracer.begin(slot, iteration == 0);
+        }
+        let outputs = program.run(&inputs, &mut given);
+        if let Some(tracer) = tracer {
+            tracer.end();
+        }
+        self.program = Some(program);
+        outputs.map_err(|error| RankError::Runtime { iteration, error })
+    }
+
+    /// Memory for the outputs that cross and whose size is known, by output.
+    #[expect(clippy::type_complexity, reason = "a form and its memory")]
+    fn places(&mut self, slot: usize) -> Result<Vec<Option<(TensorForm, Slice)>>, RankError> {
+        let mut places: Vec<Option<(TensorForm, Slice)>> = self.plan.computes.iter().map(|_| None).collect();
+        if !self.job.runtime.writes_places() || self.options.copies == Copies::Sender {
+            return Ok(places);
+        }
+        for source in &mut self.sources {
+            let (Some(output), Some(form)) = (source.output, self.job.form(source.value)) else { continue };
+            let bytes = form.bytes().unwrap_or(0) as usize;
+            if source.staging[slot].is_none() {
+                source.staging[slot] = Some(self.transport.memory(bytes)?);
+            }
+            places[output] = source.staging[slot].clone().map(|slice| (form, slice));
+        }
+        Ok(places)
+    }
+
+    fn send_outputs(
+        &mut self,
+        iteration: u64,
+        outputs: &[Output],
+        tracer: &mut Option<Tracer>,
+    ) -> Result<(), RankError> {
+        let slot = self.slot(iteration);
+        for number in 0..self.sources.len() {
+            let Some(output) = self.sources[number].output.map(|output| &outputs[output]) else { continue };
+            self.check_form(self.sources[number].value, &output.form)?;
+            let slice = match &output.bytes {
+                None => self.sources[number].staging[slot].clone().expect("the runtime wrote there"),
+                Some(values) => match self.direct(number, slot, values.bytes()) {
+                    Some(slice) => slice,
+                    None => {
+                        let slice = self.copy(number, iteration, values.bytes())?;
+                        self.trace(number, values.bytes(), tracer)?;
+                        slice
+                    }
+                },
+            };
+            self.send(number, iteration, &slice, &output.form)?;
+        }
+        Ok(())
+    }
+
+    fn check_form(&self, value: ValueId, found: &TensorForm) -> Result<(), RankError> {
+        match self.job.form(value) {
+            Some(form) if form != *found => {
+                let shown = |form: &TensorForm| format!("{} {:?}", form.element, form.dims);
+                let tensor = self.job.graph.value(value).name.clone();
+                Err(RankError::Shape { tensor, expected: shown(&form), found: shown(found) })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The memory of a slot, if the bytes are there.
+    fn direct(&self, source: usize, slot: usize, bytes: &[u8]) -> Option<Slice> {
+        let direct = self.sources[source].direct.get(slot)?;
+        let is_there = direct.as_ptr().cast_const() == bytes.as_ptr() && bytes.len() <= direct.len();
+        if is_there { direct.slice(0..bytes.len()).ok() } else { None }
+    }
+
+    fn copy(&mut self, source: usize, iteration: u64, bytes: &[u8]) -> Result<Slice, RankError> {
+        let slot = self.slot(iteration);
+        let staging = &mut self.sources[source].staging[slot];
+        if staging.as_ref().is_none_or(|slice| slice.len() < bytes.len()) {
+            *staging = Some(self.transport.memory(bytes.len())?);
+        }
+        let mut slice =
+            staging.as_ref().and_then(|slice| slice.slice(0..bytes.len()).ok()).expect("it is long enough");
+        of_slice_mut(&mut slice).copy_from_slice(bytes);
+        let copies =
+            if iteration == 0 { &mut self.report.copies_first } else { &mut self.report.copies_later };
+        *copies += 1;
+        self.report.copied_bytes += bytes.len() as u64;
+        Ok(slice)
+    }
+
+    /// Has the site that allocated these bytes allocate in registered memory from now on.
+    fn trace(&mut self, source: usize, bytes: &[u8], tracer: &mut Option<Tracer>) -> Result<(), RankError> {
+        let Some(tracer) = tracer else { return Ok(()) };
+        let Some(site) = tracer.site_of(bytes.as_ptr()) else { return Ok(()) };
+        let source = &mut self.sources[source];
+        if source.site.replace(site) == Some(site) {
+            // It allocates there already, but this time the value was elsewhere.
+            return Ok(());
+        }
+        let mut direct = Vec::new();
+        for _ in 0..self.options.depth {
+            direct.push(self.transport.memory(site.bytes)?);
+        }
+        if tracer.direct(site, &direct) {
+            source.direct = direct;
+        }
+        Ok(())
+    }
+
+    fn graph_outputs<'b>(
+        &'b self,
+        iteration: u64,
+        received: &'b [(usize, Received)],
+        outputs: &'b [Output],
+    ) -> Vec<TensorRef<'b>> {
+        let set = self.input_set(iteration);
+        let mut refs = Vec::new();
+        for &value in self.job.graph.outputs() {
+            let is_it =
+                |(number, _): &&(usize, Received)| self.job.partition.crossings()[*number].value == value;
+            if let Some((number, received)) = received.iter().find(is_it) {
+                let form = self.received_form(*number, received);
+                refs.push(TensorRef { form, bytes: of_received(received) });
+            } else if let Ok(place) = self.plan.computes.binary_search(&value) {
+                let output = &outputs[place];
+                let staging = || self.sources.iter().find(|source| source.output == Some(place));
+                let bytes = match &output.bytes {
+                    Some(values) => Some(values.bytes()),
+                    None => staging()
+                        .and_then(|source| source.staging[self.slot(iteration)].as_ref())
+                        .map(of_slice),
+                };
+                refs.push(TensorRef { form: &output.form, bytes: bytes.unwrap_or(&[]) });
+            } else if let Producer::Input = self.job.graph.value(value).producer {
+                let input = self.job.graph.inputs().iter().position(|&input| input == value);
+                if let Some((form, slice)) = input.and_then(|input| self.inputs.get(set)?.get(input)) {
+                    refs.push(TensorRef { form, bytes: of_slice(slice) });
+                }
+            }
+        }
+        refs
+    }
+}
+
+/// The median of durations.
+#[must_use]
+pub fn median(mut durations: Vec<Duration>) -> Duration {
+    durations.sort_unstable();
+    durations.get(durations.len() / 2).copied().unwrap_or_default()
+}

@@ -1,0 +1,223 @@
+//! How tensors travel between the ranks of a run: by registered memory, or as another crate says.
+
+use std::time::Duration;
+
+use pleach_transport::device::Flush;
+use pleach_transport::{Device, Event, Nanos, RegisterError, SharedMemory, Slice, clock, sleep};
+
+use super::channels::{Channel, ChannelError, Channels, OpenError, Received, SLOT_ALIGN_BYTES, TensorForm};
+
+/// How long a rank that waits asks again and again, before it sleeps.
+const SPIN: Duration = Duration::from_millis(50);
+
+/// The longest sleep: what waits for room in a queue is tried again.
+const SLEEP_MAX: Duration = Duration::from_millis(5);
+
+/// Carries the tensors of one rank. Crossings have the numbers of the partition; iterations follow
+/// each other.
+pub trait TensorTransport: Send {
+    /// New memory from which tensors are sent.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: there is none.
+    fn memory(&mut self, bytes: usize) -> Result<Slice, TransportError>;
+
+    /// Waits until the source of this iteration's tensor may be written.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: the receiver is gone, or late.
+    fn wait_free(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError>;
+
+    /// Sends a tensor from memory of [`TensorTransport::memory`].
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: the tensor is not as was agreed, or cannot be sent.
+    fn send(
+        &mut self,
+        crossing: usize,
+        iteration: u64,
+        source: Slice,
+        form: &TensorForm,
+    ) -> Result<(), TransportError>;
+
+    /// Waits for a tensor.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: the sender is gone, or late.
+    fn receive(&mut self, crossing: usize, iteration: u64) -> Result<Received, TransportError>;
+
+    /// Gives a tensor back.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: the sender cannot be told.
+    fn release(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError>;
+
+    /// Waits until everything that was sent is released, and leaves.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: a peer is gone, or late.
+    fn finish(&mut self) -> Result<(), TransportError>;
+
+    /// The bytes of memory for tensors that this rank has registered.
+    fn registered_bytes(&self) -> u64;
+}
+
+/// Why a tensor did not travel.
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TransportError {
+    /// A channel failed.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// The channels were not opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// There is no memory.
+    #[error("no memory for {bytes} bytes of tensors ({source}); free memory on this host")]
+    Memory {
+        /// The bytes.
+        bytes: usize,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Memory was not registered.
+    #[error("no registered memory for tensors: {0}")]
+    Register(#[source] RegisterError),
+}
+
+/// Tensors travel through registered memory of a device.
+pub struct Regions {
+    device: Box<dyn Device>,
+    channels: Channels,
+    patience: Duration,
+    spin: Duration,
+    registered_bytes: u64,
+}
+
+impl std::fmt::Debug for Regions {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Regions({:?})", self.channels)
+    }
+}
+
+impl Regions {
+    /// Opens the channels over a device that is connected to all peers. `events` came before. Waits
+    /// take no longer than `patience`. A rank that shares its processor sleeps at once.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: there is no memory for the slots.
+    pub fn open(
+        mut device: Box<dyn Device>,
+        events: Vec<Event>,
+        channels: Vec<Channel>,
+        depth: u32,
+        patience: Duration,
+        is_crowded: bool,
+    ) -> Result<Self, TransportError> {
+        let mut channels = Channels::open(&mut *device, channels, depth)?;
+        events.into_iter().try_for_each(|event| channels.handle(event))?;
+        let spin = if is_crowded { Duration::ZERO } else { SPIN };
+        let registered_bytes = channels.slot_bytes();
+        Ok(Self { device, channels, patience, spin, registered_bytes })
+    }
+
+    /// Asks until there is an answer.
+    fn wait<T>(
+        &mut self,
+        mut ask: impl FnMut(&mut Channels, &mut dyn Device, Nanos, Nanos) -> Result<Option<T>, ChannelError>,
+    ) -> Result<T, TransportError> {
+        let began = clock::now();
+        let deadline = began + self.patience;
+        loop {
+            let now = clock::now();
+            if let Some(answer) = ask(&mut self.channels, &mut *self.device, now, deadline)? {
+                return Ok(answer);
+            }
+            self.channels.poll(&mut *self.device, now)?;
+            if now.since(began) < self.spin {
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut answer = None;
+            sleep::unless_ready(
+                self,
+                |own| own.device.arm(),
+                |own| {
+                    answer = ask(&mut own.channels, &mut *own.device, now, deadline).transpose();
+                    answer.is_some()
+                },
+                |_, armed| armed.wait(clock::now(), SLEEP_MAX),
+            );
+            if let Some(answer) = answer {
+                return Ok(answer?);
+            }
+        }
+    }
+}
+
+impl TensorTransport for Regions {
+    fn memory(&mut self, bytes: usize) -> Result<Slice, TransportError> {
+        let room = bytes.next_multiple_of(SLOT_ALIGN_BYTES as usize);
+        // Peers only read it, so nobody can change a tensor that another rank reads.
+        let memory =
+            SharedMemory::lendable(room).map_err(|source| TransportError::Memory { bytes, source })?;
+        let region = self.device.register(memory).map_err(TransportError::Register)?;
+        self.registered_bytes += room as u64;
+        Ok(region.slice(0..bytes).expect("it is long enough"))
+    }
+
+    fn wait_free(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError> {
+        self.wait(|channels, device, now, deadline| {
+            Ok(channels.is_free(device, crossing, iteration, now, deadline)?.then_some(()))
+        })
+    }
+
+    fn send(
+        &mut self,
+        crossing: usize,
+        iteration: u64,
+        source: Slice,
+        form: &TensorForm,
+    ) -> Result<(), TransportError> {
+        let now = clock::now();
+        let deadline = now + self.patience;
+        let Self { channels, device, .. } = self;
+        Ok(channels.send(&mut **device, crossing, iteration, source, Some(form), now, deadline)?)
+    }
+
+    fn receive(&mut self, crossing: usize, iteration: u64) -> Result<Received, TransportError> {
+        self.wait(|channels, device, now, deadline| {
+            channels.receive(device, crossing, iteration, now, deadline)
+        })
+    }
+
+    fn release(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError> {
+        Ok(self.channels.release(&mut *self.device, crossing, iteration)?)
+    }
+
+    fn finish(&mut self) -> Result<(), TransportError> {
+        self.wait(|channels, device, now, deadline| {
+            Ok(channels.is_idle(device, now, deadline)?.then_some(()))
+        })?;
+        self.device.leave();
+        let deadline = clock::now() + self.patience;
+        let mut events = Vec::with_capacity(8);
+        while !self.device.flush(Flush::All) && clock::now() < deadline {
+            self.device.poll(clock::now(), &mut events);
+            events.clear();
+        }
+        Ok(())
+    }
+
+    fn registered_bytes(&self) -> u64 {
+        self.registered_bytes
+    }
+}

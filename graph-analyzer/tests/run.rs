@@ -1,0 +1,302 @@
+//! Parts of models run on ranks that are threads, over each fabric that needs no hardware.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use pleach_graph_analyzer::graph::Graph;
+use pleach_graph_analyzer::onnx::Model;
+use pleach_graph_analyzer::placement::Table;
+use pleach_graph_analyzer::run::channels::signal_slots;
+use pleach_graph_analyzer::run::{
+    Copies, Job, RankOptions, RankReport, Regions, Rten, Tensor, TensorRef, TracingAllocator, run_rank,
+};
+use pleach_graph_analyzer::{Costs, Machine, Partition, Placement};
+use pleach_transport::shm::ShmDevice;
+use pleach_transport::tcp::TcpDevice;
+use pleach_transport::{Address, Device, DeviceConfig, Event, LossCause, Rank, Responder, Secret, clock};
+
+#[global_allocator]
+static ALLOCATOR: TracingAllocator = TracingAllocator;
+
+/// A process has one tracer, so that one test runs at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Silent;
+
+impl Responder for Silent {
+    fn message(&self, _: Rank, _: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+    fn lost(&self, _: Rank, _: &LossCause) {}
+}
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn read(name: &str) -> (Model, Graph) {
+    let model = Model::decode(std::fs::read(data(name)).expect("it is checked in")).expect("it is a model");
+    let graph = model.graph().expect("it has a graph").with_dims(&[]).expect("its shapes fit");
+    (model, graph)
+}
+
+/// The model of a graph in text form.
+fn text(text: &str) -> (Model, Graph) {
+    let graph = Graph::from_text(text).expect("it is a graph").with_dims(&[]).expect("its shapes fit");
+    (Model::of_graph(&graph), graph)
+}
+
+fn pipeline(graph: &Graph, ranks: u32) -> Partition {
+    let costs = Costs::estimated(graph, &Machine::TYPICAL);
+    let placement = Placement::pipeline(graph, ranks, &costs, None).expect("it has enough nodes");
+    Partition::new(graph, &placement).expect("a pipeline has no cycle")
+}
+
+fn table(graph: &Graph, table: &str) -> Partition {
+    let table = Table::parse(table).expect("it is a table");
+    let placement = Placement::table(graph, &table, None).expect("it fits the graph");
+    Partition::new(graph, &placement).expect("it has no cycle")
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Fabric {
+    Shm,
+    Tcp,
+}
+
+fn device(fabric: Fabric, config: DeviceConfig) -> Box<dyn Device> {
+    match fabric {
+        Fabric::Shm => Box::new(ShmDevice::new(config).expect("there is shared memory")),
+        Fabric::Tcp => Box::new(TcpDevice::new(config).expect("there is a loopback interface")),
+    }
+}
+
+/// Connects a device to all others of the job.
+fn connect(device: &mut dyn Device, addresses: &[Address]) -> Vec<Event> {
+    let rank = device.info().rank;
+    for (peer, address) in addresses.iter().enumerate().filter(|(peer, _)| *peer != rank as usize) {
+        device.connect(peer as Rank, address).expect("it is a peer");
+    }
+    let (mut connected, mut others, mut events) = (1, Vec::new(), Vec::with_capacity(16));
+    let end = clock::now() + PATIENCE;
+    while connected < addresses.len() {
+        assert!(clock::now() < end, "rank {rank} is not connected");
+        device.poll(clock::now(), &mut events);
+        for event in events.drain(..) {
+            if matches!(event, Event::Connected { .. }) { connected += 1 } else { others.push(event) }
+        }
+        std::thread::yield_now();
+    }
+    others
+}
+
+/// Runs a job on threads. Returns the reports, and the outputs of each iteration.
+fn run(
+    job: &Job<'_>,
+    fabric: Fabric,
+    options: RankOptions,
+    inputs: &[Vec<Tensor>],
+) -> (Vec<RankReport>, Vec<Vec<Tensor>>) {
+    let channels = job.channels(&|_, _| fabric == Fabric::Shm, options.copies);
+    let secret = Secret::fresh();
+    let config = |rank| DeviceConfig {
+        rank,
+        world_size: job.ranks(),
+        secret: Some(secret.clone()),
+        signal_slots: signal_slots(&channels, options.depth),
+        connect_timeout: PATIENCE,
+        interface: None,
+        address: None,
+        responder: Arc::new(Silent),
+    };
+    let devices: Vec<_> = (0..job.ranks()).map(|rank| device(fabric, config(rank))).collect();
+    let addresses: Vec<Address> = devices.iter().map(|device| device.info().address.clone()).collect();
+    let (sender, outputs) = mpsc::channel();
+    let reports = std::thread::scope(|scope| {
+        let rank = |(rank, mut device): (usize, Box<dyn Device>)| {
+            let (addresses, channels, sender) = (&addresses, channels.clone(), sender.clone());
+            scope.spawn(move || {
+                // A runtime has one thread, on which a rank works.
+                let runtime = Rten::new();
+                let job = &Job { runtime: &runtime, ..*job };
+                let part = job.load_part(rank as Rank).expect("the runtime takes it");
+                let events = connect(&mut *device, addresses);
+                let mut transport = Regions::open(device, events, channels, options.depth, PATIENCE, true)
+                    .expect("there is memory");
+                let mut on_outputs = |_, outputs: &[TensorRef<'_>]| {
+                    let tensor = |output: &TensorRef<'_>| Tensor {
+                        form: output.form.clone(),
+                        bytes: output.bytes.to_vec(),
+                    };
+                    sender.send(outputs.iter().map(tensor).collect()).expect("somebody listens");
+                };
+                run_rank(job, part, &mut transport, inputs, options, &mut on_outputs).expect("the rank runs")
+            })
+        };
+        let threads: Vec<_> = devices.into_iter().enumerate().map(rank).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
+    });
+    drop(sender);
+    (reports, outputs.into_iter().collect())
+}
+
+/// Runs a job, and checks all outputs bit by bit.
+fn check(
+    model: &Model,
+    graph: &Graph,
+    partition: &Partition,
+    fabric: Fabric,
+    copies: Copies,
+) -> Vec<RankReport> {
+    let runtime = Rten::new();
+    let folder = data("light");
+    let job = Job { model, folder: &folder, graph, partition, runtime: &runtime, random_weights: Some(7) };
+    job.check().expect("everything can be sent");
+    let options = RankOptions { iterations: 6, depth: 2, copies };
+    let inputs = job.random_inputs(3, 5).expect("the shapes are known");
+    let reference = job.reference(&inputs).expect("the parts run");
+    assert!(reference.largest_difference < 1e-4, "{}", reference.largest_difference);
+    for pair in reference.outputs.windows(2) {
+        assert!(pair[0] != pair[1], "inputs that differ give outputs that differ");
+    }
+    let (reports, outputs) = run(&job, fabric, options, &inputs);
+    assert_eq!(outputs.len(), 6);
+    for (iteration, output) in outputs.iter().enumerate() {
+        assert!(*output == reference.outputs[iteration % 3], "iteration {iteration}");
+    }
+    reports
+}
+
+#[test]
+fn two_ranks_compute_what_one_process_does_and_copy_nothing_from_the_second_iteration_on() {
+    let _turn = TURN.lock();
+    let (model, graph) = read("light/light_squeezenet.onnx");
+    let reports = check(&model, &graph, &pipeline(&graph, 2), Fabric::Shm, Copies::None);
+    assert_eq!(reports[0].copies_first, 2, "{reports:?}");
+    assert!(reports.iter().all(|report| report.copies_later == 0), "{reports:?}");
+    assert!(reports[0].bytes_out > 0 && reports[0].bytes_out == reports[1].bytes_in, "{reports:?}");
+    let reports = check(&model, &graph, &pipeline(&graph, 2), Fabric::Shm, Copies::Sender);
+    assert_eq!((reports[0].copies_first, reports[0].copies_later), (2, 10), "{reports:?}");
+}
+
+const RESIDUAL: &str = "pleach-graph 1
+graph g
+opset 17
+input x f32 [4, 64]
+const w f32 [64, 64]
+node a MatMul(x, w) -> a ? ?
+node b Relu(a) -> b ? ?
+node c Add(b, a) -> c ? ?
+node d Add(c, x) -> d ? ?
+node e Softmax(d) -> e ? ?
+output e
+output b
+";
+
+#[test]
+fn tensors_with_several_receivers_inputs_and_outputs_of_inner_ranks_cross_over_every_fabric() {
+    let _turn = TURN.lock();
+    let (model, graph) = text(RESIDUAL);
+    let partition = table(&graph, "a 0\nb 1\nc 2\nd 3\ne 3\n");
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        let reports = check(&model, &graph, &partition, fabric, Copies::None);
+        let out: Vec<u64> = reports.iter().map(|report| report.bytes_out / 6 / 1024).collect();
+        // x and a, each to others; b to two; c; nothing.
+        assert_eq!(out, [3, 2, 1, 0], "{reports:?}");
+    }
+}
+
+#[test]
+fn a_tensor_whose_shape_is_not_known_crosses_with_its_dimensions() {
+    let _turn = TURN.lock();
+    let (model, graph) = text(
+        "pleach-graph 1
+graph g
+opset 17
+input x f32 [3, 40]
+node a Relu(x) -> a ? ?
+node n NonZero(a) -> n ? ?
+node t Transpose(n) -> t ? ?
+output t
+",
+    );
+    let partition = table(&graph, "a 0\nn 0\nt 1\n");
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        let reports = check_dynamic(&model, &graph, &partition, fabric);
+        assert!(reports[1].bytes_in > 0, "{reports:?}");
+    }
+}
+
+/// Inputs with many zeros, so that the number of the others changes.
+fn check_dynamic(model: &Model, graph: &Graph, partition: &Partition, fabric: Fabric) -> Vec<RankReport> {
+    let runtime = Rten::new();
+    let folder = data("light");
+    let job = Job { model, folder: &folder, graph, partition, runtime: &runtime, random_weights: None };
+    let mut inputs = job.random_inputs(3, 1).expect("the shapes are known");
+    for (set, tensors) in inputs.iter_mut().enumerate() {
+        let zeros = 4 * 17 * (set + 1);
+        tensors[0].bytes[..zeros].fill(0);
+    }
+    let reference = job.reference(&inputs).expect("the parts run");
+    let options = RankOptions { iterations: 6, depth: 2, copies: Copies::None };
+    let (reports, outputs) = run(&job, fabric, options, &inputs);
+    let sizes: HashMap<usize, usize> =
+        outputs.iter().enumerate().map(|(at, output)| (at, output[0].bytes.len())).collect();
+    assert!(sizes[&0] > sizes[&1] && sizes[&1] > sizes[&2], "{sizes:?}");
+    for (iteration, output) in outputs.iter().enumerate() {
+        assert!(*output == reference.outputs[iteration % 3], "iteration {iteration}");
+    }
+    reports
+}
+
+#[test]
+fn an_lrn_as_a_pool_is_the_definition_of_lrn() {
+    let _turn = TURN.lock();
+    let (model, graph) = text(
+        "pleach-graph 1
+graph g
+opset 13
+input x f32 [2, 7, 3, 2]
+node n LRN(x) -> n ? ? { alpha = 0.5, beta = 0.75, bias = 1.5, size = 4 }
+output n
+",
+    );
+    let runtime = Rten::new();
+    let partition = pipeline(&graph, 1);
+    let folder = data("light");
+    let job = Job {
+        model: &model,
+        folder: &folder,
+        graph: &graph,
+        partition: &partition,
+        runtime: &runtime,
+        random_weights: None,
+    };
+    let inputs = job.random_inputs(1, 3).expect("the shapes are known");
+    let reference = job.reference(&inputs).expect("the pool runs");
+    let floats = |bytes: &[u8]| -> Vec<f64> {
+        bytes
+            .chunks_exact(4)
+            .map(|value| f64::from(f32::from_le_bytes(value.try_into().expect("four bytes"))))
+            .collect()
+    };
+    let (x, y) = (floats(&inputs[0][0].bytes), floats(&reference.outputs[0][0].bytes));
+    let at = |batch: usize, channel: usize, place: usize| x[(batch * 7 + channel) * 6 + place];
+    for batch in 0..2 {
+        for channel in 0..7_usize {
+            for place in 0..6 {
+                // Of a window of four, one channel comes before.
+                let window = channel.saturating_sub(1)..=(channel + 2).min(6);
+                let squares: f64 = window.map(|channel| at(batch, channel, place).powi(2)).sum();
+                let expected = at(batch, channel, place) / (1.5 + 0.5 / 4.0 * squares).powf(0.75);
+                let found = y[(batch * 7 + channel) * 6 + place];
+                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+            }
+        }
+    }
+}
