@@ -39,7 +39,10 @@
 //! | placement | a rank for each node | TensorFlow: device placement; ONNX: pipeline stage |
 //! | part of a graph | the nodes of one rank | TensorFlow: partition |
 //! | crossing | a tensor that goes from one rank to another | TensorFlow: a pair of Send and Recv |
-//! | slot | the receiver's memory for a tensor of fixed shape | RPC Considered Harmful: statically placed tensor |
+//! | slot | a place for a tensor that crosses, which several iterations use by turns | RPC Considered Harmful: statically placed tensor |
+//! | channel | a crossing with its slots, as the two ranks at its ends see it | Ray: channel of a compiled graph |
+//! | credit | the receiver's word that a slot may be used again | InfiniBand: credit of flow control |
+//! | site | the allocation of a runtime that holds a certain result in each iteration | RPC Considered Harmful: dynamic analysis of allocations |
 //! | memory plan | an offset in one arena for each buffer | TensorFlow Lite: arena plan; XLA: heap simulation |
 //!
 //! # Schedules

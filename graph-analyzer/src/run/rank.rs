@@ -324,7 +324,6 @@ impl<'a> Runner<'a> {
     }
 
     /// Memory for the outputs that cross and whose size is known, by output.
-    #[expect(clippy::type_complexity, reason = "a form and its memory")]
     fn places(&mut self, slot: usize) -> Result<Vec<Option<(TensorForm, Slice)>>, RankError> {
         let mut places: Vec<Option<(TensorForm, Slice)>> = self.plan.computes.iter().map(|_| None).collect();
         if !self.job.runtime.writes_places() || self.options.copies == Copies::Sender {
