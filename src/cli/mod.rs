@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod devices;
+mod digits;
 mod doctor;
 mod error;
 mod graph;
@@ -24,6 +25,7 @@ mod run;
 mod schedule;
 mod secret;
 mod sim;
+mod svm;
 mod top;
 mod train;
 mod tune;
@@ -54,6 +56,8 @@ enum Command {
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
     Train(train::Arguments),
+    /// Train a support vector machine with several ranks
+    Svm(svm::Arguments),
     /// Measure the links between ranks, and save them as a topology
     Probe(probe::Arguments),
     /// Check this machine, or a pair of machines, and show the commands that repair it
@@ -104,6 +108,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Tune(arguments) => tune::run(&arguments),
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
+        Command::Svm(arguments) => svm::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),

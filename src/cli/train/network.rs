@@ -6,7 +6,7 @@
 
 use pleach_vocabulary::random::Random;
 
-use super::{CLASSES, Digits};
+use crate::cli::digits::{CLASSES, Digits};
 
 /// Units of the hidden layer.
 const HIDDEN: usize = 64;
@@ -153,8 +153,8 @@ fn add_scaled(into: &mut [f32], factor: f32, from: &[f32]) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::DataSet;
     use super::*;
+    use crate::cli::digits::DataSet;
 
     #[test]
     fn gradients_are_the_slopes_of_the_loss() {
