@@ -173,7 +173,7 @@ fn mnist_has_the_objective_and_the_support_vectors_that_libsvm_finds() {
     // scikit-learn 1.9.1, which is LIBSVM: training-facts of the project, section 6.
     let line = lines(&[folder, "--labels", "even", "--c", "10", "--gamma", "0.02", "--ranks", "2"]).concat();
     assert_eq!((field(&line, "samples"), field(&line, "bounded")), ("8000", "0"));
-    assert_close(&line, "objective", -1010.390_75, 1e-6);
+    assert_close(&line, "objective", -1_010.390_75, 1e-6);
     assert_close(&line, "support_vectors", 1973.0, 0.003);
     assert_close(&line, "intercept", -0.390_42, 1e-2);
     assert!(number(&line, "accuracy") > 0.97, "{line}");
