@@ -292,7 +292,7 @@ impl Message {
 }
 
 /// The bytes of a message that are not read yet.
-struct Fields<'a>(&'a [u8]);
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {
     fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -301,7 +301,7 @@ impl<'a> Fields<'a> {
         Some(*field)
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    pub(crate) fn u64(&mut self) -> Option<u64> {
         self.array().map(u64::from_le_bytes)
     }
 
@@ -315,7 +315,8 @@ impl<'a> Fields<'a> {
         (rest.len() <= max).then_some(rest)
     }
 
-    fn text(&mut self, max: usize) -> Option<&'a str> {
+    /// All that is left, as text.
+    pub(crate) fn text(&mut self, max: usize) -> Option<&'a str> {
         std::str::from_utf8(self.rest(max)?).ok()
     }
 

@@ -236,6 +236,29 @@ impl<T: Clone> Server<T> {
         Ok(())
     }
 
+    /// The peer of a link can read lendable memory from now on.
+    pub fn set_reads_memory(&mut self, link: LinkId) {
+        if let Some(peer) = self.peers.get_mut(&link) {
+            peer.reads_memory = true;
+        }
+    }
+
+    /// The peer of a link asks no more, and may still read what was lent to it: its calls end.
+    pub fn disconnect(&mut self, now: Nanos, link: LinkId) {
+        let Some(peer) = self.peers.get_mut(&link) else { return };
+        for (_, receive) in std::mem::take(&mut peer.waiting) {
+            self.callers.remove(&receive);
+            self.table.cancel_receive(now, receive);
+        }
+        self.settle(now);
+    }
+
+    /// The leases of a link that are not back.
+    #[must_use]
+    pub fn leases(&self, link: LinkId) -> usize {
+        self.leases.leases(link)
+    }
+
     /// The peer of a link is severed and reads no more: its calls end, and its leases are back. A
     /// tensor that was lent to it may have been read, and nobody else receives it.
     pub fn sever(&mut self, now: Nanos, link: LinkId) {

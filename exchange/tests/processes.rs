@@ -30,6 +30,7 @@ fn part_of_a_child() {
     let endpoint = open();
     if let Some(address) = part.strip_prefix("receive ") {
         let peer = endpoint.connect(address).expect("an address").within(LONG);
+        peer.share_regions().expect("is on this host");
         let mut held = Vec::new();
         println!("ready");
         loop {
@@ -119,7 +120,7 @@ fn a_sender_that_is_stopped_fails_calls_at_their_deadline_and_goes_on_later() {
     let stopped = Program::start("send");
     let endpoint = open();
     let peer = peer_of(&endpoint, &stopped);
-    peer.open().expect("it listens");
+    peer.share_regions().expect("is on this host");
     stopped.signal(Signal::STOP);
     // The kernel stops its threads one after another.
     let state = waitpid(Some(Pid::from_child(&stopped.child)), WaitOptions::UNTRACED);

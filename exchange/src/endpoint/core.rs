@@ -8,58 +8,38 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
 
 use pleach_transport::{Nanos, RegionKey, RemoteSlice};
 use rustix::event::epoll;
 
 use super::connection::{Connection, ConnectionEnd, Incoming, OUTGOING_MAX};
-use super::error::{ReceiveTensorError, SendTensorError};
+use super::error::SendTensorError;
 use super::frame::FrameKind;
+use super::link::{
+    Arrived, IncomingTensor, Link, LinkSide, ReceiveResult, ReceiveSlot, ReceiverSide, SharedRegions,
+};
 use super::memory::LendableMemory;
 use super::metrics::ExchangeCounts;
 use super::options::{EndpointLimits, EndpointOptions};
-use super::returns::ReturnMessages;
+use super::regions::{POLL_PAUSE, SetupFrame};
+use super::returns::Returns;
 use super::shared::LinkHold;
 use super::slot::Slot;
-use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorShape};
+use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor};
 use crate::calls::{CallError, CallEvent, Calls};
 use crate::key::Key;
-use crate::lease::Lease;
-use crate::message::{Description, Message};
+use crate::message::Message;
 use crate::reference::LinkId;
 use crate::server::{Offer, Place, Server, ServerEvent};
 use crate::table::{Delivered, Outcome, ReceiveId, Request, SendError, SendId};
 
+/// How long the owner of memory may take to see that leases are back while it sleeps.
+const RETURN_PAUSE: Duration = Duration::from_millis(20);
+
 /// Frames and tensors that are taken from one link before others get their turn.
 const RECEIVES_AT_ONCE: usize = 64;
-
-/// The end of a receive.
-pub(crate) type ReceiveResult = Result<Arrived, ReceiveTensorError>;
-
-/// A tensor that has come, and that its receiver has not taken.
-pub(crate) struct Arrived {
-    tensor: ReceivedTensor,
-    /// The lease of bytes that came inline: as long as it is open the sender keeps the tensor.
-    lease: Option<Lease>,
-}
-
-impl Arrived {
-    /// The receiver takes it.
-    pub(crate) fn take(self) -> ReceivedTensor {
-        self.tensor
-    }
-
-    /// Nobody takes it: it is for another receiver.
-    pub(crate) fn decline(self) {
-        if let Some(lease) = self.lease {
-            lease.decline();
-        }
-    }
-}
-
-/// Where a thread waits for the end of its receive.
-pub(crate) type ReceiveSlot = Arc<Slot<ReceiveResult>>;
 
 /// Where a thread waits for the end of its send.
 pub(crate) type SendSlot = Arc<Slot<Result<(), SendTensorError>>>;
@@ -68,6 +48,8 @@ pub(crate) type SendSlot = Arc<Slot<Result<(), SendTensorError>>>;
 pub(crate) struct Core {
     server: Server<SharedTensor>,
     limits: EndpointLimits,
+    /// Whether memory is shared at all, or why not.
+    may_share: Result<(), Arc<str>>,
     memory: Arc<LendableMemory>,
     epoll: OwnedFd,
     links: BTreeMap<u64, Link>,
@@ -77,40 +59,18 @@ pub(crate) struct Core {
     receives: BTreeMap<ReceiveId, ReceiveSlot>,
     /// Links to which something was queued.
     touched: BTreeSet<u64>,
+    /// Links that are to end, and why.
+    failed: Vec<(u64, String)>,
+    /// Links that have ended and whose peers may still read what was lent to them.
+    lingering: Vec<Lingering>,
+    /// Devices to be dropped, which may take a while: not under the lock.
+    dropped: Vec<Box<SharedRegions>>,
     counts: ExchangeCounts,
 }
 
-struct Link {
+struct Lingering {
     id: LinkId,
-    /// The peer, for people.
-    peer: Arc<str>,
-    connection: Connection,
-    /// What of the socket wakes the thread.
-    watched: epoll::EventFlags,
-    side: LinkSide,
-}
-
-enum LinkSide {
-    /// The peer asks.
-    Sender,
-    /// This program asks.
-    Receiver(Box<ReceiverSide>),
-}
-
-struct ReceiverSide {
-    calls: Calls,
-    returns: Arc<ReturnMessages>,
-    hold: Weak<LinkHold>,
-    waiting: BTreeMap<u64, (Key, ReceiveSlot)>,
-    /// The call whose tensor follows on the connection.
-    incoming: Option<IncomingTensor>,
-}
-
-struct IncomingTensor {
-    key: Key,
-    slot: ReceiveSlot,
-    lease: Lease,
-    shape: TensorShape,
+    shared: Box<SharedRegions>,
 }
 
 impl Core {
@@ -123,6 +83,11 @@ impl Core {
         Self {
             server: Server::new(incarnation, options.limits.server),
             limits: options.limits,
+            may_share: if options.may_share_memory() {
+                Ok(())
+            } else {
+                Err(format!("fabric '{}' shares no memory", options.fabric).into())
+            },
             memory,
             epoll,
             links: BTreeMap::new(),
@@ -131,6 +96,9 @@ impl Core {
             sends: BTreeMap::new(),
             receives: BTreeMap::new(),
             touched: BTreeSet::new(),
+            failed: Vec::new(),
+            lingering: Vec::new(),
+            dropped: Vec::new(),
             counts: ExchangeCounts::default(),
         }
     }
@@ -146,6 +114,8 @@ impl Core {
             bytes_lent: self.server.bytes_lent(),
             arena_bytes: self.memory.touched(),
             links: self.links.len() as u64,
+            leases: self.numbers.keys().map(|id| self.server.leases(*id) as u64).sum(),
+            inline_links: self.links.values().filter(|link| link.regions.is_none()).count() as u64,
             ..self.counts.clone()
         }
     }
@@ -218,42 +188,40 @@ impl Core {
             tracing::warn!(peer, "no link: {error}");
             return;
         }
-        self.add(now, number, id, peer, connection, LinkSide::Sender);
+        self.add(now, number, Link::new(id, peer, connection, LinkSide::Sender));
     }
 
     /// Opens a link to a peer that this program asks. Returns its number.
-    pub(crate) fn add_receiver(&mut self, id: LinkId, peer: &str, connection: Connection) -> u64 {
-        let returns = Arc::new(ReturnMessages::new(self.limits.calls.slots));
+    pub(crate) fn add_receiver(
+        &mut self,
+        now: Nanos,
+        id: LinkId,
+        peer: &str,
+        connection: Connection,
+        may_share: Result<(), Arc<str>>,
+    ) -> u64 {
+        let returns = Arc::new(Returns::new(self.limits.calls.slots));
         let calls = Calls::new(peer, id, self.limits.calls, returns.clone());
-        let (hold, waiting) = (Weak::new(), BTreeMap::new());
-        let side =
-            LinkSide::Receiver(Box::new(ReceiverSide { calls, returns, hold, waiting, incoming: None }));
         let number = self.next_number();
-        self.add(Nanos::ZERO, number, id, peer, connection, side);
+        let side = LinkSide::Receiver(ReceiverSide::new(calls, returns));
+        let mut link = Link::new(id, peer, connection, side);
+        link.offer_regions(now, self.limits.calls.slots, may_share);
+        self.add(now, number, link);
         number
     }
 
     /// The handle whose drop closes a link.
     pub(crate) fn hold(&mut self, hold: &Arc<LinkHold>) {
         match self.links.get_mut(&hold.number).map(|link| &mut link.side) {
-            Some(LinkSide::Receiver(side)) => side.hold = Arc::downgrade(hold),
+            Some(LinkSide::Receiver(side)) => side.set_hold(hold),
             _ => hold.set_lost(),
         }
     }
 
-    fn add(
-        &mut self,
-        now: Nanos,
-        number: u64,
-        id: LinkId,
-        peer: &str,
-        connection: Connection,
-        side: LinkSide,
-    ) {
-        let (data, watched) = (epoll::EventData::new_u64(number), epoll::EventFlags::IN);
-        let added = epoll::add(&self.epoll, &connection, data, watched);
-        self.numbers.insert(id, number);
-        let link = Link { id, peer: peer.into(), connection, watched, side };
+    fn add(&mut self, now: Nanos, number: u64, link: Link) {
+        let data = epoll::EventData::new_u64(number);
+        let added = epoll::add(&self.epoll, &link.connection, data, link.watched);
+        self.numbers.insert(link.id, number);
         self.links.insert(number, link);
         if let Err(errno) = added {
             self.end_link(now, number, &ConnectionEnd::from(errno).to_string());
@@ -307,18 +275,141 @@ impl Core {
 
     /// A socket is ready.
     pub(crate) fn pump(&mut self, now: Nanos, number: u64) {
-        self.touched.insert(number);
         for _ in 0..RECEIVES_AT_ONCE {
             match self.receive_one(now, number) {
                 Ok(true) => self.settle(now),
                 Ok(false) => break,
                 Err(cause) => {
-                    self.end_link(now, number, &cause);
+                    self.failed.push((number, cause));
                     break;
                 }
             }
         }
+        self.touched.insert(number);
         self.settle(now);
+        self.pump_regions(now, number);
+    }
+
+    /// Takes the messages that have come by the regions of a link. True: there were some.
+    pub(crate) fn pump_regions(&mut self, now: Nanos, number: u64) -> bool {
+        let mut had_some = false;
+        for _ in 0..RECEIVES_AT_ONCE {
+            match self.receive_by_regions(now, number) {
+                Ok(true) => {
+                    had_some = true;
+                    self.touched.insert(number);
+                    self.settle(now);
+                }
+                Ok(false) => break,
+                Err(cause) => {
+                    self.failed.push((number, cause));
+                    self.settle(now);
+                    break;
+                }
+            }
+        }
+        had_some
+    }
+
+    fn receive_by_regions(&mut self, now: Nanos, number: u64) -> Result<bool, String> {
+        let Some(link) = self.links.get_mut(&number) else { return Ok(false) };
+        let Some(shared) = link.regions.as_mut().filter(|shared| shared.receives) else { return Ok(false) };
+        let regions = &mut shared.regions;
+        if matches!(link.side, LinkSide::Sender) && regions.has_returned() {
+            let collected = self.server.collect(now, link.id, |slot| regions.counter(slot));
+            collected.map_err(|error| error.to_string())?;
+        }
+        let Some(message) = regions.next_message().map_err(|error| error.to_string())? else {
+            return Ok(false);
+        };
+        let message = Message::decode(&message).map_err(|error| error.to_string())?;
+        self.message(now, number, message)?;
+        Ok(true)
+    }
+
+    /// Takes what has come by all regions. True: there was something.
+    pub(crate) fn pump_all_regions(&mut self, now: Nanos) -> bool {
+        let numbers: Vec<u64> = self.links_with_regions().collect();
+        numbers.into_iter().fold(false, |had_some, number| self.pump_regions(now, number) || had_some)
+    }
+
+    fn links_with_regions(&self) -> impl Iterator<Item = u64> {
+        let receives = |link: &Link| link.regions.as_ref().is_some_and(|shared| shared.receives);
+        self.links.iter().filter(move |(_, link)| receives(link)).map(|(number, _)| *number)
+    }
+
+    /// The thread sleeps from now on. False: a message has come, and it must not.
+    pub(crate) fn sleep(&mut self) -> bool {
+        let shared = self.links.values_mut().filter_map(|link| link.regions.as_mut());
+        shared.fold(true, |may_sleep, shared| shared.regions.sleep() && may_sleep)
+    }
+
+    /// The thread sleeps no longer.
+    pub(crate) fn wake_up(&mut self) {
+        let shared = self.links.values_mut().filter_map(|link| link.regions.as_mut());
+        shared.for_each(|shared| shared.regions.wake_up());
+    }
+
+    /// A thread of the program looks at the regions of a link from now on.
+    pub(crate) fn begin_watch(&mut self, number: u64) {
+        if let Some(shared) = self.links.get_mut(&number).and_then(|link| link.regions.as_mut()) {
+            shared.regions.wake_up();
+        }
+    }
+
+    /// It looks no longer: the endpoint's thread is woken from now on.
+    pub(crate) fn end_watch(&mut self, now: Nanos, number: u64) {
+        while let Some(shared) = self.links.get_mut(&number).and_then(|link| link.regions.as_mut())
+            && !shared.regions.sleep()
+            && self.pump_regions(now, number)
+        {}
+    }
+
+    /// Goes on with what no message tells of: set-ups, messages that wait for a place, peers that
+    /// have ended.
+    pub(crate) fn poll(&mut self, now: Nanos) {
+        for (number, link) in &mut self.links {
+            match link.advance_setup(now) {
+                Ok(dropped) => self.dropped.extend(dropped),
+                Err(cause) => self.failed.push((*number, cause)),
+            }
+            if let Some(shared) = link.regions.as_mut().filter(|shared| shared.sends) {
+                let polled = shared.regions.poll(now).and_then(|()| shared.regions.send_waiting());
+                match polled {
+                    Ok(true) => link.connection.queue(FrameKind::Doorbell, &[]),
+                    Ok(false) => {}
+                    Err(error) => self.failed.push((*number, error.to_string())),
+                }
+            }
+            self.touched.insert(*number);
+        }
+        for Lingering { id, mut shared } in std::mem::take(&mut self.lingering) {
+            let has_ended = shared.regions.poll(now).is_err_and(|error| error.has_ended());
+            let collected = self.server.collect(now, id, |slot| shared.regions.counter(slot));
+            if has_ended || (collected.is_ok() && self.server.leases(id) == 0) {
+                self.server.sever(now, id);
+                self.dropped.push(shared);
+            } else {
+                self.lingering.push(Lingering { id, shared });
+            }
+        }
+        self.settle(now);
+        self.pump_all_regions(now);
+    }
+
+    /// When [`Core::poll`] has something to do.
+    fn next_poll(&self, now: Nanos) -> Option<Nanos> {
+        let shared = self.links.values().filter_map(|link| link.regions.as_ref());
+        if shared.clone().any(|shared| shared.regions.must_poll()) {
+            return Some(now + POLL_PAUSE);
+        }
+        let has_lent = !self.lingering.is_empty() || self.server.bytes_lent() > 0;
+        (has_lent && (shared.count() > 0 || !self.lingering.is_empty())).then(|| now + RETURN_PAUSE)
+    }
+
+    /// Devices to be dropped after the lock.
+    pub(crate) fn take_dropped(&mut self) -> Vec<Box<SharedRegions>> {
+        std::mem::take(&mut self.dropped)
     }
 
     /// Handles the next frame or tensor of a link; false: none has come.
@@ -335,6 +426,18 @@ impl Core {
                 self.message(now, number, message)?;
                 Ok(true)
             }
+            Some(Incoming::Frame(FrameKind::Regions, content)) => {
+                let frame = SetupFrame::decode(content).map_err(|_| ConnectionEnd::Malformed.to_string())?;
+                let is_ready = frame == SetupFrame::Ready;
+                let dropped = link.setup_frame(now, frame, self.may_share.clone(), &self.memory)?;
+                self.dropped.extend(dropped);
+                if is_ready && matches!(link.side, LinkSide::Sender) {
+                    self.server.set_reads_memory(link.id);
+                }
+                Ok(true)
+            }
+            // What it announces is looked at after each frame.
+            Some(Incoming::Frame(FrameKind::Doorbell, _)) => Ok(true),
             Some(Incoming::Frame(kind, _)) => Err(format!("it broke the protocol: a frame {kind:?}")),
             Some(Incoming::Tensor(words)) => {
                 if let LinkSide::Receiver(side) = &mut link.side
@@ -377,13 +480,13 @@ impl Core {
         self.settle(now);
     }
 
-    /// When [`Core::expire`] has something to do.
-    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+    /// When [`Core::expire`] or [`Core::poll`] has something to do.
+    pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
         let calls = self.links.values().filter_map(|link| match &link.side {
             LinkSide::Receiver(side) => side.calls.next_deadline(),
             LinkSide::Sender => None,
         });
-        calls.chain(self.server.next_deadline()).min()
+        calls.chain(self.server.next_deadline()).chain(self.next_poll(now)).min()
     }
 
     /// Closes a link that nobody uses.
@@ -408,7 +511,17 @@ impl Core {
         match link.side {
             LinkSide::Sender => {
                 tracing::debug!(peer, "a link has ended: {cause}");
-                self.server.sever(now, link.id);
+                self.server.disconnect(now, link.id);
+                match link.regions {
+                    // Its process may run on and read what it has mapped.
+                    Some(shared) if shared.receives && self.server.leases(link.id) > 0 => {
+                        self.lingering.push(Lingering { id: link.id, shared });
+                    }
+                    shared => {
+                        self.server.sever(now, link.id);
+                        self.dropped.extend(shared);
+                    }
+                }
             }
             LinkSide::Receiver(mut side) => {
                 tracing::debug!(peer, "the link to a peer has ended: {cause}");
@@ -423,9 +536,10 @@ impl Core {
                 }
                 for event in side.calls.take_events() {
                     if let CallEvent::Failed { call, error } = event {
-                        end_call(&mut side.waiting, call, Err(error.into()));
+                        side.end_call(call, Err(error.into()));
                     }
                 }
+                self.dropped.extend(link.regions);
             }
         }
     }
@@ -433,34 +547,42 @@ impl Core {
     /// Carries out what the pure parts decided, until nothing is left, and sends what was queued.
     fn settle(&mut self, now: Nanos) {
         loop {
+            for (number, cause) in std::mem::take(&mut self.failed) {
+                self.end_link(now, number, &cause);
+            }
             let events = self.server.take_events();
-            let is_idle = events.is_empty() & !self.settle_calls(now);
+            let is_idle = events.is_empty() & !self.settle_calls();
             for event in events {
                 self.server_event(event);
             }
-            if is_idle && self.flush(now) {
+            if is_idle && self.failed.is_empty() {
+                self.flush();
+            }
+            if is_idle && self.failed.is_empty() {
                 return;
             }
         }
     }
 
     fn server_event(&mut self, event: ServerEvent<SharedTensor>) {
-        match event {
-            ServerEvent::Post { link, message } => self.post(link, &message, None),
-            ServerEvent::PostInline { link, message, tensor } => self.post(link, &message, Some(tensor)),
-            ServerEvent::Outcome(outcome) => self.outcome(outcome),
-        }
-    }
-
-    fn post(&mut self, link: LinkId, message: &Message, tensor: Option<SharedTensor>) {
-        let Some(number) = self.numbers.get(&link) else { return };
+        let (id, message, tensor) = match event {
+            ServerEvent::Outcome(outcome) => return self.outcome(outcome),
+            ServerEvent::Post { link, message } => (link, message, None),
+            ServerEvent::PostInline { link, message, tensor } => (link, message, Some(tensor)),
+        };
+        let Some(number) = self.numbers.get(&id) else { return };
         let Some(link) = self.links.get_mut(number) else { return };
-        link.connection.queue(FrameKind::Message, &message.encode());
+        self.touched.insert(*number);
         if let Some(tensor) = tensor {
             self.counts.sent_inline.add(tensor.shape().bytes() as u64);
-            link.connection.queue_tensor(tensor);
+            return link.send_inline(&message, tensor);
         }
-        self.touched.insert(*number);
+        if let Message::Lent { reference, .. } = &message {
+            self.counts.sent_in_place.add(reference.slice.len);
+        }
+        if let Err(error) = link.send(&message) {
+            self.failed.push((*number, error.to_string()));
+        }
     }
 
     fn outcome(&mut self, outcome: Outcome<Offer<SharedTensor>>) {
@@ -490,32 +612,32 @@ impl Core {
     }
 
     /// Carries out the events of the calls of links that were touched. True: there were some.
-    fn settle_calls(&mut self, now: Nanos) -> bool {
-        let (mut had_events, mut ended) = (false, Vec::new());
+    fn settle_calls(&mut self) -> bool {
+        let mut had_events = false;
         for number in self.touched.iter().copied() {
             let Some(link) = self.links.get_mut(&number) else { continue };
             let LinkSide::Receiver(side) = &mut link.side else { continue };
+            let returned = side.returns.take_changed();
             for event in side.calls.take_events() {
                 had_events = true;
-                if let Err(cause) = call_event(side, &mut link.connection, event) {
-                    ended.push((number, cause));
+                if let CallEvent::Lent { lease, .. } = &event {
+                    self.counts.in_place.add(lease.slice().len);
+                }
+                if let Err(cause) = link.call_event(event) {
+                    self.failed.push((number, cause));
                     break;
                 }
             }
-            for (slot, counter) in side.returns.take_changed() {
-                let message = Message::Returned { slot, counter };
-                link.connection.queue(FrameKind::Message, &message.encode());
+            for (slot, counter) in returned {
+                let sent = link.send(&Message::Returned { slot, counter });
+                self.failed.extend(sent.err().map(|error| (number, error.to_string())));
             }
-        }
-        for (number, cause) in ended {
-            self.end_link(now, number, &cause);
         }
         had_events
     }
 
-    /// Sends what is queued. False: links have ended, which causes more.
-    fn flush(&mut self, now: Nanos) -> bool {
-        let mut ended = Vec::new();
+    /// Sends what is queued.
+    fn flush(&mut self) {
         for number in std::mem::take(&mut self.touched) {
             let Some(link) = self.links.get_mut(&number) else { continue };
             match link.connection.flush() {
@@ -529,14 +651,9 @@ impl Core {
                         let _ = epoll::modify(&self.epoll, &link.connection, data, flags);
                     }
                 }
-                Err(end) => ended.push((number, end.to_string())),
+                Err(end) => self.failed.push((number, end.to_string())),
             }
         }
-        let is_quiet = ended.is_empty();
-        for (number, cause) in ended {
-            self.end_link(now, number, &cause);
-        }
-        is_quiet
     }
 }
 
@@ -549,38 +666,4 @@ fn offer(tensor: SharedTensor) -> Offer<SharedTensor> {
         Place { buffer: RemoteSlice { key, offset, len }, part: 0..bytes }
     });
     Offer { tensor, description, place }
-}
-
-fn call_event(side: &mut ReceiverSide, connection: &mut Connection, event: CallEvent) -> Result<(), String> {
-    match event {
-        CallEvent::Post(message) => connection.queue(FrameKind::Message, &message.encode()),
-        CallEvent::Skip { bytes } => connection.skip(bytes),
-        CallEvent::Failed { call, error } => end_call(&mut side.waiting, call, Err(error.into())),
-        CallEvent::Inline { call, lease, bytes, description } => {
-            let shape = shape_of(&description, bytes)?;
-            let Some((key, slot)) = side.waiting.remove(&call) else {
-                lease.decline();
-                connection.skip(bytes);
-                return Ok(());
-            };
-            side.incoming = Some(IncomingTensor { key, slot, lease, shape });
-            connection.expect(bytes).map_err(|end| end.to_string())?;
-        }
-        CallEvent::Lent { .. } => return Err("it lends memory that it never announced".to_owned()),
-    }
-    Ok(())
-}
-
-fn shape_of(description: &Description, bytes: u64) -> Result<TensorShape, String> {
-    let shape = TensorShape::of(description, bytes);
-    shape.ok_or_else(|| format!("it describes {bytes} bytes as what they cannot be"))
-}
-
-/// Gives the end of a call to its thread.
-fn end_call(waiting: &mut BTreeMap<u64, (Key, ReceiveSlot)>, call: u64, result: ReceiveResult) {
-    if let Some((_, slot)) = waiting.remove(&call)
-        && let Some(Ok(arrived)) = slot.end(result)
-    {
-        arrived.decline();
-    }
 }

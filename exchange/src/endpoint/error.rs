@@ -129,7 +129,10 @@ pub enum LinkError {
         now: u64,
     },
     /// Regions are required and there are none.
-    #[error("no regions are shared with {peer}: {reason}; PLEACH_REQUIRE=regions forbids to do without")]
+    #[error(
+        "no memory is shared with {peer}: {reason}; take a fabric that both have, or do without \
+         PLEACH_REQUIRE=regions"
+    )]
     NoRegions {
         /// The peer.
         peer: Arc<str>,

@@ -27,9 +27,9 @@ pub(crate) enum FrameKind {
     Doorbell = 6,
 }
 
-/// Bytes that are no header. The other program is wrong, or no pleach.
+/// Bytes that are no frame. The other program is wrong, or no pleach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MalformedHeader;
+pub(crate) struct Malformed;
 
 /// A frame as it is sent.
 pub(crate) fn encode(kind: FrameKind, content: &[u8]) -> Vec<u8> {
@@ -42,7 +42,7 @@ pub(crate) fn encode(kind: FrameKind, content: &[u8]) -> Vec<u8> {
 }
 
 /// The kind and the length of the content that follows a header.
-pub(crate) fn decode(header: [u8; HEADER_BYTES]) -> Result<(FrameKind, usize), MalformedHeader> {
+pub(crate) fn decode(header: [u8; HEADER_BYTES]) -> Result<(FrameKind, usize), Malformed> {
     const KINDS: [FrameKind; 6] = [
         FrameKind::Introduction,
         FrameKind::Proof,
@@ -53,9 +53,9 @@ pub(crate) fn decode(header: [u8; HEADER_BYTES]) -> Result<(FrameKind, usize), M
     ];
     let [kind, zero @ .., a, b, c, d] = header;
     let length = u32::from_le_bytes([a, b, c, d]) as usize;
-    let kind = KINDS.into_iter().find(|known| *known as u8 == kind).ok_or(MalformedHeader)?;
+    let kind = KINDS.into_iter().find(|known| *known as u8 == kind).ok_or(Malformed)?;
     let is_right = zero == [0; 3] && length <= MESSAGE_BYTES_MAX;
-    if is_right { Ok((kind, length)) } else { Err(MalformedHeader) }
+    if is_right { Ok((kind, length)) } else { Err(Malformed) }
 }
 
 #[cfg(test)]
@@ -78,7 +78,7 @@ mod tests {
         assert_eq!(decode(with_length(longest)), Ok((FrameKind::Message, MESSAGE_BYTES_MAX)));
         let longer = (MESSAGE_BYTES_MAX as u32 + 1).to_le_bytes();
         for header in [with_length(longer), [0; 8], [7, 0, 0, 0, 0, 0, 0, 0], [4, 1, 0, 0, 0, 0, 0, 0]] {
-            assert_eq!(decode(header), Err(MalformedHeader), "{header:?}");
+            assert_eq!(decode(header), Err(Malformed), "{header:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of tensors: lendable memory of this program.
+//! The bytes of tensors: lendable memory of this program, and memory of peers that is mapped here.
 //!
 //! **Invariant:** a [`LendableBuffer`] is the only way in this process to its bytes, and other
 //! processes only read them (`transport`, sealed memory). So a reference to them is as good as one
@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pleach_transport::mutex::lock;
-use pleach_transport::{Memory, SharedMemory};
+use pleach_transport::{Memory, ReadOnlyMapped, SharedMemory};
 
 use crate::arena::{AllocateError, ArenaId, ArenaLimits, ArenaPlan, Block};
 
@@ -97,6 +98,13 @@ impl LendableMemory {
         Ok(buffer)
     }
 
+    /// The arena that is lent to peers, by its number.
+    pub(crate) fn arena(self: &Arc<Self>) -> Result<(u64, Arc<SharedMemory>), TensorMemoryError> {
+        // The first buffer makes the arena. It stays, since this program has one trust domain.
+        let buffer = self.allocate(0)?;
+        Ok((buffer.arena().map_or(0, ArenaId::number), buffer.memory.clone()))
+    }
+
     /// The bytes that all arenas have touched.
     pub(crate) fn touched(&self) -> u64 {
         lock(&self.arenas).plan.touched()
@@ -156,5 +164,84 @@ impl Drop for LendableBuffer {
         if let Some(block) = self.block.take() {
             lock(&self.owner.arenas).plan.free(block);
         }
+    }
+}
+
+/// The bytes of a peer's tensor, through a mapping of the region in which they lie.
+///
+/// The range must be inside of the region and lent to this program: until the lease is returned the
+/// owner changes none of these bytes.
+pub(crate) fn mapped_bytes(mapping: &ReadOnlyMapped, range: Range<usize>) -> Option<&[u8]> {
+    let is_inside = range.start <= range.end && range.end <= mapping.len() && mapping.is_on_host();
+    if !is_inside {
+        return None;
+    }
+    // SAFETY: inside of the mapping, which stays while it is borrowed. The owner has lent the bytes
+    // and promises to leave them alone: it holds the secret, or is of the same user. A promise that
+    // is broken shows other values of plain numbers.
+    Some(unsafe { std::slice::from_raw_parts(mapping.as_ptr().add(range.start), range.len()) })
+}
+
+/// Words of this program that a peer may read, in memory of their own.
+pub(crate) struct PageWords {
+    memory: Arc<SharedMemory>,
+}
+
+impl PageWords {
+    /// So many words, all zero.
+    pub(crate) fn new(words: usize) -> io::Result<Self> {
+        Ok(Self { memory: SharedMemory::lendable(words * size_of::<u64>())? })
+    }
+
+    /// The memory, to be registered.
+    pub(crate) fn memory(&self) -> Arc<SharedMemory> {
+        self.memory.clone()
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        let offset = index * size_of::<u64>();
+        assert!(offset + size_of::<u64>() <= self.memory.len(), "word {index} of a page");
+        // SAFETY: inside of the memory, which is mapped while it is borrowed, and aligned. All access
+        // of this process is atomic, and peers only read.
+        unsafe { AtomicU64::from_ptr(self.memory.base().as_ptr().add(offset).cast()) }
+    }
+
+    /// Stores a word. Release: pairs with the acquire in [`MappedWords::load`].
+    pub(crate) fn store(&self, index: usize, value: u64) {
+        self.word(index).store(value, Ordering::Release);
+    }
+
+    /// Adds to a word. Release: pairs with the acquire in [`MappedWords::load`].
+    pub(crate) fn add(&self, index: usize, value: u64) {
+        self.word(index).fetch_add(value, Ordering::Release);
+    }
+
+    /// A word of this program's own.
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        self.word(index).load(Ordering::Relaxed)
+    }
+}
+
+/// Words of a peer that are mapped here.
+pub(crate) struct MappedWords {
+    mapping: ReadOnlyMapped,
+}
+
+impl MappedWords {
+    pub(crate) fn new(mapping: ReadOnlyMapped) -> Self {
+        Self { mapping }
+    }
+
+    /// A word; zero where there is none. Acquire: pairs with the release in [`PageWords::store`].
+    pub(crate) fn load(&self, index: usize) -> u64 {
+        let offset = index.saturating_mul(size_of::<u64>());
+        let address = self.mapping.as_ptr().wrapping_add(offset);
+        let is_inside = offset.checked_add(size_of::<u64>()).is_some_and(|end| end <= self.mapping.len());
+        if !is_inside || !address.cast::<u64>().is_aligned() || !self.mapping.is_on_host() {
+            return 0;
+        }
+        // SAFETY: inside of the mapping, which stays while it is borrowed, and aligned. A load may read
+        // pages that are read-only here.
+        unsafe { AtomicU64::from_ptr(address.cast::<u64>().cast_mut()) }.load(Ordering::Acquire)
     }
 }

@@ -12,16 +12,20 @@ use pleach_transport::{Nanos, clock, tune_stream};
 
 use super::Handle;
 use super::connection::Connection;
-use super::core::{ReceiveResult, ReceiveSlot};
 use super::error::{LinkError, ReceiveTensorError};
 use super::frame::{self, HEADER_BYTES};
 use super::handshake::{Handshake, HandshakeError, HandshakeStep};
+use super::link::{ReceiveResult, ReceiveSlot};
 use super::options::DEFAULT_WAIT;
 use super::shared::LinkHold;
 use super::tensor::{ReceivedTensor, TensorWay};
 use crate::calls::CallError;
+use crate::introduction::Introduction;
 use crate::key::Key;
 use crate::reference::LinkId;
+
+/// How long a receiver looks for the answer itself before it sleeps.
+const WATCH_LIMIT: Duration = Duration::from_micros(50);
 
 /// Another program, at its address. The link to it is made by the first receive, and anew after a
 /// loss. Clones share the link. The link is closed after the last drop.
@@ -90,6 +94,19 @@ impl Peer {
         self.shared.link(now, now + self.limit).map(drop)
     }
 
+    /// Makes the link, if there is none, and waits until memory is shared over it, so that the next
+    /// tensors come in place.
+    ///
+    /// # Errors
+    ///
+    /// See [`LinkError`]: [`LinkError::NoRegions`] when no memory is shared.
+    pub fn share_regions(&self) -> Result<(), LinkError> {
+        let now = clock::now();
+        let deadline = now + self.limit;
+        let (link, _) = self.shared.link(now, deadline)?;
+        self.shared.require_regions(&link, now, deadline)
+    }
+
     /// Receives the tensor of a key: waits until the peer sends it.
     ///
     /// # Errors
@@ -131,7 +148,12 @@ impl PeerShared {
         let mut state = lock(&self.state);
         loop {
             if let Some(link) = state.link.clone().filter(|link| !link.is_lost()) {
-                return Ok((link, state.incarnation.unwrap_or_default()));
+                let incarnation = state.incarnation.unwrap_or_default();
+                drop(state);
+                if self.endpoint.shared.options.requires_regions && !link.has_regions() {
+                    self.require_regions(&link, since, deadline)?;
+                }
+                return Ok((link, incarnation));
             }
             let left = deadline.since(clock::now());
             if left.is_zero() {
@@ -150,18 +172,38 @@ impl PeerShared {
         let mut state = lock(&self.state);
         state.is_connecting = false;
         self.changed.notify_all();
-        let (socket, id, incarnation) = dialed?;
+        let (socket, id, theirs) = dialed?;
+        let incarnation = theirs.incarnation;
         let known = *state.incarnation.get_or_insert(incarnation);
         if known != incarnation {
             return Err(LinkError::Restarted { peer: self.address.clone(), known, now: incarnation });
         }
         let shared = &self.endpoint.shared;
         let mut core = shared.core();
-        let number = core.add_receiver(id, &self.address, Connection::new(socket));
+        let may_share = shared.may_share(&theirs);
+        let now = clock::now();
+        let number = core.add_receiver(now, id, &self.address, Connection::new(socket), may_share);
         let hold = LinkHold::new(number, shared);
         core.hold(&hold);
+        drop(core);
+        // The thread waits for the set-up of regions.
+        shared.wake();
         state.link = Some(hold.clone());
+        drop(state);
+        if shared.options.requires_regions {
+            self.require_regions(&hold, since, deadline)?;
+        }
         Ok((hold, incarnation))
+    }
+
+    /// Waits for regions, which must come.
+    fn require_regions(&self, link: &LinkHold, since: Nanos, deadline: Nanos) -> Result<(), LinkError> {
+        let peer = self.address.clone();
+        match link.wait_for_regions(deadline.since(clock::now())) {
+            Some(Ok(())) => Ok(()),
+            Some(Err(reason)) => Err(LinkError::NoRegions { peer, reason }),
+            None => Err(self.timeout(since)),
+        }
     }
 
     fn timeout(&self, since: Nanos) -> LinkError {
@@ -170,7 +212,7 @@ impl PeerShared {
 
     /// Connects and shakes hands. Returns a socket that does not block, the link and the peer's
     /// incarnation.
-    fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(OwnedFd, LinkId, u64), LinkError> {
+    fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(OwnedFd, LinkId, Introduction), LinkError> {
         let unknown = |source| LinkError::Address { address: self.address.clone(), source: Arc::new(source) };
         let addresses: Vec<SocketAddr> = self.address.to_socket_addrs().map_err(unknown)?.collect();
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
@@ -195,7 +237,7 @@ impl PeerShared {
         mut stream: TcpStream,
         since: Nanos,
         deadline: Nanos,
-    ) -> Result<(OwnedFd, LinkId, u64), LinkError> {
+    ) -> Result<(OwnedFd, LinkId, Introduction), LinkError> {
         let failed = |source| LinkError::Handshake { peer: self.address.clone(), source };
         let secret = self.endpoint.shared.options.secret.clone();
         let dialed = Handshake::dial(self.endpoint.shared.introduce(), secret);
@@ -210,7 +252,8 @@ impl PeerShared {
                 HandshakeStep::Continue(next) => send = next,
                 HandshakeStep::Refused { error, .. } => return Err(failed(error)),
                 HandshakeStep::Done { link, .. } => {
-                    let incarnation = handshake.theirs().map_or(0, |theirs| theirs.incarnation);
+                    let theirs = handshake.theirs().cloned();
+                    let theirs = theirs.ok_or_else(|| failed(HandshakeError::Protocol))?;
                     let unreachable = |error: io::Error| LinkError::Unreachable {
                         peer: self.address.clone(),
                         source: Arc::new(error),
@@ -218,7 +261,7 @@ impl PeerShared {
                     stream.set_nonblocking(true).map_err(unreachable)?;
                     let socket = OwnedFd::from(stream);
                     tune_stream(&socket).map_err(unreachable)?;
-                    return Ok((socket, link, incarnation));
+                    return Ok((socket, link, theirs));
                 }
             }
         }
@@ -304,6 +347,9 @@ impl PendingTensor {
 
 impl PendingRequest {
     fn wait(self) -> Result<ReceivedTensor, ReceiveTensorError> {
+        if self.link.has_regions() {
+            self.watch();
+        }
         loop {
             if let Some(result) = self.slot.take() {
                 return self.take(result);
@@ -324,6 +370,20 @@ impl PendingRequest {
                 Err(CallError::Timeout { key, peer, waited }.into())
             }
         }
+    }
+
+    /// Looks at the regions of the link for a while: the answer may come within a microsecond or two.
+    fn watch(&self) {
+        let (shared, number) = (&self.peer.endpoint.shared, self.link.number);
+        let begin = clock::now();
+        let until = (begin + WATCH_LIMIT).min(self.deadline);
+        let mut now = begin;
+        shared.core().begin_watch(number);
+        while !self.slot.has_ended() && now < until {
+            shared.core().pump_regions(now, number);
+            now = clock::now();
+        }
+        shared.core().end_watch(now, number);
     }
 
     /// The tensor of a call that has ended. Its sender is told that it is no longer needed there.

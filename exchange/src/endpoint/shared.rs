@@ -3,14 +3,17 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Duration;
 
 use pleach_transport::mutex::lock;
+use pleach_vocabulary::Fabric;
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::core::Core;
 use super::error::OpenEndpointError;
 use super::memory::LendableMemory;
 use super::options::EndpointOptions;
+use super::slot::Slot;
 use crate::introduction::{Fabrics, Introduction};
 
 /// See the module.
@@ -54,6 +57,20 @@ impl Shared {
 
     pub(crate) fn core(&self) -> MutexGuard<'_, Core> {
         lock(&self.core)
+    }
+
+    /// Whether memory is shared with the program of this introduction, or why not.
+    pub(crate) fn may_share(&self, theirs: &Introduction) -> Result<(), Arc<str>> {
+        if self.introduction.shared_fabric(theirs) == Some(Fabric::Shm) {
+            return Ok(());
+        }
+        Err(if !self.introduction.fabrics.shm {
+            format!("fabric '{}' shares no memory", self.options.fabric).into()
+        } else if !theirs.fabrics.shm {
+            "the other program shares no memory".into()
+        } else {
+            "the two programs are on different hosts".into()
+        })
     }
 
     /// An introduction with a new challenge.
@@ -104,12 +121,18 @@ pub(crate) struct LinkHold {
     pub(crate) number: u64,
     /// Set when the link has ended. Release store pairs with the acquire load.
     is_lost: AtomicBool,
+    /// Whether regions are shared, or why not, once that is known.
+    regions: Slot<Result<(), Arc<str>>>,
+    /// Set when regions are shared. Release store pairs with the acquire load.
+    has_regions: AtomicBool,
     shared: Weak<Shared>,
 }
 
 impl LinkHold {
     pub(crate) fn new(number: u64, shared: &Arc<Shared>) -> Arc<Self> {
-        Arc::new(Self { number, is_lost: AtomicBool::new(false), shared: Arc::downgrade(shared) })
+        let (is_lost, has_regions) = (AtomicBool::new(false), AtomicBool::new(false));
+        let shared = Arc::downgrade(shared);
+        Arc::new(Self { number, is_lost, regions: Slot::new(), has_regions, shared })
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -118,6 +141,26 @@ impl LinkHold {
 
     pub(crate) fn set_lost(&self) {
         self.is_lost.store(true, Ordering::Release);
+        self.set_regions(Err("its connection closed".into()));
+    }
+}
+
+impl LinkHold {
+    /// Whether regions are shared now.
+    pub(crate) fn has_regions(&self) -> bool {
+        self.has_regions.load(Ordering::Acquire)
+    }
+
+    /// It is known whether regions are shared. The first call counts.
+    pub(crate) fn set_regions(&self, regions: Result<(), Arc<str>>) {
+        self.has_regions.store(regions.is_ok(), Ordering::Release);
+        drop(self.regions.end(regions));
+    }
+
+    /// Waits until it is known whether regions are shared, at most so long.
+    pub(crate) fn wait_for_regions(&self, limit: Duration) -> Option<Result<(), Arc<str>>> {
+        self.regions.wait(limit);
+        self.regions.peek()
     }
 }
 

@@ -46,6 +46,17 @@ impl<R> Slot<R> {
         }
     }
 
+    /// The result, which stays.
+    pub(crate) fn peek(&self) -> Option<R>
+    where
+        R: Clone,
+    {
+        match &*lock(&self.state) {
+            SlotState::Ended(result) => Some(result.clone()),
+            SlotState::Waiting | SlotState::Left => None,
+        }
+    }
+
     /// Whether the request has ended.
     pub(crate) fn has_ended(&self) -> bool {
         !matches!(*lock(&self.state), SlotState::Waiting)

@@ -2,12 +2,15 @@
 
 use std::fmt;
 use std::marker::PhantomData;
-use std::ops::{Deref, DerefMut};
+use std::ops::{Deref, DerefMut, Range};
 use std::sync::Arc;
 
+use pleach_transport::ReadOnlyMapped;
 use pleach_vocabulary::DataType;
 
-use super::memory::{LendableBuffer, TensorMemoryError};
+use super::memory::{LendableBuffer, TensorMemoryError, mapped_bytes};
+use super::shared::LinkHold;
+use crate::lease::Lease;
 use crate::message::Description;
 
 /// Most dimensions of a tensor.
@@ -213,6 +216,8 @@ impl fmt::Debug for SharedTensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TensorWay {
+    /// It lies in its sender's memory.
+    InPlace,
     /// Its bytes came over the control connection.
     Inline,
     /// This program sent it to itself.
@@ -222,6 +227,7 @@ pub enum TensorWay {
 impl fmt::Display for TensorWay {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
+            Self::InPlace => "in place",
             Self::Inline => "inline",
             Self::Local => "local",
         })
@@ -232,11 +238,20 @@ impl fmt::Display for TensorWay {
 pub(crate) enum ReceivedBytes {
     /// In this program's own memory, of which the tensor is the first bytes.
     Own(Vec<u64>),
+    /// In the sender's memory.
+    Mapped {
+        mapping: ReadOnlyMapped,
+        range: Range<usize>,
+        lease: Lease,
+        /// The link stays open for the return of the lease.
+        _link: Arc<LinkHold>,
+    },
     /// In lendable memory of this program.
     Local(SharedTensor),
 }
 
-/// A tensor that was received. Clones are handles of one tensor.
+/// A tensor that was received. Where the sender's memory is mapped the bytes stay there until the
+/// last handle is dropped. Clones are handles of one tensor.
 #[derive(Clone)]
 pub struct ReceivedTensor {
     bytes: Arc<ReceivedBytes>,
@@ -259,6 +274,7 @@ impl ReceivedTensor {
     pub fn way(&self) -> TensorWay {
         match &*self.bytes {
             ReceivedBytes::Own(_) => TensorWay::Inline,
+            ReceivedBytes::Mapped { .. } => TensorWay::InPlace,
             ReceivedBytes::Local(_) => TensorWay::Local,
         }
     }
@@ -268,6 +284,9 @@ impl ReceivedTensor {
     pub fn as_bytes(&self) -> &[u8] {
         let whole = match &*self.bytes {
             ReceivedBytes::Own(words) => bytemuck::cast_slice(words),
+            ReceivedBytes::Mapped { mapping, range, .. } => {
+                mapped_bytes(mapping, range.clone()).unwrap_or_default()
+            }
             ReceivedBytes::Local(tensor) => tensor.as_bytes(),
         };
         whole.get(..self.shape.bytes()).unwrap_or_default()
@@ -282,6 +301,13 @@ impl ReceivedTensor {
         self.shape.check::<T>()?;
         // Own memory and blocks of arenas are aligned for every element.
         Ok(bytemuck::cast_slice(self.as_bytes()))
+    }
+
+    /// Gives the tensor back unread, where that is possible, so that another receiver gets it.
+    pub(crate) fn decline(self) {
+        if let Ok(ReceivedBytes::Mapped { lease, .. }) = Arc::try_unwrap(self.bytes) {
+            lease.decline();
+        }
     }
 }
 

@@ -30,6 +30,9 @@ pub(crate) const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Warnings about peers that were refused; the limit keeps a flood out of the log.
 const WARNINGS_MAX: u32 = 16;
 
+/// How long the thread looks for the next message before it sleeps.
+const WATCH_LIMIT: Duration = Duration::from_micros(100);
+
 /// In the epoll set. Links and connections have numbers from 1.
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
@@ -78,7 +81,15 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
                 core.close_link(now, number);
             }
             core.expire(now);
-            until = until.into_iter().chain(core.next_deadline()).min();
+            core.poll(now);
+            until = until.into_iter().chain(core.next_deadline(now)).min();
+        }
+        watch_regions(&shared);
+        // Dropped after the lock: the end of a device takes a while.
+        let dropped = shared.core().take_dropped();
+        drop(dropped);
+        if !shared.core().sleep() {
+            continue;
         }
         let timeout = until.map(|until| {
             let wait = until.since(now);
@@ -88,6 +99,7 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
         // The only possible error is an interruption: look again.
         let _ = epoll::wait(epoll, rustix::buffer::spare_capacity(&mut events), timeout.as_ref());
         let now = clock::now();
+        shared.core().wake_up();
         for event in events.drain(..) {
             match event.data.u64() {
                 LISTENER => acceptor.accept(epoll, now),
@@ -98,6 +110,19 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
         }
     }
     shared.core().close(clock::now());
+}
+
+/// Looks at regions until nothing has come for a while.
+fn watch_regions(shared: &Shared) {
+    let mut until = Nanos::ZERO;
+    loop {
+        let now = clock::now();
+        if shared.core().pump_all_regions(now) {
+            until = now + WATCH_LIMIT;
+        } else if now >= until {
+            return;
+        }
+    }
 }
 
 fn drain(wake: &OwnedFd) {

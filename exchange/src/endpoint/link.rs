@@ -1,0 +1,356 @@
+//! One link: its control connection, its regions, and the side of it that this program is.
+//!
+//! Messages go over the control connection until both ends have set up regions. Each end says
+//! "ready" on the connection before its first message by regions, so that its messages stay in
+//! their order. Where regions cannot be set up, one line of the log says why, and all goes over the
+//! connection.
+//!
+//! **Invariant:** the bytes of a tensor follow their message on the connection, whatever else goes
+//! by regions.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+
+use pleach_transport::{Nanos, RegionKey};
+use rustix::event::epoll;
+
+use super::connection::Connection;
+use super::error::ReceiveTensorError;
+use super::frame::FrameKind;
+use super::memory::LendableMemory;
+use super::regions::{Regions, RegionsError, SetupFrame, StatusPage};
+use super::returns::Returns;
+use super::shared::LinkHold;
+use super::slot::Slot;
+use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorShape};
+use crate::arena::ALIGNMENT;
+use crate::calls::{CallEvent, Calls};
+use crate::key::Key;
+use crate::lease::Lease;
+use crate::message::{Description, Message};
+use crate::reference::LinkId;
+
+/// The end of a receive.
+pub(crate) type ReceiveResult = Result<Arrived, ReceiveTensorError>;
+
+/// Where a thread waits for the end of its receive.
+pub(crate) type ReceiveSlot = Arc<Slot<ReceiveResult>>;
+
+/// A tensor that has come, and that its receiver has not taken.
+pub(crate) struct Arrived {
+    pub(crate) tensor: ReceivedTensor,
+    /// The lease of bytes that came inline: as long as it is open the sender keeps the tensor.
+    pub(crate) lease: Option<Lease>,
+}
+
+impl Arrived {
+    /// The receiver takes it.
+    pub(crate) fn take(self) -> ReceivedTensor {
+        self.tensor
+    }
+
+    /// Nobody takes it: it is for another receiver.
+    pub(crate) fn decline(self) {
+        match self.lease {
+            Some(lease) => lease.decline(),
+            None => self.tensor.decline(),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct Link {
+    pub(crate) id: LinkId,
+    /// The peer, for people.
+    pub(crate) peer: Arc<str>,
+    pub(crate) connection: Connection,
+    /// What of the socket wakes the thread.
+    pub(crate) watched: epoll::EventFlags,
+    pub(crate) side: LinkSide,
+    pub(crate) regions: Option<Box<SharedRegions>>,
+}
+
+/// Regions, and which directions use them.
+pub(crate) struct SharedRegions {
+    pub(crate) regions: Regions,
+    /// This end's messages go by them.
+    pub(crate) sends: bool,
+    /// The peer's messages come by them.
+    pub(crate) receives: bool,
+}
+
+/// What this program is on a link.
+pub(crate) enum LinkSide {
+    /// The peer asks.
+    Sender,
+    /// This program asks.
+    Receiver(Box<ReceiverSide>),
+}
+
+/// What a receiver keeps of a link.
+pub(crate) struct ReceiverSide {
+    pub(crate) calls: Calls,
+    pub(crate) returns: Arc<Returns>,
+    page: Option<Arc<StatusPage>>,
+    pub(crate) hold: Weak<LinkHold>,
+    /// Whether regions are shared, before anybody holds the link.
+    decided: Option<Result<(), Arc<str>>>,
+    pub(crate) waiting: BTreeMap<u64, (Key, ReceiveSlot)>,
+    /// The call whose tensor follows on the connection.
+    pub(crate) incoming: Option<IncomingTensor>,
+}
+
+/// A tensor whose bytes come.
+pub(crate) struct IncomingTensor {
+    pub(crate) key: Key,
+    pub(crate) slot: ReceiveSlot,
+    pub(crate) lease: Lease,
+    pub(crate) shape: TensorShape,
+}
+
+impl ReceiverSide {
+    pub(crate) fn new(calls: Calls, returns: Arc<Returns>) -> Box<Self> {
+        let (waiting, hold) = (BTreeMap::new(), Weak::new());
+        Box::new(Self { calls, returns, page: None, hold, decided: None, waiting, incoming: None })
+    }
+
+    /// Sets the handle whose drop closes the link.
+    pub(crate) fn set_hold(&mut self, hold: &Arc<LinkHold>) {
+        self.hold = Arc::downgrade(hold);
+        if let Some(decided) = self.decided.take() {
+            hold.set_regions(decided);
+        }
+    }
+
+    fn decide(&mut self, regions: Result<(), Arc<str>>) {
+        match self.hold.upgrade() {
+            Some(hold) => hold.set_regions(regions),
+            None => self.decided = Some(regions),
+        }
+    }
+
+    /// Gives the end of a call to its thread.
+    pub(crate) fn end_call(&mut self, call: u64, result: ReceiveResult) {
+        if let Some((_, slot)) = self.waiting.remove(&call)
+            && let Some(Ok(arrived)) = slot.end(result)
+        {
+            arrived.decline();
+        }
+    }
+}
+
+impl Link {
+    pub(crate) fn new(id: LinkId, peer: &str, connection: Connection, side: LinkSide) -> Self {
+        let watched = epoll::EventFlags::IN;
+        Self { id, peer: peer.into(), connection, watched, side, regions: None }
+    }
+
+    /// Sends a message, by regions if they are shared.
+    pub(crate) fn send(&mut self, message: &Message) -> Result<(), RegionsError> {
+        match &mut self.regions {
+            Some(shared) if shared.sends => {
+                if shared.regions.post(message.encode())? {
+                    self.connection.queue(FrameKind::Doorbell, &[]);
+                }
+            }
+            _ => self.connection.queue(FrameKind::Message, &message.encode()),
+        }
+        Ok(())
+    }
+
+    /// Sends a message and the bytes of a tensor behind it.
+    pub(crate) fn send_inline(&mut self, message: &Message, tensor: SharedTensor) {
+        self.connection.queue(FrameKind::Message, &message.encode());
+        self.connection.queue_tensor(tensor);
+    }
+
+    fn send_setup(&mut self, frame: &SetupFrame) {
+        self.connection.queue(FrameKind::Regions, &frame.encode());
+    }
+
+    /// The receiver's end begins to set up regions, if it may.
+    pub(crate) fn offer_regions(&mut self, now: Nanos, slots: u32, may_share: Result<(), Arc<str>>) {
+        let opened = may_share.map_err(|reason| reason.to_string()).and_then(|()| {
+            let page = StatusPage::new(slots).map_err(|error| RegionsError::from(error).to_string())?;
+            let regions = Regions::open(now, true, page.clone(), None).map_err(|error| error.to_string())?;
+            Ok((page, regions))
+        });
+        match opened {
+            Ok((page, regions)) => {
+                self.send_setup(&SetupFrame::Offer(regions.offer().clone()));
+                self.regions = Some(Box::new(SharedRegions { regions, sends: false, receives: false }));
+                if let LinkSide::Receiver(side) = &mut self.side {
+                    side.page = Some(page);
+                }
+            }
+            Err(reason) => self.go_inline(&reason),
+        }
+    }
+
+    /// There are no regions on this link.
+    fn go_inline(&mut self, reason: &str) {
+        let peer = &*self.peer;
+        if let LinkSide::Receiver(side) = &mut self.side {
+            tracing::info!(peer, "tensors come inline: {reason}");
+            side.decide(Err(reason.into()));
+        } else {
+            tracing::info!(peer, "tensors go inline: {reason}");
+        }
+    }
+
+    /// Gives up regions that are not shared yet. They are to be dropped. An error: messages may be
+    /// in them, and the link has to end.
+    fn give_up(&mut self, reason: &str) -> Result<Option<Box<SharedRegions>>, String> {
+        let Some(shared) = self.regions.take() else { return Ok(None) };
+        if shared.sends || shared.receives {
+            self.regions = Some(shared);
+            return Err(format!("regions were given up: {reason}"));
+        }
+        self.go_inline(reason);
+        Ok(Some(shared))
+    }
+
+    /// A step of the set-up came. Returns regions that are to be dropped.
+    pub(crate) fn setup_frame(
+        &mut self,
+        now: Nanos,
+        frame: SetupFrame,
+        may_share: Result<(), Arc<str>>,
+        memory: &Arc<LendableMemory>,
+    ) -> Result<Option<Box<SharedRegions>>, String> {
+        let is_sender = matches!(self.side, LinkSide::Sender);
+        match (frame, &mut self.regions) {
+            (SetupFrame::Offer(theirs), None) if is_sender => {
+                let opened = may_share.map_err(|reason| reason.to_string()).and_then(|()| {
+                    let arena = memory.arena().map_err(|error| error.to_string())?;
+                    let page = StatusPage::new(0).map_err(|error| error.to_string())?;
+                    let regions = Regions::open(now, false, page, Some(arena));
+                    let mut regions = regions.map_err(|error| error.to_string())?;
+                    regions.accept(theirs).map_err(|error| error.to_string())?;
+                    Ok(regions)
+                });
+                match opened {
+                    Ok(regions) => {
+                        self.send_setup(&SetupFrame::Accept(regions.offer().clone()));
+                        self.regions =
+                            Some(Box::new(SharedRegions { regions, sends: false, receives: false }));
+                    }
+                    Err(reason) => {
+                        self.send_setup(&SetupFrame::Refused(reason.clone()));
+                        self.go_inline(&reason);
+                    }
+                }
+                Ok(None)
+            }
+            (SetupFrame::Accept(theirs), Some(shared)) if !is_sender && !shared.sends => {
+                match shared.regions.accept(theirs) {
+                    Ok(()) => Ok(None),
+                    Err(error) => self.refuse(&error.to_string()),
+                }
+            }
+            (SetupFrame::Ready, Some(shared)) => {
+                shared.receives = true;
+                self.regions_changed();
+                Ok(None)
+            }
+            // This end may have given up meanwhile.
+            (SetupFrame::Ready, None) => Err("it shares regions that were refused".to_owned()),
+            (SetupFrame::Refused(reason), _) => self.give_up(&reason),
+            (SetupFrame::Offer(_) | SetupFrame::Accept(_), _) => {
+                Err("it broke the protocol: regions out of turn".to_owned())
+            }
+        }
+    }
+
+    fn refuse(&mut self, reason: &str) -> Result<Option<Box<SharedRegions>>, String> {
+        let given_up = self.give_up(reason)?;
+        self.send_setup(&SetupFrame::Refused(reason.to_owned()));
+        Ok(given_up)
+    }
+
+    /// Goes on with setting up. Returns regions that are to be dropped.
+    pub(crate) fn advance_setup(&mut self, now: Nanos) -> Result<Option<Box<SharedRegions>>, String> {
+        let Some(shared) = &mut self.regions else { return Ok(None) };
+        if shared.sends {
+            return Ok(None);
+        }
+        match shared.regions.set_up(now) {
+            Ok(false) => return Ok(None),
+            Ok(true) => {}
+            Err(error) => return self.refuse(&error.to_string()),
+        }
+        if let LinkSide::Receiver(side) = &mut self.side {
+            let Some((number, mapping)) = shared.regions.arena() else {
+                return self.refuse("it lends no memory");
+            };
+            let added = side.calls.add_region(RegionKey(*number), mapping.len() as u64);
+            added.map_err(|error| error.to_string())?;
+            // Told on the connection, before "ready".
+            let told = side.page.clone().map_or_else(Vec::new, |page| side.returns.share(page));
+            for (slot, counter) in told {
+                let message = Message::Returned { slot, counter };
+                self.connection.queue(FrameKind::Message, &message.encode());
+            }
+        }
+        self.send_setup(&SetupFrame::Ready);
+        if let Some(shared) = &mut self.regions {
+            shared.sends = true;
+        }
+        self.regions_changed();
+        Ok(None)
+    }
+
+    fn regions_changed(&mut self) {
+        if let (Some(shared), LinkSide::Receiver(side)) = (&self.regions, &mut self.side)
+            && shared.sends
+            && shared.receives
+        {
+            tracing::debug!(peer = &*self.peer, "tensors come in place");
+            side.decide(Ok(()));
+        }
+    }
+
+    /// Carries out an event of the calls of this link.
+    pub(crate) fn call_event(&mut self, event: CallEvent) -> Result<(), String> {
+        let LinkSide::Receiver(side) = &mut self.side else { return Ok(()) };
+        match event {
+            CallEvent::Post(message) => return self.send(&message).map_err(|error| error.to_string()),
+            CallEvent::Skip { bytes } => self.connection.skip(bytes),
+            CallEvent::Failed { call, error } => side.end_call(call, Err(error.into())),
+            CallEvent::Inline { call, lease, bytes, description } => {
+                let shape = shape_of(&description, bytes)?;
+                let Some((key, slot)) = side.waiting.remove(&call) else {
+                    lease.decline();
+                    self.connection.skip(bytes);
+                    return Ok(());
+                };
+                side.incoming = Some(IncomingTensor { key, slot, lease, shape });
+                self.connection.expect(bytes).map_err(|end| end.to_string())?;
+            }
+            CallEvent::Lent { call, lease, description } => {
+                let shared = self.regions.as_ref().and_then(|shared| shared.regions.arena());
+                let (slice, hold) = (lease.slice(), side.hold.upgrade());
+                let shape = shape_of(&description, slice.len)?;
+                let (Some((_, mapping)), Some(_link)) = (shared, hold) else {
+                    lease.decline();
+                    return Ok(());
+                };
+                if slice.offset % ALIGNMENT != 0 {
+                    return Err(format!("it lends a tensor at byte {} of its memory", slice.offset));
+                }
+                // The holder has checked that it is inside of the region.
+                let start = slice.offset as usize;
+                let range = start..start + slice.len as usize;
+                let mapped = ReceivedBytes::Mapped { mapping: mapping.clone(), range, lease, _link };
+                let tensor = ReceivedTensor::new(mapped, shape);
+                side.end_call(call, Ok(Arrived { tensor, lease: None }));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn shape_of(description: &Description, bytes: u64) -> Result<TensorShape, String> {
+    let shape = TensorShape::of(description, bytes);
+    shape.ok_or_else(|| format!("it describes {bytes} bytes as what they cannot be"))
+}
