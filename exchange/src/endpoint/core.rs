@@ -341,7 +341,8 @@ impl Core {
     /// The thread sleeps from now on. False: a message has come, and it must not.
     pub(crate) fn sleep(&mut self) -> bool {
         let shared = self.links.values_mut().filter_map(|link| link.regions.as_mut());
-        shared.fold(true, |may_sleep, shared| shared.regions.sleep() && may_sleep)
+        // What came before the peer's "ready" is looked at when that has come, over the connection.
+        shared.fold(true, |may_sleep, shared| (shared.regions.sleep() || !shared.receives) && may_sleep)
     }
 
     /// The thread sleeps no longer.
@@ -359,6 +360,7 @@ impl Core {
 
     /// It looks no longer: the endpoint's thread is woken from now on.
     pub(crate) fn end_watch(&mut self, now: Nanos, number: u64) {
+        // As long as messages come.
         while let Some(shared) = self.links.get_mut(&number).and_then(|link| link.regions.as_mut())
             && !shared.regions.sleep()
             && self.pump_regions(now, number)
@@ -384,9 +386,10 @@ impl Core {
             self.touched.insert(*number);
         }
         for Lingering { id, mut shared } in std::mem::take(&mut self.lingering) {
-            let has_ended = shared.regions.poll(now).is_err_and(|error| error.has_ended());
+            // A loss is known by now.
+            let _ = shared.regions.poll(now);
             let collected = self.server.collect(now, id, |slot| shared.regions.counter(slot));
-            if has_ended || (collected.is_ok() && self.server.leases(id) == 0) {
+            if !shared.regions.may_read() || (collected.is_ok() && self.server.leases(id) == 0) {
                 self.server.sever(now, id);
                 self.dropped.push(shared);
             } else {

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::{
-    Address, Device, DeviceConfig, Event, Inline, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, Nanos,
-    Rank, ReadOnlyMapped, Region, RegionKey, RemoteSlice, Responder, SharedMemory, Signal, Signals, Source,
+    Address, Device, DeviceConfig, Event, Inline, LossCause, MESSAGE_BYTES_MAX, MapError, Nanos, Rank,
+    ReadOnlyMapped, Region, RegionKey, RemoteSlice, Responder, SharedMemory, Signal, Signals, Source,
     Transfer, TransferId,
 };
 
@@ -411,10 +411,12 @@ impl Regions {
         self.signals.count(place as u16) > round
     }
 
-    /// This end sleeps from now on, unless a message has come: then false.
+    /// This end sleeps from now on, unless a message has come: then false. The number of the sleep is
+    /// odd.
     pub(crate) fn sleep(&mut self) -> bool {
+        // Another sleep than the last one, for which the peer may have woken this end already.
         let asleep = self.page.words.load(ASLEEP);
-        self.page.words.store(ASLEEP, asleep | 1);
+        self.page.words.store(ASLEEP, (asleep + 1) | 1);
         // Partner: the fence in `must_wake`.
         std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
         !self.has_message()
@@ -440,6 +442,11 @@ impl Regions {
         self.theirs.as_ref().map_or(0, |theirs| theirs.page.load(COUNTERS + slot as usize))
     }
 
+    /// Whether the peer's process may run and read what it has mapped.
+    pub(crate) fn may_read(&self) -> bool {
+        self.device.may_map(self.peer)
+    }
+
     /// Polls the device.
     pub(crate) fn poll(&mut self, now: Nanos) -> Result<(), RegionsError> {
         self.device.poll(now, &mut self.events);
@@ -456,9 +463,82 @@ impl Regions {
     }
 }
 
-impl RegionsError {
-    /// Whether the peer's process has ended: it reads nothing any more.
-    pub(crate) fn has_ended(&self) -> bool {
-        matches!(self, Self::Lost(cause) if cause.kind() == LossKind::ProcessEnded)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ends, set up.
+    fn pair() -> [Regions; 2] {
+        let open = |is_dialer| {
+            let page = StatusPage::new(4).expect("there is memory");
+            Regions::open(Nanos(0), is_dialer, page, None).expect("a device")
+        };
+        let mut ends = [open(false), open(true)];
+        let [listener, dialer] = ends.each_ref().map(|end| end.offer().clone());
+        ends[0].accept(dialer).expect("a good address");
+        ends[1].accept(listener).expect("a good address");
+        while !ends.each_mut().map(|end| end.set_up(Nanos(1)).expect("connects")).iter().all(|done| *done) {
+            std::thread::yield_now();
+        }
+        ends
+    }
+
+    #[test]
+    fn messages_come_in_their_order_and_wait_for_places() {
+        let [mut one, mut other] = pair();
+        let message = |number: usize| vec![number as u8; 1 + number * 40 % MESSAGE_BYTES_MAX];
+        let mut taken = 0;
+        for number in 0..3 * PLACES {
+            one.post(message(number)).expect("the peer is there");
+            assert_eq!(one.must_poll(), number >= PLACES);
+        }
+        while taken < 3 * PLACES {
+            match other.next_message().expect("is good") {
+                Some(next) => {
+                    assert_eq!(next, message(taken));
+                    taken += 1;
+                }
+                None => drop(one.send_waiting().expect("the peer is there")),
+            }
+        }
+        assert!(!one.must_poll() && !other.has_message());
+    }
+
+    #[test]
+    fn each_sleep_of_an_end_is_ended_by_the_next_message_and_by_no_other() {
+        let [mut one, mut other] = pair();
+        assert!(!one.post(vec![1]).expect("the peer is there"), "nobody sleeps yet");
+        assert!(!other.sleep(), "a message has come");
+        other.next_message().expect("is good").expect("has come");
+        assert!(other.sleep());
+        assert!(one.post(vec![2]).expect("the peer is there"));
+        assert!(!one.post(vec![3]).expect("the peer is there"), "it was woken already");
+        for _ in 0..2 {
+            other.next_message().expect("is good").expect("has come");
+        }
+        assert!(other.sleep(), "it sleeps anew, without having been awake in between");
+        assert!(one.post(vec![4]).expect("the peer is there"), "this sleep is another one");
+        other.next_message().expect("is good").expect("has come");
+        other.wake_up();
+        assert!(!one.post(vec![5]).expect("the peer is there"), "it is awake");
+    }
+
+    #[test]
+    fn a_step_of_the_set_up_survives_the_wire_and_no_beginning_of_it_is_taken() {
+        let slice = |key| RemoteSlice { key: RegionKey(key), offset: key + 1, len: key + 2 };
+        let address = Address("shm:x".to_owned());
+        let offer = RegionOffer { address, inbox: slice(1), page: slice(4), arena: (9, slice(7)) };
+        for frame in [SetupFrame::Offer(offer.clone()), SetupFrame::Accept(offer), SetupFrame::Ready] {
+            let bytes = frame.encode();
+            assert_eq!(SetupFrame::decode(&bytes), Ok(frame.clone()));
+            for end in 0..bytes.len() {
+                assert_ne!(SetupFrame::decode(&bytes[..end]), Ok(frame.clone()));
+            }
+        }
+        let refused = SetupFrame::Refused("no\nroom".to_owned()).encode();
+        assert_eq!(SetupFrame::decode(&refused), Ok(SetupFrame::Refused("no room".to_owned())));
+        for bytes in [&[][..], &[9], &[READY, 0]] {
+            assert_eq!(SetupFrame::decode(bytes), Err(Malformed));
+        }
     }
 }

@@ -39,10 +39,16 @@ impl ShmDevice {
         has_said_bye && (0..self.shared.world_size).all(|peer| !self.control.has_output(peer))
     }
 
+    /// Whether the peer may still map memory of this rank, also after a loss. False when the kernel
+    /// says that the peer's process has ended, or when the peer was never connected.
+    #[must_use]
+    pub fn may_map(&self, peer: Rank) -> bool {
+        peer < self.shared.world_size && self.shared.peer_status().may_map(peer)
+    }
+
     /// The keys of the memory that severing this peer takes from all peers.
     pub(crate) fn taken_with(&self, peer: Rank) -> Vec<RegionKey> {
-        let may_map = peer < self.shared.world_size && self.shared.peer_status().may_map(peer);
-        if may_map { self.shared.directory().taken_with(peer) } else { Vec::new() }
+        if self.may_map(peer) { self.shared.directory().taken_with(peer) } else { Vec::new() }
     }
 
     /// The region of a peer that holds the slice, and the address of the slice.
