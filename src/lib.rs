@@ -30,6 +30,9 @@ pub use pleach_collectives::{
 };
 /// The links of a group, and what a group reports.
 pub use pleach_collectives::{Observe, Report};
+/// Tensors by key between programs (feature `exchange`).
+#[cfg(feature = "exchange")]
+pub use pleach_exchange as exchange;
 /// Data-flow graphs over several ranks (feature `graph`).
 #[cfg(feature = "graph")]
 pub use pleach_graph_analyzer as graph;

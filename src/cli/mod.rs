@@ -13,6 +13,7 @@ mod devices;
 mod digits;
 mod doctor;
 mod error;
+mod exchange;
 mod graph;
 mod launch;
 mod log;
@@ -76,6 +77,8 @@ enum Command {
     Verify(verify::Arguments),
     /// Place a model's graph on ranks: what crosses between them, and where every buffer lies
     Graph(graph::Arguments),
+    /// Send and receive tensors by name between programs
+    Exchange(exchange::Arguments),
     /// Simulate groups with random faults, and check all results
     Sim(sim::Arguments),
     /// Become a rank's command, tied to the launcher
@@ -118,6 +121,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Verify(arguments) => verify::run(&arguments),
         Command::Graph(arguments) => graph::run(&arguments),
+        Command::Exchange(arguments) => exchange::run(&arguments),
         Command::Sim(arguments) => sim::run(&arguments),
         Command::RankShim(arguments) => launch::guard::rank(&arguments),
         Command::Guard(arguments) => launch::guard::watch(&arguments),

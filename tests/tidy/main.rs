@@ -119,6 +119,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "pleach-packing",
             "pleach-schedule",
             "pleach-collectives",
+            "pleach-exchange",
             "pleach-graph-analyzer",
             "pleach-training",
             "pleach-vocabulary",

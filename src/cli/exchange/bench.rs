@@ -1,0 +1,266 @@
+//! `pleach exchange bench`: how long a receive takes, between two processes of this host.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use pleach::DataType;
+use pleach::exchange::{
+    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, ReceivedTensor, TensorMemoryError, TensorShape,
+    TensorWay,
+};
+use pleach::transport::clock;
+use serde_json::json;
+
+use super::STEP;
+use crate::cli::CommandError;
+use crate::cli::bench::Size;
+use crate::cli::output::{print, print_json, rounded};
+
+/// How long a size is measured.
+const TIME_OF_A_SIZE: Duration = Duration::from_millis(300);
+
+/// Receives of a size: at least, and at most.
+const RECEIVES: (usize, usize) = (20, 20_000);
+
+/// Receives before the measurement.
+const WARM_UP: usize = 5;
+
+/// How long a receive may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a tensor lies when it has been received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Way {
+    /// In its sender's memory
+    InPlace,
+    /// In the receiver's own memory
+    Copied,
+}
+
+impl Way {
+    fn name(self) -> &'static str {
+        match self {
+            Self::InPlace => "in-place",
+            Self::Copied => "copied",
+        }
+    }
+}
+
+/// Arguments of `pleach exchange bench`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    /// Where a tensor lies when it has been received
+    #[arg(long, value_name = "WAY", default_value = "in-place")]
+    way: Way,
+    /// The fabric between the two processes: shm, or tcp
+    #[arg(long, value_name = "FABRIC", default_value = "shm")]
+    fabric: ExchangeFabric,
+    /// The smallest size
+    #[arg(long, value_name = "SIZE", default_value = "256")]
+    min: Size,
+    /// The largest size
+    #[arg(long, value_name = "SIZE", default_value = "64M")]
+    max: Size,
+    /// The factor between two sizes
+    #[arg(long, default_value = "4", value_parser = clap::value_parser!(u64).range(2..=1024))]
+    factor: u64,
+    /// Print a line of JSON for each size
+    #[arg(long)]
+    json: bool,
+}
+
+/// Arguments of the process that sends.
+#[derive(Debug, clap::Args)]
+pub(super) struct SenderArguments {
+    fabric: ExchangeFabric,
+    /// The sizes of its tensors, in bytes.
+    sizes: Vec<u64>,
+}
+
+fn options(fabric: ExchangeFabric, bytes: u64) -> EndpointOptions {
+    let mut options = EndpointOptions::default();
+    // Bytes over TCP go inline.
+    options.fabric = if fabric == ExchangeFabric::Tcp { ExchangeFabric::None } else { fabric };
+    options.requires_regions = options.fabric == ExchangeFabric::Shm;
+    options.limits.arenas.bytes = options.limits.arenas.bytes.max(bytes);
+    options.limits.server.leases.bytes_lent = options.limits.server.leases.bytes_lent.max(bytes);
+    options
+}
+
+fn name(bytes: u64) -> String {
+    bytes.to_string()
+}
+
+/// What a tensor holds at a byte.
+fn byte_at(offset: u64) -> u8 {
+    (offset / 7 + offset % 251) as u8
+}
+
+/// Runs the process that sends.
+pub(super) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
+    let bytes = arguments.sizes.iter().map(|bytes| bytes + 64).sum();
+    let endpoint = Endpoint::open(&options(arguments.fabric, bytes)).map_err(CommandError::failed)?;
+    let mut tensors = BTreeMap::new();
+    for bytes in &arguments.sizes {
+        let tensor = TensorShape::new(DataType::U8, &[*bytes as usize]).and_then(|shape| {
+            endpoint.tensor_of_bytes::<TensorMemoryError>(&shape, |content| {
+                (0..).zip(content).for_each(|(offset, byte)| *byte = byte_at(offset));
+                Ok(())
+            })
+        });
+        tensors.insert(name(*bytes), tensor.map_err(CommandError::failed)?);
+    }
+    endpoint.publish(STEP, tensors);
+    print("address", &format!("{}\n", endpoint.address()))?;
+    // The measuring process holds the other end.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    Ok(())
+}
+
+/// The process that sends. It ends with the one that measures.
+struct Sender {
+    child: Child,
+    address: String,
+}
+
+impl Sender {
+    fn start(fabric: ExchangeFabric, sizes: &[u64]) -> Result<Self, CommandError> {
+        let failed = |error: std::io::Error| {
+            CommandError::failed(format!("no measurement: the sending process did not start ({error})"))
+        };
+        let program = std::env::current_exe().map_err(failed)?;
+        let mut child = Command::new(program)
+            .args(["exchange", "bench-sender", &fabric.to_string()])
+            .args(sizes.iter().map(u64::to_string))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let mut address = String::new();
+        if let Some(output) = child.stdout.take() {
+            BufReader::new(output).read_line(&mut address).map_err(failed)?;
+        }
+        let address = address.trim().to_owned();
+        let sender = Self { child, address };
+        if sender.address.is_empty() {
+            return Err(CommandError::failed("no measurement: the sending process ended; see its error"));
+        }
+        Ok(sender)
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        // Its standard input ends, and so does it.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs `pleach exchange bench`.
+pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let Arguments { way, fabric, .. } = *arguments;
+    match (way, fabric) {
+        (_, ExchangeFabric::Shm) | (Way::Copied, ExchangeFabric::Tcp) => {}
+        (Way::InPlace, ExchangeFabric::Tcp) => {
+            return Err(CommandError::typed(
+                "no measurement: sockets map no memory; take --way copied or --fabric shm",
+            ));
+        }
+        _ => {
+            return Err(CommandError::typed(format!(
+                "no measurement: fabric {fabric}; this command measures shm and tcp"
+            )));
+        }
+    }
+    let sizes = sizes(arguments)?;
+    let sender = Sender::start(fabric, &sizes)?;
+    let endpoint = Endpoint::open(&options(fabric, 0)).map_err(CommandError::failed)?;
+    let peer = endpoint.connect(&sender.address).map_err(CommandError::failed)?.within(LIMIT);
+    if !arguments.json {
+        print("table", "       bytes   time_us_p50   time_us_p99       GB/s  errors\n")?;
+    }
+    for bytes in sizes {
+        let measured = measure(&peer, way, fabric, bytes)?;
+        let Measured { p50, p99, errors } = measured;
+        let gb_s = if p50 > 0.0 { bytes as f64 / p50 / 1e3 } else { 0.0 };
+        if arguments.json {
+            let line = json!({
+                "way": way.name(), "fabric": fabric.to_string(), "bytes": bytes,
+                "time_us_p50": rounded(p50, 3), "time_us_p99": rounded(p99, 3),
+                "gb_s": rounded(gb_s, 3), "errors": errors,
+            });
+            print_json("line", &line)?;
+        } else {
+            print("line", &format!("{bytes:>12} {p50:>13.2} {p99:>13.2} {gb_s:>10.2} {errors:>7}\n"))?;
+        }
+        if errors > 0 {
+            return Err(CommandError::failed(format!("{errors} tensors of {bytes} bytes came wrong")));
+        }
+    }
+    Ok(())
+}
+
+fn sizes(arguments: &Arguments) -> Result<Vec<u64>, CommandError> {
+    let (min, max) = (arguments.min, arguments.max);
+    if min > max || min.0 == 0 {
+        return Err(CommandError::typed(format!(
+            "bad sizes: --min {min} and --max {max}; the first is above zero and not above the second"
+        )));
+    }
+    let next = |size: &u64| size.checked_mul(arguments.factor);
+    Ok(std::iter::successors(Some(min.0), next).take_while(|size| *size <= max.0).collect())
+}
+
+struct Measured {
+    p50: f64,
+    p99: f64,
+    errors: usize,
+}
+
+fn measure(peer: &Peer, way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<Measured, CommandError> {
+    let key = Key::new(STEP, &name(bytes)).map_err(CommandError::failed)?;
+    let mut own = vec![0_u8; if way == Way::Copied { bytes as usize } else { 0 }];
+    let expected = if fabric == ExchangeFabric::Shm { TensorWay::InPlace } else { TensorWay::Inline };
+    let (mut times, mut errors) = (Vec::new(), 0);
+    let mut until = clock::now() + TIME_OF_A_SIZE;
+    for number in 0.. {
+        let start = clock::now();
+        let tensor = peer.receive(&key).map_err(CommandError::failed)?;
+        if way == Way::Copied && tensor.way() == TensorWay::InPlace {
+            own.copy_from_slice(tensor.as_bytes());
+        }
+        let end = clock::now();
+        if number >= WARM_UP {
+            times.push(end.since(start).as_nanos() as u64);
+        } else {
+            until = end + TIME_OF_A_SIZE;
+        }
+        let copied = way == Way::Copied && tensor.way() == TensorWay::InPlace;
+        let content = if copied { &own } else { tensor.as_bytes() };
+        let is_right = tensor.way() == expected && is_right(&tensor, content, bytes, number == 0);
+        errors += usize::from(!is_right);
+        let count = times.len();
+        if count >= RECEIVES.1 || (count >= RECEIVES.0 && end >= until) {
+            break;
+        }
+    }
+    times.sort_unstable();
+    let at = |part: usize| times[(times.len() * part / 100).min(times.len() - 1)] as f64 / 1e3;
+    Ok(Measured { p50: at(50), p99: at(99), errors })
+}
+
+/// Whether a tensor is the one that was sent: all of it, or some bytes at its beginning, middle and
+/// end.
+fn is_right(tensor: &ReceivedTensor, content: &[u8], bytes: u64, all: bool) -> bool {
+    let is_byte_right = |offset: u64| content.get(offset as usize) == Some(&byte_at(offset));
+    let has_length = tensor.shape().bytes() as u64 == bytes && content.len() as u64 == bytes;
+    has_length
+        && if all {
+            (0..bytes).all(is_byte_right)
+        } else {
+            [0, bytes / 2, bytes - 1].into_iter().all(is_byte_right)
+        }
+}
