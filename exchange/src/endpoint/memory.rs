@@ -201,8 +201,8 @@ impl PageWords {
     fn word(&self, index: usize) -> &AtomicU64 {
         let offset = index * size_of::<u64>();
         assert!(offset + size_of::<u64>() <= self.memory.len(), "word {index} of a page");
-        // SAFETY: inside of the memory, which is mapped while it is borrowed, and aligned. All access
-        // of this process is atomic, and peers only read.
+        // SAFETY: inside of the memory, which is mapped while it is borrowed, and aligned. All
+        // access of this process is atomic, and peers only read.
         unsafe { AtomicU64::from_ptr(self.memory.base().as_ptr().add(offset).cast()) }
     }
 
@@ -240,8 +240,8 @@ impl MappedWords {
         if !is_inside || !address.cast::<u64>().is_aligned() || !self.mapping.is_on_host() {
             return 0;
         }
-        // SAFETY: inside of the mapping, which stays while it is borrowed, and aligned. A load may read
-        // pages that are read-only here.
+        // SAFETY: inside of the mapping, which stays while it is borrowed, and aligned. A load may
+        // read pages that are read-only here.
         unsafe { AtomicU64::from_ptr(address.cast::<u64>().cast_mut()) }.load(Ordering::Acquire)
     }
 }

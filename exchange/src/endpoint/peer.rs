@@ -372,7 +372,8 @@ impl PendingRequest {
         }
     }
 
-    /// Looks at the regions of the link for a while: the answer may come within a microsecond or two.
+    /// Looks at the regions of the link for a while: the answer may come within a microsecond or
+    /// two.
     fn watch(&self) {
         let (shared, number) = (&self.peer.endpoint.shared, self.link.number);
         let begin = clock::now();

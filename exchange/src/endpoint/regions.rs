@@ -379,7 +379,8 @@ impl Regions {
         must
     }
 
-    /// Whether messages wait for a place, or the set-up goes on: then this end must look again soon.
+    /// Whether messages wait for a place, or the set-up goes on: then this end must look again
+    /// soon.
     pub(crate) fn must_poll(&self) -> bool {
         self.theirs.is_none() || !self.waiting.is_empty()
     }
@@ -411,8 +412,8 @@ impl Regions {
         self.signals.count(place as u16) > round
     }
 
-    /// This end sleeps from now on, unless a message has come: then false. The number of the sleep is
-    /// odd.
+    /// This end sleeps from now on, unless a message has come: then false. The number of the sleep
+    /// is odd.
     pub(crate) fn sleep(&mut self) -> bool {
         // Another sleep than the last one, for which the peer may have woken this end already.
         let asleep = self.page.words.load(ASLEEP);

@@ -1,5 +1,5 @@
-//! The counters of returned leases at the holder's end. The owner reads them in memory of the holder
-//! once regions are shared; until then messages carry them.
+//! The counters of returned leases at the holder's end. The owner reads them in memory of the
+//! holder once regions are shared; until then messages carry them.
 //!
 //! **Invariant:** each return reaches the owner in one of the two ways.
 

@@ -50,7 +50,7 @@ impl Way {
 
 /// Arguments of `pleach exchange bench`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// Where a tensor lies when it has been received
     #[arg(long, value_name = "WAY", default_value = "in-place")]
     way: Way,
@@ -73,7 +73,7 @@ pub(super) struct Arguments {
 
 /// Arguments of the process that sends.
 #[derive(Debug, clap::Args)]
-pub(super) struct SenderArguments {
+pub(crate) struct SenderArguments {
     fabric: ExchangeFabric,
     /// The sizes of its tensors, in bytes.
     sizes: Vec<u64>,
@@ -99,7 +99,7 @@ fn byte_at(offset: u64) -> u8 {
 }
 
 /// Runs the process that sends.
-pub(super) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
+pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
     let bytes = arguments.sizes.iter().map(|bytes| bytes + 64).sum();
     let endpoint = Endpoint::open(&options(arguments.fabric, bytes)).map_err(CommandError::failed)?;
     let mut tensors = BTreeMap::new();
@@ -160,7 +160,7 @@ impl Drop for Sender {
 }
 
 /// Runs `pleach exchange bench`.
-pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let Arguments { way, fabric, .. } = *arguments;
     match (way, fabric) {
         (_, ExchangeFabric::Shm) | (Way::Copied, ExchangeFabric::Tcp) => {}

@@ -13,7 +13,7 @@ use crate::cli::output::{print, print_json, visible};
 
 /// Arguments of `pleach exchange fetch`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// The address of the program that offers the tensor
     #[arg(value_name = "HOST:PORT")]
     address: String,
@@ -33,7 +33,7 @@ pub(super) struct Arguments {
 }
 
 /// Runs `pleach exchange fetch`.
-pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let options = arguments.fabric.options()?;
     let key = Key::new(STEP, &arguments.name).map_err(CommandError::usage)?;
     let endpoint = Endpoint::open(&options).map_err(CommandError::usage)?;

@@ -11,7 +11,7 @@ const ALIGNMENT_BYTES: usize = 64;
 /// Elements that NumPy has no type for.
 #[derive(Debug, thiserror::Error)]
 #[error("NumPy has no elements of type {0}")]
-pub(super) struct NoNumpyType(DataType);
+pub(crate) struct NoNumpyType(DataType);
 
 /// The type as NumPy names it.
 fn type_name(data_type: DataType) -> Option<&'static str> {
@@ -32,7 +32,7 @@ fn type_name(data_type: DataType) -> Option<&'static str> {
 }
 
 /// The header of a file with this tensor.
-pub(super) fn header(shape: &TensorShape) -> Result<Vec<u8>, NoNumpyType> {
+pub(crate) fn header(shape: &TensorShape) -> Result<Vec<u8>, NoNumpyType> {
     let name = type_name(shape.data_type()).ok_or_else(|| NoNumpyType(shape.data_type()))?;
     let sizes: String = shape.dimensions().iter().map(|size| format!("{size}, ")).collect();
     let text = format!("{{'descr': '{name}', 'fortran_order': False, 'shape': ({}), }}", sizes.trim_end());
@@ -47,7 +47,7 @@ pub(super) fn header(shape: &TensorShape) -> Result<Vec<u8>, NoNumpyType> {
 }
 
 /// Writes a whole file.
-pub(super) fn write(into: &mut impl Write, header: &[u8], elements: &[u8]) -> io::Result<()> {
+pub(crate) fn write(into: &mut impl Write, header: &[u8], elements: &[u8]) -> io::Result<()> {
     into.write_all(header)?;
     into.write_all(elements)?;
     into.flush()

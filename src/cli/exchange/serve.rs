@@ -25,7 +25,7 @@ const ALIGNMENT_BYTES: u64 = 64;
 
 /// Arguments of `pleach exchange serve`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Arguments {
+pub(crate) struct Arguments {
     /// The file, in the format of safetensors
     file: PathBuf,
     /// Where to listen; port 0 is any free one
@@ -39,7 +39,7 @@ pub(super) struct Arguments {
 }
 
 /// Runs `pleach exchange serve`.
-pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let mut options = arguments.fabric.options()?;
     options.listen.clone_from(&arguments.listen);
     if let Some(address) = arguments.metrics {
