@@ -45,6 +45,19 @@
 //! | site | the allocation of a runtime that holds a certain result in each iteration | RPC Considered Harmful: dynamic analysis of allocations |
 //! | memory plan | an offset in one arena for each buffer | TensorFlow Lite: arena plan; XLA: heap simulation |
 //!
+//! # Tensors between programs
+//!
+//! | word | meaning | elsewhere |
+//! | --- | --- | --- |
+//! | endpoint | a program's end of the tensor exchange: what it sends, and where peers connect | gRPC: server and channel |
+//! | key | a step and a name, by which a tensor is received | TensorFlow: rendezvous key |
+//! | tensor table | tensors that wait for receivers, and receives that wait for tensors | TensorFlow: rendezvous |
+//! | lease | memory of one program that another one reads in place until it drops the tensor | Plasma: pinned object |
+//! | reference | what a message holds in the place of a tensor | KServe: shared-memory region with offset and size |
+//! | arena | lendable memory in which the tensors of a program lie | Arrow, TensorFlow: memory pool |
+//! | inline | the bytes of a tensor behind their message, where no memory is shared | gRPC: message body |
+//! | published step | a fixed set of tensors, each for every receiver | KServe: model repository |
+//!
 //! # Schedules
 //!
 //! | word | meaning | elsewhere |

@@ -107,6 +107,18 @@ fn a_tensor_that_was_lent_and_not_taken_is_for_the_next() {
 }
 
 #[test]
+fn a_tensor_outlives_the_handles_of_its_endpoint_and_is_returned_all_the_same() {
+    let (sender, receiver, peer) = pair(&EndpointOptions::default());
+    sender.send(&key("w"), tensor(&sender, &[3; 100])).expect("there is room");
+    let held = peer.receive(&key("w")).expect("was sent");
+    drop((receiver, peer));
+    assert_eq!(held.as_slice::<u32>(), Ok(&[3; 100][..]));
+    assert!(sender.counts().bytes_lent > 0);
+    drop(held);
+    wait_for_returns(&sender);
+}
+
+#[test]
 fn a_receive_waits_for_its_tensor_and_a_sleeper_is_woken() {
     let (sender, _receiver, peer) = pair(&EndpointOptions::default());
     thread::scope(|scope| {

@@ -64,7 +64,7 @@ pub(crate) struct Core {
     /// Links that have ended and whose peers may still read what was lent to them.
     lingering: Vec<Lingering>,
     /// Devices to be dropped, which may take a while: not under the lock.
-    dropped: Vec<Box<SharedRegions>>,
+    dropped: Vec<SharedRegions>,
     counts: ExchangeCounts,
 }
 
@@ -329,20 +329,26 @@ impl Core {
 
     /// Takes what has come by all regions. True: there was something.
     pub(crate) fn pump_all_regions(&mut self, now: Nanos) -> bool {
-        let numbers: Vec<u64> = self.links_with_regions().collect();
-        numbers.into_iter().fold(false, |had_some, number| self.pump_regions(now, number) || had_some)
-    }
-
-    fn links_with_regions(&self) -> impl Iterator<Item = u64> {
-        let receives = |link: &Link| link.regions.as_ref().is_some_and(|shared| shared.receives);
-        self.links.iter().filter(move |(_, link)| receives(link)).map(|(number, _)| *number)
+        let (mut had_some, mut next) = (false, 0);
+        // Links may end meanwhile.
+        while let Some((&number, link)) = self.links.range(next..).next() {
+            next = number + 1;
+            if link.regions.as_ref().is_some_and(|shared| shared.receives && shared.regions.has_news()) {
+                had_some |= self.pump_regions(now, number);
+            }
+        }
+        had_some
     }
 
     /// The thread sleeps from now on. False: a message has come, and it must not.
     pub(crate) fn sleep(&mut self) -> bool {
-        let shared = self.links.values_mut().filter_map(|link| link.regions.as_mut());
-        // What came before the peer's "ready" is looked at when that has come, over the connection.
-        shared.fold(true, |may_sleep, shared| (shared.regions.sleep() || !shared.receives) && may_sleep)
+        let mut may_sleep = true;
+        for shared in self.links.values_mut().filter_map(|link| link.regions.as_mut()) {
+            // What came before the peer's "ready" is looked at when that has come, over the
+            // connection.
+            may_sleep &= shared.regions.sleep() || !shared.receives;
+        }
+        may_sleep
     }
 
     /// The thread sleeps no longer.
@@ -372,7 +378,7 @@ impl Core {
     pub(crate) fn poll(&mut self, now: Nanos) {
         for (number, link) in &mut self.links {
             match link.advance_setup(now) {
-                Ok(dropped) => self.dropped.extend(dropped),
+                Ok(dropped) => self.dropped.extend(dropped.map(|shared| *shared)),
                 Err(cause) => self.failed.push((*number, cause)),
             }
             if let Some(shared) = link.regions.as_mut().filter(|shared| shared.sends) {
@@ -391,7 +397,7 @@ impl Core {
             let collected = self.server.collect(now, id, |slot| shared.regions.counter(slot));
             if !shared.regions.may_read() || (collected.is_ok() && self.server.leases(id) == 0) {
                 self.server.sever(now, id);
-                self.dropped.push(shared);
+                self.dropped.push(*shared);
             } else {
                 self.lingering.push(Lingering { id, shared });
             }
@@ -411,7 +417,7 @@ impl Core {
     }
 
     /// Devices to be dropped after the lock.
-    pub(crate) fn take_dropped(&mut self) -> Vec<Box<SharedRegions>> {
+    pub(crate) fn take_dropped(&mut self) -> Vec<SharedRegions> {
         std::mem::take(&mut self.dropped)
     }
 
@@ -433,7 +439,7 @@ impl Core {
                 let frame = SetupFrame::decode(content).map_err(|_| ConnectionEnd::Malformed.to_string())?;
                 let is_ready = frame == SetupFrame::Ready;
                 let dropped = link.setup_frame(now, frame, self.may_share.clone(), &self.memory)?;
-                self.dropped.extend(dropped);
+                self.dropped.extend(dropped.map(|shared| *shared));
                 if is_ready && matches!(link.side, LinkSide::Sender) {
                     self.server.set_reads_memory(link.id);
                 }
@@ -522,7 +528,7 @@ impl Core {
                     }
                     shared => {
                         self.server.sever(now, link.id);
-                        self.dropped.extend(shared);
+                        self.dropped.extend(shared.map(|shared| *shared));
                     }
                 }
             }
@@ -542,7 +548,7 @@ impl Core {
                         side.end_call(call, Err(error.into()));
                     }
                 }
-                self.dropped.extend(link.regions);
+                self.dropped.extend(link.regions.map(|shared| *shared));
             }
         }
     }

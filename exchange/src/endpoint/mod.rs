@@ -65,7 +65,7 @@ use crate::key::Key;
 use crate::table::SendError;
 
 /// A program's end of the tensor exchange. Clones are handles of one endpoint. It ends with its
-/// last handle and the last peer's.
+/// last handle, its last peer and the last tensor that is held in a peer's memory.
 #[derive(Clone)]
 pub struct Endpoint {
     handle: Arc<Handle>,
@@ -83,8 +83,11 @@ impl Drop for Handle {
     fn drop(&mut self) {
         self.shared.end();
         if let Some(thread) = self.thread.take() {
-            // The thread itself reported a panic.
-            let _ = thread.join();
+            // The thread itself drops the last tensor that nobody took.
+            if thread.thread().id() != std::thread::current().id() {
+                // It has reported a panic.
+                let _ = thread.join();
+            }
         }
     }
 }

@@ -183,7 +183,7 @@ impl PeerShared {
         let may_share = shared.may_share(&theirs);
         let now = clock::now();
         let number = core.add_receiver(now, id, &self.address, Connection::new(socket), may_share);
-        let hold = LinkHold::new(number, shared);
+        let hold = LinkHold::new(number, &self.endpoint);
         core.hold(&hold);
         drop(core);
         // The thread waits for the set-up of regions.

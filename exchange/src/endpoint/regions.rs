@@ -412,6 +412,12 @@ impl Regions {
         self.signals.count(place as u16) > round
     }
 
+    /// Whether a message has come, or a lease has come back.
+    pub(crate) fn has_news(&self) -> bool {
+        let has_returned = |theirs: &TheirRegions| theirs.page.load(RETURNED) != self.returned;
+        self.has_message() || self.theirs.as_ref().is_some_and(has_returned)
+    }
+
     /// This end sleeps from now on, unless a message has come: then false. The number of the sleep
     /// is odd.
     pub(crate) fn sleep(&mut self) -> bool {

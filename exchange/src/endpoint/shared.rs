@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pleach_transport::mutex::lock;
 use pleach_vocabulary::Fabric;
 use rustix::event::{EventfdFlags, eventfd};
 
+use super::Handle;
 use super::core::Core;
 use super::error::OpenEndpointError;
 use super::memory::LendableMemory;
@@ -125,14 +126,15 @@ pub(crate) struct LinkHold {
     regions: Slot<Result<(), Arc<str>>>,
     /// Set when regions are shared. Release store pairs with the acquire load.
     has_regions: AtomicBool,
-    shared: Weak<Shared>,
+    /// A tensor that is held keeps the endpoint, which returns its lease.
+    endpoint: Arc<Handle>,
 }
 
 impl LinkHold {
-    pub(crate) fn new(number: u64, shared: &Arc<Shared>) -> Arc<Self> {
+    pub(crate) fn new(number: u64, endpoint: &Arc<Handle>) -> Arc<Self> {
         let (is_lost, has_regions) = (AtomicBool::new(false), AtomicBool::new(false));
-        let shared = Arc::downgrade(shared);
-        Arc::new(Self { number, is_lost, regions: Slot::new(), has_regions, shared })
+        let endpoint = endpoint.clone();
+        Arc::new(Self { number, is_lost, regions: Slot::new(), has_regions, endpoint })
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -167,9 +169,8 @@ impl LinkHold {
 impl Drop for LinkHold {
     fn drop(&mut self) {
         // Not closed here: the lock of the core may be held.
-        if let Some(shared) = self.shared.upgrade() {
-            lock(&shared.unused).push(self.number);
-            shared.wake();
-        }
+        let shared = &self.endpoint.shared;
+        lock(&shared.unused).push(self.number);
+        shared.wake();
     }
 }

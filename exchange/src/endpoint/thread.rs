@@ -33,6 +33,9 @@ const WARNINGS_MAX: u32 = 16;
 /// How long the thread looks for the next message before it sleeps.
 const WATCH_LIMIT: Duration = Duration::from_micros(100);
 
+/// How long the thread looks at regions before sockets and deadlines get their turn.
+const TURN_LIMIT: Duration = Duration::from_millis(2);
+
 /// In the epoll set. Links and connections have numbers from 1.
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
@@ -88,9 +91,9 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
         // Dropped after the lock: the end of a device takes a while.
         let dropped = shared.core().take_dropped();
         drop(dropped);
-        if !shared.core().sleep() {
-            continue;
-        }
+        // A message that has come meanwhile is looked at after the sockets, whose turn it is.
+        let may_sleep = shared.core().sleep();
+        let until = if may_sleep { until } else { Some(now) };
         let timeout = until.map(|until| {
             let wait = until.since(now);
             rustix::time::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) }
@@ -114,12 +117,16 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
 
 /// Looks at regions until nothing has come for a while.
 fn watch_regions(shared: &Shared) {
+    let turn = clock::now() + TURN_LIMIT;
     let mut until = Nanos::ZERO;
     loop {
         let now = clock::now();
         if shared.core().pump_all_regions(now) {
             until = now + WATCH_LIMIT;
         } else if now >= until {
+            return;
+        }
+        if now >= turn {
             return;
         }
     }
