@@ -90,8 +90,11 @@ impl VerbsDevice {
         let made =
             Pair::new(&self.nics, peer, signal_slots, self.sizes, self.stripe_bytes, || random_key().0);
         let made = made.and_then(|pair| {
+            let count = self.sizes.receives() as usize;
             for nic in &mut self.nics {
-                nic.receives.post(self.sizes.receives() as usize)?;
+                // A process that had a rank has left receives, and nobody knows how many: messages
+                // may have been under way to its queue pairs. A full queue has enough for all.
+                if self.was_replaced { nic.receives.fill(count)? } else { nic.receives.post(count)? }
             }
             Ok(pair)
         });

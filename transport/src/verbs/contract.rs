@@ -68,6 +68,7 @@ unsafe impl Device for VerbsDevice {
     }
 
     fn sever(&mut self, peer: Rank) {
+        self.untold.retain(|untold| *untold != peer);
         self.end(peer, Peer::Severed, &TransferError::Severed { peer });
         self.control.sever(peer);
         self.event_queue.push_back(Event::Severed { peer });
@@ -204,11 +205,13 @@ impl VerbsDevice {
         self.control.check(peer, kind)?;
         let state = &self.peers[peer as usize];
         let is_again = matches!(state, Peer::Lost(_) | Peer::Departed | Peer::Severed);
-        if is_again && awaits_end(self.event_queue.iter(), peer) {
+        if is_again && (self.untold.contains(&peer) || awaits_end(self.event_queue.iter(), peer)) {
             return Err(ConnectError::NotFree { peer });
         }
         self.control.connect(peer, kind, is_again)?;
         if is_again {
+            self.was_replaced = true;
+            self.regions.values_mut().for_each(|registered| registered.orphan(peer));
             self.peers[peer as usize] = Peer::Idle;
             self.signal_slots[peer as usize] = OnceLock::new();
             self.remote_regions[peer as usize] = RemoteRegions::default();

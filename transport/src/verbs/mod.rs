@@ -187,6 +187,10 @@ pub struct VerbsDevice {
     signal_slots: Vec<OnceLock<Signals>>,
     /// The process that has each rank, or had it last.
     incarnations: Vec<Option<Incarnation>>,
+    /// Peers that are given up and whose `PeerLost` the control plane has not told.
+    untold: Vec<Rank>,
+    /// A rank was given to another process.
+    was_replaced: bool,
     connect_timeout: Duration,
     event_queue: VecDeque<Event>,
     control_due_at: Nanos,
@@ -289,6 +293,8 @@ impl VerbsDevice {
             past_counts: Counts::default(),
             signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
             incarnations: vec![None; world_size as usize],
+            untold: Vec::new(),
+            was_replaced: false,
             connect_timeout,
             event_queue: VecDeque::with_capacity(64),
             control_due_at: Nanos::ZERO,

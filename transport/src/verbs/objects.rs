@@ -306,6 +306,14 @@ impl SharedReceiveQueue {
         Ok(Self { raw: made(raw)?, domain: Arc::clone(domain) })
     }
 
+    /// Posts `count` receives, or as many as there is room for.
+    pub(crate) fn fill(&mut self, count: usize) -> io::Result<()> {
+        match self.post(count) {
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Ok(()),
+            posted => posted,
+        }
+    }
+
     /// Posts `count` receives.
     pub(super) fn post(&mut self, mut count: usize) -> io::Result<()> {
         while count > 0 {

@@ -147,6 +147,9 @@ impl VerbsDevice {
         if let Peer::Open(_) = self.peers[peer as usize] {
             return self.forget_queue_pairs(peer);
         }
+        if !self.untold.contains(&peer) && matches!(self.peers[peer as usize], Peer::Connecting(_)) {
+            self.untold.push(peer);
+        }
         self.end(peer, Peer::Lost(cause.clone()), &TransferError::Lost { peer, cause });
     }
 
@@ -217,6 +220,9 @@ impl VerbsDevice {
     }
 
     fn take_event(&mut self, event: ControlEvent<ControlMessage>) {
+        if let ControlEvent::Departed { peer } | ControlEvent::Lost { peer, .. } = &event {
+            self.untold.retain(|untold| untold != peer);
+        }
         match event {
             ControlEvent::Opened { peer, pair } => {
                 self.incarnations[peer as usize] = Some(pair.incarnation);

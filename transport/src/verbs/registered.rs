@@ -44,6 +44,8 @@ pub(super) struct RegisteredMemory {
     known: RemoteRegion,
     /// The only peer that it is for.
     only: Option<Rank>,
+    /// Another process has the rank that it was for.
+    is_orphaned: bool,
 }
 
 impl RegisteredMemory {
@@ -73,12 +75,18 @@ impl RegisteredMemory {
         }
         parts.remote_key = remote_keys[0];
         let known = RemoteRegion { bytes: bytes as u64, keys: remote_keys };
-        Ok((RegionKey(parts.encode()), Self { regions, local_keys, known, only }))
+        Ok((RegionKey(parts.encode()), Self { regions, local_keys, known, only, is_orphaned: false }))
     }
 
     /// The contents of its announcement to a peer, if it is for that peer.
     pub(super) fn known_to(&self, peer: Rank) -> Option<RemoteRegion> {
-        self.only.is_none_or(|only| only == peer).then_some(self.known)
+        let is_for_peer = !self.is_orphaned && self.only.is_none_or(|only| only == peer);
+        is_for_peer.then_some(self.known)
+    }
+
+    /// Announces memory for this peer alone no more: another process gets its rank.
+    pub(crate) fn orphan(&mut self, peer: Rank) {
+        self.is_orphaned |= self.only == Some(peer);
     }
 
     /// Its memory region on the first NIC; `None` when it is empty.
