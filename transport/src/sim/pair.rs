@@ -69,8 +69,8 @@ impl State {
         &mut self.peer_states[rank as usize * self.ranks.len() + peer as usize]
     }
 
-    /// The signal slots that a signal of this device of `from` changes, if any: those of `to` are for
-    /// the device that has the rank.
+    /// The signal slots that a signal of this device of `from` changes, if any. Those of `to` are
+    /// for the device that has the rank.
     pub(super) fn signal_slots_of(
         &mut self,
         to: Rank,
@@ -179,7 +179,12 @@ impl State {
             let link_is_down = self.peer_state(rank, peer).link_is_down;
             *self.peer_state(rank, peer) =
                 PeerState { cut: link_is_down, link_is_down, ..PeerState::default() };
-            self.peer_state(peer, rank).messages.clear();
+            let back = self.peer_state(peer, rank);
+            back.messages.clear();
+            // A peer that was not connected to the dead device may be connected to the next one.
+            if matches!(back.status, PairStatus::Idle | PairStatus::Connecting) {
+                back.cut = back.link_is_down;
+            }
         }
         // Others may still have to find out the death.
         self.queue.retain(|_, event| match event {

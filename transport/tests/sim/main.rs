@@ -3,6 +3,7 @@
 
 mod failures;
 mod ranks;
+mod returning;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
