@@ -60,18 +60,35 @@ struct GenerationEvents<M> {
     generations: BTreeMap<Rank, u32>,
 }
 
+impl<M> GenerationEvents<M> {
+    fn new() -> Self {
+        Self { events: Vec::new(), generations: BTreeMap::new() }
+    }
+
+    fn push(&mut self, event: ControlEvent<M>) {
+        let generation = self.generations.get(&event.peer()).copied().unwrap_or_default();
+        self.events.push((generation, event));
+    }
+
+    /// All events that are of the current generation of their pair; drops the others.
+    fn take(&mut self, current: impl Fn(Rank) -> u32) -> Vec<ControlEvent<M>> {
+        let events = std::mem::take(&mut self.events).into_iter();
+        let of_current = events.filter(|(generation, event)| *generation == current(event.peer()));
+        of_current.map(|(_, event)| event).collect()
+    }
+}
+
 impl<M> ControlEventQueue<M> {
     pub(crate) fn new() -> Result<Self, OpenError> {
         let wake_source =
             EventFlag::new().map_err(|source| OpenError::System { resource: "event descriptors", source })?;
-        let queue = GenerationEvents { events: Vec::new(), generations: BTreeMap::new() };
-        Ok(Self { wake_source, has_events: AtomicBool::new(false), queue: Mutex::new(queue) })
+        let queue = Mutex::new(GenerationEvents::new());
+        Ok(Self { wake_source, has_events: AtomicBool::new(false), queue })
     }
 
     fn push(&self, event: ControlEvent<M>) {
         let mut queue = lock(&self.queue);
-        let generation = queue.generations.get(&event.peer()).copied().unwrap_or_default();
-        queue.events.push((generation, event));
+        queue.push(event);
         // Release: pairs with the acquire in `has_events`.
         self.has_events.store(true, Ordering::Release);
         drop(queue);
@@ -102,12 +119,7 @@ impl<M: Send + 'static> Control<ControlEventQueue<M>> {
         let mut queue = lock(&self.handler().queue);
         // Release: under the lock, so it never hides events that are still there.
         self.handler().has_events.store(false, Ordering::Release);
-        let events = std::mem::take(&mut queue.events);
-        drop(queue);
-        let is_current =
-            |generation: u32, event: &ControlEvent<M>| generation == self.generation(event.peer());
-        let current = events.into_iter().filter(|(generation, event)| is_current(*generation, event));
-        current.map(|(_, event)| event).collect()
+        queue.take(|peer| self.generation(peer))
     }
 }
 
@@ -147,5 +159,74 @@ impl<M: FabricMessage> FabricHandler for ControlEventQueue<M> {
 
     fn lost(&self, peer: Rank, cause: LossCause) {
         self.push(ControlEvent::Lost { peer, cause });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        /// The device connects again.
+        Connect(Rank),
+        /// The watcher comes to the next command.
+        Begin,
+        /// The watcher sees something of a peer.
+        Push(Rank),
+        /// The device looks.
+        Take,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0..3_u32).prop_map(Step::Connect),
+            Just(Step::Begin),
+            (0..3_u32).prop_map(Step::Push),
+            Just(Step::Take),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_device_gets_all_events_of_the_generation_that_it_is_at_and_no_other(
+            steps in proptest::collection::vec(step(), 0..60),
+        ) {
+            let mut queue = GenerationEvents::new();
+            let (mut device, mut watcher) = ([0_u32; 3], [0_u32; 3]);
+            let (mut commands, mut waiting) = (VecDeque::new(), Vec::new());
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Connect(peer) => {
+                        device[peer as usize] += 1;
+                        commands.push_back((peer, device[peer as usize]));
+                    }
+                    Step::Begin => {
+                        if let Some((peer, generation)) = commands.pop_front() {
+                            watcher[peer as usize] = generation;
+                            queue.generations.insert(peer, generation);
+                        }
+                    }
+                    Step::Push(peer) => {
+                        queue.push(ControlEvent::Message { peer, message: number });
+                        waiting.push((peer, watcher[peer as usize], number));
+                    }
+                    Step::Take => {
+                        let taken = queue.take(|peer| device[peer as usize]).into_iter();
+                        let taken: Vec<_> = taken.map(|event| match event {
+                            ControlEvent::Message { peer, message } => (peer, message),
+                            _ => unreachable!("nothing else was pushed"),
+                        }).collect();
+                        let expected = waiting.drain(..).filter(|(peer, generation, _)| *generation == device[*peer as usize]);
+                        let expected: Vec<_> = expected.map(|(peer, _, number)| (peer, number)).collect();
+                        prop_assert_eq!(taken, expected);
+                    }
+                }
+            }
+        }
     }
 }
