@@ -48,7 +48,8 @@
 //!     other pair. Nothing late of the former process is taken for its successor's: no signal,
 //!     message, end or loss. The successor finds new signal slots. The former process's keys, and
 //!     those of memory that was registered for it alone, are bad for the successor (line 8). A
-//!     process that had the rank does not get it back from the device that it was connected to.
+//!     process that had the rank does not get it back from the device that it was connected to
+//!     (which knows the last 256).
 //!     Severing a rank severs every process that has had it (line 9).
 
 mod error;

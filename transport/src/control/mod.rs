@@ -31,7 +31,7 @@
 //! `is_again`, contract line 16). This begins a *generation* of the pair. The watcher begins it
 //! too, when it comes to that command, and tells the fabric ([`FabricHandler::restarted`]). The
 //! listener tells a process that comes too early that the rank is taken, and it dials again until
-//! its deadline. It refuses the process that had the rank last.
+//! its deadline. It refuses processes that had the rank.
 //!
 //! **Invariants:**
 //!

@@ -212,7 +212,7 @@ impl Watcher {
         let Some(WatchedFile::Handshake(pending)) = self.remove(token) else { return };
         let dialed = pending.origin.dialed();
         match (verdict, dialed) {
-            (Progress::Done(hello), Some(peer)) if self.had_rank(peer, &hello) => {
+            (Progress::Done(hello), Some(peer)) if self.peers[peer as usize].had_rank(&hello) => {
                 self.end(peer, ProtocolViolation::FormerProcess.into());
             }
             (Progress::Done(hello), _) => {
@@ -242,11 +242,6 @@ impl Watcher {
             }
             _ => {}
         }
-    }
-
-    /// Whether the process at the other end had the rank before.
-    fn had_rank(&self, peer: Rank, hello: &Hello) -> bool {
-        self.peers[peer as usize].incarnation == Some(hello.incarnation)
     }
 
     /// Over Unix sockets: marks a peer lost if this rank waits for the peer and has rejected the
@@ -366,7 +361,7 @@ impl Watcher {
         if !shared.stream(peer).open(Arc::clone(&stream), begin) {
             return;
         }
-        known.incarnation = Some(connections_of_attempt.incarnation);
+        known.gets_rank(connections_of_attempt.incarnation);
         let pair = OpenedPair {
             incarnation: connections_of_attempt.incarnation,
             own_rank: connections_of_attempt.own_rank,
@@ -409,7 +404,7 @@ fn admission(peers: &[WatchedPeer], shared: &Shared, hello: &Hello) -> Result<()
     if !is_expected {
         return Err(ProtocolViolation::WrongRank);
     }
-    if known.incarnation == Some(hello.incarnation) {
+    if known.had_rank(hello) {
         return Err(ProtocolViolation::FormerProcess);
     }
     match shared.stream(hello.rank).state() {
