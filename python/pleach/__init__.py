@@ -6,7 +6,7 @@
         gradient = group.buffer(1000, "float32")   # registered: no copy in calls
         group.all_reduce(gradient, "avg")
 
-``pleach run -n 4 python train.py`` starts four ranks on this host. NumPy is imported when an array
+``pleach.SVC`` is a support vector machine for scikit-learn. ``pleach run -n 4 python train.py`` starts four ranks on this host. NumPy is imported when an array
 is made, not before. Every error is a ``pleach.Error``.
 """
 
@@ -40,6 +40,7 @@ from pleach._native import Group, Pending, PremulSum, Registered
 
 if TYPE_CHECKING:
     from pleach._launch import RankError as RankError, launch as launch
+    from pleach._svc import SVC as SVC
 
 __all__ = [
     "AbortedError",
@@ -138,6 +139,11 @@ def __getattr__(name: str) -> object:
         from pleach import _launch
 
         return getattr(_launch, name)
+    if name == "SVC":
+        # Needs scikit-learn.
+        from pleach._svc import SVC
+
+        return SVC
     raise AttributeError(f"module 'pleach' has no attribute {name!r}")
 
 

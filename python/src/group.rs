@@ -194,6 +194,11 @@ impl Group {
         Self { inner, timeout: None }
     }
 
+    /// The group, for a caller that makes several calls.
+    pub(crate) fn handle(&self, py: Python<'_>) -> PyResult<pleach_collectives::Group> {
+        self.inner.group(py, self.manner(None, 0, false))
+    }
+
     fn manner(&self, timeout: Option<f64>, tag: u32, is_started: bool) -> Manner {
         Manner { timeout: timeout.or(self.timeout), tag, is_started }
     }

@@ -14,6 +14,7 @@ mod memory;
 mod pending;
 mod registered;
 mod store;
+mod svm;
 mod types;
 mod view;
 
@@ -29,6 +30,8 @@ mod _native {
     use crate::pending::Pending;
     #[pymodule_export]
     use crate::registered::Registered;
+    #[pymodule_export]
+    use crate::svm::{SvmModel, svm_model, svm_train};
     #[pymodule_export]
     use crate::types::PremulSum;
 }

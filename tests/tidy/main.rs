@@ -111,7 +111,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "pleach-vocabulary",
         ],
     ),
-    ("pleach-python", &["pleach-collectives", "pleach-transport"]),
+    ("pleach-python", &["pleach-collectives", "pleach-training", "pleach-transport"]),
     (
         "pleach",
         &[
