@@ -1,7 +1,8 @@
 //! `pleach graph`, as people and programs call it.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -339,4 +340,53 @@ fn what_cannot_run_is_refused_in_a_line_that_says_what_to_do() {
     let error = String::from_utf8(output.stderr).expect("it is text");
     assert_eq!(output.status.code(), Some(2), "{error}");
     assert!(error.lines().count() == 1 && error.contains("Nonsense"), "{error}");
+}
+
+/// Between two looks at a child.
+const PAUSE: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+
+#[test]
+fn a_rank_whose_peer_is_killed_says_which_and_which_tensor_it_waited_for() {
+    let folder = Folder::new("killed");
+    let rendezvous = format!("file://{}", folder.0.display());
+    let rank = |rank: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+        command.args(["graph", "run"]).arg(light("squeezenet")).args([
+            "--random-weights",
+            "1",
+            "--fabric",
+            "shm",
+        ]);
+        // More iterations than anybody waits for.
+        command.args([
+            "--iterations",
+            "1000000000",
+            "--world-size",
+            "2",
+            "--rank",
+            rank,
+            "--rendezvous",
+            &rendezvous,
+        ]);
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("pleach starts")
+    };
+    let (first, mut second) = (rank("0"), rank("1"));
+    // Both ranks map files of the other once tensors cross; the time for that does not matter.
+    let maps = format!("/proc/{}/maps", second.id());
+    let end = pleach::transport::clock::now() + Duration::from_secs(100);
+    while !std::fs::read_to_string(&maps).expect("it runs").contains("pleach-lendable") {
+        assert!(second.try_wait().expect("it is a child").is_none(), "rank 1 ended early");
+        assert!(pleach::transport::clock::now() < end, "no tensor crosses");
+        let _ = rustix::event::poll(&mut [], Some(&PAUSE));
+    }
+    second.kill().expect("it runs");
+    second.wait().expect("it is a child");
+    let output = first.wait_with_output().expect("it is a child");
+    let error = String::from_utf8(output.stderr).expect("it is text");
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(
+        error.starts_with("error: run ended: rank 0, the tensor '") && error.lines().count() == 1,
+        "{error}"
+    );
+    assert!(error.contains("rank 1 is lost"), "{error}");
 }

@@ -11,12 +11,16 @@ use pleach_graph_analyzer::onnx::Model;
 use pleach_graph_analyzer::placement::Table;
 use pleach_graph_analyzer::run::channels::signal_slots;
 use pleach_graph_analyzer::run::{
-    Copies, Job, RankOptions, RankReport, Regions, Rten, Tensor, TensorRef, TracingAllocator, run_rank,
+    Copies, Job, Onnxruntime, RankOptions, RankReport, Regions, Rten, Runtime, Tensor, TensorRef,
+    TracingAllocator, run_rank,
 };
 use pleach_graph_analyzer::{Costs, Machine, Partition, Placement};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::{Address, Device, DeviceConfig, Event, LossCause, Rank, Responder, Secret, clock};
+
+#[path = "../../tests/skipped/mod.rs"]
+mod skipped;
 
 #[global_allocator]
 static ALLOCATOR: TracingAllocator = TracingAllocator;
@@ -121,9 +125,10 @@ fn run(
         let rank = |(rank, mut device): (usize, Box<dyn Device>)| {
             let (addresses, channels, sender) = (&addresses, channels.clone(), sender.clone());
             scope.spawn(move || {
-                // A runtime has one thread, on which a rank works.
-                let runtime = Rten::new();
-                let job = &Job { runtime: &runtime, ..*job };
+                // rten has one thread, on which a rank works.
+                let rten = Rten::new();
+                let runtime: &dyn Runtime = if job.runtime.name() == "rten" { &rten } else { job.runtime };
+                let job = &Job { runtime, ..*job };
                 let part = job.load_part(rank as Rank).expect("the runtime takes it");
                 let events = connect(&mut *device, addresses);
                 let mut transport = Regions::open(device, events, channels, options.depth, PATIENCE, true)
@@ -153,9 +158,19 @@ fn check(
     fabric: Fabric,
     copies: Copies,
 ) -> Vec<RankReport> {
-    let runtime = Rten::new();
+    check_by(&Rten::new(), model, graph, partition, fabric, copies)
+}
+
+fn check_by(
+    runtime: &dyn Runtime,
+    model: &Model,
+    graph: &Graph,
+    partition: &Partition,
+    fabric: Fabric,
+    copies: Copies,
+) -> Vec<RankReport> {
     let folder = data("light");
-    let job = Job { model, folder: &folder, graph, partition, runtime: &runtime, random_weights: Some(7) };
+    let job = Job { model, folder: &folder, graph, partition, runtime, random_weights: Some(7) };
     job.check().expect("everything can be sent");
     let options = RankOptions { iterations: 6, depth: 2, copies };
     let inputs = job.random_inputs(3, 5).expect("the shapes are known");
@@ -299,4 +314,89 @@ output n
             }
         }
     }
+}
+
+#[test]
+fn onnxruntime_writes_its_results_where_they_are_sent_from() {
+    let runtime = match Onnxruntime::open(None) {
+        Ok(runtime) => runtime,
+        Err(error) => return skipped::skip(error),
+    };
+    let _turn = TURN.lock();
+    let (model, graph) = read("light/light_squeezenet.onnx");
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        let reports = check_by(&runtime, &model, &graph, &pipeline(&graph, 2), fabric, Copies::None);
+        assert!(reports.iter().all(|report| report.copied_bytes == 0), "{reports:?}");
+    }
+    let reports = check_by(&runtime, &model, &graph, &pipeline(&graph, 2), Fabric::Shm, Copies::Sender);
+    assert_eq!((reports[0].copies_first, reports[0].copies_later), (2, 10), "{reports:?}");
+    // LRN is its own here: the rewritten one of the other runtime must be the same.
+    let (model, graph) = text(
+        "pleach-graph 1
+graph g
+opset 12
+input x f32 [2, 7, 3, 2]
+node n LRN(x) -> n ? ? { alpha = 0.5, beta = 0.75, bias = 1.5, size = 5 }
+node s Softmax(n) -> s ? ?
+output s
+",
+    );
+    let (partition, folder) = (pipeline(&graph, 1), data("light"));
+    let outputs = [&runtime as &dyn Runtime, &Rten::new()].map(|runtime| {
+        let job = Job {
+            model: &model,
+            folder: &folder,
+            graph: &graph,
+            partition: &partition,
+            runtime,
+            random_weights: None,
+        };
+        let inputs = job.random_inputs(1, 3).expect("the shapes are known");
+        job.reference(&inputs).expect("it runs").outputs[0][0].bytes.clone()
+    });
+    let floats = outputs.map(|bytes| -> Vec<f32> {
+        bytes.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().expect("four bytes"))).collect()
+    });
+    assert_eq!(floats[0].len(), 84);
+    for (one, other) in floats[0].iter().zip(&floats[1]) {
+        assert!((one - other).abs() < 1e-6, "{one} {other}");
+    }
+}
+
+/// A value whose allocation sites change while the job runs, because its size does.
+#[test]
+fn a_site_that_no_longer_holds_the_value_is_found_and_its_value_is_copied() {
+    let _turn = TURN.lock();
+    let (model, graph) = text(
+        "pleach-graph 1
+graph g
+opset 17
+input x f32 [64, 64]
+node n NonZero(x) -> n ? ?
+node t Transpose(n) -> t ? ?
+output t
+",
+    );
+    let partition = table(&graph, "n 0\nt 1\n");
+    let runtime = Rten::new();
+    let folder = data("light");
+    let job = Job {
+        model: &model,
+        folder: &folder,
+        graph: &graph,
+        partition: &partition,
+        runtime: &runtime,
+        random_weights: None,
+    };
+    let mut inputs = job.random_inputs(4, 1).expect("the shapes are known");
+    // The first three iterations of four have one size, so that the site is known when it changes.
+    inputs[3][0].bytes[..4096].fill(0);
+    let reference = job.reference(&inputs).expect("the parts run");
+    let options = RankOptions { iterations: 12, depth: 2, copies: Copies::None };
+    let (reports, outputs) = run(&job, Fabric::Shm, options, &inputs);
+    for (iteration, output) in outputs.iter().enumerate() {
+        assert!(*output == reference.outputs[iteration % 4], "iteration {iteration}");
+    }
+    let copies = reports[0].copies_later;
+    assert!((1..=6).contains(&copies), "{reports:?}");
 }

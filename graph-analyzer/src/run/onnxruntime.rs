@@ -111,11 +111,11 @@ impl Onnxruntime {
         let api = unsafe { base().as_ref().and_then(|base| (base.GetApi)(API_VERSION).as_ref()) };
         let api = api.ok_or_else(|| no_library(format!("{shown} is older than version 1.{API_VERSION}")))?;
         let (mut env, mut memory) = (ptr::null_mut(), ptr::null_mut());
+        // What goes wrong is returned as well; it need not be on standard error too.
+        let level = OrtLoggingLevel::ORT_LOGGING_LEVEL_FATAL;
         // SAFETY: places for the results, and a name that ends with zero.
-        check(api, unsafe {
-            (api.CreateEnv)(OrtLoggingLevel::ORT_LOGGING_LEVEL_ERROR, c"pleach".as_ptr(), &raw mut env)
-        })
-        .map_err(no_library)?;
+        check(api, unsafe { (api.CreateEnv)(level, c"pleach".as_ptr(), &raw mut env) })
+            .map_err(no_library)?;
         // SAFETY: a place for the result.
         check(api, unsafe {
             (api.CreateCpuMemoryInfo)(

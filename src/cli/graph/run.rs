@@ -12,7 +12,7 @@ use std::time::Duration;
 use pleach::graph::onnx::{Model, TensorFile};
 use pleach::graph::run::channels::signal_slots;
 use pleach::graph::run::{
-    Copies, Job, Onnxruntime, RankOptions, Reference, Regions, Rten, Runtime, Tensor, TensorRef, run_rank,
+    Copies, Job, JobError, Onnxruntime, RankOptions, Regions, Rten, Runtime, Tensor, TensorRef, run_rank,
 };
 use pleach::graph::{Costs, Graph, Machine, Partition};
 use pleach::transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, JoinOptions, Joined, World, join};
@@ -153,9 +153,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let rank = world.rank;
     // What a runtime refuses is said before ranks wait for each other.
     let part = job.load_part(rank).map_err(|error| wrong(arguments, &error))?;
-    let is_last = rank + 1 == ranks;
-    let reference = (arguments.check && is_last).then(|| job.reference(&inputs)).transpose();
-    let reference = reference.map_err(|error| wrong(arguments, &error))?;
     let copies = match arguments.transfer {
         TransferChoice::ZeroCopy => Copies::None,
         TransferChoice::Copy => Copies::Sender,
@@ -171,14 +168,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let opened = Regions::open(device, events, channels, arguments.depth, PATIENCE, is_crowded);
     let mut transport = opened.map_err(|error| failed(rank, &error))?;
     let options = RankOptions { iterations: arguments.iterations, depth: arguments.depth, copies };
-    let mut checker = Checker { reference: reference.as_ref(), is_equal: true };
-    let mut on_outputs = |iteration, outputs: &[TensorRef<'_>]| checker.compare(iteration, outputs);
+    let is_checked = arguments.check && rank + 1 == ranks;
+    let mut outputs = SeenOutputs { sets: inputs.len(), of_sets: Vec::new(), are_equal: true };
+    let mut on_outputs = |iteration, seen: &[TensorRef<'_>]| {
+        if is_checked {
+            outputs.add(iteration, seen);
+        }
+    };
     let report = run_rank(&job, part, &mut transport, &inputs, options, &mut on_outputs)
         .map_err(|error| failed(rank, &error))?;
-    let verdict = reference.as_ref().map(|reference| Verdict {
-        equal_to_parts: checker.is_equal,
-        largest_difference: reference.largest_difference,
-    });
+    // After the run, so that nobody waits for it.
+    let verdict = is_checked.then(|| outputs.verdict(&job, &inputs)).transpose();
+    let verdict = verdict.map_err(|error| failed(rank, &error))?;
     let line = RankLine { report, verdict };
     let Some(lines) = exchange(store, rank, ranks, line)? else { return Ok(()) };
     let report = Report {
@@ -260,19 +261,40 @@ fn join_ranks(
     join(world, &options, Arc::new(Silent)).map_err(CommandError::failed)
 }
 
-/// Compares the outputs with those of the parts one after another.
-struct Checker<'a> {
-    reference: Option<&'a Reference>,
-    is_equal: bool,
+/// The outputs of a run.
+struct SeenOutputs {
+    /// The number of sets of inputs.
+    sets: usize,
+    /// The outputs of the first iteration with each set.
+    of_sets: Vec<Vec<Tensor>>,
+    /// Whether later iterations have the same.
+    are_equal: bool,
 }
 
-impl Checker<'_> {
-    fn compare(&mut self, iteration: u64, outputs: &[TensorRef<'_>]) {
-        let Some(reference) = self.reference else { return };
-        let set = &reference.outputs[(iteration % reference.outputs.len() as u64) as usize];
-        let is_same = |(expected, found): (&Tensor, &TensorRef<'_>)| {
-            expected.form == *found.form && expected.bytes == found.bytes
-        };
-        self.is_equal &= set.len() == outputs.len() && set.iter().zip(outputs).all(is_same);
+impl SeenOutputs {
+    fn add(&mut self, iteration: u64, seen: &[TensorRef<'_>]) {
+        let set = (iteration % self.sets as u64) as usize;
+        match self.of_sets.get(set) {
+            None => {
+                let tensor =
+                    |seen: &TensorRef<'_>| Tensor { form: seen.form.clone(), bytes: seen.bytes.to_vec() };
+                self.of_sets.push(seen.iter().map(tensor).collect());
+            }
+            Some(first) => {
+                let is_same = |(first, seen): (&Tensor, &TensorRef<'_>)| {
+                    first.form == *seen.form && first.bytes == seen.bytes
+                };
+                self.are_equal &= first.len() == seen.len() && first.iter().zip(seen).all(is_same);
+            }
+        }
+    }
+
+    /// Compares them with the outputs of the same parts one after another.
+    fn verdict(&self, job: &Job<'_>, inputs: &[Vec<Tensor>]) -> Result<Verdict, JobError> {
+        let reference = job.reference(&inputs[..self.of_sets.len()])?;
+        Ok(Verdict {
+            equal_to_parts: self.are_equal && reference.outputs == self.of_sets,
+            largest_difference: reference.largest_difference,
+        })
     }
 }

@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use crate::cli::CommandError;
 use crate::cli::output::{print, put, rounded};
 
-/// How long rank 0 waits for the reports of all.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long rank 0 waits for the reports of all: the last rank may run the whole model before.
+const PATIENCE: Duration = Duration::from_secs(1800);
 
 /// Iterations of which a rank reports the moments: a value in the store is short.
 const MOMENTS_MAX: usize = 100;
