@@ -105,8 +105,6 @@ pub struct ShmDevice {
 
 struct Peer {
     state: State,
-    /// The generation of the pair.
-    generation: u32,
     /// Transfers that were submitted and whose end was not given to the caller.
     under_way: usize,
     /// Those of them that are too long or too early for submit to carry out.
@@ -483,7 +481,7 @@ impl ShmDevice {
             let mut peer_status = shared.peer_status();
             while let Some((rank, status)) = peer_status.next() {
                 // The watcher has not come to the connect of this generation, and will tell more.
-                if status.generation != self.peers[rank as usize].generation {
+                if status.generation != self.control.generation(rank) {
                     continue;
                 }
                 if let Some(link) = status.link.take() {
@@ -529,9 +527,7 @@ impl ShmDevice {
         }
         self.control.connect(peer, kind, is_again)?;
         let known = &mut self.peers[peer as usize];
-        if is_again {
-            (known.generation, known.has_sent_bye) = (self.control.generation(peer), false);
-        }
+        known.has_sent_bye &= !is_again;
         if is_again || matches!(known.state, State::Unconnected) {
             known.state = State::Connecting;
         }
@@ -648,7 +644,6 @@ impl Peer {
     fn new() -> Self {
         Self {
             state: State::Unconnected,
-            generation: 0,
             under_way: 0,
             pending: 0,
             is_due: false,
