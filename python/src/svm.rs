@@ -80,10 +80,8 @@ pub(crate) fn svm_train(
     let parameters = Parameters {
         c,
         tolerance,
-        shrinking: first_check.map_or(Shrinking::Never, |check| Shrinking::Every {
-            first: first(check),
-            reconstruction,
-        }),
+        shrinking: first_check
+            .map_or(Shrinking::Never, |check| Shrinking::Every { first: first(check), reconstruction }),
         selection: if first_order { Selection::First } else { Selection::Second },
         cache_bytes,
         iterations_max,
