@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use libfuzzer_sys::fuzz_target;
 use pleach_exchange::calls::CallLimits;
+use pleach_exchange::endpoint::check_decoders;
 use pleach_exchange::introduction::{INTRODUCTION_BYTES_MAX, Introduction};
 use pleach_exchange::key::RendezvousKey;
 use pleach_exchange::lease::{LeaseLimits, ReturnCounters};
@@ -85,6 +86,7 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(message.encode(), bytes);
     }
     talk(bytes);
+    check_decoders(bytes);
     let counters = Arc::new(Counters([const { AtomicU64::new(0) }; SLOTS]));
     let mut holder = LeaseHolder::new(LINK, SLOTS as u32, counters);
     holder.add_region(REGION, REGION_BYTES).expect("is the first");

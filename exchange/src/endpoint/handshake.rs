@@ -6,10 +6,11 @@
 //! nothing before the dialer has. Without a secret both ends share the empty one, so a program with
 //! a secret takes nobody who has none.
 
-use pleach_transport::auth::{Challenges, Secret, Side, TAG_BYTES};
+use pleach_transport::Address;
+use pleach_transport::auth::{Challenges, Secret, Side, TAG_BYTES, challenge};
 
 use super::frame::{self, FrameKind};
-use crate::introduction::{Introduction, IntroductionError};
+use crate::introduction::{Fabrics, Introduction, IntroductionError};
 use crate::reference::LinkId;
 
 /// A verdict: code, proof, link.
@@ -184,13 +185,36 @@ impl Handshake {
     }
 }
 
+/// Gives bytes to both ends as frames, for fuzzing: no panic, and no link.
+pub(crate) fn check(bytes: &[u8]) {
+    let own = Introduction {
+        host: [1; 16],
+        incarnation: 7,
+        fabrics: Fabrics::default(),
+        address: Address("127.0.0.1:1".to_owned()),
+        challenge: challenge(),
+    };
+    let listener = Handshake::listen(own.clone(), None, LinkId(9), true);
+    let dialer = Handshake::dial(own, None).map(|(dialer, _)| dialer);
+    for mut end in [listener, dialer].into_iter().flatten() {
+        let mut rest = bytes;
+        while let Some((header, behind)) = rest.split_first_chunk::<{ frame::HEADER_BYTES }>()
+            && let Ok((kind, length)) = frame::decode(*header)
+            && let Some((content, others)) = behind.split_at_checked(length)
+        {
+            rest = others;
+            match end.received(kind, content) {
+                HandshakeStep::Continue(_) => {}
+                HandshakeStep::Refused { .. } => break,
+                HandshakeStep::Done { .. } => panic!("a proof over random bytes was guessed"),
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use pleach_transport::Address;
-    use pleach_transport::auth::challenge;
-
     use super::*;
-    use crate::introduction::Fabrics;
 
     fn introduction() -> Introduction {
         Introduction {

@@ -249,6 +249,20 @@ impl Endpoint {
     }
 }
 
+/// Decodes bytes with every decoder of control connections: for fuzzing.
+///
+/// # Panics
+///
+/// When a decoded value does not survive encoding and decoding, or a handshake takes a proof that
+/// nobody can make.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    if let Ok(frame) = regions::SetupFrame::decode(bytes) {
+        assert_eq!(regions::SetupFrame::decode(&frame.encode()), Ok(frame));
+    }
+    handshake::check(bytes);
+}
+
 /// Waits for the end of a send.
 fn wait_sent(shared: &Shared, key: &Key, slot: &SendSlot, deadline: Nanos) -> Result<(), SendTensorError> {
     loop {
