@@ -65,6 +65,9 @@ pub(crate) struct Core {
     lingering: Vec<Lingering>,
     /// Devices to be dropped, which may take a while: not under the lock.
     dropped: Vec<SharedRegions>,
+    /// When the endpoint's thread took the last message by regions. What threads of the program take
+    /// does not count: they look themselves.
+    last_message: Nanos,
     counts: ExchangeCounts,
 }
 
@@ -99,6 +102,7 @@ impl Core {
             failed: Vec::new(),
             lingering: Vec::new(),
             dropped: Vec::new(),
+            last_message: Nanos::ZERO,
             counts: ExchangeCounts::default(),
         }
     }
@@ -287,7 +291,9 @@ impl Core {
         }
         self.touched.insert(number);
         self.settle(now);
-        self.pump_regions(now, number);
+        if self.pump_regions(now, number) {
+            self.last_message = now;
+        }
     }
 
     /// Takes the messages that have come by the regions of a link. True: there were some.
@@ -327,17 +333,19 @@ impl Core {
         Ok(true)
     }
 
-    /// Takes what has come by all regions. True: there was something.
-    pub(crate) fn pump_all_regions(&mut self, now: Nanos) -> bool {
-        let (mut had_some, mut next) = (false, 0);
+    /// Takes what has come by all regions. Returns when this thread took the last message.
+    pub(crate) fn pump_all_regions(&mut self, now: Nanos) -> Nanos {
+        let mut next = 0;
         // Links may end meanwhile.
         while let Some((&number, link)) = self.links.range(next..).next() {
             next = number + 1;
             if link.regions.as_ref().is_some_and(|shared| shared.receives && shared.regions.has_news()) {
-                had_some |= self.pump_regions(now, number);
+                if self.pump_regions(now, number) {
+                    self.last_message = now;
+                }
             }
         }
-        had_some
+        self.last_message
     }
 
     /// The thread sleeps from now on. False: a message has come, and it must not.

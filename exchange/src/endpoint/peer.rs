@@ -19,6 +19,7 @@ use super::link::{ReceiveResult, ReceiveSlot};
 use super::options::DEFAULT_WAIT;
 use super::shared::LinkHold;
 use super::tensor::{ReceivedTensor, TensorWay};
+use super::thread::give_way;
 use crate::calls::CallError;
 use crate::introduction::Introduction;
 use crate::key::Key;
@@ -113,7 +114,9 @@ impl Peer {
     ///
     /// See [`ReceiveTensorError`].
     pub fn receive(&self, key: &Key) -> Result<ReceivedTensor, ReceiveTensorError> {
-        self.start_receive(key)?.wait()
+        let mut request = self.ask(key, true)?;
+        request.watch();
+        request.wait()
     }
 
     /// Asks for the tensor of a key. Waits for no more than the link.
@@ -122,6 +125,12 @@ impl Peer {
     ///
     /// See [`ReceiveTensorError`].
     pub fn start_receive(&self, key: &Key) -> Result<PendingTensor, ReceiveTensorError> {
+        Ok(PendingTensor { request: Some(self.ask(key, false)?) })
+    }
+
+    /// Asks for the tensor of a key. The caller that watches the link waits for the answer at once,
+    /// so nobody else needs to be woken for it.
+    fn ask(&self, key: &Key, watches: bool) -> Result<PendingRequest, ReceiveTensorError> {
         let now = clock::now();
         let deadline = now + self.limit;
         let peer = &self.shared;
@@ -129,16 +138,20 @@ impl Peer {
         let (link, incarnation) =
             linked.map_err(|source| ReceiveTensorError::Link { key: key.clone(), source })?;
         let now = clock::now();
-        let asked = peer.endpoint.shared.core().ask(now, link.number, key, incarnation, deadline);
+        let mut core = peer.endpoint.shared.core();
+        let watches = watches && link.has_regions();
+        if watches {
+            core.begin_watch(link.number);
+        }
+        let asked = core.ask(now, link.number, key, incarnation, deadline);
+        drop(core);
         let Some((call, slot)) = asked else {
             link.set_lost();
             let (key, peer, cause) = (key.clone(), peer.address.clone(), "its connection closed".into());
             return Err(CallError::Lost { key, peer, cause }.into());
         };
         let (peer, key) = (self.shared.clone(), key.clone());
-        Ok(PendingTensor {
-            request: Some(PendingRequest { peer, link, call, slot, key, since: now, deadline }),
-        })
+        Ok(PendingRequest { peer, link, call, slot, key, since: now, deadline, watches })
     }
 }
 
@@ -319,6 +332,8 @@ struct PendingRequest {
     key: Key,
     since: Nanos,
     deadline: Nanos,
+    /// This thread looks at the regions of the link.
+    watches: bool,
 }
 
 impl fmt::Debug for PendingTensor {
@@ -341,15 +356,18 @@ impl PendingTensor {
     ///
     /// See [`ReceiveTensorError`].
     pub fn wait(mut self) -> Result<ReceivedTensor, ReceiveTensorError> {
-        self.request.take().expect("it is taken once").wait()
+        let mut request = self.request.take().expect("it is taken once");
+        if !request.slot.has_ended() && request.link.has_regions() {
+            request.peer.endpoint.shared.core().begin_watch(request.link.number);
+            request.watches = true;
+            request.watch();
+        }
+        request.wait()
     }
 }
 
 impl PendingRequest {
     fn wait(self) -> Result<ReceivedTensor, ReceiveTensorError> {
-        if self.link.has_regions() {
-            self.watch();
-        }
         loop {
             if let Some(result) = self.slot.take() {
                 return self.take(result);
@@ -374,14 +392,19 @@ impl PendingRequest {
 
     /// Looks at the regions of the link for a while: the answer may come within a microsecond or
     /// two.
-    fn watch(&self) {
+    fn watch(&mut self) {
+        if !std::mem::take(&mut self.watches) {
+            return;
+        }
         let (shared, number) = (&self.peer.endpoint.shared, self.link.number);
         let begin = clock::now();
         let until = (begin + WATCH_LIMIT).min(self.deadline);
         let mut now = begin;
-        shared.core().begin_watch(number);
+        let mut look = 0_u32;
         while !self.slot.has_ended() && now < until {
             shared.core().pump_regions(now, number);
+            look += 1;
+            give_way(look);
             now = clock::now();
         }
         shared.core().end_watch(now, number);

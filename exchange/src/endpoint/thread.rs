@@ -36,6 +36,9 @@ const WATCH_LIMIT: Duration = Duration::from_micros(100);
 /// How long the thread looks at regions before sockets and deadlines get their turn.
 const TURN_LIMIT: Duration = Duration::from_millis(2);
 
+/// Looks at regions before a thread gives way: less than a microsecond.
+const LOOKS_BEFORE_GIVING_WAY: u32 = 8;
+
 /// In the epoll set. Links and connections have numbers from 1.
 const LISTENER: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
@@ -118,17 +121,20 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
 /// Looks at regions until nothing has come for a while.
 fn watch_regions(shared: &Shared) {
     let turn = clock::now() + TURN_LIMIT;
-    let mut until = Nanos::ZERO;
-    loop {
+    for look in 1_u32.. {
         let now = clock::now();
-        if shared.core().pump_all_regions(now) {
-            until = now + WATCH_LIMIT;
-        } else if now >= until {
+        let last = shared.core().pump_all_regions(now);
+        if now >= turn || now.since(last) >= WATCH_LIMIT {
             return;
         }
-        if now >= turn {
-            return;
-        }
+        give_way(look);
+    }
+}
+
+/// Gives way to other threads now and then: the peer may wait for this processor.
+pub(crate) fn give_way(look: u32) {
+    if look.is_multiple_of(LOOKS_BEFORE_GIVING_WAY) {
+        std::thread::yield_now();
     }
 }
 
