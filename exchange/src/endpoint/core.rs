@@ -52,6 +52,10 @@ pub(crate) struct Core {
     may_share: Result<(), Arc<str>>,
     memory: Arc<LendableMemory>,
     epoll: OwnedFd,
+    /// Wakes the thread.
+    wake: OwnedFd,
+    /// Whether the thread is awake, or looks for returned leases soon.
+    is_polled: bool,
     links: BTreeMap<u64, Link>,
     numbers: BTreeMap<LinkId, u64>,
     last_number: u64,
@@ -65,8 +69,8 @@ pub(crate) struct Core {
     lingering: Vec<Lingering>,
     /// Devices to be dropped, which may take a while: not under the lock.
     dropped: Vec<SharedRegions>,
-    /// When the endpoint's thread took the last message by regions. What threads of the program take
-    /// does not count: they look themselves.
+    /// When the endpoint's thread took the last message by regions. What threads of the program
+    /// take does not count: they look themselves.
     last_message: Nanos,
     counts: ExchangeCounts,
 }
@@ -82,6 +86,7 @@ impl Core {
         options: &EndpointOptions,
         memory: Arc<LendableMemory>,
         epoll: OwnedFd,
+        wake: OwnedFd,
     ) -> Self {
         Self {
             server: Server::new(incarnation, options.limits.server),
@@ -93,6 +98,8 @@ impl Core {
             },
             memory,
             epoll,
+            wake,
+            is_polled: true,
             links: BTreeMap::new(),
             numbers: BTreeMap::new(),
             last_number: 0,
@@ -324,8 +331,12 @@ impl Core {
         if matches!(link.side, LinkSide::Sender) && regions.has_returned() {
             let collected = self.server.collect(now, link.id, |slot| regions.counter(slot));
             collected.map_err(|error| error.to_string())?;
+            // A tensor that nobody has read may be for a call that waits.
+            self.settle(now);
         }
-        let Some(message) = regions.next_message().map_err(|error| error.to_string())? else {
+        let Some(link) = self.links.get_mut(&number) else { return Ok(false) };
+        let Some(shared) = &mut link.regions else { return Ok(false) };
+        let Some(message) = shared.regions.next_message().map_err(|error| error.to_string())? else {
             return Ok(false);
         };
         let message = Message::decode(&message).map_err(|error| error.to_string())?;
@@ -361,6 +372,7 @@ impl Core {
 
     /// The thread sleeps no longer.
     pub(crate) fn wake_up(&mut self) {
+        self.is_polled = true;
         let shared = self.links.values_mut().filter_map(|link| link.regions.as_mut());
         shared.for_each(|shared| shared.regions.wake_up());
     }
@@ -498,12 +510,14 @@ impl Core {
     }
 
     /// When [`Core::expire`] or [`Core::poll`] has something to do.
-    pub(crate) fn next_deadline(&self, now: Nanos) -> Option<Nanos> {
+    pub(crate) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
+        let poll = self.next_poll(now);
+        self.is_polled = poll.is_some();
         let calls = self.links.values().filter_map(|link| match &link.side {
             LinkSide::Receiver(side) => side.calls.next_deadline(),
             LinkSide::Sender => None,
         });
-        calls.chain(self.server.next_deadline()).chain(self.next_poll(now)).min()
+        calls.chain(self.server.next_deadline()).chain(poll).min()
     }
 
     /// Closes a link that nobody uses.
@@ -594,11 +608,25 @@ impl Core {
             self.counts.sent_inline.add(tensor.shape().bytes() as u64);
             return link.send_inline(&message, tensor);
         }
+        let mut must_poll = false;
         if let Message::Lent { reference, .. } = &message {
             self.counts.sent_in_place.add(reference.slice.len);
+            must_poll = true;
         }
         if let Err(error) = link.send(&message) {
             self.failed.push((*number, error.to_string()));
+        }
+        if must_poll {
+            self.must_poll();
+        }
+    }
+
+    /// The thread must look at returned leases, or at messages that wait for a place: if it sleeps
+    /// without a limit, it is woken.
+    fn must_poll(&mut self) {
+        if !std::mem::replace(&mut self.is_polled, true) {
+            // It fails only when the counter is full, and then the file is readable.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
         }
     }
 
@@ -655,8 +683,10 @@ impl Core {
 
     /// Sends what is queued.
     fn flush(&mut self) {
+        let mut must_poll = false;
         for number in std::mem::take(&mut self.touched) {
             let Some(link) = self.links.get_mut(&number) else { continue };
+            must_poll |= link.regions.as_ref().is_some_and(|shared| shared.regions.must_poll());
             match link.connection.flush() {
                 Ok(is_empty) => {
                     let mut flags = epoll::EventFlags::empty();
@@ -670,6 +700,9 @@ impl Core {
                 }
                 Err(end) => self.failed.push((number, end.to_string())),
             }
+        }
+        if must_poll {
+            self.must_poll();
         }
     }
 }

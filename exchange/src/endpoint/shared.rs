@@ -44,7 +44,9 @@ impl Shared {
         };
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(refused)?;
         let memory = LendableMemory::new(options.limits.arenas);
-        let core = Core::new(introduction.incarnation, &options, memory.clone(), epoll);
+        let cloned = wake.try_clone();
+        let cloned = cloned.map_err(|source| OpenEndpointError::System { resource: "descriptor", source })?;
+        let core = Core::new(introduction.incarnation, &options, memory.clone(), epoll, cloned);
         Ok(Arc::new(Self {
             options,
             memory,

@@ -80,7 +80,6 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
     let mut events = Vec::with_capacity(64);
     while !shared.is_over() {
         let now = clock::now();
-        let mut until = acceptor.expire(epoll, now);
         {
             let mut core = shared.core();
             for number in shared.take_unused() {
@@ -88,15 +87,19 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
             }
             core.expire(now);
             core.poll(now);
-            until = until.into_iter().chain(core.next_deadline(now)).min();
         }
         watch_regions(&shared);
         // Dropped after the lock: the end of a device takes a while.
         let dropped = shared.core().take_dropped();
         drop(dropped);
         // A message that has come meanwhile is looked at after the sockets, whose turn it is.
-        let may_sleep = shared.core().sleep();
-        let until = if may_sleep { until } else { Some(now) };
+        let until = acceptor.expire(epoll, now);
+        let until = {
+            let mut core = shared.core();
+            let may_sleep = core.sleep();
+            // After the messages: they may have lent what is to come back.
+            if may_sleep { until.into_iter().chain(core.next_deadline(now)).min() } else { Some(now) }
+        };
         let timeout = until.map(|until| {
             let wait = until.since(now);
             rustix::time::Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) }
