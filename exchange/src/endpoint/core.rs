@@ -350,10 +350,9 @@ impl Core {
         // Links may end meanwhile.
         while let Some((&number, link)) = self.links.range(next..).next() {
             next = number + 1;
-            if link.regions.as_ref().is_some_and(|shared| shared.receives && shared.regions.has_news()) {
-                if self.pump_regions(now, number) {
-                    self.last_message = now;
-                }
+            let has_news = |shared: &SharedRegions| shared.receives && shared.regions.has_news();
+            if link.regions.as_deref().is_some_and(has_news) && self.pump_regions(now, number) {
+                self.last_message = now;
             }
         }
         self.last_message
