@@ -363,7 +363,7 @@ impl<'a> Runner<'a> {
             };
             self.send(number, iteration, &slice, &output.form)?;
         }
-        Ok(())
+        Ok(self.transport.flush()?)
     }
 
     fn check_form(&self, value: ValueId, found: &TensorForm) -> Result<(), RankError> {

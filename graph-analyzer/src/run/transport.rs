@@ -43,6 +43,13 @@ pub trait TensorTransport: Send {
         form: &TensorForm,
     ) -> Result<(), TransportError>;
 
+    /// Waits until what was sent travels on while this rank computes.
+    ///
+    /// # Errors
+    ///
+    /// [`TransportError`]: a receiver is gone, or late.
+    fn flush(&mut self) -> Result<(), TransportError>;
+
     /// Waits for a tensor.
     ///
     /// # Errors
@@ -191,6 +198,15 @@ impl TensorTransport for Regions {
         let deadline = now + self.patience;
         let Self { channels, device, .. } = self;
         Ok(channels.send(&mut **device, crossing, iteration, source, Some(form), now, deadline)?)
+    }
+
+    fn flush(&mut self) -> Result<(), TransportError> {
+        // A transfer makes progress in polls, and there is none before the next wait. A peer that is
+        // late is named by that wait.
+        self.wait(|channels, device, now, deadline| {
+            let is_sent = !channels.has_queued() && device.flush(Flush::Transfers);
+            Ok((is_sent || now >= deadline).then_some(()))
+        })
     }
 
     fn receive(&mut self, crossing: usize, iteration: u64) -> Result<Received, TransportError> {

@@ -356,6 +356,12 @@ impl Channels {
         Ok(())
     }
 
+    /// Whether a tensor waits for a credit, or for room in a queue.
+    #[must_use]
+    pub fn has_queued(&self) -> bool {
+        self.ends.iter().any(|end| matches!(end, ChannelEnd::Outgoing(outgoing) if outgoing.has_queued()))
+    }
+
     /// Whether nothing is under way: all tensors that were sent were released, and all credits were
     /// sent.
     ///

@@ -34,9 +34,9 @@ enum State {
     /// The tensor waits for a credit, or for room in a queue.
     Queued { iteration: u64, source: Slice, metadata: Option<Vec<u8>>, deadline: Nanos },
     /// The device reads the source, or sends the signal.
-    Submitted { iteration: u64 },
-    /// The receiver reads the source.
-    Lent { iteration: u64 },
+    Submitted { iteration: u64, source: Slice },
+    /// The receiver reads the source, which stays registered until it is released.
+    Lent { iteration: u64, _source: Slice },
 }
 
 impl Outgoing {
@@ -61,6 +61,10 @@ impl Outgoing {
         self.peer
     }
 
+    pub(crate) fn has_queued(&self) -> bool {
+        self.slots.iter().any(|slot| matches!(slot.state, State::Queued { .. }))
+    }
+
     /// The credits that a slot has got.
     fn credits(&self, device: &dyn Device, slot: usize) -> u64 {
         device.signal_slots(self.peer).count(self.first + slot as u16)
@@ -70,10 +74,10 @@ impl Outgoing {
     pub(crate) fn unreleased(&self, device: &dyn Device, depth: u64) -> Option<u64> {
         let busy = |(slot, state): (usize, &Slot)| match state.state {
             State::Free => None,
-            State::Lent { iteration } if self.credits(device, slot) >= iteration / depth + 2 => None,
-            State::Queued { iteration, .. } | State::Submitted { iteration } | State::Lent { iteration } => {
-                Some(iteration)
-            }
+            State::Lent { iteration, .. } if self.credits(device, slot) >= iteration / depth + 2 => None,
+            State::Queued { iteration, .. }
+            | State::Submitted { iteration, .. }
+            | State::Lent { iteration, .. } => Some(iteration),
         };
         self.slots.iter().enumerate().filter_map(busy).min()
     }
@@ -82,8 +86,10 @@ impl Outgoing {
     pub(crate) fn done(&mut self, slot: u32, depth: u64) -> u64 {
         let is_put = self.layout.is_none();
         let Some(slot) = self.slots.get_mut(slot as usize) else { return self.next };
-        let State::Submitted { iteration } = slot.state else { return self.next.saturating_sub(depth) };
-        slot.state = if is_put { State::Free } else { State::Lent { iteration } };
+        let State::Submitted { iteration, ref source } = slot.state else {
+            return self.next.saturating_sub(depth);
+        };
+        slot.state = if is_put { State::Free } else { State::Lent { iteration, _source: source.clone() } };
         iteration
     }
 }
@@ -112,7 +118,7 @@ impl Channels {
         let outgoing = self.outgoing(channel);
         let credits = outgoing.credits(device, slot);
         let state = &mut outgoing.slots[slot].state;
-        if let State::Lent { iteration } = state
+        if let State::Lent { iteration, .. } = state
             && credits >= *iteration / depth + 2
         {
             *state = State::Free;
@@ -221,7 +227,10 @@ impl Channels {
         let outgoing = self.outgoing(channel);
         match submitted {
             Ok(submitted) => {
-                outgoing.slots[slot].state = State::Submitted { iteration };
+                if let State::Queued { source, .. } = &outgoing.slots[slot].state {
+                    let source = source.clone();
+                    outgoing.slots[slot].state = State::Submitted { iteration, source };
+                }
                 if let Submitted::Ended(_) = submitted {
                     outgoing.done(slot as u32, depth);
                 }
