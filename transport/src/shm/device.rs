@@ -307,9 +307,7 @@ impl ShmDevice {
             }
             RemoteLocation::Mapped(address, region) => (address, region),
             // It will not be announced to this rank.
-            RemoteLocation::NotAnnounced
-                if !connected.link.keys.is_for(request.remote().key, connected.link.own_rank) =>
-            {
+            RemoteLocation::NotAnnounced if connected.is_for_others(request.remote().key) => {
                 self.refuse(rank, request.remote().key, id);
                 return Submitted::UnderWay;
             }
@@ -685,6 +683,14 @@ impl Connected {
             Some(SlotState::Unmappable(key)) if *key == slice.key => RemoteLocation::Unmappable,
             _ => RemoteLocation::NotAnnounced,
         }
+    }
+
+    /// Whether the peer has registered the region for another rank than this one. Not in line with
+    /// the transfers to regions that were announced.
+    #[cold]
+    #[inline(never)]
+    fn is_for_others(&self, key: RegionKey) -> bool {
+        !self.link.keys.is_for(key, self.link.own_rank)
     }
 
     fn set(&mut self, slot: u16, state: SlotState) -> SlotState {
