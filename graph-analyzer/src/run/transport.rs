@@ -201,8 +201,8 @@ impl TensorTransport for Regions {
     }
 
     fn flush(&mut self) -> Result<(), TransportError> {
-        // A transfer makes progress in polls, and there is none before the next wait. A peer that is
-        // late is named by that wait.
+        // A transfer makes progress in polls, and there is none before the next wait. That wait
+        // names a peer that is late.
         self.wait(|channels, device, now, deadline| {
             let is_sent = !channels.has_queued() && device.flush(Flush::Transfers);
             Ok((is_sent || now >= deadline).then_some(()))
