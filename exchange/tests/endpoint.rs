@@ -237,6 +237,21 @@ fn a_send_beyond_the_limit_waits_for_a_receiver_or_its_deadline() {
 }
 
 #[test]
+fn many_calls_that_come_at_once_are_all_answered() {
+    let (sender, _receiver, peer) = pair(&inline());
+    let names: Vec<String> = (0..500).map(|number| number.to_string()).collect();
+    let ask = |name: &String| peer.start_receive(&key(1, name)).expect("it listens");
+    let pending: Vec<_> = names.iter().map(ask).collect();
+    for (number, name) in names.iter().enumerate() {
+        sender.send(&key(1, name), tensor(&sender, &[number as f32])).expect("there is room");
+    }
+    for (number, pending) in pending.into_iter().enumerate() {
+        let received = pending.wait().expect("was sent");
+        assert_eq!(received.as_slice::<f32>(), Ok(&[number as f32][..]));
+    }
+}
+
+#[test]
 fn a_program_receives_its_own_tensors() {
     let endpoint = open(&inline());
     endpoint.send(&key(1, "w"), tensor(&endpoint, &[4.0])).expect("there is room");

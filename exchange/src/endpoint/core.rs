@@ -35,6 +35,9 @@ use crate::reference::LinkId;
 use crate::server::{Offer, Place, Server, ServerEvent};
 use crate::table::{Delivered, Outcome, ReceiveId, Request, SendError, SendId};
 
+/// Between two looks at frames that were left in a buffer.
+const UNREAD_PAUSE: Duration = Duration::from_micros(50);
+
 /// How long the owner of memory may take to see that leases are back while it sleeps.
 const RETURN_PAUSE: Duration = Duration::from_millis(20);
 
@@ -65,6 +68,8 @@ pub(crate) struct Core {
     touched: BTreeSet<u64>,
     /// Links that are to end, and why.
     failed: Vec<(u64, String)>,
+    /// Links of which frames may be in buffers.
+    unread: BTreeSet<u64>,
     /// Links that have ended and whose peers may still read what was lent to them.
     lingering: Vec<Lingering>,
     /// Devices to be dropped, which may take a while: not under the lock.
@@ -107,6 +112,7 @@ impl Core {
             receives: BTreeMap::new(),
             touched: BTreeSet::new(),
             failed: Vec::new(),
+            unread: BTreeSet::new(),
             lingering: Vec::new(),
             dropped: Vec::new(),
             last_message: Nanos::ZERO,
@@ -116,6 +122,13 @@ impl Core {
 
     pub(crate) fn epoll(&self) -> &OwnedFd {
         &self.epoll
+    }
+
+    /// Goes on with links of which frames were left in buffers: no socket tells of them.
+    pub(crate) fn pump_unread(&mut self, now: Nanos) {
+        for number in std::mem::take(&mut self.unread) {
+            self.pump(now, number);
+        }
     }
 
     /// What metrics show.
@@ -286,15 +299,22 @@ impl Core {
 
     /// A socket is ready.
     pub(crate) fn pump(&mut self, now: Nanos, number: u64) {
+        let mut may_have_more = true;
         for _ in 0..RECEIVES_AT_ONCE {
             match self.receive_one(now, number) {
                 Ok(true) => self.settle(now),
-                Ok(false) => break,
+                Ok(false) => {
+                    may_have_more = false;
+                    break;
+                }
                 Err(cause) => {
                     self.failed.push((number, cause));
                     break;
                 }
             }
+        }
+        if may_have_more {
+            self.unread.insert(number);
         }
         self.touched.insert(number);
         self.settle(now);
@@ -444,6 +464,8 @@ impl Core {
     fn receive_one(&mut self, now: Nanos, number: u64) -> Result<bool, String> {
         let Some(link) = self.links.get_mut(&number) else { return Ok(false) };
         if link.connection.queued() > OUTGOING_MAX {
+            // Until the peer has read some, which is seen after a pause.
+            self.unread.insert(number);
             return Ok(false);
         }
         self.touched.insert(number);
@@ -510,7 +532,8 @@ impl Core {
 
     /// When [`Core::expire`] or [`Core::poll`] has something to do.
     pub(crate) fn next_deadline(&mut self, now: Nanos) -> Option<Nanos> {
-        let poll = self.next_poll(now);
+        let unread = (!self.unread.is_empty()).then_some(now + UNREAD_PAUSE);
+        let poll = self.next_poll(now).into_iter().chain(unread).min();
         self.is_polled = poll.is_some();
         let calls = self.links.values().filter_map(|link| match &link.side {
             LinkSide::Receiver(side) => side.calls.next_deadline(),

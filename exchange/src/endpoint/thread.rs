@@ -86,6 +86,7 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
                 core.close_link(now, number);
             }
             core.expire(now);
+            core.pump_unread(now);
             core.poll(now);
         }
         watch_regions(&shared);
