@@ -407,6 +407,47 @@ fn a_model_that_was_written_and_read_predicts_the_same() {
     }
 }
 
+/// Texts of both kinds that are well formed.
+const TEXTS: [&str; 2] = [
+    "+1 1:0.5 3:-2\n-1 2:1e-3 9:4 # text\n",
+    "svm_type c_svc\nkernel_type rbf\ngamma 0.5\nnr_class 2\ntotal_sv 2\nrho -0.25\nlabel 1 -1\nnr_sv 1 1\nSV\n1 1:0.5 \n-1 2:0.1 \n",
+];
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_texts_are_read_or_refused(
+        which in 0..TEXTS.len(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), 0..3), 0..6),
+    ) {
+        let mut text = TEXTS[which].as_bytes().to_vec();
+        for (place, byte, kind) in changes {
+            let at = place.index(text.len());
+            match kind {
+                0 => text[at] = byte,
+                1 => text.insert(at, b"0123456789:.-e \n"[usize::from(byte) % 16]),
+                _ if text.len() > 1 => drop(text.remove(at)),
+                _ => {}
+            }
+        }
+        let text = &text[..];
+        if let Ok(all) = libsvm::read(text, |_| true) {
+            prop_assert_eq!((all.samples.len(), all.labels.len()), (all.rows, all.rows));
+            let features = all.samples.features();
+            let indices = (0..all.rows).flat_map(|row| all.samples.nonzero(row));
+            prop_assert!(indices.into_iter().all(|(index, value)| index < features && value.is_finite()));
+        }
+        if let Ok(model) = libsvm::read_model(text) {
+            let (mut written, mut again) = (Vec::new(), Vec::new());
+            libsvm::write_model(&model, &mut written).expect("fits memory");
+            let read = libsvm::read_model(&written[..]).expect("was written");
+            libsvm::write_model(&read, &mut again).expect("fits memory");
+            prop_assert_eq!(written, again);
+        }
+    }
+}
+
 #[test]
 fn samples_with_more_features_than_the_training_are_refused() {
     let data = clouds(20, 2, 3, 10);
