@@ -402,15 +402,15 @@ fn places(ranks: usize, options: &[&str]) -> (Vec<Processors>, String) {
 }
 
 #[test]
-fn ranks_are_kept_on_processors_of_their_own_where_there_are_enough_that_no_other_job_has() {
+fn ranks_are_bound_to_processors_of_their_own_where_there_are_enough_that_no_other_job_has() {
     let all = Processors::allowed().expect("a machine of few processors");
     let nowhere = |ranks: usize| vec![all.clone(); ranks];
     let (found, log) = places(all.len() + 1, &[]);
     assert_eq!(found, nowhere(all.len() + 1));
-    let why = format!("not kept on processors of their own: {} ranks", all.len() + 1);
+    let why = format!("not bound to processors of their own: {} ranks", all.len() + 1);
     assert!(log.contains(&why), "{log}");
     if all.len() < 2 {
-        return skip_part("two ranks cannot be kept on one processor each");
+        return skip_part("two ranks cannot be bound to one processor each");
     }
     assert_eq!(places(2, &["--bind", "none"]).0, nowhere(2));
     for options in [&[][..], &["--bind", "share"], &["--bind", "core"]] {
@@ -422,7 +422,7 @@ fn ranks_are_kept_on_processors_of_their_own_where_there_are_enough_that_no_othe
             }
             assert!(found.iter().all(|own| !own.is_empty() && own.all_among(&all)), "{found:?}");
             assert!(!found[0].iter().any(|processor| found[1].contains(processor)), "{found:?}");
-            assert!(log.contains("rank 1 is kept on processors "), "{log}");
+            assert!(log.contains("rank 1 is bound to processors "), "{log}");
             true
         });
     }
@@ -475,7 +475,7 @@ fn keeps_ranks_apart(arguments: &[&str], all: &Processors) -> bool {
 fn the_ranks_of_bench_and_train_are_kept_on_processors_of_their_own() {
     let all = Processors::allowed().expect("a machine of few processors");
     if all.len() < 2 {
-        return skip("two ranks cannot be kept on one processor each");
+        return skip("two ranks cannot be bound to one processor each");
     }
     for arguments in [
         &[

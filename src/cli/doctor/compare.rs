@@ -36,7 +36,7 @@ impl Statement {
         note("libibverbs", machine.library("libibverbs.so.1"));
         note("cuda", machine.library("libcuda.so.1"));
         note("address", Some(local.to_string()));
-        note("named-host", std::env::var("PLEACH_HOST").ok());
+        note("named-host", std::env::var("PLEACH_HOST").ok().filter(|host| !host.is_empty()));
         let mtu = |name: &str| machine.text(&format!("sys/class/net/{name}/mtu"));
         if let Some(name) = network::interface_of(machine, local) {
             note("mtu", mtu(&name));

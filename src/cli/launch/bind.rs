@@ -41,7 +41,7 @@ struct Core {
     processors: Processors,
 }
 
-/// Cores that ranks can be kept on, those near one memory together.
+/// Cores that ranks can be bound to, those near one memory together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Cores(Vec<Core>);
 
@@ -156,7 +156,7 @@ impl CoreClaims {
 
 /// The processors that the ranks of a job are bound to.
 pub(super) struct Placement {
-    /// By rank of this host; `None` if they are kept nowhere.
+    /// By rank of this host; `None` if they are not bound.
     processors: Vec<Processors>,
     /// Held until the job ends.
     _claims: Option<CoreClaims>,
@@ -171,8 +171,8 @@ impl Placement {
             return nowhere;
         }
         let told = |why: String| match asked {
-            Some(_) => tracing::warn!("ranks are not kept on processors of their own: {why}"),
-            None => tracing::info!("ranks are not kept on processors of their own: {why}"),
+            Some(_) => tracing::warn!("ranks are not bound to processors of their own: {why}"),
+            None => tracing::info!("ranks are not bound to processors of their own: {why}"),
         };
         let Some(allowed) = Processors::allowed() else {
             told("the kernel does not say where this process may run".to_owned());
@@ -194,7 +194,7 @@ impl Placement {
         Self { processors, _claims: Some(claims) }
     }
 
-    /// Where this rank of this host is kept, if it is.
+    /// The processors that this rank of this host is bound to, if it is bound.
     pub(super) fn of_rank(&self, local_rank: u32) -> Option<&Processors> {
         self.processors.get(local_rank as usize)
     }

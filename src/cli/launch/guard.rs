@@ -45,7 +45,7 @@ pub(crate) fn rank(arguments: &RankArguments) -> Result<(), CommandError> {
     if let Some(list) = &arguments.processors
         && let Err(error) = Processors::of_list(list).keep_this_thread()
     {
-        tracing::warn!("this rank is not kept on processors {list}: {error}");
+        tracing::warn!("this rank is not bound to processors {list}: {error}");
     }
     let (program, rest) = arguments.command.split_first().expect("clap requires one");
     let error = Command::new(program).args(rest).exec();
@@ -55,7 +55,7 @@ pub(crate) fn rank(arguments: &RankArguments) -> Result<(), CommandError> {
     )))
 }
 
-/// How a rank's command is started, and on which processors it is kept, if on any.
+/// How a rank's command is started, and the processors that it is bound to, if any.
 pub(super) fn rank_command(command: &[OsString], processors: Option<&Processors>) -> Command {
     let mut own = Command::new(OWN_PROGRAM);
     own.arg0("pleach").arg("rank-shim").arg("--parent").arg(std::process::id().to_string());

@@ -78,7 +78,7 @@ impl Launch {
             let rank = self.first_rank + local_rank;
             let processors = placement.of_rank(local_rank);
             if let Some(processors) = processors {
-                tracing::info!("rank {rank} is kept on processors {processors}");
+                tracing::info!("rank {rank} is bound to processors {processors}");
             }
             let mut command = guard::rank_command(&self.command, processors);
             command
