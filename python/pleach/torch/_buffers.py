@@ -31,25 +31,25 @@ def allocate(comm: Comm, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
 
 
 def buffer(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:
-    """Returns a tensor of zeros in registered memory: calls of the group on it, and on its contiguous
-    parts, copy nothing.
+    """Returns a tensor of zeros in registered memory. Calls of the group on the tensor and on its
+    contiguous parts copy nothing.
 
-    group: one of pleach, by default the whole world. Raises PleachUnsupported for a group of another
-    backend.
+    group: a group of pleach, by default the whole world. Raises PleachUnsupported for a group of
+    another backend.
     """
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     return allocate(_own(group)._comm, lengths, dtype)
 
 
 def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """A communication hook of DDP: the mean of the gradients, made in registered memory::
+    """A communication hook of DDP. The hook averages the gradients in registered memory::
 
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
         model.register_comm_hook(None, pleach.torch.all_reduce_registered)
 
-    group: one of pleach, by default the whole world. With ``gradient_as_bucket_view`` the buckets are
-    moved to registered memory once, and no step copies them; without it each step copies a bucket to
-    registered memory, which stays the same. Raises PleachUnsupported for a group of another backend.
+    group: a group of pleach, by default the whole world. With ``gradient_as_bucket_view`` the first
+    steps move the buckets to registered memory, and later steps copy nothing. Without it each step
+    copies each bucket to registered memory. Raises PleachUnsupported for a group of another backend.
     """
     own = _own(group)
     gradient = bucket.buffer()
@@ -57,7 +57,7 @@ def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.
     first = bucket.parameters()[0]
     place = places.get(first)
     if place is None or place.shape != gradient.shape or place.dtype != gradient.dtype:
-        # DDP builds its buckets anew after the first step; memory of the earlier ones is let go.
+        # DDP builds new buckets after the first step. The memory of the old buckets is freed.
         for parameter in bucket.parameters():
             places.pop(parameter, None)
         place = places[first] = allocate(own._comm, gradient.shape, gradient.dtype)
@@ -69,7 +69,7 @@ def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.
 
 
 def _move(bucket: Any, gradient: torch.Tensor, place: torch.Tensor) -> None:
-    """Moves a bucket and the gradients that are views of it, if all are, to another place."""
+    """Moves a bucket to other memory, with its gradients, if all gradients are views of the bucket."""
     gradients = [parameter.grad for parameter in bucket.parameters()]
     storage = gradient.untyped_storage()
     is_in = [one is not None and one.untyped_storage().data_ptr() == storage.data_ptr() for one in gradients]
@@ -83,8 +83,8 @@ def _move(bucket: Any, gradient: torch.Tensor, place: torch.Tensor) -> None:
 
 
 def _follow(bucket: Any, gradient: torch.Tensor) -> None:
-    """Moves a bucket back to where its gradients are, if a torch keeps other views than those that
-    :func:`_move` has moved."""
+    """Makes the bucket a view of its gradients' memory again, where the version of torch has replaced
+    the gradients that :func:`_move` moved."""
     storage = gradient.untyped_storage().data_ptr()
     for parameter in bucket.parameters():
         one = parameter.grad

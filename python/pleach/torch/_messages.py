@@ -1,13 +1,15 @@
 """Messages between two ranks, with tags and from any source.
 
-A message is a header (tag, length) and then its bytes. The messages to a peer and from a peer have a
-lane each, so that no message waits for another peer's. pleach's messages of a pair come in order, so a
-message with another tag than the awaited one is kept for a later call.
+A message is a header (tag, length) and then its bytes. The messages to a peer have a lane, and the
+messages from a peer have another, so no message waits for another peer's. Messages of a pair come in
+the order in which they were sent, so a receive may meet a message with another tag. MPI calls it an
+unexpected message; the inbox keeps it for a later call.
 
-A receive from any source asks each peer for a header and lets those requests stand until headers come;
-a later receive takes them over. **Invariant:** whoever holds the lock of an :class:`Inbox` is the only
-one that takes headers and bytes from that peer. At the end of the group the ranks tell each other of
-requests that stand, and answer them by a header without a message.
+A receive from any source posts a receive of a header for each peer. Posted receives stay after the
+call, and later calls take their headers. **Invariant:** the call that holds the lock of an
+:class:`Inbox` is the only one that takes headers and bytes from that peer. At the end of the group
+each rank tells the others of its posted receives, and the peers end these by a header without a
+message.
 """
 
 from __future__ import annotations
@@ -31,62 +33,61 @@ import pleach
 
 #: What goes before a message: its tag, its length in bytes.
 HEADER = struct.Struct("<qQ")
-#: The header that ends a request: no message has this length.
-FAREWELL = HEADER.pack(0, 2**64 - 1)
+#: The header that ends a posted receive: no message has this length.
+NO_MESSAGE = HEADER.pack(0, 2**64 - 1)
 #: Seconds between two looks for a message from any source, the first and the longest.
 INTERVALS_S = (50e-6, 2e-3)
-#: How long the request for a header stands, in seconds: as long as pleach lets it.
-REQUEST_S = 364 * 86_400.0
+#: The deadline of the posted receive of a header, in seconds: the longest that pleach takes.
+POSTED_S = 364 * 86_400.0
 
 
 class Inbox:
-    """The messages of a peer that were received, and the request for the next header."""
+    """The unexpected messages of a peer, and the posted receive of the next header."""
 
     def __init__(self, peer: int) -> None:
         self.peer = peer
         self.lock = threading.Lock()
-        #: The bytes of messages by tag that no call has taken yet, with a lock that no call holds
-        #: while the call waits.
-        self._kept: dict[int, deque[torch.Tensor]] = {}
-        self._kept_lock = threading.Lock()
-        #: A request for a header that stands, with its memory.
-        self._request: tuple[Any, Any] | None = None
+        #: The bytes of unexpected messages, by tag. No call waits while the call holds their lock.
+        self._unexpected: dict[int, deque[torch.Tensor]] = {}
+        self._unexpected_lock = threading.Lock()
+        #: The posted receive of a header, with the memory of the header.
+        self._posted: tuple[Any, Any] | None = None
 
     def taken(self, tag: int) -> torch.Tensor | None:
-        """Returns a message that was kept, and keeps it no longer. It needs no lock of the inbox."""
-        with self._kept_lock:
-            messages = self._kept.get(tag)
+        """Takes the oldest unexpected message of the tag, if any. It needs no lock of the inbox."""
+        with self._unexpected_lock:
+            messages = self._unexpected.get(tag)
             if messages is None:
                 return None
             message = messages.popleft()
             if not messages:
-                del self._kept[tag]
+                del self._unexpected[tag]
             return message
 
     def keep(self, tag: int, data: torch.Tensor) -> None:
-        """Keeps a message for a later call."""
-        with self._kept_lock:
-            self._kept.setdefault(tag, deque()).append(data)
+        """Keeps an unexpected message for a later call."""
+        with self._unexpected_lock:
+            self._unexpected.setdefault(tag, deque()).append(data)
 
-    def has_request(self) -> bool:
-        """Returns whether a request for a header stands."""
-        return self._request is not None
+    def is_posted(self) -> bool:
+        """Returns whether a receive of a header is posted."""
+        return self._posted is not None
 
     def has_header(self, comm: Comm) -> bool:
-        """Returns whether a header has come; requests one where no request stands."""
-        if self._request is None:
+        """Returns whether a header has come; posts a receive of one where none is posted."""
+        if self._posted is None:
             header = ctypes.create_string_buffer(HEADER.size)
             call = Call("recv", target=(ctypes.addressof(header), HEADER.size), root=self.peer)
-            self._request = comm.start(REQUEST_S, call, keep=header), header
-        return bool(self._request[0].done())
+            self._posted = comm.start(POSTED_S, call, keep=header), header
+        return bool(self._posted[0].done())
 
     def header(self, comm: Comm, limit_s: float | None) -> tuple[int, int]:
         """Waits for the next header, and returns tag and length."""
-        if self._request is None:
+        if self._posted is None:
             header = ctypes.create_string_buffer(HEADER.size)
             comm.run(limit_s, "recv", target=(ctypes.addressof(header), HEADER.size), root=self.peer)
         else:
-            pending, header = self._request
+            pending, header = self._posted
             try:
                 pending.wait(limit_s)
             except pleach.Error as error:
@@ -98,7 +99,7 @@ class Inbox:
                     f"rank {self.peer} has sent nothing within {limit_s:g} s", kind="timed out", rank=self.peer,
                     operation="recv", waited_s=limit_s,
                 ) from error
-            self._request = None
+            self._posted = None
         tag, count = HEADER.unpack(header.raw)
         return tag, count
 
@@ -111,7 +112,7 @@ class Inbox:
         return data
 
     def receive(self, comm: Comm, limit_s: float | None, target: torch.Tensor, tag: int) -> torch.Tensor:
-        """Receives messages until one has the tag; the others are kept for later calls."""
+        """Receives messages until one has the tag; the others are unexpected, and kept for later calls."""
         with self.lock:
             kept = self.taken(tag)
             while kept is None:
@@ -212,7 +213,7 @@ class Messages:
             interval_s = min(2 * interval_s, INTERVALS_S[1])
 
     def _taken_now(self, inbox: Inbox, target: torch.Tensor, tag: int, limit_s: float | None) -> torch.Tensor | None:
-        """Returns a message of the tag if there is one."""
+        """Returns a message of the tag if one has come."""
         data = inbox.taken(tag)
         while data is None and inbox.has_header(self._comm):
             found, count = inbox.header(self._comm, limit_s)
@@ -245,8 +246,8 @@ class Messages:
         for lane in self._lanes.values():
             lane.join()
 
-    def farewell(self, limit_s: float) -> None:
-        """Ends the requests that stand, here and at peers; all ranks call it, after :meth:`stop`.
+    def end_posted(self, limit_s: float) -> None:
+        """Ends the posted receives, here and at peers; all ranks call it, after :meth:`stop`.
 
         Raises PleachError if that fails, after the end of each call.
         """
@@ -255,20 +256,20 @@ class Messages:
             return
         own = torch.zeros(size, dtype=torch.uint8)
         for peer, inbox in self._inboxes.items():
-            own[peer] = inbox.has_request()
-        requests = torch.empty(size, size, dtype=torch.uint8)
-        self._comm.run(limit_s, "all_gather", "uint8", memory(own), memory(requests))
-        header = ctypes.create_string_buffer(FAREWELL, HEADER.size)
+            own[peer] = inbox.is_posted()
+        posted = torch.empty(size, size, dtype=torch.uint8)
+        self._comm.run(limit_s, "all_gather", "uint8", memory(own), memory(posted))
+        header = ctypes.create_string_buffer(NO_MESSAGE, HEADER.size)
         source = ctypes.addressof(header), HEADER.size
-        calls = [Call("send", source=source, root=peer) for peer in self._inboxes if requests[peer, self._rank]]
+        calls = [Call("send", source=source, root=peer) for peer in self._inboxes if posted[peer, self._rank]]
         self._comm.run_all(limit_s, calls)
         for inbox in self._inboxes.values():
-            if inbox.has_request():
+            if inbox.is_posted():
                 inbox.header(self._comm, limit_s)
 
 
 def into(tensor: torch.Tensor, receive: Callable[[torch.Tensor], None]) -> Callable[[], None]:
-    """Returns a job that receives into a contiguous tensor, and stores that in the tensor if it is another."""
+    """Returns a job that receives into contiguous memory, and then stores the data in the tensor."""
     tensor = dense(tensor)
 
     def job() -> None:

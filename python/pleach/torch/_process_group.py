@@ -158,9 +158,9 @@ class PleachProcessGroup(dist.ProcessGroup):
             try:
                 self._lane.join()
                 self._messages.join()
-                self._messages.farewell(CLOSE_S)
+                self._messages.end_posted(CLOSE_S)
             except PleachError:
-                # The group has failed, and so have the requests that stood.
+                # The group has failed, and so have its posted receives.
                 pass
             finally:
                 self._comm.close()

@@ -180,7 +180,7 @@ class GroupChecks(Check):
             if self.rank == 1:
                 dist.send(torch.tensor([6.0]), 0, tag=6)
 
-    def check_a_group_whose_farewell_fails_is_closed(self):
+    def check_a_group_is_closed_even_if_its_posted_receives_cannot_be_ended(self):
         limit_s, _process_group.CLOSE_S = _process_group.CLOSE_S, 60.0
         group = dist.new_group(timeout=timedelta(seconds=1))
         native = group._comm._group = FailingSends(group._comm._group)

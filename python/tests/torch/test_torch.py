@@ -24,7 +24,7 @@ ANY_SOURCE = [
     "any_source",
     "any_source_that_sends_nothing",
     "any_source_beside_a_named_receive",
-    "a_group_whose_farewell_fails_is_closed",
+    "a_group_is_closed_even_if_its_posted_receives_cannot_be_ended",
 ]
 #: Those of the group alone, and with how many ranks.
 GROUP_STARTS = [
