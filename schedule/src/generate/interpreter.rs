@@ -6,7 +6,7 @@
 //! in between. Reading a place that is being written is an error, and so is a source that changes
 //! while it is read, or a caller's buffer that is touched before its rank began or after it ended.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use pleach_vocabulary::Collective;
 
@@ -45,6 +45,9 @@ struct PlaceState {
 /// Rank, part, block, and chunk or instance.
 type Address = (u32, Part, u32, u32);
 
+/// Waiting rank, raising rank, block, signal slot, instance.
+type SignalSlot = (u32, u32, u32, u16, u32);
+
 /// Something that will happen.
 enum PendingEvent {
     Land { run: usize, step: usize, version: u64 },
@@ -59,6 +62,8 @@ struct LaneRun {
     chunk: u32,
     issued: usize,
     complete: Vec<bool>,
+    /// Steps that are not complete.
+    left: usize,
 }
 
 struct Machine<'a> {
@@ -67,7 +72,8 @@ struct Machine<'a> {
     chunks: u32,
     random: u64,
     memory: BTreeMap<Address, PlaceState>,
-    signals: BTreeMap<(u32, u32, u32, u16, u32), u32>,
+    /// Signals that were raised and not waited for.
+    signals: BTreeSet<SignalSlot>,
     runs: Vec<LaneRun>,
     /// Index of the run of a rank's lane and chunk.
     first_run: Vec<Vec<usize>>,
@@ -96,7 +102,7 @@ impl<'a> Machine<'a> {
             chunks,
             random: seed.wrapping_mul(2).wrapping_add(1),
             memory: BTreeMap::new(),
-            signals: BTreeMap::new(),
+            signals: BTreeSet::new(),
             runs: Vec::new(),
             first_run: Vec::new(),
             pending: Vec::new(),
@@ -109,8 +115,9 @@ impl<'a> Machine<'a> {
             for (lane, program) in lanes.iter().enumerate() {
                 first.push(machine.runs.len());
                 for chunk in 0..chunks {
-                    let complete = vec![false; program.steps.len()];
-                    machine.runs.push(LaneRun { rank: rank as u32, lane, chunk, issued: 0, complete });
+                    let (rank, left) = (rank as u32, program.steps.len());
+                    let complete = vec![false; left];
+                    machine.runs.push(LaneRun { rank, lane, chunk, issued: 0, complete, left });
                 }
             }
             machine.first_run.push(first);
@@ -171,12 +178,10 @@ impl<'a> Machine<'a> {
                 continue;
             }
             let mut moved = false;
-            for index in (1..order.len()).rev() {
+            for index in (0..order.len()).rev() {
                 let other = self.below(index + 1);
                 order.swap(index, other);
-            }
-            for &run in &order {
-                if let Some(ended) = self.issue(run)? {
+                if let Some(ended) = self.issue(order[index])? {
                     left -= ended;
                     moved = true;
                     if self.below(2) == 0 {
@@ -184,7 +189,7 @@ impl<'a> Machine<'a> {
                     }
                 }
             }
-            order.retain(|&run| self.runs[run].complete.iter().any(|complete| !complete));
+            order.retain(|&run| self.runs[run].left > 0);
             if !moved {
                 if self.pending.is_empty() {
                     return Err(self.deadlock());
@@ -192,8 +197,8 @@ impl<'a> Machine<'a> {
                 left -= self.complete_pending()?;
             }
         }
-        match self.signals.iter().find(|(_, count)| **count != 0) {
-            Some((signal_slot, _)) => {
+        match self.signals.first() {
+            Some(signal_slot) => {
                 Err(format!("signal (to, from, block, signal slot, instance) {signal_slot:?} is left over"))
             }
             None => Ok(()),
@@ -220,8 +225,7 @@ impl<'a> Machine<'a> {
         let Some(step) = lane.steps.get(issued) else { return Ok(None) };
         let first = self.first_run[rank as usize][lane_index];
         let window = self.schedule.window;
-        let all_done = |run: &LaneRun| run.complete.iter().all(|&complete| complete);
-        if chunk >= window && !all_done(&self.runs[first + (chunk - window) as usize]) {
+        if chunk >= window && self.runs[first + (chunk - window) as usize].left > 0 {
             return Ok(None);
         }
         for &(earlier, chunks) in &step.after {
@@ -235,9 +239,8 @@ impl<'a> Machine<'a> {
         let instance = chunk % window;
         if let Op::Wait { from, signal_slot } = step.op {
             let signal_slot = (rank, from, lane.block, signal_slot.0, instance);
-            match self.signals.get_mut(&signal_slot) {
-                Some(count) if *count > 0 => *count -= 1,
-                _ => return Ok(None),
+            if !self.signals.remove(&signal_slot) {
+                return Ok(None);
             }
         }
         self.begun[rank as usize] = true;
@@ -318,18 +321,17 @@ impl<'a> Machine<'a> {
     }
 
     fn complete(&mut self, index: usize, step: usize) -> Result<usize, String> {
-        self.runs[index].complete[step] = true;
-        let run = &self.runs[index];
-        let ended = run.complete.iter().all(|&complete| complete);
-        let rank = run.rank as usize;
-        self.left[rank] -= usize::from(ended);
+        let run = &mut self.runs[index];
+        assert!(!run.complete[step], "a step completes once");
+        run.complete[step] = true;
+        run.left -= 1;
+        let ended = run.left == 0;
+        self.left[run.rank as usize] -= usize::from(ended);
         Ok(usize::from(ended))
     }
 
-    fn show(&mut self, signal_slot: (u32, u32, u32, u16, u32)) -> Result<(), String> {
-        let count = self.signals.entry(signal_slot).or_default();
-        *count += 1;
-        if *count > 1 {
+    fn show(&mut self, signal_slot: SignalSlot) -> Result<(), String> {
+        if !self.signals.insert(signal_slot) {
             return Err(format!(
                 "signal slot (to, from, block, signal slot, instance) {signal_slot:?} signalled twice"
             ));
