@@ -2,8 +2,9 @@
 //! request.
 //!
 //! [`Observations`] are the counters of one rank. The engine alone writes them; any thread reads
-//! them at any time without the engine's lock. From them come the [`Report`] (a table, or text for
-//! Prometheus over a [`server`]), the flight recorder ([`recorder`]) and the trace ([`trace`]).
+//! them at any time without the engine's lock. From them come the [`Report`] (a table, or text
+//! for Prometheus by [`pleach_transport::metrics_server`]), the flight recorder ([`recorder`]) and
+//! the trace ([`trace`]).
 //!
 //! **Arrival skew.** A signal says how long its sender had been in the call when it was sent
 //! ([`scale`]). The receiver subtracts that from its own time in the call when the signal comes.
