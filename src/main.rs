@@ -5,6 +5,7 @@
 //! wrote and 1 for what happened or did not hold ([`cli::CommandError`]).
 
 mod cli;
+mod hypotf;
 
 /// The runtime of `graph run` allocates tensors in registered memory through it; to everything else
 /// an allocation costs one relaxed load.

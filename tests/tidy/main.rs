@@ -70,6 +70,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("graph-analyzer/src/run/allocator.rs", "the global allocator of programs that run graphs"),
     ("graph-analyzer/src/run/bytes.rs", "registered memory as slices"),
     ("graph-analyzer/src/run/onnxruntime.rs", "calls the library of onnxruntime"),
+    ("src/hypotf.rs", "has the name of a C function"),
     ("ffi/src", "addresses and handles that C programs give"),
     ("ffi/benches/over_rust.rs", "calls as C programs make them"),
     ("exchange/src/endpoint/memory.rs", "lendable memory as slices"),
