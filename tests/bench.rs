@@ -5,7 +5,7 @@ mod launcher;
 
 use std::process::Output;
 
-use launcher::{finish, pleach};
+use launcher::{finish, pleach, text};
 use pleach::{Collective, DataType};
 
 const FIELDS: [&str; 12] = [
@@ -30,10 +30,6 @@ fn bench(arguments: &[&str]) -> Output {
     let mut command = pleach();
     command.arg("bench").args(arguments);
     finish(command)
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("is text")
 }
 
 /// The fields of a flat JSON object without commas or colons in its strings, in order.

@@ -1,6 +1,7 @@
 //! `pleach run` with real processes: what ranks print, how jobs end, and that nothing is left
 //! behind.
 
+#[allow(dead_code)] // Not every test reads JSON.
 mod launcher;
 mod skipped;
 
@@ -12,7 +13,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
-use launcher::{Folder, finish, pleach, wait_until};
+use launcher::{Folder, finish, pleach, text, wait_until};
 use pleach_transport::processors::Processors;
 use rustix::process::{Pid, Signal, kill_process};
 use skipped::{skip, skip_part};
@@ -30,10 +31,6 @@ fn is_gone(process: &str) -> bool {
         Ok(status) => status.rsplit_once(") ").is_some_and(|(_, fields)| fields.starts_with('Z')),
         Err(_) => true,
     }
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("is text")
 }
 
 fn errors(output: &Output) -> Vec<&str> {

@@ -8,27 +8,13 @@ mod skipped;
 use std::path::Path;
 use std::process::Output;
 
-use launcher::{Folder, finish, pleach};
+use launcher::{Folder, field, finish, number, pleach, text};
 use skipped::skip;
 
 fn svm(arguments: &[&str]) -> Output {
     let mut command = pleach();
     command.arg("svm").args(arguments);
     finish(command)
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("is text")
-}
-
-/// The value of a field in a flat JSON object.
-fn field<'a>(line: &'a str, name: &str) -> &'a str {
-    let (_, rest) = line.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name}: {line}"));
-    rest.split([',', '}']).next().expect("has a value")
-}
-
-fn number(line: &str, name: &str) -> f64 {
-    field(line, name).parse().unwrap_or_else(|error| panic!("{name}: {error}: {line}"))
 }
 
 /// The JSON lines of a run that ends well.

@@ -5,26 +5,12 @@ mod launcher;
 
 use std::process::Output;
 
-use launcher::{finish, pleach};
+use launcher::{field, finish, number, pleach, text};
 
 fn train(arguments: &[&str]) -> Output {
     let mut command = pleach();
     command.arg("train").args(arguments);
     finish(command)
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).expect("is text")
-}
-
-/// The value of a field in a flat JSON object.
-fn field<'a>(line: &'a str, name: &str) -> &'a str {
-    let (_, rest) = line.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name}: {line}"));
-    rest.split([',', '}']).next().expect("has a value")
-}
-
-fn number(line: &str, name: &str) -> f64 {
-    field(line, name).parse().unwrap_or_else(|error| panic!("{name}: {error}: {line}"))
 }
 
 #[test]

@@ -99,6 +99,27 @@ fn connect(device: &mut dyn Device, addresses: &[Address]) -> Vec<Event> {
     others
 }
 
+/// A job whose model has its external weights beside the light models.
+fn job<'a>(
+    (model, graph, partition): (&'a Model, &'a Graph, &'a Partition),
+    runtime: &'a dyn Runtime,
+    random_weights: Option<u64>,
+) -> Job<'a> {
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/light"));
+    Job { model, folder, graph, partition, runtime, random_weights }
+}
+
+fn floats(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().expect("four bytes"))).collect()
+}
+
+/// Each iteration has the bits of the reference, whose sets of inputs take turns.
+fn assert_outputs(outputs: &[Vec<Tensor>], reference: &[Vec<Tensor>]) {
+    for (iteration, output) in outputs.iter().enumerate() {
+        assert!(*output == reference[iteration % reference.len()], "iteration {iteration}");
+    }
+}
+
 /// Runs a job on threads. Returns the reports, and the outputs of each iteration.
 fn run(
     job: &Job<'_>,
@@ -169,8 +190,7 @@ fn check_by(
     fabric: Fabric,
     copies: Copies,
 ) -> Vec<RankReport> {
-    let folder = data("light");
-    let job = Job { model, folder: &folder, graph, partition, runtime, random_weights: Some(7) };
+    let job = job((model, graph, partition), runtime, Some(7));
     job.check().expect("everything can be sent");
     let options = RankOptions { iterations: 6, depth: 2, copies };
     let inputs = job.random_inputs(3, 5).expect("the shapes are known");
@@ -181,9 +201,7 @@ fn check_by(
     }
     let (reports, outputs) = run(&job, fabric, options, &inputs);
     assert_eq!(outputs.len(), 6);
-    for (iteration, output) in outputs.iter().enumerate() {
-        assert!(*output == reference.outputs[iteration % 3], "iteration {iteration}");
-    }
+    assert_outputs(&outputs, &reference.outputs);
     reports
 }
 
@@ -250,8 +268,7 @@ output t
 /// Inputs with many zeros, so that the number of the others changes.
 fn check_dynamic(model: &Model, graph: &Graph, partition: &Partition, fabric: Fabric) -> Vec<RankReport> {
     let runtime = Rten::new();
-    let folder = data("light");
-    let job = Job { model, folder: &folder, graph, partition, runtime: &runtime, random_weights: None };
+    let job = job((model, graph, partition), &runtime, None);
     let mut inputs = job.random_inputs(3, 1).expect("the shapes are known");
     for (set, tensors) in inputs.iter_mut().enumerate() {
         let zeros = 4 * 17 * (set + 1);
@@ -263,9 +280,7 @@ fn check_dynamic(model: &Model, graph: &Graph, partition: &Partition, fabric: Fa
     let sizes: HashMap<usize, usize> =
         outputs.iter().enumerate().map(|(at, output)| (at, output[0].bytes.len())).collect();
     assert!(sizes[&0] > sizes[&1] && sizes[&1] > sizes[&2], "{sizes:?}");
-    for (iteration, output) in outputs.iter().enumerate() {
-        assert!(*output == reference.outputs[iteration % 3], "iteration {iteration}");
-    }
+    assert_outputs(&outputs, &reference.outputs);
     reports
 }
 
@@ -283,24 +298,11 @@ output n
     );
     let runtime = Rten::new();
     let partition = pipeline(&graph, 1);
-    let folder = data("light");
-    let job = Job {
-        model: &model,
-        folder: &folder,
-        graph: &graph,
-        partition: &partition,
-        runtime: &runtime,
-        random_weights: None,
-    };
+    let job = job((&model, &graph, &partition), &runtime, None);
     let inputs = job.random_inputs(1, 3).expect("the shapes are known");
     let reference = job.reference(&inputs).expect("the pool runs");
-    let floats = |bytes: &[u8]| -> Vec<f64> {
-        bytes
-            .chunks_exact(4)
-            .map(|value| f64::from(f32::from_le_bytes(value.try_into().expect("four bytes"))))
-            .collect()
-    };
-    let (x, y) = (floats(&inputs[0][0].bytes), floats(&reference.outputs[0][0].bytes));
+    let values = |tensor: &Tensor| floats(&tensor.bytes).into_iter().map(f64::from).collect::<Vec<_>>();
+    let (x, y) = (values(&inputs[0][0]), values(&reference.outputs[0][0]));
     let at = |batch: usize, channel: usize, place: usize| x[(batch * 7 + channel) * 6 + place];
     for batch in 0..2 {
         for channel in 0..7_usize {
@@ -341,22 +343,13 @@ node s Softmax(n) -> s ? ?
 output s
 ",
     );
-    let (partition, folder) = (pipeline(&graph, 1), data("light"));
+    let partition = pipeline(&graph, 1);
     let outputs = [&runtime as &dyn Runtime, &Rten::new()].map(|runtime| {
-        let job = Job {
-            model: &model,
-            folder: &folder,
-            graph: &graph,
-            partition: &partition,
-            runtime,
-            random_weights: None,
-        };
+        let job = job((&model, &graph, &partition), runtime, None);
         let inputs = job.random_inputs(1, 3).expect("the shapes are known");
         job.reference(&inputs).expect("it runs").outputs[0][0].bytes.clone()
     });
-    let floats = outputs.map(|bytes| -> Vec<f32> {
-        bytes.chunks_exact(4).map(|value| f32::from_le_bytes(value.try_into().expect("four bytes"))).collect()
-    });
+    let floats = outputs.map(|bytes| floats(&bytes));
     assert_eq!(floats[0].len(), 84);
     for (one, other) in floats[0].iter().zip(&floats[1]) {
         assert!((one - other).abs() < 1e-6, "{one} {other}");
@@ -379,24 +372,14 @@ output t
     );
     let partition = table(&graph, "n 0\nt 1\n");
     let runtime = Rten::new();
-    let folder = data("light");
-    let job = Job {
-        model: &model,
-        folder: &folder,
-        graph: &graph,
-        partition: &partition,
-        runtime: &runtime,
-        random_weights: None,
-    };
+    let job = job((&model, &graph, &partition), &runtime, None);
     let mut inputs = job.random_inputs(4, 1).expect("the shapes are known");
     // The first three iterations of four have one size, so that the site is known when it changes.
     inputs[3][0].bytes[..4096].fill(0);
     let reference = job.reference(&inputs).expect("the parts run");
     let options = RankOptions { iterations: 12, depth: 2, copies: Copies::None };
     let (reports, outputs) = run(&job, Fabric::Shm, options, &inputs);
-    for (iteration, output) in outputs.iter().enumerate() {
-        assert!(*output == reference.outputs[iteration % 4], "iteration {iteration}");
-    }
+    assert_outputs(&outputs, &reference.outputs);
     let copies = reports[0].copies_later;
     assert!((1..=6).contains(&copies), "{reports:?}");
 }

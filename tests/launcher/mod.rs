@@ -27,6 +27,22 @@ pub(crate) fn finish(mut command: Command) -> Output {
     command.output().expect("the command starts")
 }
 
+/// What a command wrote.
+pub(crate) fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("is text")
+}
+
+/// The value of a field in a flat JSON object.
+pub(crate) fn field<'a>(line: &'a str, name: &str) -> &'a str {
+    let (_, rest) = line.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name}: {line}"));
+    rest.split([',', '}']).next().expect("has a value")
+}
+
+/// The value of a field that is a number.
+pub(crate) fn number(line: &str, name: &str) -> f64 {
+    field(line, name).parse().unwrap_or_else(|error| panic!("{name}: {error}: {line}"))
+}
+
 /// Looks again and again until it holds.
 pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     let deadline = now() + PATIENCE;
