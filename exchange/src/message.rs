@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::MESSAGE_BYTES_MAX;
+use pleach_transport::wire::{Malformed, Reader, Writer};
 
 use crate::key::{Key, NAME_BYTES_MAX};
 use crate::reference::{LeaseNumber, REFERENCE_BYTES, Reference};
@@ -218,51 +219,30 @@ impl Message {
     /// As it is sent.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(64);
-        match self {
+        let kind = |kind: u8| Writer::with_capacity(64).u8(kind);
+        let writer = match self {
             Self::Ask { call, key, request, within } => {
-                bytes.push(ASK);
                 // More than 584 years are as good as these.
                 let within_ns = u64::try_from(within.as_nanos()).unwrap_or(u64::MAX);
-                for word in [*call, key.step(), within_ns, request.id] {
-                    bytes.extend(word.to_le_bytes());
-                }
-                bytes.push(request.incarnation.is_some().into());
-                bytes.extend(request.incarnation.unwrap_or(0).to_le_bytes());
-                bytes.extend(key.name().as_bytes());
+                let writer = kind(ASK).u64(*call).u64(key.step()).u64(within_ns).u64(request.id);
+                let writer = writer.u8(request.incarnation.is_some().into());
+                writer.u64(request.incarnation.unwrap_or(0)).raw(key.name().as_bytes())
             }
-            Self::Cancel { call } => {
-                bytes.push(CANCEL);
-                bytes.extend(call.to_le_bytes());
-            }
+            Self::Cancel { call } => kind(CANCEL).u64(*call),
             Self::Lent { call, reference, description } => {
-                bytes.push(LENT);
-                bytes.extend(call.to_le_bytes());
-                bytes.extend(reference.encode());
-                bytes.extend(description.as_bytes());
+                kind(LENT).u64(*call).raw(&reference.encode()).raw(description.as_bytes())
             }
-            Self::Inline { call, lease, bytes: length, description } => {
-                bytes.push(INLINE);
-                bytes.extend(call.to_le_bytes());
-                bytes.extend(lease.slot.to_le_bytes());
-                bytes.extend(lease.generation.to_le_bytes());
-                bytes.extend(length.to_le_bytes());
-                bytes.extend(description.as_bytes());
+            Self::Inline { call, lease, bytes, description } => {
+                let writer = kind(INLINE).u64(*call).u32(lease.slot).u64(lease.generation);
+                writer.u64(*bytes).raw(description.as_bytes())
             }
             Self::Failed { call, failure } => {
-                bytes.push(FAILED);
-                bytes.extend(call.to_le_bytes());
-                bytes.push(failure.kind as u8);
                 let end = failure.text.floor_char_boundary(TEXT_BYTES_MAX);
-                bytes.extend(&failure.text.as_bytes()[..end]);
+                kind(FAILED).u64(*call).u8(failure.kind as u8).raw(&failure.text.as_bytes()[..end])
             }
-            Self::Returned { slot, counter } => {
-                bytes.push(RETURNED);
-                bytes.extend(slot.to_le_bytes());
-                bytes.extend(counter.to_le_bytes());
-            }
-        }
-        bytes
+            Self::Returned { slot, counter } => kind(RETURNED).u32(*slot).u64(*counter),
+        };
+        writer.finish()
     }
 
     /// Reads a message.
@@ -277,95 +257,66 @@ impl Message {
         let Some((&kind, rest)) = bytes.split_first() else {
             return Err(MessageError::Malformed { kind: 0 });
         };
-        let mut fields = Fields(rest);
+        let mut fields = Reader::new(rest);
         let message = match kind {
-            ASK => fields.ask(),
-            CANCEL => fields.cancel(),
-            LENT => fields.lent(),
-            INLINE => fields.inline(),
-            FAILED => fields.failed(),
-            RETURNED => fields.returned(),
+            ASK => ask(&mut fields),
+            CANCEL => cancel(&mut fields),
+            LENT => lent(&mut fields),
+            INLINE => inline(&mut fields),
+            FAILED => failed(&mut fields),
+            RETURNED => returned(&mut fields),
             _ => return Err(MessageError::UnknownKind { kind }),
         };
-        message.filter(|_| fields.0.is_empty()).ok_or(MessageError::Malformed { kind })
+        let message = message.and_then(|message| fields.end().map(|()| message));
+        message.map_err(|Malformed| MessageError::Malformed { kind })
     }
 }
 
-/// The bytes of a message that are not read yet.
-pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+fn description(fields: &mut Reader<'_>) -> Result<Description, Malformed> {
+    Description::new(fields.rest(DESCRIPTION_BYTES_MAX)?).map_err(|_| Malformed)
+}
 
-impl<'a> Fields<'a> {
-    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (field, rest) = self.0.split_first_chunk::<N>()?;
-        self.0 = rest;
-        Some(*field)
-    }
+fn ask(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let (call, step, within) = (fields.u64()?, fields.u64()?, Duration::from_nanos(fields.u64()?));
+    let (id, has_incarnation, incarnation) = (fields.u64()?, fields.u8()?, fields.u64()?);
+    let incarnation = match has_incarnation {
+        0 if incarnation == 0 => None,
+        1 => Some(incarnation),
+        _ => return Err(Malformed),
+    };
+    let key = Key::new(step, fields.text_to_end(NAME_BYTES_MAX)?).map_err(|_| Malformed)?;
+    Ok(Message::Ask { call, key, request: Request { id, incarnation }, within })
+}
 
-    pub(crate) fn u64(&mut self) -> Option<u64> {
-        self.array().map(u64::from_le_bytes)
-    }
+fn cancel(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    Ok(Message::Cancel { call: fields.u64()? })
+}
 
-    fn slot(&mut self) -> Option<u32> {
-        self.array().map(u32::from_le_bytes)
-    }
+fn lent(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let call = fields.u64()?;
+    let reference = Reference::decode(&fields.array::<REFERENCE_BYTES>()?).map_err(|_| Malformed)?;
+    Ok(Message::Lent { call, reference, description: description(fields)? })
+}
 
-    /// All that is left, which may not be longer than this.
-    fn rest(&mut self, max: usize) -> Option<&'a [u8]> {
-        let rest = std::mem::take(&mut self.0);
-        (rest.len() <= max).then_some(rest)
-    }
+fn inline(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let call = fields.u64()?;
+    let lease = LeaseNumber { slot: fields.u32()?, generation: fields.u64()? };
+    let bytes = fields.u64()?;
+    Ok(Message::Inline { call, lease, bytes, description: description(fields)? })
+}
 
-    /// All that is left, as text.
-    pub(crate) fn text(&mut self, max: usize) -> Option<&'a str> {
-        std::str::from_utf8(self.rest(max)?).ok()
+fn failed(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    let (call, kind) = (fields.u64()?, fields.u8()?);
+    let kind = FailureKind::ALL.into_iter().find(|known| *known as u8 == kind).ok_or(Malformed)?;
+    let text = fields.text_to_end(TEXT_BYTES_MAX)?;
+    if text.contains(char::is_control) {
+        return Err(Malformed);
     }
+    Ok(Message::Failed { call, failure: Failure { kind, text: text.to_owned() } })
+}
 
-    fn description(&mut self) -> Option<Description> {
-        Description::new(self.rest(DESCRIPTION_BYTES_MAX)?).ok()
-    }
-
-    fn ask(&mut self) -> Option<Message> {
-        let (call, step, within) = (self.u64()?, self.u64()?, Duration::from_nanos(self.u64()?));
-        let (id, [has_incarnation], incarnation) = (self.u64()?, self.array()?, self.u64()?);
-        let incarnation = match has_incarnation {
-            0 if incarnation == 0 => None,
-            1 => Some(incarnation),
-            _ => return None,
-        };
-        let key = Key::new(step, self.text(NAME_BYTES_MAX)?).ok()?;
-        Some(Message::Ask { call, key, request: Request { id, incarnation }, within })
-    }
-
-    fn cancel(&mut self) -> Option<Message> {
-        Some(Message::Cancel { call: self.u64()? })
-    }
-
-    fn lent(&mut self) -> Option<Message> {
-        let call = self.u64()?;
-        let reference = Reference::decode(&self.array::<REFERENCE_BYTES>()?).ok()?;
-        Some(Message::Lent { call, reference, description: self.description()? })
-    }
-
-    fn inline(&mut self) -> Option<Message> {
-        let call = self.u64()?;
-        let lease = LeaseNumber { slot: self.slot()?, generation: self.u64()? };
-        let bytes = self.u64()?;
-        Some(Message::Inline { call, lease, bytes, description: self.description()? })
-    }
-
-    fn failed(&mut self) -> Option<Message> {
-        let (call, [kind]) = (self.u64()?, self.array()?);
-        let kind = FailureKind::ALL.into_iter().find(|known| *known as u8 == kind)?;
-        let text = self.text(TEXT_BYTES_MAX)?;
-        if text.contains(char::is_control) {
-            return None;
-        }
-        Some(Message::Failed { call, failure: Failure { kind, text: text.to_owned() } })
-    }
-
-    fn returned(&mut self) -> Option<Message> {
-        Some(Message::Returned { slot: self.slot()?, counter: self.u64()? })
-    }
+fn returned(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    Ok(Message::Returned { slot: fields.u32()?, counter: fields.u64()? })
 }
 
 #[cfg(test)]

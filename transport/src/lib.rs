@@ -70,7 +70,8 @@ pub mod sleep;
 pub mod tcp;
 #[doc(hidden)]
 pub mod verbs;
-mod wire;
+#[doc(hidden)]
+pub mod wire;
 
 pub use auth::Secret;
 pub use clock::Nanos;

@@ -4,6 +4,7 @@
 //! of a tensor, which follow an inline message without a header, may be longer.
 
 use pleach_transport::MESSAGE_BYTES_MAX;
+use pleach_transport::wire::Malformed;
 
 /// Length of a frame's header, in bytes: kind (1), zero (3), length of the content (4, little
 /// endian).
@@ -26,10 +27,6 @@ pub(crate) enum FrameKind {
     /// The other end has put messages into memory while this end slept.
     Doorbell = 6,
 }
-
-/// Bytes that are no frame. The other program is wrong, or no pleach.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Malformed;
 
 /// A frame as it is sent.
 pub(crate) fn encode(kind: FrameKind, content: &[u8]) -> Vec<u8> {

@@ -18,15 +18,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::shm::ShmDevice;
+use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{
     Address, Device, DeviceConfig, Event, Inline, LossCause, MESSAGE_BYTES_MAX, MapError, Nanos, Rank,
     ReadOnlyMapped, Region, RegionKey, RemoteSlice, Responder, SharedMemory, Signal, Signals, Source,
     Transfer, TransferId,
 };
 
-use super::frame::Malformed;
 use super::memory::{MappedWords, PageWords};
-use crate::message::Fields;
 
 /// Messages in an inbox.
 const PLACES: usize = 32;
@@ -83,52 +82,46 @@ const TEXT_BYTES_MAX: usize = 1024;
 
 impl SetupFrame {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut bytes = Vec::new();
-        match self {
-            Self::Offer(offer) | Self::Accept(offer) => {
-                bytes.push(if matches!(self, Self::Offer(_)) { OFFER } else { ACCEPT });
-                let slices = [offer.inbox, offer.page, offer.arena.1];
-                let words = slices.iter().flat_map(|slice| [slice.key.0, slice.offset, slice.len]);
-                words.chain([offer.arena.0]).for_each(|word| bytes.extend(word.to_le_bytes()));
-                bytes.extend(offer.address.0.as_bytes());
-            }
-            Self::Ready => bytes.push(READY),
+        let kind = |kind: u8| Writer::default().u8(kind);
+        let writer = match self {
+            Self::Offer(offer) => offer.write(kind(OFFER)),
+            Self::Accept(offer) => offer.write(kind(ACCEPT)),
+            Self::Ready => kind(READY),
             Self::Refused(reason) => {
-                bytes.push(REFUSED);
-                bytes.extend(&reason.as_bytes()[..reason.floor_char_boundary(TEXT_BYTES_MAX)]);
+                kind(REFUSED).raw(&reason.as_bytes()[..reason.floor_char_boundary(TEXT_BYTES_MAX)])
             }
-        }
-        bytes
+        };
+        writer.finish()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
-        let (&kind, rest) = bytes.split_first().ok_or(Malformed)?;
-        let mut fields = Fields(rest);
-        let frame = match kind {
-            OFFER | ACCEPT => {
-                let mut slice = || {
-                    Some(RemoteSlice {
-                        key: RegionKey(fields.u64()?),
-                        offset: fields.u64()?,
-                        len: fields.u64()?,
-                    })
-                };
-                let (inbox, page, arena) = (slice(), slice(), slice());
-                let (inbox, page, arena) =
-                    (inbox.ok_or(Malformed)?, page.ok_or(Malformed)?, arena.ok_or(Malformed)?);
-                let arena = (fields.u64().ok_or(Malformed)?, arena);
-                let address = Address(fields.text(TEXT_BYTES_MAX).ok_or(Malformed)?.to_owned());
-                let offer = RegionOffer { address, inbox, page, arena };
-                if kind == OFFER { Self::Offer(offer) } else { Self::Accept(offer) }
-            }
+        let mut fields = Reader::new(bytes);
+        let frame = match fields.u8()? {
+            OFFER => Self::Offer(RegionOffer::read(&mut fields)?),
+            ACCEPT => Self::Accept(RegionOffer::read(&mut fields)?),
             READY => Self::Ready,
-            REFUSED => {
-                let reason = fields.text(TEXT_BYTES_MAX).ok_or(Malformed)?;
-                Self::Refused(reason.replace(char::is_control, " "))
-            }
+            REFUSED => Self::Refused(fields.text_to_end(TEXT_BYTES_MAX)?.replace(char::is_control, " ")),
             _ => return Err(Malformed),
         };
-        if fields.0.is_empty() { Ok(frame) } else { Err(Malformed) }
+        fields.end()?;
+        Ok(frame)
+    }
+}
+
+impl RegionOffer {
+    fn write(&self, writer: Writer) -> Writer {
+        let slices = [self.inbox, self.page, self.arena.1];
+        let words = slices.iter().flat_map(|slice| [slice.key.0, slice.offset, slice.len]);
+        words.chain([self.arena.0]).fold(writer, Writer::u64).raw(self.address.0.as_bytes())
+    }
+
+    fn read(fields: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let mut slice =
+            || Ok(RemoteSlice { key: RegionKey(fields.u64()?), offset: fields.u64()?, len: fields.u64()? });
+        let (inbox, page, arena) = (slice()?, slice()?, slice()?);
+        let arena = (fields.u64()?, arena);
+        let address = Address(fields.text_to_end(TEXT_BYTES_MAX)?.to_owned());
+        Ok(Self { address, inbox, page, arena })
     }
 }
 
