@@ -96,11 +96,7 @@ impl Core {
         Self {
             server: Server::new(incarnation, options.limits.server),
             limits: options.limits,
-            may_share: if options.may_share_memory() {
-                Ok(())
-            } else {
-                Err(format!("fabric '{}' shares no memory", options.fabric).into())
-            },
+            may_share: options.may_share_memory(),
             memory,
             epoll,
             wake,

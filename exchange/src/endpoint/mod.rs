@@ -106,7 +106,7 @@ impl Endpoint {
     /// See [`OpenEndpointError`].
     pub fn open(options: &EndpointOptions) -> Result<Self, OpenEndpointError> {
         let refused = |resource| move |source: std::io::Error| OpenEndpointError::System { resource, source };
-        if options.requires_regions && !options.may_share_memory() {
+        if options.requires_regions && options.may_share_memory().is_err() {
             return Err(OpenEndpointError::NoRegions { fabric: options.fabric });
         }
         let listener = listen(&options.listen)?;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::auth::Secret;
@@ -160,9 +161,12 @@ impl EndpointOptions {
         Ok(options)
     }
 
-    /// Whether memory may be shared with programs of this host.
-    pub(crate) fn may_share_memory(&self) -> bool {
-        matches!(self.fabric, ExchangeFabric::Auto | ExchangeFabric::Shm)
+    /// Whether memory may be shared with programs of this host, or why not.
+    pub(crate) fn may_share_memory(&self) -> Result<(), Arc<str>> {
+        match self.fabric {
+            ExchangeFabric::Auto | ExchangeFabric::Shm => Ok(()),
+            fabric => Err(format!("fabric '{fabric}' shares no memory").into()),
+        }
     }
 }
 

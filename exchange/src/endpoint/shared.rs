@@ -64,16 +64,14 @@ impl Shared {
 
     /// Whether memory is shared with the program of this introduction, or why not.
     pub(crate) fn may_share(&self, theirs: &Introduction) -> Result<(), Arc<str>> {
-        if self.introduction.shared_fabric(theirs) == Some(Fabric::Shm) {
-            return Ok(());
-        }
-        Err(if !self.introduction.fabrics.shm {
-            format!("fabric '{}' shares no memory", self.options.fabric).into()
-        } else if !theirs.fabrics.shm {
-            "the other program shares no memory".into()
+        self.options.may_share_memory()?;
+        if !theirs.fabrics.shm {
+            Err("the other program shares no memory".into())
+        } else if self.introduction.shared_fabric(theirs) == Some(Fabric::Shm) {
+            Ok(())
         } else {
-            "the two programs are on different hosts".into()
-        })
+            Err("the two programs are on different hosts".into())
+        }
     }
 
     /// An introduction with a new challenge.
@@ -113,7 +111,7 @@ pub(crate) fn own_introduction(
     host: [u8; 16],
     incarnation: u64,
 ) -> Introduction {
-    let fabrics = Fabrics { shm: options.may_share_memory(), ..Fabrics::default() };
+    let fabrics = Fabrics { shm: options.may_share_memory().is_ok(), ..Fabrics::default() };
     let address = pleach_transport::Address(address);
     Introduction { host, incarnation, fabrics, address, challenge: [0; 32] }
 }
