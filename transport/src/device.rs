@@ -47,9 +47,8 @@
 //!     then on [`Device::connect`] gives it to another process, an [`Incarnation`], and touches no
 //!     other pair. Nothing late of the former process is taken for its successor's: no signal,
 //!     message, end or loss. The successor finds new signal slots. The former process's keys, and
-//!     those of memory that was registered for it alone, are bad for the successor (line 8). A
-//!     process that had the rank does not get it back from the device that it was connected to
-//!     (which knows the last 256).
+//!     those of memory that was registered for it alone, are bad for the successor (line 8). The
+//!     device knows the last 256 processes that had a rank, and gives it to none of them again.
 //!     Severing a rank severs every process that has had it (line 9).
 
 mod error;

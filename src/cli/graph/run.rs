@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     /// What runs the nodes
     #[arg(long, value_enum, default_value_t = RuntimeChoice::Rten)]
     runtime: RuntimeChoice,
-    /// The library of onnxruntime [default: ORT_DYLIB_PATH, or libonnxruntime.so]
+    /// The library of onnxruntime [default: ORT_DYLIB_PATH, or libonnxruntime.so.1]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
     /// Whether a tensor is sent from where it was computed, or copied first
