@@ -56,8 +56,6 @@ type Gathering = Persistent<(Buffer<u64>, Buffer<u64>)>;
 pub(crate) struct Exchange {
     pairs: Gathering,
     partners: Gathering,
-    /// How often ranks have exchanged something.
-    pub(crate) calls: u64,
 }
 
 /// 8-byte words of a candidate pair and of a partner.
@@ -70,7 +68,7 @@ impl Exchange {
             let (input, output) = (group.buffer(words)?, group.buffer(words * group.world_size() as usize)?);
             group.prepare(Operation::all_gather(input, output)).map_err(|refused| refused.error)
         };
-        Ok(Self { pairs: gathering(PAIR_WORDS)?, partners: gathering(PARTNER_WORDS)?, calls: 0 })
+        Ok(Self { pairs: gathering(PAIR_WORDS)?, partners: gathering(PARTNER_WORDS)? })
     }
 
     /// The pair of all ranks, by this rank's extremes, whose places begin at `offset` among the
@@ -89,7 +87,6 @@ impl Exchange {
             join(notes, not_finite),
         ]);
         self.pairs.run()?;
-        self.calls += 1;
         let mut pair = Pair { up: None, low: None, notes: 0, not_finite: 0 };
         for words in self.pairs.output().as_chunks::<PAIR_WORDS>().0 {
             let [up, low, numbers, notes] = *words;
@@ -118,7 +115,6 @@ impl Exchange {
         let words = [gain.to_bits(), error.to_bits(), join(number, value.to_bits())];
         self.partners.input_mut().copy_from_slice(&words);
         self.partners.run()?;
-        self.calls += 1;
         let mut best = None;
         for words in self.partners.output().as_chunks::<PARTNER_WORDS>().0 {
             let [gain, error] = [words[0], words[1]].map(f64::from_bits);
