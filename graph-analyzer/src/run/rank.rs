@@ -12,7 +12,7 @@ use super::inputs::Tensor;
 use super::plan::{Copies, Job, JobError, Part, RankPlan};
 use super::runtime::{Output, Place, Program, RuntimeError, TensorRef};
 use super::transport::{TensorTransport, TransportError};
-use crate::graph::{Producer, ValueId};
+use crate::graph::ValueId;
 
 /// What a rank is to do.
 #[derive(Clone, Copy, Debug)]
@@ -224,24 +224,25 @@ impl<'a> Runner<'a> {
         (iteration % u64::from(self.options.depth)) as usize
     }
 
-    fn input_set(&self, iteration: u64) -> usize {
-        (iteration % self.inputs.len().max(1) as u64) as usize
-    }
-
     /// Inputs are sent from where they are.
     fn send_inputs(&mut self, iteration: u64) -> Result<(), RankError> {
-        let set = self.input_set(iteration);
         for number in 0..self.sources.len() {
             if self.sources[number].output.is_some() {
                 continue;
             }
             self.wait_free(number, iteration)?;
-            let input = self.job.graph.inputs().iter().position(|&input| input == self.sources[number].value);
-            if let Some((form, slice)) = input.and_then(|input| self.inputs.get(set)?.get(input)).cloned() {
+            if let Some((form, slice)) = self.input(iteration, self.sources[number].value).cloned() {
                 self.send(number, iteration, &slice, &form)?;
             }
         }
         Ok(())
+    }
+
+    /// An input of the graph in this iteration; nothing on ranks that do not have the inputs.
+    fn input(&self, iteration: u64, value: ValueId) -> Option<&(TensorForm, Slice)> {
+        let input = self.job.graph.inputs().iter().position(|&input| input == value)?;
+        let set = iteration % self.inputs.len().max(1) as u64;
+        self.inputs.get(set as usize)?.get(input)
     }
 
     fn wait_free(&mut self, source: usize, iteration: u64) -> Result<(), RankError> {
@@ -278,6 +279,22 @@ impl<'a> Runner<'a> {
         received.form.as_ref().unwrap_or_else(fixed)
     }
 
+    /// A value that was received, or that is an input of the graph.
+    fn given<'b>(
+        &'b self,
+        iteration: u64,
+        received: &'b [(usize, Received)],
+        value: ValueId,
+    ) -> Option<TensorRef<'b>> {
+        let is_it = |(number, _): &&(usize, Received)| self.job.partition.crossings()[*number].value == value;
+        if let Some((number, received)) = received.iter().find(is_it) {
+            let form = self.received_form(*number, received);
+            return Some(TensorRef { form, bytes: of_received(received) });
+        }
+        let (form, slice) = self.input(iteration, value)?;
+        Some(TensorRef { form, bytes: of_slice(slice) })
+    }
+
     fn compute(
         &mut self,
         iteration: u64,
@@ -287,35 +304,25 @@ impl<'a> Runner<'a> {
         let Some(mut program) = self.program.take() else { return Ok(Vec::new()) };
         let slot = self.slot(iteration);
         let mut places = self.places(slot)?;
-        let forms = received.iter().map(|(number, received)| self.received_form(*number, received).clone());
-        let forms: Vec<TensorForm> = forms.collect();
-        let set = self.input_set(iteration);
         let mut inputs = Vec::with_capacity(self.plan.needs.len());
         for &needed in &self.plan.needs {
-            let is_it =
-                |(number, _): &(usize, Received)| self.job.partition.crossings()[*number].value == needed;
-            if let Some(place) = received.iter().position(is_it) {
-                inputs.push(TensorRef { form: &forms[place], bytes: of_received(&received[place].1) });
-            } else {
-                let input = self.job.graph.inputs().iter().position(|&input| input == needed);
-                let (form, slice) = &self.inputs[set][input.expect("it is an input of the graph")];
-                inputs.push(TensorRef { form, bytes: of_slice(slice) });
-            }
+            let input = self.given(iteration, received, needed);
+            inputs.push(input.expect("it was received, or is an input of the graph"));
         }
-        let mut given: Vec<Option<Place<'_>>> = Vec::with_capacity(places.len());
+        let mut written: Vec<Option<Place<'_>>> = Vec::with_capacity(places.len());
         for place in &mut places {
-            given.push(place.as_mut().map(|(form, slice)| Place { form, bytes: of_slice_mut(slice) }));
+            written.push(place.as_mut().map(|(form, slice)| Place { form, bytes: of_slice_mut(slice) }));
         }
         if let Some(tracer) = tracer {
             if iteration == 0 {
                 // The first run of a program also allocates what it keeps, so that the numbers of
                 // its allocations are not those of later runs.
-                let warmed = program.run(&inputs, &mut given);
+                let warmed = program.run(&inputs, &mut written);
                 warmed.map_err(|error| RankError::Runtime { iteration, error })?;
             }
             tracer.begin(slot, iteration == 0);
         }
-        let outputs = program.run(&inputs, &mut given);
+        let outputs = program.run(&inputs, &mut written);
         if let Some(tracer) = tracer {
             tracer.end();
         }
@@ -425,14 +432,10 @@ impl<'a> Runner<'a> {
         received: &'b [(usize, Received)],
         outputs: &'b [Output],
     ) -> Vec<TensorRef<'b>> {
-        let set = self.input_set(iteration);
         let mut refs = Vec::new();
         for &value in self.job.graph.outputs() {
-            let is_it =
-                |(number, _): &&(usize, Received)| self.job.partition.crossings()[*number].value == value;
-            if let Some((number, received)) = received.iter().find(is_it) {
-                let form = self.received_form(*number, received);
-                refs.push(TensorRef { form, bytes: of_received(received) });
+            if let Some(given) = self.given(iteration, received, value) {
+                refs.push(given);
             } else if let Ok(place) = self.plan.computes.binary_search(&value) {
                 let output = &outputs[place];
                 let staging = || self.sources.iter().find(|source| source.output == Some(place));
@@ -443,11 +446,6 @@ impl<'a> Runner<'a> {
                         .map(of_slice),
                 };
                 refs.push(TensorRef { form: &output.form, bytes: bytes.unwrap_or(&[]) });
-            } else if let Producer::Input = self.job.graph.value(value).producer {
-                let input = self.job.graph.inputs().iter().position(|&input| input == value);
-                if let Some((form, slice)) = input.and_then(|input| self.inputs.get(set)?.get(input)) {
-                    refs.push(TensorRef { form, bytes: of_slice(slice) });
-                }
             }
         }
         refs
