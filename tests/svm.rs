@@ -6,9 +6,9 @@ mod launcher;
 mod skipped;
 
 use std::path::Path;
-use std::process::Output;
+use std::process::{Child, Output, Stdio};
 
-use launcher::{Folder, field, finish, number, pleach, text};
+use launcher::{Folder, field, finish, number, pleach, text, wait_until};
 use skipped::skip;
 
 fn svm(arguments: &[&str]) -> Output {
@@ -147,6 +147,60 @@ fn files_are_trained_on_and_judged_by_another() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("model not written: /dev/full") && error.contains("No space"), "{error}");
+}
+
+/// Two ranks in a training that takes long, and their processes by rank.
+fn long_training(more: &[&str]) -> (Child, [u32; 2]) {
+    let mut command = pleach();
+    command.args(["svm", "digits", "--c", "1000", "--gamma", "0.001", "--tolerance", "1e-9", "--cache", "0"]);
+    command.args(["--shrink", "none", "--ranks", "2"]).args(more);
+    let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("pleach starts");
+    let rank_process = |rank: u32| {
+        let processes = std::fs::read_dir("/proc").expect("there is /proc");
+        let mut numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+        numbers.find(|number| {
+            let file = |name: &str| std::fs::read(format!("/proc/{number}/{name}")).unwrap_or_default();
+            let parent = format!("PPid:\t{}\n", launcher.id());
+            let variable = format!("PLEACH_RANK={rank}");
+            // A rank that catches SIGINT has joined and is about to train.
+            let status = String::from_utf8_lossy(&file("status")).into_owned();
+            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap_or("0");
+            status.contains(&parent)
+                && file("environ").split(|byte| *byte == 0).any(|one| one == variable.as_bytes())
+                && u64::from_str_radix(caught, 16).is_ok_and(|mask| mask & 2 != 0)
+        })
+    };
+    wait_until("two ranks train", || rank_process(0).is_some() && rank_process(1).is_some());
+    let ranks = [0, 1].map(|rank| rank_process(rank).expect("it trains"));
+    (launcher, ranks)
+}
+
+fn signal(process: u32, signal: rustix::process::Signal) {
+    let process = rustix::process::Pid::from_raw(process.cast_signed()).expect("is no 0");
+    rustix::process::kill_process(process, signal).expect("it runs");
+}
+
+#[test]
+fn an_interrupt_leaves_the_model_so_far() {
+    let folder = Folder::new("svm-interrupt");
+    let model = folder.0.join("model");
+    let (launcher, _) = long_training(&["--output", model.to_str().expect("is text")]);
+    signal(launcher.id(), rustix::process::Signal::INT);
+    let output = launcher.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("SIGINT"), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("us/iter"), "{}", text(&output.stdout));
+    assert!(std::fs::read_to_string(model).expect("was written").starts_with("svm_type c_svc\n"));
+}
+
+#[test]
+fn a_rank_that_is_killed_in_a_training_ends_it_with_its_name() {
+    let (launcher, ranks) = long_training(&[]);
+    signal(ranks[1], rustix::process::Signal::KILL);
+    let output = launcher.wait_with_output().expect("it ends");
+    let error = text(&output.stderr);
+    assert_eq!((output.status.code(), error.lines().count()), (Some(1), 1), "{error}");
+    assert!(error.contains("rank 1") && error.contains("SIGKILL") && output.stdout.is_empty(), "{error}");
 }
 
 #[test]
