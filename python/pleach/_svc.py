@@ -70,7 +70,6 @@ class SVC(ClassifierMixin, BaseEstimator):
             labels = y
             if not np.array_equal(labels, np.asarray(labels, np.int32)):
                 raise ArgumentError("labels of a group's ranks are not whole numbers of 32 bits")
-        first_check, multi = _shrinking(self.shrink)
         if self.selection not in ("first", "second"):
             raise ValueError(f"selection is {self.selection!r}; there are 'first' and 'second'")
         self._gamma = self._number_of_gamma(X)
@@ -85,8 +84,7 @@ class SVC(ClassifierMixin, BaseEstimator):
             coef0=float(self.coef0),
             c=float(self.C),
             tolerance=float(self.tol),
-            first_check=first_check,
-            multi=multi,
+            shrink=self.shrink,
             first_order=self.selection == "first",
             cache_bytes=int(self.cache_size * 2**20),
             iterations_max=None if self.max_iter < 0 else self.max_iter,
@@ -162,19 +160,3 @@ class SVC(ClassifierMixin, BaseEstimator):
 def _bytes(X: Any) -> bytes:
     with np.errstate(over="ignore"):
         return np.ascontiguousarray(X, np.float32).tobytes()
-
-
-def _shrinking(text: str) -> tuple[float | None, bool]:
-    """When samples are left out first, and whether they come back early."""
-    if text == "none":
-        return None, False
-    first, _, back = text.partition(":")
-    try:
-        value = float(first.removesuffix("%"))
-        if back not in ("", "single", "multi") or value <= 0:
-            raise ValueError
-    except ValueError:
-        raise ValueError(f"shrink is {text!r}; give none, N or P%, then :single or :multi") from None
-    if first.endswith("%"):
-        return min(value / 100, 1 - 1e-9), back == "multi"
-    return float(int(value)), back == "multi"

@@ -4,8 +4,7 @@ use std::ops::ControlFlow;
 
 use pleach_collectives::{Group as RustGroup, Options};
 use pleach_training::svm::{
-    FirstCheck, Kernel, Model, Outcome, Parameters, Reconstruction, Samples, Selection, Shrinking, Svm,
-    SvmError, libsvm,
+    Kernel, Model, Outcome, Parameters, Samples, Selection, Shrinking, Svm, SvmError, libsvm,
 };
 use pleach_transport::rendezvous::World;
 use pyo3::prelude::*;
@@ -50,7 +49,7 @@ fn samples(py: Python<'_>, data: &[u8], features: u32) -> PyResult<Samples> {
 /// Trains a machine; see ``pleach.SVC``.
 #[pyfunction]
 #[pyo3(signature = (group, data, features, labels, *, kernel_name, degree, gamma, coef0, c, tolerance,
-                    first_check, multi, first_order, cache_bytes, iterations_max))]
+                    shrink, first_order, cache_bytes, iterations_max))]
 #[expect(clippy::too_many_arguments, reason = "keyword arguments of Python")]
 pub(crate) fn svm_train(
     py: Python<'_>,
@@ -64,24 +63,20 @@ pub(crate) fn svm_train(
     coef0: f64,
     c: f64,
     tolerance: f64,
-    first_check: Option<f64>,
-    multi: bool,
+    shrink: &str,
     first_order: bool,
     cache_bytes: usize,
     iterations_max: Option<u64>,
 ) -> PyResult<SvmModel> {
     let samples = samples(py, data, features)?;
-    let reconstruction = if multi { Reconstruction::Multi } else { Reconstruction::Single };
-    // Below 1 it is a share of the samples.
-    let first = |first: f64| match first {
-        share if share < 1.0 => FirstCheck::Share(share),
-        count => FirstCheck::Iterations(count as u64),
-    };
+    let shrinking = shrink.parse::<Shrinking>().map_err(|_| {
+        let text = format!("shrink is {shrink:?}; give none, N or P%, then :single or :multi");
+        error::argument(py, text)
+    })?;
     let parameters = Parameters {
         c,
         tolerance,
-        shrinking: first_check
-            .map_or(Shrinking::Never, |check| Shrinking::Every { first: first(check), reconstruction }),
+        shrinking,
         selection: if first_order { Selection::First } else { Selection::Second },
         cache_bytes,
         iterations_max,

@@ -15,8 +15,8 @@ use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
 use pleach::{Group, Options, ReduceOp};
 use pleach_training::svm::{
-    FirstCheck, Kernel, Model, Outcome, Parameters, Progress, Reconstruction, Selection, Shrinking, Svm,
-    SvmError, Training, libsvm,
+    Kernel, Model, Outcome, Parameters, Progress, Selection, Shrinking, ShrinkingTextError, Svm, SvmError,
+    Training, libsvm,
 };
 use serde_json::{Value, json};
 
@@ -110,24 +110,10 @@ struct Shrink {
 }
 
 impl FromStr for Shrink {
-    type Err = String;
+    type Err = ShrinkingTextError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        let name = text.to_owned();
-        if text == "none" {
-            return Ok(Self { name, shrinking: Shrinking::Never });
-        }
-        let (first, reconstruction) = match text.split_once(':') {
-            None | Some((_, "single")) => (text.trim_end_matches(":single"), Reconstruction::Single),
-            Some((first, "multi")) => (first, Reconstruction::Multi),
-            Some(_) => return Err("after ':' give single or multi".to_owned()),
-        };
-        let first = match first.strip_suffix('%') {
-            Some(share) => share.parse().ok().map(|share: f64| FirstCheck::Share(share / 100.0)),
-            None => first.parse().ok().filter(|count| *count > 0).map(FirstCheck::Iterations),
-        };
-        let first = first.ok_or("give none, a number of iterations above 0, or a share such as 5%")?;
-        Ok(Self { name, shrinking: Shrinking::Every { first, reconstruction } })
+    fn from_str(text: &str) -> Result<Self, ShrinkingTextError> {
+        Ok(Self { name: text.to_owned(), shrinking: text.parse()? })
     }
 }
 

@@ -46,6 +46,7 @@ mod model;
 mod oracle;
 mod reconstruct;
 mod samples;
+mod shrinking;
 mod solver;
 mod sum;
 #[cfg(test)]
@@ -57,6 +58,7 @@ pub use error::SvmError;
 pub use kernel::Kernel;
 pub use model::{Model, Outcome, PredictError, Training};
 pub use samples::{FEATURES_MAX, FeatureError, Samples};
+pub use shrinking::{FirstCheck, Reconstruction, Shrinking, ShrinkingTextError};
 pub use train::{Progress, Svm};
 
 /// How a support vector machine is trained; the same on all ranks.
@@ -107,42 +109,4 @@ pub enum Selection {
     /// exchanges an iteration, and fewer iterations.
     #[default]
     Second,
-}
-
-/// When samples are left out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Shrinking {
-    /// Never.
-    Never,
-    /// From this iteration on, and again after as many iterations or as there are samples left.
-    Every {
-        /// The iterations.
-        first: FirstCheck,
-        /// When the samples come back.
-        reconstruction: Reconstruction,
-    },
-}
-
-impl Default for Shrinking {
-    fn default() -> Self {
-        Self::Every { first: FirstCheck::Share(0.05), reconstruction: Reconstruction::Single }
-    }
-}
-
-/// After how many iterations samples are left out.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum FirstCheck {
-    /// So many.
-    Iterations(u64),
-    /// This share of the number of samples: above 0, at most 1.
-    Share(f64),
-}
-
-/// When the samples that were left out come back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reconstruction {
-    /// When the others have converged.
-    Single,
-    /// Also once when the others are ten times the tolerance from it.
-    Multi,
 }
