@@ -14,7 +14,7 @@ use super::proto::{
 };
 use super::{Model, random, rewrites};
 use crate::element::ElementType;
-use crate::graph::{Dim, Graph, Node, NodeId, Producer, ValueId, WeightSource};
+use crate::graph::{Dim, Graph, Node, NodeId, Producer, Value, ValueId, WeightSource};
 
 /// The first version of the form in which weights need not be inputs.
 const WEIGHTS_IR_VERSION: i64 = 4;
@@ -122,7 +122,7 @@ impl Model {
             if bytes > WEIGHT_BYTES_MAX {
                 return Err(CutError::TooLarge { bytes });
             }
-            part.initializer.push(weight(cut, tensor, &value.producer)?);
+            part.initializer.push(weight(cut, tensor, value)?);
         }
         let mut model = self.clone_without_graph();
         model.proto.ir_version = Some(model.proto.ir_version().max(WEIGHTS_IR_VERSION));
@@ -157,15 +157,14 @@ fn rewritten(cut: &Cut<'_>, node: &Node, proto: &NodeProto) -> Option<rewrites::
 }
 
 /// A weight with its values.
-fn weight(cut: &Cut<'_>, tensor: &TensorProto, producer: &Producer) -> Result<TensorProto, CutError> {
+fn weight(cut: &Cut<'_>, tensor: &TensorProto, value: &Value) -> Result<TensorProto, CutError> {
     let weight = || tensor.name().to_owned();
     if tensor.data_location() == DataLocation::External {
-        let Producer::Weight { source: WeightSource::File { path, offset }, .. } = producer else {
+        let (Producer::Weight { source: WeightSource::File { path, offset }, .. }, Some(bytes)) =
+            (&value.producer, value.tensor.bytes())
+        else {
             return Err(CutError::NoValues { weight: weight() });
         };
-        let element = ElementType::from_onnx(tensor.data_type());
-        let elements: i64 = tensor.dims.iter().product();
-        let bytes = element.and_then(|element| element.bytes(elements.unsigned_abs())).unwrap_or(0);
         let path = cut.folder.join(path);
         let mut raw = vec![0; bytes as usize];
         let read = File::open(&path).and_then(|file| file.read_exact_at(&mut raw, *offset));
