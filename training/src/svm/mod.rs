@@ -56,9 +56,10 @@ mod wide;
 
 pub use error::SvmError;
 pub use kernel::Kernel;
-pub use model::{Model, Outcome, PredictError, Training};
+pub use model::{Model, PredictError, Training};
 pub use samples::{FEATURES_MAX, FeatureError, Samples};
 pub use shrinking::{FirstCheck, Reconstruction, Shrinking, ShrinkingTextError};
+pub use solver::Outcome;
 pub use train::{Progress, Svm};
 
 /// How a support vector machine is trained; the same on all ranks.

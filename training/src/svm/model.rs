@@ -2,7 +2,7 @@
 
 use super::kernel::{Kernel, Query};
 use super::samples::Samples;
-use super::solver::{End, Solution};
+use super::solver::{Outcome, Solution};
 
 /// A trained machine.
 ///
@@ -24,18 +24,6 @@ pub struct Model {
     /// `None` if the model was read.
     pub(crate) features: Option<u32>,
     pub(crate) training: Option<Training>,
-}
-
-/// How training ended.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Outcome {
-    /// The conditions of optimality hold to the tolerance, for all samples.
-    #[default]
-    Converged,
-    /// The observer stopped it.
-    Stopped,
-    /// The limit of iterations was reached.
-    IterationsMax,
 }
 
 /// What training did, over all pairs of classes and all ranks.
@@ -63,8 +51,8 @@ pub struct Training {
 
 impl Training {
     pub(crate) fn add(&mut self, solution: &Solution) {
-        if solution.end != End::Converged {
-            self.outcome = solution.end.into();
+        if solution.outcome != Outcome::Converged {
+            self.outcome = solution.outcome;
         }
         self.iterations += solution.iterations;
         self.kernel_evaluations += solution.kernel_evaluations;

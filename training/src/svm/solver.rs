@@ -42,11 +42,15 @@ pub(crate) struct Problem<'a> {
     pub(crate) signs: Vec<f64>,
 }
 
-/// How the solver ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+/// How training ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Outcome {
+    /// The conditions of optimality hold to the tolerance, for all samples.
+    #[default]
     Converged,
+    /// The observer stopped it.
     Stopped,
+    /// The limit of iterations was reached.
     IterationsMax,
 }
 
@@ -71,7 +75,7 @@ pub(crate) struct Solution {
     pub(crate) rho: f64,
     pub(crate) objective: f64,
     pub(crate) gap: f64,
-    pub(crate) end: End,
+    pub(crate) outcome: Outcome,
     pub(crate) iterations: u64,
     pub(crate) reconstructions: u64,
     /// Pairs along which the kernel is not positive.
@@ -201,7 +205,7 @@ impl<'a> Solver<'a> {
         };
         let mut until_check = checks;
         let mut extremes = self.extremes();
-        let (end, gap) = loop {
+        let (outcome, gap) = loop {
             let Pair { up, low, notes, .. } = self.exchange_pair(extremes)?;
             let gap = up.zip(low).map_or(0.0, |(up, low)| low.value - up.value);
             let state = State { iterations: self.iterations, gap, active: self.active_of_all, samples };
@@ -209,9 +213,9 @@ impl<'a> Solver<'a> {
                 self.notes |= note::STOP;
             }
             let stop = if notes & note::STOP != 0 {
-                Some(End::Stopped)
+                Some(Outcome::Stopped)
             } else if self.iterations >= iterations_max {
-                Some(End::IterationsMax)
+                Some(Outcome::IterationsMax)
             } else {
                 None
             };
@@ -224,7 +228,9 @@ impl<'a> Solver<'a> {
                     continue;
                 }
                 if gap < tolerance || stop.is_some() {
-                    break (if gap < tolerance { End::Converged } else { stop.unwrap_or(End::Stopped) }, gap);
+                    let outcome =
+                        if gap < tolerance { Outcome::Converged } else { stop.unwrap_or(Outcome::Stopped) };
+                    break (outcome, gap);
                 }
             }
             let (Some(up), Some(low)) = (up, low) else { unreachable!("a pair with a gap has two samples") };
@@ -238,7 +244,7 @@ impl<'a> Solver<'a> {
             extremes = self.step(up, low)?;
             self.iterations += 1;
         };
-        self.solution(end, gap)
+        self.solution(outcome, gap)
     }
 
     #[cfg(test)]
@@ -463,7 +469,7 @@ impl<'a> Solver<'a> {
     }
 
     /// What the factors mean. Sums are made over all samples in their order.
-    fn solution(&mut self, end: End, gap: f64) -> Result<Solution, SvmError> {
+    fn solution(&mut self, outcome: Outcome, gap: f64) -> Result<Solution, SvmError> {
         let errors = gather(self.problem.group, &self.errors.error)?.items;
         let c = self.problem.parameters.c;
         let (mut objective, mut bounded) = (0.0, 0);
@@ -489,7 +495,7 @@ impl<'a> Solver<'a> {
             rho,
             objective: objective / 2.0,
             gap,
-            end,
+            outcome,
             iterations: self.iterations,
             reconstructions: self.reconstructions,
             negative_curvatures: self.negative_curvatures,

@@ -9,7 +9,7 @@ use super::exchange::gather;
 use super::kernel::Kernel;
 use super::model::{Model, Training};
 use super::samples::Samples;
-use super::solver::{End, Problem, Solution, Solver};
+use super::solver::{Outcome, Problem, Solution, Solver};
 use super::{FirstCheck, Parameters, Shrinking};
 
 /// Most classes: each pair of them is a problem.
@@ -104,7 +104,7 @@ impl Svm {
             columns.add(&members, &solution, (first, second));
             training.add(&solution);
             rhos.push(solution.rho);
-            if solution.end == End::Stopped {
+            if solution.outcome == Outcome::Stopped {
                 // The other pairs have no solution: their decisions are 0.
                 rhos.resize(pairs.len(), 0.0);
                 break;
@@ -333,14 +333,4 @@ fn vectors(
         rest = behind;
     }
     Ok(vectors)
-}
-
-impl From<End> for super::model::Outcome {
-    fn from(end: End) -> Self {
-        match end {
-            End::Converged => Self::Converged,
-            End::Stopped => Self::Stopped,
-            End::IterationsMax => Self::IterationsMax,
-        }
-    }
 }
