@@ -25,6 +25,8 @@ pub mod random;
 
 pub use collective::{Collective, DataType, Factor, ReduceOp};
 pub use fabric::{Fabric, FabricChoice};
+#[doc(hidden)]
+pub use name::nearest;
 pub use name::{UnknownName, named};
 pub use parts::Parts;
 
