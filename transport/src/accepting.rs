@@ -8,6 +8,7 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use rustix::event::epoll;
+use rustix::io::Errno;
 
 use crate::Nanos;
 
@@ -115,21 +116,25 @@ impl AcceptPause {
     }
 
     /// Adds the listener again as `token` when the pause is over; returns the end of a pause that
-    /// is not over.
+    /// is not over. Where the system has no room for the listener the next pause begins: a listener
+    /// that is not in the set accepts nobody.
     pub fn end(&mut self, epoll: impl AsFd, listener: impl AsFd, token: u64, now: Nanos) -> Option<Nanos> {
         let until = self.until?;
         if now < until {
             return Some(until);
         }
-        self.until = None;
-        let _ = epoll::add(epoll, listener, epoll::EventData::new_u64(token), epoll::EventFlags::IN);
-        None
+        let data = epoll::EventData::new_u64(token);
+        self.until = match epoll::add(epoll, listener, data, epoll::EventFlags::IN) {
+            Ok(()) | Err(Errno::EXIST) => None,
+            Err(_) => Some(now + ACCEPT_PAUSE),
+        };
+        self.until
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener};
 
     use super::*;
 
@@ -158,6 +163,24 @@ mod tests {
         assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (1, Some(0)));
         unauthenticated.remove(GREEDY, 0);
         assert_eq!((unauthenticated.len(), unauthenticated.first_to_drop()), (0, None));
+    }
+
+    #[test]
+    fn a_pause_goes_on_until_the_listener_is_in_the_set_again() {
+        let set = epoll::create(epoll::CreateFlags::CLOEXEC).expect("a descriptor");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let mut pause = AcceptPause::default();
+        assert_eq!(pause.end(&set, &listener, 7, Nanos(0)), None, "no pause has begun");
+        pause.begin(&set, &listener, Nanos(0));
+        let (until, later) = (Nanos(0) + ACCEPT_PAUSE, Nanos(0) + ACCEPT_PAUSE + ACCEPT_PAUSE);
+        assert_eq!(pause.end(&set, &listener, 7, Nanos(1)), Some(until));
+        // A plain file cannot be in a set, so this attempt fails.
+        let file = std::fs::File::open(std::env::current_exe().expect("a path")).expect("can be read");
+        assert_eq!(pause.end(&set, &file, 7, until), Some(later));
+        assert_eq!(pause.end(&set, &listener, 7, until), Some(later));
+        assert_eq!(pause.end(&set, &listener, 7, later), None);
+        let is_added = epoll::add(&set, &listener, epoll::EventData::new_u64(7), epoll::EventFlags::IN);
+        assert_eq!(is_added, Err(Errno::EXIST), "the listener is in the set");
     }
 
     #[test]

@@ -555,8 +555,10 @@ pub enum ConnectError {
         /// The peer.
         peer: Rank,
     },
-    /// The operating system refused the memory of the signal slots.
-    #[error("no memory for the signal slots of rank {peer}; free some, or raise the limit ('ulimit -v')")]
+    /// The operating system refused the shared memory of the signal slots.
+    #[error(
+        "the system refused the signal slots of rank {peer} ({source}); raise the limit of memory ('ulimit -v') or of files ('ulimit -n')"
+    )]
     SignalSlots {
         /// The peer.
         peer: Rank,

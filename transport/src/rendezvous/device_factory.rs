@@ -1,8 +1,11 @@
 //! The fabrics, and the factory of their devices.
 
+use std::error::Error;
+use std::iter;
+
 pub use pleach_vocabulary::{Fabric, FabricChoice};
 
-use crate::device::{Device, DeviceConfig};
+use crate::device::{Device, DeviceConfig, LossCause, files_allowed};
 use crate::hybrid::{HybridDevice, PeerFabric};
 use crate::shm::ShmDevice;
 use crate::tcp::TcpDevice;
@@ -10,11 +13,20 @@ use crate::verbs::{self, VerbsDevice, VerbsOptions};
 
 /// Why a device was not made.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
-#[error("{source}")]
+#[error("{}", shown(&**source))]
 pub struct FabricError {
     /// The fabric's error.
     #[source]
-    pub source: Box<dyn std::error::Error + Send + Sync>,
+    pub source: Box<dyn Error + Send + Sync>,
+}
+
+/// The error's text, or the limit of open files if the system refused one more.
+fn shown(error: &(dyn Error + 'static)) -> String {
+    let files_allowed = |error: &(dyn Error + 'static)| files_allowed(error.downcast_ref()?);
+    match iter::successors(Some(error), |&error| error.source()).find_map(files_allowed) {
+        Some(most) => LossCause::Files { most }.to_string(),
+        None => error.to_string(),
+    }
 }
 
 /// Makes devices.
@@ -62,7 +74,7 @@ fn options() -> Result<VerbsOptions, verbs::OpenError> {
     Ok(VerbsOptions::from_env()?)
 }
 
-fn boxed<D: Device + 'static, E: std::error::Error + Send + Sync + 'static>(
+fn boxed<D: Device + 'static, E: Error + Send + Sync + 'static>(
     made: Result<D, E>,
 ) -> Result<Box<dyn Device>, FabricError> {
     match made {

@@ -298,7 +298,11 @@ impl<'a> JoinProtocol<'a> {
         let may_share = !matches!(self.options.fabric, FabricChoice::Only(Fabric::Tcp | Fabric::Verbs));
         let probe_listener =
             if may_share { ProbeListener::open() } else { Err(std::io::ErrorKind::Unsupported.into()) };
-        let records = self.exchange_records(probe_listener.as_ref().ok().map(ProbeListener::address))?;
+        let address = match &probe_listener {
+            Ok(probe_listener) => Some(probe_listener.address()),
+            Err(error) => ProbeListener::address_after(error),
+        };
+        let records = self.exchange_records(address)?;
         let secret = self.agree_on_secret()?;
         let own = &records[self.world.rank as usize];
         let here = records.iter().filter(|record| own.same_machine(record));
@@ -360,7 +364,7 @@ impl<'a> JoinProtocol<'a> {
                 Some(probe_listener) => probe(probe_listener, self.deadline),
                 None => ProbeOutcome::NotFound,
             })
-            .map(ProbeOutcome::letter)
+            .map(char::from)
             .collect();
         // A store does not distinguish an empty value from none.
         let lines = self.exchange("neighbours", &format!("+{line}"), None, &mut Vec::new())?;

@@ -16,19 +16,22 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
 use rustix::time::Timespec;
 
 use super::device_factory::Fabric;
 use crate::auth::{TAG_BYTES, challenge};
 use crate::clock::now;
 use crate::control::packet::{self, ReceiveError};
-use crate::device::Address;
+use crate::device::{Address, files_allowed};
 use crate::hybrid::PeerFabric;
 use crate::memory::{SharedMemory, shows};
 use crate::{Nanos, Rank};
 
 /// Time limit of an answer, for both ends of a probe.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
+/// How often a listener without a spare file looks for one.
+const SPARE_INTERVAL: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
 
 /// The result of a probe between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,22 +48,30 @@ pub enum ProbeOutcome {
     NoDescriptor,
     /// The descriptor cannot be mapped.
     NotMapped,
+    /// One of the two may open no more files.
+    TooManyFiles,
 }
 
-const LETTERS: [(ProbeOutcome, char); 6] = [
+/// The answer, or the address, of a rank that may open no more files.
+const TOO_MANY_FILES: &str = "too many files";
+
+const LETTERS: [(ProbeOutcome, char); 7] = [
     (ProbeOutcome::Neighbours, '+'),
     (ProbeOutcome::Named, 'h'),
     (ProbeOutcome::NotFound, 'n'),
     (ProbeOutcome::OtherUser, 'u'),
     (ProbeOutcome::NoDescriptor, 'd'),
     (ProbeOutcome::NotMapped, 'm'),
+    (ProbeOutcome::TooManyFiles, 'f'),
 ];
 
-impl ProbeOutcome {
-    pub(super) fn letter(self) -> char {
-        LETTERS.iter().find(|(outcome, _)| *outcome == self).map_or('n', |(_, letter)| *letter)
+impl From<ProbeOutcome> for char {
+    fn from(outcome: ProbeOutcome) -> Self {
+        LETTERS.iter().find(|(other, _)| *other == outcome).map_or('n', |(_, letter)| *letter)
     }
+}
 
+impl ProbeOutcome {
     pub(super) fn from_letter(letter: char) -> Option<Self> {
         LETTERS.iter().find(|(_, other)| *other == letter).map(|(outcome, _)| *outcome)
     }
@@ -76,6 +87,7 @@ impl ProbeOutcome {
             Self::OtherUser => "processes of different users",
             Self::NoDescriptor => "no descriptor arrived: no answer",
             Self::NotMapped => "the descriptor that arrived does not map",
+            Self::TooManyFiles => "one of them may open no more files: raise its limit ('ulimit -n')",
         }
     }
 }
@@ -98,9 +110,10 @@ impl ProbeListener {
         let (listener, address) = packet::bind_anywhere()?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let stopped = Arc::clone(&stop);
+        let spare = spare_file()?;
         let thread = thread::Builder::new()
             .name("pleach-neighbours".to_owned())
-            .spawn(move || serve_probes(&listener, &stopped))?;
+            .spawn(move || serve_probes(&listener, &stopped, Some(spare)))?;
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
@@ -108,6 +121,11 @@ impl ProbeListener {
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address.0
+    }
+
+    /// What others probe instead, if the listener could not be opened for want of files.
+    pub(super) fn address_after(error: &io::Error) -> Option<&'static str> {
+        files_allowed(error).map(|_| TOO_MANY_FILES)
     }
 }
 
@@ -122,27 +140,44 @@ impl Drop for ProbeListener {
     }
 }
 
-fn serve_probes(listener: &OwnedFd, stop: &OwnedFd) {
+/// A file that is closed to make room for a connection.
+fn spare_file() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC)
+}
+
+fn serve_probes(listener: &OwnedFd, stop: &OwnedFd, mut spare: Option<OwnedFd>) {
     loop {
-        let mut files = [PollFd::new(listener, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+        // Without a spare file, connections cannot be taken: look for one again after a while.
+        let (files, limit) = if spare.is_some() { (2, None) } else { (1, Some(&SPARE_INTERVAL)) };
+        let mut polled = [PollFd::new(stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
         // Interrupted or not: check both.
-        let _ = poll(&mut files, None);
-        if files[1].revents().contains(PollFlags::IN) {
+        let _ = poll(&mut polled[..files], limit);
+        if polled[0].revents().contains(PollFlags::IN) {
             return;
         }
-        if let Ok(stream) = packet::accept(listener)
+        let accepted = packet::accept(listener);
+        let is_full = matches!(accepted, Err(Errno::MFILE));
+        if is_full {
+            spare = None;
+        }
+        let accepted = if is_full { packet::accept(listener) } else { accepted };
+        if let Ok(stream) = accepted
             && packet::is_same_user(&stream)
         {
             // A peer that sends nothing more only harms its own probe.
-            let _ = answer(stream, stop);
+            let outcome = if is_full { Err(ProbeOutcome::TooManyFiles) } else { exchange(&stream, stop) };
+            if outcome == Err(ProbeOutcome::TooManyFiles) {
+                let _ = packet::send(&stream, TOO_MANY_FILES.as_bytes(), &[]);
+            }
         }
+        spare = spare.or_else(|| spare_file().ok());
     }
 }
 
 /// Receives a descriptor, and sends one back if it can be mapped. Ends when `stop` is readable.
-fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), ProbeOutcome> {
-    receive_descriptor(&stream, now() + ANSWER_LIMIT, Some(stop))?;
-    send_descriptor(&stream)
+fn exchange(stream: &OwnedFd, stop: &OwnedFd) -> Result<(), ProbeOutcome> {
+    receive_descriptor(stream, now() + ANSWER_LIMIT, Some(stop))?;
+    send_descriptor(stream)
 }
 
 /// Probes another rank's listener. Waits for an answer until `deadline`, and at most 10 s.
@@ -150,8 +185,14 @@ fn answer(stream: OwnedFd, stop: &OwnedFd) -> Result<(), ProbeOutcome> {
 pub fn probe(probe_listener: &str, deadline: Nanos) -> ProbeOutcome {
     let until = deadline.min(now() + ANSWER_LIMIT);
     let outcome = || -> Result<(), ProbeOutcome> {
+        if probe_listener == TOO_MANY_FILES {
+            return Err(ProbeOutcome::TooManyFiles);
+        }
         let name = packet::parse_text(probe_listener).ok_or(ProbeOutcome::NotFound)?;
-        let stream = packet::dial(name).map_err(|_| ProbeOutcome::NotFound)?;
+        let stream = packet::dial(name).map_err(|error| match error {
+            Errno::MFILE => ProbeOutcome::TooManyFiles,
+            _ => ProbeOutcome::NotFound,
+        })?;
         if !packet::is_same_user(&stream) {
             return Err(ProbeOutcome::OtherUser);
         }
@@ -164,7 +205,10 @@ pub fn probe(probe_listener: &str, deadline: Nanos) -> ProbeOutcome {
 /// Sends a descriptor, and the contents of its memory.
 fn send_descriptor(stream: &OwnedFd) -> Result<(), ProbeOutcome> {
     let token = challenge();
-    let memory = SharedMemory::new(TAG_BYTES).map_err(|_| ProbeOutcome::NoDescriptor)?;
+    let memory = SharedMemory::new(TAG_BYTES).map_err(|error| match files_allowed(&error) {
+        Some(_) => ProbeOutcome::TooManyFiles,
+        None => ProbeOutcome::NoDescriptor,
+    })?;
     if rustix::io::pwrite(memory.file(), &token, 0) != Ok(TAG_BYTES) {
         return Err(ProbeOutcome::NoDescriptor);
     }
@@ -177,13 +221,16 @@ fn receive_descriptor(stream: &OwnedFd, until: Nanos, stop: Option<&OwnedFd>) ->
     let mut token = [0; TAG_BYTES + 1];
     loop {
         match packet::receive(stream, &mut token) {
+            Ok(packet) if packet.files_lost || token[..packet.bytes] == *TOO_MANY_FILES.as_bytes() => {
+                return Err(ProbeOutcome::TooManyFiles);
+            }
             Ok(mut packet) => {
                 let file = packet.files.pop().filter(|_| packet.bytes == TAG_BYTES);
                 let file = file.ok_or(ProbeOutcome::NoDescriptor)?;
                 let maps = shows(file, &token[..TAG_BYTES]);
                 return if maps { Ok(()) } else { Err(ProbeOutcome::NotMapped) };
             }
-            Err(ReceiveError::System(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR)) => {
+            Err(ReceiveError::System(Errno::AGAIN | Errno::INTR)) => {
                 let left = until.since(now());
                 let limit =
                     Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
@@ -382,7 +429,7 @@ mod tests {
     #[test]
     fn distances_travel_as_letters() {
         for (outcome, letter) in LETTERS {
-            assert_eq!(outcome.letter(), letter);
+            assert_eq!(char::from(outcome), letter);
             assert_eq!(ProbeOutcome::from_letter(letter), Some(outcome));
         }
         assert_eq!(ProbeOutcome::from_letter('?'), None);

@@ -14,6 +14,8 @@ use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 use super::copies::{GpuCopies, gpu_failed};
 use super::fence::{Fence, REFUSAL_LIMIT};
 use super::link::{PeerMemory, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
@@ -518,7 +520,7 @@ impl ShmDevice {
         }
         // Before the watcher can begin the generation, and send them.
         self.make_signal_slots(peer, is_again)
-            .map_err(|kind| ConnectError::SignalSlots { peer, source: kind.into() })?;
+            .map_err(|refused| ConnectError::SignalSlots { peer, source: refused.into() })?;
         if is_again {
             let keys = &self.shared.own.keys;
             self.shared.directory().orphan(peer, keys);
@@ -533,7 +535,7 @@ impl ShmDevice {
     }
 
     /// Makes the signal slots for a peer that is to be connected.
-    fn make_signal_slots(&self, peer: Rank, is_again: bool) -> Result<(), io::ErrorKind> {
+    fn make_signal_slots(&self, peer: Rank, is_again: bool) -> Result<(), Errno> {
         let signal_slots = &self.shared.signal_slots;
         if is_again {
             return signal_slots.renew(peer, self.control.generation(peer) + 1);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::{io, slice};
 
 use rustix::fs::SealFlags;
+use rustix::io::Errno;
 
 use super::mapping::{Access, Mapping, check};
 use crate::Rank;
@@ -163,8 +164,8 @@ fn sealed_key_table() -> io::Result<(OwnedFd, Mapping)> {
 /// be detached alone.
 pub(crate) struct OwnSignals {
     pub(crate) signal_slots: Signals,
-    /// Absent when the system gave no memory for it; then the peer cannot be connected.
-    shared: Result<Arc<Mapping>, io::ErrorKind>,
+    /// Absent when the system refused the memory or the file; then the peer cannot be connected.
+    shared: Result<Arc<Mapping>, Errno>,
     /// Until the peer has it.
     file: Mutex<Option<Arc<OwnedFd>>>,
 }
@@ -174,7 +175,8 @@ impl OwnSignals {
         match Self::in_file(len) {
             Ok(own) => own,
             Err(error) => {
-                Self { signal_slots: Signals::new(len), shared: Err(error.kind()), file: Mutex::new(None) }
+                let refused = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
+                Self { signal_slots: Signals::new(len), shared: Err(refused), file: Mutex::new(None) }
             }
         }
     }
@@ -191,7 +193,7 @@ impl OwnSignals {
     }
 
     /// Why the peer cannot signal these signal slots, if so.
-    pub(crate) fn failure(&self) -> Option<io::ErrorKind> {
+    pub(crate) fn failure(&self) -> Option<Errno> {
         self.shared.as_ref().err().copied()
     }
 
@@ -449,10 +451,10 @@ impl SignalSlotTable {
     }
 
     /// Makes signal slots for a new generation, or says why the system refuses them.
-    pub(crate) fn renew(&self, peer: Rank, generation: u32) -> Result<(), io::ErrorKind> {
+    pub(crate) fn renew(&self, peer: Rank, generation: u32) -> Result<(), Errno> {
         let own = Arc::new(OwnSignals::new(self.each));
-        if let Some(kind) = own.failure() {
-            return Err(kind);
+        if let Some(refused) = own.failure() {
+            return Err(refused);
         }
         lock(&self.peers[peer as usize]).slots.push((generation, own));
         Ok(())

@@ -75,8 +75,9 @@ impl VerbsDevice {
         } else if let Err(violation) = pair.received(queue, completion.immediate, completion.bytes) {
             return self.lose(peer, LossCause::Protocol(violation));
         }
-        // Also after requests ended: there may have been no room before.
-        if pair.return_credits() {
+        // Also after requests ended: there may have been no room before. A peer that was sent the
+        // bye starts no signal any more, and nobody would ask for the completion of this request.
+        if !self.has_left && pair.return_credits() {
             self.post_or_list(peer);
         }
         if is_connecting {

@@ -63,8 +63,13 @@ impl RegisteredMemory {
             return Err(RegisterError::System { bytes, source });
         }
         let page_offset = (memory.base().as_ptr() as usize % PAGE_BYTES) as u16;
-        let random = (random_key().0 as u32 >> 12).max(1);
-        let tag = slot.map_or(random, |slot| random & !0xffff | u32::from(slot));
+        let random = random_key().0 as u32 >> 12;
+        // Never zero without the slot: the key of empty memory in slot 0 would be that of no
+        // region.
+        let tag = match slot {
+            None => random.max(1),
+            Some(slot) => (random & !0xffff).max(1 << u16::BITS) | u32::from(slot),
+        };
         let mut parts = KeyParts { remote_key: 0, tag, page_offset };
         let with = |nic: &Nic| register(nic, memory, parts.address());
         let regions = nics.iter().filter(|_| bytes > 0).map(with).collect::<Result<Vec<_>, _>>();
@@ -210,4 +215,24 @@ fn register_on_gpu(
         CreateError::System(address) => Refused::OutOfReach { dma_buf, address },
         limit => Refused::Nic(limit),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::HostMemory;
+
+    #[test]
+    fn the_key_of_empty_memory_names_its_slot_and_is_never_that_of_no_region() {
+        let memory: Arc<dyn Memory> = HostMemory::new(0);
+        for slot in [None, Some(0), Some(1), Some(u16::MAX)] {
+            // Of 16 keys that are drawn anyhow one would be none.
+            for _ in 0..200 {
+                let key = RegisteredMemory::new(&[], &memory, slot, None).map(|(key, _)| key);
+                let key = key.expect("no NIC refuses it");
+                assert_ne!(key, RegionKey::NONE);
+                assert!(slot.is_none_or(|slot| key.0 as u16 == slot), "{key:?}, slot {slot:?}");
+            }
+        }
+    }
 }

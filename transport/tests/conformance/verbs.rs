@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pleach_transport::verbs::{Connect, Operation, PairError, VerbsDevice, VerbsOptions, WorkStatus};
 use pleach_transport::{
-    Device, DeviceConfig, Event, HostMemory, Inline, LossCause, Memory, Nanos, Rank, Responder, Secret,
-    Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
+    Device, DeviceConfig, Event, Flush, HostMemory, Inline, LossCause, Memory, Nanos, Rank, Responder,
+    Secret, Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
 use crate::world::{Backend, PATIENCE};
@@ -207,6 +207,35 @@ fn a_long_put_costs_one_request_short_ones_share_a_doorbell_and_no_receiver_is_u
     for device in &two.0 {
         assert_eq!(device.receivers_not_ready(), Some(0), "{}", device.reason());
     }
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn a_rank_that_leaves_before_it_polled_its_signals_is_flushed() {
+    // More than half of the credits of a pair, so that the signals make some due.
+    const SIGNALS: u64 = 200;
+    let mut two = Two::connected(false);
+    let [source, target] = [0, 1].map(|rank| two.0[rank].register(HostMemory::new(4096)).expect("registers"));
+    for _ in 0..SIGNALS {
+        let signal = Signal { signal_slot: 1, payload: Inline::EMPTY };
+        assert_eq!(two.0[0].signal(1, &signal, TransferId(0)), Ok(Submitted::Ended(0)));
+    }
+    let (id, src, dst) = (TransferId(1), Source::Slice(source.whole()), target.remote());
+    let put = Transfer::Put { src, dst, signal: None };
+    assert_eq!(two.0[0].submit(1, put, id), Ok(Submitted::UnderWay));
+    let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
+    // The put comes after the signals, over one queue pair: the other NIC has them all.
+    while !events.contains(&Event::Done { id, result: Ok(0) }) {
+        assert!(clock::now() < deadline, "the put does not end: {events:?}");
+        two.0[0].poll(clock::now(), &mut events);
+    }
+    two.0[1].leave();
+    let signal_slots = two.0[1].signal_slots(0);
+    while signal_slots.count(1) < SIGNALS || !two.0[1].flush(Flush::All) {
+        assert!(clock::now() < deadline, "{} signals, not flushed: {events:?}", signal_slots.count(1));
+        two.0[1].poll(clock::now(), &mut events);
+    }
+    two.until(|event, _| event == Some(Event::Departed { peer: 1 }));
 }
 
 /// Connections of TCP at a device's port, as the kernel lists them.

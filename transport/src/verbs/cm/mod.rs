@@ -69,6 +69,8 @@ const BACKLOG: u32 = 16;
 
 /// The status of a reject by the peer's program: the control stream has the reason.
 const REJECTED_BY_CONSUMER: i32 = 28;
+/// The status of a reject by the peer's host, because this one did not answer it in time.
+const REJECTED_BY_TIMEOUT: i32 = 4;
 
 /// Whether the library can be used.
 pub(super) fn check_installed() -> Result<(), LoadError> {
@@ -280,6 +282,9 @@ impl VerbsDevice {
             CmEventKind::RouteError => Err(ConnectFailure::NoRoute.into()),
             CmEventKind::Unreachable => Err(ConnectFailure::NoAnswer.into()),
             CmEventKind::Rejected if event.status == REJECTED_BY_CONSUMER => return self.await_refusal(peer),
+            CmEventKind::Rejected if event.status == REJECTED_BY_TIMEOUT => {
+                Err(ConnectFailure::NoAnswer.into())
+            }
             CmEventKind::Rejected => Err(ConnectFailure::Rejected { reason: event.status }.into()),
             CmEventKind::ConnectError => Err(ConnectFailure::NotConnected.into()),
             CmEventKind::ConnectRequest | CmEventKind::Other => return,
