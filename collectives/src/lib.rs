@@ -8,33 +8,60 @@
 //! **Invariant:** only what is proved is carried out, and the engine decides from its arguments
 //! alone: it takes `now`, so that the same engine runs in groups and in the simulator.
 
+// Under loom there is only what is tested in all interleavings.
+#[cfg(loom)]
+#[path = "window/version_line.rs"]
+mod version_line;
+
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod call;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod compute;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod engine;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod group;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod observe;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod partial;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod reproducible;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod simulate;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 #[path = "../../tests/skipped/mod.rs"]
 mod skipped;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod window;
 
+#[cfg(not(loom))]
 pub use compute::{F8E4M3, F8E5M2};
 /// The half-width elements, as [`Buffer`] and slices hold them.
+#[cfg(not(loom))]
 pub use half::{bf16, f16};
 
+#[cfg(not(loom))]
 pub use group::{
-    Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, Group, GroupInfo,
-    GroupName, JoinGroupError, NotExact, Operation, Options, OwnedData, Pending, PendingError, Persistent,
-    ProbeError, Progress, RawData, RawPair, Registered, SetTopologyError, SplitError, Started,
+    Arrival, Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, Group,
+    GroupInfo, GroupName, JoinGroupError, NotExact, Operation, Options, OwnedData, Partial, PartialError,
+    Pending, PendingError, PendingRead, Persistent, ProbeError, Progress, RawData, RawPair, RawPartial,
+    RawRound, Registered, Round, SetTopologyError, SplitError, Started, Window, WindowError,
 };
+#[cfg(not(loom))]
 pub use observe::{Observe, Report};
+#[cfg(not(loom))]
 pub use pleach_vocabulary::{Collective, DataType, Factor, Parts, Rank, ReduceOp, UnknownName};
+#[cfg(not(loom))]
 pub use reproducible::Reproducible;
+#[cfg(not(loom))]
+pub use window::Word;

@@ -514,3 +514,21 @@ fn hierarchical_schedules_give_the_right_result_on_hosts_of_any_sizes() {
         });
     }
 }
+
+#[test]
+fn each_rank_has_a_line_along_each_dimension_of_a_grid() {
+    with_group(Fabric::Shm, 6, |group| {
+        let rank = group.rank();
+        let (row, column) = (rank / 3, rank % 3);
+        for (dimension, expected) in [(0, vec![column, column + 3]), (1, (3 * row..3 * row + 3).collect())] {
+            let line = group.line(&[2, 3], dimension).unwrap();
+            let mut ranks = vec![0; line.world_size() as usize];
+            line.all_gather(&[rank], &mut ranks).unwrap();
+            assert_eq!(ranks, expected, "rank {rank} along dimension {dimension}");
+        }
+        for (extents, dimension) in [(&[2, 2][..], 0), (&[2, 3], 2), (&[], 0), (&[u32::MAX, u32::MAX], 0)] {
+            let error = group.line(extents, dimension).unwrap_err().to_string();
+            assert!(error.contains("product is the number of ranks"), "{error}");
+        }
+    });
+}

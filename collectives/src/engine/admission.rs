@@ -432,6 +432,18 @@ impl Engine {
         self.start_behind(None, plan, input, output, timeout)
     }
 
+    /// As [`Engine::start`], of an average that is divided by another number than that of the
+    /// ranks: the same on all ranks.
+    pub(crate) fn start_divided(
+        &mut self,
+        divide_by: Option<u32>,
+        plan: &Arc<Plan>,
+        [input, output]: [Bytes; 2],
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
+        self.start_as(None, divide_by, plan, [input, output], timeout)
+    }
+
     /// As [`Engine::start`] with a gate: the run begins when the gate is open and its turn has
     /// come. Its time runs from now on.
     pub(crate) fn start_behind(
@@ -442,12 +454,23 @@ impl Engine {
         output: Bytes,
         timeout: Duration,
     ) -> Result<RunId, StartError> {
+        self.start_as(gate, None, plan, [input, output], timeout)
+    }
+
+    fn start_as(
+        &mut self,
+        gate: Option<Gate>,
+        divide_by: Option<u32>,
+        plan: &Arc<Plan>,
+        [input, output]: [Bytes; 2],
+        timeout: Duration,
+    ) -> Result<RunId, StartError> {
         if let Some(fault) = self.failure.verdict_during(plan.descriptor()) {
             return Err(StartError::Failed(fault));
         }
         plan.check_lengths(&input, &output)?;
         let (slot, number) = self.admission.number(plan).ok_or(StartError::TooManyRuns)?;
-        let parameters = Parameters::new(number, input, output);
+        let parameters = Parameters::new(number, input, output).divided_by(divide_by);
         let (id, run) = self.admission.enter(slot, plan, parameters, None, timeout);
         run.observe_from(self.observer.take_sample());
         self.admission.closed_gates += usize::from(gate.is_some());

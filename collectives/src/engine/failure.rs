@@ -134,6 +134,29 @@ impl FailureState {
 }
 
 impl Engine {
+    /// Whether the group works: nothing has failed.
+    pub(crate) fn works(&self) -> bool {
+        self.failure.is_active()
+    }
+
+    /// Ends the group, because `rank` does not do what `detail` says.
+    pub(crate) fn give_up_on(
+        &mut self,
+        kind: FaultKind,
+        rank: Rank,
+        detail: String,
+        waited: Duration,
+        now: Nanos,
+    ) {
+        let fault = self.fault(kind, rank, detail, None, now);
+        self.fail(Fault { waited, ..fault }, now);
+    }
+
+    /// The lowest rank that has left, if any has.
+    pub(crate) fn first_departed(&self) -> Option<Rank> {
+        self.queries.first_departed()
+    }
+
     /// Goes on with the end of the group; true when anything moved.
     pub(super) fn advance_failure(&mut self, now: Nanos) -> bool {
         match self.failure.phase {

@@ -10,6 +10,7 @@
 //! | `fast_path` | A short call leaves the fast path between two steps only, and goes on as an ordinary run at the same step |
 //! | `signals` | A signal is consumed once. A credit is never more than the peer has completed |
 //! | banks, below | All ranks assign the same banks of signal slots and scratch, because the calls alone decide |
+//! | `transfers` | A transfer that belongs to no run is known by its number, which comes back once |
 //! | `status_board` | What a rank does can be asked at any time, also while its engine is busy elsewhere |
 //! | `queries` | A peer has at most one unanswered query of this rank |
 //! | `deadlock` | A cycle that was found was there as a whole at one instant |
@@ -52,6 +53,7 @@ mod queries;
 mod run;
 mod signals;
 mod status_board;
+mod transfers;
 
 use std::sync::Arc;
 
@@ -69,6 +71,7 @@ pub use fault::{Fault, FaultKind};
 pub use plan::{Plan, PlanError, Program};
 pub(crate) use poll::memory_for_peers;
 pub use queries::QUERY_AFTER;
+pub(crate) use signals::RoundWord;
 pub use signals::Witness;
 pub use status_board::StatusBoard;
 
@@ -328,6 +331,8 @@ pub struct Engine {
     /// Kept for their memory.
     events: Vec<Event>,
     signalled: Vec<(Rank, u16)>,
+    /// The numbers of transfers that belong to no run and have ended well.
+    ended_transfers: Vec<u64>,
 }
 
 // ---- Banks: which signal slots and which scratch a run uses, and when they may be used again.
@@ -338,8 +343,8 @@ pub struct Engine {
 // the same banks, because assignment depends on the sequence of calls alone (and where the
 // sequences differ, signatures differ before anything is used).
 
-/// Signal slots before this one tell credits: see [`signals`].
-const FIRST_SIGNAL_SLOT: u32 = 2;
+/// Signal slots before this one tell credits, and words about rounds: see [`signals`].
+const FIRST_SIGNAL_SLOT: u32 = 4;
 
 /// Messages of one rank to another that go straight to scratch and may be under way at once.
 const EAGER_BANKS: u64 = 8;

@@ -91,6 +91,7 @@ impl Engine {
             observer: Observer::new(Arc::new(Observations::new(rank, ranks, Nanos::ZERO, None))),
             events: Vec::with_capacity(EVENTS_MAX),
             signalled: Vec::new(),
+            ended_transfers: Vec::new(),
         })
     }
 
@@ -261,6 +262,7 @@ impl Engine {
                 Event::Done { id, result: Ok(_) } => {
                     if self.failure.is_active() {
                         self.admission.transfer_done(id);
+                        self.note_ended_transfer(id);
                     }
                 }
                 // The loss that caused this error has an event of its own. Transfers to a severed

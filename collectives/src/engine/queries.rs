@@ -57,6 +57,16 @@ impl Queries {
         self.left.insert(peer);
     }
 
+    /// The lowest rank that has left.
+    pub(crate) fn first_departed(&self) -> Option<Rank> {
+        self.left.first().copied()
+    }
+
+    /// Whether the peer has left.
+    pub(crate) fn has_departed(&self, peer: Rank) -> bool {
+        self.left.contains(&peer)
+    }
+
     /// This rank was not polled for so long: answers that came meanwhile were not read.
     pub(super) fn postpone(&mut self, unseen: Duration) {
         self.open.values_mut().for_each(|query| query.since += unseen);

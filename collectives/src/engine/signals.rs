@@ -14,14 +14,19 @@
 //! ranks make, are counted apart from the messages that this rank sends to each peer. Credits come
 //! with the headers of signals, in a signal slot of their own, and with answers to queries.
 //!
+//! A *round word* is a number about the rounds of a partial all-reduce ([`crate::partial`]), in a
+//! signal slot of its own. A rank says larger numbers later.
+//!
 //! **Invariants:** a signal is consumed once. A credit is never more than the peer has completed,
 //! without a gap.
 
-use pleach_transport::{Device, Inline, RegionKey, RemoteSlice, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
+use pleach_transport::{
+    Device, Inline, RegionKey, RemoteSlice, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals, SubmitError,
+};
 use pleach_vocabulary::Rank;
 
 use super::address::DataWords;
-use super::{NO_TRANSFER, Stream};
+use super::{Engine, NO_TRANSFER, Stream};
 use crate::observe::scale::{step_above, step_ns};
 
 /// Schedules are priced by the bytes that a signal slot carries.
@@ -39,7 +44,10 @@ const INCOMPLETE_MAX: u64 = (1 << INCOMPLETE_BITS) - 1;
 /// The signal slots in which peers tell their credits when no other signal does.
 const COLLECTIVES_SIGNAL_SLOT: u16 = 0;
 const MESSAGES_SIGNAL_SLOT: u16 = 1;
-const _: () = assert!((MESSAGES_SIGNAL_SLOT as u32) < super::FIRST_SIGNAL_SLOT);
+/// The signal slots of [`RoundWord`].
+const READY_SIGNAL_SLOT: u16 = 2;
+const OPEN_SIGNAL_SLOT: u16 = 3;
+const _: () = assert!((OPEN_SIGNAL_SLOT as u32) < super::FIRST_SIGNAL_SLOT);
 
 /// How often a signal slot is polled at a time: some hundred nanoseconds.
 const POLLS: u32 = 128;
@@ -65,6 +73,24 @@ pub trait Witness: Send {
     /// is kept for. Returns whether all are named: then lanes that wait for other signal slots need
     /// not be looked at.
     fn take_signalled(&mut self, signal_slots: &mut Vec<(Rank, u16)>) -> bool;
+}
+
+/// What a word about rounds is about; see [`crate::partial`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoundWord {
+    /// What a rank gives to the next round.
+    Ready,
+    /// How many rounds are open.
+    Open,
+}
+
+impl RoundWord {
+    fn signal_slot(self) -> u16 {
+        match self {
+            Self::Ready => READY_SIGNAL_SLOT,
+            Self::Open => OPEN_SIGNAL_SLOT,
+        }
+    }
 }
 
 /// Where a rank's buffer is: part of a registered region, or in the rank's scratch.
@@ -351,6 +377,25 @@ impl PeerSignals {
             // Lost, left or full: then the peer asks when it needs to know.
             let _ = device.signal(*peer, &signal, NO_TRANSFER);
         }
+    }
+}
+
+impl Engine {
+    /// Tells a peer a word about rounds. False: try again, as there is no room for it now. A peer
+    /// that is gone is told nothing; an event says that it is gone.
+    pub(crate) fn say(&mut self, peer: Rank, about: RoundWord, word: u64) -> bool {
+        let payload = Inline::new(&word.to_le_bytes()).expect("8 bytes fit");
+        let signal = Signal { signal_slot: about.signal_slot(), payload };
+        let said = self.context.device.signal(peer, &signal, NO_TRANSFER);
+        !matches!(said, Err(SubmitError::QueueFull { .. } | SubmitError::NotConnected { .. }))
+    }
+
+    /// The word about rounds that came last from a peer; 0: none came. A word that was overtaken
+    /// may come after the larger one that overtook it.
+    pub(crate) fn heard(&self, peer: Rank, about: RoundWord) -> u64 {
+        let (slots, signal_slot) = (&self.context.signals.slots[peer as usize], about.signal_slot());
+        // One word, stored at once.
+        if slots.count(signal_slot) == 0 { 0 } else { u64::from_le(slots.payload_words(signal_slot)[0]) }
     }
 }
 

@@ -16,8 +16,6 @@
 //! sleeps instead, as the kernel wakes a thread on an idle processor. Where that does not separate
 //! the two ranks, because all processors are busy, the higher rank moves itself to another
 //! processor.
-//! kernel wakes a thread where nothing runs; and where that does not part them, because all
-//! processors are busy, the higher rank goes to another one by itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -32,6 +30,8 @@ use super::observed::Observed;
 use super::planner::Planner;
 use super::unwinding::NoUnwinding;
 use crate::engine::{Engine, Fault, RunId, StatusBoard};
+use crate::partial::{Awaited, Ended, Rounds};
+use crate::window::OneSided;
 
 /// Polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 16;
@@ -70,10 +70,10 @@ const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
 
 /// Longest time that a finished call waits until its last signals and messages have gone out. Only
 /// peers that do not read take longer; the rest then goes out with the next call.
-const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
+pub(crate) const FLUSH_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How often a call that waits asks whether it was interrupted.
-const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
+pub(crate) const INTERRUPT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Longest time that an abort takes; only an abort whose peers do not answer takes so long.
 const ABORT_TIME_MAX: Duration = Duration::from_secs(1);
@@ -82,6 +82,47 @@ const ABORT_TIME_MAX: Duration = Duration::from_secs(1);
 pub(super) struct Core {
     pub(super) engine: Engine,
     pub(super) planner: Planner,
+    /// What else the group does.
+    pub(crate) served: Option<Served>,
+}
+
+/// What a group of its own does beside calls.
+pub(crate) enum Served {
+    /// The rounds of a partial all-reduce.
+    Rounds(Box<Rounds>),
+    /// A window.
+    Window(Box<OneSided>),
+}
+
+impl Served {
+    fn poll(&mut self, engine: &mut Engine, now: Nanos) -> bool {
+        match self {
+            Self::Rounds(rounds) => rounds.poll(engine, now),
+            Self::Window(window) => window.poll(engine, now),
+        }
+    }
+
+    /// The same before this rank sleeps: true also when a signal has come that its caller waits
+    /// for.
+    fn poll_before_sleep(&mut self, engine: &mut Engine, now: Nanos) -> bool {
+        let has_come = matches!(self, Self::Window(window) if window.has_come());
+        self.poll(engine, now) | has_come
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        match self {
+            Self::Rounds(rounds) => rounds.next_wakeup(),
+            Self::Window(window) => window.next_wakeup(),
+        }
+    }
+
+    /// Whether this rank has to poll though its caller is in no call.
+    fn is_under_way(&self) -> bool {
+        match self {
+            Self::Rounds(_) => true,
+            Self::Window(window) => window.is_under_way(),
+        }
+    }
 }
 
 pub(super) struct Driver {
@@ -112,6 +153,50 @@ pub(super) struct Driver {
 }
 
 impl Core {
+    #[inline]
+    pub(crate) fn poll(&mut self, now: Nanos) -> bool {
+        let moved = self.engine.poll(now);
+        match &mut self.served {
+            None => moved,
+            Some(served) => served.poll(&mut self.engine, now) | moved,
+        }
+    }
+
+    /// The poll between arming the device's wake source and sleeping on it.
+    fn poll_before_sleep(&mut self, now: Nanos) -> bool {
+        let moved = self.engine.poll_before_sleep(now);
+        match &mut self.served {
+            None => moved,
+            Some(served) => served.poll_before_sleep(&mut self.engine, now) | moved,
+        }
+    }
+
+    fn next_wakeup(&self) -> Option<Nanos> {
+        let served = self.served.as_ref().and_then(Served::next_wakeup);
+        self.engine.next_wakeup().into_iter().chain(served).min()
+    }
+
+    /// The rounds of a group that serves a partial all-reduce.
+    pub(crate) fn expect_rounds(&mut self) -> &mut Rounds {
+        let Some(Served::Rounds(rounds)) = &mut self.served else {
+            unreachable!("the group of a partial all-reduce has rounds")
+        };
+        rounds
+    }
+
+    /// The window of a group that has one, and the engine.
+    pub(crate) fn expect_window(&mut self) -> (&mut OneSided, &mut Engine) {
+        let Some(Served::Window(window)) = &mut self.served else {
+            unreachable!("the group of a window has it")
+        };
+        (window, &mut self.engine)
+    }
+
+    /// The round that the caller waits for, once it has ended.
+    pub(crate) fn take_round(&mut self) -> Option<(Ended, Awaited)> {
+        self.expect_rounds().take_ended()
+    }
+
     /// Tells the engine the time, for the few calls that are timed although they do not wait.
     pub(super) fn begin_time(&mut self) {
         let now = self.engine.wants_time().then(clock::now);
@@ -190,11 +275,22 @@ impl Driver {
     }
 
     /// Drives the engine until `look` returns a value, or `until` has passed.
+    #[inline]
     pub(super) fn drive<'a, T>(
+        &'a self,
+        core: MutexGuard<'a, Core>,
+        until: Nanos,
+        mut look: impl FnMut(&mut Engine) -> Option<T>,
+    ) -> Option<T> {
+        self.drive_core(core, until, |core| look(&mut core.engine))
+    }
+
+    /// As [`Driver::drive`], where `look` sees more than the engine.
+    pub(crate) fn drive_core<'a, T>(
         &'a self,
         mut core: MutexGuard<'a, Core>,
         until: Nanos,
-        mut look: impl FnMut(&mut Engine) -> Option<T>,
+        mut look: impl FnMut(&mut Core) -> Option<T>,
     ) -> Option<T> {
         let _whole = NoUnwinding::new();
         let mut now = clock::now();
@@ -206,8 +302,8 @@ impl Driver {
         loop {
             let mut moved = false;
             for _ in 0..polls {
-                moved |= core.engine.poll(now);
-                if let Some(found) = look(&mut core.engine) {
+                moved |= core.poll(now);
+                if let Some(found) = look(&mut core) {
                     return Some(found);
                 }
                 std::hint::spin_loop();
@@ -243,7 +339,7 @@ impl Driver {
             let must_part = may_give_way && self.is_beside_peer(&mut core.engine, yields);
             if must_part || (idle >= spin && (may_give_way || idle >= self.spin)) {
                 let moved;
-                (now, moved) = sleep(&mut core.engine, now, until);
+                (now, moved) = sleep(&mut core, now, until);
                 if moved {
                     idle_since = now;
                 }
@@ -305,16 +401,18 @@ impl Driver {
     }
 
     /// Drives the engine until nothing is under way, and releases the lock for every call. For a
-    /// thread that makes no calls.
+    /// thread that makes no calls. Rounds of a partial all-reduce are always under way, and so is a
+    /// window whose peers need polls of this rank.
     pub(super) fn carry_on(&self, is_over: &AtomicBool) {
         let _whole = NoUnwinding::new();
         let mut core = lock(&self.core);
         let mut now = clock::now();
         let mut idle_since = now;
         while !is_over.load(Ordering::Acquire) {
-            let moved = core.engine.poll(now);
+            let moved = core.poll(now);
+            let serves = core.served.as_ref().is_some_and(Served::is_under_way);
             let engine = &mut core.engine;
-            if engine.failure().is_some() || (engine.is_idle() && engine.flush()) {
+            if engine.failure().is_some() || (engine.is_idle() && engine.flush() && !serves) {
                 return;
             }
             now = clock::now();
@@ -333,7 +431,7 @@ impl Driver {
                 std::thread::yield_now();
             } else {
                 let moved;
-                (now, moved) = sleep(&mut core.engine, now, Nanos::MAX);
+                (now, moved) = sleep(&mut core, now, Nanos::MAX);
                 if moved {
                     idle_since = now;
                 }
@@ -440,16 +538,26 @@ fn poll_signals(engine: &mut Engine, run: RunId) -> bool {
 
 /// Sleeps until something can happen. Returns the time afterwards, and whether the poll before the
 /// sleep has moved anything.
-fn sleep(engine: &mut Engine, now: Nanos, until: Nanos) -> (Nanos, bool) {
-    let wake_at = engine.next_wakeup().unwrap_or(Nanos::MAX).min(until);
-    let limit = wake_at.since(now).min(SLEEP_MAX);
+fn sleep(core: &mut Core, now: Nanos, until: Nanos) -> (Nanos, bool) {
+    let limit = |core: &Core| {
+        let wake_at = core.next_wakeup().unwrap_or(Nanos::MAX).min(until);
+        wake_at.since(now).min(SLEEP_MAX)
+    };
     let mut moved = false;
-    if !limit.is_zero() {
-        let look = |engine: &mut Engine| {
-            moved = engine.poll_before_sleep(now);
+    if !limit(core).is_zero() {
+        let look = |core: &mut Core| {
+            moved = core.poll_before_sleep(now);
             moved
         };
-        sleep::unless_ready(engine, |engine| engine.device().arm(), look, |_, armed| armed.wait(now, limit));
+        sleep::unless_ready(
+            core,
+            |core| core.engine.device().arm(),
+            look,
+            |core, armed| {
+                // The look may have set a time.
+                armed.wait(now, limit(core));
+            },
+        );
     }
     (clock::now(), moved)
 }

@@ -194,6 +194,24 @@ pub enum CollectiveError {
         /// The reason.
         reason: NotExact,
     },
+    /// Elements that a window has not.
+    #[error("elements {start}..{end} do not lie inside a window of {len}")]
+    OutsideWindow {
+        /// The first one.
+        start: usize,
+        /// One past the last one.
+        end: usize,
+        /// How many the window has.
+        len: usize,
+    },
+    /// A slot that a window has not.
+    #[error("a window of {slots} slots has no slot {slot}; they are numbered from 0")]
+    NoSuchSlot {
+        /// The slot.
+        slot: u16,
+        /// How many there are.
+        slots: u16,
+    },
     /// A message to oneself.
     #[error("rank {rank} cannot send to or receive from itself")]
     Own {
@@ -317,6 +335,8 @@ pub enum NotExact {
     /// It needs several operations, one after the other, and a started call or batch makes one
     /// operation.
     Started,
+    /// The same, and a round of a partial all-reduce makes one operation.
+    Partial,
     /// There are no kernels for it.
     OnGpu,
 }
@@ -329,6 +349,9 @@ impl fmt::Display for NotExact {
             }
             Self::Started => {
                 "it takes operations of which each needs the result of the one before; run it, or a batch with it"
+            }
+            Self::Partial => {
+                "it takes several operations, and a round of a partial all-reduce is one; take Reproducible::PerWorldSize"
             }
             Self::OnGpu => {
                 "there are no kernels for it; take Reproducible::PerWorldSize, or copy the data to the host"

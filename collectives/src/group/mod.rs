@@ -40,6 +40,7 @@ mod join;
 mod observed;
 mod operation;
 mod options;
+mod partial;
 mod pending;
 mod persistent;
 mod planner;
@@ -55,6 +56,7 @@ mod stream_order;
 mod summary;
 mod temporary_registration;
 mod unwinding;
+mod window;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -72,6 +74,7 @@ pub use info::GroupInfo;
 pub use join::JoinGroupError;
 pub use operation::Operation;
 pub use options::Options;
+pub use partial::{Partial, PartialError, RawPartial, RawRound, Round};
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
 pub use planner::{Planner, PlannerCache};
@@ -81,6 +84,7 @@ pub use raw::{RawData, RawPair};
 pub use registered::Registered;
 pub use set_topology::{SetTopologyError, TopologyName};
 pub use split::SplitError;
+pub use window::{Arrival, PendingRead, Window, WindowError};
 
 use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::{Access, Variant};
@@ -212,7 +216,7 @@ impl Group {
         };
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
-        let core = Core { engine, planner };
+        let core = Core { engine, planner, served: None };
         let driver = Driver::new(core, board, world_size, options.spin, is_crowded, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
             engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))

@@ -43,6 +43,19 @@ pub enum SplitError {
         #[source]
         source: Box<JoinGroupError>,
     },
+    /// The ranks are not the points of such a grid.
+    #[error(
+        "{ranks} ranks have no line along dimension {dimension} of a grid of extents {extents:?}; give extents whose \
+         product is the number of ranks, and one of their dimensions, from 0"
+    )]
+    Grid {
+        /// The extents that were given.
+        extents: Vec<u32>,
+        /// The dimension.
+        dimension: usize,
+        /// How many ranks there are.
+        ranks: u32,
+    },
     /// A group over a device of the caller's has no place where its ranks could meet again.
     #[error("the group was made over a device of the caller's, so its ranks cannot meet again; join it")]
     NoStore,
@@ -64,7 +77,28 @@ impl Group {
     /// See [`SplitError`]; at the latest at this call's deadline and when `Options::join_timeout`
     /// has passed after that.
     pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>, SplitError> {
-        self.split_in(colour, key, self.shared.options.space)
+        self.split_in(colour, key, self.shared.options.space, 0)
+    }
+
+    /// A new group of this rank's line in a grid: the ranks in which only the coordinate of one
+    /// dimension differs, in the order of that coordinate. Ranks are the points of a grid of these
+    /// extents, the last coordinate varying fastest, as in the algorithm `grid:AxB`. All ranks call
+    /// it alike. A grid of `d` equal extents has lines of `n^(1/d)` ranks.
+    ///
+    /// # Errors
+    ///
+    /// See [`SplitError`].
+    pub fn line(&self, extents: &[u32], dimension: usize) -> Result<Self, SplitError> {
+        let (rank, ranks) = (self.rank(), self.world_size());
+        let points = extents.iter().try_fold(1u32, |points, extent| points.checked_mul(*extent));
+        let Some(extent) = extents.get(dimension).filter(|_| points == Some(ranks)) else {
+            return Err(SplitError::Grid { extents: extents.to_vec(), dimension, ranks });
+        };
+        let stride: u32 = extents[dimension + 1..].iter().product();
+        let coordinate = rank / stride % extent;
+        // The line's first rank names it.
+        let line = self.split(Some(rank - coordinate * stride), coordinate)?;
+        Ok(line.expect("this rank named a colour"))
     }
 
     /// A new group of the same ranks in the same order whose calls work on other memory:
@@ -79,10 +113,23 @@ impl Group {
     ///
     /// Never: every rank names the same colour.
     pub fn in_memory(&self, space: Space) -> Result<Self, SplitError> {
-        Ok(self.split_in(Some(0), self.rank(), space)?.expect("this rank named a colour"))
+        Ok(self.split_in(Some(0), self.rank(), space, 0)?.expect("this rank named a colour"))
     }
 
-    fn split_in(&self, colour: Option<u32>, key: u32, space: Space) -> Result<Option<Self>, SplitError> {
+    /// A new group of the same ranks in the same order, whose device has so many signal slots for
+    /// each peer behind those of the group's calls: the same number on all ranks.
+    pub(crate) fn with_signal_slots(&self, further: usize) -> Result<Self, SplitError> {
+        let own = self.split_in(Some(0), self.rank(), self.shared.options.space, further)?;
+        Ok(own.expect("this rank named a colour"))
+    }
+
+    fn split_in(
+        &self,
+        colour: Option<u32>,
+        key: u32,
+        space: Space,
+        signal_slots: usize,
+    ) -> Result<Option<Self>, SplitError> {
         if self.shared.store.is_none() && self.world_size() > 1 {
             return Err(SplitError::NoStore);
         }
@@ -91,7 +138,7 @@ impl Group {
         let mut all = vec![0; WORDS * self.world_size() as usize];
         let plain = Self { variant: None, stream: None, ..self.tagged_further(SPLIT_MARK) };
         plain.gather_words(&own, &mut all)?;
-        let part = colour.map(|colour| self.meet(colour, &all, space)).transpose();
+        let part = colour.map(|colour| self.meet(colour, &all, space, signal_slots)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
         // met by then.
         plain.barrier()?;
@@ -99,7 +146,7 @@ impl Group {
     }
 
     /// The group of the ranks of this one's colour, by what all ranks have said.
-    fn meet(&self, colour: u32, all: &[u64], space: Space) -> Result<Self, SplitError> {
+    fn meet(&self, colour: u32, all: &[u64], space: Space, signal_slots: usize) -> Result<Self, SplitError> {
         let members = members(all, colour);
         let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
@@ -107,7 +154,7 @@ impl Group {
         let name = format!("s{}-{colour}", all[WORDS - 1]);
         // What joins the members without the others, if that joins them at all.
         let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
-        let group = self.join_part(&name, rank as Rank, size, topology, space);
+        let group = self.join_part(&name, (rank as Rank, size), topology, space, signal_slots);
         group.map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
     }
 
@@ -115,10 +162,10 @@ impl Group {
     fn join_part(
         &self,
         name: &str,
-        rank: Rank,
-        size: u32,
+        (rank, size): (Rank, u32),
         topology: Option<Arc<Topology>>,
         space: Space,
+        signal_slots: usize,
     ) -> Result<Self, JoinGroupError> {
         expect_memory(space)?;
         let before = &self.shared.options;
@@ -129,13 +176,15 @@ impl Group {
         let observe = Observe { metrics, part, ..before.observe.clone() };
         let options = Options { world, timeout: self.timeout, topology, space, observe, ..before.clone() };
         let board = Arc::new(StatusBoard::new(rank));
+        let mut settings = settings(&options);
+        settings.signal_slots += signal_slots;
         let joined = match &self.shared.store {
             Some(store) if size > 1 => {
                 let part = Box::new(PrefixStore::new(store.clone(), name));
-                join_at(part, &options.world, &settings(&options), board.clone())
+                join_at(part, &options.world, &settings, board.clone())
             }
             None if size > 1 => Err(JoinError::NoRendezvous { world_size: size }),
-            _ => join(&options.world, &settings(&options), board.clone()),
+            _ => join(&options.world, &settings, board.clone()),
         };
         Ok(Self::joined(joined?, board, &options)?)
     }

@@ -14,6 +14,8 @@ use pleach_vocabulary::Rank;
 use crate::compute::simulated::{ComputeMutant, SimulatedCompute};
 use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
 use crate::group::{Planner, PlannerCache};
+use crate::partial::Rounds;
+use crate::window::OneSided;
 
 /// Bytes that a simulated processor touches in a second.
 const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;
@@ -30,6 +32,10 @@ pub struct Member {
     pub board: Arc<StatusBoard>,
     /// Its programs.
     pub planner: Planner,
+    /// Where its calls are the rounds of a partial all-reduce.
+    pub(crate) rounds: Option<Rounds>,
+    /// Where it has a window.
+    pub(crate) window: Option<OneSided>,
 }
 
 impl Member {
@@ -128,7 +134,14 @@ impl Cluster {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
-        Self::of(options, &Platform::new(hosts, access), mutant, is_immediate)
+        Self::of(options, &Platform::new(hosts, access), mutant, is_immediate, 0)
+    }
+
+    /// Ranks whose devices have so many signal slots for each peer behind those of calls.
+    #[cfg(test)]
+    pub(crate) fn with_signal_slots(options: sim::Options, further: usize) -> Self {
+        let platform = Platform::new(HostMap::one(options.network.ranks()), Access::Put);
+        Self::of(options, &platform, None, true, further)
     }
 
     /// Ranks joined by the links that the platform knows, with processors that take no time; where
@@ -140,7 +153,7 @@ impl Cluster {
     /// When scratch memory cannot be had.
     #[must_use]
     pub fn wired(options: sim::Options, platform: &Platform) -> Self {
-        Self { by_instants: true, ..Self::of(options, platform, None, true) }
+        Self { by_instants: true, ..Self::of(options, platform, None, true, 0) }
     }
 
     fn of(
@@ -148,6 +161,7 @@ impl Cluster {
         platform: &Platform,
         mutant: Option<ComputeMutant>,
         is_immediate: bool,
+        further_signal_slots: usize,
     ) -> Self {
         let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
         let known = Arc::new(PlannerCache::default());
@@ -161,7 +175,7 @@ impl Cluster {
                     rank: rank as Rank,
                     world_size: ranks,
                     secret: None,
-                    signal_slots: signal_slots(ranks),
+                    signal_slots: signal_slots(ranks) + further_signal_slots,
                     connect_timeout: CONNECT_TIMEOUT,
                     interface: None,
                     address: None,
@@ -185,7 +199,7 @@ impl Cluster {
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));
             let planner = Planner::new(rank, platform.clone(), None).sharing(known.clone());
-            Some(Member { engine, board, planner })
+            Some(Member { engine, board, planner, rounds: None, window: None })
         });
         let members = members.collect();
         let (due, wakeups) = ((0..ranks).collect(), Vec::new());
@@ -237,7 +251,11 @@ impl Cluster {
         let soonest = Nanos(self.world.now().0 + 1);
         let frozen = self.world.frozen();
         let wakeups = self.members.iter().zip(0..).filter_map(|(member, rank)| {
-            let at = member.as_ref()?.engine.next_wakeup().filter(|_| !frozen.contains(&rank))?;
+            let Member { engine, rounds, window, .. } =
+                member.as_ref().filter(|_| !frozen.contains(&rank))?;
+            let rounds = rounds.as_ref().and_then(Rounds::next_wakeup);
+            let window = window.as_ref().and_then(OneSided::next_wakeup);
+            let at = engine.next_wakeup().into_iter().chain(rounds).chain(window).min()?;
             Some((at.max(soonest), rank))
         });
         self.wakeups.clear();
@@ -265,7 +283,10 @@ impl Cluster {
         }
         let now = self.world.now();
         for _ in 0..POLLS_MAX {
-            if !member.engine.poll(now) {
+            let moved = member.engine.poll(now);
+            let rounds = member.rounds.as_mut().is_some_and(|rounds| rounds.poll(&mut member.engine, now));
+            let window = member.window.as_mut().is_some_and(|window| window.poll(&mut member.engine, now));
+            if !moved && !rounds && !window {
                 return Ok(());
             }
         }

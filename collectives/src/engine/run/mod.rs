@@ -284,11 +284,18 @@ pub(super) struct Parameters {
     number: RunNumber,
     input: Bytes,
     output: Bytes,
+    /// The divisor of an average, if that is not the number of ranks.
+    divide_by: Option<u32>,
 }
 
 impl Parameters {
     pub(super) fn new(number: RunNumber, input: Bytes, output: Bytes) -> Self {
-        Self { number, input, output }
+        Self { number, input, output, divide_by: None }
+    }
+
+    /// The same, of an average that is divided by another number than that of the ranks.
+    pub(crate) fn divided_by(self, divide_by: Option<u32>) -> Self {
+        Self { divide_by, ..self }
     }
 }
 

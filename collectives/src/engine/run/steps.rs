@@ -169,7 +169,11 @@ impl Run {
             OpProgram::Put(put) => self.put(context, step, put),
             OpProgram::Reduce { from, into, completes } => {
                 let plan = step.plan();
-                self.reduce(context, step, plan.places(*from), plan.places(*into), plan.divisor(*completes))
+                let divide_by = match (plan.divisor(*completes), self.parameters.divide_by) {
+                    (1, _) | (_, None) => plan.divisor(*completes),
+                    (_, Some(divide_by)) => divide_by,
+                };
+                self.reduce(context, step, plan.places(*from), plan.places(*into), divide_by)
             }
         }
     }

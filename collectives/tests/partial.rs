@@ -1,0 +1,470 @@
+//! Partial all-reduce on real fabrics, by threads that are ranks.
+
+mod ranks;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late, Own};
+use pleach_collectives::{
+    CollectiveError, Group, NotExact, Options, Partial, PartialError, Progress, ReduceOp, Reproducible, Round,
+};
+use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::random::Random;
+
+const FABRICS: [Fabric; 3] = [Fabric::Shm, Fabric::Tcp, Fabric::Hybrid];
+
+/// How long a rank is late that is late on purpose: long beside a round.
+const LATE: Duration = Duration::from_millis(60);
+
+/// What a late rank does.
+#[expect(clippy::disallowed_methods, reason = "a rank that computes")]
+fn compute_for(time: Duration) {
+    std::thread::sleep(time);
+}
+
+fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
+    ranks::with_group(fabric, ranks, |_| {}, body)
+}
+
+/// What a rank gives in a step.
+fn value(rank: u32, step: usize, index: usize) -> i64 {
+    i64::from(rank + 1) << 32 | (step as i64) << 16 | (index % 977) as i64
+}
+
+#[test]
+fn nobody_is_late_and_the_sum_is_that_of_an_all_reduce() {
+    for fabric in FABRICS {
+        for (ranks, len) in [(1, 5), (2, 0), (2, 1), (4, 1000), (3, 100_000)] {
+            with_group(fabric, ranks, |group| {
+                let mut rounds = group.partial::<i64>(len, Activation::all()).unwrap();
+                for step in 0..5 {
+                    let rank = group.rank();
+                    let into = rounds.contribution();
+                    into.iter_mut().enumerate().for_each(|(index, into)| *into = value(rank, step, index));
+                    let round = rounds.contribute().unwrap();
+                    let sums = (0..len).map(|index| (0..ranks).map(|rank| value(rank, step, index)).sum());
+                    assert!(round.result().iter().copied().eq(sums), "{fabric}, {ranks} ranks, step {step}");
+                    assert!(round.contributors().iter().eq(0..ranks));
+                    assert_eq!((round.own(), round.missed(), round.number()), (Own::Counted, 0, step as u64));
+                }
+                assert!(rounds.finish().unwrap().contributors().is_empty());
+            });
+        }
+    }
+}
+
+#[test]
+fn the_first_ranks_do_not_wait_for_a_late_one_whose_data_come_later() {
+    for fabric in FABRICS {
+        let seen = with_group(fabric, 3, |group| {
+            let mut rounds = group.partial::<i64>(1, Activation::quorum(2)).unwrap();
+            if group.rank() == 2 {
+                compute_for(LATE);
+            }
+            rounds.contribution()[0] = value(group.rank(), 0, 0);
+            let round = rounds.contribute().unwrap();
+            let first = (round.result()[0], round.contributors().to_string(), round.own());
+            let last = rounds.finish().unwrap();
+            (first, (last.result()[0], last.contributors().to_string()))
+        });
+        let sum = value(0, 0, 0) + value(1, 0, 0);
+        let late = (value(2, 0, 0), "2".to_owned());
+        for (rank, (first, last)) in seen.into_iter().enumerate() {
+            let own = if rank == 2 { Own::Carried } else { Own::Counted };
+            assert_eq!(first, (sum, "0,1".to_owned(), own), "{fabric}, rank {rank}");
+            assert_eq!(last, late, "{fabric}, rank {rank}: what was carried is in the last round");
+        }
+    }
+}
+
+/// What a rank saw of a round.
+type Seen = BTreeMap<u64, (String, Vec<i64>, Option<(String, Vec<i64>)>)>;
+
+/// Some steps of a rank that is late now and then, and what it gave in all.
+fn some_steps(rounds: &mut Partial<i64>, rank: u32, len: usize) -> (Seen, Vec<i64>) {
+    let (mut seen, mut given) = (Seen::new(), vec![0i64; len]);
+    let mut random = Random::new(rank.into());
+    for step in 0..20 {
+        if random.below(3) == 0 {
+            compute_for(Duration::from_micros(random.below(3000)));
+        }
+        for (index, into) in rounds.contribution().iter_mut().enumerate() {
+            *into = value(rank, step, index);
+        }
+        let round = rounds.contribute().unwrap();
+        if round.own() != Own::Dropped {
+            given.iter_mut().enumerate().for_each(|(index, sum)| *sum += value(rank, step, index));
+        }
+        note(&mut seen, &round);
+    }
+    note(&mut seen, &rounds.finish().unwrap());
+    (seen, given)
+}
+
+fn note(seen: &mut Seen, round: &Round<'_, i64>) {
+    let correction = round.correction().map(|(set, sum)| (set.to_string(), sum.to_vec()));
+    seen.insert(round.number(), (round.contributors().to_string(), round.result().to_vec(), correction));
+}
+
+#[test]
+fn nothing_is_lost_or_counted_twice_and_all_ranks_see_the_same() {
+    let activations = [
+        Activation::all(),
+        Activation::eager_solo(),
+        Activation::eager_majority(3),
+        Activation::quorum(2).grace(Duration::from_micros(300)),
+        Activation::backup_workers(1),
+        Activation::deadline(Duration::from_millis(1)),
+    ];
+    for fabric in FABRICS {
+        for (number, activation) in activations.into_iter().enumerate() {
+            let late = [Late::Carry, Late::Drop, Late::Correct][number % 3];
+            let activation = activation.late(late).divisor(Divisor::None);
+            let (ranks, len) = (2 + number as u32 % 3, 1 + number * 301);
+            let all = with_group(fabric, ranks, |group| {
+                let mut rounds = group.partial::<i64>(len, activation).unwrap();
+                let steps = some_steps(&mut rounds, group.rank(), len);
+                (steps, rounds.report().unwrap())
+            });
+            let (mut together, mut given) = (Seen::new(), vec![0i64; len]);
+            let rounds = all[0].1.rounds;
+            for ((seen, own), report) in all {
+                given.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+                assert_eq!(report.rounds, rounds, "all ranks were in all rounds");
+                for (number, round) in seen {
+                    let other = together.entry(number).or_insert_with(|| round.clone());
+                    assert_eq!(*other, round, "{fabric}, {activation}: round {number}");
+                }
+            }
+            assert_eq!(together.len() as u64, rounds, "each round had a rank that waited for it");
+            let mut sum = vec![0i64; len];
+            for (_, result, correction) in together.values() {
+                let parts = [Some(result), correction.as_ref().map(|(_, sum)| sum)];
+                for part in parts.into_iter().flatten() {
+                    sum.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+                }
+            }
+            assert_eq!(sum, given, "{fabric}, {activation}");
+        }
+    }
+}
+
+#[test]
+fn sums_are_divided_as_asked_and_negative_zeros_survive() {
+    for (divisor, expected) in [(Divisor::None, 6.0), (Divisor::World, 2.0), (Divisor::Contributors, 3.0)] {
+        with_group(Fabric::Shm, 3, |group| {
+            let activation = Activation::quorum(2).divisor(divisor);
+            let mut rounds = group.partial::<f32>(3, activation).unwrap();
+            if group.rank() == 2 {
+                compute_for(LATE);
+            }
+            rounds.contribution().copy_from_slice(&[2.0 + 2.0 * group.rank() as f32, -0.0, f32::MAX]);
+            let round = rounds.contribute().unwrap();
+            assert_eq!(round.contributors().to_string(), "0,1");
+            let bits = round.result()[..2].iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits, [f32::to_bits(expected), f32::to_bits(-0.0)], "{divisor}");
+            rounds.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn other_operations_ignore_absent_ranks() {
+    for (op, expected) in [
+        (ReduceOp::Max, [-3, -3]),
+        (ReduceOp::Min, [-5, -5]),
+        (ReduceOp::Prod, [15, 15]),
+        (ReduceOp::And, [-5 & -3; 2]),
+        (ReduceOp::Or, [-5 | -3; 2]),
+        (ReduceOp::Xor, [-5 ^ -3; 2]),
+    ] {
+        with_group(Fabric::Shm, 3, |group| {
+            let mut rounds = group.partial::<i32>(2, Activation::quorum(2).combined_by(op)).unwrap();
+            if group.rank() == 2 {
+                compute_for(LATE);
+            }
+            rounds.contribution().fill([-5, -3, -100][group.rank() as usize]);
+            let round = rounds.contribute().unwrap();
+            assert_eq!(
+                (round.result(), round.contributors().to_string()),
+                (&expected[..], "0,1".into()),
+                "{op}"
+            );
+            rounds.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_reproducible_result_is_that_of_a_group_of_the_contributors_alone() {
+    let reproducible = |options: &mut Options| options.reproducible = Reproducible::PerWorldSize;
+    ranks::with_group(Fabric::Shm, 4, reproducible, |group| {
+        let rank = group.rank();
+        let mut random = Random::new(rank.into());
+        let own: Vec<f32> = (0..5000).map(|_| (random.below(1 << 24) as f32).powi(3) * 1e-9).collect();
+        let contributes = rank != 1;
+        let part = group.split(Some(u32::from(contributes)), rank).unwrap().expect("a colour was named");
+        let mut expected = own.clone();
+        part.all_reduce(&mut expected, ReduceOp::Sum).unwrap();
+        let mut rounds = group.partial::<f32>(own.len(), Activation::quorum(3)).unwrap();
+        rounds.contribution().copy_from_slice(&own);
+        let round = if contributes { rounds.contribute() } else { rounds.abstain() }.unwrap();
+        assert_eq!(round.contributors().to_string(), "0,2,3");
+        if contributes {
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert!(bits(round.result()) == bits(&expected), "other bits than without rank 1");
+        }
+        rounds.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_is_always_late_is_waited_for_in_time() {
+    let activation = Activation::eager_solo().late(Late::Drop).staleness_max(3);
+    let all = with_group(Fabric::Shm, 2, |group| {
+        let mut rounds = group.partial::<i64>(1, activation).unwrap();
+        let (mut in_a_row, mut most) = (0, 0);
+        // Rank 1 is in every fourth round, and misses the others in every second step.
+        let steps = if group.rank() == 0 { 24 } else { 12 };
+        for _ in 0..steps {
+            if group.rank() == 1 {
+                compute_for(Duration::from_millis(20));
+            }
+            rounds.contribution()[0] = 1;
+            let round = rounds.contribute().unwrap();
+            in_a_row = if round.contributors().contains(1) { 0 } else { in_a_row + 1 };
+            most = most.max(in_a_row);
+        }
+        rounds.finish().unwrap();
+        (most, rounds.report().unwrap())
+    });
+    assert!(all[0].0 <= 3, "{:?}", all[0].1);
+    assert!(all[0].1.counted[1] > 0, "{:?}", all[0].1);
+}
+
+#[test]
+fn ranks_that_ask_for_different_things_are_told_both() {
+    let different = |rank: u32| match rank {
+        1 => (6, Activation::eager_solo()),
+        _ => (5, Activation::quorum(2)),
+    };
+    let errors = with_group(Fabric::Shm, 3, |group| {
+        let (len, activation) = different(group.rank());
+        let error = group.partial::<f32>(len, activation).err().expect("they differ").to_string();
+        // The group works as before.
+        group.barrier().unwrap();
+        error
+    });
+    for error in errors {
+        for text in ["5 f32 (sum), quorum:2", "6 f32 (sum), solo", "ask for the same on all"] {
+            assert!(error.contains(text), "{error}");
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_carried_out_is_refused_on_all_ranks_and_hurts_nobody() {
+    with_group(Fabric::Shm, 2, |group| {
+        for activation in [Activation::quorum(0), Activation::quorum(3), Activation::deadline(Duration::ZERO)]
+        {
+            let error = group.partial::<f32>(1, activation).err().expect("it makes no sense");
+            assert!(matches!(error, PartialError::Activation(ActivationError::Quorum { .. })), "{error}");
+        }
+        let error =
+            group.partial::<f32>(1, Activation::all().combined_by(ReduceOp::Xor)).err().expect("of floats");
+        assert!(matches!(error, PartialError::Activation(ActivationError::Operation { .. })), "{error}");
+        group.barrier().unwrap();
+    });
+    let called = |options: &mut Options| options.progress = Progress::WhenCalled;
+    ranks::with_group(Fabric::Shm, 2, called, |group| {
+        let error = group.partial::<f32>(1, Activation::all()).err().expect("nobody could bind");
+        assert!(matches!(error, PartialError::Activation(ActivationError::NoThread)), "{error}");
+    });
+    let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
+    ranks::with_group(Fabric::Shm, 2, exact, |group| {
+        let error = group.partial::<f32>(1, Activation::all()).err().expect("one operation a round");
+        let reason = NotExact::Partial;
+        assert!(
+            matches!(&error, PartialError::Collective(CollectiveError::NotExact { reason: it, .. }) if *it == reason),
+            "{error}"
+        );
+        let mut rounds = group.partial::<i32>(1, Activation::all()).expect("integers are exact");
+        rounds.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_round_to_which_nobody_gives_is_an_error_on_all_ranks_and_the_next_one_works() {
+    with_group(Fabric::Tcp, 3, |group| {
+        let mut rounds = group.partial::<i64>(1, Activation::all()).unwrap();
+        let error = rounds.abstain().err().expect("nobody gives anything");
+        assert!(matches!(error, PartialError::NothingGiven { round: 0 }), "{error}");
+        rounds.contribution()[0] = 7;
+        assert_eq!(rounds.contribute().unwrap().result(), [21]);
+        rounds.finish().unwrap();
+        assert!(matches!(rounds.contribute(), Err(PartialError::Finished)));
+        assert!(matches!(rounds.abstain(), Err(PartialError::Finished)));
+        assert!(matches!(rounds.finish(), Err(PartialError::Finished)));
+    });
+}
+
+#[test]
+fn a_rank_that_leaves_ends_the_rounds_of_the_others_and_their_contribution_is_theirs_again() {
+    let errors = with_group(Fabric::Shm, 3, |group| {
+        let mut rounds = group.partial::<i64>(4, Activation::all()).unwrap();
+        rounds.contribution().fill(1);
+        rounds.contribute().unwrap();
+        group.barrier().unwrap();
+        if group.rank() == 1 {
+            return None;
+        }
+        rounds.contribution().fill(5 + i64::from(group.rank()));
+        let error = rounds.contribute().err().expect("rank 1 is gone").to_string();
+        assert_eq!(rounds.contribution(), [5 + i64::from(group.rank()); 4]);
+        // The group that the rounds were made from is another one.
+        let fault = rounds.contribute().err().expect("it stays so").to_string();
+        assert_eq!(error, fault);
+        Some(error)
+    });
+    let errors: Vec<String> = errors.into_iter().flatten().collect();
+    assert_eq!(errors[0], errors[1]);
+    assert!(errors[0].contains("rank 1 has closed the group"), "{}", errors[0]);
+}
+
+#[test]
+fn a_rank_that_leaves_while_rounds_go_on_is_the_one_that_is_named() {
+    for fabric in FABRICS {
+        let errors = with_group(fabric, 3, |group| {
+            let mut rounds = group.partial::<i64>(1000, Activation::eager_solo()).unwrap();
+            if group.rank() == 1 {
+                rounds.contribute().unwrap();
+                return None;
+            }
+            loop {
+                if let Err(error) = rounds.contribute() {
+                    return Some(error.to_string());
+                }
+            }
+        });
+        for error in errors.into_iter().flatten() {
+            assert!(error.contains("rank 1 has closed the group"), "{fabric}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_contribution_that_failed_is_not_added_to_itself_by_another_try() {
+    with_group(Fabric::Shm, 2, |group| {
+        let mut rounds = group.partial::<i64>(1, Activation::quorum(1)).unwrap();
+        if group.rank() == 1 {
+            rounds.contribution()[0] = 1;
+            rounds.contribute().unwrap();
+            group.barrier().unwrap();
+            group.barrier().unwrap();
+            return;
+        }
+        group.barrier().unwrap();
+        rounds.contribution()[0] = 3;
+        assert_eq!(rounds.contribute().unwrap().own(), Own::Carried);
+        group.barrier().unwrap();
+        let left = loop {
+            rounds.contribution()[0] = 5;
+            if rounds.contribute().is_err() {
+                break rounds.contribution()[0];
+            }
+        };
+        assert!(left == 5 || left == 8, "{left}");
+        for _ in 0..3 {
+            assert!(rounds.contribute().is_err());
+            assert_eq!(rounds.contribution(), [left]);
+        }
+    });
+}
+
+#[test]
+fn ranks_that_have_abstained_and_do_not_wait_time_nobody_out() {
+    let short = |options: &mut Options| options.timeout = Duration::from_millis(400);
+    ranks::with_group(Fabric::Shm, 2, short, |group| {
+        let mut rounds = group.partial::<i64>(1, Activation::quorum(1)).unwrap();
+        if group.rank() == 0 {
+            rounds.contribute().unwrap();
+            group.barrier().unwrap();
+        } else {
+            group.barrier().unwrap();
+            let round = rounds.abstain().unwrap();
+            assert_eq!((round.number(), round.own()), (0, Own::Abstained));
+        }
+        compute_for(Duration::from_millis(900));
+        rounds.contribution()[0] = 2;
+        rounds.contribute().unwrap();
+        rounds.finish().unwrap();
+    });
+}
+
+#[test]
+fn after_a_round_to_which_nobody_gave_anything_all_are_waited_for_again() {
+    with_group(Fabric::Shm, 3, |group| {
+        let mut rounds = group.partial::<i64>(1, Activation::all()).unwrap();
+        for _ in 0..20 {
+            rounds.contribution()[0] = 1;
+            let round = rounds.contribute().unwrap();
+            assert_eq!((round.result(), round.missed()), (&[3][..], 0), "{}", round.contributors());
+            assert!(matches!(rounds.abstain(), Err(PartialError::NothingGiven { .. })));
+        }
+        rounds.finish().unwrap();
+    });
+}
+
+#[test]
+fn the_next_contribution_is_computed_while_the_round_of_the_last_goes_on() {
+    for late in [Late::Carry, Late::Drop, Late::Correct] {
+        let all = with_group(Fabric::Shm, 3, |group| {
+            let rank = group.rank();
+            let activation = Activation::quorum(2).late(late);
+            let mut rounds = group.partial::<i64>(50, activation).unwrap();
+            assert!(matches!(rounds.wait(), Err(PartialError::NotStarted)));
+            let (mut seen, mut given) = (Seen::new(), 0);
+            rounds.contribution().fill(value(rank, 0, 0));
+            for step in 1..=30 {
+                rounds.start_contribute().unwrap();
+                assert!(matches!(rounds.contribute(), Err(PartialError::UnderWay)));
+                assert!(matches!(rounds.abstain(), Err(PartialError::UnderWay)));
+                rounds.contribution().fill(value(rank, step, 0));
+                if (step as u32 + rank).is_multiple_of(5) {
+                    compute_for(Duration::from_millis(2));
+                }
+                let round = rounds.wait().unwrap();
+                given += if round.own() == Own::Dropped { 0 } else { value(rank, step - 1, 0) };
+                note(&mut seen, &round);
+                assert_eq!(rounds.contribution(), [value(rank, step, 0); 50], "what was written stays");
+            }
+            note(&mut seen, &rounds.finish().unwrap());
+            (seen, given)
+        });
+        let (mut together, mut sum) = (Seen::new(), 0);
+        for (seen, given) in all {
+            sum += given;
+            together.extend(seen);
+        }
+        for (_, result, correction) in together.values() {
+            sum -= result[0] + correction.as_ref().map_or(0, |(_, sum)| sum[0]);
+        }
+        assert_eq!(sum, 0, "{late}");
+    }
+}
+
+#[test]
+fn a_rank_that_never_contributes_is_named_when_the_time_is_up() {
+    let short = |options: &mut Options| options.timeout = Duration::from_millis(300);
+    let errors = ranks::with_group(Fabric::Shm, 3, short, |group| {
+        let mut rounds = group.partial::<i64>(1, Activation::all()).unwrap();
+        if group.rank() == 2 {
+            compute_for(Duration::from_millis(900));
+        }
+        rounds.contribute().err().expect("rank 2 computes for too long").to_string()
+    });
+    for error in errors {
+        assert!(error.contains("for rank 2: its contribution to round 0 of a partial all-reduce"), "{error}");
+    }
+}
