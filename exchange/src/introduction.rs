@@ -10,6 +10,7 @@
 //! still a claim: the address and the host prove nothing, and the challenge is answered on the link
 //! by who knows the secret.
 
+use std::fmt;
 use std::ops::RangeInclusive;
 
 use pleach_transport::Address;
@@ -117,6 +118,15 @@ pub enum IntroductionError {
         /// Its length.
         bytes: usize,
     },
+}
+
+/// As `shm, tcp`.
+impl fmt::Display for Fabrics {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = [(self.shm, "shm"), (self.tcp, "tcp"), (self.verbs, "verbs")];
+        let names: Vec<&str> = names.into_iter().filter(|(has, _)| *has).map(|(_, name)| name).collect();
+        if names.is_empty() { formatter.write_str("none") } else { formatter.write_str(&names.join(", ")) }
+    }
 }
 
 impl Fabrics {

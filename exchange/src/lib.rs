@@ -48,7 +48,7 @@ pub use calls::Calls;
 pub use endpoint::{
     ElementTypeError, Endpoint, EndpointLimits, EndpointOptions, ExchangeFabric, LinkError,
     OpenEndpointError, Peer, PendingTensor, ReceiveTensorError, ReceivedTensor, SendTensorError,
-    SharedTensor, Tensor, TensorElement, TensorMemoryError, TensorShape, TensorWay,
+    SharedTensor, Tensor, TensorElement, TensorMemoryError, TensorShape, TensorWay, UntypedTensor,
 };
 pub use introduction::Introduction;
 pub use key::Key;

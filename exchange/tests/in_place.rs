@@ -176,19 +176,21 @@ fn where_no_memory_is_shared_tensors_come_inline_and_a_receiver_that_requires_it
     let connect =
         |receiver: &Endpoint, address: &str| receiver.connect(address).expect("an address").within(LONG);
     for receiver in
-        [open(&options("b", ExchangeFabric::Auto, false)), open(&options("a", ExchangeFabric::None, false))]
+        [open(&options("b", ExchangeFabric::Shm, false)), open(&options("a", ExchangeFabric::None, false))]
     {
         sender.send(&key("w"), tensor(&sender, &[1])).expect("there is room");
         let received = connect(&receiver, &address).receive(&key("w")).expect("was sent");
         assert_eq!(received.way(), TensorWay::Inline);
     }
-    let strict = open(&options("b", ExchangeFabric::Auto, true));
-    let error = connect(&strict, &address).receive(&key("w")).expect_err("is on another host");
+    let (other_host, strict) =
+        (open(&options("a", ExchangeFabric::Shm, false)), open(&options("b", ExchangeFabric::Shm, true)));
+    let error = connect(&strict, &other_host.address().to_string()).receive(&key("w"));
+    let error = error.expect_err("is on another host");
     assert_eq!(error.kind(), FailureKind::Unavailable);
     assert!(error.to_string().contains("the two programs are on different hosts; take a fabric"), "{error}");
     let strict = open(&options("a", ExchangeFabric::Shm, true));
     let error = connect(&strict, &without.address().to_string()).receive(&key("w"));
-    assert!(error.expect_err("shares none").to_string().contains("the other program shares no memory"));
+    assert!(error.expect_err("shares none").to_string().contains("the other program has no regions"));
     sender.send(&key("w"), tensor(&sender, &[2])).expect("there is room");
     let received = connect(&strict, &address).receive(&key("w")).expect("was sent");
     assert_eq!(received.way(), TensorWay::InPlace, "the first tensor waits for regions");

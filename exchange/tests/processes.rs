@@ -12,22 +12,28 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Tells a child its part: `send`, or `receive HOST:PORT`.
+/// Tells a child its fabric and its part: `send`, or `receive HOST:PORT`.
 const PART: &str = "PLEACH_TEST_PART";
 
 fn key(step: u64, name: &str) -> Key {
     Key::new(step, name).expect("a good name")
 }
 
-fn open() -> Endpoint {
-    Endpoint::open(&EndpointOptions::default()).expect("a free port of loopback")
+/// By which fabrics programs have regions here.
+const FABRICS: [&str; 2] = ["shm", "tcp"];
+
+fn open(fabric: &str) -> Endpoint {
+    let mut options = EndpointOptions::default();
+    options.fabric = fabric.parse().expect("a fabric");
+    Endpoint::open(&options).expect("a free port of loopback")
 }
 
 /// What a child does; nothing in the process of the tests.
 #[test]
 fn part_of_a_child() {
     let Ok(part) = std::env::var(PART) else { return };
-    let endpoint = open();
+    let (fabric, part) = part.split_once(' ').expect("a fabric and a part");
+    let endpoint = open(fabric);
     if let Some(address) = part.strip_prefix("receive ") {
         let peer = endpoint.connect(address).expect("an address").within(LONG);
         peer.share_regions().expect("is on this host");
@@ -59,11 +65,11 @@ struct Program {
 }
 
 impl Program {
-    fn start(part: &str) -> Self {
+    fn start(fabric: &str, part: &str) -> Self {
         let program = std::env::current_exe().expect("this test");
         let mut child = Command::new(program)
             .args(["--exact", "part_of_a_child", "--nocapture"])
-            .env(PART, part)
+            .env(PART, format!("{fabric} {part}"))
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
@@ -99,14 +105,22 @@ fn peer_of(endpoint: &Endpoint, program: &Program) -> Peer {
 
 #[test]
 fn a_sender_that_is_killed_fails_its_calls_and_no_others() {
-    let (mut killed, other) = (Program::start("send"), Program::start("send"));
-    let endpoint = open();
+    FABRICS.into_iter().for_each(kill_a_sender);
+}
+
+fn kill_a_sender(fabric: &str) {
+    let (mut killed, other) = (Program::start(fabric, "send"), Program::start(fabric, "send"));
+    let endpoint = open(fabric);
     let (peer, other_peer) = (peer_of(&endpoint, &killed), peer_of(&endpoint, &other));
+    peer.share_regions().expect("both have the fabric");
+    other_peer.share_regions().expect("both have the fabric");
     let received = peer.receive(&key(1, "w")).expect("was sent");
     let pending = peer.start_receive(&key(7, "later")).expect("it listens");
     let other_pending = other_peer.start_receive(&key(7, "later")).expect("it listens");
+    let since = clock::now();
     killed.kill();
     let error = pending.wait().expect_err("the sender is gone");
+    assert!(clock::now().since(since) < LONG / 6, "{fabric}: it is not waited for");
     assert_eq!(error.kind(), FailureKind::Unavailable, "{error}");
     let text = error.to_string();
     assert!(text.contains("'later' of step 7") && text.contains(&killed.ready), "{text}");
@@ -117,10 +131,14 @@ fn a_sender_that_is_killed_fails_its_calls_and_no_others() {
 
 #[test]
 fn a_sender_that_is_stopped_fails_calls_at_their_deadline_and_goes_on_later() {
-    let stopped = Program::start("send");
-    let endpoint = open();
+    FABRICS.into_iter().for_each(stop_a_sender);
+}
+
+fn stop_a_sender(fabric: &str) {
+    let stopped = Program::start(fabric, "send");
+    let endpoint = open(fabric);
     let peer = peer_of(&endpoint, &stopped);
-    peer.share_regions().expect("is on this host");
+    peer.share_regions().expect("both have the fabric");
     stopped.signal(Signal::STOP);
     // The kernel stops its threads one after another.
     let state = waitpid(Some(Pid::from_child(&stopped.child)), WaitOptions::UNTRACED);
@@ -134,14 +152,18 @@ fn a_sender_that_is_stopped_fails_calls_at_their_deadline_and_goes_on_later() {
 
 #[test]
 fn receivers_that_come_and_are_killed_leave_nothing_behind() {
-    const PROGRAMS: usize = 16;
-    let endpoint = open();
+    FABRICS.into_iter().for_each(kill_receivers);
+}
+
+fn kill_receivers(fabric: &str) {
+    const PROGRAMS: usize = 12;
+    let endpoint = open(fabric);
     let mut tensor = endpoint.tensor::<u32>(&[10_000]).expect("there is memory");
     tensor.fill(9);
     endpoint.publish(0, [("w".to_owned(), tensor.share())].into());
     let part = format!("receive {}", endpoint.address());
     for number in 0..PROGRAMS {
-        let mut program = Program::start(&part);
+        let mut program = Program::start(fabric, &part);
         // Killed at different points of its receives.
         let until = clock::now() + Duration::from_millis(number as u64 % 8 * 3);
         while clock::now() < until {

@@ -6,29 +6,38 @@
 //! **Invariant:** the lock is not held while anything waits. After each call nothing is left in the
 //! queues of events: answers are posted, and requests that have ended are given to their threads.
 
+mod gets;
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{Nanos, RegionKey, RemoteSlice};
+use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
 
 use super::connection::{Connection, ConnectionEnd, Incoming, OUTGOING_MAX};
-use super::error::SendTensorError;
+use super::error::{ReceiveTensorError, SendTensorError};
 use super::frame::FrameKind;
+use super::gets::{GetDevice, GetOptions};
 use super::link::{
     Arrived, IncomingTensor, Link, LinkSide, ReceiveResult, ReceiveSlot, ReceiverSide, SharedRegions,
 };
 use super::memory::LendableMemory;
 use super::metrics::ExchangeCounts;
 use super::options::{EndpointLimits, EndpointOptions};
-use super::regions::{POLL_PAUSE, SetupFrame};
+use super::pair::PairedDevices;
+use super::regions::{PLACES, POLL_PAUSE, SETUP_LIMIT, SetupFrame};
 use super::returns::Returns;
 use super::shared::LinkHold;
 use super::slot::Slot;
 use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor};
 use crate::calls::{CallError, CallEvent, Calls};
+use crate::introduction::Fabrics;
 use crate::key::Key;
 use crate::message::Message;
 use crate::reference::LinkId;
@@ -53,6 +62,15 @@ pub(crate) struct Core {
     limits: EndpointLimits,
     /// Whether memory is shared at all, or why not.
     may_share: Result<(), Arc<str>>,
+    /// The fabrics by which there may be regions.
+    fabrics: Fabrics,
+    get_options: GetOptions,
+    /// Devices of shared memory.
+    paired_devices: PairedDevices,
+    /// Devices of fabrics that map nothing, by their number in the epoll set.
+    devices: BTreeMap<u64, GetDevice>,
+    /// When one of them must be polled at the latest.
+    armed_until: Option<Nanos>,
     memory: Arc<LendableMemory>,
     epoll: OwnedFd,
     /// Wakes the thread.
@@ -89,14 +107,20 @@ impl Core {
     pub(crate) fn new(
         incarnation: u64,
         options: &EndpointOptions,
+        address: IpAddr,
         memory: Arc<LendableMemory>,
-        epoll: OwnedFd,
-        wake: OwnedFd,
+        [epoll, wake]: [OwnedFd; 2],
     ) -> Self {
+        let (secret, verbs) = (options.secret.clone(), options.verbs.clone());
         Self {
             server: Server::new(incarnation, options.limits.server),
             limits: options.limits,
             may_share: options.may_share_memory(),
+            fabrics: options.fabrics(address),
+            get_options: GetOptions { secret, address, verbs },
+            paired_devices: PairedDevices::new(PLACES, SETUP_LIMIT),
+            devices: BTreeMap::new(),
+            armed_until: None,
             memory,
             epoll,
             wake,
@@ -135,7 +159,7 @@ impl Core {
             arena_bytes: self.memory.touched(),
             links: self.links.len() as u64,
             leases: self.numbers.keys().map(|id| self.server.leases(*id) as u64).sum(),
-            inline_links: self.links.values().filter(|link| link.regions.is_none()).count() as u64,
+            inline_links: self.links.values().filter(|link| link.is_inline()).count() as u64,
             ..self.counts.clone()
         }
     }
@@ -218,14 +242,20 @@ impl Core {
         id: LinkId,
         peer: &str,
         connection: Connection,
-        may_share: Result<(), Arc<str>>,
+        fabric: Result<Fabric, Arc<str>>,
     ) -> u64 {
         let returns = Arc::new(Returns::new(self.limits.calls.slots));
         let calls = Calls::new(peer, id, self.limits.calls, returns.clone());
         let number = self.next_number();
         let side = LinkSide::Receiver(ReceiverSide::new(calls, returns));
         let mut link = Link::new(id, peer, connection, side);
-        link.offer_regions(now, self.limits.calls.slots, may_share);
+        match fabric {
+            Ok(Fabric::Shm) => {
+                link.offer_regions(now, self.limits.calls.slots, &mut self.paired_devices);
+            }
+            Ok(fabric) => self.offer_gets(now, number, &mut link, fabric),
+            Err(reason) => link.go_inline(&reason),
+        }
         self.add(now, number, link);
         number
     }
@@ -376,7 +406,7 @@ impl Core {
 
     /// The thread sleeps from now on. False: a message has come, and it must not.
     pub(crate) fn sleep(&mut self) -> bool {
-        let mut may_sleep = true;
+        let mut may_sleep = self.arm_devices();
         for shared in self.links.values_mut().filter_map(|link| link.regions.as_mut()) {
             // What came before the peer's "ready" is looked at when that has come, over the
             // connection.
@@ -411,14 +441,16 @@ impl Core {
     /// Goes on with what no message tells of: set-ups, messages that wait for a place, peers that
     /// have ended.
     pub(crate) fn poll(&mut self, now: Nanos) {
+        self.poll_gets(now);
         for (number, link) in &mut self.links {
             match link.advance_setup(now) {
                 Ok(dropped) => self.dropped.extend(dropped.map(|shared| *shared)),
                 Err(cause) => self.failed.push((*number, cause)),
             }
             if let Some(shared) = link.regions.as_mut().filter(|shared| shared.sends) {
-                let polled = shared.regions.poll(now).and_then(|()| shared.regions.send_waiting());
-                match polled {
+                let polled = shared.regions.poll(now);
+                let sent = polled.and_then(|wakes| Ok(shared.regions.send_waiting()? | wakes));
+                match sent {
                     Ok(true) => link.connection.queue(FrameKind::Doorbell, &[]),
                     Ok(false) => {}
                     Err(error) => self.failed.push((*number, error.to_string())),
@@ -474,8 +506,17 @@ impl Core {
             }
             Some(Incoming::Frame(FrameKind::Regions, content)) => {
                 let frame = SetupFrame::decode(content).map_err(|_| ConnectionEnd::Malformed.to_string())?;
+                if link.pair.is_some() || frame.is_about_gets() {
+                    return self.gets_frame(now, number, frame).map(|()| true);
+                }
                 let is_ready = frame == SetupFrame::Ready;
-                let dropped = link.setup_frame(now, frame, self.may_share.clone(), &self.memory)?;
+                let dropped = link.setup_frame(
+                    now,
+                    frame,
+                    self.may_share.clone(),
+                    &mut self.paired_devices,
+                    &self.memory,
+                )?;
                 self.dropped.extend(dropped.map(|shared| *shared));
                 if is_ready && matches!(link.side, LinkSide::Sender) {
                     self.server.set_reads_memory(link.id);
@@ -501,6 +542,9 @@ impl Core {
     }
 
     fn message(&mut self, now: Nanos, number: u64, message: Message) -> Result<(), String> {
+        if let Message::Returned { slot, .. } = &message {
+            self.returned_by_gets(number, *slot);
+        }
         let Some(link) = self.links.get_mut(&number) else { return Ok(()) };
         match &mut link.side {
             LinkSide::Sender => {
@@ -535,7 +579,7 @@ impl Core {
             LinkSide::Receiver(side) => side.calls.next_deadline(),
             LinkSide::Sender => None,
         });
-        calls.chain(self.server.next_deadline()).chain(poll).min()
+        calls.chain(self.server.next_deadline()).chain(self.next_gets_poll()).chain(poll).min()
     }
 
     /// Closes a link that nobody uses.
@@ -550,18 +594,27 @@ impl Core {
         for number in numbers {
             self.close_link(now, number);
         }
+        for slot in std::mem::take(&mut self.receives).into_values() {
+            drop(slot.end(Err(ReceiveTensorError::Closed)));
+        }
+        for slot in std::mem::take(&mut self.sends).into_values() {
+            drop(slot.end(Err(SendTensorError::Closed)));
+        }
     }
 
     fn end_link(&mut self, now: Nanos, number: u64, cause: &str) {
-        let Some(link) = self.links.remove(&number) else { return };
+        let Some(mut link) = self.links.remove(&number) else { return };
         self.numbers.remove(&link.id);
         self.touched.remove(&number);
+        let is_severing = self.end_pair(number, &mut link, cause);
         let peer = &*link.peer;
         match link.side {
             LinkSide::Sender => {
                 tracing::debug!(peer, "a link has ended: {cause}");
                 self.server.disconnect(now, link.id);
                 match link.regions {
+                    // Its leases are back when the fence holds.
+                    None if is_severing => {}
                     // Its process may run on and read what it has mapped.
                     Some(shared) if shared.receives && self.server.leases(link.id) > 0 => {
                         self.lingering.push(Lingering { id: link.id, shared });
@@ -587,6 +640,11 @@ impl Core {
                     if let CallEvent::Failed { call, error } = event {
                         side.end_call(call, Err(error.into()));
                     }
+                }
+                // Calls whose answers could not be used: for what decides they have ended.
+                for (key, slot) in std::mem::take(&mut side.waiting).into_values() {
+                    let lost = CallError::Lost { key, peer: link.peer.clone(), cause: cause.into() };
+                    drop(slot.end(Err(lost.into())));
                 }
                 self.dropped.extend(link.regions.map(|shared| *shared));
             }
@@ -626,13 +684,20 @@ impl Core {
             self.counts.sent_inline.add(tensor.shape().bytes() as u64);
             return link.send_inline(&message, tensor);
         }
-        let mut must_poll = false;
+        let (number, mut must_poll) = (*number, false);
         if let Message::Lent { reference, .. } = &message {
-            self.counts.sent_in_place.add(reference.slice.len);
-            must_poll = true;
+            if link.pair.is_some() {
+                self.counts.sent_copied.add(reference.slice.len);
+                if let Err(cause) = self.lend_by_gets(number, reference) {
+                    return self.failed.push((number, cause));
+                }
+            } else {
+                self.counts.sent_in_place.add(reference.slice.len);
+                must_poll = true;
+            }
         }
-        if let Err(error) = link.send(&message) {
-            self.failed.push((*number, error.to_string()));
+        if let Some(Err(error)) = self.links.get_mut(&number).map(|link| link.send(&message)) {
+            self.failed.push((number, error.to_string()));
         }
         if must_poll {
             self.must_poll();
@@ -676,25 +741,32 @@ impl Core {
 
     /// Carries out the events of the calls of links that were touched. True: there were some.
     fn settle_calls(&mut self) -> bool {
-        let mut had_events = false;
+        let (mut had_events, mut requests) = (false, Vec::new());
         for number in self.touched.iter().copied() {
             let Some(link) = self.links.get_mut(&number) else { continue };
             let LinkSide::Receiver(side) = &mut link.side else { continue };
             let returned = side.returns.take_changed();
             for event in side.calls.take_events() {
                 had_events = true;
-                if let CallEvent::Lent { lease, .. } = &event {
+                if let (CallEvent::Lent { lease, .. }, None) = (&event, &link.pair) {
                     self.counts.in_place.add(lease.slice().len);
                 }
-                if let Err(cause) = link.call_event(event) {
-                    self.failed.push((number, cause));
-                    break;
+                match link.call_event(event) {
+                    Ok(request) => requests.extend(request.map(|request| (number, request))),
+                    Err(cause) => {
+                        self.failed.push((number, cause));
+                        break;
+                    }
                 }
             }
             for (slot, counter) in returned {
                 let sent = link.send(&Message::Returned { slot, counter });
                 self.failed.extend(sent.err().map(|error| (number, error.to_string())));
             }
+        }
+        for (number, request) in requests {
+            let begun = self.begin_get(number, request);
+            self.failed.extend(begun.err().map(|cause| (number, cause)));
         }
         had_events
     }
@@ -711,9 +783,12 @@ impl Core {
                     flags.set(epoll::EventFlags::OUT, !is_empty);
                     flags.set(epoll::EventFlags::IN, link.connection.queued() <= OUTGOING_MAX);
                     if link.watched != flags {
-                        link.watched = flags;
                         let data = epoll::EventData::new_u64(number);
-                        let _ = epoll::modify(&self.epoll, &link.connection, data, flags);
+                        match epoll::modify(&self.epoll, &link.connection, data, flags) {
+                            Ok(()) => link.watched = flags,
+                            // Nobody would go on with the link.
+                            Err(errno) => self.failed.push((number, ConnectionEnd::from(errno).to_string())),
+                        }
                     }
                 }
                 Err(end) => self.failed.push((number, end.to_string())),
@@ -727,11 +802,12 @@ impl Core {
 
 /// A tensor as the server takes it.
 fn offer(tensor: SharedTensor) -> Offer<SharedTensor> {
-    let (description, bytes) = (tensor.shape().describe(), tensor.shape().bytes() as u64);
+    let description = tensor.shape().describe();
     let place = tensor.buffer().arena().map(|arena| {
         let range = tensor.buffer().range();
         let (key, offset, len) = (RegionKey(arena.number()), range.start, range.end - range.start);
-        Place { buffer: RemoteSlice { key, offset, len }, part: 0..bytes }
+        let part = tensor.range();
+        Place { buffer: RemoteSlice { key, offset, len }, part: part.start as u64..part.end as u64 }
     });
     Offer { tensor, description, place }
 }

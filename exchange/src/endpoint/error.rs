@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::auth::SecretError;
+use pleach_transport::verbs::PortError;
 
 use super::handshake::HandshakeError;
 use crate::calls::CallError;
@@ -30,6 +31,9 @@ pub enum OpenEndpointError {
     /// The secret was not read.
     #[error(transparent)]
     Secret(#[from] SecretError),
+    /// A variable of RDMA has a wrong value.
+    #[error(transparent)]
+    Verbs(#[from] PortError),
     /// The address has another form, or its host has no address.
     #[error("no address to listen on: '{address}' ({source}); name HOST:PORT")]
     Address {
@@ -70,12 +74,14 @@ pub enum OpenEndpointError {
     },
     /// No fabric has regions, and regions are required.
     #[error(
-        "regions are required, and fabric '{fabric}' has none here; take another fabric, or do without \
-         PLEACH_REQUIRE=regions"
+        "regions are required, and fabric '{fabric}' has none here: {reason}; take another fabric, or do \
+         without PLEACH_REQUIRE=regions"
     )]
     NoRegions {
         /// The fabric.
         fabric: super::options::ExchangeFabric,
+        /// Why.
+        reason: Arc<str>,
     },
 }
 
@@ -107,6 +113,17 @@ pub enum LinkError {
         /// How long it was waited for.
         waited: Duration,
     },
+    /// The system did not tell the address of the peer's host in time.
+    #[error(
+        "no address of {peer} was found within {waited:?}; name an IP address, or look at the resolver of \
+         this host"
+    )]
+    NoLookup {
+        /// The peer.
+        peer: Arc<str>,
+        /// How long the system was waited for.
+        waited: Duration,
+    },
     /// The two programs do not go together.
     #[error("no link to {peer}: {source}")]
     Handshake {
@@ -127,6 +144,12 @@ pub enum LinkError {
         known: u64,
         /// The incarnation now.
         now: u64,
+    },
+    /// This program's endpoint was closed.
+    #[error("no link to {peer}: the endpoint was closed; open another one")]
+    Closed {
+        /// The peer.
+        peer: Arc<str>,
     },
     /// Regions are required and there are none.
     #[error(
@@ -159,6 +182,9 @@ pub enum ReceiveTensorError {
     /// The program sent itself no tensor.
     #[error(transparent)]
     Own(#[from] ReceiveError),
+    /// The endpoint was closed while the program waited for a tensor of its own.
+    #[error("the tensor was not received: the endpoint was closed; open another one")]
+    Closed,
 }
 
 impl ReceiveTensorError {
@@ -166,9 +192,11 @@ impl ReceiveTensorError {
     #[must_use]
     pub fn kind(&self) -> FailureKind {
         match self {
-            Self::Link { source: LinkError::Timeout { .. }, .. } => FailureKind::Timeout,
+            Self::Link { source: LinkError::Timeout { .. } | LinkError::NoLookup { .. }, .. } => {
+                FailureKind::Timeout
+            }
             Self::Link { source: LinkError::Restarted { .. }, .. } => FailureKind::Aborted,
-            Self::Link { .. } | Self::Call(CallError::Lost { .. }) => FailureKind::Unavailable,
+            Self::Link { .. } | Self::Call(CallError::Lost { .. }) | Self::Closed => FailureKind::Unavailable,
             Self::Call(CallError::Timeout { .. }) => FailureKind::Timeout,
             Self::Call(CallError::TooManyCalls { .. }) => FailureKind::Exhausted,
             Self::Call(CallError::Failed { failure, .. }) => failure.kind,
@@ -184,4 +212,22 @@ pub enum SendTensorError {
     /// The table does not take it.
     #[error(transparent)]
     Table(#[from] SendError),
+    /// The endpoint was closed.
+    #[error("the tensor was not sent: the endpoint was closed; open another one")]
+    Closed,
+}
+
+impl SendTensorError {
+    /// The kind, for programs.
+    #[must_use]
+    pub fn kind(&self) -> FailureKind {
+        match self {
+            Self::Table(SendError::Timeout { .. }) => FailureKind::Timeout,
+            Self::Table(SendError::TooLarge { .. } | SendError::TooManySends { .. }) => {
+                FailureKind::Exhausted
+            }
+            Self::Table(SendError::Aborted { .. } | SendError::CleanedUp { .. }) => FailureKind::Aborted,
+            Self::Closed => FailureKind::Unavailable,
+        }
+    }
 }

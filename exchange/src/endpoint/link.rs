@@ -11,18 +11,20 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
-use pleach_transport::{Nanos, RegionKey};
+use pleach_transport::{Nanos, Rank, RegionKey, RemoteSlice};
 use rustix::event::epoll;
 
 use super::connection::Connection;
 use super::error::ReceiveTensorError;
 use super::frame::FrameKind;
+use super::gets::RegisteredPart;
 use super::memory::LendableMemory;
+use super::pair::PairedDevices;
 use super::regions::{Regions, RegionsError, SetupFrame, StatusPage};
 use super::returns::Returns;
 use super::shared::LinkHold;
 use super::slot::Slot;
-use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorShape};
+use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorShape, TensorWay};
 use crate::arena::ALIGNMENT;
 use crate::calls::{CallEvent, Calls};
 use crate::key::Key;
@@ -68,6 +70,45 @@ pub(crate) struct Link {
     pub(crate) watched: epoll::EventFlags,
     pub(crate) side: LinkSide,
     pub(crate) regions: Option<Box<SharedRegions>>,
+    /// The pair of devices by which tensors are got.
+    pub(crate) pair: Option<LinkPair>,
+}
+
+/// This end's half of a pair of devices.
+pub(crate) struct LinkPair {
+    /// The number of the device.
+    pub(crate) device: u64,
+    /// The rank of the other end there.
+    pub(crate) rank: Rank,
+    /// The sender's arena: its number and its length.
+    pub(crate) arena: (u64, u64),
+    /// The part of it that was told last.
+    pub(crate) registered: RegisteredPart,
+    pub(crate) state: PairState,
+    /// When the set-up is given up.
+    pub(crate) deadline: Nanos,
+}
+
+/// How far the set-up of a pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PairState {
+    /// The dialer has offered it.
+    Offered,
+    /// The devices connect.
+    Connecting,
+    /// Tensors are got.
+    Ready,
+}
+
+/// A tensor that is to be got.
+pub(crate) struct GetRequest {
+    pub(crate) device: u64,
+    pub(crate) rank: Rank,
+    pub(crate) key: Key,
+    pub(crate) slot: ReceiveSlot,
+    pub(crate) lease: Lease,
+    pub(crate) shape: TensorShape,
+    pub(crate) src: RemoteSlice,
 }
 
 /// Regions, and which directions use them.
@@ -94,7 +135,7 @@ pub(crate) struct ReceiverSide {
     page: Option<Arc<StatusPage>>,
     pub(crate) hold: Weak<LinkHold>,
     /// Whether regions are shared, before anybody holds the link.
-    decided: Option<Result<(), Arc<str>>>,
+    decided: Option<Result<TensorWay, Arc<str>>>,
     pub(crate) waiting: BTreeMap<u64, (Key, ReceiveSlot)>,
     /// The call whose tensor follows on the connection.
     pub(crate) incoming: Option<IncomingTensor>,
@@ -122,7 +163,8 @@ impl ReceiverSide {
         }
     }
 
-    fn decide(&mut self, regions: Result<(), Arc<str>>) {
+    /// Tells whoever waits for it whether there are regions, and how tensors come by them.
+    pub(crate) fn decide(&mut self, regions: Result<TensorWay, Arc<str>>) {
         match self.hold.upgrade() {
             Some(hold) => hold.set_regions(regions),
             None => self.decided = Some(regions),
@@ -142,7 +184,7 @@ impl ReceiverSide {
 impl Link {
     pub(crate) fn new(id: LinkId, peer: &str, connection: Connection, side: LinkSide) -> Self {
         let watched = epoll::EventFlags::IN;
-        Self { id, peer: peer.into(), connection, watched, side, regions: None }
+        Self { id, peer: peer.into(), connection, watched, side, regions: None, pair: None }
     }
 
     /// Sends a message, by regions if they are shared.
@@ -164,18 +206,18 @@ impl Link {
         self.connection.queue_tensor(tensor);
     }
 
-    fn send_setup(&mut self, frame: &SetupFrame) {
+    /// Sends a step of the set-up.
+    pub(crate) fn send_setup(&mut self, frame: &SetupFrame) {
         self.connection.queue(FrameKind::Regions, &frame.encode());
     }
 
-    /// The receiver's end begins to set up regions, if it may.
-    pub(crate) fn offer_regions(&mut self, now: Nanos, slots: u32, may_share: Result<(), Arc<str>>) {
-        let opened = may_share.map_err(|reason| reason.to_string()).and_then(|()| {
-            let page = StatusPage::new(slots).map_err(|error| RegionsError::from(error).to_string())?;
-            let regions = Regions::open(now, true, page.clone(), None).map_err(|error| error.to_string())?;
+    /// The receiver's end begins to set up regions that are mapped.
+    pub(crate) fn offer_regions(&mut self, now: Nanos, slots: u32, devices: &mut PairedDevices) {
+        let opened = StatusPage::new(slots).map_err(RegionsError::from).and_then(|page| {
+            let regions = Regions::open(now, devices.pair()?, page.clone(), None)?;
             Ok((page, regions))
         });
-        match opened {
+        match opened.map_err(|error| error.to_string()) {
             Ok((page, regions)) => {
                 self.send_setup(&SetupFrame::Offer(regions.offer().clone()));
                 self.regions = Some(Box::new(SharedRegions { regions, sends: false, receives: false }));
@@ -187,8 +229,13 @@ impl Link {
         }
     }
 
+    /// Whether tensors go inline, as far as is known.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.regions.is_none() && self.pair.is_none()
+    }
+
     /// There are no regions on this link.
-    fn go_inline(&mut self, reason: &str) {
+    pub(crate) fn go_inline(&mut self, reason: &str) {
         let peer = &*self.peer;
         if let LinkSide::Receiver(side) = &mut self.side {
             tracing::info!(peer, "tensors come inline: {reason}");
@@ -216,6 +263,7 @@ impl Link {
         now: Nanos,
         frame: SetupFrame,
         may_share: Result<(), Arc<str>>,
+        devices: &mut PairedDevices,
         memory: &Arc<LendableMemory>,
     ) -> Result<Option<Box<SharedRegions>>, String> {
         let is_sender = matches!(self.side, LinkSide::Sender);
@@ -224,9 +272,10 @@ impl Link {
                 let opened = may_share.map_err(|reason| reason.to_string()).and_then(|()| {
                     let arena = memory.arena().map_err(|error| error.to_string())?;
                     let page = StatusPage::new(0).map_err(|error| error.to_string())?;
-                    let regions = Regions::open(now, false, page, Some(arena));
+                    let pair = devices.pair().map_err(|error| error.to_string())?;
+                    let regions = Regions::open(now, pair, page, Some(arena));
                     let mut regions = regions.map_err(|error| error.to_string())?;
-                    regions.accept(theirs).map_err(|error| error.to_string())?;
+                    regions.accept(false, theirs).map_err(|error| error.to_string())?;
                     Ok(regions)
                 });
                 match opened {
@@ -243,7 +292,7 @@ impl Link {
                 Ok(None)
             }
             (SetupFrame::Accept(theirs), Some(shared)) if !is_sender && !shared.sends => {
-                match shared.regions.accept(theirs) {
+                match shared.regions.accept(true, theirs) {
                     Ok(()) => Ok(None),
                     Err(error) => self.refuse(&error.to_string()),
                 }
@@ -256,9 +305,7 @@ impl Link {
             // This end may have given up meanwhile.
             (SetupFrame::Ready, None) => Err("it shares regions that were refused".to_owned()),
             (SetupFrame::Refused(reason), _) => self.give_up(&reason),
-            (SetupFrame::Offer(_) | SetupFrame::Accept(_), _) => {
-                Err("it broke the protocol: regions out of turn".to_owned())
-            }
+            _ => Err("it broke the protocol: regions out of turn".to_owned()),
         }
     }
 
@@ -306,15 +353,15 @@ impl Link {
             && shared.receives
         {
             tracing::debug!(peer = &*self.peer, "tensors come in place");
-            side.decide(Ok(()));
+            side.decide(Ok(TensorWay::InPlace));
         }
     }
 
-    /// Carries out an event of the calls of this link.
-    pub(crate) fn call_event(&mut self, event: CallEvent) -> Result<(), String> {
-        let LinkSide::Receiver(side) = &mut self.side else { return Ok(()) };
+    /// Carries out an event of the calls of this link. Returns a tensor that is to be got.
+    pub(crate) fn call_event(&mut self, event: CallEvent) -> Result<Option<GetRequest>, String> {
+        let LinkSide::Receiver(side) = &mut self.side else { return Ok(None) };
         match event {
-            CallEvent::Post(message) => return self.send(&message).map_err(|error| error.to_string()),
+            CallEvent::Post(message) => self.send(&message).map_err(|error| error.to_string())?,
             CallEvent::Skip { bytes } => self.connection.skip(bytes),
             CallEvent::Failed { call, error } => side.end_call(call, Err(error.into())),
             CallEvent::Inline { call, lease, bytes, description } => {
@@ -322,22 +369,29 @@ impl Link {
                 let Some((key, slot)) = side.waiting.remove(&call) else {
                     lease.decline();
                     self.connection.skip(bytes);
-                    return Ok(());
+                    return Ok(None);
                 };
                 side.incoming = Some(IncomingTensor { key, slot, lease, shape });
                 self.connection.expect(bytes).map_err(|end| end.to_string())?;
             }
             CallEvent::Lent { call, lease, description } => {
-                let shared = self.regions.as_ref().and_then(|shared| shared.regions.arena());
                 let (slice, hold) = (lease.slice(), side.hold.upgrade());
                 let shape = shape_of(&description, slice.len)?;
-                let (Some((_, mapping)), Some(_link)) = (shared, hold) else {
-                    lease.decline();
-                    return Ok(());
-                };
                 if slice.offset % ALIGNMENT != 0 {
                     return Err(format!("it lends a tensor at byte {} of its memory", slice.offset));
                 }
+                if let Some(pair) = &self.pair {
+                    return request_get(pair, side, call, lease, shape);
+                }
+                let Some(_link) = hold else {
+                    // Nobody uses the link any more, so nobody waits.
+                    lease.decline();
+                    return Ok(None);
+                };
+                let shared = self.regions.as_ref().and_then(|shared| shared.regions.arena());
+                let Some((_, mapping)) = shared else {
+                    return Err("it lends memory that is not mapped here".to_owned());
+                };
                 // The holder has checked that it is inside of the region.
                 let start = slice.offset as usize;
                 let range = start..start + slice.len as usize;
@@ -346,8 +400,24 @@ impl Link {
                 side.end_call(call, Ok(Arrived { tensor, lease: None }));
             }
         }
-        Ok(())
+        Ok(None)
     }
+}
+
+/// The get of what was lent to a call.
+fn request_get(
+    pair: &LinkPair,
+    side: &mut ReceiverSide,
+    call: u64,
+    lease: Lease,
+    shape: TensorShape,
+) -> Result<Option<GetRequest>, String> {
+    let src = pair.registered.of(lease.slice()).ok_or("it lends memory that it has not registered")?;
+    let Some((key, slot)) = side.waiting.remove(&call) else {
+        lease.decline();
+        return Ok(None);
+    };
+    Ok(Some(GetRequest { device: pair.device, rank: pair.rank, key, slot, lease, shape, src }))
 }
 
 fn shape_of(description: &Description, bytes: u64) -> Result<TensorShape, String> {

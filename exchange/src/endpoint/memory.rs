@@ -2,17 +2,19 @@
 //!
 //! **Invariant:** a [`LendableBuffer`] is the only way in this process to its bytes, and other
 //! processes only read them (`transport`, sealed memory). So a reference to them is as good as one
-//! to a heap allocation. A buffer's bytes are used again only after its drop.
+//! to a heap allocation. A buffer's bytes are used again only after its drop. A transfer of this
+//! program writes a buffer only while nothing else has it but who began the transfer.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
+use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pleach_transport::mutex::lock;
-use pleach_transport::{Memory, ReadOnlyMapped, SharedMemory};
+use pleach_transport::{Memory, ReadOnlyMapped, Share, SharedMemory, Space};
 
 use crate::arena::{AllocateError, ArenaId, ArenaLimits, ArenaPlan, Block};
 
@@ -98,6 +100,22 @@ impl LendableMemory {
         Ok(buffer)
     }
 
+    /// Memory into which a tensor of a peer is received: in the arena, which is registered where it
+    /// was used before, or of its own where the arena has no room.
+    pub(crate) fn allocate_to_receive(
+        self: &Arc<Self>,
+        bytes: usize,
+    ) -> Result<LendableBuffer, TensorMemoryError> {
+        match self.allocate(bytes) {
+            Err(TensorMemoryError::Limit(_)) => {
+                let refused = |source| TensorMemoryError::System { bytes: bytes as u64, source };
+                let memory = SharedMemory::lendable(bytes).map_err(refused)?;
+                Ok(LendableBuffer { owner: self.clone(), memory, block: None, bytes })
+            }
+            allocated => allocated,
+        }
+    }
+
     /// The arena that is lent to peers, by its number.
     pub(crate) fn arena(self: &Arc<Self>) -> Result<(u64, Arc<SharedMemory>), TensorMemoryError> {
         // The first buffer makes the arena. It stays, since this program has one trust domain.
@@ -115,7 +133,7 @@ impl LendableMemory {
 pub(crate) struct LendableBuffer {
     owner: Arc<LendableMemory>,
     memory: Arc<SharedMemory>,
-    /// Taken by the drop.
+    /// Its place in the arena; `None` when the memory is its own. Taken by the drop.
     block: Option<Block>,
     bytes: usize,
 }
@@ -123,11 +141,17 @@ pub(crate) struct LendableBuffer {
 impl LendableBuffer {
     /// Its bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
-        let start = self.range().start as usize;
+        self.part(0..self.bytes)
+    }
+
+    /// Some of its bytes.
+    pub(crate) fn part(&self, part: Range<usize>) -> &[u8] {
+        assert!(part.start <= part.end && part.end <= self.bytes, "{part:?} of {} bytes", self.bytes);
+        let start = self.range().start as usize + part.start;
         // SAFETY: the plan gave this block to this buffer alone, inside of the arena, which
         // `memory` keeps mapped. Only `as_bytes_mut` writes here, which borrows the buffer as a
         // whole; other processes cannot write.
-        unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr().add(start), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.memory.base().as_ptr().add(start), part.len()) }
     }
 
     /// Its bytes, to be written.
@@ -138,7 +162,17 @@ impl LendableBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.base().as_ptr().add(start), self.bytes) }
     }
 
-    /// Its arena.
+    /// Its length, in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// The memory in which it lies.
+    pub(crate) fn memory(&self) -> Arc<SharedMemory> {
+        self.memory.clone()
+    }
+
+    /// Its arena; `None` when it has memory of its own.
     pub(crate) fn arena(&self) -> Option<ArenaId> {
         self.block.as_ref().map(Block::arena)
     }
@@ -164,6 +198,47 @@ impl Drop for LendableBuffer {
         if let Some(block) = self.block.take() {
             lock(&self.owner.arenas).plan.free(block);
         }
+    }
+}
+
+/// A part of an arena, to be registered by itself. It is not shared by its file.
+pub(crate) struct ArenaPart {
+    arena: Arc<SharedMemory>,
+    start: usize,
+    len: usize,
+}
+
+impl ArenaPart {
+    /// These bytes of an arena, as far as they are inside.
+    pub(crate) fn new(arena: Arc<SharedMemory>, range: Range<usize>) -> Arc<Self> {
+        let start = range.start.min(arena.len());
+        let len = range.end.min(arena.len()).saturating_sub(start);
+        Arc::new(Self { arena, start, len })
+    }
+}
+
+// SAFETY: the bytes are those of the arena, which is held and keeps its address. Peers may write as
+// little of it as of the arena. No device shares it by a file.
+unsafe impl Memory for ArenaPart {
+    fn base(&self) -> NonNull<u8> {
+        // SAFETY: `new` has found the start inside of the arena.
+        unsafe { self.arena.base().add(self.start) }
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn space(&self) -> Space {
+        Space::Host
+    }
+
+    fn share(&self) -> Share<'_> {
+        Share::Private
+    }
+
+    fn peers_may_write(&self) -> bool {
+        self.arena.peers_may_write()
     }
 }
 

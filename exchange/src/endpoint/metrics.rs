@@ -24,10 +24,14 @@ impl TensorCount {
 pub struct ExchangeCounts {
     /// Received in place.
     pub in_place: TensorCount,
+    /// Received into this program's own memory.
+    pub copied: TensorCount,
     /// Received inline.
     pub inline: TensorCount,
     /// Lent to peers.
     pub sent_in_place: TensorCount,
+    /// Lent to peers that read them into their own memory.
+    pub sent_copied: TensorCount,
     /// Sent inline.
     pub sent_inline: TensorCount,
     /// Links on which tensors go inline.
@@ -51,8 +55,10 @@ impl ExchangeCounts {
         let mut text = String::new();
         let ways = [
             ("received", "in_place", self.in_place),
+            ("received", "copied", self.copied),
             ("received", "inline", self.inline),
             ("sent", "in_place", self.sent_in_place),
+            ("sent", "copied", self.sent_copied),
             ("sent", "inline", self.sent_inline),
         ];
         for (unit, value) in [("tensors", 0), ("bytes", 1)] {

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | [`Endpoint`] | what the program sends, where peers connect, and a thread that makes progress |
 //! | [`Peer`] | another program, from which this one receives |
-//! | [`Tensor`] | lendable memory that the program fills |
+//! | [`Tensor`], [`UntypedTensor`] | lendable memory that the program fills |
 //! | [`SharedTensor`] | the same when nobody writes it any more: what is sent |
 //! | [`ReceivedTensor`] | a tensor of a peer, in place where the peer's memory can be mapped |
 //! | [`PendingTensor`] | a tensor that was asked for |
@@ -21,11 +21,14 @@ mod connection;
 mod core;
 mod error;
 mod frame;
+mod gets;
 mod handshake;
 mod link;
+mod lookup;
 mod memory;
 mod metrics;
 mod options;
+mod pair;
 mod peer;
 mod regions;
 mod returns;
@@ -38,13 +41,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pleach_transport::auth::challenge;
 use pleach_transport::metrics_server::MetricsServer;
+use pleach_transport::mutex::lock;
 use pleach_transport::{Nanos, clock, host_identity};
+use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
 use sha2::{Digest, Sha256};
 
@@ -59,8 +64,9 @@ pub use self::peer::{Peer, PendingTensor};
 use self::shared::Shared;
 pub use self::tensor::{
     DIMENSIONS_MAX, ElementTypeError, ReceivedTensor, SharedTensor, Tensor, TensorElement, TensorShape,
-    TensorWay,
+    TensorWay, UntypedTensor,
 };
+use crate::introduction::Fabrics;
 use crate::key::Key;
 use crate::table::SendError;
 
@@ -76,19 +82,25 @@ pub(crate) struct Handle {
     shared: Arc<Shared>,
     address: SocketAddr,
     metrics: Option<MetricsServer>,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Handle {
+    /// Ends the thread, which ends all links.
+    fn end(&self) {
+        self.shared.end();
+        let thread = lock(&self.thread).take();
+        // The thread itself drops the last tensor that nobody took.
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // It has reported a panic.
+            let _ = thread.join();
+        }
+    }
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.shared.end();
-        if let Some(thread) = self.thread.take() {
-            // The thread itself drops the last tensor that nobody took.
-            if thread.thread().id() != std::thread::current().id() {
-                // It has reported a panic.
-                let _ = thread.join();
-            }
-        }
+        self.end();
     }
 }
 
@@ -106,11 +118,22 @@ impl Endpoint {
     /// See [`OpenEndpointError`].
     pub fn open(options: &EndpointOptions) -> Result<Self, OpenEndpointError> {
         let refused = |resource| move |source: std::io::Error| OpenEndpointError::System { resource, source };
-        if options.requires_regions && options.may_share_memory().is_err() {
-            return Err(OpenEndpointError::NoRegions { fabric: options.fabric });
-        }
         let listener = listen(&options.listen)?;
         let address = listener.local_addr().map_err(refused("socket"))?;
+        let without_regions = |reason: String| {
+            let (fabric, reason) = (options.fabric, reason.into());
+            if options.requires_regions {
+                return Err(OpenEndpointError::NoRegions { fabric, reason });
+            }
+            tracing::warn!("tensors go inline: {reason}");
+            Ok(())
+        };
+        if options.requires_regions && options.fabrics(address.ip()) == Fabrics::default() {
+            let needs_secret = options.fabric != ExchangeFabric::None;
+            let reason =
+                if needs_secret { "it needs PLEACH_SECRET_FILE beyond loopback" } else { "there are none" };
+            without_regions(reason.to_owned())?;
+        }
         if options.secret.is_none() && !address.ip().to_canonical().is_loopback() {
             tracing::warn!(
                 "{address} is not loopback and there is no secret: whoever reaches it receives tensors, \
@@ -120,11 +143,17 @@ impl Endpoint {
         let [a, b, c, d, e, f, g, h, ..] = challenge();
         let incarnation = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
         let host = options.host.as_deref().map_or_else(host_identity, named_host);
-        let introduction = shared::own_introduction(options, address.to_string(), host, incarnation);
+        let introduction = shared::own_introduction(options, address, host, incarnation);
         let descriptor = || refused("descriptor");
         let set = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(std::io::Error::from);
         let set: OwnedFd = set.map_err(descriptor())?;
-        let shared = Shared::new(options.clone(), introduction, set.try_clone().map_err(descriptor())?)?;
+        let cloned = set.try_clone().map_err(descriptor())?;
+        let shared = Shared::new(options.clone(), address.ip(), introduction, cloned)?;
+        if options.fabric == ExchangeFabric::Verbs {
+            // Whoever names it learns now what is missing.
+            let opened = shared.core().device_of(Fabric::Verbs);
+            opened.map(drop).or_else(without_regions)?;
+        }
         thread::watch(&shared, &listener).map_err(std::io::Error::from).map_err(descriptor())?;
         let runs = shared.clone();
         let metrics = options.metrics.map(|address| {
@@ -138,7 +167,7 @@ impl Endpoint {
             .name("pleach-exchange".to_owned())
             .spawn(move || thread::run(runs, &set, listener))
             .map_err(refused("thread"))?;
-        let thread = Some(thread);
+        let thread = Mutex::new(Some(thread));
         Ok(Self { handle: Arc::new(Handle { shared, address, metrics, thread }) })
     }
 
@@ -165,6 +194,17 @@ impl Endpoint {
         Ok(Tensor::new(buffer, shape))
     }
 
+    /// Lendable memory for a tensor whose type is known at run time. It holds zeros, or bytes of
+    /// earlier tensors of this program.
+    ///
+    /// # Errors
+    ///
+    /// See [`TensorMemoryError`].
+    pub fn untyped_tensor(&self, shape: &TensorShape) -> Result<UntypedTensor, TensorMemoryError> {
+        let buffer = self.handle.shared.memory.allocate(shape.bytes())?;
+        Ok(UntypedTensor::new(buffer, shape.clone()))
+    }
+
     /// A tensor whose bytes `fill` writes.
     ///
     /// # Errors
@@ -187,9 +227,29 @@ impl Endpoint {
     ///
     /// See [`SendTensorError`].
     pub fn send(&self, key: &Key, tensor: SharedTensor) -> Result<(), SendTensorError> {
+        self.send_within(key, tensor, self.handle.shared.options.send_wait)
+    }
+
+    /// As [`Endpoint::send`], waiting at most as long as this.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendTensorError`].
+    pub fn send_within(
+        &self,
+        key: &Key,
+        tensor: SharedTensor,
+        limit: Duration,
+    ) -> Result<(), SendTensorError> {
         let now = clock::now();
-        let deadline = now + self.handle.shared.options.send_wait;
-        let slot = self.handle.shared.core().send(now, key, tensor, deadline);
+        let deadline = now + limit;
+        let mut core = self.handle.shared.core();
+        // Under the lock: what waits before the end is ended then.
+        if self.handle.shared.is_over() {
+            return Err(SendTensorError::Closed);
+        }
+        let slot = core.send(now, key, tensor, deadline);
+        drop(core);
         wait_sent(&self.handle.shared, key, &slot, deadline)
     }
 
@@ -207,7 +267,13 @@ impl Endpoint {
     pub fn receive(&self, key: &Key, limit: Duration) -> Result<ReceivedTensor, ReceiveTensorError> {
         let now = clock::now();
         let deadline = now + limit;
-        let slot = self.handle.shared.core().receive(now, key, deadline);
+        let mut core = self.handle.shared.core();
+        // Under the lock: what waits before the end is ended then.
+        if self.handle.shared.is_over() {
+            return Err(ReceiveTensorError::Closed);
+        }
+        let slot = core.receive(now, key, deadline);
+        drop(core);
         loop {
             if let Some(result) = slot.take() {
                 return result.map(Arrived::take);
@@ -240,6 +306,14 @@ impl Endpoint {
     /// When the address has another form.
     pub fn connect(&self, address: &str) -> Result<Peer, LinkError> {
         Peer::new(self.handle.clone(), address)
+    }
+
+    /// Closes the endpoint for all its handles: it listens no longer, its links end, and calls to
+    /// and of its peers fail. Tensors that were received stay readable until they are dropped. This
+    /// program's memory is no longer lent: a peer that still reads a tensor in place sees what this
+    /// program writes there next.
+    pub fn close(&self) {
+        self.handle.end();
     }
 
     /// What it has counted, and what it holds now.

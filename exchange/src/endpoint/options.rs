@@ -8,10 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::auth::Secret;
+use pleach_transport::verbs::VerbsOptions;
 
 use super::error::OpenEndpointError;
+use super::gets;
 use crate::arena::ArenaLimits;
 use crate::calls::CallLimits;
+use crate::introduction::Fabrics;
 use crate::server::ServerLimits;
 
 /// The default address: any port of this host alone.
@@ -88,6 +91,8 @@ pub struct EndpointOptions {
     pub fabric: ExchangeFabric,
     /// Whether a peer with which no regions are shared is an error. From `PLEACH_REQUIRE`.
     pub requires_regions: bool,
+    /// Which RDMA device is used, and how. From `PLEACH_VERBS_*`.
+    pub verbs: VerbsOptions,
     /// The name of this host: programs share memory where names are equal. From `PLEACH_HOST`.
     pub host: Option<String>,
     /// Where metrics are served. From `PLEACH_METRICS`.
@@ -105,6 +110,7 @@ impl Default for EndpointOptions {
             secret: None,
             fabric: ExchangeFabric::Auto,
             requires_regions: false,
+            verbs: VerbsOptions::default(),
             host: None,
             metrics: None,
             limits: EndpointLimits::default(),
@@ -115,16 +121,18 @@ impl Default for EndpointOptions {
 
 impl EndpointOptions {
     /// The defaults, with what the environment says: `PLEACH_FABRIC`, `PLEACH_REQUIRE`,
-    /// `PLEACH_METRICS`, `PLEACH_SECRET_FILE`, `PLEACH_HOST` and `PLEACH_INTERFACE`.
+    /// `PLEACH_METRICS`, `PLEACH_SECRET_FILE`, `PLEACH_HOST`, `PLEACH_INTERFACE` and
+    /// `PLEACH_VERBS_*`.
     ///
     /// # Errors
     ///
     /// When a variable has a wrong value, or the secret cannot be read.
     pub fn from_env() -> Result<Self, OpenEndpointError> {
-        Self::from_variables(|name| std::env::var(name).ok())
+        let options = Self::from_variables(|name| std::env::var(name).ok())?;
+        Ok(Self { verbs: VerbsOptions::from_env()?, ..options })
     }
 
-    /// As [`EndpointOptions::from_env`], of variables that a function gives.
+    /// As [`EndpointOptions::from_env`], of variables that a function gives, without those of RDMA.
     ///
     /// # Errors
     ///
@@ -166,6 +174,19 @@ impl EndpointOptions {
         match self.fabric {
             ExchangeFabric::Auto | ExchangeFabric::Shm => Ok(()),
             fabric => Err(format!("fabric '{fabric}' shares no memory").into()),
+        }
+    }
+
+    /// The fabrics by which a program that listens at this address has regions. Without a secret
+    /// sockets serve programs of this host alone, and NICs nobody.
+    pub(crate) fn fabrics(&self, address: IpAddr) -> Fabrics {
+        let is_kept = self.secret.is_some() || address.to_canonical().is_loopback();
+        let takes = |fabric| self.fabric == fabric || self.fabric == ExchangeFabric::Auto;
+        let has_verbs = self.fabric == ExchangeFabric::Verbs || gets::has_rdma_devices().unwrap_or(false);
+        Fabrics {
+            shm: takes(ExchangeFabric::Shm),
+            tcp: is_kept && takes(ExchangeFabric::Tcp),
+            verbs: self.secret.is_some() && takes(ExchangeFabric::Verbs) && has_verbs,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use super::error::{LinkError, ReceiveTensorError};
 use super::frame::{self, HEADER_BYTES};
 use super::handshake::{Handshake, HandshakeError, HandshakeStep};
 use super::link::{ReceiveResult, ReceiveSlot};
+use super::lookup::NameLookup;
 use super::options::DEFAULT_WAIT;
 use super::shared::LinkHold;
 use super::tensor::{ReceivedTensor, TensorWay};
@@ -41,6 +42,7 @@ struct PeerShared {
     address: Arc<str>,
     state: Mutex<PeerState>,
     changed: Condvar,
+    lookup: NameLookup,
 }
 
 #[derive(Default)]
@@ -67,8 +69,8 @@ impl Peer {
             let source = Arc::new(io::Error::from(io::ErrorKind::InvalidInput));
             return Err(LinkError::Address { address: address.into(), source });
         }
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = PeerShared { endpoint, address: address.into(), state, changed };
+        let (state, changed, lookup) = (Mutex::default(), Condvar::new(), NameLookup::default());
+        let shared = PeerShared { endpoint, address: address.into(), state, changed, lookup };
         Ok(Self { shared: Arc::new(shared), limit: DEFAULT_WAIT })
     }
 
@@ -85,6 +87,12 @@ impl Peer {
         &self.shared.address
     }
 
+    /// Whether there is a link, so that [`Peer::start_receive`] waits for nothing.
+    #[must_use]
+    pub fn is_linked(&self) -> bool {
+        lock(&self.shared.state).link.as_ref().is_some_and(|link| !link.is_lost())
+    }
+
     /// Makes the link, if there is none. The first receive does it otherwise.
     ///
     /// # Errors
@@ -95,12 +103,12 @@ impl Peer {
         self.shared.link(now, now + self.limit).map(drop)
     }
 
-    /// Makes the link, if there is none, and waits until memory is shared over it, so that the next
-    /// tensors come in place.
+    /// Makes the link, if there is none, and waits until it has regions, so that the next tensors
+    /// come in place, or into this program's memory where nothing can be mapped.
     ///
     /// # Errors
     ///
-    /// See [`LinkError`]: [`LinkError::NoRegions`] when no memory is shared.
+    /// See [`LinkError`]: [`LinkError::NoRegions`] when there are none.
     pub fn share_regions(&self) -> Result<(), LinkError> {
         let now = clock::now();
         let deadline = now + self.limit;
@@ -117,6 +125,26 @@ impl Peer {
         let mut request = self.ask(key, true)?;
         request.watch();
         request.wait()
+    }
+
+    /// As [`Peer::receive`], waiting at most as long as `turn`: the receive goes on after that, as
+    /// a pending tensor. For programs that do something else between their turns.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveTensorError`].
+    pub fn receive_or_pending(
+        &self,
+        key: &Key,
+        turn: Duration,
+    ) -> Result<Result<ReceivedTensor, PendingTensor>, ReceiveTensorError> {
+        let until = clock::now() + turn;
+        let mut request = self.ask(key, true)?;
+        request.watch_until(until);
+        if request.sleep_until(until) {
+            return request.wait().map(Ok);
+        }
+        Ok(Err(PendingTensor { request: Some(request) }))
     }
 
     /// Asks for the tensor of a key. Waits for no more than the link.
@@ -139,7 +167,7 @@ impl Peer {
             linked.map_err(|source| ReceiveTensorError::Link { key: key.clone(), source })?;
         let now = clock::now();
         let mut core = peer.endpoint.shared.core();
-        let watches = watches && link.has_regions();
+        let watches = watches && link.is_mapped();
         if watches {
             core.begin_watch(link.number);
         }
@@ -160,6 +188,9 @@ impl PeerShared {
     fn link(&self, since: Nanos, deadline: Nanos) -> Result<(Arc<LinkHold>, u64), LinkError> {
         let mut state = lock(&self.state);
         loop {
+            if self.endpoint.shared.is_over() {
+                return Err(LinkError::Closed { peer: self.address.clone() });
+            }
             if let Some(link) = state.link.clone().filter(|link| !link.is_lost()) {
                 let incarnation = state.incarnation.unwrap_or_default();
                 drop(state);
@@ -193,9 +224,9 @@ impl PeerShared {
         }
         let shared = &self.endpoint.shared;
         let mut core = shared.core();
-        let may_share = shared.may_share(&theirs);
+        let fabric = shared.fabric_with(&theirs);
         let now = clock::now();
-        let number = core.add_receiver(now, id, &self.address, Connection::new(socket), may_share);
+        let number = core.add_receiver(now, id, &self.address, Connection::new(socket), fabric);
         let hold = LinkHold::new(number, &self.endpoint);
         core.hold(&hold);
         drop(core);
@@ -213,7 +244,7 @@ impl PeerShared {
     fn require_regions(&self, link: &LinkHold, since: Nanos, deadline: Nanos) -> Result<(), LinkError> {
         let peer = self.address.clone();
         match link.wait_for_regions(deadline.since(clock::now())) {
-            Some(Ok(())) => Ok(()),
+            Some(Ok(_)) => Ok(()),
             Some(Err(reason)) => Err(LinkError::NoRegions { peer, reason }),
             None => Err(self.timeout(since)),
         }
@@ -226,8 +257,11 @@ impl PeerShared {
     /// Connects and shakes hands. Returns a socket that does not block, the link and the peer's
     /// incarnation.
     fn dial(&self, since: Nanos, deadline: Nanos) -> Result<(OwnedFd, LinkId, Introduction), LinkError> {
-        let unknown = |source| LinkError::Address { address: self.address.clone(), source: Arc::new(source) };
-        let addresses: Vec<SocketAddr> = self.address.to_socket_addrs().map_err(unknown)?.collect();
+        let found = self.lookup.addresses(&self.address, deadline.since(clock::now()));
+        let waited = || clock::now().since(since);
+        let late = || LinkError::NoLookup { peer: self.address.clone(), waited: waited() };
+        let unknown = |source| LinkError::Address { address: self.address.clone(), source };
+        let addresses = found.ok_or_else(late)?.map_err(unknown)?;
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for address in addresses {
             let left = deadline.since(clock::now());
@@ -350,6 +384,29 @@ impl PendingTensor {
         self.request.as_ref().is_none_or(|request| request.slot.has_ended())
     }
 
+    /// Has `call` called, once, when the tensor is here or it is known that it does not come; at
+    /// once if that is known. A thread of the endpoint calls it under a lock, or the thread that
+    /// calls this method: it must not block, and must not use the endpoint. It is not called when
+    /// the pending tensor is dropped or waited for.
+    pub fn on_end(&self, call: impl FnOnce() + Send + 'static) {
+        match &self.request {
+            Some(request) => request.slot.call_at_end(Box::new(call)),
+            None => call(),
+        }
+    }
+
+    /// Waits at most as long as this. True: [`PendingTensor::wait`] returns at once.
+    pub fn wait_for(&mut self, limit: Duration) -> bool {
+        let Some(request) = &mut self.request else { return true };
+        let until = clock::now() + limit;
+        if !request.slot.has_ended() && request.link.has_regions() && !limit.is_zero() {
+            request.peer.endpoint.shared.core().begin_watch(request.link.number);
+            request.watches = true;
+            request.watch_until(until);
+        }
+        request.sleep_until(until)
+    }
+
     /// Waits for the tensor, at most until the deadline of the receive.
     ///
     /// # Errors
@@ -357,7 +414,7 @@ impl PendingTensor {
     /// See [`ReceiveTensorError`].
     pub fn wait(mut self) -> Result<ReceivedTensor, ReceiveTensorError> {
         let mut request = self.request.take().expect("it is taken once");
-        if !request.slot.has_ended() && request.link.has_regions() {
+        if !request.slot.has_ended() && request.link.is_mapped() {
             request.peer.endpoint.shared.core().begin_watch(request.link.number);
             request.watches = true;
             request.watch();
@@ -393,12 +450,26 @@ impl PendingRequest {
     /// Looks at the regions of the link for a while: the answer may come within a microsecond or
     /// two.
     fn watch(&mut self) {
+        self.watch_until(self.deadline);
+    }
+
+    /// Sleeps until the end of the request, its deadline or this time. True: there is nothing more
+    /// to wait for.
+    fn sleep_until(&self, until: Nanos) -> bool {
+        let (now, until) = (clock::now(), until.min(self.deadline));
+        if !self.slot.has_ended() && now < until {
+            self.slot.wait(until.since(now));
+        }
+        self.slot.has_ended() || clock::now() >= self.deadline
+    }
+
+    fn watch_until(&mut self, limit: Nanos) {
         if !std::mem::take(&mut self.watches) {
             return;
         }
         let (shared, number) = (&self.peer.endpoint.shared, self.link.number);
         let begin = clock::now();
-        let until = (begin + WATCH_LIMIT).min(self.deadline);
+        let until = (begin + WATCH_LIMIT).min(limit);
         let mut now = begin;
         let mut look = 0_u32;
         while !self.slot.has_ended() && now < until {
@@ -413,7 +484,7 @@ impl PendingRequest {
     /// The tensor of a call that has ended. Its sender is told that it is no longer needed there.
     fn take(&self, result: ReceiveResult) -> Result<ReceivedTensor, ReceiveTensorError> {
         let tensor = result?.take();
-        if tensor.way() == TensorWay::Inline {
+        if matches!(tensor.way(), TensorWay::Inline | TensorWay::Copied) {
             self.peer.endpoint.shared.core().leases_returned(clock::now(), self.link.number);
         }
         Ok(tensor)

@@ -1,7 +1,7 @@
 //! Memory that the two ends of a link share: messages without system calls, and tensors in place.
 //!
-//! Each end has a device of two ranks, itself and the peer: the dialer is rank 1. An end registers
-//! an *inbox*, into which the peer puts messages, and a *status page*, which the peer only reads:
+//! Each end has a pair of its endpoint's device ([`DevicePair`]). An end registers for its peer an
+//! *inbox*, into which the peer puts messages, and a *status page*, which the peer only reads:
 //! whether this end sleeps, how many messages it has consumed, and its counters of returned leases.
 //! The sender's end lends its arena besides.
 //!
@@ -10,7 +10,8 @@
 //!
 //! **Invariant:** a place is written again only when the peer has consumed it. A message is copied
 //! out before it is decoded, so a peer that writes meanwhile changes nothing that was checked. An
-//! end that sleeps has said so before it looked at its inbox for the last time.
+//! end that sleeps has said so before it looked at its inbox for the last time. The other end looks
+//! whether it sleeps after each message has arrived, also one that the device carries out later.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,15 +21,17 @@ use std::time::Duration;
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{
-    Address, Device, DeviceConfig, Event, Inline, LossCause, MESSAGE_BYTES_MAX, MapError, Nanos, Rank,
-    ReadOnlyMapped, Region, RegionKey, RemoteSlice, Responder, SharedMemory, Signal, Signals, Source,
-    Transfer, TransferId,
+    Address, Event, Inline, LossCause, MESSAGE_BYTES_MAX, MapError, Meeting, Nanos, Rank, ReadOnlyMapped,
+    Region, RegionKey, RemoteSlice, SharedMemory, Signal, Signals, Source, Submitted, Transfer,
 };
+use pleach_vocabulary::Fabric;
 
+use super::gets::RegisteredPart;
 use super::memory::{MappedWords, PageWords};
+use super::pair::{DevicePair, MappingDevice};
 
 /// Messages in an inbox.
-const PLACES: usize = 32;
+pub(crate) const PLACES: usize = 32;
 
 /// The length of a place, in bytes: the length of the message, and the message.
 const PLACE_BYTES: usize = (8 + MESSAGE_BYTES_MAX).next_multiple_of(64);
@@ -37,7 +40,7 @@ const PLACE_BYTES: usize = (8 + MESSAGE_BYTES_MAX).next_multiple_of(64);
 const WAITING_MAX: usize = 1 << 14;
 
 /// How long setting up may take.
-const SETUP_LIMIT: Duration = Duration::from_secs(5);
+pub(crate) const SETUP_LIMIT: Duration = Duration::from_secs(5);
 
 /// Between two looks at what a device sets up, and at a peer that has no place free.
 pub(crate) const POLL_PAUSE: Duration = Duration::from_millis(1);
@@ -53,6 +56,12 @@ const OFFER: u8 = 1;
 const ACCEPT: u8 = 2;
 const READY: u8 = 3;
 const REFUSED: u8 = 4;
+const OFFER_GETS: u8 = 5;
+const ACCEPT_GETS: u8 = 6;
+const REGISTERED: u8 = 7;
+
+/// Fabrics of gets, by their numbers on the wire.
+const GET_FABRICS: [Fabric; 2] = [Fabric::Tcp, Fabric::Verbs];
 
 /// A step of the set-up, as a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,12 +74,21 @@ pub(crate) enum SetupFrame {
     Ready,
     /// There will be no regions.
     Refused(String),
+    /// The dialer can get tensors by this fabric.
+    OfferGets(Fabric),
+    /// The listener's device, the rank that it gives to the dialer's, and the arena that it lends:
+    /// its number and its length.
+    AcceptGets { address: Address, rank: Rank, arena: (u64, u64) },
+    /// The part of the listener's arena in which the next leases are.
+    Registered(RegisteredPart),
 }
 
 /// What an end tells of its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RegionOffer {
     pub(crate) address: Address,
+    /// The rank that it gives to the other end.
+    pub(crate) rank: Rank,
     pub(crate) inbox: RemoteSlice,
     pub(crate) page: RemoteSlice,
     /// The arena whose tensors are lent, by its number; without one its length is zero.
@@ -90,8 +108,23 @@ impl SetupFrame {
             Self::Refused(reason) => {
                 kind(REFUSED).raw(&reason.as_bytes()[..reason.floor_char_boundary(TEXT_BYTES_MAX)])
             }
+            Self::OfferGets(fabric) => {
+                let number =
+                    GET_FABRICS.iter().position(|known| known == fabric).unwrap_or(GET_FABRICS.len());
+                kind(OFFER_GETS).u8(number as u8)
+            }
+            Self::AcceptGets { address, rank, arena: (number, bytes) } => {
+                let writer = kind(ACCEPT_GETS).u32(*rank).u64(*number).u64(*bytes);
+                writer.raw(address.0.as_bytes())
+            }
+            Self::Registered(part) => write_slice(kind(REGISTERED).u64(part.start), &part.slice),
         };
         writer.finish()
+    }
+
+    /// Whether it is about gets, and not about memory that is mapped.
+    pub(crate) fn is_about_gets(&self) -> bool {
+        matches!(self, Self::OfferGets(_) | Self::AcceptGets { .. } | Self::Registered(_))
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
@@ -101,6 +134,19 @@ impl SetupFrame {
             ACCEPT => Self::Accept(RegionOffer::read(&mut fields)?),
             READY => Self::Ready,
             REFUSED => Self::Refused(fields.text_to_end(TEXT_BYTES_MAX)?.replace(char::is_control, " ")),
+            OFFER_GETS => {
+                let number = usize::from(fields.u8()?);
+                Self::OfferGets(*GET_FABRICS.get(number).ok_or(Malformed)?)
+            }
+            ACCEPT_GETS => {
+                let (rank, arena) = (fields.u32()?, (fields.u64()?, fields.u64()?));
+                let address = Address(fields.text_to_end(TEXT_BYTES_MAX)?.to_owned());
+                Self::AcceptGets { address, rank, arena }
+            }
+            REGISTERED => {
+                let (start, slice) = (fields.u64()?, read_slice(&mut fields)?);
+                Self::Registered(RegisteredPart { start, slice })
+            }
             _ => return Err(Malformed),
         };
         fields.end()?;
@@ -108,32 +154,27 @@ impl SetupFrame {
     }
 }
 
+fn write_slice(writer: Writer, slice: &RemoteSlice) -> Writer {
+    writer.u64(slice.key.0).u64(slice.offset).u64(slice.len)
+}
+
+fn read_slice(fields: &mut Reader<'_>) -> Result<RemoteSlice, Malformed> {
+    Ok(RemoteSlice { key: RegionKey(fields.u64()?), offset: fields.u64()?, len: fields.u64()? })
+}
+
 impl RegionOffer {
     fn write(&self, writer: Writer) -> Writer {
         let slices = [self.inbox, self.page, self.arena.1];
-        let words = slices.iter().flat_map(|slice| [slice.key.0, slice.offset, slice.len]);
-        words.chain([self.arena.0]).fold(writer, Writer::u64).raw(self.address.0.as_bytes())
+        let writer = slices.iter().fold(writer, write_slice);
+        writer.u64(self.arena.0).u32(self.rank).raw(self.address.0.as_bytes())
     }
 
     fn read(fields: &mut Reader<'_>) -> Result<Self, Malformed> {
-        let mut slice =
-            || Ok(RemoteSlice { key: RegionKey(fields.u64()?), offset: fields.u64()?, len: fields.u64()? });
-        let (inbox, page, arena) = (slice()?, slice()?, slice()?);
-        let arena = (fields.u64()?, arena);
+        let (inbox, page, arena) = (read_slice(fields)?, read_slice(fields)?, read_slice(fields)?);
+        let (arena, rank) = ((fields.u64()?, arena), fields.u32()?);
         let address = Address(fields.text_to_end(TEXT_BYTES_MAX)?.to_owned());
-        Ok(Self { address, inbox, page, arena })
+        Ok(Self { address, rank, inbox, page, arena })
     }
-}
-
-/// Nobody sends messages by the control plane of these devices.
-struct Silent;
-
-impl Responder for Silent {
-    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-
-    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
 }
 
 /// Why there are no regions, or no longer.
@@ -183,9 +224,7 @@ impl StatusPage {
 }
 
 /// One end of the regions of a link.
-pub(crate) struct Regions {
-    device: ShmDevice,
-    peer: Rank,
+pub(crate) struct Regions<D: MappingDevice = ShmDevice> {
     offer: RegionOffer,
     page: Arc<StatusPage>,
     signals: Signals,
@@ -202,12 +241,15 @@ pub(crate) struct Regions {
     /// Messages that were put, and that were taken.
     sent: u64,
     taken: u64,
+    /// Messages that the device has accepted and not carried out.
+    under_way: usize,
     waiting: VecDeque<Vec<u8>>,
     /// The sleep of the peer for which it was woken.
     woken: u64,
     /// The peer's returns that were seen.
     returned: u64,
-    events: Vec<Event>,
+    /// Dropped after all that is mapped and registered.
+    pair: DevicePair<D>,
 }
 
 struct TheirRegions {
@@ -216,45 +258,32 @@ struct TheirRegions {
     arena: Option<(u64, ReadOnlyMapped)>,
 }
 
-impl Regions {
-    /// This end: rank 1 is the dialer. `arena`: what is lent.
+impl<D: MappingDevice> Regions<D> {
+    /// This end. `arena`: what is lent.
     pub(crate) fn open(
         now: Nanos,
-        is_dialer: bool,
+        pair: DevicePair<D>,
         page: Arc<StatusPage>,
         arena: Option<(u64, Arc<SharedMemory>)>,
     ) -> Result<Self, RegionsError> {
-        let (rank, peer) = if is_dialer { (1, 0) } else { (0, 1) };
-        let mut device = ShmDevice::new(DeviceConfig {
-            rank,
-            world_size: 2,
-            // The kernel says that the other end is of the same user.
-            secret: None,
-            signal_slots: PLACES,
-            connect_timeout: SETUP_LIMIT,
-            interface: None,
-            address: None,
-            responder: Arc::new(Silent),
-        })?;
-        let inbox = device.register_for(peer, SharedMemory::new(PLACES * PLACE_BYTES)?)?;
+        let inbox = pair.register(SharedMemory::new(PLACES * PLACE_BYTES)?)?;
         // The peer sees there what it is sent.
-        let staging = device.register_for(peer, SharedMemory::lendable(PLACES * PLACE_BYTES)?)?;
+        let staging = pair.register(SharedMemory::lendable(PLACES * PLACE_BYTES)?)?;
         let mut registered = Vec::new();
         let mut lent = (0, RemoteSlice { key: RegionKey::NONE, offset: 0, len: 0 });
         if let Some((number, memory)) = arena {
-            let region = device.register_for(peer, memory)?;
+            let region = pair.register(memory)?;
             lent = (number, region.remote());
             registered.push(region);
         }
-        // The last one: when the peer has mapped it, it knows the others too.
-        let page_region = device.register_for(peer, page.words.memory())?;
-        let address = device.info().address.clone();
-        let offer = RegionOffer { address, inbox: inbox.remote(), page: page_region.remote(), arena: lent };
+        let page_region = pair.register(page.words.memory())?;
+        let (address, rank) = (pair.address(), pair.rank());
+        let (inbox_slice, page_slice) = (inbox.remote(), page_region.remote());
+        let offer = RegionOffer { address, rank, inbox: inbox_slice, page: page_slice, arena: lent };
         registered.push(page_region);
         Ok(Self {
-            signals: device.signal_slots(peer),
-            device,
-            peer,
+            signals: pair.signal_slots(),
+            pair,
             offer,
             page,
             inbox,
@@ -266,10 +295,10 @@ impl Regions {
             deadline: now + SETUP_LIMIT,
             sent: 0,
             taken: 0,
+            under_way: 0,
             waiting: VecDeque::new(),
             woken: 0,
             returned: 0,
-            events: Vec::with_capacity(16),
         })
     }
 
@@ -278,12 +307,14 @@ impl Regions {
         &self.offer
     }
 
-    /// The other end's device and regions.
-    pub(crate) fn accept(&mut self, theirs: RegionOffer) -> Result<(), RegionsError> {
+    /// The other end's device and regions. The dialer's end connects to it, and the other end waits
+    /// for it.
+    pub(crate) fn accept(&mut self, is_dialer: bool, theirs: RegionOffer) -> Result<(), RegionsError> {
         if theirs.inbox.len < (PLACES * PLACE_BYTES) as u64 || theirs.page.len < (COUNTERS * 8) as u64 {
             return Err(RegionsError::Short);
         }
-        self.device.connect(self.peer, &theirs.address)?;
+        let (address, own) = (&theirs.address, theirs.rank);
+        self.pair.connect(if is_dialer { Meeting::Dial { address, own } } else { Meeting::Await })?;
         self.accepted = Some(theirs);
         Ok(())
     }
@@ -298,18 +329,21 @@ impl Regions {
             return Err(RegionsError::Late);
         }
         let Some(accepted) = self.accepted.as_ref().filter(|_| self.is_connected) else { return Ok(false) };
-        let page = match self.device.map_read_only(self.peer, &accepted.page) {
-            Ok(page) => MappedWords::new(page),
-            // Its announcement is on its way.
-            Err(MapError::Unknown { .. }) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
-        let (number, slice) = accepted.arena;
-        let arena = match slice.len {
-            0 => None,
-            _ => Some((number, self.device.map_read_only(self.peer, &slice)?)),
-        };
-        self.theirs = Some(TheirRegions { inbox: accepted.inbox, page, arena });
+        let (inbox, (number, slice)) = (accepted.inbox, accepted.arena);
+        // The inbox is mapped to see that it is known: then a message goes there at once.
+        let mut mapped = Vec::new();
+        for slice in [accepted.page, inbox, slice].into_iter().filter(|slice| slice.len > 0) {
+            match self.pair.map(&slice) {
+                Ok(mapping) => mapped.push(mapping),
+                // Its announcement is on its way.
+                Err(MapError::Unknown { .. }) => return Ok(false),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut mapped = mapped.into_iter();
+        let page = MappedWords::new(mapped.next().ok_or(RegionsError::Short)?);
+        let arena = mapped.nth(1).map(|arena| (number, arena));
+        self.theirs = Some(TheirRegions { inbox, page, arena });
         Ok(true)
     }
 
@@ -348,10 +382,12 @@ impl Regions {
             };
             let signal = Signal { signal_slot: place as u16, payload: Inline::EMPTY };
             let transfer = Transfer::Put { src: Source::Slice(staged), dst, signal: Some(signal) };
-            self.device.submit(self.peer, transfer, TransferId(self.sent))?;
+            match self.pair.submit(transfer)? {
+                Submitted::Ended(_) => has_sent = true,
+                Submitted::UnderWay => self.under_way += 1,
+            }
             self.sent += 1;
             self.waiting.pop_front();
-            has_sent = true;
         }
         if self.waiting.len() > WAITING_MAX {
             return Err(RegionsError::Stuck);
@@ -372,10 +408,10 @@ impl Regions {
         must
     }
 
-    /// Whether messages wait for a place, or the set-up goes on: then this end must look again
-    /// soon.
+    /// Whether messages wait for a place or are under way, or the set-up goes on: then this end
+    /// must look again soon.
     pub(crate) fn must_poll(&self) -> bool {
-        self.theirs.is_none() || !self.waiting.is_empty()
+        self.theirs.is_none() || !self.waiting.is_empty() || self.under_way > 0
     }
 
     /// The next message of the peer.
@@ -444,43 +480,87 @@ impl Regions {
 
     /// Whether the peer's process may run and read what it has mapped.
     pub(crate) fn may_read(&self) -> bool {
-        self.device.may_map(self.peer)
+        self.pair.may_read()
     }
 
-    /// Polls the device.
-    pub(crate) fn poll(&mut self, now: Nanos) -> Result<(), RegionsError> {
-        self.device.poll(now, &mut self.events);
-        for event in std::mem::take(&mut self.events) {
+    /// Polls the device. True: a message has arrived while the peer sleeps, and it must be woken.
+    pub(crate) fn poll(&mut self, now: Nanos) -> Result<bool, RegionsError> {
+        let mut has_arrived = false;
+        for event in self.pair.poll(now) {
             match event {
                 Event::Connected { .. } => self.is_connected = true,
                 Event::PeerLost { cause, .. } => return Err(RegionsError::Lost(cause)),
                 Event::Done { result: Err(error), .. } => return Err(error.into()),
-                Event::Done { .. } | Event::Departed { .. } | Event::Severed { .. } => {}
+                Event::Done { .. } => {
+                    self.under_way -= 1;
+                    has_arrived = true;
+                }
+                Event::Departed { .. } | Event::Severed { .. } => {}
             }
         }
-        self.events.reserve(16);
-        Ok(())
+        Ok(has_arrived && self.must_wake())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use pleach_transport::sim::{Network, Options, SimDevice, World};
+    use pleach_transport::{ConnectError, Device};
 
-    /// Both ends, set up.
-    fn pair() -> [Regions; 2] {
-        let open = |is_dialer| {
+    use super::*;
+    use crate::endpoint::pair::{PairedDevices, config_of};
+
+    impl MappingDevice for SimDevice {
+        fn may_read(&self, _peer: Rank) -> bool {
+            true
+        }
+
+        /// All ranks are in one world.
+        fn link(&mut self, peer: Rank, _meeting: Meeting<'_>) -> Result<(), ConnectError> {
+            self.connect(peer, &Address(format!("sim:{peer}")))
+        }
+    }
+
+    /// The devices of two endpoints.
+    fn devices() -> [PairedDevices; 2] {
+        [(); 2].map(|()| PairedDevices::new(PLACES, SETUP_LIMIT))
+    }
+
+    /// Both ends of a new link, set up.
+    fn link(devices: &mut [PairedDevices; 2]) -> [Regions; 2] {
+        let mut ends = devices.each_mut().map(|devices| {
             let page = StatusPage::new(4).expect("there is memory");
-            Regions::open(Nanos(0), is_dialer, page, None).expect("a device")
-        };
-        let mut ends = [open(false), open(true)];
+            Regions::open(Nanos(0), devices.pair().expect("a device"), page, None).expect("there is memory")
+        });
         let [listener, dialer] = ends.each_ref().map(|end| end.offer().clone());
-        ends[0].accept(dialer).expect("a good address");
-        ends[1].accept(listener).expect("a good address");
+        ends[0].accept(false, dialer).expect("a good address");
+        ends[1].accept(true, listener).expect("a good address");
         while !ends.each_mut().map(|end| end.set_up(Nanos(1)).expect("connects")).iter().all(|done| *done) {
             std::thread::yield_now();
         }
         ends
+    }
+
+    fn pair() -> [Regions; 2] {
+        link(&mut devices())
+    }
+
+    #[test]
+    fn links_of_one_device_are_independent_and_come_and_go_for_ever() {
+        let mut devices = devices();
+        let [mut first, mut other_first] = link(&mut devices);
+        for number in 0..150_u8 {
+            let [mut one, mut other] = link(&mut devices);
+            for (sender, receiver) in [(&mut one, &mut other), (&mut first, &mut other_first)] {
+                sender.post(vec![number]).expect("the peer is there");
+                assert_eq!(receiver.next_message().expect("is good"), Some(vec![number]));
+                receiver.poll(Nanos(2)).expect("the peer is there");
+            }
+            // One end first, then the other.
+            drop(if number % 2 == 0 { one } else { other });
+        }
+        first.post(vec![1]).expect("the peer is there");
+        assert!(other_first.has_message());
     }
 
     #[test]
@@ -524,11 +604,54 @@ mod tests {
     }
 
     #[test]
+    fn a_message_that_arrives_after_its_receiver_fell_asleep_wakes_it() {
+        let latency = Duration::from_micros(2);
+        let mut options = Options::new(Network::full_mesh(2, 1_000_000_000, latency), 1);
+        (options.maps, options.passive) = (true, true);
+        let world = World::new(options);
+        let mut ends = [0, 1].map(|rank| {
+            let device = world.device(config_of(rank, 2, PLACES, SETUP_LIMIT));
+            let (pair, page) =
+                (DevicePair::only(device, 1 - rank), StatusPage::new(4).expect("there is memory"));
+            Regions::open(world.now(), pair, page, None).expect("there is memory")
+        });
+        let [one, other] = ends.each_ref().map(|end| end.offer().clone());
+        ends[0].accept(false, other).expect("a good address");
+        ends[1].accept(true, one).expect("a good address");
+        while !ends.each_mut().map(|end| end.set_up(world.now()).expect("connects")).iter().all(|done| *done)
+        {
+            world.advance(None);
+        }
+        let [mut sender, mut receiver] = ends;
+        assert!(!sender.post(vec![7]).expect("the peer is there"), "it has not arrived, and nobody sleeps");
+        assert!(sender.must_poll() && receiver.sleep(), "nothing has come yet");
+        let mut has_woken = false;
+        while sender.must_poll() {
+            assert!(world.advance(None), "the message is under way");
+            has_woken |= sender.poll(world.now()).expect("the peer is there");
+        }
+        assert!(has_woken, "the receiver sleeps until its deadline");
+        // This fabric tells of an end before the signal is there.
+        while !receiver.has_message() {
+            assert!(world.advance(None), "the message is under way");
+        }
+        assert_eq!(receiver.next_message().expect("is good"), Some(vec![7]));
+    }
+
+    #[test]
     fn a_step_of_the_set_up_survives_the_wire_and_no_beginning_of_it_is_taken() {
         let slice = |key| RemoteSlice { key: RegionKey(key), offset: key + 1, len: key + 2 };
         let address = Address("shm:x".to_owned());
-        let offer = RegionOffer { address, inbox: slice(1), page: slice(4), arena: (9, slice(7)) };
-        for frame in [SetupFrame::Offer(offer.clone()), SetupFrame::Accept(offer), SetupFrame::Ready] {
+        let offer = RegionOffer { address, rank: 5, inbox: slice(1), page: slice(4), arena: (9, slice(7)) };
+        let gets = SetupFrame::AcceptGets { address: offer.address.clone(), rank: 3, arena: (9, 12) };
+        for frame in [
+            SetupFrame::Offer(offer.clone()),
+            SetupFrame::Accept(offer),
+            SetupFrame::Ready,
+            SetupFrame::OfferGets(Fabric::Verbs),
+            gets,
+            SetupFrame::Registered(RegisteredPart { start: 64, slice: slice(5) }),
+        ] {
             let bytes = frame.encode();
             assert_eq!(SetupFrame::decode(&bytes), Ok(frame.clone()));
             for end in 0..bytes.len() {
@@ -537,7 +660,7 @@ mod tests {
         }
         let refused = SetupFrame::Refused("no\nroom".to_owned()).encode();
         assert_eq!(SetupFrame::decode(&refused), Ok(SetupFrame::Refused("no room".to_owned())));
-        for bytes in [&[][..], &[9], &[READY, 0]] {
+        for bytes in [&[][..], &[9], &[READY, 0], &[OFFER_GETS, 2]] {
             assert_eq!(SetupFrame::decode(bytes), Err(Malformed));
         }
     }

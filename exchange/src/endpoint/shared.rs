@@ -1,5 +1,6 @@
 //! What the handles of an endpoint, its peers and its thread share.
 
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,6 +16,7 @@ use super::error::OpenEndpointError;
 use super::memory::LendableMemory;
 use super::options::EndpointOptions;
 use super::slot::Slot;
+use super::tensor::TensorWay;
 use crate::introduction::{Fabrics, Introduction};
 
 /// See the module.
@@ -35,6 +37,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         options: EndpointOptions,
+        address: IpAddr,
         introduction: Introduction,
         epoll: OwnedFd,
     ) -> Result<Arc<Self>, OpenEndpointError> {
@@ -46,7 +49,7 @@ impl Shared {
         let memory = LendableMemory::new(options.limits.arenas);
         let cloned = wake.try_clone();
         let cloned = cloned.map_err(|source| OpenEndpointError::System { resource: "descriptor", source })?;
-        let core = Core::new(introduction.incarnation, &options, memory.clone(), epoll, cloned);
+        let core = Core::new(introduction.incarnation, &options, address, memory.clone(), [epoll, cloned]);
         Ok(Arc::new(Self {
             options,
             memory,
@@ -62,16 +65,23 @@ impl Shared {
         lock(&self.core)
     }
 
-    /// Whether memory is shared with the program of this introduction, or why not.
-    pub(crate) fn may_share(&self, theirs: &Introduction) -> Result<(), Arc<str>> {
-        self.options.may_share_memory()?;
-        if !theirs.fabrics.shm {
-            Err("the other program shares no memory".into())
-        } else if self.introduction.shared_fabric(theirs) == Some(Fabric::Shm) {
-            Ok(())
-        } else {
-            Err("the two programs are on different hosts".into())
+    /// The fabric by which there are regions with the program of this introduction, or why there
+    /// are none.
+    pub(crate) fn fabric_with(&self, theirs: &Introduction) -> Result<Fabric, Arc<str>> {
+        if let Some(fabric) = self.introduction.shared_fabric(theirs) {
+            return Ok(fabric);
         }
+        let own = self.introduction.fabrics;
+        Err(if own == Fabrics::default() {
+            format!("fabric '{}' has no regions here", self.options.fabric).into()
+        } else if theirs.fabrics == Fabrics::default() {
+            "the other program has no regions".into()
+        } else if own.shm && theirs.fabrics.shm && !own.tcp && !theirs.fabrics.tcp {
+            "the two programs are on different hosts".into()
+        } else {
+            let fabrics = theirs.fabrics;
+            format!("the other program takes {fabrics} alone, and this one {own}").into()
+        })
     }
 
     /// An introduction with a new challenge.
@@ -107,12 +117,12 @@ impl Shared {
 /// The introduction of a program, without a challenge.
 pub(crate) fn own_introduction(
     options: &EndpointOptions,
-    address: String,
+    address: SocketAddr,
     host: [u8; 16],
     incarnation: u64,
 ) -> Introduction {
-    let fabrics = Fabrics { shm: options.may_share_memory().is_ok(), ..Fabrics::default() };
-    let address = pleach_transport::Address(address);
+    let fabrics = options.fabrics(address.ip());
+    let address = pleach_transport::Address(address.to_string());
     Introduction { host, incarnation, fabrics, address, challenge: [0; 32] }
 }
 
@@ -122,19 +132,21 @@ pub(crate) struct LinkHold {
     pub(crate) number: u64,
     /// Set when the link has ended. Release store pairs with the acquire load.
     is_lost: AtomicBool,
-    /// Whether regions are shared, or why not, once that is known.
-    regions: Slot<Result<(), Arc<str>>>,
-    /// Set when regions are shared. Release store pairs with the acquire load.
+    /// How tensors come by regions, or why there are none, once that is known.
+    regions: Slot<Result<TensorWay, Arc<str>>>,
+    /// Set when there are regions. Release store pairs with the acquire load.
     has_regions: AtomicBool,
+    /// Set when messages come through memory too. Release store pairs with the acquire load.
+    is_mapped: AtomicBool,
     /// A tensor that is held keeps the endpoint, which returns its lease.
     endpoint: Arc<Handle>,
 }
 
 impl LinkHold {
     pub(crate) fn new(number: u64, endpoint: &Arc<Handle>) -> Arc<Self> {
-        let (is_lost, has_regions) = (AtomicBool::new(false), AtomicBool::new(false));
+        let [is_lost, has_regions, is_mapped] = [(); 3].map(|()| AtomicBool::new(false));
         let endpoint = endpoint.clone();
-        Arc::new(Self { number, is_lost, regions: Slot::new(), has_regions, endpoint })
+        Arc::new(Self { number, is_lost, regions: Slot::new(), has_regions, is_mapped, endpoint })
     }
 
     pub(crate) fn is_lost(&self) -> bool {
@@ -148,19 +160,25 @@ impl LinkHold {
 }
 
 impl LinkHold {
-    /// Whether regions are shared now.
+    /// Whether there are regions now.
     pub(crate) fn has_regions(&self) -> bool {
         self.has_regions.load(Ordering::Acquire)
     }
 
-    /// It is known whether regions are shared. The first call counts.
-    pub(crate) fn set_regions(&self, regions: Result<(), Arc<str>>) {
+    /// Whether messages come through memory, so that it is worth looking for them.
+    pub(crate) fn is_mapped(&self) -> bool {
+        self.is_mapped.load(Ordering::Acquire)
+    }
+
+    /// It is known whether there are regions. The first call counts.
+    pub(crate) fn set_regions(&self, regions: Result<TensorWay, Arc<str>>) {
         self.has_regions.store(regions.is_ok(), Ordering::Release);
+        self.is_mapped.store(regions == Ok(TensorWay::InPlace), Ordering::Release);
         drop(self.regions.end(regions));
     }
 
-    /// Waits until it is known whether regions are shared, at most so long.
-    pub(crate) fn wait_for_regions(&self, limit: Duration) -> Option<Result<(), Arc<str>>> {
+    /// Waits until it is known whether there are regions, at most so long.
+    pub(crate) fn wait_for_regions(&self, limit: Duration) -> Option<Result<TensorWay, Arc<str>>> {
         self.regions.wait(limit);
         self.regions.peek()
     }

@@ -1,5 +1,6 @@
 //! Tensors as programs hold them: made here, shared, or received.
 
+use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
@@ -10,6 +11,7 @@ use pleach_vocabulary::DataType;
 
 use super::memory::{LendableBuffer, TensorMemoryError, mapped_bytes};
 use super::shared::LinkHold;
+use crate::arena::ALIGNMENT;
 use crate::lease::Lease;
 use crate::message::Description;
 
@@ -153,7 +155,7 @@ impl<T: TensorElement> Tensor<T> {
     /// The tensor to be sent: nobody writes it any more.
     #[must_use]
     pub fn share(self) -> SharedTensor {
-        SharedTensor { buffer: Arc::new(self.buffer), shape: self.shape }
+        SharedTensor::of_bytes(self.buffer, self.shape)
     }
 }
 
@@ -177,16 +179,74 @@ impl<T> fmt::Debug for Tensor<T> {
     }
 }
 
+/// A tensor in lendable memory that its program writes, of a type that is known at run time.
+pub struct UntypedTensor {
+    buffer: LendableBuffer,
+    shape: TensorShape,
+}
+
+impl UntypedTensor {
+    pub(crate) fn new(buffer: LendableBuffer, shape: TensorShape) -> Self {
+        Self { buffer, shape }
+    }
+
+    /// Type and dimensions.
+    #[must_use]
+    pub fn shape(&self) -> &TensorShape {
+        &self.shape
+    }
+
+    /// The bytes of its elements. They stay at their address when the tensor is moved or shared.
+    #[must_use]
+    pub fn as_bytes_mut(&mut self) -> &mut [u8] {
+        self.buffer.as_bytes_mut()
+    }
+
+    /// The tensor to be sent: nobody writes it any more.
+    #[must_use]
+    pub fn share(self) -> SharedTensor {
+        SharedTensor::of_bytes(self.buffer, self.shape)
+    }
+}
+
+impl fmt::Debug for UntypedTensor {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "UntypedTensor({})", self.shape)
+    }
+}
+
 /// A tensor that may be sent, any number of times. Clones share the memory.
 #[derive(Clone)]
 pub struct SharedTensor {
     buffer: Arc<LendableBuffer>,
+    /// Where the tensor begins in the buffer, in bytes.
+    start: usize,
     shape: TensorShape,
+    /// Dropped when neither this program nor a peer needs the tensor any more.
+    _guard: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl SharedTensor {
     pub(crate) fn of_bytes(buffer: LendableBuffer, shape: TensorShape) -> Self {
-        Self { buffer: Arc::new(buffer), shape }
+        Self { buffer: Arc::new(buffer), start: 0, shape, _guard: None }
+    }
+
+    /// The tensor of this shape in the bytes of this one, from byte `start` on; `None` where it
+    /// does not lie inside, or begins at no multiple of [`ALIGNMENT`].
+    #[must_use]
+    pub fn part(&self, start: usize, shape: &TensorShape) -> Option<Self> {
+        let is_inside = start.checked_add(shape.bytes).is_some_and(|end| end <= self.shape.bytes);
+        let is_aligned = (start as u64).is_multiple_of(ALIGNMENT);
+        let (start, shape) = (self.start + start, shape.clone());
+        (is_inside && is_aligned).then(|| Self { start, shape, ..self.clone() })
+    }
+
+    /// The same tensor with a guard, which is dropped when neither this program nor a peer needs
+    /// the tensor any more. The drop may happen under the endpoint's lock: it must not block, and
+    /// must not use the endpoint.
+    #[must_use]
+    pub fn with_guard(self, guard: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { _guard: Some(guard), ..self }
     }
 
     /// Type and dimensions.
@@ -198,7 +258,12 @@ impl SharedTensor {
     /// The bytes of its elements.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        self.buffer.as_bytes()
+        self.buffer.part(self.range())
+    }
+
+    /// Its bytes in the buffer.
+    pub(crate) fn range(&self) -> Range<usize> {
+        self.start..self.start + self.shape.bytes
     }
 
     pub(crate) fn buffer(&self) -> &Arc<LendableBuffer> {
@@ -218,6 +283,8 @@ impl fmt::Debug for SharedTensor {
 pub enum TensorWay {
     /// It lies in its sender's memory.
     InPlace,
+    /// It was read from its sender's memory into this program's.
+    Copied,
     /// Its bytes came over the control connection.
     Inline,
     /// This program sent it to itself.
@@ -228,6 +295,7 @@ impl fmt::Display for TensorWay {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::InPlace => "in place",
+            Self::Copied => "copied",
             Self::Inline => "inline",
             Self::Local => "local",
         })
@@ -246,7 +314,9 @@ pub(crate) enum ReceivedBytes {
         /// The link stays open for the return of the lease.
         _link: Arc<LinkHold>,
     },
-    /// In lendable memory of this program.
+    /// In lendable memory of this program, into which it was got.
+    Copied(SharedTensor),
+    /// In lendable memory of this program, which sent it.
     Local(SharedTensor),
 }
 
@@ -275,6 +345,7 @@ impl ReceivedTensor {
         match &*self.bytes {
             ReceivedBytes::Own(_) => TensorWay::Inline,
             ReceivedBytes::Mapped { .. } => TensorWay::InPlace,
+            ReceivedBytes::Copied(_) => TensorWay::Copied,
             ReceivedBytes::Local(_) => TensorWay::Local,
         }
     }
@@ -287,7 +358,7 @@ impl ReceivedTensor {
             ReceivedBytes::Mapped { mapping, range, .. } => {
                 mapped_bytes(mapping, range.clone()).unwrap_or_default()
             }
-            ReceivedBytes::Local(tensor) => tensor.as_bytes(),
+            ReceivedBytes::Copied(tensor) | ReceivedBytes::Local(tensor) => tensor.as_bytes(),
         };
         whole.get(..self.shape.bytes()).unwrap_or_default()
     }

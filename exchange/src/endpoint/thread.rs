@@ -67,8 +67,19 @@ pub(crate) fn watch(shared: &Shared, listener: &TcpListener) -> rustix::io::Resu
     epoll::add(core.epoll(), shared.wake_file(), epoll::EventData::new_u64(WAKE), flags)
 }
 
+/// Ends all links with the thread, also where it ends by a panic: else its callers and peers would
+/// wait for it until their deadlines.
+struct Closing(Arc<Shared>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.core().close(clock::now());
+    }
+}
+
 /// The thread's function: returns when the endpoint is over.
 pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
+    let _closing = Closing(shared.clone());
     let mut acceptor = Acceptor {
         shared: shared.clone(),
         listener,
@@ -119,7 +130,6 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
             }
         }
     }
-    shared.core().close(clock::now());
 }
 
 /// Looks at regions until nothing has come for a while.

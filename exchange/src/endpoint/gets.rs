@@ -1,0 +1,454 @@
+//! Gets: tensors that a receiver reads from their sender's memory into its own, where nothing can
+//! be mapped.
+//!
+//! An endpoint has a device of such a fabric ([`GetDevice`]) for all its links by that fabric. Each
+//! end of a link gives the other end a rank there. A message names what is lent, as on every link,
+//! and a step of the set-up before it the region of the bytes. The receiver gets the bytes into
+//! lendable memory of its own, which is registered already, and returns the lease.
+//!
+//! Where registering is free each lease has a region of its own, for its receiver alone. It is
+//! deregistered when the lease is back. Where a NIC has to lock memory, the arena is registered
+//! from its beginning as far as it was used, for all that know the secret.
+//!
+//! A device gives each rank once: a program that comes back is the same process, and line 16 of the
+//! device contract gives no rank to a process that has had it. When all ranks are given the next
+//! link has another device, and the former device ends with its last link.
+//!
+//! **Invariant:** a destination is kept until the device has ended its get, whatever becomes of the
+//! call and of the link. A link that ends is severed, and what was lent to it is back only when the
+//! fence holds. A program that has not proved a secret reaches no bytes but those of its leases.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_transport::tcp::TcpDevice;
+use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
+use pleach_transport::{
+    Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region, RegionKey,
+    RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer, TransferId,
+};
+use pleach_vocabulary::Fabric;
+
+use super::link::ReceiveSlot;
+use super::memory::{ArenaPart, LendableBuffer, LendableMemory};
+use super::tensor::TensorShape;
+use crate::key::Key;
+use crate::lease::Lease;
+use crate::reference::{LinkId, Reference};
+
+/// Ranks of a device with this program's own. Queues of a NIC are as long as its ranks need.
+const RANKS: u32 = 65;
+
+/// This program's rank.
+const OWN_RANK: Rank = 0;
+
+/// How long setting up may take.
+pub(crate) const SETUP_LIMIT: Duration = Duration::from_secs(5);
+
+/// The first region of an arena where registering takes memory, in bytes. Each further one is at
+/// least twice as long.
+const FIRST_REGION_BYTES: usize = 16 << 20;
+
+/// Events of a device that are taken at once.
+const EVENTS_AT_ONCE: usize = 64;
+
+/// What programs without a secret prove to each other on loopback, where everybody who reaches the
+/// port receives tensors.
+const NO_SECRET: &[u8] = b"a pleach exchange without a secret";
+
+/// With what devices are opened.
+#[derive(Clone, Debug)]
+pub(crate) struct GetOptions {
+    pub(crate) secret: Option<Secret>,
+    pub(crate) address: IpAddr,
+    pub(crate) verbs: VerbsOptions,
+}
+
+/// Nobody sends messages by the control plane of these devices.
+struct Silent;
+
+impl Responder for Silent {
+    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
+}
+
+/// A get for a call of this program.
+pub(crate) struct Get {
+    /// The number of its link.
+    pub(crate) link: u64,
+    pub(crate) key: Key,
+    pub(crate) slot: ReceiveSlot,
+    pub(crate) lease: Lease,
+    pub(crate) shape: TensorShape,
+    /// The destination.
+    pub(crate) buffer: LendableBuffer,
+}
+
+/// A part of a sender's arena, as its receiver reaches it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RegisteredPart {
+    /// The first byte of the arena that it holds.
+    pub(crate) start: u64,
+    pub(crate) slice: RemoteSlice,
+}
+
+impl RegisteredPart {
+    /// Nothing.
+    pub(crate) const NONE: Self =
+        Self { start: 0, slice: RemoteSlice { key: RegionKey::NONE, offset: 0, len: 0 } };
+
+    /// These bytes of the arena, if they are inside.
+    pub(crate) fn of(&self, slice: RemoteSlice) -> Option<RemoteSlice> {
+        let start = slice.offset.checked_sub(self.start)?;
+        self.slice.slice(start..start.checked_add(slice.len)?).ok()
+    }
+}
+
+/// What has happened on a device.
+pub(crate) enum GetEvent {
+    /// The pair of a link is connected.
+    Connected { link: u64 },
+    /// The pair of a link is lost.
+    Lost { link: u64, cause: String },
+    /// The other end of a former link reads nothing any more.
+    Severed { lent_to: Option<LinkId> },
+    /// The get of a call has ended.
+    Ended { get: Box<Get>, result: Result<(), String> },
+}
+
+struct GetUnderWay {
+    get: Box<Get>,
+    /// Transfers that have not ended.
+    transfers: usize,
+    result: Result<(), String>,
+}
+
+/// For what a rank is used.
+enum RankUse {
+    Link(u64),
+    Severing { lent_to: Option<LinkId> },
+}
+
+/// See the module.
+pub(crate) struct GetDevice {
+    fabric: Fabric,
+    device: Box<dyn Device>,
+    next_rank: Rank,
+    ranks: BTreeMap<Rank, RankUse>,
+    arena: Option<RegisteredArena>,
+    /// The regions of leases, by rank and slot, where each has one.
+    leased: BTreeMap<(Rank, u32), Region>,
+    gets: BTreeMap<u64, GetUnderWay>,
+    last_get: u64,
+    /// Transfers for which the device has no room.
+    waiting: VecDeque<(Rank, Transfer, u64)>,
+    ended: Vec<GetEvent>,
+    events: Vec<Event>,
+    /// Whether its wake source wakes the endpoint's thread.
+    pub(crate) is_watched: bool,
+}
+
+/// The lendable memory of this program, registered.
+struct RegisteredArena {
+    number: u64,
+    memory: Arc<SharedMemory>,
+    /// Each begins where the arena does, and is longer than the one before.
+    regions: Vec<Region>,
+}
+
+impl GetDevice {
+    /// A device of this fabric, or why there is none.
+    pub(crate) fn open(fabric: Fabric, options: &GetOptions) -> Result<Self, String> {
+        let secret = options.secret.clone().unwrap_or_else(|| Secret::new(NO_SECRET));
+        let config = DeviceConfig {
+            rank: OWN_RANK,
+            world_size: RANKS,
+            secret: Some(secret),
+            signal_slots: 1,
+            connect_timeout: SETUP_LIMIT,
+            interface: None,
+            address: Some(options.address),
+            responder: Arc::new(Silent),
+        };
+        let device: Box<dyn Device> = match fabric {
+            Fabric::Tcp => Box::new(TcpDevice::new(config).map_err(|error| error.to_string())?),
+            Fabric::Verbs => {
+                let mut verbs = options.verbs.clone();
+                let names_port = !options.address.is_loopback() && !options.address.is_unspecified();
+                if verbs.interface.is_none() && verbs.device.is_none() && names_port {
+                    verbs.interface = Some(options.address.to_string());
+                }
+                Box::new(VerbsDevice::new(config, &verbs).map_err(|error| error.to_string())?)
+            }
+            fabric => return Err(format!("fabric {fabric} has no gets")),
+        };
+        Ok(Self {
+            fabric,
+            device,
+            next_rank: OWN_RANK + 1,
+            ranks: BTreeMap::new(),
+            arena: None,
+            leased: BTreeMap::new(),
+            gets: BTreeMap::new(),
+            last_get: 0,
+            waiting: VecDeque::new(),
+            ended: Vec::new(),
+            events: Vec::with_capacity(EVENTS_AT_ONCE),
+            is_watched: false,
+        })
+    }
+
+    /// Whether a link by this fabric can have a rank here.
+    pub(crate) fn has_rank(&self, fabric: Fabric) -> bool {
+        self.fabric == fabric && self.next_rank < RANKS
+    }
+
+    /// Whether no link uses the device, and no get is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.ranks.is_empty() && self.gets.is_empty()
+    }
+
+    /// Whether no link will use the device any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.next_rank >= RANKS && self.is_idle()
+    }
+
+    /// Gives the other end of a link a rank.
+    pub(crate) fn take_rank(&mut self, link: u64) -> Rank {
+        let rank = self.next_rank;
+        self.next_rank += 1;
+        self.ranks.insert(rank, RankUse::Link(link));
+        rank
+    }
+
+    /// Where the device of the other end dials. `local`: the address of this host by which the
+    /// other end has reached it.
+    pub(crate) fn address(&self, local: Option<SocketAddr>) -> Address {
+        let address = &self.device.info().address;
+        let own = address.0.rsplit_once(':').zip(local);
+        match own {
+            Some(((start, port), local)) if start.ends_with("0.0.0.0") || start.ends_with("[::]") => {
+                let scheme = start.split_once(':').map_or("", |(scheme, _)| scheme);
+                let port = port.parse().unwrap_or_default();
+                Address(format!("{scheme}:{}", SocketAddr::new(local.ip().to_canonical(), port)))
+            }
+            _ => address.clone(),
+        }
+    }
+
+    /// Begins to connect the device of the other end of a link.
+    pub(crate) fn meet(&mut self, rank: Rank, meeting: Meeting<'_>) -> Result<(), String> {
+        self.device.meet(rank, meeting).map_err(|error| error.to_string())
+    }
+
+    /// The arena that is lent: its number and its length.
+    pub(crate) fn lent_arena(&mut self, memory: &Arc<LendableMemory>) -> Result<(u64, u64), String> {
+        let arena = Self::arena(&mut self.arena, memory)?;
+        Ok((arena.number, arena.memory.len() as u64))
+    }
+
+    /// The region in which the bytes of a lease are for the other end of a link.
+    pub(crate) fn lend(
+        &mut self,
+        memory: &Arc<LendableMemory>,
+        rank: Rank,
+        reference: &Reference,
+    ) -> Result<RegisteredPart, String> {
+        let (start, len) = (reference.slice.offset, reference.slice.len);
+        let end = start.saturating_add(len);
+        if !self.device.info().registers_freely {
+            let region = self.registered(memory, end as usize)?;
+            return Ok(RegisteredPart { start: 0, slice: region.remote() });
+        }
+        let arena = Self::arena(&mut self.arena, memory)?;
+        let part = ArenaPart::new(arena.memory.clone(), start as usize..end as usize);
+        let region = self.device.register_for(rank, part).map_err(|error| error.to_string())?;
+        let slice = region.remote();
+        self.leased.insert((rank, reference.lease.slot), region);
+        Ok(RegisteredPart { start, slice })
+    }
+
+    /// The lease of a slot is back.
+    pub(crate) fn returned(&mut self, rank: Rank, slot: u32) {
+        self.leased.remove(&(rank, slot));
+    }
+
+    fn arena<'a>(
+        arena: &'a mut Option<RegisteredArena>,
+        memory: &Arc<LendableMemory>,
+    ) -> Result<&'a mut RegisteredArena, String> {
+        if arena.is_none() {
+            let (number, memory) = memory.arena().map_err(|error| error.to_string())?;
+            *arena = Some(RegisteredArena { number, memory, regions: Vec::new() });
+        }
+        arena.as_mut().ok_or_else(|| "there is no lendable memory".to_owned())
+    }
+
+    /// The region of this program's arena that holds at least the bytes before `end`.
+    fn registered(&mut self, memory: &Arc<LendableMemory>, end: usize) -> Result<Region, String> {
+        let is_free = self.device.info().registers_freely;
+        let arena = Self::arena(&mut self.arena, memory)?;
+        let before = arena.regions.last().map_or(0, Region::len);
+        if let Some(region) = arena.regions.last().filter(|_| end <= before) {
+            return Ok(region.clone());
+        }
+        let more = FIRST_REGION_BYTES.max(2 * before).max(end.next_power_of_two());
+        let len = if is_free { arena.memory.len() } else { more };
+        let part = ArenaPart::new(arena.memory.clone(), 0..len);
+        let region = self.device.register(part).map_err(|error| error.to_string())?;
+        arena.regions.push(region.clone());
+        Ok(region)
+    }
+
+    /// Gets a tensor. [`GetEvent::Ended`] ends it.
+    pub(crate) fn begin(
+        &mut self,
+        memory: &Arc<LendableMemory>,
+        rank: Rank,
+        src: RemoteSlice,
+        get: Box<Get>,
+    ) {
+        let destination = self.destination(memory, &get.buffer);
+        self.last_get += 1;
+        let number = self.last_get;
+        let result = destination.as_ref().map(drop).map_err(Clone::clone);
+        let mut transfers = 0;
+        if let Ok(dst) = destination {
+            let most = self.device.info().transfer_bytes_max;
+            let mut start = 0;
+            while start < src.len {
+                let end = (start + most).min(src.len);
+                let part = src.slice(start..end).ok().zip(dst.slice(start as usize..end as usize).ok());
+                let (src, dst) = part.expect("both are as long as the tensor");
+                self.waiting.push_back((rank, Transfer::Get { src, dst }, number));
+                (start, transfers) = (end, transfers + 1);
+            }
+        }
+        let under_way = GetUnderWay { get, transfers, result };
+        if transfers == 0 {
+            return self.end(under_way);
+        }
+        self.gets.insert(number, under_way);
+        self.submit_waiting();
+    }
+
+    /// The destination of a get: in the arena, or in memory of its own.
+    fn destination(
+        &mut self,
+        memory: &Arc<LendableMemory>,
+        buffer: &LendableBuffer,
+    ) -> Result<Slice, String> {
+        let range = buffer.range();
+        let start = range.start as usize;
+        if buffer.arena().is_none() {
+            let region = self.device.register(buffer.memory()).map_err(|error| error.to_string())?;
+            return region.slice(0..buffer.len()).map_err(|error| error.to_string());
+        }
+        let region = self.registered(memory, range.end as usize)?;
+        region.slice(start..start + buffer.len()).map_err(|error| error.to_string())
+    }
+
+    fn submit_waiting(&mut self) {
+        while let Some((rank, transfer, number)) = self.waiting.pop_front() {
+            match self.device.submit(rank, transfer.clone(), TransferId(number)) {
+                Ok(Submitted::UnderWay) => {}
+                Ok(Submitted::Ended(_)) => self.transfer_ended(number, Ok(())),
+                Err(SubmitError::QueueFull { .. }) => {
+                    return self.waiting.push_front((rank, transfer, number));
+                }
+                Err(error) => self.transfer_ended(number, Err(error.to_string())),
+            }
+        }
+    }
+
+    fn transfer_ended(&mut self, number: u64, result: Result<(), String>) {
+        let Some(get) = self.gets.get_mut(&number) else { return };
+        get.transfers -= 1;
+        if get.result.is_ok() {
+            get.result = result;
+        }
+        if get.transfers == 0
+            && let Some(ended) = self.gets.remove(&number)
+        {
+            self.end(ended);
+        }
+    }
+
+    fn end(&mut self, ended: GetUnderWay) {
+        self.ended.push(GetEvent::Ended { get: ended.get, result: ended.result });
+    }
+
+    /// The slots and keys of the calls whose gets are under way on a link.
+    pub(crate) fn calls_of(&self, link: u64) -> Vec<(Key, ReceiveSlot)> {
+        let gets = self.gets.values().map(|under_way| &under_way.get).filter(|get| get.link == link);
+        gets.map(|get| (get.key.clone(), get.slot.clone())).collect()
+    }
+
+    /// Severs the other end of a link that has ended. `lent_to`: its leases are back when the fence
+    /// holds.
+    pub(crate) fn sever(&mut self, rank: Rank, lent_to: Option<LinkId>) {
+        self.ranks.insert(rank, RankUse::Severing { lent_to });
+        self.device.sever(rank);
+        self.leased.retain(|(of, _), _| *of != rank);
+    }
+
+    /// Makes progress.
+    pub(crate) fn poll(&mut self, now: Nanos) -> Vec<GetEvent> {
+        let mut may_have_more = true;
+        while may_have_more {
+            self.device.poll(now, &mut self.events);
+            may_have_more = self.events.len() >= EVENTS_AT_ONCE;
+            for event in std::mem::take(&mut self.events) {
+                self.event(event);
+            }
+            self.events.reserve_exact(EVENTS_AT_ONCE);
+            self.submit_waiting();
+        }
+        std::mem::take(&mut self.ended)
+    }
+
+    fn event(&mut self, event: Event) {
+        let link_of = |peer: &Rank| match self.ranks.get(peer) {
+            Some(RankUse::Link(link)) => Some(*link),
+            _ => None,
+        };
+        match event {
+            Event::Connected { peer } => {
+                self.ended.extend(link_of(&peer).map(|link| GetEvent::Connected { link }));
+            }
+            Event::PeerLost { peer, cause } => {
+                let cause = cause.to_string();
+                self.ended.extend(link_of(&peer).map(|link| GetEvent::Lost { link, cause }));
+            }
+            Event::Departed { peer } => {
+                let cause = "its device was closed".to_owned();
+                self.ended.extend(link_of(&peer).map(|link| GetEvent::Lost { link, cause }));
+            }
+            Event::Severed { peer } => {
+                if let Some(RankUse::Severing { lent_to }) = self.ranks.remove(&peer) {
+                    self.ended.push(GetEvent::Severed { lent_to });
+                }
+            }
+            Event::Done { id, result } => {
+                let result = result.map(drop).map_err(|error| error.to_string());
+                self.transfer_ended(id.0, result);
+            }
+        }
+    }
+
+    /// Arms the device's wake source; `None`: poll again.
+    pub(crate) fn arm(&mut self) -> Option<Armed> {
+        if self.ended.is_empty() { self.device.arm() } else { None }
+    }
+}
+
+/// Whether this host has RDMA devices at all.
+pub(crate) fn has_rdma_devices() -> io::Result<bool> {
+    Ok(std::fs::read_dir(pleach_transport::verbs::port::SYSFS)?.next().is_some())
+}
