@@ -19,8 +19,26 @@
 /* A struct to be filled by pleachCommGetArrivalSkew. */
 #define PLEACH_ARRIVAL_SKEW_INITIALIZER { sizeof(pleachArrivalSkew_t), 0, 0, 0, 0, 0, 0 }
 
+/* A configuration of a partial all-reduce whose values are all the defaults. */
+#define PLEACH_PARTIAL_CONFIG_INITIALIZER { sizeof(pleachPartialConfig_t), 0, 0, 0, 0, 0 }
+
+/* A round to be filled by pleachPartialContribute, pleachPartialAbstain or pleachPartialFinish. */
+#define PLEACH_ROUND_INITIALIZER { sizeof(pleachRound_t), 0, 0, 0, 0, 0, 0, 0, 0 }
+
 /* A struct to be filled by pleachDeviceGetInfo. */
 #define PLEACH_DEVICE_INFO_INITIALIZER { sizeof(pleachDeviceInfo_t), -1, 0, 0, { 0 } }
+
+/* Options of an endpoint whose values are all what the environment says, or the defaults. */
+#define PLEACH_ENDPOINT_OPTIONS_INITIALIZER { sizeof(pleachEndpointOptions_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* A struct to be filled by pleachEndpointGetCounts. */
+#define PLEACH_ENDPOINT_COUNTS_INITIALIZER { sizeof(pleachEndpointCounts_t), 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* A struct to be filled by pleachTensorGetInfo. */
+#define PLEACH_TENSOR_INFO_INITIALIZER { sizeof(pleachTensorInfo_t), 0, 0, 0, 0, 0, { 0 } }
+
+/* A failure to be filled by pleachGetLastExchangeFailure. */
+#define PLEACH_EXCHANGE_FAILURE_INITIALIZER { sizeof(pleachExchangeFailure_t), 0, 0, 0, 0, { 0 }, { 0 }, { 0 } }
 
 
 // The colour of a rank that goes to no part of a communicator that is divided.
@@ -40,6 +58,51 @@
 
 // The most bytes of payload beside a signal.
 #define PLEACH_PAYLOAD_BYTES 48
+
+// Room for the address of an endpoint, in bytes.
+#define PLEACH_ADDRESS_BYTES 64
+
+// Nothing has failed.
+#define pleachExchangeNone 0
+
+// A deadline has passed. gRPC: DEADLINE_EXCEEDED.
+#define pleachExchangeTimeout 1
+
+// The step was aborted or cleaned up, or the peer was restarted. gRPC: ABORTED.
+#define pleachExchangeAborted 2
+
+// A limit is reached. gRPC: RESOURCE_EXHAUSTED.
+#define pleachExchangeExhausted 3
+
+// The peer publishes the step, and not this name. gRPC: NOT_FOUND.
+#define pleachExchangeNotFound 4
+
+// The peer is not reached or is lost, or the endpoint was closed. gRPC: UNAVAILABLE.
+#define pleachExchangeUnavailable 5
+
+// The caller has cancelled the receive. gRPC: CANCELLED.
+#define pleachExchangeCancelled 6
+
+// Room for the name of a key, in bytes.
+#define PLEACH_KEY_NAME_BYTES 1025
+
+// Room for the address of a peer, in bytes.
+#define PLEACH_PEER_BYTES 256
+
+// Most dimensions of a tensor.
+#define PLEACH_DIMENSIONS_MAX 8
+
+// This program has made the tensor.
+#define pleachTensorOwn 0
+
+// The tensor was received and lies in the memory of its sender.
+#define pleachTensorInPlace 1
+
+// The tensor was received into memory of this program.
+#define pleachTensorInline 2
+
+// The tensor was received from this program itself, and lies where it was made.
+#define pleachTensorLocal 3
 
 // Nothing has failed.
 #define pleachFailureNone 0
@@ -77,6 +140,46 @@
 // Room for the text of a failure, in bytes.
 #define PLEACH_FAILURE_BYTES 512
 
+// What becomes of late contributions is as the activation says.
+#define pleachLateDefault 0
+
+// A late contribution is added to the rank's next one, or given alone if the next round opens
+// before that.
+#define pleachLateCarry 1
+
+// A late contribution counts in no round.
+#define pleachLateDrop 2
+
+// The next round reduces late contributions apart, beside its own.
+#define pleachLateCorrect 3
+
+// Sums are divided as the activation says.
+#define pleachDivisorDefault 0
+
+// Sums are not divided.
+#define pleachDivisorNone 1
+
+// Sums are divided by the number of ranks of the communicator.
+#define pleachDivisorWorld 2
+
+// Sums are divided by the number of ranks whose contributions are in them.
+#define pleachDivisorContributors 3
+
+// The contribution is in the round's result.
+#define pleachOwnCounted 1
+
+// The contribution came too late, and will be in a later round.
+#define pleachOwnCarried 2
+
+// The contribution came too late, and is in no round.
+#define pleachOwnDropped 3
+
+// The contribution came too late, and will be in the correction of a later round.
+#define pleachOwnCorrected 4
+
+// There was no contribution.
+#define pleachOwnAbstained 5
+
 // Length of a unique id, in bytes.
 #define PLEACH_UNIQUE_ID_BYTES 128
 
@@ -96,7 +199,7 @@ typedef enum {
   pleachInvalidUsage = 5,
   // Another rank is lost, has left, has aborted or has broken the protocol.
   pleachRemoteError = 6,
-  // The function is not finished. No function of this version returns it.
+  // What the function waits for is not finished: call it again.
   pleachInProgress = 7,
   // A deadline has passed.
   pleachTimeout = 8,
@@ -108,8 +211,23 @@ typedef struct pleachComm pleachComm;
 // A device, which only functions of this library look into.
 typedef struct pleachDevice pleachDevice;
 
+// An endpoint, which only functions of this library look into.
+typedef struct pleachEndpoint pleachEndpoint;
+
+// A partial all-reduce, which only functions of this library look into.
+typedef struct pleachPartial pleachPartial;
+
+// A peer, which only functions of this library look into.
+typedef struct pleachPeer pleachPeer;
+
+// A receive, which only functions of this library look into.
+typedef struct pleachReceive pleachReceive;
+
 // Registered memory, which only functions of this library look into.
 typedef struct pleachRegion pleachRegion;
+
+// A tensor, which only functions of this library look into.
+typedef struct pleachTensor pleachTensor;
 
 // The type of an element: one of the constants pleachInt8 to pleachUint16.
 typedef uint32_t pleachDataType_t;
@@ -190,6 +308,122 @@ typedef struct {
 // The number of a transfer on its device; 0 is none.
 typedef uint64_t pleachTransfer_t;
 
+// An endpoint of the tensor exchange: this program's tensors, and where other programs ask for
+// them. NULL is none.
+typedef pleachEndpoint *pleachEndpoint_t;
+
+// How an endpoint is opened. Begin with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, which sets `size`; a
+// library of a later version reads as much as `size` says and takes defaults for the rest. 0 and
+// NULL are what the environment says (PLEACH_FABRIC, PLEACH_REQUIRE, PLEACH_SECRET_FILE,
+// PLEACH_HOST, PLEACH_INTERFACE, PLEACH_METRICS), and the defaults without it.
+typedef struct {
+  // sizeof(pleachEndpointOptions_t).
+  size_t size;
+  // Where peers connect, as "HOST:PORT"; port 0 is any free one. "127.0.0.1:0" by default, which
+  // programs of this host reach.
+  const char *listen;
+  // "auto", "shm", "tcp", "verbs" or "none"; auto by default.
+  const char *fabric;
+  // The file of the secret that peers must know.
+  const char *secretFile;
+  // How long a send waits for room and a receive for its tensor, in milliseconds, where the call
+  // does not say it; 60000 by default.
+  uint64_t timeoutMs;
+  // Most bytes of tensors that wait for a receiver; 1 GiB by default.
+  uint64_t bytesHeldMax;
+  // Most bytes that are lent to peers; 1 GiB by default.
+  uint64_t bytesLentMax;
+  // Most bytes of lendable memory; 2 GiB by default.
+  uint64_t bytesLendableMax;
+  // 1: a peer with which no memory is shared is an error. 0 takes tensors inline then.
+  int requireRegions;
+  // Must be 0.
+  int reserved;
+} pleachEndpointOptions_t;
+
+// What an endpoint has counted, and what it holds now. Begin with
+// PLEACH_ENDPOINT_COUNTS_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachEndpointCounts_t).
+  size_t size;
+  // Tensors that were received in place.
+  uint64_t receivedInPlace;
+  // Tensors that were received inline.
+  uint64_t receivedInline;
+  // Tensors that were lent to peers.
+  uint64_t sentInPlace;
+  // Tensors that were sent inline.
+  uint64_t sentInline;
+  // Links that are open.
+  uint64_t links;
+  // Leases of peers that are open.
+  uint64_t leases;
+  // Bytes of tensors that wait for a receiver.
+  uint64_t bytesHeld;
+  // Bytes of the buffers that are lent.
+  uint64_t bytesLent;
+  // Bytes that lendable memory has touched.
+  uint64_t bytesLendable;
+} pleachEndpointCounts_t;
+
+// Why a tensor was not sent or received. Begin with PLEACH_EXCHANGE_FAILURE_INITIALIZER, which
+// sets `size`.
+typedef struct {
+  // sizeof(pleachExchangeFailure_t).
+  size_t size;
+  // One of the constants pleachExchangeNone to pleachExchangeCancelled.
+  int kind;
+  // The result that the function has returned, or that the callback has got.
+  int result;
+  // The step of the tensor's key.
+  uint64_t step;
+  // How long the call has waited, in milliseconds.
+  uint64_t waitedMs;
+  // The name of the tensor's key.
+  char name[PLEACH_KEY_NAME_BYTES];
+  // The address of the peer, as the caller gave it; empty where no peer was asked.
+  char peer[PLEACH_PEER_BYTES];
+  // The whole text: what happened, to which tensor and peer, and what to do.
+  char text[PLEACH_FAILURE_BYTES];
+} pleachExchangeFailure_t;
+
+// A peer: another program, of which tensors are received. NULL is none.
+typedef pleachPeer *pleachPeer_t;
+
+// A tensor of the exchange: one that this program makes, or one that it has received. NULL is
+// none.
+typedef pleachTensor *pleachTensor_t;
+
+// Is called once when a receive ends: with the context that was given, the result, and the tensor,
+// which the callback releases with pleachTensorRelease; NULL after a failure, of which
+// pleachGetLastError and pleachGetLastExchangeFailure tell more inside of the callback. A thread
+// of the endpoint calls it, one callback at a time; it may call every function of this library.
+// Other callbacks wait while it runs. NULL is none.
+typedef void (*pleachReceived_t)(void *context, pleachResult_t result, pleachTensor_t tensor);
+
+// A receive under way. NULL is none.
+typedef pleachReceive *pleachReceive_t;
+
+// The properties of a tensor. Begin with PLEACH_TENSOR_INFO_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachTensorInfo_t).
+  size_t size;
+  // The elements, in the order of C: the last dimension changes fastest. They are aligned to 64
+  // bytes in lendable memory, and to 8 bytes elsewhere. Those of a tensor that was received or
+  // sent must not be written.
+  const void *data;
+  // The length of all elements, in bytes.
+  size_t bytes;
+  // The type of the elements.
+  pleachDataType_t datatype;
+  // One of the constants pleachTensorOwn to pleachTensorLocal.
+  int way;
+  // The number of dimensions.
+  size_t ndim;
+  // The length of each dimension, the slowest first.
+  size_t dims[PLEACH_DIMENSIONS_MAX];
+} pleachTensorInfo_t;
+
 // Why a communicator has failed: the same on all ranks that survive. Begin with
 // PLEACH_FAILURE_INITIALIZER, which sets `size`.
 typedef struct {
@@ -215,6 +449,55 @@ typedef struct {
   // The whole text: what happened, to which rank, in which step.
   char text[PLEACH_FAILURE_BYTES];
 } pleachFailure_t;
+
+// A partial all-reduce: rounds of an all-reduce that do not wait for late ranks. NULL is none.
+typedef pleachPartial *pleachPartial_t;
+
+// How the rounds of a partial all-reduce go. Begin with PLEACH_PARTIAL_CONFIG_INITIALIZER, which
+// sets `size`. 0 and NULL are the defaults. The same on all ranks.
+typedef struct {
+  // sizeof(pleachPartialConfig_t).
+  size_t size;
+  // When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE" or
+  // "deadline:D", with times as "20ms" or "1.5s"; all by default.
+  const char *activation;
+  // What becomes of late contributions: one of the constants pleachLateDefault to
+  // pleachLateCorrect.
+  int late;
+  // By what sums are divided: one of the constants pleachDivisorDefault to
+  // pleachDivisorContributors.
+  int divisor;
+  // How many rounds in a row a rank may be left out: the next round waits for it. 8 by default.
+  uint32_t stalenessMax;
+  // Must be 0.
+  uint32_t reserved;
+} pleachPartialConfig_t;
+
+// A round that has ended. Begin with PLEACH_ROUND_INITIALIZER, which sets `size`.
+typedef struct {
+  // sizeof(pleachRound_t).
+  size_t size;
+  // The round's number, from 0.
+  uint64_t number;
+  // How many rounds lie between the round that this rank saw before and this one: their results
+  // are lost to it.
+  uint64_t missed;
+  // What became of this rank's contribution: one of the constants pleachOwnCounted to
+  // pleachOwnAbstained.
+  int own;
+  // How many ranks have contributed to the result: the same on all ranks.
+  int contributors;
+  // How many ranks have contributed to the correction; 0 without one.
+  int corrected;
+  // 0.
+  int reserved;
+  // The combined contributions, divided as the configuration says: `count` elements, with the
+  // same bits on all ranks.
+  const void *result;
+  // With pleachLateCorrect, the combined contributions that came too late for an earlier round,
+  // divided as the result is. NULL if all ranks were in the round before, or there was none.
+  const void *correction;
+} pleachRound_t;
 
 // How late a peer has made its calls, seen from this rank. Begin with
 // PLEACH_ARRIVAL_SKEW_INITIALIZER, which sets `size`.
@@ -1200,6 +1483,373 @@ pleachResult_t pleachSignalWait(pleachDevice_t device,
 // pleachInternalError after a mistake of the library.
 pleachResult_t pleachSignalCount(pleachDevice_t device, int peer, int signalSlot, uint64_t *count);
 
+// Opens an endpoint: other programs may connect to it from now on. Off loopback peers need a
+// secret (`secretFile`, PLEACH_SECRET_FILE); without one an endpoint gives its tensors to whoever
+// reaches its port.
+//
+// Ownership: `endpoint` is NULL or points to a pleachEndpoint_t. The caller closes the endpoint
+// with pleachEndpointClose. `options` is NULL, for what the environment says, or points to options
+// that began with PLEACH_ENDPOINT_OPTIONS_INITIALIZER, whose texts end with a zero byte; they are
+// read before the function returns. Threads: any. Blocks: no, apart from the lookup of a host's
+// name.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a variable of the
+// environment has a wrong value, or the secret cannot be read; pleachInvalidUsage if 65536
+// endpoints exist already, or regions are required of a fabric that has none; pleachSystemError if
+// the port is taken or the system refuses a socket or a thread; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachEndpointOpen(pleachEndpoint_t *endpoint,
+                                  const pleachEndpointOptions_t *options);
+
+// Closes an endpoint: its port is free, its links end, and calls that wait on it or on its peers
+// fail.
+// Callbacks of receives have been called when it returns, unless a callback calls it. Tensors that
+// were received stay readable until they are released, and calls on peers of the endpoint fail.
+// Memory that was sent is given back at the latest when the last peer, receive and received tensor
+// of the endpoint is released. Memory is lent no longer: let receivers end before, or they see in
+// place what this program writes next.
+//
+// Ownership: the handle is the library's again and names nothing from now on. Threads: any, also
+// while other threads are in calls on the endpoint and its peers. Blocks: until callbacks that run
+// have returned.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint; pleachInvalidUsage
+// if this process was forked from the one that opened the endpoint; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachEndpointClose(pleachEndpoint_t endpoint);
+
+// Stores the address at which other programs reach an endpoint, as "127.0.0.1:40001".
+//
+// Ownership: `address` is NULL or has `bytes` bytes, of which PLEACH_ADDRESS_BYTES are enough; a
+// zero byte ends the text. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, `address` is NULL or
+// the text does not fit; pleachInvalidUsage if this process was forked from the one that opened
+// the endpoint; pleachInternalError after a mistake of the library.
+pleachResult_t pleachEndpointAddress(pleachEndpoint_t endpoint, char *address, size_t bytes);
+
+// Stores what an endpoint has counted, and what it holds now.
+//
+// Ownership: `counts` is NULL or points to a struct that began with
+// PLEACH_ENDPOINT_COUNTS_INITIALIZER. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, or `counts` is NULL
+// or its size is not that of the struct; pleachInvalidUsage if this process was forked from the
+// one that opened the endpoint; pleachInternalError after a mistake of the library.
+pleachResult_t pleachEndpointGetCounts(pleachEndpoint_t endpoint, pleachEndpointCounts_t *counts);
+
+// Stores the last failure of the calling thread to send or to receive a tensor; kind is
+// pleachExchangeNone if none of its calls has failed so. In a callback that is told of a failure
+// it is that failure. Wrong arguments are no such failures.
+//
+// Ownership: `failure` is NULL or points to a struct that began with
+// PLEACH_EXCHANGE_FAILURE_INITIALIZER. Threads: any; each has its own failure. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if `failure` is NULL or its size is not that of
+// the struct; pleachInternalError after a mistake of the library.
+pleachResult_t pleachGetLastExchangeFailure(pleachExchangeFailure_t *failure);
+
+// Allocates lendable memory, for an allocator of tensors: pleachEndpointSendMemory sends what lies
+// in it without a copy. It is aligned to 64 bytes and holds zeros, or bytes of earlier tensors of
+// this program.
+//
+// Ownership: `ptr` is NULL or points to a pointer, which is NULL after a failure. The caller frees
+// the memory with pleachLendableFree. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or 0, or there is no such
+// endpoint; pleachInvalidUsage if lendable memory is used up, or this process was forked from the
+// one that opened the endpoint; pleachSystemError if the system has no memory; pleachInternalError
+// after a mistake of the library.
+pleachResult_t pleachLendableAlloc(pleachEndpoint_t endpoint, size_t bytes, void **ptr);
+
+// Frees memory of pleachLendableAlloc. It is used again when no peer reads a tensor in it.
+//
+// Ownership: the memory is the library's again. Threads: any; callbacks of this library may call
+// it. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if `ptr` is no address that pleachLendableAlloc
+// has stored, or was freed (NULL is freed with success); pleachInvalidUsage if this process was
+// forked from the one that opened the endpoint; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachLendableFree(void *ptr);
+
+// Sends a tensor that lies in memory of the caller, as pleachEndpointSend does. In memory of
+// pleachLendableAlloc of this endpoint, at a multiple of 64 bytes from its beginning, the tensor
+// is lent where it lies. Elsewhere, and without `release`, it is copied once before the function
+// returns.
+//
+// `release` is called once, with `data` and `context`, when neither this program nor a peer needs
+// the memory any more; until then nobody may write it. The thread of the endpoint that calls
+// callbacks of receives calls it, or after pleachEndpointClose any thread; it may call every
+// function of this library. It is not called if this function fails.
+//
+// Ownership: the memory stays the caller's, and readable until `release` is called, or until the
+// function returns where there is no `release`; it has as many elements as the `ndim` lengths of
+// `dims` say, the slowest dimension first. `dims` is read before the function returns. `name` is
+// NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any. Blocks: only while
+// more bytes wait for receivers than the endpoint may hold, at most so many milliseconds; 0 is the
+// time of the endpoint.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if a limit is reached, the endpoint was closed, or this process was forked from the one that
+// opened it; pleachRemoteError if the step was aborted or cleaned up; pleachTimeout if there was
+// no room in time; pleachSystemError if the system has no memory or refuses a thread;
+// pleachInternalError after a mistake of the library. pleachGetLastExchangeFailure tells them
+// apart.
+pleachResult_t pleachEndpointSendMemory(pleachEndpoint_t endpoint,
+                                        uint64_t step,
+                                        const char *name,
+                                        void *data,
+                                        pleachDataType_t datatype,
+                                        size_t ndim,
+                                        const size_t *dims,
+                                        pleachRelease_t release,
+                                        void *context,
+                                        uint64_t timeoutMs);
+
+// Names another program by the address of its endpoint, as pleachEndpointAddress stores it there.
+// The link is made by the first receive, and anew after a loss. A program that was restarted is
+// another one: receives of the old peer fail then (pleachExchangeAborted), and the caller connects
+// anew.
+//
+// Ownership: `address` is NULL or a text that ends with a zero byte. `peer` is NULL or points to a
+// pleachPeer_t; the caller closes the peer with pleachPeerClose. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if 65536 peers exist already, or this process was forked from the one that
+// opened the endpoint; pleachInternalError after a mistake of the library.
+pleachResult_t pleachEndpointConnect(pleachEndpoint_t endpoint,
+                                     const char *address,
+                                     pleachPeer_t *peer);
+
+// Forgets a peer. Its link closes when no tensor and no receive of the peer is left.
+//
+// Ownership: the handle is the library's again and names nothing from now on; tensors and receives
+// stay. Threads: any, also while other threads are in calls on the peer. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such peer; pleachInvalidUsage if
+// this process was forked from the one that opened the endpoint; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachPeerClose(pleachPeer_t peer);
+
+// Makes the link to a peer, if there is none, and waits until memory is shared over it: the next
+// tensors come in place. Programs need not call it. Where no memory can be shared the link is
+// there all the same, and tensors come inline.
+//
+// Ownership: nothing changes hands. Threads: any. Blocks: until it is known whether memory is
+// shared, at most so many milliseconds; 0 is the time of the endpoint.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such peer; pleachInvalidUsage if no
+// memory is shared with it, its endpoint was closed, or this process was forked from the one that
+// opened the endpoint; pleachRemoteError if the peer is not reached, is lost, was restarted or has
+// another secret; pleachTimeout if the time has passed; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachPeerShareRegions(pleachPeer_t peer, uint64_t timeoutMs);
+
+// Receives the tensor of a key from a peer: waits until the peer sends it. The tensor is read in
+// place where the peer's memory can be mapped (pleachTensorGetInfo says it).
+//
+// Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `tensor` is
+// NULL or points to a pleachTensor_t, which is NULL after a failure; the caller releases the
+// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is here, at most so many
+// milliseconds; 0 is the time of the endpoint.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the peer
+// publishes the step and not this name; pleachInvalidUsage if a limit is reached, 65536 tensors
+// exist already, the endpoint was closed, or this process was forked from the one that opened it;
+// pleachRemoteError if the peer is not reached, is lost, was restarted or has another secret, or
+// the step was aborted or cleaned up there; pleachTimeout if the tensor did not come in time;
+// pleachInternalError after a mistake of the library. pleachGetLastExchangeFailure tells them
+// apart.
+pleachResult_t pleachPeerReceive(pleachPeer_t peer,
+                                 uint64_t step,
+                                 const char *name,
+                                 uint64_t timeoutMs,
+                                 pleachTensor_t *tensor);
+
+// Receives a tensor that this program itself sends.
+//
+// Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `tensor` is
+// NULL or points to a pleachTensor_t, which is NULL after a failure; the caller releases the
+// tensor with pleachTensorRelease. Threads: any. Blocks: until the tensor is sent, at most so many
+// milliseconds; 0 is the time of the endpoint.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if a limit is reached, 65536 tensors exist already, the endpoint was closed, or this process was
+// forked from the one that opened it; pleachRemoteError if the step was aborted or cleaned up;
+// pleachTimeout if the tensor was not sent in time; pleachInternalError after a mistake of the
+// library. pleachGetLastExchangeFailure tells them apart.
+pleachResult_t pleachEndpointReceive(pleachEndpoint_t endpoint,
+                                     uint64_t step,
+                                     const char *name,
+                                     uint64_t timeoutMs,
+                                     pleachTensor_t *tensor);
+
+// Asks a peer for the tensor of a key and does not wait for it. With a callback the end is told by
+// the callback, once, whatever happens: also after pleachReceiveCancel and pleachEndpointClose,
+// and perhaps before this function returns. Without one pleachReceiveTest and pleachReceiveWait
+// tell it.
+//
+// Ownership: `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. `receive` is
+// NULL or points to a pleachReceive_t; it may be NULL where there is a callback. The handle names
+// nothing after the end of the receive: its callback, success or failure of pleachReceiveWait, or
+// pleachReceiveCancel. Without a callback the caller brings one of the last two about. After a
+// failure of this function nothing is called. Threads: any. Blocks: only while the link to the
+// peer is made, at most so many milliseconds; 0 is the time of the endpoint. The receive ends when
+// the same time has passed.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right; pleachInvalidUsage
+// if a limit is reached, 65536 receives exist already, the endpoint was closed, or this process
+// was forked from the one that opened it; pleachRemoteError if the peer is not reached, was
+// restarted or has another secret; pleachTimeout if it does not answer in time; pleachSystemError
+// if the system refuses a thread; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPeerStartReceive(pleachPeer_t peer,
+                                      uint64_t step,
+                                      const char *name,
+                                      uint64_t timeoutMs,
+                                      pleachReceived_t callback,
+                                      void *context,
+                                      pleachReceive_t *receive);
+
+// Stores whether a receive has ended, well or not: pleachReceiveWait returns at once then.
+//
+// Ownership: `isReady` is NULL or points to an int. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such receive or `isReady` is NULL;
+// pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachReceiveTest(pleachReceive_t receive, int *isReady);
+
+// Waits for the end of a receive that has no callback.
+//
+// Ownership: `tensor` is NULL or points to a pleachTensor_t, which is NULL unless the function
+// succeeds; the caller releases the tensor with pleachTensorRelease. Unless pleachInProgress is
+// returned, or the call itself is wrong, the receive has ended and its handle names nothing any
+// more. Threads: any, one at a time. Blocks: until the receive has ended, at most so many
+// milliseconds; 0 looks once.
+//
+// Returns: pleachSuccess; pleachInProgress if the receive is still under way;
+// pleachInvalidArgument if an argument cannot be right, or the peer publishes the step and not
+// this name; pleachInvalidUsage if the receive has a callback, another thread waits for it, it was
+// cancelled, a limit is reached, 65536 tensors exist already, or this process was forked from the
+// one that opened the endpoint; pleachRemoteError if the peer is lost, the endpoint was closed, or
+// the step was aborted or cleaned up; pleachTimeout if the tensor did not come in the time of
+// pleachPeerStartReceive; pleachInternalError after a mistake of the library.
+// pleachGetLastExchangeFailure tells them apart.
+pleachResult_t pleachReceiveWait(pleachReceive_t receive,
+                                 uint64_t timeoutMs,
+                                 pleachTensor_t *tensor);
+
+// Cancels a receive: the tensor is for the next receiver, if it has not been received. A callback
+// is called all the same, with pleachInvalidUsage and the kind pleachExchangeCancelled, or with
+// the end that came first.
+//
+// Ownership: the handle is the library's again and names nothing from now on. Threads: any; a
+// thread that waits for the receive returns pleachInvalidUsage. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such receive, or it has ended;
+// pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachReceiveCancel(pleachReceive_t receive);
+
+// Sends a tensor under a key: a step and a name. The endpoint keeps it until one receiver has
+// taken it, or its step is aborted or cleaned up. Tensors of one key are received in the order in
+// which they were sent. From now on nobody writes the elements.
+//
+// Ownership: the tensor stays the caller's, who may send it again and releases it whenever he
+// likes. `name` is NULL or a text of 1 to 1024 bytes that ends with a zero byte. Threads: any.
+// Blocks: only while more bytes wait for receivers than the endpoint may hold, at most so many
+// milliseconds; 0 is the time of the endpoint.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, or the tensor was
+// received or is another endpoint's; pleachInvalidUsage if a limit is reached, the endpoint was
+// closed, or this process was forked from the one that opened it; pleachRemoteError if the step
+// was aborted or cleaned up; pleachTimeout if there was no room in time; pleachInternalError after
+// a mistake of the library. pleachGetLastExchangeFailure tells them apart.
+pleachResult_t pleachEndpointSend(pleachEndpoint_t endpoint,
+                                  uint64_t step,
+                                  const char *name,
+                                  pleachTensor_t tensor,
+                                  uint64_t timeoutMs);
+
+// Offers `count` tensors as a step to all programs, each any number of times, in place of those
+// that were published in this step before. A receive of another name fails at once.
+//
+// Ownership: the tensors stay the caller's, who releases them. `names` and `tensors` have `count`
+// entries and are read before the function returns; each name has 1 to 1024 bytes and ends with a
+// zero byte. Both are NULL where `count` is 0. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a name comes
+// twice, or a tensor was received or is another endpoint's; pleachInvalidUsage if this process was
+// forked from the one that opened the endpoint; pleachInternalError after a mistake of the
+// library.
+pleachResult_t pleachEndpointPublish(pleachEndpoint_t endpoint,
+                                     uint64_t step,
+                                     size_t count,
+                                     const char *const *names,
+                                     const pleachTensor_t *tensors);
+
+// Ends a step: receives that wait in it fail with this reason (pleachExchangeAborted), and those
+// that come later, until the step is cleaned up. Its tensors are dropped.
+//
+// Ownership: `reason` is NULL, for none, or a text that ends with a zero byte. Threads: any.
+// Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint, or `reason` is no
+// UTF-8; pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachEndpointAbort(pleachEndpoint_t endpoint, uint64_t step, const char *reason);
+
+// Forgets a step: receives that wait in it fail. Its tensors are dropped.
+//
+// Ownership: nothing changes hands. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint; pleachInvalidUsage
+// if this process was forked from the one that opened the endpoint; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachEndpointCleanUp(pleachEndpoint_t endpoint, uint64_t step);
+
+// Makes a tensor in lendable memory: receivers on this host read it there, without a copy. It
+// holds zeros, or bytes of earlier tensors of this program. `data`, if not NULL, gets the address
+// of its elements, which the caller may write until the first call that sends the tensor.
+//
+// Ownership: `dims` has `ndim` lengths, the slowest dimension first, and is read before the
+// function returns; it may be NULL where `ndim` is 0. `tensor` is NULL or points to a
+// pleachTensor_t; the caller releases the tensor with pleachTensorRelease. `data` is NULL or
+// points to a pointer; the address is good until the release. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if lendable memory is used up, 65536 tensors exist already, or this process
+// was forked from the one that opened the endpoint; pleachSystemError if the system has no memory;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachTensorAlloc(pleachEndpoint_t endpoint,
+                                 pleachDataType_t datatype,
+                                 size_t ndim,
+                                 const size_t *dims,
+                                 void **data,
+                                 pleachTensor_t *tensor);
+
+// Stores the properties of a tensor: type, dimensions, and where its elements are.
+//
+// Ownership: `info` is NULL or points to a struct that began with PLEACH_TENSOR_INFO_INITIALIZER.
+// Its `data` is good until the tensor is released. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such tensor, or `info` is NULL or
+// its size is not that of the struct; pleachInvalidUsage if this process was forked from the one
+// that opened the endpoint; pleachInternalError after a mistake of the library.
+pleachResult_t pleachTensorGetInfo(pleachTensor_t tensor, pleachTensorInfo_t *info);
+
+// Releases a tensor. A tensor that was sent stays for its receivers. The memory of a tensor that
+// was received in place goes back to its sender.
+//
+// Ownership: the handle is the library's again and names nothing from now on; nobody reads or
+// writes the elements by their address any more. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such tensor; pleachInvalidUsage if
+// this process was forked from the one that opened the endpoint; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachTensorRelease(pleachTensor_t tensor);
+
 // Stores why a communicator has failed; kind is pleachFailureNone if none of its calls has.
 //
 // Ownership: `failure` is NULL or points to a struct that began with
@@ -1280,6 +1930,144 @@ pleachResult_t pleachCommRegisterWithRelease(pleachComm_t comm,
 // registration; pleachTimeout if a call still uses the memory after 5 s; pleachInternalError
 // after a mistake of the library.
 pleachResult_t pleachCommDeregister(pleachComm_t comm, void *handle);
+
+// Makes a partial all-reduce of `count` elements, which all ranks make alike. Its rounds have a
+// group of their own: other calls on the communicator go on beside them, pleachCommAbort does not
+// end them, and the communicator may be destroyed before. All ranks must hold the partial
+// all-reduce until all have finished it: a rank that destroys it before ends the rounds for the
+// others.
+//
+// Ownership: `partial` is NULL or points to a pleachPartial_t. The caller ends it with
+// pleachPartialDestroy. `config` is NULL or points to a configuration that began with
+// PLEACH_PARTIAL_CONFIG_INITIALIZER, whose text ends with a zero byte; it is read before the
+// function returns. Threads: any; calls of several threads on one communicator need one order on
+// all ranks. Blocks: until all ranks have made the call, at most the timeout of the communicator
+// while ranks have not made it, and at most joinTimeoutMs while their group is made.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a partial
+// all-reduce does not know the operation, or the communicator works on memory of GPUs;
+// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536 partial
+// all-reduces already, the ranks ask for different ones or make different calls, the communicator
+// was finalized, or its process forked; pleachTimeout if another rank is late; pleachRemoteError
+// if a rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the
+// ranks do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU
+// fails; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialInit(pleachPartial_t *partial,
+                                 size_t count,
+                                 pleachDataType_t datatype,
+                                 pleachRedOp_t op,
+                                 const pleachPartialConfig_t *config,
+                                 pleachComm_t comm);
+
+// Stores the address of this rank's next contribution: `count` elements of any value, for the
+// caller to write.
+//
+// Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
+// read and write it until pleachPartialContribute or pleachPartialDestroy. The next contribution
+// may have another address. Threads: any; a second one that calls meanwhile is refused. Blocks:
+// no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such partial
+// all-reduce; pleachInvalidUsage if another thread is in a call on it; pleachInternalError after a
+// mistake of the library.
+pleachResult_t pleachPartialContribution(pleachPartial_t partial, void **data);
+
+// Hands this rank's contribution over. Stores the round that counts it or, where the contribution
+// came too late, the newest round that was bound without it. After a failure the contribution is
+// still where it was, with the late one that was carried.
+//
+// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+// result and correction are the library's; the caller may read them until the next
+// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
+// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
+// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if another thread is in a call on it, this rank has finished it, or its process
+// forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a rank is
+// lost, has left, has aborted or has broken the protocol; pleachSystemError if the system refuses
+// memory or a thread; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialContribute(pleachPartial_t partial, pleachRound_t *round);
+
+// Has nothing to give to the next round. No rank waits for this one until it contributes again, or
+// until all ranks have abstained from one round: those that wait for that round get
+// pleachInvalidUsage. Stores a round as pleachPartialContribute does.
+//
+// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+// result and correction are the library's; the caller may read them until the next
+// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
+// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
+// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if no rank had anything to give, another thread is in a call on it, this rank
+// has finished it, or its process forked; pleachTimeout if a rank that the round waits for is
+// late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+// of the library.
+pleachResult_t pleachPartialAbstain(pleachPartial_t partial, pleachRound_t *round);
+
+// Gives nothing any more, and takes part in the rounds of other ranks until all have finished.
+// Stores the last round, whose result has the late contributions that were still carried; it may
+// have no contributors, and then its result says nothing.
+//
+// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+// result and correction are the library's; the caller may read them until pleachPartialDestroy,
+// which is still to be called. Threads: any; a second one that calls meanwhile is refused. Blocks:
+// until all ranks have finished; at most the timeout that the communicator had at
+// pleachPartialInit while a rank is waited for.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+// pleachGroupEnd, if another thread is in a call on it, this rank has finished it before, or its
+// process forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a
+// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
+// refuses memory or a thread; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialFinish(pleachPartial_t partial, pleachRound_t *round);
+
+// Stores the ranks that have contributed to the result of the round that the last call on
+// `partial` has stored: in ascending order, at most `capacity` of them. The set is the same on all
+// ranks. `count` is set to how many there are.
+//
+// Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
+// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
+// `partial`; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialContributors(pleachPartial_t partial,
+                                         int *ranks,
+                                         size_t capacity,
+                                         size_t *count);
+
+// Stores the ranks that have contributed to the correction of the round that the last call on
+// `partial` has stored, as pleachPartialContributors does; none without a correction.
+//
+// Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
+// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+// pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
+// `partial`; pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialCorrected(pleachPartial_t partial,
+                                      int *ranks,
+                                      size_t capacity,
+                                      size_t *count);
+
+// Frees a partial all-reduce. A rank that has not finished leaves now, which ends the rounds for
+// the others.
+//
+// Ownership: the handle is the library's again and names nothing from now on; so is the memory of
+// contributions and results. A call that another thread has under way keeps them until it has
+// ended. Threads: any, also while another thread is in a call. Blocks: while the round that is
+// under way ends, at most 5 s, and while peers take what this rank has sent, at most 5 s; not
+// while another thread is in a call.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachPartialDestroy(pleachPartial_t partial);
 
 // Stores the version of the library: 10000 * major + 100 * minor + patch.
 //

@@ -672,4 +672,7 @@ private:
 
 } // namespace pleach
 
+#include "pleach_exchange.hpp"
+#include "pleach_partial.hpp"
+
 #endif // PLEACH_HPP

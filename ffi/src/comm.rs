@@ -116,7 +116,7 @@ impl Comm {
     }
 
     #[cold]
-    fn noted(&self, error: CollectiveError) -> Failed {
+    pub(crate) fn noted(&self, error: CollectiveError) -> Failed {
         self.keep(&error);
         error.into()
     }

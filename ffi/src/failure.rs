@@ -122,7 +122,7 @@ fn kind(kind: FaultKind) -> c_int {
 }
 
 /// As much of a text as there is room for, and a zero byte.
-fn store(room: &mut [c_char], text: &str) {
+pub(crate) fn store(room: &mut [c_char], text: &str) {
     let mut end = text.len().min(room.len() - 1);
     while !text.is_char_boundary(end) {
         end -= 1;

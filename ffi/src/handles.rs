@@ -139,8 +139,15 @@ pub(crate) struct Handles<T> {
     argument: &'static str,
     /// Slots never move, so a thread finds one without a lock.
     blocks: [OnceLock<Box<[Slot<T>]>>; BLOCKS],
-    /// The number of slots; locked while a value is stored.
-    slots: Mutex<usize>,
+    /// Locked while a value is stored.
+    slots: Mutex<Slots>,
+}
+
+struct Slots {
+    count: usize,
+    /// Where the search for a free slot begins: behind the last one that was found, so that a
+    /// search takes one step where most slots are free.
+    next: usize,
 }
 
 fn slot_of(number: usize) -> Option<(usize, u32)> {
@@ -154,7 +161,12 @@ fn number(slot: usize, generation: u32) -> usize {
 
 impl<T: Send + Sync + 'static> Handles<T> {
     pub(crate) const fn new(kind: &'static str, argument: &'static str) -> Self {
-        Self { kind, argument, blocks: [const { OnceLock::new() }; BLOCKS], slots: Mutex::new(0) }
+        Self {
+            kind,
+            argument,
+            blocks: [const { OnceLock::new() }; BLOCKS],
+            slots: Mutex::new(Slots { count: 0, next: 0 }),
+        }
     }
 
     #[cold]
@@ -206,17 +218,21 @@ impl<T: Send + Sync + 'static> Handles<T> {
         let mut slots = lock(&self.slots);
         // Acquire: pairs with the end of the value before.
         let state = |slot: &Slot<T>| slot.word.load(Ordering::Acquire) & word(0, LEAVING);
-        let free = (0..*slots).find(|&at| self.slot(at).is_some_and(|slot| state(slot) == word(0, FREE)));
-        if free.is_none() && *slots == VALUES_MAX {
+        let (count, next) = (slots.count, slots.next);
+        let free = (next..count)
+            .chain(0..next)
+            .find(|&at| self.slot(at).is_some_and(|slot| state(slot) == word(0, FREE)));
+        if free.is_none() && count == VALUES_MAX {
             let kind = self.kind;
             return Err(Failed::usage(format!("there are {VALUES_MAX} handles of a {kind}; destroy some")));
         }
-        let at = free.unwrap_or(*slots);
-        if at == *slots {
+        let at = free.unwrap_or(count);
+        slots.next = at + 1;
+        if at == count {
             let block = (at / FIRST_SLOTS + 1).ilog2();
             let made = || (0..FIRST_SLOTS << block).map(|_| Slot::new()).collect();
             self.blocks[block as usize].get_or_init(made);
-            *slots += 1;
+            slots.count += 1;
         }
         let slot = self.slot(at).expect("its block was made");
         // SAFETY: the slot is free, and this thread has the lock of who fills slots: no other
@@ -343,6 +359,6 @@ mod tests {
             user.join().expect("it found nothing wrong");
         }
         assert_eq!(DROPPED.load(Ordering::Relaxed), ROUNDS);
-        assert!(*TABLE.slots.lock().expect("nobody has panicked") <= 4, "slots are used again");
+        assert!(lock(&TABLE.slots).count <= 4, "slots are used again");
     }
 }

@@ -1,5 +1,5 @@
 //! The C ABI: communicators and collectives, with the names, parameter orders and in-place rules of
-//! NCCL's API under the prefix `pleach`.
+//! NCCL's API under the prefix `pleach`, and tensors by key.
 //!
 //! **Invariants.** A `pleachComm_t` is a number in the clothes of a pointer: it is looked up in a
 //! table ([`handles`]) and never followed, so a communicator or device that was destroyed, or that
@@ -19,9 +19,11 @@ pub mod batch;
 pub mod calls;
 pub mod comm;
 pub mod device;
+pub mod exchange;
 pub mod failure;
 mod handles;
 pub mod memory;
+pub mod partial;
 pub mod result;
 pub mod skew;
 pub mod types;

@@ -31,7 +31,7 @@ pub enum pleachResult_t {
     pleachInvalidUsage = 5,
     /// Another rank is lost, has left, has aborted or has broken the protocol.
     pleachRemoteError = 6,
-    /// The function is not finished. No function of this version returns it.
+    /// What the function waits for is not finished: call it again.
     pleachInProgress = 7,
     /// A deadline has passed.
     pleachTimeout = 8,
@@ -121,7 +121,7 @@ pub(crate) fn guarded(body: impl FnOnce() -> Result<(), Failed>) -> pleachResult
 
 /// Keeps the text of a failure for pleachGetLastError.
 #[cold]
-fn keep_text(failed: Failed) -> pleachResult_t {
+pub(crate) fn keep_text(failed: Failed) -> pleachResult_t {
     let text = CString::new(failed.text.replace('\0', " ")).unwrap_or_default();
     LAST_ERROR.with_borrow_mut(|last| *last = text);
     failed.result

@@ -102,6 +102,26 @@ pub(crate) fn data_type(number: pleachDataType_t) -> Result<DataType, Failed> {
     })
 }
 
+/// The number of an element type.
+pub(crate) fn number_of(data_type: DataType) -> pleachDataType_t {
+    match data_type {
+        DataType::I8 => pleachInt8,
+        DataType::U8 => pleachUint8,
+        DataType::I32 => pleachInt32,
+        DataType::U32 => pleachUint32,
+        DataType::I64 => pleachInt64,
+        DataType::U64 => pleachUint64,
+        DataType::F16 => pleachFloat16,
+        DataType::F32 => pleachFloat32,
+        DataType::F64 => pleachFloat64,
+        DataType::Bf16 => pleachBfloat16,
+        DataType::F8E4M3 => pleachFloat8e4m3,
+        DataType::F8E5M2 => pleachFloat8e5m2,
+        DataType::I16 => pleachInt16,
+        DataType::U16 => pleachUint16,
+    }
+}
+
 #[cold]
 fn no_data_type(number: pleachDataType_t) -> Failed {
     Failed::argument(format!("{number} is no element type; take a constant as pleachFloat32"))
@@ -172,6 +192,7 @@ mod tests {
         let known: Vec<_> = (0..64).filter_map(|number| data_type(number).ok()).collect();
         for data_type_of in DataType::ALL {
             assert_eq!(known.iter().filter(|known| **known == data_type_of).count(), 1, "{data_type_of}");
+            assert_eq!(data_type(number_of(data_type_of)).ok(), Some(data_type_of));
         }
         assert_eq!(known.len(), DataType::ALL.len());
         assert!(data_type(12).is_err() && data_type(u32::MAX).is_err());

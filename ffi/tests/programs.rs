@@ -9,7 +9,7 @@
 //! them under valgrind so.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -42,6 +42,11 @@ static PREFIX: LazyLock<Vec<String>> = LazyLock::new(|| {
 /// there is no shared memory.
 fn fabrics() -> &'static [&'static str] {
     if PREFIX.is_empty() { &["shm", "tcp"] } else { &["tcp"] }
+}
+
+/// As [`fabrics`], of the tensor exchange, which also goes without any.
+fn exchange_fabrics() -> &'static [&'static str] {
+    if PREFIX.is_empty() { &["shm", "none"] } else { &["none"] }
 }
 
 /// The command of a program, behind the prefix.
@@ -175,6 +180,7 @@ fn are_documented(folder: &Folder) {
             Ok(4) => "pleachInvalidArgument",
             Ok(5) => "pleachInvalidUsage",
             Ok(6) => "pleachRemoteError",
+            Ok(7) => "pleachInProgress",
             Ok(8) => "pleachTimeout",
             Ok(number @ 0..) => panic!("{function} has returned {number}"),
             _ => panic!("'{result}' of {function} is no result"),
@@ -303,6 +309,13 @@ fn every_collective_is_right_in_c_on_two_and_four_ranks() {
 }
 
 #[test]
+fn partial_all_reduce_is_right_in_c_when_nobody_is_late_and_when_a_rank_is() {
+    let folder = Folder::new();
+    run(&compiled("partial.c", Linked::Shared), 2, &folder);
+    run(&compiled("partial.c", Linked::Shared), 4, &folder);
+}
+
+#[test]
 fn failures_are_results_with_their_cause_in_c() {
     let folder = Folder::new();
     run(&compiled("failures.c", Linked::Shared), 2, &folder);
@@ -321,8 +334,27 @@ fn calls_of_a_forked_child_are_errors_and_the_rank_goes_on() {
 }
 
 #[test]
+fn tensors_by_key_come_between_programs_in_place_and_inline() {
+    let folder = Folder::new();
+    for fabric in exchange_fabrics() {
+        run_with(&compiled("exchange.c", Linked::Static), 2, &folder, &[fabric]);
+        run_with(&compiled("exchange.c", Linked::Shared), 3, &folder, &[fabric]);
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed_fails_its_receives_and_leaves_what_was_received() {
+    let folder = Folder::new();
+    for fabric in exchange_fabrics() {
+        run_killed(&compiled("exchange_killed.c", Linked::Shared), 2, &folder, &[fabric]);
+        run_killed(&compiled("exchange_killed.c", Linked::Shared), 3, &folder, &[fabric]);
+    }
+}
+
+#[test]
 fn nonsense_is_an_error_and_no_crash() {
     let folder = Folder::new();
+    run(&compiled("nonsense_exchange.c", Linked::Shared), 1, &folder);
     run(&compiled("nonsense.c", Linked::Shared), 1, &folder);
     run(&compiled("nonsense_device.c", Linked::Shared), 1, &folder);
 }
@@ -349,14 +381,18 @@ fn waits_on_a_device_end_when_it_is_closed_and_when_the_peer_is_killed() {
 fn threads_may_use_every_function_while_others_end_what_they_use() {
     let folder = Folder::new();
     run(&compiled("races.c", Linked::Shared), 1, &folder);
+    for fabric in exchange_fabrics() {
+        run_with(&compiled("races_exchange.c", Linked::Shared), 1, &folder, &[fabric]);
+    }
 }
 
 #[test]
 fn every_function_is_called_with_nonsense_from_several_threads_and_by_the_fuzzer() {
     let text = |name: &str| std::fs::read_to_string(source_path(name)).expect("a source");
-    let nonsense = text("nonsense.c") + &text("nonsense_device.c");
-    let races = text("races.c");
-    let fuzzed = text("../../../fuzz/fuzz_targets/c_calls.rs");
+    let nonsense = text("nonsense.c") + &text("nonsense_device.c") + &text("nonsense_exchange.c");
+    let races = text("races.c") + &text("races_exchange.c");
+    let fuzzed = ["c_calls.rs", "c_calls/exchange.rs"];
+    let fuzzed = fuzzed.map(|name| text(&format!("../../../fuzz/fuzz_targets/{name}"))).concat();
     assert!(COMMENTS.len() > 50, "{} functions", COMMENTS.len());
     for function in COMMENTS.keys() {
         let call = format!("{function}(");
@@ -386,7 +422,7 @@ fn nonsense_leaks_nothing_and_reads_nothing_that_is_not_there() {
         skip(format!("{PREFIX_VARIABLE} stands before every program already"));
         return;
     }
-    for source in ["nonsense.c", "nonsense_device.c"] {
+    for source in ["nonsense.c", "nonsense_device.c", "nonsense_exchange.c"] {
         let program = compiled(source, Linked::Shared);
         let valgrind = Command::new("valgrind")
             .args([
@@ -445,6 +481,12 @@ fn the_wrapper_of_cpp_works_in_both_standards() {
     if PREFIX.is_empty() {
         run_with(&device, 4, &folder, &["shm"]);
     }
+    let exchange = compiled_by(&["c++", "-std=c++20"], "wrapper_exchange.cc", Linked::Shared);
+    for program in [compiled("wrapper_exchange.cc", Linked::Shared), exchange.expect("a compiler runs")] {
+        for fabric in exchange_fabrics() {
+            run_with(&program, 1, &folder, &[fabric]);
+        }
+    }
 }
 
 const EXAMPLES: [&str; 3] = ["examples/all_reduce.c", "examples/all_reduce.cpp", "examples/tensor_put.c"];
@@ -456,6 +498,28 @@ fn the_examples_work_as_they_are() {
         launch(&compiled(source, Linked::Shared), 2, &folder);
         launch(&compiled(source, Linked::Shared), 3, &folder);
     }
+    exchange_example(&compiled(EXCHANGE_EXAMPLE, Linked::Shared));
+}
+
+const EXCHANGE_EXAMPLE: &str = "examples/tensor_exchange.c";
+
+/// Runs the example of the tensor exchange, whose sender prints its address.
+fn exchange_example(program: &Path) {
+    let start = |arguments: &[&str]| {
+        let mut command = command_of(program);
+        command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("the program starts")
+    };
+    let mut sender = start(&[]);
+    let mut lines = BufReader::new(sender.stdout.take().expect("is piped")).lines();
+    let address = lines.next().expect("the sender prints its address").expect("as text");
+    let mut receiver = start(&[&address]);
+    let output = receiver.stdout.take().expect("is piped");
+    all_succeed(vec![sender, receiver]);
+    let steps = BufReader::new(output).lines().filter(|line| {
+        line.as_ref().is_ok_and(|line| line.starts_with("step ") && line.contains("1024 x 256"))
+    });
+    assert_eq!(steps.count(), 10);
 }
 
 #[test]
@@ -464,9 +528,12 @@ fn clang_takes_what_gcc_takes() {
     for (command, source) in [
         (["clang", "-std=c99"], "collectives.c"),
         (["clang", "-std=c99"], "device.c"),
+        (["clang", "-std=c99"], "exchange.c"),
         (["clang", "-std=c99"], "forked.c"),
+        (["clang", "-std=c99"], "partial.c"),
         (["clang++", "-std=c++17"], "wrapper.cc"),
         (["clang++", "-std=c++17"], "wrapper_device.cc"),
+        (["clang++", "-std=c++17"], "wrapper_exchange.cc"),
     ] {
         if source == "forked.c" && !PREFIX.is_empty() {
             continue; // see the test of forked children
@@ -474,7 +541,11 @@ fn clang_takes_what_gcc_takes() {
         let Some(program) = compiled_by(&command, source, Linked::Shared) else {
             return skip(format_args!("there is no {}", command[0]));
         };
-        let fabric = if source.contains("device") { &fabrics()[..1] } else { &[] };
+        let fabric = match source {
+            _ if source.contains("device") => &fabrics()[..1],
+            _ if source.contains("exchange") => &exchange_fabrics()[..1],
+            _ => &[],
+        };
         run_with(&program, 2, &folder, fabric);
     }
 }
@@ -492,10 +563,10 @@ fn no_address_error_and_no_leak() {
         let command = [compiler[0], compiler[1], "-g", "-fsanitize=address,undefined"];
         compiled_by(&command, source, Linked::Shared).expect("a compiler runs")
     };
-    for source in ["nonsense.c", "nonsense_device.c", "races.c"] {
+    for source in ["nonsense.c", "nonsense_device.c", "nonsense_exchange.c", "races.c"] {
         run(&sanitized(source), 1, &folder);
     }
-    for source in ["collectives.c", "failures.c", "interrupted.c", "forked.c", "wrapper.cc"] {
+    for source in ["collectives.c", "failures.c", "interrupted.c", "forked.c", "partial.c", "wrapper.cc"] {
         run(&sanitized(source), 2, &folder);
         run(&sanitized(source), 4, &folder);
     }
@@ -504,9 +575,17 @@ fn no_address_error_and_no_leak() {
         run_with(&sanitized(source), 4, &folder, &["shm"]);
     }
     run_killed(&sanitized("interrupted_device.c"), 4, &folder, &["shm"]);
+    run_killed(&sanitized("exchange_killed.c"), 3, &folder, &["shm"]);
+    for fabric in exchange_fabrics() {
+        run_with(&sanitized("exchange.c"), 2, &folder, &[fabric]);
+        for source in ["races_exchange.c", "wrapper_exchange.cc"] {
+            run_with(&sanitized(source), 1, &folder, &[fabric]);
+        }
+    }
     for source in EXAMPLES {
         launch(&sanitized(source), 4, &folder);
     }
+    exchange_example(&sanitized(EXCHANGE_EXAMPLE));
 }
 
 #[test]

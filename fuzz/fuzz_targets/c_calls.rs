@@ -18,11 +18,15 @@ use pleach_ffi::device::transfer::*;
 use pleach_ffi::device::*;
 use pleach_ffi::failure::*;
 use pleach_ffi::memory::*;
+use pleach_ffi::partial::*;
 use pleach_ffi::pleachResult_t::{self, pleachInternalError, pleachSuccess};
 use pleach_ffi::result::{pleachGetErrorString, pleachGetLastError, pleachGetVersion};
 use pleach_ffi::skew::*;
 use pleach_ffi::types::pleachRedOp_t;
 use pleach_ffi::unique_id::*;
+
+#[path = "c_calls/exchange.rs"]
+mod exchange;
 
 /// Most calls of an input.
 const CALLS: usize = 48;
@@ -45,6 +49,8 @@ struct Handles {
     /// Numbers of premultiplied sums, as handles are.
     ops: Vec<pleachRedOp_t>,
     transfers: Vec<pleachTransfer_t>,
+    partials: Vec<pleachPartial_t>,
+    exchange: exchange::Handles,
 }
 
 /// Is called once for each registration of memory of the user, whose context says whether it was.
@@ -145,7 +151,7 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
             1 => pleachCommDestroy(input.handle(&handles.comms)),
             2 => pleachCommAbort(input.handle(&handles.comms)),
             3 => pleachCommFinalize(input.handle(&handles.comms)),
-            4..=8 | 12..=19 => collective(input, handles),
+            4..=8 | 12..=18 => collective(input, handles),
             9 => pleachGroupStart(),
             10 => pleachGroupEnd(),
             11 if live(handles.comms.len()) => {
@@ -157,6 +163,7 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
                 handles.comms.push(part);
                 result
             }
+            19 => partial_call(input, handles),
             20 if live(handles.ops.len()) => {
                 let (mut op, scalar) = (0, 3u64);
                 let (kind, residence) = (input.byte() % 40, input.byte() % 3);
@@ -180,7 +187,8 @@ unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
             }
             26 => pleachCommSetTimeout(input.handle(&handles.comms), input.byte().into()),
             27 | 28 => memory_call(input, handles),
-            29.. => device_call(input, handles),
+            29 | 30 => device_call(input, handles),
+            31 => exchange::call(input, &mut handles.exchange),
             _ => pleachSuccess,
         }
     }
@@ -304,6 +312,63 @@ unsafe fn question(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult
             }
         }
     }
+}
+
+/// A call on a partial all-reduce.
+///
+/// # Safety
+///
+/// As [`call`].
+unsafe fn partial_call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult_t {
+    let mut round = unsafe { std::mem::zeroed::<pleachRound_t>() };
+    round.size = size_of::<pleachRound_t>() - usize::from(input.byte() % 8 == 1);
+    let (mut ranks, mut count) = ([0; 2], 0);
+    let result = unsafe {
+        match input.byte() % 8 {
+            0 if handles.partials.len() < HANDLES_MAX => {
+                let texts =
+                    [c"all", c"solo", c"majority", c"quorum:1+1us", c"deadline:1us", c"quorum:0", c"never"];
+                let given = pleachPartialConfig_t {
+                    size: size_of::<pleachPartialConfig_t>() - usize::from(input.byte() % 8 == 1),
+                    activation: texts.get(usize::from(input.byte() % 8)).map_or(null(), |text| text.as_ptr()),
+                    late: input.number() % 5,
+                    divisor: input.number() % 5,
+                    stalenessMax: input.byte().into(),
+                    reserved: u32::from(input.byte() % 8 == 1),
+                };
+                let given = if input.byte() % 4 == 1 { null() } else { &raw const given };
+                let (elements, kind) = (usize::from(input.byte()), input.byte() % 40);
+                let (op, mut made) = (input.op(&handles.ops), null_mut());
+                let comm = input.handle(&handles.comms);
+                let result = pleachPartialInit(&mut made, elements, kind.into(), op, given, comm);
+                handles.partials.push(made);
+                result
+            }
+            1 => pleachPartialDestroy(input.handle(&handles.partials)),
+            2 => {
+                let mut data = null_mut();
+                pleachPartialContribution(input.handle(&handles.partials), &mut data)
+            }
+            3 => pleachPartialContribute(input.handle(&handles.partials), &mut round),
+            4 => pleachPartialAbstain(input.handle(&handles.partials), &mut round),
+            5 => pleachPartialFinish(input.handle(&handles.partials), &mut round),
+            6 => {
+                let partial = input.handle(&handles.partials);
+                pleachPartialContributors(
+                    partial,
+                    ranks.as_mut_ptr(),
+                    usize::from(input.byte() % 3),
+                    &mut count,
+                )
+            }
+            _ => {
+                let partial = input.handle(&handles.partials);
+                pleachPartialCorrected(partial, ranks.as_mut_ptr(), usize::from(input.byte() % 3), &mut count)
+            }
+        }
+    };
+    assert!(ranks == [0; 2] && count <= 1, "a world of one rank");
+    result
 }
 
 /// A call on registered memory.

@@ -30,6 +30,105 @@ static void no_buffers(pleachComm_t comm) {
     REFUSED(pleachScatterV(NULL, NULL, counts, pleachFloat32, -1, comm, NULL));
 }
 
+/* Every function that takes a partial all-reduce, with one that is none. */
+static void no_partial(pleachPartial_t partial) {
+    pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    void *data = &round;
+    int ranks[1];
+    size_t count;
+    REFUSED(pleachPartialContribution(partial, &data));
+    CHECK(data == NULL);
+    REFUSED(pleachPartialContribute(partial, &round));
+    REFUSED(pleachPartialAbstain(partial, &round));
+    REFUSED(pleachPartialFinish(partial, &round));
+    CHECK(round.result == NULL && round.own == 0);
+    REFUSED(pleachPartialContributors(partial, ranks, 1, &count));
+    REFUSED(pleachPartialCorrected(partial, ranks, 1, &count));
+    EXPECT(pleachInvalidArgument, pleachPartialDestroy(partial));
+}
+
+/* Partial all-reduce with wrong arguments, at the wrong time and after its end. */
+static void partials(pleachComm_t comm) {
+    pleachPartialConfig_t config = PLEACH_PARTIAL_CONFIG_INITIALIZER;
+    pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartial_t partial = NULL, other = NULL;
+    const char *wrong[] = {"", "some", "quorum:", "quorum:0", "quorum:2", "quorum:1+3", "deadline:-1s"};
+    void *data;
+    int ranks[1] = {-1};
+    size_t count, at;
+    no_partial(NULL);
+    SAYS("partial is NULL");
+    no_partial((pleachPartial_t)(uintptr_t)0x123456789abcu);
+    REFUSED(pleachPartialInit(NULL, 4, pleachFloat32, pleachSum, NULL, comm));
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, NULL, NULL));
+    REFUSED(pleachPartialInit(&partial, SIZE_MAX, pleachFloat32, pleachSum, NULL, comm));
+    EXPECT(pleachSystemError, pleachPartialInit(&partial, SIZE_MAX / 4, pleachInt8, pleachSum, NULL, comm));
+    REFUSED(pleachPartialInit(&partial, 4, 12, pleachSum, NULL, comm));
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, 5, NULL, comm));
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachAvg, NULL, comm));
+    SAYS("take sum");
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachBitAnd, NULL, comm));
+    config.size = 3;
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, &config, comm));
+    SAYS("PLEACH_PARTIAL_CONFIG_INITIALIZER");
+    config.size = sizeof config;
+    for (at = 0; at < sizeof wrong / sizeof *wrong; ++at) {
+        config.activation = wrong[at];
+        REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, &config, comm));
+    }
+    config.activation = NULL, config.late = 4;
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, &config, comm));
+    SAYS("config->late is 4");
+    config.late = 0, config.divisor = -1;
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, &config, comm));
+    SAYS("config->divisor is -1");
+    config.divisor = pleachDivisorWorld;
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachMax, &config, comm));
+    config.divisor = 0, config.reserved = 1;
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, &config, comm));
+    OK(pleachGroupStart());
+    REFUSED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, NULL, comm));
+    OK(pleachGroupEnd());
+    CHECK(partial == NULL);
+
+    OK(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, NULL, comm));
+    REFUSED(pleachPartialContribution(partial, NULL));
+    REFUSED(pleachPartialContribute(partial, NULL));
+    REFUSED(pleachPartialAbstain(partial, NULL));
+    REFUSED(pleachPartialFinish(partial, NULL));
+    round.size = 8;
+    REFUSED(pleachPartialContribute(partial, &round));
+    SAYS("PLEACH_ROUND_INITIALIZER");
+    round.size = sizeof round;
+    REFUSED(pleachPartialContributors(partial, ranks, 1, &count));
+    REFUSED(pleachPartialCorrected(partial, ranks, 1, &count));
+    OK(pleachGroupStart());
+    REFUSED(pleachPartialContribute(partial, &round));
+    REFUSED(pleachPartialAbstain(partial, &round));
+    REFUSED(pleachPartialFinish(partial, &round));
+    OK(pleachGroupEnd());
+    EXPECT(pleachInvalidUsage, pleachPartialAbstain(partial, &round));
+    SAYS("no rank had anything to give");
+    OK(pleachPartialContribution(partial, &data));
+    ((float *)data)[3] = 5;
+    OK(pleachPartialContribute(partial, &round));
+    CHECK(((const float *)round.result)[3] == 5 && round.contributors == 1);
+    REFUSED(pleachPartialContributors(partial, NULL, 1, &count));
+    REFUSED(pleachPartialContributors(partial, ranks, 1, NULL));
+    REFUSED(pleachPartialCorrected(partial, NULL, 1, &count));
+    CHECK(ranks[0] == -1);
+    OK(pleachPartialContributors(partial, ranks, 1, &count));
+    CHECK(ranks[0] == 0 && count == 1);
+    OK(pleachPartialDestroy(partial));
+    no_partial(partial);
+    /* Nothing is to be added. */
+    OK(pleachPartialInit(&other, 0, pleachFloat32, pleachSum, NULL, comm));
+    no_partial(partial);
+    OK(pleachPartialContribute(other, &round));
+    OK(pleachPartialFinish(other, &round));
+    OK(pleachPartialDestroy(other));
+}
+
 /* Every function that takes a communicator, with one that is none. */
 static void no_communicator(pleachComm_t comm) {
     pleachFailure_t failure = PLEACH_FAILURE_INITIALIZER;
@@ -169,6 +268,7 @@ int main(void) {
     for (number = 0; number < 64; ++number) OK(pleachGroupEnd());
 
     no_buffers(comm);
+    partials(comm);
     OK(pleachCommAbort(comm));
     no_communicator(comm);
     OK(pleachCommInitFromEnv(&other, NULL));

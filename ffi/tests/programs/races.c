@@ -20,6 +20,7 @@ static void answered(const char *call, pleachResult_t result) {
 static pleachComm_t comm;
 static pleachDevice_t device;
 static pleachRegion_t shared_region;
+static pleachPartial_t shared_partial;
 static void *shared_memory;
 static volatile int is_over;
 static int by_abort;
@@ -56,6 +57,7 @@ static void calls_communicator(void) {
     float in[4] = {1, 2, 3, 4}, out[4];
     size_t counts[1] = {4};
     pleachComm_t part = NULL;
+    pleachPartial_t partial = NULL;
     pleachUniqueId id;
     void *memory = NULL;
     ANSWERED(pleachGroupStart());
@@ -79,6 +81,12 @@ static void calls_communicator(void) {
     ANSWERED(pleachBarrier(comm, NULL));
     ANSWERED(pleachCommSplit(comm, 0, 0, &part, NULL));
     if (part != NULL) OK(pleachCommDestroy(part));
+    ANSWERED(pleachPartialInit(&partial, 4, pleachFloat32, pleachSum, NULL, comm));
+    if (partial != NULL) {
+        pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+        ANSWERED(pleachPartialFinish(partial, &round));
+        OK(pleachPartialDestroy(partial));
+    }
     ANSWERED(pleachMemAlloc(&memory, 100));
     ANSWERED(pleachMemFree(memory));
     OK(pleachGetUniqueId(&id));
@@ -88,6 +96,19 @@ static void calls_communicator(void) {
     OK(pleachCommInitRankConfig(&part, 1, id, 0, NULL));
     ANSWERED(pleachCommFinalize(part));
     OK(pleachCommDestroy(part));
+}
+
+static void uses_partial(void) {
+    pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    void *data;
+    size_t count;
+    int rank = -1;
+    ANSWERED(pleachPartialContribution(shared_partial, &data));
+    ANSWERED(pleachPartialContribute(shared_partial, &round));
+    ANSWERED(pleachPartialContributors(shared_partial, &rank, 1, &count));
+    ANSWERED(pleachPartialCorrected(shared_partial, &rank, 1, &count));
+    ANSWERED(pleachPartialAbstain(shared_partial, &round));
+    if (by_abort) ANSWERED(pleachPartialFinish(shared_partial, &round));
 }
 
 static void uses_device(void) {
@@ -126,6 +147,7 @@ static void *uses_all(void *number) {
         asks_communicator();
         /* One thread calls: calls of several threads are in no order. */
         if (*(int *)number == 0) calls_communicator();
+        uses_partial();
         uses_device();
     }
     return NULL;
@@ -135,6 +157,7 @@ static void *destroys(void *ended) {
     *(int *)ended = (by_abort ? RESULT(pleachCommAbort(comm)) : RESULT(pleachCommDestroy(comm))) == pleachSuccess;
     *(int *)ended += 16 * (RESULT(pleachDeviceClose(device)) == pleachSuccess);
     *(int *)ended += 256 * (RESULT(pleachRegionRelease(shared_region)) == pleachSuccess);
+    *(int *)ended += 4096 * (RESULT(pleachPartialDestroy(shared_partial)) == pleachSuccess);
     return NULL;
 }
 
@@ -147,6 +170,7 @@ int main(void) {
         OK(pleachCommInitFromEnv(&comm, NULL));
         OK(pleachDeviceOpenFromEnv(&device, NULL));
         OK(pleachRegionAlloc(device, 64, &(void *){NULL}, &shared_region));
+        OK(pleachPartialInit(&shared_partial, 4, pleachFloat32, pleachSum, NULL, comm));
         for (at = 0; at < THREADS; ++at) {
             numbers[at] = at;
             CHECK(pthread_create(&threads[at], NULL, uses_all, &numbers[at]) == 0);
@@ -155,7 +179,7 @@ int main(void) {
         /* Two threads end everything: each handle is ended once. */
         for (at = 0; at < 2; ++at) CHECK(pthread_create(&ends[at], NULL, destroys, &ended[at]) == 0);
         for (at = 0; at < 2; ++at) CHECK(pthread_join(ends[at], NULL) == 0);
-        CHECK(ended[0] + ended[1] == 1 + 16 + 256);
+        CHECK(ended[0] + ended[1] == 1 + 16 + 256 + 4096);
         pause_ms(1);
         is_over = 1;
         for (at = 0; at < THREADS; ++at) CHECK(pthread_join(threads[at], NULL) == 0);

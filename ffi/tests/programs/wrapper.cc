@@ -93,6 +93,47 @@ static void spans(const pleach::Communicator &comm, int rank, int ranks) {
 }
 #endif
 
+// Rounds that nobody is late for, and one that the last rank is late for.
+static void partials(const pleach::Communicator &comm, const char *path, int rank, int ranks) {
+    const bool is_last = rank == ranks - 1;
+    const std::string activation = "quorum:" + std::to_string(ranks - 1), meeting = path + std::string(".late");
+    std::vector<int> all(static_cast<std::size_t>(ranks));
+    std::iota(all.begin(), all.end(), 0);
+    const std::vector<int> others(all.begin(), all.end() - 1), last(1, ranks - 1);
+
+    pleach::Partial<double> sums(comm, 3);
+    CHECK(sums.size() == 3 && sums.get() != nullptr);
+    for (int step = 0; step < 3; ++step) {
+        std::fill_n(sums.contribution(), 3, rank + step);
+        const auto round = sums.contribute();
+        CHECK(round.size() == 3 && round.number() == static_cast<std::uint64_t>(step) && round.missed() == 0);
+        CHECK(round.own() == pleachOwnCounted && round.contributors() == all);
+        for (double element : round) CHECK(element == ranks * (ranks - 1) / 2 + ranks * step);
+        CHECK(round.correction() == nullptr && round.corrected().empty());
+    }
+    CHECK(sums.finish().contributors().empty());
+    CHECK(thrown([&] { sums.contribute(); }) == pleachInvalidUsage);
+
+    auto config = pleach::partial_config(activation.c_str());
+    config.late = pleachLateCorrect;
+    pleach::Partial<std::int32_t> given(comm, 2, config, pleachMax), late(std::move(given));
+    CHECK(given.get() == nullptr && thrown([&] { given.contribution(); }) == pleachInvalidArgument);
+    if (is_last) all_are_here(meeting.c_str(), rank, ranks);
+#if __cplusplus >= 202002L
+    for (auto &element : late.contribution_span()) element = rank;
+    const std::span<const std::int32_t> elements(late.contribute());
+#else
+    std::fill_n(late.contribution(), 2, rank);
+    const auto elements = late.contribute();
+#endif
+    CHECK(elements.size() == 2 && elements[0] == ranks - 2 && elements[1] == ranks - 2);
+    if (!is_last) all_are_here(meeting.c_str(), rank, ranks);
+    const auto round = late.finish();
+    CHECK(round.corrected() == last && round.correction()[1] == ranks - 1);
+    CHECK(round.contributors().empty());
+    CHECK(thrown([&] { pleach::Partial<float>(comm, 1, pleach::partial_config("never")); }) == pleachInvalidArgument);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 4);
     const int rank = atoi(argv[1]), ranks = atoi(argv[2]);
@@ -141,6 +182,7 @@ int main(int argc, char **argv) {
 #if __cplusplus >= 202002L
     spans(comm, rank, ranks);
 #endif
+    partials(comm, argv[3], rank, ranks);
     std::uint8_t sent = 7, got = 0;
     pleach::grouped([&] {
         comm.send(&sent, 1, (rank + 1) % ranks);

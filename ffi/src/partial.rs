@@ -1,0 +1,490 @@
+//! Partial all-reduce: it does not wait for late ranks, and says whose data are in the result.
+//!
+//! **Invariant:** one thread at a time is in a call on a partial all-reduce. A second one is
+//! refused at once. So the memory of a contribution is the caller's between two calls, and that of
+//! a result stays as it is until the next call: see [`pleach_collectives::RawRound::result`].
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::{Mutex, MutexGuard, TryLockError};
+
+use pleach_collectives::partial::{Activation, Divisor, Late, Own, RankSet};
+use pleach_collectives::{PartialError, RawPartial, RawRound, SplitError};
+
+use crate::batch::expect_no_batch;
+use crate::comm::{find, pleachComm_t};
+use crate::handles::Handles;
+use crate::result::{Failed, guarded, out, pleachResult_t, struct_size};
+use crate::types::{data_type, pleachDataType_t, pleachRedOp_t, reduction};
+
+/// A partial all-reduce, which only functions of this library look into.
+pub struct pleachPartial(());
+
+/// A partial all-reduce: rounds of an all-reduce that do not wait for late ranks. NULL is none.
+pub type pleachPartial_t = *mut pleachPartial;
+
+/// What becomes of late contributions is as the activation says.
+pub const pleachLateDefault: c_int = 0;
+/// A late contribution is added to the rank's next one, or given alone if the next round opens
+/// before that.
+pub const pleachLateCarry: c_int = 1;
+/// A late contribution counts in no round.
+pub const pleachLateDrop: c_int = 2;
+/// The next round reduces late contributions apart, beside its own.
+pub const pleachLateCorrect: c_int = 3;
+
+/// Sums are divided as the activation says.
+pub const pleachDivisorDefault: c_int = 0;
+/// Sums are not divided.
+pub const pleachDivisorNone: c_int = 1;
+/// Sums are divided by the number of ranks of the communicator.
+pub const pleachDivisorWorld: c_int = 2;
+/// Sums are divided by the number of ranks whose contributions are in them.
+pub const pleachDivisorContributors: c_int = 3;
+
+/// The contribution is in the round's result.
+pub const pleachOwnCounted: c_int = 1;
+/// The contribution came too late, and will be in a later round.
+pub const pleachOwnCarried: c_int = 2;
+/// The contribution came too late, and is in no round.
+pub const pleachOwnDropped: c_int = 3;
+/// The contribution came too late, and will be in the correction of a later round.
+pub const pleachOwnCorrected: c_int = 4;
+/// There was no contribution.
+pub const pleachOwnAbstained: c_int = 5;
+
+/// How the rounds of a partial all-reduce go. Begin with PLEACH_PARTIAL_CONFIG_INITIALIZER, which
+/// sets `size`. 0 and NULL are the defaults. The same on all ranks.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pleachPartialConfig_t {
+    /// sizeof(pleachPartialConfig_t).
+    pub size: usize,
+    /// When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE" or
+    /// "deadline:D", with times as "20ms" or "1.5s"; all by default.
+    pub activation: *const c_char,
+    /// What becomes of late contributions: one of the constants pleachLateDefault to
+    /// pleachLateCorrect.
+    pub late: c_int,
+    /// By what sums are divided: one of the constants pleachDivisorDefault to
+    /// pleachDivisorContributors.
+    pub divisor: c_int,
+    /// How many rounds in a row a rank may be left out: the next round waits for it. 8 by default.
+    pub stalenessMax: u32,
+    /// Must be 0.
+    pub reserved: u32,
+}
+
+/// A round that has ended. Begin with PLEACH_ROUND_INITIALIZER, which sets `size`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct pleachRound_t {
+    /// sizeof(pleachRound_t).
+    pub size: usize,
+    /// The round's number, from 0.
+    pub number: u64,
+    /// How many rounds lie between the round that this rank saw before and this one: their results
+    /// are lost to it.
+    pub missed: u64,
+    /// What became of this rank's contribution: one of the constants pleachOwnCounted to
+    /// pleachOwnAbstained.
+    pub own: c_int,
+    /// How many ranks have contributed to the result: the same on all ranks.
+    pub contributors: c_int,
+    /// How many ranks have contributed to the correction; 0 without one.
+    pub corrected: c_int,
+    /// 0.
+    pub reserved: c_int,
+    /// The combined contributions, divided as the configuration says: `count` elements, with the
+    /// same bits on all ranks.
+    pub result: *const c_void,
+    /// With pleachLateCorrect, the combined contributions that came too late for an earlier round,
+    /// divided as the result is. NULL if all ranks were in the round before, or there was none.
+    pub correction: *const c_void,
+}
+
+/// A partial all-reduce as functions hold it.
+struct Partial {
+    rounds: Mutex<Held>,
+}
+
+/// The rounds, and what the last call on them has returned.
+struct Held {
+    raw: RawPartial,
+    last: Option<Sets>,
+}
+
+/// Whose contributions are in a result, and in its correction.
+struct Sets {
+    contributors: RankSet,
+    corrected: RankSet,
+}
+
+static PARTIALS: Handles<Partial> = Handles::new("partial all-reduce", "partial");
+
+impl Partial {
+    /// The rounds, of which this thread is the only one to hold them.
+    fn rounds(&self) -> Result<MutexGuard<'_, Held>, Failed> {
+        match self.rounds.try_lock() {
+            Ok(held) => Ok(held),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(Failed::usage(
+                "another thread is in a call on this partial all-reduce; make one call at a time",
+            )),
+        }
+    }
+}
+
+impl From<PartialError> for Failed {
+    fn from(error: PartialError) -> Self {
+        match error {
+            PartialError::Collective(error) => error.into(),
+            PartialError::Split(error) => error.into(),
+            PartialError::Activation(_) => Self::argument(error.to_string()),
+            _ => Self::usage(error.to_string()),
+        }
+    }
+}
+
+/// How rounds are to go.
+///
+/// # Safety
+///
+/// `config` is null, or points to a configuration whose `size` is true and whose text ends.
+unsafe fn activation(config: *const pleachPartialConfig_t) -> Result<Activation, Failed> {
+    if config.is_null() {
+        return Ok(Activation::all());
+    }
+    // SAFETY: the caller's promise.
+    unsafe { struct_size(config, "config", "PLEACH_PARTIAL_CONFIG_INITIALIZER") }?;
+    // SAFETY: it is as long as its size says.
+    let config = unsafe { *config };
+    let mut activation = Activation::all();
+    if !config.activation.is_null() {
+        // SAFETY: the caller's promise: a text that ends.
+        let text = unsafe { CStr::from_ptr(config.activation) }.to_string_lossy();
+        activation = text.parse().map_err(PartialError::Activation)?;
+    }
+    activation = match config.late {
+        pleachLateDefault => activation,
+        pleachLateCarry => activation.late(Late::Carry),
+        pleachLateDrop => activation.late(Late::Drop),
+        pleachLateCorrect => activation.late(Late::Correct),
+        other => return Err(no_constant("late", other, "pleachLateCarry")),
+    };
+    activation = match config.divisor {
+        pleachDivisorDefault => activation,
+        pleachDivisorNone => activation.divisor(Divisor::None),
+        pleachDivisorWorld => activation.divisor(Divisor::World),
+        pleachDivisorContributors => activation.divisor(Divisor::Contributors),
+        other => return Err(no_constant("divisor", other, "pleachDivisorWorld")),
+    };
+    if config.reserved != 0 {
+        return Err(Failed::argument(format!("config->reserved is {}, not 0", config.reserved)));
+    }
+    Ok(match config.stalenessMax {
+        0 => activation,
+        rounds => activation.staleness_max(rounds),
+    })
+}
+
+fn no_constant(member: &str, number: c_int, example: &str) -> Failed {
+    Failed::argument(format!("config->{member} is {number}; take a constant as {example}"))
+}
+
+/// Makes a partial all-reduce of `count` elements, which all ranks make alike. Its rounds have a
+/// group of their own: other calls on the communicator go on beside them, pleachCommAbort does not
+/// end them, and the communicator may be destroyed before. All ranks must hold the partial
+/// all-reduce until all have finished it: a rank that destroys it before ends the rounds for the
+/// others.
+///
+/// Ownership: `partial` is NULL or points to a pleachPartial_t. The caller ends it with
+/// pleachPartialDestroy. `config` is NULL or points to a configuration that began with
+/// PLEACH_PARTIAL_CONFIG_INITIALIZER, whose text ends with a zero byte; it is read before the
+/// function returns. Threads: any; calls of several threads on one communicator need one order on
+/// all ranks. Blocks: until all ranks have made the call, at most the timeout of the communicator
+/// while ranks have not made it, and at most joinTimeoutMs while their group is made.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right, a partial
+/// all-reduce does not know the operation, or the communicator works on memory of GPUs;
+/// pleachInvalidUsage between pleachGroupStart and pleachGroupEnd, if there are 65536 partial
+/// all-reduces already, the ranks ask for different ones or make different calls, the communicator
+/// was finalized, or its process forked; pleachTimeout if another rank is late; pleachRemoteError
+/// if a rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the
+/// ranks do not meet, or the system refuses what is needed; pleachUnhandledCudaError if a GPU
+/// fails; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialInit(
+    partial: *mut pleachPartial_t,
+    count: usize,
+    datatype: pleachDataType_t,
+    op: pleachRedOp_t,
+    config: *const pleachPartialConfig_t,
+    comm: pleachComm_t,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let partial = unsafe { out(partial, "partial") }?;
+        *partial = std::ptr::null_mut();
+        expect_no_batch()?;
+        let held = find(comm)?;
+        // SAFETY: the caller's promise.
+        let activation = unsafe { activation(config) }?;
+        let (data_type, op) = (data_type(datatype)?, reduction(&held, op)?);
+        if count.checked_mul(data_type.bytes()).is_none_or(|bytes| bytes > isize::MAX as usize) {
+            return Err(Failed::argument(format!("{count} elements are more than a process can address")));
+        }
+        let made = held.with_group(std::ptr::null_mut(), |group| {
+            RawPartial::new(group, count, data_type, activation.combined_by(op)).map_err(
+                |error| match error {
+                    PartialError::Collective(error) | PartialError::Split(SplitError::Collective(error)) => {
+                        held.noted(error)
+                    }
+                    other => other.into(),
+                },
+            )
+        });
+        *partial = PARTIALS.keep(Partial { rounds: Mutex::new(Held { raw: made?, last: None }) })?;
+        Ok(())
+    })
+}
+
+/// Stores the address of this rank's next contribution: `count` elements of any value, for the
+/// caller to write.
+///
+/// Ownership: `data` is NULL or points to a pointer. The memory is the library's; the caller may
+/// read and write it until pleachPartialContribute or pleachPartialDestroy. The next contribution
+/// may have another address. Threads: any; a second one that calls meanwhile is refused. Blocks:
+/// no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument is NULL or there is no such partial
+/// all-reduce; pleachInvalidUsage if another thread is in a call on it; pleachInternalError after a
+/// mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialContribution(
+    partial: pleachPartial_t,
+    data: *mut *mut c_void,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let data = unsafe { out(data, "data") }?;
+        *data = std::ptr::null_mut();
+        *data = PARTIALS.find(partial)?.rounds()?.raw.contribution().as_mut_ptr().cast();
+        Ok(())
+    })
+}
+
+/// Hands this rank's contribution over. Stores the round that counts it or, where the contribution
+/// came too late, the newest round that was bound without it. After a failure the contribution is
+/// still where it was, with the late one that was carried.
+///
+/// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+/// result and correction are the library's; the caller may read them until the next
+/// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
+/// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
+/// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+/// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, if another thread is in a call on it, this rank has finished it, or its process
+/// forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a rank is
+/// lost, has left, has aborted or has broken the protocol; pleachSystemError if the system refuses
+/// memory or a thread; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialContribute(
+    partial: pleachPartial_t,
+    round: *mut pleachRound_t,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { next_round(partial, round, RawPartial::contribute) }
+}
+
+/// Has nothing to give to the next round. No rank waits for this one until it contributes again, or
+/// until all ranks have abstained from one round: those that wait for that round get
+/// pleachInvalidUsage. Stores a round as pleachPartialContribute does.
+///
+/// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+/// result and correction are the library's; the caller may read them until the next
+/// pleachPartialContribute, pleachPartialAbstain, pleachPartialFinish or pleachPartialDestroy.
+/// Threads: any; a second one that calls meanwhile is refused. Blocks: until the round has ended;
+/// at most the timeout that the communicator had at pleachPartialInit while a rank is waited for.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+/// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, if no rank had anything to give, another thread is in a call on it, this rank
+/// has finished it, or its process forked; pleachTimeout if a rank that the round waits for is
+/// late; pleachRemoteError if a rank is lost, has left, has aborted or has broken the protocol;
+/// pleachSystemError if the system refuses memory or a thread; pleachInternalError after a mistake
+/// of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialAbstain(
+    partial: pleachPartial_t,
+    round: *mut pleachRound_t,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { next_round(partial, round, RawPartial::abstain) }
+}
+
+/// Gives nothing any more, and takes part in the rounds of other ranks until all have finished.
+/// Stores the last round, whose result has the late contributions that were still carried; it may
+/// have no contributors, and then its result says nothing.
+///
+/// Ownership: `round` is NULL or points to a struct that began with PLEACH_ROUND_INITIALIZER. Its
+/// result and correction are the library's; the caller may read them until pleachPartialDestroy,
+/// which is still to be called. Threads: any; a second one that calls meanwhile is refused. Blocks:
+/// until all ranks have finished; at most the timeout that the communicator had at
+/// pleachPartialInit while a rank is waited for.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce, or `round`
+/// is NULL or its size is not that of the struct; pleachInvalidUsage between pleachGroupStart and
+/// pleachGroupEnd, if another thread is in a call on it, this rank has finished it before, or its
+/// process forked; pleachTimeout if a rank that the round waits for is late; pleachRemoteError if a
+/// rank is lost, has left, has aborted or has broken the protocol; pleachSystemError if the system
+/// refuses memory or a thread; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialFinish(
+    partial: pleachPartial_t,
+    round: *mut pleachRound_t,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { next_round(partial, round, RawPartial::finish) }
+}
+
+/// Makes a call that waits for a round; stores the round.
+///
+/// # Safety
+///
+/// `round` is null, or points to a struct whose `size` is true.
+unsafe fn next_round(
+    partial: pleachPartial_t,
+    round: *mut pleachRound_t,
+    wait: impl FnOnce(&mut RawPartial) -> Result<RawRound<'_>, PartialError>,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let size = unsafe { struct_size(round, "round", "PLEACH_ROUND_INITIALIZER") }?;
+        expect_no_batch()?;
+        let partial = PARTIALS.find(partial)?;
+        let mut rounds = partial.rounds()?;
+        let Held { raw, last } = &mut *rounds;
+        *last = None;
+        let ended = wait(raw)?;
+        let contributors = ended.contributors().clone();
+        let (corrected, correction) = match ended.correction() {
+            Some((set, sum)) => (set.clone(), sum.as_ptr()),
+            None => (RankSet::default(), std::ptr::null()),
+        };
+        let read = pleachRound_t {
+            size,
+            number: ended.number(),
+            missed: ended.missed(),
+            own: own(ended.own()),
+            contributors: contributors.len() as c_int,
+            corrected: corrected.len() as c_int,
+            reserved: 0,
+            result: ended.result().as_ptr().cast(),
+            correction: correction.cast(),
+        };
+        *last = Some(Sets { contributors, corrected });
+        // SAFETY: it is as long as its size says.
+        unsafe { *round = read };
+        Ok(())
+    })
+}
+
+fn own(own: Own) -> c_int {
+    match own {
+        Own::Counted => pleachOwnCounted,
+        Own::Carried => pleachOwnCarried,
+        Own::Dropped => pleachOwnDropped,
+        Own::Corrected => pleachOwnCorrected,
+        _ => pleachOwnAbstained,
+    }
+}
+
+/// Stores the ranks that have contributed to the result of the round that the last call on
+/// `partial` has stored: in ascending order, at most `capacity` of them. The set is the same on all
+/// ranks. `count` is set to how many there are.
+///
+/// Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
+/// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
+/// `partial`; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialContributors(
+    partial: pleachPartial_t,
+    ranks: *mut c_int,
+    capacity: usize,
+    count: *mut usize,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { list(partial, ranks, capacity, count, |sets| &sets.contributors) }
+}
+
+/// Stores the ranks that have contributed to the correction of the round that the last call on
+/// `partial` has stored, as pleachPartialContributors does; none without a correction.
+///
+/// Ownership: `ranks` has `capacity` elements, or is NULL for 0; `count` is NULL or points to a
+/// size_t. Threads: any; a second one that calls meanwhile is refused. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if an argument cannot be right;
+/// pleachInvalidUsage if the last call has stored no round, or another thread is in a call on
+/// `partial`; pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPartialCorrected(
+    partial: pleachPartial_t,
+    ranks: *mut c_int,
+    capacity: usize,
+    count: *mut usize,
+) -> pleachResult_t {
+    // SAFETY: the caller's promise.
+    unsafe { list(partial, ranks, capacity, count, |sets| &sets.corrected) }
+}
+
+/// Lists a set of the last round.
+///
+/// # Safety
+///
+/// `ranks` is null or has room for `capacity` numbers; `count` is null, or valid for writes.
+unsafe fn list(
+    partial: pleachPartial_t,
+    ranks: *mut c_int,
+    capacity: usize,
+    count: *mut usize,
+    set: impl FnOnce(&Sets) -> &RankSet,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let count = unsafe { out(count, "count") }?;
+        if ranks.is_null() && capacity > 0 {
+            return Err(Failed::argument("ranks is NULL, but capacity is not 0"));
+        }
+        let partial = PARTIALS.find(partial)?;
+        let rounds = partial.rounds()?;
+        let none = || Failed::usage("the last call on this partial all-reduce has stored no round");
+        let set = set(rounds.last.as_ref().ok_or_else(none)?);
+        for (at, rank) in set.iter().take(capacity).enumerate() {
+            // SAFETY: the list has room for `capacity` numbers, and `at` is below.
+            unsafe { ranks.add(at).write(rank as c_int) };
+        }
+        *count = set.len() as usize;
+        Ok(())
+    })
+}
+
+/// Frees a partial all-reduce. A rank that has not finished leaves now, which ends the rounds for
+/// the others.
+///
+/// Ownership: the handle is the library's again and names nothing from now on; so is the memory of
+/// contributions and results. A call that another thread has under way keeps them until it has
+/// ended. Threads: any, also while another thread is in a call. Blocks: while the round that is
+/// under way ends, at most 5 s, and while peers take what this rank has sent, at most 5 s; not
+/// while another thread is in a call.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such partial all-reduce;
+/// pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub extern "C" fn pleachPartialDestroy(partial: pleachPartial_t) -> pleachResult_t {
+    guarded(|| PARTIALS.take(partial).map(drop))
+}
