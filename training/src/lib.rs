@@ -1,7 +1,31 @@
 //! Training over the ranks of a group.
 //!
+//! A training [`Scheme`] is a rule by which ranks train one model. Its [`Policy`] decides, and a
+//! driver carries out what was decided: a [`Trainer`] on the ranks of a group.
 //! [`svm`] trains a support vector machine. The crate uses a [`Group`](pleach_collectives::Group)
 //! as any program does: `tests/tidy` checks that each name which it imports from the crates below
-//! is one that the facade `pleach` exports.
+//! is one that the facade `pleach` exports, or one of a clock, hashes and random numbers.
+//!
+//! The planners are pure. [`parallelize`] plans how a network is split over ranks, [`order`] in
+//! which order gradients are exchanged, [`zipline`] where the barriers of ElasticBSP stand.
 
+pub mod interpreter;
+pub mod layout;
+mod learner;
+pub mod ledger;
+pub mod order;
+pub mod parallelize;
+pub mod policy;
+mod scheme;
+pub mod simulation;
 pub mod svm;
+mod trainer;
+pub mod zipline;
+
+pub use layout::{Bucket, Layout};
+pub use learner::{Learner, Sgd};
+pub use ledger::PolicyError;
+pub use policy::Policy;
+pub use scheme::{Scheme, SchemeTextError};
+pub use simulation::Simulation;
+pub use trainer::{Step, TrainError, Trained, Trainer};

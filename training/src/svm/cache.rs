@@ -3,6 +3,9 @@
 //! **Invariant:** all ranks hold the rows of the same samples, since they ask for the same rows in
 //! the same order and have room for as many. So a rank knows without a message whether the others
 //! need a sample from its owner.
+//!
+//! A row may lack the values with samples that did not take part when it was made. It knows which,
+//! so that they are made when they are wanted, and none is made twice.
 
 use super::samples::{Row, Samples};
 
@@ -11,6 +14,9 @@ const ABSENT: u32 = u32::MAX;
 
 /// Two rows are in use at a time.
 const ROWS_MIN: usize = 2;
+
+/// Values of a row that a word tells of.
+const WORD_BITS: usize = u64::BITS as usize;
 
 /// The rows of samples, by their number among the samples of all ranks.
 #[derive(Debug)]
@@ -21,6 +27,8 @@ pub(crate) struct RowCache {
     rows_max: usize,
     /// Whether a row is used more than once.
     keeps: bool,
+    /// Whether no row has yet made room for another.
+    keeps_all: bool,
     /// Counts uses.
     now: u64,
 }
@@ -30,24 +38,29 @@ pub(crate) struct RowCache {
 pub(crate) struct Entry {
     number: u32,
     last_use: u64,
-    /// Whether the row was made for some of the samples only.
-    is_partial: bool,
     sample: Samples,
     /// The kernel values with this rank's samples.
     pub(crate) row: Vec<f32>,
+    /// Which of them were made, a bit each. The others are what another row has left.
+    made: Vec<u64>,
+    /// How many were made.
+    made_count: usize,
+    /// What [`Entry::is_complete_for`] compares.
+    complete_for: Option<u64>,
 }
 
 impl RowCache {
     /// How many rows of so many values take at most these bytes.
     pub(crate) fn rows_in(bytes: usize, values: usize) -> u64 {
-        (bytes / size_of::<f32>() / values.max(1)) as u64
+        let row_bytes = values * size_of::<f32>() + values.div_ceil(WORD_BITS) * size_of::<u64>();
+        (bytes / row_bytes.max(1)) as u64
     }
 
     /// For so many samples of all ranks, with at most `rows_max` rows.
     pub(crate) fn new(samples: usize, rows_max: u64) -> Self {
         let keeps = rows_max > 0;
         let rows_max = usize::try_from(rows_max).unwrap_or(usize::MAX).clamp(ROWS_MIN, samples.max(ROWS_MIN));
-        Self { places: vec![ABSENT; samples], entries: Vec::new(), rows_max, keeps, now: 0 }
+        Self { places: vec![ABSENT; samples], entries: Vec::new(), rows_max, keeps, now: 0, keeps_all: keeps }
     }
 
     /// Where the row of a sample is, if it is kept.
@@ -61,20 +74,39 @@ impl RowCache {
         Some(place as usize)
     }
 
+    /// The places of the rows that are kept, with the numbers of their samples.
+    pub(crate) fn kept(&self) -> impl Iterator<Item = (usize, u32)> + '_ {
+        let numbers = self.entries.iter().map(|entry| entry.number).enumerate();
+        numbers.filter(|(place, number)| self.keeps && self.places[*number as usize] == *place as u32)
+    }
+
+    /// Whether the row of a sample is kept.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        self.keeps && self.places[number as usize] != ABSENT
+    }
+
+    /// Whether all rows that were made so far are kept.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.keeps_all
+    }
+
     /// A place for the row of a sample, in the place of the row that was not used for the longest
-    /// time. The row used last stays. The values of the place are those of another row.
-    pub(crate) fn place_for(&mut self, number: u32, values: usize, is_partial: bool) -> usize {
+    /// time. The row used last stays. No value of the row was made.
+    pub(crate) fn place_for(&mut self, number: u32, values: usize) -> usize {
         self.now += 1;
         let place = if self.entries.len() < self.rows_max {
             self.entries.push(Entry {
                 number,
                 last_use: 0,
-                is_partial,
                 sample: Samples::new(0),
                 row: vec![0.0; values],
+                made: vec![0; values.div_ceil(WORD_BITS)],
+                made_count: 0,
+                complete_for: None,
             });
             self.entries.len() - 1
         } else {
+            self.keeps_all = false;
             let oldest = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.last_use);
             oldest.expect("there are at least two").0
         };
@@ -82,7 +114,9 @@ impl RowCache {
         if self.places[entry.number as usize] == place as u32 {
             self.places[entry.number as usize] = ABSENT;
         }
-        (entry.number, entry.last_use, entry.is_partial) = (number, self.now, is_partial);
+        (entry.number, entry.last_use, entry.complete_for) = (number, self.now, None);
+        entry.made.fill(0);
+        entry.made_count = 0;
         self.places[number as usize] = place as u32;
         place
     }
@@ -95,18 +129,6 @@ impl RowCache {
     /// The rows of two places.
     pub(crate) fn rows(&self, up: usize, low: usize) -> (&[f32], &[f32]) {
         (&self.entries[up].row, &self.entries[low].row)
-    }
-
-    /// Forgets the rows that were made for some samples only, as the others are needed again.
-    pub(crate) fn forget_partial(&mut self) {
-        for (place, entry) in self.entries.iter_mut().enumerate() {
-            if entry.is_partial {
-                entry.last_use = 0;
-                if self.places[entry.number as usize] == place as u32 {
-                    self.places[entry.number as usize] = ABSENT;
-                }
-            }
-        }
     }
 }
 
@@ -121,6 +143,42 @@ impl Entry {
 
     pub(crate) fn sample(&self) -> Row<'_> {
         self.sample.row(0)
+    }
+
+    /// Those of the wanted values that were not made.
+    pub(crate) fn missing(&self, wanted: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
+        let is_made = |at: usize| self.made[at / WORD_BITS] >> (at % WORD_BITS) & 1 == 1;
+        wanted.filter(move |at| !is_made(*at as usize))
+    }
+
+    /// How many values were made.
+    pub(crate) fn made_count(&self) -> usize {
+        self.made_count
+    }
+
+    /// Notes that these values were made, which were missing.
+    pub(crate) fn note_made(&mut self, missing: &[u32]) {
+        for at in missing {
+            self.made[*at as usize / WORD_BITS] |= 1 << (*at as usize % WORD_BITS);
+        }
+        self.made_count += missing.len();
+    }
+
+    /// Notes that all values were made.
+    pub(crate) fn note_whole(&mut self) {
+        self.made.fill(u64::MAX);
+        self.made_count = self.row.len();
+    }
+
+    /// Whether the row has the values of all samples that take part. They become fewer until all
+    /// come back, so what was complete stays so until then; `returns` counts how often they did.
+    pub(crate) fn is_complete_for(&self, returns: u64) -> bool {
+        self.made_count == self.row.len() || self.complete_for == Some(returns)
+    }
+
+    /// Notes that the row has these values.
+    pub(crate) fn note_complete_for(&mut self, returns: u64) {
+        self.complete_for = Some(returns);
     }
 
     /// The sample and the row.
@@ -138,12 +196,12 @@ mod tests {
         let mut cache = RowCache::new(10, 3);
         for number in [4, 7, 9] {
             assert_eq!(cache.find(number), None);
-            let place = cache.place_for(number, 2, false);
+            let place = cache.place_for(number, 2);
             cache.entry(place).row.fill(number as f32);
         }
         let seven = cache.find(7).expect("is kept");
         let four = cache.find(4).expect("is kept");
-        let one = cache.place_for(1, 2, false);
+        let one = cache.place_for(1, 2);
         assert!(one != seven && one != four);
         assert_eq!(cache.find(9), None);
         assert_eq!((cache.find(7), cache.find(1)), (Some(seven), Some(one)));
@@ -153,22 +211,43 @@ mod tests {
     #[test]
     fn without_room_two_places_serve_in_turn_and_nothing_is_found() {
         let mut cache = RowCache::new(10, 0);
-        let first = cache.place_for(4, 1, false);
-        let second = cache.place_for(5, 1, false);
+        let first = cache.place_for(4, 1);
+        let second = cache.place_for(5, 1);
         assert_ne!(first, second);
         assert_eq!((cache.find(4), cache.find(5)), (None, None));
-        assert_eq!(cache.place_for(4, 1, false), first);
-        assert_eq!(cache.place_for(4, 1, false), second);
+        assert_eq!(cache.place_for(4, 1), first);
+        assert_eq!(cache.place_for(4, 1), second);
     }
 
     #[test]
-    fn partial_rows_are_forgotten() {
-        let mut cache = RowCache::new(10, 4);
-        cache.place_for(1, 1, false);
-        cache.place_for(2, 1, true);
-        cache.forget_partial();
-        assert!(cache.find(1).is_some() && cache.find(2).is_none());
-        cache.place_for(2, 1, false);
-        assert!(cache.find(2).is_some());
+    fn a_row_knows_which_of_its_values_were_made() {
+        let mut cache = RowCache::new(300, 2);
+        let place = cache.place_for(7, 200);
+        let entry = cache.entry(place);
+        entry.note_made(&[0, 63, 64, 199]);
+        entry.note_complete_for(3);
+        let wanted = [0, 1, 63, 64, 65, 198, 199];
+        assert_eq!(entry.missing(wanted.into_iter()).collect::<Vec<_>>(), [1, 65, 198]);
+        assert!(entry.is_complete_for(3) && !entry.is_complete_for(4));
+        assert_eq!(entry.made_count(), 4);
+        let other = cache.place_for(8, 200);
+        assert_eq!(cache.kept().collect::<Vec<_>>(), [(place, 7), (other, 8)]);
+        // The third row takes the place of the first, and none of its values.
+        assert_eq!(cache.place_for(9, 200), place);
+        assert_eq!(cache.entry(place).missing(wanted.into_iter()).collect::<Vec<_>>(), wanted);
+        assert!(!cache.entry(place).is_complete_for(3));
+        assert_eq!(cache.kept().collect::<Vec<_>>(), [(place, 9), (other, 8)]);
+        assert!(cache.has(9) && !cache.has(7));
+        let entry = cache.entry(place);
+        entry.note_whole();
+        assert_eq!((entry.made_count(), entry.missing(wanted.into_iter()).count()), (200, 0));
+        assert!(entry.is_complete_for(3) && entry.is_complete_for(4));
+    }
+
+    #[test]
+    fn the_rows_of_a_cache_take_no_more_bytes_than_it_has() {
+        // 800 bytes of values, 32 of bits.
+        assert_eq!([831, 832, 1_664].map(|bytes| RowCache::rows_in(bytes, 200)), [0, 1, 2]);
+        assert_eq!((RowCache::rows_in(0, 200), RowCache::rows_in(10, 0)), (0, 10));
     }
 }

@@ -1,18 +1,20 @@
 //! The errors of the samples that were left out, made anew.
 //!
-//! The support vectors of each rank travel around the ring of ranks. While a rank computes with one
-//! block, it receives the next one and passes the present one on. As the sum of a sample must not
-//! depend on where in the ring its rank is, it is one that has the same bits in any order.
+//! A rank has the kernel values with the support vectors whose rows it keeps, and makes those that
+//! are missing there. The other support vectors of each rank travel around the ring of ranks. While
+//! a rank computes with one block, it receives the next one and passes the present one on. As the
+//! sum of a sample must not depend on which rows are kept, nor on where in the ring its rank is, it
+//! is one that has the same bits in any order.
 
 use pleach_collectives::{CollectiveError, Operation, Pending};
 
 use super::error::SvmError;
 use super::samples::Samples;
 use super::solver::Solver;
-use super::sum::AnyOrderSum;
+use super::sum::{AnyOrderSum, Cuts};
 use super::wide::Extreme;
 
-/// Support vectors of a rank with their factors times labels.
+/// Support vectors of a rank, with their factors times labels, whose rows are not kept.
 struct Block {
     coefficients: Vec<f64>,
     vectors: Samples,
@@ -23,6 +25,7 @@ struct Absent {
     places: Vec<u32>,
     samples: Vec<u32>,
     sums: Vec<AnyOrderSum>,
+    /// Their kernel values with one support vector.
     values: Vec<f32>,
     is_finite: bool,
 }
@@ -38,7 +41,11 @@ impl Solver<'_> {
         let samples = places.iter().map(|place| self.problem.members[*place as usize]).collect();
         let (sums, values) = (vec![AnyOrderSum::default(); places.len()], vec![0.0; places.len()]);
         let mut absent = Absent { places, samples, sums, values, is_finite: true };
-        self.pass_blocks(&mut absent)?;
+        self.add_kept_rows(&mut absent);
+        // All ranks keep the same rows, so either all pass blocks or none.
+        if (0..self.factors.len()).any(|number| self.travels(number)) {
+            self.pass_blocks(&mut absent)?;
+        }
         for (place, sum) in absent.places.iter().zip(&absent.sums) {
             let place = *place as usize;
             self.errors.error[place] = sum.value() - self.problem.signs[place];
@@ -47,9 +54,30 @@ impl Solver<'_> {
             self.note_not_finite((self.offset() + absent.places[0] as usize) as u32);
         }
         self.reconstructions += 1;
-        self.cache.forget_partial();
         self.activate_all();
         Ok(self.extremes())
+    }
+
+    /// Whether a sample is a support vector whose row is not kept.
+    fn travels(&self, number: usize) -> bool {
+        self.factors[number] != 0.0 && !self.cache.has(number as u32)
+    }
+
+    /// Adds the parts of the support vectors whose rows are kept.
+    fn add_kept_rows(&mut self, absent: &mut Absent) {
+        if absent.places.is_empty() {
+            return;
+        }
+        let support: Vec<(usize, u32)> =
+            self.cache.kept().filter(|(_, number)| self.factors[*number as usize] != 0.0).collect();
+        for (place, number) in support {
+            absent.is_finite &= self.make_values(place, absent.places.iter().copied());
+            let row = &self.cache.entry(place).row;
+            for (value, place) in absent.values.iter_mut().zip(&absent.places) {
+                *value = row[*place as usize];
+            }
+            absent.add(self.coefficient(number as usize), self.cuts);
+        }
     }
 
     /// Takes the blocks of all ranks, one after the other, beginning with its own.
@@ -80,12 +108,12 @@ impl Solver<'_> {
         Ok(())
     }
 
-    /// This rank's support vectors: their number, the factors, the rows.
+    /// This rank's support vectors that travel: their number, the factors, the rows.
     fn own_block(&self) -> Vec<u32> {
-        let support: Vec<(f64, u32)> = self
-            .own_coefficients()
+        let support: Vec<(f64, u32)> = (self.offset()..)
             .zip(self.problem.members.iter().copied())
-            .filter(|(coefficient, _)| *coefficient != 0.0)
+            .filter(|(number, _)| self.travels(*number))
+            .map(|(number, sample)| (self.coefficient(number), sample))
             .collect();
         let mut words = vec![support.len() as u32];
         for (coefficient, _) in &support {
@@ -105,14 +133,21 @@ impl Solver<'_> {
         let (kernel, norms) = (self.problem.parameters.kernel, self.problem.norms);
         for (at, coefficient) in block.coefficients.iter().enumerate() {
             self.query.set(block.vectors.row(at));
-            let Absent { samples, sums, values, is_finite, .. } = &mut *absent;
+            let Absent { samples, values, is_finite, .. } = &mut *absent;
             let norm = |at: usize| norms[samples[at] as usize];
             *is_finite &= self.query.fill(kernel, self.problem.samples, samples, norm, values);
-            for (sum, value) in sums.iter_mut().zip(values) {
-                sum.add(coefficient * f64::from(*value), self.cuts);
-            }
+            absent.add(*coefficient, self.cuts);
         }
         self.kernel_evaluations += block.coefficients.len() as u64 * absent.places.len() as u64;
+    }
+}
+
+impl Absent {
+    /// Adds the part of a support vector by its kernel values.
+    fn add(&mut self, coefficient: f64, cuts: Cuts) {
+        for (sum, value) in self.sums.iter_mut().zip(&self.values) {
+            sum.add(coefficient * f64::from(*value), cuts);
+        }
     }
 }
 

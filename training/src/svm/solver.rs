@@ -98,9 +98,8 @@ pub(crate) struct Solver<'a> {
     diagonal: Vec<f64>,
     blocks: Vec<u32>,
     pub(crate) errors: Errors,
-    /// The places of this rank's samples that take part, in order, and the samples there.
+    /// The places of this rank's samples that take part, in order.
     pub(crate) active: Vec<u32>,
-    active_samples: Vec<u32>,
     /// Of all ranks.
     active_of_all: usize,
     pub(crate) cuts: Cuts,
@@ -157,7 +156,6 @@ impl<'a> Solver<'a> {
                 low: vec![0.0; own],
             },
             active: Vec::new(),
-            active_samples: Vec::new(),
             active_of_all: samples,
             cuts,
             gained: 0.0,
@@ -301,8 +299,10 @@ impl<'a> Solver<'a> {
         let gap = partner.error - up.value;
         let up_after = up.value + step * (self.diagonal[first] - f64::from(partner.value));
         let low_after = partner.error + step * (f64::from(partner.value) - self.diagonal[second]);
-        // Where the kernel is positive a step brings the two together, unless rounding hides it.
-        let is_lost = curvature > 0.0 && low_after - up_after >= gap;
+        // Where the kernel is positive a step brings the two together, unless rounding hides it. A
+        // step to a bound may be that small, and still the pair is not chosen again.
+        let is_to_bound = step == up_room || step == low_room;
+        let is_lost = curvature > 0.0 && !is_to_bound && low_after - up_after >= gap;
         self.gained += step * (gap - 0.5 * curvature * step);
         if changed == [false; 2] || is_lost || self.gained > self.gain_max {
             if self.notes & note::NOT_FINITE != 0 {
@@ -367,39 +367,71 @@ impl<'a> Solver<'a> {
         value[0]
     }
 
-    /// Where a sample's row is, after it was made if it was not kept.
+    /// Where a sample's row is, after its values for the active samples were made as far as they
+    /// were not kept.
+    ///
+    /// While all rows fit the cache they are made whole: nearly all are those of support vectors,
+    /// whose other values the reconstruction needs, and samples are read faster without gaps.
     fn row(&mut self, number: u32) -> Result<usize, SvmError> {
-        if let Some(place) = self.cache.find(number) {
-            return Ok(place);
-        }
-        let owner = self.starts.partition_point(|start| *start <= number as usize) - 1;
-        self.share_sample(number, owner)?;
-        let is_partial = self.active_of_all < self.factors.len();
-        let place = self.cache.place_for(number, self.problem.members.len(), is_partial);
-        let entry = self.cache.entry(place);
-        let malformed = || SvmError::Malformed { rank: owner as u32 };
-        entry.take_sample(&self.words, self.problem.features).ok_or_else(malformed)?;
-        self.query.set(entry.sample());
-        let problem = &self.problem;
-        let is_finite = if self.active.len() == problem.members.len() {
-            let norm = |at: usize| problem.norms[problem.members[at] as usize];
-            let (kernel, row) = (problem.parameters.kernel, &mut entry.row);
-            self.query.fill(kernel, problem.samples, &problem.members, norm, row)
-        } else {
-            let norm = |at: usize| problem.norms[self.active_samples[at] as usize];
-            let mut values = vec![0.0; self.active.len()];
-            let kernel = problem.parameters.kernel;
-            let is_finite = self.query.fill(kernel, problem.samples, &self.active_samples, norm, &mut values);
-            for (place, value) in self.active.iter().zip(values) {
-                entry.row[*place as usize] = value;
+        let place = match self.cache.find(number) {
+            Some(place) => place,
+            None => {
+                let owner = self.starts.partition_point(|start| *start <= number as usize) - 1;
+                self.share_sample(number, owner)?;
+                let place = self.cache.place_for(number, self.problem.members.len());
+                let malformed = || SvmError::Malformed { rank: owner as u32 };
+                let entry = self.cache.entry(place);
+                entry.take_sample(&self.words, self.problem.features).ok_or_else(malformed)?;
+                place
             }
-            is_finite
         };
-        if !is_finite {
-            self.note_not_finite(number);
+        if !self.cache.entry(place).is_complete_for(self.reconstructions) {
+            let is_finite = if self.cache.keeps_all() {
+                self.make_values(place, 0..self.problem.members.len() as u32)
+            } else {
+                let active = std::mem::take(&mut self.active);
+                let is_finite = self.make_values(place, active.iter().copied());
+                self.active = active;
+                is_finite
+            };
+            self.cache.entry(place).note_complete_for(self.reconstructions);
+            if !is_finite {
+                self.note_not_finite(number);
+            }
         }
-        self.kernel_evaluations += self.active.len() as u64;
         Ok(place)
+    }
+
+    /// Makes those of a row's values for these places that were not made yet. Returns whether all
+    /// that it made are finite.
+    ///
+    /// A value has the same bits whenever it is made, and beside whichever others.
+    pub(crate) fn make_values(&mut self, place: usize, wanted: impl ExactSizeIterator<Item = u32>) -> bool {
+        let Self { cache, query, problem, kernel_evaluations, .. } = self;
+        let (kernel, samples, members) = (problem.parameters.kernel, problem.samples, &problem.members);
+        let entry = cache.entry(place);
+        if entry.made_count() == 0 && wanted.len() == members.len() {
+            *kernel_evaluations += members.len() as u64;
+            entry.note_whole();
+            query.set(entry.sample());
+            let norm = |at: usize| problem.norms[members[at] as usize];
+            return query.fill(kernel, samples, members, norm, &mut entry.row);
+        }
+        if entry.made_count() == members.len() {
+            return true;
+        }
+        let missing: Vec<u32> = entry.missing(wanted).collect();
+        *kernel_evaluations += missing.len() as u64;
+        entry.note_made(&missing);
+        query.set(entry.sample());
+        let which: Vec<u32> = missing.iter().map(|place| members[*place as usize]).collect();
+        let mut values = vec![0.0; which.len()];
+        let norm = |at: usize| problem.norms[which[at] as usize];
+        let is_finite = query.fill(kernel, samples, &which, norm, &mut values);
+        for (place, value) in missing.into_iter().zip(values) {
+            entry.row[place as usize] = value;
+        }
+        is_finite
     }
 
     /// Has the next exchange end the solver on all ranks.
@@ -439,7 +471,6 @@ impl<'a> Solver<'a> {
             }
             !(only_low || only_up)
         });
-        self.list_active_samples();
         let mut active = [self.active.len() as u64];
         self.problem.group.all_reduce(&mut active, pleach_collectives::ReduceOp::Sum)?;
         self.active_of_all = active[0] as usize;
@@ -450,22 +481,14 @@ impl<'a> Solver<'a> {
     pub(crate) fn activate_all(&mut self) {
         self.active = (0..self.problem.members.len() as u32).collect();
         self.active_of_all = self.factors.len();
-        self.list_active_samples();
         for place in 0..self.active.len() {
             self.allow(place);
         }
     }
 
-    fn list_active_samples(&mut self) {
-        let members = &self.problem.members;
-        self.active_samples.clear();
-        self.active_samples.extend(self.active.iter().map(|place| members[*place as usize]));
-    }
-
-    /// The factors of this rank's samples, times their labels.
-    pub(crate) fn own_coefficients(&self) -> impl Iterator<Item = f64> + '_ {
-        let own = self.offset()..self.offset() + self.problem.members.len();
-        self.factors[own.clone()].iter().zip(&self.signs[own]).map(|(factor, sign)| factor * sign)
+    /// The factor of a sample, times its label.
+    pub(crate) fn coefficient(&self, number: usize) -> f64 {
+        self.factors[number] * self.signs[number]
     }
 
     /// What the factors mean. Sums are made over all samples in their order.
@@ -489,7 +512,7 @@ impl<'a> Solver<'a> {
         }
         let rho = if free > 0 { free_sum / free as f64 } else { (least + most) / 2.0 };
         Ok(Solution {
-            coefficients: self.factors.iter().zip(&self.signs).map(|(factor, sign)| factor * sign).collect(),
+            coefficients: (0..self.factors.len()).map(|number| self.coefficient(number)).collect(),
             offset: self.offset(),
             bounded,
             rho,

@@ -1,0 +1,363 @@
+//! One rank between its policy and a driver: keeps the ledger, carries updates out, and hands what
+//! takes time (computing, operations) to the driver.
+//!
+//! **Invariant:** both drivers change vectors through this module, or by the operations and the
+//! computing that it has handed out. So the same events give the same bits in either.
+
+use std::ops::Range;
+
+use pleach_transport::clock::Nanos;
+use pleach_vocabulary::digest::chain;
+
+use crate::layout::Bucket;
+use crate::ledger::{Ledger, PolicyError, User};
+use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+
+/// The vectors of one rank, as a driver keeps them.
+pub trait Vectors {
+    /// The same piece of several different vectors, none of which an operation uses.
+    fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N];
+}
+
+/// What takes time, and is the driver's to carry out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Request {
+    /// Compute the gradient of a step.
+    Compute {
+        /// The step.
+        step: u64,
+    },
+    /// Start an all-reduce; see [`Action::Average`].
+    Average {
+        /// Its number.
+        id: OperationId,
+        /// The vector.
+        vector: Vector,
+        /// The elements.
+        piece: Range<usize>,
+    },
+}
+
+/// A policy with what a driver needs to know to run it on a model.
+pub struct Plan {
+    /// The decisions.
+    pub policy: Box<dyn Policy>,
+    /// The buckets of the gradient.
+    pub buckets: Vec<Range<usize>>,
+    /// The vectors that the policy names.
+    pub vectors: &'static [Vector],
+    /// The elements of a vector.
+    pub parameters: usize,
+}
+
+/// The state of a rank; see the module.
+pub struct Interpreter {
+    plan: Plan,
+    ledger: Ledger,
+    actions: Actions,
+    /// The step that comes next.
+    next_step: u64,
+    is_stopped: bool,
+    agreement: Agreement,
+    staleness: Staleness,
+}
+
+/// How old parameters were when gradients were computed at them: in steps that this rank had made
+/// since all ranks had the same parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Staleness {
+    /// Of the next step.
+    next: u64,
+    sum: u64,
+    steps: u64,
+    most: u64,
+}
+
+impl Staleness {
+    /// The mean over all steps.
+    #[must_use]
+    pub fn mean(&self) -> f64 {
+        self.sum as f64 / self.steps.max(1) as f64
+    }
+
+    /// The largest of all steps.
+    #[must_use]
+    pub fn most(&self) -> u64 {
+        self.most
+    }
+
+    fn computed(&mut self) {
+        self.sum += self.next;
+        self.steps += 1;
+        self.most = self.most.max(self.next);
+        self.next += 1;
+    }
+}
+
+/// What is kept of the places where all ranks have the same parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Agreement {
+    /// The number of such places.
+    pub places: u64,
+    /// A hash over the bits of the parameters at all of them, where these are hashed.
+    pub digest: u64,
+    /// Whether the parameters are hashed.
+    pub is_hashed: bool,
+}
+
+impl Interpreter {
+    /// A rank before [`Event::Start`]. `hashes`: whether parameters are hashed wherever the policy
+    /// says that they are the same on all ranks.
+    #[must_use]
+    pub fn new(plan: Plan, hashes: bool) -> Self {
+        Self {
+            plan,
+            ledger: Ledger::default(),
+            actions: Actions::default(),
+            next_step: 0,
+            is_stopped: false,
+            agreement: Agreement { is_hashed: hashes, ..Agreement::default() },
+            staleness: Staleness::default(),
+        }
+    }
+
+    /// The buckets of the gradient.
+    #[must_use]
+    pub fn buckets(&self) -> &[Range<usize>] {
+        &self.plan.buckets
+    }
+
+    /// The elements of a vector.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.plan.parameters
+    }
+
+    /// The places so far where all ranks have the same parameters.
+    #[must_use]
+    pub fn agreement(&self) -> Agreement {
+        self.agreement
+    }
+
+    /// How old parameters were.
+    #[must_use]
+    pub fn staleness(&self) -> Staleness {
+        self.staleness
+    }
+
+    /// Tells the policy of an event and carries out what follows. What takes time is appended to
+    /// `requests`. `optimizer` makes a step of the parameters by the gradient.
+    ///
+    /// # Errors
+    ///
+    /// The policy or the driver broke an invariant.
+    pub fn deliver(
+        &mut self,
+        event: Event,
+        now: Nanos,
+        vectors: &mut impl Vectors,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+        requests: &mut Vec<Request>,
+    ) -> Result<(), PolicyError> {
+        self.note(event)?;
+        let mut actions = std::mem::take(&mut self.actions);
+        self.plan.policy.on(event, now, &mut actions);
+        let carried_out =
+            actions.drain().try_for_each(|action| self.carry_out(action, vectors, optimizer, requests));
+        self.actions = actions;
+        carried_out?;
+        if self.ledger.is_empty() && !self.is_stopped {
+            return Err(PolicyError::Stuck { step: self.next_step });
+        }
+        Ok(())
+    }
+
+    /// Frees what the event says is no longer in use.
+    fn note(&mut self, event: Event) -> Result<(), PolicyError> {
+        match event {
+            Event::Start => Ok(()),
+            Event::Ready(bucket) => self.end_bucket(bucket),
+            Event::Computed { step } => {
+                let missing = (0..self.plan.buckets.len()).find(|&bucket| self.is_unfinished(bucket));
+                if let Some(bucket) = missing {
+                    return Err(PolicyError::Incomplete { step, bucket });
+                }
+                self.ledger.end_computing();
+                self.staleness.computed();
+                Ok(())
+            }
+            Event::Done(id) => self.ledger.end_operation(id),
+            Event::Stop => {
+                self.ledger.end_computing();
+                self.is_stopped = true;
+                Ok(())
+            }
+        }
+    }
+
+    fn end_bucket(&mut self, bucket: Bucket) -> Result<(), PolicyError> {
+        let is_ended = self.plan.buckets.get(bucket).is_some_and(|piece| self.ledger.end_bucket(piece));
+        // The step that comes next is the one after the step that is computed.
+        let step = self.next_step.saturating_sub(1);
+        if is_ended { Ok(()) } else { Err(PolicyError::Bucket { bucket, step }) }
+    }
+
+    /// Whether the gradient of a bucket is being computed.
+    #[must_use]
+    pub fn is_unfinished(&self, bucket: Bucket) -> bool {
+        self.plan.buckets.get(bucket).is_some_and(|piece| self.ledger.is_computing(piece))
+    }
+
+    fn carry_out(
+        &mut self,
+        action: Action,
+        vectors: &mut impl Vectors,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+        requests: &mut Vec<Request>,
+    ) -> Result<(), PolicyError> {
+        match action {
+            Action::Compute { step } => {
+                if step != self.next_step || self.is_stopped {
+                    return Err(PolicyError::Order { step, expected: self.next_step });
+                }
+                self.ledger.begin_computing(self.plan.parameters, &self.plan.buckets)?;
+                self.next_step = step + 1;
+                requests.push(Request::Compute { step });
+            }
+            Action::Average { id, vector, piece } => {
+                self.expect_inside(&piece)?;
+                self.ledger.begin_operation(id, vector, &piece)?;
+                requests.push(Request::Average { id, vector, piece });
+            }
+            Action::Update(update) => self.update(&update, vectors, optimizer)?,
+            Action::Agreed => self.agree(vectors)?,
+        }
+        Ok(())
+    }
+
+    fn expect_inside(&self, piece: &Range<usize>) -> Result<(), PolicyError> {
+        let parameters = self.plan.parameters;
+        if piece.start <= piece.end && piece.end <= parameters {
+            Ok(())
+        } else {
+            Err(PolicyError::Outside { piece: piece.clone(), parameters })
+        }
+    }
+
+    fn update(
+        &mut self,
+        update: &Update,
+        vectors: &mut impl Vectors,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<(), PolicyError> {
+        if self.is_stopped && *update == Update::Step {
+            return Err(PolicyError::AfterStop);
+        }
+        let piece = update.piece().cloned().unwrap_or(0..self.plan.parameters);
+        self.expect_inside(&piece)?;
+        for vector in update.reads() {
+            self.ledger.check(User::Update, *vector, &piece, false)?;
+        }
+        for vector in update.writes() {
+            self.ledger.check(User::Update, *vector, &piece, true)?;
+        }
+        apply(update, &piece, vectors, optimizer);
+        Ok(())
+    }
+
+    fn agree(&mut self, vectors: &mut impl Vectors) -> Result<(), PolicyError> {
+        let all = 0..self.plan.parameters;
+        self.ledger.check(User::Update, Vector::Parameters, &all, false)?;
+        self.agreement.places += 1;
+        self.staleness.next = 0;
+        if self.agreement.is_hashed {
+            let [parameters] = vectors.pieces([Vector::Parameters], &all);
+            self.agreement.digest = chain(self.agreement.digest, digest(parameters));
+        }
+        Ok(())
+    }
+}
+
+/// A hash over the bits of elements.
+#[must_use]
+pub fn digest(elements: &[f32]) -> u64 {
+    /// Hashes side by side, as each waits for its multiplication.
+    const LANES: usize = 4;
+    /// 2⁶⁴ divided by the golden ratio.
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let word = |pair: &[f32]| {
+        let high = pair.get(1).map_or(0, |element| u64::from(element.to_bits()));
+        high << 32 | u64::from(pair[0].to_bits())
+    };
+    let mut lanes = [0_u64; LANES];
+    let mut blocks = elements.chunks_exact(2 * LANES);
+    for block in &mut blocks {
+        for (lane, pair) in lanes.iter_mut().zip(block.chunks_exact(2)) {
+            *lane = (lane.rotate_left(29) ^ word(pair)).wrapping_mul(FACTOR);
+        }
+    }
+    let rest = blocks.remainder().chunks(2).map(word);
+    lanes.into_iter().chain(rest).fold(elements.len() as u64, chain)
+}
+
+/// The arithmetic of an update.
+fn apply(
+    update: &Update,
+    piece: &Range<usize>,
+    vectors: &mut impl Vectors,
+    optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+) {
+    match *update {
+        Update::Step => {
+            let [parameters, gradient] = vectors.pieces([Vector::Parameters, Vector::Gradient], piece);
+            optimizer(parameters, gradient);
+        }
+        Update::Copy { from, into, .. } => {
+            let [from, into] = vectors.pieces([from, into], piece);
+            into.copy_from_slice(from);
+        }
+        Update::Difference { .. } => {
+            let [delta, anchor, parameters] =
+                vectors.pieces([Vector::Delta, Vector::Anchor, Vector::Parameters], piece);
+            for ((delta, anchor), parameter) in delta.iter_mut().zip(anchor).zip(parameters) {
+                *delta = *anchor - *parameter;
+            }
+        }
+        Update::Outer { learning_rate, momentum, .. } => {
+            let names = [Vector::Velocity, Vector::Anchor, Vector::Parameters, Vector::Delta];
+            let [velocity, anchor, parameters, delta] = vectors.pieces(names, piece);
+            let written = velocity.iter_mut().zip(anchor).zip(parameters);
+            for (((velocity, anchor), parameter), delta) in written.zip(delta) {
+                *velocity = momentum * *velocity + *delta;
+                *anchor -= learning_rate * (*delta + momentum * *velocity);
+                *parameter = *anchor;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_changes_with_each_bit_with_the_order_and_with_the_length() {
+        let elements: Vec<f32> = (0..21_u8).map(f32::from).collect();
+        let same = digest(&elements);
+        assert_eq!(digest(&elements.clone()), same);
+        for place in 0..elements.len() {
+            for bit in 0..32 {
+                let mut other = elements.clone();
+                other[place] = f32::from_bits(other[place].to_bits() ^ 1 << bit);
+                assert_ne!(digest(&other), same, "bit {bit} of element {place}");
+                // Two signs that change must not cancel each other.
+                let next = (place + 8) % elements.len();
+                other[next] = f32::from_bits(other[next].to_bits() ^ 1 << bit);
+                assert_ne!(digest(&other), same, "bit {bit} of elements {place} and {next}");
+            }
+        }
+        let swapped: Vec<f32> = elements.iter().rev().copied().collect();
+        assert_ne!(digest(&swapped), same);
+        assert_ne!(digest(&[0.0; 16]), digest(&[0.0; 17]));
+    }
+}

@@ -1,0 +1,44 @@
+//! What ranks train, where the driver computes gradients by itself; and the local optimizer.
+
+use pleach_collectives::Rank;
+
+use crate::layout::Layout;
+
+/// A model with its data. The gradient is a function of the rank, the step and the parameters
+/// alone, so the same training runs on real ranks and in virtual time.
+pub trait Learner: Sync {
+    /// The layers of the model.
+    fn layout(&self) -> Layout;
+
+    /// The parameters with which all ranks begin.
+    fn initial(&self) -> Vec<f32>;
+
+    /// Stores the gradient of the mean loss over the rank's batch of this step, and returns that
+    /// loss. Both slices are as long as the layout.
+    fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32;
+}
+
+/// Stochastic gradient descent with momentum: `v ← momentum·v - rate·g`, `x ← x + v`.
+#[derive(Clone, Debug)]
+pub struct Sgd {
+    learning_rate: f32,
+    momentum: f32,
+    velocity: Vec<f32>,
+}
+
+impl Sgd {
+    /// For that number of parameters, at rest.
+    #[must_use]
+    pub fn new(parameters: usize, learning_rate: f32, momentum: f32) -> Self {
+        Self { learning_rate, momentum, velocity: vec![0.0; parameters] }
+    }
+
+    /// Goes a step against the gradient.
+    pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32]) {
+        let moving = parameters.iter_mut().zip(&mut self.velocity);
+        for ((parameter, velocity), gradient) in moving.zip(gradient) {
+            *velocity = self.momentum * *velocity - self.learning_rate * gradient;
+            *parameter += *velocity;
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Which pieces of which vectors are in use by computing and by operations under way.
+//!
+//! **Invariant:** what is in use is written by one user alone, and then no other user reads it.
+//! Whatever would break this is refused, and nothing changes.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::policy::{OperationId, Vector};
+
+/// The user of a piece.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum User {
+    /// The gradient is being computed.
+    Computing,
+    /// An operation is under way.
+    Operation(OperationId),
+    /// An update, which ends at once.
+    Update,
+}
+
+impl fmt::Display for User {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Computing => formatter.write_str("computing"),
+            Self::Operation(id) => write!(formatter, "operation {}", id.0),
+            Self::Update => formatter.write_str("an update"),
+        }
+    }
+}
+
+/// An action or event that breaks an invariant of [`Policy`](crate::Policy).
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PolicyError {
+    /// A piece is wanted that is in use.
+    #[error("bad policy: {user} touches elements {piece:?} of the {}, which {holder} uses; wait for its end", vector.name())]
+    InUse {
+        /// Wants the piece.
+        user: User,
+        /// The vector.
+        vector: Vector,
+        /// The elements that are wanted.
+        piece: Range<usize>,
+        /// Uses it.
+        holder: User,
+    },
+    /// The number of an operation is not larger than those before.
+    #[error("bad policy: operation {} was asked for before; number operations upwards", .0.0)]
+    Repeated(OperationId),
+    /// An operation ended that is not under way.
+    #[error("bad driver: operation {} ended and is not under way; report it", .0.0)]
+    NotUnderWay(OperationId),
+    /// A piece is not inside of the vectors.
+    #[error("bad policy: elements {piece:?} of vectors of {parameters} elements; ask for less")]
+    Outside {
+        /// The piece.
+        piece: Range<usize>,
+        /// The elements of a vector.
+        parameters: usize,
+    },
+    /// A bucket became ready twice in a step, or outside of a step, or there is no such bucket.
+    #[error(
+        "bucket not expected: bucket {bucket} became ready in step {step}; report each bucket once a step"
+    )]
+    Bucket {
+        /// The bucket.
+        bucket: usize,
+        /// The step.
+        step: u64,
+    },
+    /// A step ended before its gradient was there.
+    #[error("step {step} has ended without bucket {bucket}; report each bucket before the end of the step")]
+    Incomplete {
+        /// The step.
+        step: u64,
+        /// The first bucket that is missing.
+        bucket: usize,
+    },
+    /// Steps are not computed one after the other.
+    #[error(
+        "bad policy: step {step} is asked for, and step {expected} comes next; ask for one after the other"
+    )]
+    Order {
+        /// The step that was asked for.
+        step: u64,
+        /// The step that comes next.
+        expected: u64,
+    },
+    /// A step of the optimizer after the last gradient.
+    #[error("bad policy: a step of the optimizer after the end of the training; make none after Stop")]
+    AfterStop,
+    /// Nothing is under way, nothing is computed, and the training is not over.
+    #[error("bad policy: step {step} is never asked for, as nothing is under way that could end; ask for it")]
+    Stuck {
+        /// The step that comes next.
+        step: u64,
+    },
+}
+
+/// A piece in use.
+#[derive(Clone, Debug)]
+struct Use {
+    user: User,
+    vector: Vector,
+    piece: Range<usize>,
+    writes: bool,
+}
+
+/// The pieces in use on one rank.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    uses: Vec<Use>,
+    /// Larger than the number of each operation so far.
+    next: u64,
+}
+
+impl Ledger {
+    /// Checks that a piece may be used. Changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::InUse`].
+    pub fn check(
+        &self,
+        user: User,
+        vector: Vector,
+        piece: &Range<usize>,
+        writes: bool,
+    ) -> Result<(), PolicyError> {
+        let conflicts = |used: &&Use| {
+            used.vector == vector
+                && (writes || used.writes)
+                && used.piece.start < piece.end
+                && piece.start < used.piece.end
+        };
+        match self.uses.iter().find(conflicts) {
+            None => Ok(()),
+            Some(used) => Err(PolicyError::InUse { user, vector, piece: piece.clone(), holder: used.user }),
+        }
+    }
+
+    /// Begins the computing of a gradient of `parameters` elements in these buckets.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::InUse`].
+    pub fn begin_computing(
+        &mut self,
+        parameters: usize,
+        buckets: &[Range<usize>],
+    ) -> Result<(), PolicyError> {
+        self.check(User::Computing, Vector::Parameters, &(0..parameters), false)?;
+        self.check(User::Computing, Vector::Gradient, &(0..parameters), true)?;
+        self.insert(User::Computing, Vector::Parameters, 0..parameters, false);
+        for bucket in buckets {
+            self.insert(User::Computing, Vector::Gradient, bucket.clone(), true);
+        }
+        Ok(())
+    }
+
+    /// Ends the computing of a bucket; returns whether it was computed.
+    pub fn end_bucket(&mut self, bucket: &Range<usize>) -> bool {
+        let is_bucket = |used: &Use| used.user == User::Computing && used.writes && used.piece == *bucket;
+        self.uses.iter().position(is_bucket).map(|place| self.uses.swap_remove(place)).is_some()
+    }
+
+    /// Whether a bucket is being computed.
+    #[must_use]
+    pub fn is_computing(&self, bucket: &Range<usize>) -> bool {
+        self.uses.iter().any(|used| used.user == User::Computing && used.writes && used.piece == *bucket)
+    }
+
+    /// Ends all computing.
+    pub fn end_computing(&mut self) {
+        self.uses.retain(|used| used.user != User::Computing);
+    }
+
+    /// Begins an operation that reads and writes a piece.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Repeated`], [`PolicyError::InUse`].
+    pub fn begin_operation(
+        &mut self,
+        id: OperationId,
+        vector: Vector,
+        piece: &Range<usize>,
+    ) -> Result<(), PolicyError> {
+        if id.0 < self.next {
+            return Err(PolicyError::Repeated(id));
+        }
+        self.check(User::Operation(id), vector, piece, true)?;
+        self.insert(User::Operation(id), vector, piece.clone(), true);
+        self.next = id.0 + 1;
+        Ok(())
+    }
+
+    /// Ends an operation.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::NotUnderWay`].
+    pub fn end_operation(&mut self, id: OperationId) -> Result<(), PolicyError> {
+        let place = self.uses.iter().position(|used| used.user == User::Operation(id));
+        let place = place.ok_or(PolicyError::NotUnderWay(id))?;
+        self.uses.swap_remove(place);
+        Ok(())
+    }
+
+    /// Whether nothing is in use.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.uses.is_empty()
+    }
+
+    fn insert(&mut self, user: User, vector: Vector, piece: Range<usize>, writes: bool) {
+        self.uses.push(Use { user, vector, piece, writes });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: OperationId = OperationId(0);
+
+    #[test]
+    fn a_piece_that_an_operation_uses_is_neither_read_nor_written_before_its_end() {
+        let mut ledger = Ledger::default();
+        ledger.begin_operation(FIRST, Vector::Gradient, &(4..8)).expect("nothing is in use");
+        for (piece, is_free) in [(0..4, true), (8..12, true), (0..5, false), (5..6, false), (7..12, false)] {
+            for writes in [false, true] {
+                let checked = ledger.check(User::Update, Vector::Gradient, &piece, writes);
+                assert_eq!(checked.is_ok(), is_free, "{piece:?}");
+            }
+            assert!(ledger.check(User::Update, Vector::Parameters, &piece, true).is_ok());
+        }
+        ledger.end_operation(FIRST).expect("it is under way");
+        assert!(ledger.check(User::Update, Vector::Gradient, &(0..12), true).is_ok() && ledger.is_empty());
+    }
+
+    #[test]
+    fn an_operation_is_asked_for_once_and_ends_once() {
+        let mut ledger = Ledger::default();
+        ledger.begin_operation(FIRST, Vector::Delta, &(0..1)).expect("nothing is in use");
+        ledger.end_operation(FIRST).expect("it is under way");
+        assert_eq!(ledger.end_operation(FIRST), Err(PolicyError::NotUnderWay(FIRST)));
+        assert_eq!(ledger.begin_operation(FIRST, Vector::Delta, &(0..1)), Err(PolicyError::Repeated(FIRST)));
+    }
+
+    #[test]
+    fn computing_gives_up_one_bucket_after_the_other_and_the_parameters_at_its_end() {
+        let (mut ledger, buckets) = (Ledger::default(), [2..4, 0..2]);
+        ledger.begin_computing(4, &buckets).expect("nothing is in use");
+        assert!(ledger.begin_computing(4, &buckets).is_err(), "the gradient is in use");
+        assert!(ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0]).is_err());
+        assert!(ledger.end_bucket(&buckets[0]) && !ledger.end_bucket(&buckets[0]));
+        ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0]).expect("it is ready");
+        assert!(ledger.check(User::Update, Vector::Parameters, &(0..1), false).is_ok());
+        assert!(ledger.check(User::Update, Vector::Parameters, &(0..1), true).is_err());
+        ledger.end_computing();
+        assert!(ledger.check(User::Update, Vector::Parameters, &(0..1), true).is_ok());
+        assert!(ledger.begin_computing(4, &buckets).is_err(), "an operation uses a part of the gradient");
+    }
+}

@@ -1,0 +1,259 @@
+//! The text of a scheme: `NAME[:KEY=VALUE,…]`. What is left out has its usual value.
+
+use std::fmt;
+use std::str::FromStr;
+
+use pleach_vocabulary::nearest;
+
+use super::Scheme;
+
+/// Why a text names no scheme.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SchemeTextError {
+    /// No scheme has this name.
+    #[error("no such scheme: '{name}'{}; there are {}", meant(*.nearest), names())]
+    Scheme {
+        /// The name.
+        name: String,
+        /// The scheme that was probably meant.
+        nearest: Option<&'static str>,
+    },
+    /// The scheme has no such key.
+    #[error("no such key of {scheme}: '{key}'{}; there are {}", meant(*.nearest), keys_of(.scheme))]
+    Key {
+        /// The scheme.
+        scheme: &'static str,
+        /// The key.
+        key: String,
+        /// The key that was probably meant.
+        nearest: Option<&'static str>,
+    },
+    /// The value is none of this key.
+    #[error("bad value of {key}: '{value}' (scheme {scheme}); give {expected}")]
+    Value {
+        /// The scheme.
+        scheme: &'static str,
+        /// The key.
+        key: &'static str,
+        /// The value.
+        value: String,
+        /// The values that there are.
+        expected: &'static str,
+    },
+    /// A part is not of the form `KEY=VALUE`.
+    #[error("not of the form KEY=VALUE: '{part}' (scheme {scheme}); give keys of {}", keys_of(.scheme))]
+    Form {
+        /// The scheme.
+        scheme: &'static str,
+        /// The part.
+        part: String,
+    },
+    /// A key is given twice.
+    #[error("given twice: '{key}' (scheme {scheme}); give it once")]
+    Repeated {
+        /// The scheme.
+        scheme: &'static str,
+        /// The key.
+        key: &'static str,
+    },
+}
+
+fn meant(nearest: Option<&'static str>) -> String {
+    nearest.map_or_else(String::new, |nearest| format!(", did you mean '{nearest}'?"))
+}
+
+fn names() -> String {
+    Scheme::ALL.map(|scheme| scheme.name()).join(" ")
+}
+
+fn keys_of(name: &str) -> String {
+    let scheme = Scheme::ALL.into_iter().find(|scheme| scheme.name() == name);
+    let keys = scheme.map_or(&[][..], |scheme| scheme.keys());
+    keys.iter().map(|key| key.name).collect::<Vec<_>>().join(" ")
+}
+
+/// A key and the values that it takes, in words.
+#[derive(Debug)]
+struct Key {
+    name: &'static str,
+    expected: &'static str,
+}
+
+const STEPS: &str = "a number of steps, at least 1";
+
+impl Scheme {
+    fn keys(&self) -> &'static [Key] {
+        match self {
+            Self::Sync { .. } => &[Key { name: "bucket", expected: "bytes, at least 4, as 64K or 1M" }],
+            Self::LocalSgd { .. } => &[
+                Key { name: "every", expected: STEPS },
+                Key { name: "warmup", expected: "a number of steps" },
+            ],
+            Self::Diloco { .. } => &[
+                Key { name: "every", expected: STEPS },
+                Key { name: "outer-lr", expected: "a number above 0" },
+                Key { name: "outer-momentum", expected: "a number from 0 to below 1" },
+            ],
+        }
+    }
+
+    fn value(&self, key: &str) -> String {
+        match (self, key) {
+            (Self::Sync { bucket_bytes }, _) => size_text(*bucket_bytes),
+            (Self::LocalSgd { warmup, .. }, "warmup") => warmup.to_string(),
+            (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => outer_learning_rate.to_string(),
+            (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
+            (Self::LocalSgd { every, .. } | Self::Diloco { every, .. }, _) => every.to_string(),
+        }
+    }
+
+    /// Takes a value; `None` if it is none of this key.
+    fn take(&mut self, key: &str, value: &str) -> Option<()> {
+        match (self, key) {
+            (Self::Sync { bucket_bytes }, _) => {
+                *bucket_bytes = size(value).filter(|bytes| *bytes >= size_of::<f32>())?;
+            }
+            (Self::LocalSgd { warmup, .. }, "warmup") => *warmup = value.parse().ok()?,
+            (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => {
+                *outer_learning_rate = number(value).filter(|rate| *rate > 0.0)?;
+            }
+            (Self::Diloco { outer_momentum, .. }, "outer-momentum") => {
+                *outer_momentum = number(value).filter(|momentum| (0.0..1.0).contains(momentum))?;
+            }
+            (Self::LocalSgd { every, .. } | Self::Diloco { every, .. }, _) => {
+                *every = value.parse().ok().filter(|every| *every >= 1)?;
+            }
+        }
+        Some(())
+    }
+}
+
+fn number(text: &str) -> Option<f32> {
+    text.parse().ok().filter(|number: &f32| number.is_finite())
+}
+
+/// The units of sizes, the largest first.
+const UNITS: [(&str, usize); 3] = [("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)];
+
+fn size(text: &str) -> Option<usize> {
+    let unit = UNITS.into_iter().find_map(|(name, bytes)| Some((text.strip_suffix(name)?, bytes)));
+    let (digits, bytes) = unit.unwrap_or((text, 1));
+    digits.parse::<usize>().ok()?.checked_mul(bytes)
+}
+
+fn size_text(bytes: usize) -> String {
+    let unit = UNITS.into_iter().find(|(_, unit)| bytes.is_multiple_of(*unit));
+    unit.map_or_else(|| bytes.to_string(), |(name, unit)| format!("{}{name}", bytes / unit))
+}
+
+impl FromStr for Scheme {
+    type Err = SchemeTextError;
+
+    fn from_str(text: &str) -> Result<Self, SchemeTextError> {
+        let (name, list) = text.split_once(':').map_or((text, None), |(name, list)| (name, Some(list)));
+        let mut scheme = Self::ALL.into_iter().find(|scheme| scheme.name() == name).ok_or_else(|| {
+            let nearest = nearest(name, Self::ALL.iter().map(Self::name));
+            SchemeTextError::Scheme { name: name.to_owned(), nearest }
+        })?;
+        let (name, keys) = (scheme.name(), scheme.keys());
+        let mut given: Vec<&str> = Vec::new();
+        for part in list.into_iter().flat_map(|list| list.split(',')) {
+            let form = || SchemeTextError::Form { scheme: name, part: part.to_owned() };
+            let (key, value) = part.split_once('=').ok_or_else(form)?;
+            let Some(key) = keys.iter().find(|known| known.name == key) else {
+                let nearest = nearest(key, keys.iter().map(|known| known.name));
+                return Err(SchemeTextError::Key { scheme: name, key: key.to_owned(), nearest });
+            };
+            if given.contains(&key.name) {
+                return Err(SchemeTextError::Repeated { scheme: name, key: key.name });
+            }
+            given.push(key.name);
+            scheme.take(key.name, value).ok_or_else(|| SchemeTextError::Value {
+                scheme: name,
+                key: key.name,
+                value: value.to_owned(),
+                expected: key.expected,
+            })?;
+        }
+        Ok(scheme)
+    }
+}
+
+/// The text without the values that are the usual ones.
+impl fmt::Display for Scheme {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())?;
+        let usual = Self::ALL.into_iter().find(|scheme| scheme.name() == self.name());
+        let usual = usual.expect("each scheme is among all");
+        let changed = self.keys().iter().map(|key| (key.name, self.value(key.name)));
+        let changed = changed.filter(|(key, value)| *value != usual.value(key));
+        for (number, (key, value)) in changed.enumerate() {
+            write!(formatter, "{}{key}={value}", if number == 0 { ':' } else { ',' })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> SchemeTextError {
+        text.parse::<Scheme>().expect_err("is no scheme")
+    }
+
+    #[test]
+    fn what_is_left_out_has_its_usual_value_and_the_text_leaves_it_out_again() {
+        for (text, scheme) in [
+            ("sync", Scheme::Sync { bucket_bytes: 1 << 20 }),
+            ("sync:bucket=64K", Scheme::Sync { bucket_bytes: 64 << 10 }),
+            ("sync:bucket=1000", Scheme::Sync { bucket_bytes: 1000 }),
+            ("local-sgd", Scheme::LocalSgd { every: 8, warmup: 0 }),
+            ("local-sgd:every=1,warmup=20", Scheme::LocalSgd { every: 1, warmup: 20 }),
+            (
+                "diloco:outer-lr=1,outer-momentum=0",
+                Scheme::Diloco { every: 50, outer_learning_rate: 1.0, outer_momentum: 0.0 },
+            ),
+        ] {
+            assert_eq!(text.parse(), Ok(scheme));
+            assert_eq!(scheme.to_string(), text);
+        }
+        assert_eq!("local-sgd:every=8".parse::<Scheme>().expect("is one").to_string(), "local-sgd");
+    }
+
+    #[test]
+    fn the_nearest_name_and_key_are_named() {
+        let SchemeTextError::Scheme { nearest, .. } = error("local-sdg:every=2") else { panic!("a name") };
+        assert_eq!(nearest, Some("local-sgd"));
+        let SchemeTextError::Key { nearest, .. } = error("diloco:outer_lr=1") else { panic!("a key") };
+        assert_eq!(nearest, Some("outer-lr"));
+        let message = error("gossip").to_string();
+        assert_eq!(message, "no such scheme: 'gossip'; there are sync local-sgd diloco");
+        let message = error("diloco:fragments=4").to_string();
+        assert!(message.ends_with("there are every outer-lr outer-momentum"), "{message}");
+    }
+
+    #[test]
+    fn values_that_are_none_are_refused_with_those_that_are() {
+        for text in [
+            "sync:bucket=3",
+            "sync:bucket=-1",
+            "sync:bucket=99999999999G",
+            "local-sgd:every=0",
+            "local-sgd:warmup=-1",
+            "diloco:outer-lr=0",
+            "diloco:outer-lr=nan",
+            "diloco:outer-momentum=1",
+            "diloco:every=",
+        ] {
+            let SchemeTextError::Value { value, expected, .. } = error(text) else {
+                panic!("{text}: a value")
+            };
+            assert!(text.ends_with(&value) && error(text).to_string().ends_with(expected), "{text}");
+        }
+        assert!(matches!(error("sync:"), SchemeTextError::Form { .. }));
+        assert!(matches!(error("sync:bucket"), SchemeTextError::Form { .. }));
+        assert!(matches!(error("local-sgd:every=2,every=3"), SchemeTextError::Repeated { .. }));
+    }
+}

@@ -1,0 +1,449 @@
+//! Trains in virtual time: all ranks in this process, with real gradients.
+//!
+//! Each rank has its own policy, vectors and optimizer. Gradients are computed for real, and take a
+//! computing time that is drawn ([`Computing`]). An all-reduce begins when its last rank has asked
+//! for it and the one before has ended. It takes the time that [`Simulation::run`] is told, and
+//! adds in the order of ranks, as groups do that are
+//! [reproducible](pleach_collectives::Reproducible) for a world size.
+//!
+//! **Invariants:** a run is a function of the learner, the scheme and the [`Settings`]: threads
+//! compute gradients, and their number changes no bit. An event is handled after all events of
+//! earlier instants, and events of one instant in the order in which they were made.
+
+mod computing;
+mod rank;
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::ops::Range;
+use std::time::Duration;
+
+use pleach_collectives::Rank;
+use pleach_transport::clock::Nanos;
+use pleach_vocabulary::digest::chain;
+
+use crate::interpreter::{Plan, Request, digest};
+use crate::layout::Bucket;
+use crate::learner::Learner;
+use crate::ledger::PolicyError;
+use crate::policy::{Event, OperationId, Vector};
+use crate::scheme::Scheme;
+use rank::SimulatedRank;
+
+pub use computing::{Computing, ComputingTextError};
+
+/// What is simulated, besides the learner and the scheme.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Settings {
+    /// The number of ranks, at least 1.
+    pub ranks: u32,
+    /// The steps of each rank.
+    pub steps: u64,
+    /// The seed of computing times.
+    pub seed: u64,
+    /// How long ranks compute.
+    pub computing: Computing,
+    /// The learning rate of local optimizers.
+    pub learning_rate: f32,
+    /// The momentum of local optimizers.
+    pub momentum: f32,
+    /// Steps of rank 0 between two observations, at least 1.
+    pub observed_every: u64,
+}
+
+/// Why a simulation has ended early.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SimulationError {
+    /// There are no ranks.
+    #[error("nothing to simulate: 0 ranks; give at least 1")]
+    NoRanks,
+    /// The layout has no parameters.
+    #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
+    NoParameters,
+    /// The policy of a rank broke an invariant.
+    #[error("rank {rank}: {error}")]
+    Policy {
+        /// The rank.
+        rank: Rank,
+        /// What was broken.
+        error: PolicyError,
+    },
+    /// Ranks ask for different operations.
+    #[error(
+        "ranks differ: all-reduce {number} is of the {} {:?} for rank {first}, and of the {} {:?} for rank {other}; \
+         all ranks must ask for the same",
+        .of_first.0.name(), .of_first.1, .of_other.0.name(), .of_other.1
+    )]
+    Mismatch {
+        /// How many operations came before.
+        number: u64,
+        /// The rank that asked first.
+        first: Rank,
+        /// What it asked for.
+        of_first: (Vector, Range<usize>),
+        /// A rank that asked for something else.
+        other: Rank,
+        /// What that rank asked for.
+        of_other: (Vector, Range<usize>),
+    },
+    /// An operation lacks ranks that never ask for it.
+    #[error(
+        "stuck: all-reduce {number} waits for rank {missing}, which has ended; all ranks must ask for the same"
+    )]
+    Stuck {
+        /// How many operations came before.
+        number: u64,
+        /// The first rank that is missing.
+        missing: Rank,
+    },
+    /// The loss is not finite.
+    #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate")]
+    Loss {
+        /// The rank.
+        rank: Rank,
+        /// The step.
+        step: u64,
+        /// The loss, as text.
+        loss: String,
+    },
+}
+
+/// The state of a simulation at an instant.
+#[derive(Debug)]
+pub struct Observation<'a> {
+    /// Virtual time since the beginning.
+    pub time: Duration,
+    /// The step that rank 0 makes next.
+    pub step: u64,
+    /// The mean of all ranks' parameters.
+    pub parameters: &'a [f32],
+    /// The mean staleness of all steps so far.
+    pub staleness: f64,
+    /// The share of time so far in which ranks had nothing to compute.
+    pub wait_share: f64,
+}
+
+/// A finished simulation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulated {
+    /// Virtual time.
+    pub time: Duration,
+    /// The mean of all ranks' parameters.
+    pub parameters: Vec<f32>,
+    /// The steps of each rank.
+    pub steps: u64,
+    /// The share of time in which ranks had nothing to compute.
+    pub wait_share: f64,
+    /// The mean staleness of all steps ([`Staleness`](crate::interpreter::Staleness)).
+    pub staleness_mean: f64,
+    /// The largest staleness.
+    pub staleness_max: u64,
+    /// Bytes of the vectors that a rank gave to be averaged.
+    pub bytes_per_rank: u64,
+    /// Whether all ranks had the same parameters wherever the scheme says so.
+    pub guarantee_held: bool,
+    /// Whether all ranks have the same parameters at the end, bit for bit.
+    pub parameters_equal: bool,
+    /// A hash of all ranks' parameters and of the virtual time.
+    pub hash: u64,
+}
+
+/// What happens at an instant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// A bucket of a rank is computed.
+    Ready { rank: Rank, bucket: Bucket },
+    /// A rank has computed a gradient.
+    Computed { rank: Rank, step: u64 },
+    /// The oldest all-reduce has ended.
+    Averaged,
+}
+
+/// An all-reduce of which at least one rank has asked.
+#[derive(Debug)]
+struct Call {
+    first: Rank,
+    vector: Vector,
+    piece: Range<usize>,
+    /// By rank.
+    asked: Vec<Option<OperationId>>,
+    missing: u32,
+}
+
+/// Ranks in virtual time; see the module.
+pub struct Simulation<'a, L> {
+    learner: &'a L,
+    settings: Settings,
+    ranks: Vec<SimulatedRank>,
+    now: Nanos,
+    /// By time and number.
+    happenings: BinaryHeap<Reverse<(Nanos, u64, Happening)>>,
+    happenings_made: u64,
+    calls: VecDeque<Call>,
+    calls_ended: u64,
+    /// When the network is free.
+    free_from: Nanos,
+    requests: Vec<Request>,
+    /// Whether rank 0 has begun a step that is to be observed.
+    is_observed: bool,
+}
+
+impl<'a, L: Learner> Simulation<'a, L> {
+    /// Ranks that train by this scheme.
+    ///
+    /// # Errors
+    ///
+    /// No ranks or no parameters.
+    pub fn new(learner: &'a L, scheme: &Scheme, settings: &Settings) -> Result<Self, SimulationError> {
+        let layout = learner.layout();
+        Self::of_plans(learner, settings, |_| scheme.plan(&layout))
+    }
+
+    /// Ranks that train by these policies.
+    ///
+    /// # Errors
+    ///
+    /// No ranks or no parameters.
+    pub fn of_plans(
+        learner: &'a L,
+        settings: &Settings,
+        plan: impl Fn(Rank) -> Plan,
+    ) -> Result<Self, SimulationError> {
+        if settings.ranks == 0 {
+            return Err(SimulationError::NoRanks);
+        }
+        if learner.layout().parameters() == 0 {
+            return Err(SimulationError::NoParameters);
+        }
+        let initial = learner.initial();
+        let ranks = (0..settings.ranks).map(|rank| SimulatedRank::new(rank, plan(rank), &initial, settings));
+        Ok(Self {
+            learner,
+            settings: *settings,
+            ranks: ranks.collect(),
+            now: Nanos::ZERO,
+            happenings: BinaryHeap::new(),
+            happenings_made: 0,
+            calls: VecDeque::new(),
+            calls_ended: 0,
+            free_from: Nanos::ZERO,
+            requests: Vec::new(),
+            is_observed: false,
+        })
+    }
+
+    /// Trains to the end. `price` says how long an all-reduce of that many bytes takes. `observe`
+    /// is called whenever rank 0 has begun a step that is to be observed, and at the end.
+    ///
+    /// # Errors
+    ///
+    /// See [`SimulationError`].
+    pub fn run(
+        mut self,
+        price: &mut dyn FnMut(u64) -> Duration,
+        observe: &mut dyn FnMut(&Observation<'_>),
+    ) -> Result<Simulated, SimulationError> {
+        for rank in 0..self.settings.ranks {
+            self.deliver(rank, Event::Start, price)?;
+        }
+        while let Some(Reverse((now, _, happening))) = self.happenings.pop() {
+            if self.is_observed {
+                self.is_observed = false;
+                self.observe(observe);
+            }
+            self.now = now;
+            match happening {
+                Happening::Ready { rank, bucket } => {
+                    self.compute()?;
+                    self.deliver(rank, Event::Ready(bucket), price)?;
+                }
+                Happening::Computed { rank, step } => {
+                    self.ranks[rank as usize].end_computing(now);
+                    self.deliver(rank, Event::Computed { step }, price)?;
+                }
+                Happening::Averaged => self.averaged(price)?,
+            }
+        }
+        if let Some(call) = self.calls.front() {
+            let missing = call.asked.iter().position(Option::is_none).unwrap_or_default() as Rank;
+            return Err(SimulationError::Stuck { number: self.calls_ended, missing });
+        }
+        self.observe(observe);
+        Ok(self.simulated())
+    }
+
+    fn happen(&mut self, at: Nanos, happening: Happening) {
+        self.happenings.push(Reverse((at, self.happenings_made, happening)));
+        self.happenings_made += 1;
+    }
+
+    /// Tells a rank's policy of an event and sees to what it asks for.
+    fn deliver(
+        &mut self,
+        rank: Rank,
+        event: Event,
+        price: &mut dyn FnMut(u64) -> Duration,
+    ) -> Result<(), SimulationError> {
+        let mut requests = std::mem::take(&mut self.requests);
+        let delivered = self.ranks[rank as usize].deliver(event, self.now, &mut requests);
+        delivered.map_err(|error| SimulationError::Policy { rank, error })?;
+        let mut stops = false;
+        for request in requests.drain(..) {
+            match request {
+                Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),
+                Request::Compute { .. } => stops = true,
+                Request::Average { id, vector, piece } => self.ask(rank, id, vector, piece, price)?,
+            }
+        }
+        self.requests = requests;
+        if stops { self.deliver(rank, Event::Stop, price) } else { Ok(()) }
+    }
+
+    fn begin_computing(&mut self, rank: Rank, step: u64) {
+        self.is_observed |= rank == 0 && step.is_multiple_of(self.settings.observed_every.max(1));
+        let time = self.settings.computing.time(self.settings.seed, rank, step);
+        let now = self.now;
+        let (ends, end) = self.ranks[rank as usize].begin_computing(step, now, time);
+        for (bucket, at) in ends.into_iter().enumerate() {
+            self.happen(at, Happening::Ready { rank, bucket });
+        }
+        self.happen(end, Happening::Computed { rank, step });
+    }
+
+    /// Computes the gradients of all ranks that are computing, each once, on all processors. A
+    /// gradient depends on its rank alone, and its parameters stay as they are until it is there.
+    fn compute(&mut self) -> Result<(), SimulationError> {
+        let mut waiting: Vec<&mut SimulatedRank> =
+            self.ranks.iter_mut().filter(|rank| rank.lacks_gradient()).collect();
+        if waiting.is_empty() {
+            return Ok(());
+        }
+        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(waiting.len());
+        let learner = self.learner;
+        if threads == 1 {
+            waiting.into_iter().for_each(|rank| rank.compute(learner));
+        } else {
+            let each = waiting.len().div_ceil(threads);
+            std::thread::scope(|scope| {
+                for ranks in waiting.chunks_mut(each) {
+                    scope.spawn(move || ranks.iter_mut().for_each(|rank| rank.compute(learner)));
+                }
+            });
+        }
+        let failed = self.ranks.iter().find_map(|rank| Some((rank.number(), rank.infinite_loss()?)));
+        failed.map_or(Ok(()), |(rank, (step, loss))| {
+            Err(SimulationError::Loss { rank, step, loss: loss.to_string() })
+        })
+    }
+
+    /// Notes that a rank asks for an all-reduce; the last one lets it begin.
+    fn ask(
+        &mut self,
+        rank: Rank,
+        id: OperationId,
+        vector: Vector,
+        piece: Range<usize>,
+        price: &mut dyn FnMut(u64) -> Duration,
+    ) -> Result<(), SimulationError> {
+        let bytes = size_of::<f32>() as u64 * piece.len() as u64;
+        let place = self.ranks[rank as usize].ask(bytes) - self.calls_ended;
+        let place = place as usize;
+        if place == self.calls.len() {
+            let asked = vec![None; self.ranks.len()];
+            let missing = self.settings.ranks;
+            self.calls.push_back(Call { first: rank, vector, piece: piece.clone(), asked, missing });
+        }
+        let call = &mut self.calls[place];
+        if call.vector != vector || call.piece != piece {
+            return Err(SimulationError::Mismatch {
+                number: self.calls_ended + place as u64,
+                first: call.first,
+                of_first: (call.vector, call.piece.clone()),
+                other: rank,
+                of_other: (vector, piece),
+            });
+        }
+        call.asked[rank as usize] = Some(id);
+        call.missing -= 1;
+        if call.missing == 0 {
+            self.free_from = self.free_from.max(self.now) + price(bytes);
+            self.happen(self.free_from, Happening::Averaged);
+        }
+        Ok(())
+    }
+
+    /// Ends the oldest all-reduce: ranks ask in one order, so it is the one that began first.
+    fn averaged(&mut self, price: &mut dyn FnMut(u64) -> Duration) -> Result<(), SimulationError> {
+        let call = self.calls.pop_front().expect("an all-reduce began");
+        self.calls_ended += 1;
+        let mut sum = self.ranks[0].piece(call.vector, &call.piece).to_vec();
+        for rank in &mut self.ranks[1..] {
+            let piece = rank.piece(call.vector, &call.piece);
+            sum.iter_mut().zip(piece).for_each(|(sum, element)| *sum += *element);
+        }
+        let ranks = self.settings.ranks as f32;
+        sum.iter_mut().for_each(|sum| *sum /= ranks);
+        for rank in &mut self.ranks {
+            rank.piece(call.vector, &call.piece).copy_from_slice(&sum);
+        }
+        for (rank, id) in (0..).zip(call.asked) {
+            let id = id.expect("all ranks have asked");
+            self.deliver(rank, Event::Done(id), price)?;
+        }
+        Ok(())
+    }
+
+    /// The mean of all ranks' parameters.
+    fn mean(&mut self) -> Vec<f32> {
+        let all = 0..self.learner.layout().parameters();
+        let mut sum = vec![0.0_f64; all.len()];
+        for rank in &mut self.ranks {
+            let parameters = rank.piece(Vector::Parameters, &all);
+            sum.iter_mut().zip(parameters).for_each(|(sum, element)| *sum += f64::from(*element));
+        }
+        let ranks = f64::from(self.settings.ranks);
+        sum.into_iter().map(|sum| (sum / ranks) as f32).collect()
+    }
+
+    fn observe(&mut self, observe: &mut dyn FnMut(&Observation<'_>)) {
+        let parameters = self.mean();
+        observe(&Observation {
+            time: self.now.since(Nanos::ZERO),
+            step: self.ranks[0].step(),
+            parameters: &parameters,
+            staleness: self.staleness_mean(),
+            wait_share: self.wait_share(),
+        });
+    }
+
+    fn staleness_mean(&self) -> f64 {
+        let means = self.ranks.iter().map(|rank| rank.staleness().mean());
+        means.sum::<f64>() / self.ranks.len() as f64
+    }
+
+    fn wait_share(&self) -> f64 {
+        let computing: f64 = self.ranks.iter().map(|rank| rank.computing(self.now).as_secs_f64()).sum();
+        let all = self.now.since(Nanos::ZERO).as_secs_f64() * self.ranks.len() as f64;
+        if all > 0.0 { 1.0 - computing / all } else { 0.0 }
+    }
+
+    fn simulated(mut self) -> Simulated {
+        let all = 0..self.learner.layout().parameters();
+        let digests = self.ranks.iter_mut().map(|rank| digest(rank.piece(Vector::Parameters, &all)));
+        let digests: Vec<u64> = digests.collect();
+        let agreement = self.ranks[0].agreement();
+        Simulated {
+            time: self.now.since(Nanos::ZERO),
+            parameters: self.mean(),
+            steps: self.settings.steps,
+            wait_share: self.wait_share(),
+            staleness_mean: self.staleness_mean(),
+            staleness_max: self.ranks.iter().map(|rank| rank.staleness().most()).max().unwrap_or(0),
+            bytes_per_rank: self.ranks[0].bytes(),
+            guarantee_held: self.ranks.iter().all(|rank| rank.agreement() == agreement),
+            parameters_equal: digests.iter().all(|digest| *digest == digests[0]),
+            hash: digests.into_iter().fold(self.now.0, chain),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! One simulated rank: its policy, vectors, optimizer and times.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use pleach_collectives::Rank;
+use pleach_transport::clock::Nanos;
+
+use super::Settings;
+use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors};
+use crate::learner::{Learner, Sgd};
+use crate::ledger::PolicyError;
+use crate::policy::{Event, Vector};
+
+/// A forward pass is one of so many equal parts of a step's computing, as a backward pass takes
+/// about twice as long.
+const PASSES: u64 = 3;
+
+/// The vectors of a rank on the heap; those that a scheme does not name are empty.
+struct LocalVectors([Vec<f32>; Vector::COUNT]);
+
+impl Vectors for LocalVectors {
+    fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
+        let vectors = self.0.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
+        vectors.map(|vector| &mut vector[piece.clone()])
+    }
+}
+
+/// A gradient that is computed.
+#[derive(Clone, Copy)]
+struct InComputing {
+    step: u64,
+    since: Nanos,
+    /// Once it is there.
+    loss: Option<f32>,
+}
+
+/// See the module.
+pub(crate) struct SimulatedRank {
+    number: Rank,
+    interpreter: Interpreter,
+    vectors: LocalVectors,
+    sgd: Sgd,
+    in_computing: Option<InComputing>,
+    /// Of all gradients that are complete.
+    computed: Duration,
+    /// The step that comes next.
+    step: u64,
+    operations: u64,
+    bytes: u64,
+}
+
+impl SimulatedRank {
+    pub(crate) fn new(number: Rank, plan: Plan, initial: &[f32], settings: &Settings) -> Self {
+        let mut vectors = LocalVectors(Default::default());
+        for vector in plan.vectors {
+            vectors.0[vector.index()] = vec![0.0; plan.parameters];
+        }
+        vectors.0[Vector::Parameters.index()].copy_from_slice(initial);
+        let sgd = Sgd::new(plan.parameters, settings.learning_rate, settings.momentum);
+        Self {
+            number,
+            interpreter: Interpreter::new(plan, true),
+            vectors,
+            sgd,
+            in_computing: None,
+            computed: Duration::ZERO,
+            step: 0,
+            operations: 0,
+            bytes: 0,
+        }
+    }
+
+    pub(crate) fn number(&self) -> Rank {
+        self.number
+    }
+
+    /// The step that comes next.
+    pub(crate) fn step(&self) -> u64 {
+        self.step
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn agreement(&self) -> Agreement {
+        self.interpreter.agreement()
+    }
+
+    pub(crate) fn staleness(&self) -> Staleness {
+        self.interpreter.staleness()
+    }
+
+    pub(crate) fn deliver(
+        &mut self,
+        event: Event,
+        now: Nanos,
+        requests: &mut Vec<Request>,
+    ) -> Result<(), PolicyError> {
+        let mut optimizer = |parameters: &mut [f32], gradient: &[f32]| self.sgd.step(parameters, gradient);
+        self.interpreter.deliver(event, now, &mut self.vectors, &mut optimizer, requests)
+    }
+
+    /// Counts an operation of that many bytes; returns how many came before.
+    pub(crate) fn ask(&mut self, bytes: u64) -> u64 {
+        self.bytes += bytes;
+        self.operations += 1;
+        self.operations - 1
+    }
+
+    /// A piece of a vector.
+    pub(crate) fn piece(&mut self, vector: Vector, piece: &Range<usize>) -> &mut [f32] {
+        let [piece] = self.vectors.pieces([vector], piece);
+        piece
+    }
+
+    /// Begins a gradient that takes this time. Returns when each bucket is ready, and when all are:
+    /// backward passes take as long for each parameter.
+    pub(crate) fn begin_computing(&mut self, step: u64, now: Nanos, time: Duration) -> (Vec<Nanos>, Nanos) {
+        self.in_computing = Some(InComputing { step, since: now, loss: None });
+        self.step = step;
+        let time = time.as_nanos() as u64;
+        let forward = time / PASSES;
+        let parameters = self.interpreter.parameters() as u128;
+        let mut computed = 0;
+        let ends = self.interpreter.buckets().iter().map(|bucket| {
+            computed += bucket.len() as u128;
+            let backward = u128::from(time - forward) * computed / parameters;
+            Nanos(now.0 + forward + backward as u64)
+        });
+        (ends.collect(), Nanos(now.0 + time))
+    }
+
+    /// Whether a gradient is begun and not there.
+    pub(crate) fn lacks_gradient(&self) -> bool {
+        self.in_computing.is_some_and(|computing| computing.loss.is_none())
+    }
+
+    /// Computes the gradient that was begun.
+    pub(crate) fn compute(&mut self, learner: &impl Learner) {
+        let Some(computing) = &mut self.in_computing else { return };
+        let all = 0..self.interpreter.parameters();
+        let [parameters, gradient] = self.vectors.pieces([Vector::Parameters, Vector::Gradient], &all);
+        computing.loss = Some(learner.gradient(self.number, computing.step, parameters, gradient));
+    }
+
+    /// The step and the loss of the gradient that was begun, if the loss is not finite.
+    pub(crate) fn infinite_loss(&self) -> Option<(u64, f32)> {
+        let InComputing { step, loss, .. } = self.in_computing?;
+        loss.filter(|loss| !loss.is_finite()).map(|loss| (step, loss))
+    }
+
+    pub(crate) fn end_computing(&mut self, now: Nanos) {
+        if let Some(computing) = self.in_computing.take() {
+            self.computed += now.since(computing.since);
+            self.step = computing.step + 1;
+        }
+    }
+
+    /// How long it has computed so far.
+    pub(crate) fn computing(&self, now: Nanos) -> Duration {
+        self.computed + self.in_computing.map_or(Duration::ZERO, |computing| now.since(computing.since))
+    }
+}

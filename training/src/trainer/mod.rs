@@ -1,0 +1,495 @@
+//! Trains on the ranks of a group: the driver of a [`Scheme`] whose gradients the program computes.
+//!
+//! ```
+//! use pleach_collectives::{Group, Options};
+//! use pleach_training::{Layout, Sgd, Trainer};
+//! # use pleach_transport::rendezvous::World;
+//! # let group = Group::join(&Options::new(World::alone()))?;
+//! let layout = Layout::of(&[3, 1]);
+//! let mut trainer = Trainer::new(&group, &"local-sgd:every=8".parse()?, &layout, 20)?;
+//! let mut sgd = Sgd::new(layout.parameters(), 0.1, 0.9);
+//! while let Some(mut step) = trainer.step()? {
+//!     let (parameters, gradient) = step.vectors()?;
+//!     let loss = parameters.iter().map(|x| (x - 1.0).powi(2)).sum();
+//!     gradient.iter_mut().zip(parameters).for_each(|(g, x)| *g = 2.0 * (x - 1.0));
+//!     step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+//! }
+//! let trained = trainer.finish()?;
+//! assert!(trained.parameters_equal);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Operations are carried on by the group's thread while the program computes. A rank that has
+//! nothing to compute waits for them in the order in which they were started.
+
+mod registered;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+use pleach_collectives::{Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp};
+use pleach_transport::clock::{self, Nanos};
+use pleach_vocabulary::digest::chain;
+
+use crate::interpreter::{Interpreter, Request, Staleness, Vectors, digest};
+use crate::layout::{Bucket, Layout};
+use crate::ledger::PolicyError;
+use crate::policy::{Event, OperationId, Vector};
+use crate::scheme::Scheme;
+use registered::RegisteredVectors;
+
+/// Why a training on real ranks has ended early.
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TrainError {
+    /// An operation of the group failed; all ranks get its cause.
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+    /// A bucket was reported wrongly, or a policy broke an invariant.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The ranks do not train the same.
+    #[error(
+        "ranks differ: {what} of rank {rank} is {own}, of rank {other} {theirs}; give all ranks the same"
+    )]
+    Different {
+        /// What differs.
+        what: &'static str,
+        /// This rank.
+        rank: Rank,
+        /// Its value.
+        own: String,
+        /// The first rank that differs.
+        other: Rank,
+        /// The value of that rank.
+        theirs: String,
+    },
+    /// The layout has no parameters.
+    #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
+    NoParameters,
+    /// The loss is not finite.
+    #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate")]
+    Loss {
+        /// The rank.
+        rank: Rank,
+        /// The step.
+        step: u64,
+        /// The loss.
+        loss: f32,
+    },
+    /// A part of the gradient is wanted that is averaged already.
+    #[error("gradient in use: bucket {bucket} of step {step} is being averaged; write it before it is ready")]
+    UnderWay {
+        /// The first bucket.
+        bucket: Bucket,
+        /// The step.
+        step: u64,
+    },
+}
+
+/// An operation that was started.
+struct Started {
+    id: OperationId,
+    vector: Vector,
+    begin: usize,
+    pending: Pending<Buffer<f32>>,
+}
+
+/// What a rank did, and how long that took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    steps: u64,
+    /// With nothing to compute.
+    waiting: Duration,
+    /// With an operation under way.
+    communicating: Duration,
+    /// When the first of the operations under way was started.
+    busy_since: Option<Nanos>,
+    /// Bytes of the pieces that were averaged.
+    bytes: u64,
+}
+
+/// A training of one rank; see the module.
+pub struct Trainer {
+    group: Group,
+    scheme: Scheme,
+    layout: Layout,
+    steps: u64,
+    /// What must be the same on all ranks, besides the scheme.
+    compared: Vec<(&'static str, u64)>,
+    interpreter: Interpreter,
+    vectors: RegisteredVectors,
+    requests: Vec<Request>,
+    /// Operations that the policy has asked for and that are not started.
+    asked: VecDeque<(OperationId, Vector, Range<usize>)>,
+    started: VecDeque<Started>,
+    /// The step that the policy has asked for.
+    requested: Option<u64>,
+    began: Option<Nanos>,
+    times: Times,
+}
+
+/// A finished training.
+#[derive(Debug)]
+pub struct Trained {
+    /// The parameters at the end.
+    pub parameters: Buffer<f32>,
+    /// The steps that this rank made.
+    pub steps: u64,
+    /// From the first step to the end of the last exchange.
+    pub time: Duration,
+    /// The part of that time in which this rank had nothing to compute.
+    pub waiting: Duration,
+    /// The part of that time in which an operation was under way.
+    pub communicating: Duration,
+    /// Bytes of the vectors that this rank gave to be averaged.
+    pub bytes: u64,
+    /// How old parameters were when gradients were computed at them.
+    pub staleness: Staleness,
+    /// The places at which all ranks had to have the same parameters.
+    pub agreements: u64,
+    /// Whether they had, at each place where parameters were hashed ([`Trainer::checked`]).
+    pub guarantee_held: bool,
+    /// Whether all ranks have the same parameters at the end, bit for bit.
+    pub parameters_equal: bool,
+}
+
+impl Trainer {
+    /// A training of `steps` steps; the arguments are the same on all ranks. The parameters begin
+    /// as zeros: see [`Trainer::parameters_mut`].
+    ///
+    /// # Errors
+    ///
+    /// No memory, or it cannot be registered; [`TrainError::NoParameters`].
+    pub fn new(group: &Group, scheme: &Scheme, layout: &Layout, steps: u64) -> Result<Self, TrainError> {
+        if layout.parameters() == 0 {
+            return Err(TrainError::NoParameters);
+        }
+        let hash = layout.layers().iter().fold(0, |hash, layer| chain(hash, *layer as u64));
+        let plan = scheme.plan(layout);
+        let vectors = RegisteredVectors::new(group, plan.vectors, plan.parameters)?;
+        Ok(Self {
+            group: group.clone(),
+            scheme: *scheme,
+            layout: layout.clone(),
+            steps,
+            compared: vec![("the hash of the layout", hash), ("the number of steps", steps)],
+            interpreter: Interpreter::new(plan, false),
+            vectors,
+            requests: Vec::new(),
+            asked: VecDeque::new(),
+            started: VecDeque::new(),
+            requested: None,
+            began: None,
+            times: Times::default(),
+        })
+    }
+
+    /// The same training, which hashes the parameters wherever the scheme guarantees that all ranks
+    /// have the same. [`Trainer::finish`] compares the hashes. Otherwise only the parameters at the
+    /// end are compared.
+    #[must_use]
+    pub fn checked(self) -> Self {
+        let plan = self.scheme.plan(&self.layout);
+        Self { interpreter: Interpreter::new(plan, true), ..self }
+    }
+
+    /// The same training, which compares one more number between all ranks before the first step,
+    /// such as a seed or a hash of data. `what` names it, as "the seed".
+    #[must_use]
+    pub fn comparing(mut self, what: &'static str, value: u64) -> Self {
+        self.compared.push((what, value));
+        self
+    }
+
+    /// The parameters. Before the first step: those of rank 0 are where all ranks begin.
+    pub fn parameters_mut(&mut self) -> &mut [f32] {
+        let [parameters] = self.vectors.pieces([Vector::Parameters], &(0..self.layout.parameters()));
+        parameters
+    }
+
+    /// The next step of this rank; `None` after the last one. The first call compares the arguments
+    /// of all ranks and gives all ranks the parameters of rank 0.
+    ///
+    /// # Errors
+    ///
+    /// See [`TrainError`].
+    pub fn step(&mut self) -> Result<Option<Step<'_>>, TrainError> {
+        if self.began.is_none() {
+            self.begin()?;
+        }
+        match self.requested {
+            Some(number) if number < self.steps => Ok(Some(Step { trainer: self, number })),
+            _ => {
+                self.stop()?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Ends the training after the steps made so far, which are as many on all ranks, and compares
+    /// the parameters of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// See [`TrainError`].
+    pub fn finish(mut self) -> Result<Trained, TrainError> {
+        if self.began.is_none() {
+            self.begin()?;
+        }
+        self.stop()?;
+        let time = clock::now().since(self.began.unwrap_or_default());
+        let all = 0..self.layout.parameters();
+        let parameters = self.vectors.take(Vector::Parameters, &all).expect("no operation is under way");
+        let agreement = self.interpreter.agreement();
+        let hashes = [digest(&parameters), chain(agreement.digest, agreement.places)];
+        let [parameters_equal, guarantee_held] = equal_on_all(&self.group, hashes)?;
+        let Times { steps, waiting, communicating, bytes, .. } = self.times;
+        let (staleness, agreements) = (self.interpreter.staleness(), agreement.places);
+        Ok(Trained {
+            parameters,
+            steps,
+            time,
+            waiting,
+            communicating,
+            bytes,
+            staleness,
+            agreements,
+            guarantee_held,
+            parameters_equal,
+        })
+    }
+
+    fn begin(&mut self) -> Result<(), TrainError> {
+        self.compare()?;
+        let all = 0..self.layout.parameters();
+        let mut parameters = self.vectors.take(Vector::Parameters, &all).expect("nothing is under way");
+        let sent = self.group.broadcast(&mut parameters, 0);
+        self.vectors.put(Vector::Parameters, 0, parameters);
+        sent?;
+        self.began = Some(clock::now());
+        self.drive(Event::Start, &mut |_, _| {})
+    }
+
+    /// Compares what has to be the same on all ranks.
+    fn compare(&self) -> Result<(), TrainError> {
+        /// Longest text of a scheme, in bytes.
+        const TEXT_BYTES: usize = 256;
+        let text = self.scheme.to_string();
+        let mut own = text.as_bytes()[..text.len().min(TEXT_BYTES)].to_vec();
+        own.resize(TEXT_BYTES, 0);
+        own.extend(self.compared.iter().flat_map(|(_, value)| value.to_le_bytes()));
+        let mut all = vec![0; own.len() * self.group.world_size() as usize];
+        self.group.all_gather(&own, &mut all)?;
+        let rank = self.group.rank();
+        for (other, block) in (0..).zip(all.chunks_exact(own.len())) {
+            let (text, values) = block.split_at(TEXT_BYTES);
+            if text != &own[..TEXT_BYTES] {
+                let theirs = String::from_utf8_lossy(text).trim_end_matches('\0').to_owned();
+                let (what, own) = ("the scheme", self.scheme.to_string());
+                return Err(TrainError::Different { what, rank, own, other, theirs });
+            }
+            for ((what, own), theirs) in self.compared.iter().zip(values.chunks_exact(size_of::<u64>())) {
+                let theirs = u64::from_le_bytes(theirs.try_into().expect("eight bytes"));
+                if *own != theirs {
+                    let (own, theirs) = (own.to_string(), theirs.to_string());
+                    return Err(TrainError::Different { what, rank, own, other, theirs });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn stop(&mut self) -> Result<(), TrainError> {
+        // Only a rank that is asked to compute has not been stopped.
+        if self.requested.take().is_some() {
+            self.drive(Event::Stop, &mut |_, _| {})?;
+        }
+        Ok(())
+    }
+
+    /// Tells the policy of an event, and goes on until there is something to compute.
+    fn drive(
+        &mut self,
+        event: Event,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<(), TrainError> {
+        self.deliver(event, optimizer)?;
+        while self.requested.is_none() {
+            if self.started.is_empty() && self.asked.len() == 1 {
+                let (id, vector, piece) = self.asked.pop_front().expect("one is asked for");
+                self.run(vector, &piece)?;
+                self.deliver(Event::Done(id), optimizer)?;
+                continue;
+            }
+            self.start_asked()?;
+            let Some(Started { id, vector, begin, pending }) = self.started.pop_front() else { break };
+            let before = clock::now();
+            let part = self.back(vector, begin, pending.wait());
+            let now = clock::now();
+            self.times.waiting += now.since(before);
+            if self.started.is_empty() {
+                let since = self.times.busy_since.take().unwrap_or(now);
+                self.times.communicating += now.since(since);
+            }
+            part?;
+            self.deliver(Event::Done(id), optimizer)?;
+        }
+        Ok(())
+    }
+
+    /// Puts the piece of an operation back, also after an error.
+    fn back(
+        &mut self,
+        vector: Vector,
+        begin: usize,
+        result: Result<Buffer<f32>, PendingError<Buffer<f32>>>,
+    ) -> Result<(), TrainError> {
+        let (part, error) = match result {
+            Ok(part) => (part, None),
+            Err(PendingError { error, data }) => (data, Some(error)),
+        };
+        self.vectors.put(vector, begin, part);
+        error.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    /// Tells the policy of an event and notes what it asks for.
+    fn deliver(
+        &mut self,
+        event: Event,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<(), TrainError> {
+        let now = Nanos(clock::now().0 - self.began.unwrap_or_default().0);
+        self.interpreter.deliver(event, now, &mut self.vectors, optimizer, &mut self.requests)?;
+        for request in self.requests.drain(..) {
+            match request {
+                Request::Compute { step } => self.requested = Some(step),
+                Request::Average { id, vector, piece } => self.asked.push_back((id, vector, piece)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries an operation out that is the only one: a blocking call needs no other thread.
+    fn run(&mut self, vector: Vector, piece: &Range<usize>) -> Result<(), TrainError> {
+        let mut part = self.vectors.take(vector, piece).expect("the ledger found it free");
+        self.times.bytes += size_of_val(&part[..]) as u64;
+        let before = clock::now();
+        let result = self.group.run(Operation::all_reduce(&mut part, ReduceOp::Avg));
+        let time = clock::now().since(before);
+        self.times.waiting += time;
+        self.times.communicating += time;
+        self.vectors.put(vector, piece.start, part);
+        Ok(result?)
+    }
+
+    fn start_asked(&mut self) -> Result<(), TrainError> {
+        while let Some((id, vector, piece)) = self.asked.pop_front() {
+            let part = self.vectors.take(vector, &piece).expect("the ledger found it free");
+            self.times.bytes += size_of_val(&part[..]) as u64;
+            self.times.busy_since.get_or_insert_with(clock::now);
+            match self.group.start(Operation::all_reduce(part, ReduceOp::Avg)) {
+                Ok(pending) => {
+                    self.started.push_back(Started { id, vector, begin: piece.start, pending });
+                }
+                Err(error) => return self.back(vector, piece.start, Err(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether each of these numbers is the same on all ranks.
+fn equal_on_all<const N: usize>(group: &Group, numbers: [u64; N]) -> Result<[bool; N], CollectiveError> {
+    // The largest number and the complement of the smallest one; equal if they are complements.
+    let mut extremes: Vec<u64> = numbers.into_iter().flat_map(|number| [number, !number]).collect();
+    group.all_reduce(&mut extremes, ReduceOp::Max)?;
+    Ok(std::array::from_fn(|place| extremes[2 * place] == !extremes[2 * place + 1]))
+}
+
+/// A step of a rank: the gradient of one batch, and the update that follows.
+pub struct Step<'a> {
+    trainer: &'a mut Trainer,
+    number: u64,
+}
+
+impl Step<'_> {
+    /// Its number, from 0.
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// The buckets of the gradient, in the order in which they should become ready.
+    #[must_use]
+    pub fn buckets(&self) -> &[Range<usize>] {
+        self.trainer.interpreter.buckets()
+    }
+
+    /// The parameters, and the gradient to be written.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::UnderWay`], if a bucket of this step is ready already: then
+    /// [`Step::bucket`] has the others.
+    pub fn vectors(&mut self) -> Result<(&[f32], &mut [f32]), TrainError> {
+        let parameters = self.trainer.layout.parameters();
+        let is_ready = |bucket: &Bucket| !self.trainer.interpreter.is_unfinished(*bucket);
+        if let Some(bucket) = (0..self.buckets().len()).find(is_ready) {
+            return Err(TrainError::UnderWay { bucket, step: self.number });
+        }
+        let vectors = self.trainer.vectors.for_computing(parameters, &(0..parameters));
+        Ok(vectors.expect("no bucket is ready"))
+    }
+
+    /// The parameters, and a bucket of the gradient to be written.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::UnderWay`], if it is ready already; [`PolicyError::Bucket`], if there is none.
+    pub fn bucket(&mut self, bucket: Bucket) -> Result<(&[f32], &mut [f32]), TrainError> {
+        let Some(piece) = self.buckets().get(bucket).cloned() else {
+            return Err(PolicyError::Bucket { bucket, step: self.number }.into());
+        };
+        if !self.trainer.interpreter.is_unfinished(bucket) {
+            return Err(TrainError::UnderWay { bucket, step: self.number });
+        }
+        let parameters = self.trainer.layout.parameters();
+        let vectors = self.trainer.vectors.for_computing(parameters, &piece);
+        Ok(vectors.expect("the bucket is not ready"))
+    }
+
+    /// Says that a bucket of the gradient is complete. It may travel while the others are computed.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::Bucket`]; see [`TrainError`].
+    pub fn ready(&mut self, bucket: Bucket) -> Result<(), TrainError> {
+        self.trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;
+        self.trainer.start_asked()
+    }
+
+    /// Says that the gradient is complete, also the buckets that were not reported, and goes on
+    /// until there is something to compute. `optimizer` makes a step of the parameters by the
+    /// gradient, when the scheme says so. `loss` is checked only.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::Loss`], which aborts the group; see [`TrainError`].
+    pub fn update(self, mut optimizer: impl FnMut(&mut [f32], &[f32]), loss: f32) -> Result<(), TrainError> {
+        let Self { trainer, number: step } = self;
+        if !loss.is_finite() {
+            trainer.group.abort();
+            return Err(TrainError::Loss { rank: trainer.group.rank(), step, loss });
+        }
+        for bucket in 0..trainer.interpreter.buckets().len() {
+            if trainer.interpreter.is_unfinished(bucket) {
+                trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;
+            }
+        }
+        trainer.times.steps += 1;
+        trainer.requested = None;
+        trainer.drive(Event::Computed { step }, &mut optimizer)
+    }
+}

@@ -1,0 +1,142 @@
+//! The vectors of a rank in registered memory, of which operations own pieces while they are under
+//! way.
+//!
+//! **Invariant:** a piece is either here or owned by one operation, and pieces that touch are one.
+
+use std::ops::Range;
+
+use pleach_collectives::{Buffer, CollectiveError, Group};
+
+use crate::interpreter::Vectors;
+use crate::policy::Vector;
+
+/// One vector: its pieces that are here, each with the place where it begins, in order.
+#[derive(Debug, Default)]
+struct Pieces(Vec<(usize, Buffer<f32>)>);
+
+impl Pieces {
+    /// The piece that holds these elements.
+    fn holder(&self, piece: &Range<usize>) -> Option<usize> {
+        self.0.iter().position(|(begin, part)| *begin <= piece.start && piece.end <= begin + part.len())
+    }
+
+    /// Takes a piece out; `None` if it is not here as a whole.
+    fn take(&mut self, piece: &Range<usize>) -> Option<Buffer<f32>> {
+        let place = self.holder(piece)?;
+        let (begin, part) = self.0.remove(place);
+        let (before, after) = (piece.start - begin, begin + part.len() - piece.end);
+        let lengths: Vec<usize> =
+            [before, piece.len(), after].into_iter().filter(|length| *length > 0).collect();
+        let parts = part.split(&lengths).expect("the lengths are together that of the piece");
+        let (mut from, mut taken) = (begin, None);
+        for part in parts {
+            let length = part.len();
+            if from == piece.start && length == piece.len() {
+                taken = Some(part);
+            } else {
+                self.put(from, part);
+            }
+            from += length;
+        }
+        taken
+    }
+
+    /// Puts a piece back.
+    fn put(&mut self, begin: usize, part: Buffer<f32>) {
+        let place = self.0.partition_point(|(other, _)| *other < begin);
+        self.0.insert(place, (begin, part));
+        for left in [place, place.wrapping_sub(1)] {
+            self.join(left);
+        }
+    }
+
+    /// Makes one of two pieces that touch: the one at this place and the next.
+    fn join(&mut self, left: usize) {
+        let Some([(begin, one), (next, _)]) = self.0.get(left..left.saturating_add(2)) else { return };
+        if begin + one.len() != *next {
+            return;
+        }
+        let ((_, other), (begin, one)) = (self.0.remove(left + 1), self.0.remove(left));
+        let joined = Buffer::join(vec![one, other]).expect("they were cut from one buffer");
+        self.0.insert(left, (begin, joined));
+    }
+
+    fn slice(&mut self, piece: &Range<usize>) -> Option<&mut [f32]> {
+        let (begin, part) = self.holder(piece).map(|place| &mut self.0[place])?;
+        Some(&mut part[piece.start - *begin..piece.end - *begin])
+    }
+}
+
+/// The vectors of a rank.
+#[derive(Debug)]
+pub(crate) struct RegisteredVectors([Pieces; Vector::COUNT]);
+
+impl RegisteredVectors {
+    /// These vectors, zeroed, registered with the group.
+    pub(crate) fn new(group: &Group, vectors: &[Vector], parameters: usize) -> Result<Self, CollectiveError> {
+        let mut all = Self(Default::default());
+        for vector in vectors {
+            all.0[vector.index()].0.push((0, group.buffer(parameters)?));
+        }
+        Ok(all)
+    }
+
+    /// Takes a piece out for an operation; `None` if another has it.
+    pub(crate) fn take(&mut self, vector: Vector, piece: &Range<usize>) -> Option<Buffer<f32>> {
+        self.0[vector.index()].take(piece)
+    }
+
+    /// Puts the piece of an operation back.
+    pub(crate) fn put(&mut self, vector: Vector, begin: usize, part: Buffer<f32>) {
+        self.0[vector.index()].put(begin, part);
+    }
+
+    /// The parameters and a piece of the gradient; `None` if an operation has a part of it.
+    pub(crate) fn for_computing(
+        &mut self,
+        parameters: usize,
+        piece: &Range<usize>,
+    ) -> Option<(&[f32], &mut [f32])> {
+        let places = [Vector::Parameters, Vector::Gradient].map(Vector::index);
+        let [all, gradient] = self.0.get_disjoint_mut(places).expect("two vectors are two places");
+        Some((all.slice(&(0..parameters))?, gradient.slice(piece)?))
+    }
+}
+
+impl Vectors for RegisteredVectors {
+    fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
+        let vectors = self.0.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
+        vectors
+            .map(|vector| vector.slice(piece).expect("the ledger lets only pieces be touched that are here"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_collectives::Options;
+    use pleach_transport::rendezvous::World;
+
+    use super::*;
+
+    #[test]
+    fn pieces_are_taken_in_any_order_and_are_one_again_when_all_are_back() {
+        let group = Group::join(&Options::new(World::alone())).expect("a rank alone joins");
+        let mut vectors = RegisteredVectors::new(&group, &[Vector::Gradient], 10).expect("there is memory");
+        let [all] = vectors.pieces([Vector::Gradient], &(0..10));
+        all.iter_mut().zip(0_u8..).for_each(|(element, number)| *element = f32::from(number));
+        let pieces = [6..10, 2..4, 0..2, 4..6];
+        let mut taken = Vec::new();
+        for piece in &pieces {
+            let part = vectors.take(Vector::Gradient, piece).expect("it is here");
+            assert_eq!(part[0], piece.start as f32);
+            assert!(vectors.take(Vector::Gradient, piece).is_none(), "it is taken");
+            taken.push((piece.start, part));
+        }
+        for (begin, mut part) in taken {
+            part.iter_mut().for_each(|element| *element += 100.0);
+            vectors.put(Vector::Gradient, begin, part);
+        }
+        let [all] = vectors.pieces([Vector::Gradient], &(0..10));
+        assert!(all.iter().zip(0_u8..).all(|(element, number)| *element == 100.0 + f32::from(number)));
+    }
+}
