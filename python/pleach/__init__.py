@@ -6,8 +6,9 @@
         gradient = group.buffer(1000, "float32")   # registered: no copy in calls
         group.all_reduce(gradient, "avg")
 
-``pleach.SVC`` is a support vector machine for scikit-learn. ``pleach run -n 4 python train.py`` starts four ranks on this host. NumPy is imported when an array
-is made, not before. Every error is a ``pleach.Error``.
+``pleach.Endpoint`` sends and receives tensors by key between programs. ``pleach.SVC`` is a support
+vector machine for scikit-learn. ``pleach run -n 4 python train.py`` starts four ranks on this host.
+NumPy is imported when an array is made, not before. Every error is a ``pleach.Error``.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ from pleach._errors import (
     ClosedError,
     DeadlineError,
     Error,
+    ExchangeError,
     ForkedError,
     GroupError,
     JoinError,
     LostError,
     MismatchError,
+    NothingGivenError,
+    PeerUnavailableError,
+    TensorAbortedError,
+    TensorNotFoundError,
+    TensorTimeoutError,
 )
-from pleach._native import Group, Pending, PremulSum, Registered
+from pleach._native import Endpoint, Group, Peer, Pending, PendingTensor, PremulSum, Registered
 
 if TYPE_CHECKING:
     from pleach._launch import RankError as RankError, launch as launch
@@ -47,17 +54,26 @@ __all__ = [
     "ArgumentError",
     "ClosedError",
     "DeadlineError",
+    "Endpoint",
     "Error",
+    "ExchangeError",
     "ForkedError",
     "Group",
     "GroupError",
     "JoinError",
     "LostError",
     "MismatchError",
+    "NothingGivenError",
+    "Peer",
+    "PeerUnavailableError",
     "Pending",
+    "PendingTensor",
     "PremulSum",
     "RankError",
     "Registered",
+    "TensorAbortedError",
+    "TensorNotFoundError",
+    "TensorTimeoutError",
     "join",
     "join_in_store",
     "launch",
@@ -151,8 +167,9 @@ _process = os.getpid()
 
 
 def _leave_all() -> None:
-    # Groups of the parent are no matter of a forked child.
+    # Groups and endpoints of the parent are no matter of a forked child.
     if os.getpid() == _process:
+        _native.close_all()
         _native.leave_all()
 
 

@@ -37,6 +37,12 @@ def bytes_of(shape: Any, dtype: Any) -> int:
     return count * int(_dtype(dtype).itemsize)
 
 
+def described(shape: Any, dtype: Any) -> tuple[list[int], str]:
+    """A shape as a list, and the name of a type."""
+    lengths = [shape] if isinstance(shape, int) else list(shape)
+    return lengths, str(_dtype(dtype).name)
+
+
 def over(memory: Any, shape: Any, dtype: Any) -> Any:
     """An array over registered memory, which it keeps."""
     import numpy

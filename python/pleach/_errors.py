@@ -31,11 +31,15 @@ class JoinError(Error):
 
 
 class ClosedError(Error, RuntimeError):
-    """The group is closed."""
+    """The group, or the endpoint, is closed."""
 
 
 class ForkedError(Error, RuntimeError):
-    """The group belongs to the process that this one was forked from."""
+    """The group, or the endpoint, belongs to the process that this one was forked from."""
+
+
+class NothingGivenError(Error):
+    """A round of a partial all-reduce has no result: all ranks have abstained."""
 
 
 class GroupError(Error):
@@ -58,11 +62,41 @@ class AbortedError(GroupError):
     """A rank has aborted the group."""
 
 
+class ExchangeError(Error):
+    """A tensor was not sent or received. ``kind`` is timed-out, aborted, not-found, unavailable,
+    exhausted (a limit is reached), cancelled, no-regions or system.
+    """
+
+    #: The step of the tensor's key.
+    step: int | None = None
+    #: The name of the tensor's key.
+    name: str | None = None
+    #: The address of the peer that was asked.
+    peer: str | None = None
+
+
+class TensorTimeoutError(ExchangeError, TimeoutError):
+    """The tensor did not come in time, or there was no room to send it."""
+
+
+class TensorAbortedError(ExchangeError):
+    """The step was aborted or cleaned up, or the peer was restarted: connect anew."""
+
+
+class TensorNotFoundError(ExchangeError, LookupError):
+    """The peer publishes the step, and there is no tensor of this name in it."""
+
+
+class PeerUnavailableError(ExchangeError, ConnectionError):
+    """The peer is not reached, is lost, or has another secret; or the endpoint was closed."""
+
+
 _CLASSES: dict[str, type[Error]] = {
     "argument": ArgumentError,
     "join": JoinError,
     "closed": ClosedError,
     "forked": ForkedError,
+    "nothing-given": NothingGivenError,
     "lost": LostError,
     "left": LostError,
     "timed-out": DeadlineError,
@@ -90,5 +124,31 @@ def make(
     error.found_by = found_by
     error.host = host
     error.operation = operation
+    error.waited_s = waited_s
+    return error
+
+
+_EXCHANGE_CLASSES: dict[str, type[ExchangeError]] = {
+    "timed-out": TensorTimeoutError,
+    "aborted": TensorAbortedError,
+    "not-found": TensorNotFoundError,
+    "unavailable": PeerUnavailableError,
+}
+
+
+def make_exchange(
+    kind: str,
+    text: str,
+    step: int | None,
+    name: str | None,
+    peer: str | None,
+    waited_s: float | None,
+) -> ExchangeError:
+    """The exception of an error of the tensor exchange; called by the native module."""
+    error = _EXCHANGE_CLASSES.get(kind, ExchangeError)(text)
+    error.kind = kind
+    error.step = step
+    error.name = name
+    error.peer = peer
     error.waited_s = waited_s
     return error

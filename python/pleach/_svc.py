@@ -102,8 +102,15 @@ class SVC(ClassifierMixin, BaseEstimator):
         self.support_vectors_ = vectors[rows].astype(np.float64)
         self.dual_coef_ = np.array(self._model.coefficients())[rows].T
         self.intercept_ = np.array(self._model.intercepts())
-        iterations, self.objective_, converged = self._model.training()
+        iterations, self.objective_, converged, negative_curvatures = self._model.training()
         self.n_iter_ = iterations
+        if negative_curvatures:
+            warnings.warn(
+                f"the kernel is not positive along {negative_curvatures} of {iterations} steps, so the solution "
+                "is one of several; give another kernel, or other gamma and coef0",
+                UserWarning,
+                stacklevel=2,
+            )
         if not converged:
             warnings.warn(
                 f"not converged after {iterations} iterations; scale the features or raise max_iter",

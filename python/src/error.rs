@@ -36,6 +36,11 @@ pub(crate) fn argument(py: Python<'_>, text: impl AsRef<str>) -> PyErr {
     make(py, "argument", text.as_ref(), Fields::default())
 }
 
+/// An error of this kind, about no rank.
+pub(crate) fn named(py: Python<'_>, kind: &str, text: &str) -> PyErr {
+    make(py, kind, text, Fields::default())
+}
+
 /// Ranks that did not meet.
 pub(crate) fn join(py: Python<'_>, error: &JoinGroupError) -> PyErr {
     make(py, "join", &error.to_string(), Fields::default())
@@ -44,6 +49,11 @@ pub(crate) fn join(py: Python<'_>, error: &JoinGroupError) -> PyErr {
 /// A world that the environment or the arguments do not describe.
 pub(crate) fn world(py: Python<'_>, text: &str) -> PyErr {
     make(py, "join", text, Fields::default())
+}
+
+/// A round to which no rank gave anything.
+pub(crate) fn nothing_given(py: Python<'_>, text: &str) -> PyErr {
+    make(py, "nothing-given", text, Fields::default())
 }
 
 /// A group that was not split.

@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, Collective, CollectiveError, GroupInfo, RawData, ReduceOp};
+use pleach_collectives::{Buffer, Collective, CollectiveError, GroupInfo, RawData, RawPartial, ReduceOp};
 use pleach_transport::Nanos;
 use pleach_transport::clock::now;
 use pleach_transport::mutex::lock;
@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 use crate::calls::{Blocks, Call, Manner, RawCall, interrupted};
 use crate::error::{self, argument};
 use crate::memory::Memory;
+use crate::partial::{self, Partial};
 use crate::pending::Started;
 use crate::registered::Registered;
 use crate::types::{ElementType, reduction};
@@ -215,6 +216,18 @@ impl Group {
         Ok(root == self.inner.info.name.rank)
     }
 
+    /// A new array of this shape, and its memory.
+    pub(crate) fn new_array<'py>(
+        py: Python<'py>,
+        shape: &[usize],
+        element: ElementType,
+    ) -> PyResult<(Bound<'py, PyAny>, Memory)> {
+        let empty = py.import(intern!(py, "pleach._arrays"))?.getattr(intern!(py, "empty"))?;
+        let made = empty.call1((shape.to_vec(), element.name()))?;
+        let memory = Memory::of(&made, "out", true)?;
+        Ok((made, memory))
+    }
+
     /// The output of a call: the caller's, or a new array of this shape.
     fn output<'py>(
         &self,
@@ -223,19 +236,14 @@ impl Group {
         shape: &[usize],
         element: ElementType,
     ) -> PyResult<(Bound<'py, PyAny>, Memory)> {
-        let made = match out {
-            Some(out) => out,
-            None => py
-                .import(intern!(py, "pleach._arrays"))?
-                .getattr(intern!(py, "empty"))?
-                .call1((shape.to_vec(), element.name()))?,
-        };
+        let Some(made) = out else { return Self::new_array(py, shape, element) };
         let memory = Memory::of(&made, "out", true)?;
         let expected: usize = shape.iter().product();
         if memory.count != expected {
             let text = format!(
                 "out has shape {:?}, which is {} elements, not {expected}",
-                memory.shape, memory.count
+                memory.shape(),
+                memory.count
             );
             return Err(argument(py, text));
         }
@@ -249,10 +257,10 @@ fn stacked(ranks: usize, shape: &[usize]) -> Vec<usize> {
 }
 
 fn expect_shape(py: Python<'_>, expected: &[usize], memory: &Memory) -> PyResult<()> {
-    if memory.shape == expected {
+    if memory.shape() == expected {
         return Ok(());
     }
-    Err(argument(py, format!("out has shape {:?}, not {expected:?} as data", memory.shape)))
+    Err(argument(py, format!("out has shape {:?}, not {expected:?} as data", memory.shape())))
 }
 
 /// A shape divided by the ranks along its first dimension.
@@ -339,7 +347,7 @@ impl Group {
             None => (Call::in_place(Collective::AllReduce, input), data),
             Some(out) => {
                 let output = Memory::of(out, "out", true)?;
-                expect_shape(py, &input.shape, &output)?;
+                expect_shape(py, &input.shape(), &output)?;
                 (Call::new(Collective::AllReduce, Some(input), Some(output)), out)
             }
         };
@@ -370,7 +378,7 @@ impl Group {
             None => (Call::in_place(collective, input), data.clone().unbind()),
             Some(out) => {
                 let output = Memory::of(out, "out", true)?;
-                expect_shape(py, &input.shape, &output)?;
+                expect_shape(py, &input.shape(), &output)?;
                 (Call::new(collective, Some(input), Some(output)), out.clone().unbind())
             }
         };
@@ -411,7 +419,7 @@ impl Group {
         let py = data.py();
         let input = Memory::of(data, "data", false)?;
         let (shape, blocks) = match counts {
-            None => (stacked(self.ranks(), &input.shape), Blocks::Equal),
+            None => (stacked(self.ranks(), &input.shape()), Blocks::Equal),
             Some(counts) => (vec![sum(py, &counts)?], Blocks::Listed(counts)),
         };
         let (out, output) = self.output(py, out, &shape, input.element)?;
@@ -461,8 +469,8 @@ impl Group {
         let input = Memory::of(data, "data", false)?;
         let (shape, blocks) = match (send_counts, receive_counts) {
             (None, None) => {
-                divided(py, self.ranks(), &input.shape)?;
-                (input.shape.clone(), Blocks::Equal)
+                divided(py, self.ranks(), &input.shape())?;
+                (input.shape(), Blocks::Equal)
             }
             (Some(send), Some(receive)) => (vec![sum(py, &receive)?], Blocks::Between(send, receive)),
             _ => return Err(argument(py, "give both send_counts and receive_counts, or none of them")),
@@ -488,7 +496,7 @@ impl Group {
         let is_root = self.expect_root(py, root)?;
         let input = Memory::of(data, "data", false)?;
         let (shape, blocks) = match counts {
-            None => (stacked(self.ranks(), &input.shape), Blocks::Equal),
+            None => (stacked(self.ranks(), &input.shape()), Blocks::Equal),
             Some(counts) => (vec![sum(py, &counts)?], Blocks::Listed(counts)),
         };
         let (result, output) = match is_root {
@@ -574,6 +582,43 @@ impl Group {
     fn barrier(&self, py: Python<'_>, timeout: Option<f64>, async_: bool) -> PyResult<Py<PyAny>> {
         let call = Call::new(Collective::Barrier, None, None);
         call.carry_out(py, &self.inner, self.manner(timeout, 0, async_), py.None())
+    }
+
+    /// Rounds of a partial all-reduce of arrays of this shape: sums that do not wait for late
+    /// ranks, and say whose data are in them. All ranks call it alike.
+    ///
+    /// activation: when a round opens: all, solo, majority, quorum:K, quorum:K+GRACE or deadline:D,
+    /// with times as 20ms. late: what becomes of late contributions: carry, drop or correct.
+    /// divisor: none, world or contributors. op: sum, prod, min, max, and, or, xor. staleness_max:
+    /// how many rounds in a row a rank may be left out. Those left out are as the activation says.
+    #[pyo3(signature = (shape, dtype=None, activation="all", *, op=None, late=None, divisor=None,
+                        staleness_max=None, timeout=None))]
+    fn partial<'py>(
+        &self,
+        py: Python<'py>,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        activation: &str,
+        op: Option<&Bound<'py, PyAny>>,
+        late: Option<&str>,
+        divisor: Option<&str>,
+        staleness_max: Option<u32>,
+        timeout: Option<f64>,
+    ) -> PyResult<Partial> {
+        let (shape, name): (Vec<usize>, String) =
+            py.import("pleach._arrays")?.getattr("described")?.call1((shape, dtype))?.extract()?;
+        let Some(element) = ElementType::named(&name) else {
+            return Err(argument(py, format!("{name:?} is no element type")));
+        };
+        let op = op.map_or(Ok(ReduceOp::Sum), reduction)?;
+        element.expect(py, op)?;
+        let activation = partial::activation(py, activation, late, divisor, staleness_max)?.combined_by(op);
+        let len = shape.iter().try_fold(element.lanes(), |len, length| len.checked_mul(*length));
+        let Some(len) = len else { return Err(argument(py, "the shape is too large")) };
+        let group = self.inner.group(py, self.manner(timeout, 0, false))?.interrupted_by(interrupted);
+        let raw = py.detach(|| RawPartial::new(&group, len, element.data_type, activation));
+        let raw = raw.map_err(|error| partial::exception(py, &self.inner, error))?;
+        Ok(Partial::new(raw, Arc::clone(&self.inner), shape, element))
     }
 
     /// A NumPy array of zeros over registered memory: calls on it, and on its contiguous parts,
@@ -727,7 +772,7 @@ impl Group {
         counts: Option<Vec<usize>>,
     ) -> PyResult<(Vec<usize>, Blocks)> {
         Ok(match counts {
-            None => (divided(py, self.ranks(), &input.shape)?, Blocks::Equal),
+            None => (divided(py, self.ranks(), &input.shape())?, Blocks::Equal),
             Some(counts) => {
                 let own = counts.get(self.rank() as usize).copied();
                 let Some(own) = own.filter(|_| counts.len() == self.ranks()) else {

@@ -1,4 +1,5 @@
-//! The native module of the Python package: groups, operations under way, registered memory.
+//! The native module of the Python package: groups, operations under way, registered memory, and
+//! tensors by key.
 //!
 //! Every call becomes an untyped [`pleach_collectives::Operation`]. **Invariants:** memory that an
 //! operation works on is held by [`memory::Memory`] until the operation has ended, also where
@@ -8,9 +9,11 @@
 mod calls;
 mod dlpack;
 mod error;
+mod exchange;
 mod group;
 mod join;
 mod memory;
+mod partial;
 mod pending;
 mod registered;
 mod store;
@@ -23,9 +26,13 @@ use pyo3::pymodule;
 #[pymodule]
 mod _native {
     #[pymodule_export]
+    use crate::exchange::{Endpoint, LendableMemory, Peer, PendingTensor, ReceivedMemory, close_all};
+    #[pymodule_export]
     use crate::group::{Group, leave_all};
     #[pymodule_export]
     use crate::join::{join, join_in_store};
+    #[pymodule_export]
+    use crate::partial::{Partial, Round};
     #[pymodule_export]
     use crate::pending::Pending;
     #[pymodule_export]

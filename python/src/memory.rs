@@ -16,16 +16,25 @@ pub(crate) struct Memory {
     pub(crate) element: ElementType,
     /// Elements of the array.
     pub(crate) count: usize,
-    pub(crate) shape: Vec<usize>,
-    _keep: Keep,
+    keep: Keep,
 }
 
 enum Keep {
-    View(#[expect(dead_code, reason = "held for its drop")] View),
-    Tensor(#[expect(dead_code, reason = "held for its drop")] dlpack::Taken),
+    View(View),
+    Tensor { _taken: dlpack::Taken, shape: Vec<usize> },
 }
 
 impl Memory {
+    /// The lengths of the array's dimensions. Most calls do not ask for them.
+    pub(crate) fn shape(&self) -> Vec<usize> {
+        match &self.keep {
+            Keep::View(view) => {
+                view.shape().iter().map(|&length| usize::try_from(length).unwrap_or(0)).collect()
+            }
+            Keep::Tensor { shape, .. } => shape.clone(),
+        }
+    }
+
     /// The memory of an argument of this name.
     pub(crate) fn of(object: &Bound<'_, PyAny>, name: &str, is_written: bool) -> PyResult<Self> {
         let py = object.py();
@@ -46,9 +55,8 @@ impl Memory {
                 format!("{name} has elements of format {format:?}, which pleach does not have; {TYPES}");
             return Err(argument(py, text));
         };
-        let shape = view.shape().iter().map(|&length| usize::try_from(length).unwrap_or(0)).collect();
         let count = view.bytes() / element.bytes();
-        Ok(Self { address: view.address(), element, count, shape, _keep: Keep::View(view) })
+        Ok(Self { address: view.address(), element, count, keep: Keep::View(view) })
     }
 
     /// Of an object whose buffer protocol refuses: arrays of ml_dtypes are taken as arrays of
@@ -97,7 +105,7 @@ impl Memory {
         }
         let dlpack::Described { address, element, shape, .. } = described;
         let count = shape.iter().product();
-        Ok(Self { address, element, count, shape, _keep: Keep::Tensor(taken) })
+        Ok(Self { address, element, count, keep: Keep::Tensor { _taken: taken, shape } })
     }
 }
 

@@ -172,10 +172,11 @@ impl SvmModel {
         self.model.intercepts()
     }
 
-    /// The iterations, the dual objective, and whether training has converged.
-    fn training(&self) -> (u64, f64, bool) {
+    /// The iterations, the dual objective, whether training has converged, and how many steps the
+    /// kernel was not positive along.
+    fn training(&self) -> (u64, f64, bool, u64) {
         let training = self.model.training().copied().unwrap_or_default();
         let converged = training.outcome == Outcome::Converged;
-        (training.iterations, training.objective, converged)
+        (training.iterations, training.objective, converged, training.negative_curvatures)
     }
 }

@@ -5,7 +5,9 @@
 //! have the same layout and names in 3.10.
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
@@ -39,9 +41,28 @@ const C_CONTIGUOUS: c_int = 0x20 | STRIDES;
 
 /// Memory of an object, which stays where it is until this is dropped.
 pub(crate) struct View {
-    /// On the heap: the exporter may point into the struct.
-    raw: Box<RawView>,
+    /// On the heap: the exporter may point into the struct. Empty after the drop.
+    raw: ManuallyDrop<Box<RawView>>,
 }
+
+thread_local! {
+    /// The struct of a view that was released, for the next one: small calls feel an allocation.
+    static SPARE: Cell<Option<Box<RawView>>> = const { Cell::new(None) };
+}
+
+const EMPTY: RawView = RawView {
+    buf: std::ptr::null_mut(),
+    obj: std::ptr::null_mut(),
+    len: 0,
+    itemsize: 0,
+    readonly: 0,
+    ndim: 0,
+    format: std::ptr::null_mut(),
+    shape: std::ptr::null_mut(),
+    strides: std::ptr::null_mut(),
+    suboffsets: std::ptr::null_mut(),
+    internal: std::ptr::null_mut(),
+};
 
 // SAFETY: the struct is only read, and its release takes the GIL.
 unsafe impl Send for View {}
@@ -55,25 +76,14 @@ impl View {
     ///
     /// What the object says: it has no such memory, or the memory is read-only or not contiguous.
     pub(crate) fn of(object: &Bound<'_, PyAny>, is_written: bool) -> PyResult<Self> {
-        let mut raw = Box::new(RawView {
-            buf: std::ptr::null_mut(),
-            obj: std::ptr::null_mut(),
-            len: 0,
-            itemsize: 0,
-            readonly: 0,
-            ndim: 0,
-            format: std::ptr::null_mut(),
-            shape: std::ptr::null_mut(),
-            strides: std::ptr::null_mut(),
-            suboffsets: std::ptr::null_mut(),
-            internal: std::ptr::null_mut(),
-        });
+        let mut raw = SPARE.take().unwrap_or_else(|| Box::new(EMPTY));
+        *raw = EMPTY;
         let flags = C_CONTIGUOUS | FORMAT | if is_written { WRITABLE } else { 0 };
         // SAFETY: the object is alive, the GIL is held, and the struct is one that the call fills.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *raw, flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
         }
-        Ok(Self { raw })
+        Ok(Self { raw: ManuallyDrop::new(raw) })
     }
 
     pub(crate) fn address(&self) -> usize {
@@ -109,10 +119,14 @@ impl View {
 
 impl Drop for View {
     fn drop(&mut self) {
+        // SAFETY: taken once, in the drop.
+        let mut raw = unsafe { ManuallyDrop::take(&mut self.raw) };
         // Without an interpreter nothing is to be released.
         let _ = Python::try_attach(|_| {
             // SAFETY: the struct was filled, is released once, and the GIL is held.
-            unsafe { PyBuffer_Release(&raw mut *self.raw) }
+            unsafe { PyBuffer_Release(&raw mut *raw) }
         });
+        // At the end of a thread there may be no place for it.
+        let _ = SPARE.try_with(|spare| spare.set(Some(raw)));
     }
 }

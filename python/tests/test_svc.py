@@ -1,5 +1,7 @@
 """``pleach.SVC`` beside ``sklearn.svm.SVC``, which is LIBSVM."""
 
+import warnings
+
 import numpy as np
 import pytest
 
@@ -100,3 +102,12 @@ def test_bad_parameters_are_named(settings, text):
     X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match=text):
         pleach.SVC(**settings).fit(X, y)
+
+
+def test_kernel_that_is_not_positive_is_warned_of():
+    X, y = load_iris(return_X_y=True)
+    with pytest.warns(UserWarning, match="the kernel is not positive along [1-9]"):
+        pleach.SVC(kernel="sigmoid", gamma=0.05, coef0=0.1).fit(X, y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pleach.SVC(gamma=0.5).fit(X, y)

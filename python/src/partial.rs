@@ -1,0 +1,201 @@
+//! Partial all-reduce as a Python class. Contributions are copied in and results out: a result
+//! stays what it is when later rounds end.
+#![allow(unsafe_code)]
+
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late, Own, RankSet};
+use pleach_collectives::{PartialError, RawPartial, RawRound};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{self, argument};
+use crate::group::{Group, Inner};
+use crate::memory::Memory;
+use crate::types::ElementType;
+
+/// Rounds of a partial all-reduce: see ``Group.partial``.
+#[pyclass(frozen, module = "pleach._native", name = "Partial")]
+pub(crate) struct Partial {
+    raw: Mutex<RawPartial>,
+    group: Arc<Inner>,
+    shape: Vec<usize>,
+    element: ElementType,
+}
+
+/// A round that has ended.
+#[pyclass(frozen, get_all, module = "pleach._native", name = "Round")]
+pub(crate) struct Round {
+    /// The combined contributions: a new array, with the same bits on all ranks.
+    result: Py<PyAny>,
+    /// The ranks whose contributions are in the result: the same on all ranks.
+    contributors: Vec<u32>,
+    /// What became of this rank's contribution: counted, carried, dropped, corrected or abstained.
+    own: &'static str,
+    /// The round's number, from 0.
+    number: u64,
+    /// How many results this rank has missed since the round before.
+    missed: u64,
+    /// With late="correct": the ranks whose late contributions are reduced apart, and the sum.
+    correction: Option<(Vec<u32>, Py<PyAny>)>,
+}
+
+/// How rounds are to go, as Python says it.
+pub(crate) fn activation(
+    py: Python<'_>,
+    text: &str,
+    late: Option<&str>,
+    divisor: Option<&str>,
+    staleness_max: Option<u32>,
+) -> PyResult<Activation> {
+    let refused = |error: ActivationError| argument(py, error.to_string());
+    let mut activation: Activation = text.parse().map_err(refused)?;
+    if let Some(late) = late {
+        activation = activation.late(late.parse::<Late>().map_err(refused)?);
+    }
+    if let Some(divisor) = divisor {
+        activation = activation.divisor(divisor.parse::<Divisor>().map_err(refused)?);
+    }
+    Ok(staleness_max.map_or(activation, |rounds| activation.staleness_max(rounds)))
+}
+
+/// An error as an exception.
+pub(crate) fn exception(py: Python<'_>, group: &Inner, error: PartialError) -> PyErr {
+    match error {
+        PartialError::Collective(error) => error::collective(py, group.info(), &error),
+        PartialError::Split(error) => error::split(py, group.info(), error),
+        PartialError::NothingGiven { .. } => error::nothing_given(py, &error.to_string()),
+        other => argument(py, other.to_string()),
+    }
+}
+
+/// What is taken out of a round while the rounds are borrowed.
+struct Taken {
+    result: Vec<u8>,
+    correction: Option<(RankSet, Vec<u8>)>,
+    contributors: RankSet,
+    own: Own,
+    number: u64,
+    missed: u64,
+}
+
+impl Taken {
+    fn of(round: &RawRound<'_>) -> Self {
+        Self {
+            result: round.result().to_vec(),
+            correction: round.correction().map(|(set, sum)| (set.clone(), sum.to_vec())),
+            contributors: round.contributors().clone(),
+            own: round.own(),
+            number: round.number(),
+            missed: round.missed(),
+        }
+    }
+}
+
+impl Partial {
+    pub(crate) fn new(raw: RawPartial, group: Arc<Inner>, shape: Vec<usize>, element: ElementType) -> Self {
+        Self { raw: Mutex::new(raw), group, shape, element }
+    }
+
+    /// Makes a call without the GIL, if no other thread makes one.
+    fn call(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&mut RawPartial) -> Result<Taken, PartialError> + Send,
+    ) -> PyResult<Round> {
+        let taken = py.detach(|| match self.raw.try_lock() {
+            Ok(mut raw) => Some(make(&mut raw)),
+            Err(TryLockError::Poisoned(poisoned)) => Some(make(&mut poisoned.into_inner())),
+            Err(TryLockError::WouldBlock) => None,
+        });
+        let Some(taken) = taken else {
+            return Err(argument(py, "another thread is in a call of these rounds; make one call at a time"));
+        };
+        let taken = taken.map_err(|error| exception(py, &self.group, error))?;
+        let array = |bytes: &[u8]| self.array(py, bytes);
+        let own = match taken.own {
+            Own::Counted => "counted",
+            Own::Carried => "carried",
+            Own::Dropped => "dropped",
+            Own::Corrected => "corrected",
+            _ => "abstained",
+        };
+        let correction = match taken.correction {
+            Some((set, sum)) => Some((set.iter().collect(), array(&sum)?)),
+            None => None,
+        };
+        Ok(Round {
+            result: array(&taken.result)?,
+            contributors: taken.contributors.iter().collect(),
+            own,
+            number: taken.number,
+            missed: taken.missed,
+            correction,
+        })
+    }
+
+    /// A new array of these bytes.
+    fn array(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<Py<PyAny>> {
+        let (array, memory) = Group::new_array(py, &self.shape, self.element)?;
+        assert_eq!(memory.count * self.element.bytes(), bytes.len(), "the array has the shape of the rounds");
+        let into = std::ptr::with_exposed_provenance_mut::<u8>(memory.address);
+        // SAFETY: the array is new, as long as the bytes, and nobody else has it.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
+        Ok(array.unbind())
+    }
+}
+
+#[pymethods]
+impl Partial {
+    /// Hands ``data`` over, which is copied and has the shape and type of the rounds. Returns the
+    /// round that counts it or, where it came too late, the newest round that was bound without it.
+    fn contribute(&self, data: &Bound<'_, PyAny>) -> PyResult<Round> {
+        let py = data.py();
+        let memory = Memory::of(data, "data", false)?;
+        if memory.shape() != self.shape || memory.element != self.element {
+            let text = format!(
+                "data has shape {:?} and type {}, not {:?} and {} as the rounds",
+                memory.shape(),
+                memory.element.name(),
+                self.shape,
+                self.element.name()
+            );
+            return Err(argument(py, text));
+        }
+        let address = memory.address;
+        self.call(py, move |raw| {
+            let into = raw.contribution();
+            let from = std::ptr::with_exposed_provenance::<u8>(address);
+            // SAFETY: `memory` keeps the array, whose length was looked at; a contribution is
+            // memory of the rounds' own.
+            unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+            raw.contribute().map(|round| Taken::of(&round))
+        })
+    }
+
+    /// Has nothing to give to the next round: nobody waits for this rank until it contributes
+    /// again. Returns as ``contribute`` does.
+    fn abstain(&self, py: Python<'_>) -> PyResult<Round> {
+        self.call(py, |raw| raw.abstain().map(|round| Taken::of(&round)))
+    }
+
+    /// Gives nothing any more, and takes part in rounds until all ranks have finished. Returns the
+    /// last round, in which the late contributions are that are still carried.
+    fn finish(&self, py: Python<'_>) -> PyResult<Round> {
+        self.call(py, |raw| raw.finish().map(|round| Taken::of(&round)))
+    }
+
+    /// How the rounds went so far: a dictionary with rounds, counted (by rank), late, dropped and
+    /// missed.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let report = py.detach(|| self.raw.lock().unwrap_or_else(PoisonError::into_inner).report());
+        let report = report.map_err(|error| exception(py, &self.group, error))?;
+        let fields = PyDict::new(py);
+        fields.set_item("rounds", report.rounds)?;
+        fields.set_item("counted", report.counted)?;
+        fields.set_item("late", report.late)?;
+        fields.set_item("dropped", report.dropped)?;
+        fields.set_item("missed", report.missed)?;
+        Ok(fields)
+    }
+}
