@@ -67,7 +67,7 @@
 //! | schedule | a collective as data: a list of lanes for every rank | MSCCL: algorithm |
 //! | lane | a program that a rank runs for every chunk of a block | MSCCL: thread block; NCCL: channel |
 //! | block, chunk | a share of a part; the piece of a block that one pass of a lane moves | NCCL: chunk, slice |
-//! | window | the number of chunks of a lane that may be under way at the same time | NCCL: steps of a FIFO |
+//! | window of a lane | the number of chunks of a lane that may be under way at the same time | NCCL: steps of a FIFO |
 //! | eager | an algorithm that sends data to scratch memory of the receiver without waiting for it | MPI: eager protocol |
 //! | proof | a schedule that `verify` accepted | - |
 //! | variant | an algorithm with its access and its window | NCCL: algorithm and protocol |
@@ -95,9 +95,25 @@
 //! | priority | the order in which calls under way take their steps | NCCL: stream priority |
 //! | stream, mark | an order of work on a GPU; a place in it | CUDA: stream, event |
 //! | staging | host memory through which data of a GPU pass on their way to peers | NCCL: bounce buffer |
+//! | window | memory of a group that ranks read and write without each other's calls | MPI: window, passive target; NVSHMEM: symmetric heap |
+//! | version | all elements that a rank published at once, with a word; a read is of one version | seqlock: sequence; parameter server: clock |
+//! | slot of a window | memory at a target into which one writer writes, under credit | MPI: none |
+//! | word | up to 48 bytes that go with a version or with a write | verbs: immediate |
 //! | fault | the cause of the failure of a group, the same on all survivors | NCCL: asynchronous error |
 //! | arrival skew | the time from the call of this rank to the same call of a peer | straggler |
 //! | report | the statistics of one rank: calls, times, arrival skew | NCCL: RAS |
 //! | flight recorder | the last operations of a rank, written to a file when its group fails | PyTorch: flight recorder |
 //! | finding | one line of the report of `pleach doctor`: ok, unknown, warning or problem, with a remedy | - |
 //! | cycle | ranks that are each blocked in a call that needs the next rank | distributed systems: deadlock |
+//!
+//! # Training
+//!
+//! | word | meaning | elsewhere |
+//! | --- | --- | --- |
+//! | scheme | a rule by which ranks train one model | PyTorch: DDP, `LocalSGD` and others; Horovod: distributed optimizer |
+//! | policy | the decisions of a scheme on one rank | - |
+//! | driver | carries out what a policy decides: a trainer on ranks, or a simulation | - |
+//! | ledger | the pieces of vectors that computing and operations under way use | - |
+//! | exchange | an operation after which all ranks have the same parameters | torchft: synchronization |
+//! | pseudo-gradient | what local steps changed, with the opposite sign | DiLoCo: outer gradient |
+//! | staleness | how many steps a rank has made since the last exchange, when it computes a gradient | SSP: clocks |

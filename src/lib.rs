@@ -48,6 +48,23 @@ pub use pleach_transport::{
 
 pub mod variables;
 
+/// Partial all-reduce: a sum that does not wait for late ranks, and says whose data are in it
+/// ([`Group::partial`]).
+pub mod partial {
+    #[doc(hidden)]
+    pub use pleach_collectives::partial::duration;
+    pub use pleach_collectives::partial::{
+        Activation, ActivationError, Divisor, Late, Own, PartialReport, RankSet,
+    };
+    pub use pleach_collectives::{Partial, PartialError, RawPartial, RawRound, Round};
+}
+
+/// One-sided memory of a group: ranks publish elements that others read, and write into slots of
+/// others ([`Group::window`]).
+pub mod window {
+    pub use pleach_collectives::{Arrival, PendingRead, Window, WindowError, Word};
+}
+
 /// Which algorithm a call takes: named, or measured by `pleach tune`.
 pub mod tuning {
     pub use pleach_schedule::cost::{CostModel, Platform};

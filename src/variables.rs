@@ -112,12 +112,12 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "PLEACH_FABRIC",
         "auto",
-        "by which fabric programs that exchange tensors share memory: `auto`, `shm`, `tcp`, `verbs`, or `none`: tensors then go inline",
+        "by which fabric programs that exchange tensors have regions: `auto`, `shm`, `tcp`, `verbs`, or `none`: tensors then go inline",
     ),
     variable(
         "PLEACH_REQUIRE",
         "nothing",
-        "`regions`: a peer with which a program that exchanges tensors shares no memory is an error",
+        "`regions`: a peer with which a program that exchanges tensors has no regions is an error",
     ),
     variable(
         "PLEACH_TUNING",

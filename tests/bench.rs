@@ -3,9 +3,10 @@
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
 
+use std::cell::RefCell;
 use std::process::Output;
 
-use launcher::{finish, pleach, text};
+use launcher::{finish, pleach, text, wait_until};
 use pleach::{Collective, DataType};
 
 const FIELDS: [&str; 12] = [
@@ -32,6 +33,19 @@ fn bench(arguments: &[&str]) -> Output {
     finish(command)
 }
 
+/// A run whose ranks are bound to cores of their own. Jobs of other tests have cores too, for a
+/// while.
+fn bench_on_own_cores(arguments: &[&str]) -> Output {
+    let output = RefCell::new(None);
+    wait_until("the ranks have cores of their own", || {
+        let latest = bench(arguments);
+        let is_bound = !text(&latest.stderr).contains("other jobs have");
+        output.replace(Some(latest));
+        is_bound
+    });
+    output.into_inner().expect("a run")
+}
+
 /// The fields of a flat JSON object without commas or colons in its strings, in order.
 fn fields(line: &str) -> Vec<(&str, &str)> {
     let inner = line.strip_prefix('{').and_then(|line| line.strip_suffix('}')).expect(line);
@@ -41,7 +55,8 @@ fn fields(line: &str) -> Vec<(&str, &str)> {
 
 /// Rows of a run that succeeded, each with exactly the promised fields and no wrong element.
 fn rows(arguments: &[&str]) -> Vec<Vec<String>> {
-    let output = bench(&[arguments, &QUICK, &["--json"]].concat());
+    let run = if arguments.contains(&"--bind") { bench_on_own_cores } else { bench };
+    let output = run(&[arguments, &QUICK, &["--json"]].concat());
     assert!(output.status.success(), "{arguments:?}: {output:?}");
     assert!(output.stderr.is_empty(), "{arguments:?}: {output:?}");
     let lines = text(&output.stdout).lines();

@@ -90,13 +90,15 @@ impl Drop for Server {
 }
 
 #[test]
-fn a_tensor_is_fetched_in_place_or_inline_and_written_for_numpy() {
+fn a_tensor_is_fetched_in_each_way_and_written_for_numpy() {
     let folder = Folder::new("fetch");
     let model = folder.file("model.safetensors", &model());
     let server = Server::start(&mut pleach(&["serve", &model]));
     let npy = folder.path("weight.npy");
-    for (fabric, way) in [("auto", "in place"), ("shm", "in place"), ("none", "inline"), ("tcp", "inline")] {
-        let output = run(&["fetch", &server.address, "weight", "-o", &npy, "--fabric", fabric, "--json"]);
+    for (fabric, way) in [("auto", "in place"), ("shm", "in place"), ("none", "inline"), ("tcp", "copied")] {
+        let require = if way == "inline" { &[][..] } else { &["--require", "regions"] };
+        let fetch = ["fetch", &server.address, "weight", "-o", &npy, "--fabric", fabric, "--json"];
+        let output = run(&[&fetch[..], require].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let line: Value = serde_json::from_slice(&output.stdout).expect("one line of JSON");
         assert_eq!(
@@ -130,7 +132,7 @@ fn what_cannot_be_fetched_is_one_line_with_its_reason() {
     assert!(text.contains("no tensor 'wieght' of step 0, did you mean 'weight'?"), "{text}");
     let (status, text) = refused(&run(&["fetch", &server.address, "weight", "--require", "regions"]));
     assert_eq!(status, Some(1));
-    assert!(text.contains("the other program shares no memory"), "{text}");
+    assert!(text.contains("the other program has no regions"), "{text}");
     let (status, text) = refused(&run(&["fetch", &server.address, "bias", "-o", "/nowhere/x.npy"]));
     assert_eq!(status, Some(2), "{text}");
     for address in ["nowhere", "127.0.0.1", "127.0.0.1:x"] {
@@ -209,7 +211,7 @@ fn a_file_that_is_not_served_is_one_line_with_its_reason() {
 #[test]
 fn the_measurement_checks_each_way_and_fabric_that_it_has() {
     let sizes = ["--min", "64", "--max", "64K", "--factor", "32", "--json"];
-    for (way, fabric) in [("in-place", "shm"), ("copied", "shm"), ("copied", "tcp")] {
+    for (way, fabric) in [("in-place", "shm"), ("copied", "shm"), ("copied", "tcp"), ("inline", "tcp")] {
         let output = run(&[&["bench", "--way", way, "--fabric", fabric][..], &sizes].concat());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let lines: Vec<Value> = String::from_utf8_lossy(&output.stdout)

@@ -7,10 +7,12 @@ use std::mem::forget;
 use std::thread;
 use std::time::Duration;
 
+use pleach::partial::{Activation, Partial, RawPartial, RawRound, Round};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Rendezvous, World};
+use pleach::window::{Arrival, PendingRead, Window, Word};
 use pleach::{
-    Batch, Buffer, CollectiveError, Group, Operation, Options, Pending, PendingError, Persistent, Rank,
-    ReduceOp,
+    Batch, Buffer, CollectiveError, DataType, Group, Operation, Options, Pending, PendingError, Persistent,
+    Rank, ReduceOp,
 };
 
 /// Longest time that anything here takes on a loaded machine.
@@ -159,5 +161,74 @@ fn a_group_and_the_one_that_was_split_from_it_go_in_any_order_with_calls_under_w
         let mut data = of(&part, 1);
         part.all_reduce(&mut data, ReduceOp::Sum).unwrap();
         assert!(data.iter().all(|value| *value == 2), "a part outlives the whole");
+    });
+}
+
+#[test]
+fn memory_of_rounds_that_are_dropped_or_forgotten_is_not_given_to_others() {
+    with_pair("rounds", |group| {
+        let others = vec![7u32; LEN];
+        for step in 0..6u32 {
+            let mut rounds: Partial<u32> = group.partial(LEN, Activation::quorum(1)).unwrap();
+            rounds.contribution().fill(step);
+            let round: Round<'_, u32> = rounds.contribute().unwrap();
+            let first = round.result()[0];
+            assert!(round.result().iter().all(|element| *element == first) && first <= 2 * step);
+            group.barrier().unwrap();
+            // Half done: the contribution that is written is no round's.
+            rounds.contribution().fill(step + 1);
+            if step % 3 == 0 { forget(rounds) } else { drop(rounds) }
+        }
+        let mut raw = RawPartial::new(&group, LEN, DataType::U32, Activation::all()).unwrap();
+        raw.contribution().fill(1);
+        let round: RawRound<'_> = raw.contribute().unwrap();
+        assert!(round.result().iter().all(|byte| *byte == 2));
+        forget(round);
+        group.barrier().unwrap();
+        drop(raw);
+        assert!(others.iter().all(|element| *element == 7));
+        let mut sum = vec![1u32; LEN];
+        group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert!(sum.iter().all(|element| *element == 2));
+    });
+}
+
+#[test]
+fn reads_and_windows_that_are_forgotten_or_dropped_half_done_touch_no_memory_of_others() {
+    with_pair("windows", |group| {
+        let peer = 1 - group.rank();
+        let others = vec![7u32; LEN];
+        for step in 1..=4u32 {
+            let mut window: Window<u32> = group.window(LEN, 1).unwrap();
+            window.publish(&vec![step; LEN], Word::EMPTY).unwrap();
+            window.write(peer, 0, &vec![step; LEN], Word::EMPTY).unwrap();
+            group.barrier().unwrap();
+            let start = |window: &mut Window<u32>| -> PendingRead<Vec<u32>> {
+                window.start_read(peer, 0..LEN, vec![0; LEN]).unwrap()
+            };
+            forget(start(&mut window));
+            drop(start(&mut window));
+            let mut half_done = start(&mut window);
+            let is_alike = |elements: &[u32]| elements.iter().all(|element| *element == step);
+            let mut left = 1;
+            while left > 0 {
+                left -= window.wait(PATIENCE, |it: Arrival<'_, u32>| assert!(is_alike(it.data()))).unwrap();
+            }
+            // A read outlives its window, and a slot is written while nobody looks at it.
+            window.write(peer, 0, &vec![step; LEN], Word::EMPTY).unwrap();
+            group.barrier().unwrap();
+            if step % 2 == 0 {
+                forget(window)
+            } else {
+                drop(window)
+            }
+            while !half_done.test() {
+                thread::yield_now();
+            }
+            // Nobody leaves a window before the other rank has read.
+            group.barrier().unwrap();
+            assert!(half_done.wait().is_ok_and(|(_, _, elements)| is_alike(&elements)));
+        }
+        assert!(others.iter().all(|element| *element == 7));
     });
 }

@@ -8,7 +8,7 @@ mod skipped;
 use std::path::Path;
 use std::process::{Child, Output, Stdio};
 
-use launcher::{Folder, field, finish, number, pleach, text, wait_until};
+use launcher::{Folder, field, finish, number, pleach, rank_process, signal, status_of, text, wait_until};
 use skipped::skip;
 
 fn svm(arguments: &[&str]) -> Output {
@@ -155,29 +155,16 @@ fn long_training(more: &[&str]) -> (Child, [u32; 2]) {
     command.args(["svm", "digits", "--c", "1000", "--gamma", "0.001", "--tolerance", "1e-9", "--cache", "0"]);
     command.args(["--shrink", "none", "--ranks", "2"]).args(more);
     let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("pleach starts");
-    let rank_process = |rank: u32| {
-        let processes = std::fs::read_dir("/proc").expect("there is /proc");
-        let mut numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
-        numbers.find(|number| {
-            let file = |name: &str| std::fs::read(format!("/proc/{number}/{name}")).unwrap_or_default();
-            let parent = format!("PPid:\t{}\n", launcher.id());
-            let variable = format!("PLEACH_RANK={rank}");
-            // A rank that catches SIGINT has joined and is about to train.
-            let status = String::from_utf8_lossy(&file("status")).into_owned();
-            let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap_or("0");
-            status.contains(&parent)
-                && file("environ").split(|byte| *byte == 0).any(|one| one == variable.as_bytes())
-                && u64::from_str_radix(caught, 16).is_ok_and(|mask| mask & 2 != 0)
-        })
+    // A rank that catches SIGINT has joined and is about to train.
+    let catches_interrupts = |process: &u32| {
+        let status = status_of(*process);
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t")).unwrap_or("0");
+        u64::from_str_radix(caught, 16).is_ok_and(|mask| mask & 2 != 0)
     };
+    let rank_process = |rank| rank_process(launcher.id(), rank).filter(catches_interrupts);
     wait_until("two ranks train", || rank_process(0).is_some() && rank_process(1).is_some());
     let ranks = [0, 1].map(|rank| rank_process(rank).expect("it trains"));
     (launcher, ranks)
-}
-
-fn signal(process: u32, signal: rustix::process::Signal) {
-    let process = rustix::process::Pid::from_raw(process.cast_signed()).expect("is no 0");
-    rustix::process::kill_process(process, signal).expect("it runs");
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod launcher;
 
 use std::process::Output;
 
-use launcher::{field, finish, number, pleach, text};
+use launcher::{Folder, field, finish, number, pleach, text};
 
 fn train(arguments: &[&str]) -> Output {
     let mut command = pleach();
@@ -62,6 +62,18 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--fabric", "carrier-pigeon"], "there are shm tcp shm+tcp verbs shm+verbs auto"),
         (&["--ranks", "0"], "--ranks 0"),
         (&["--epochs", "0"], "--epochs"),
+        (&["--scheme", "local-sdg"], "did you mean 'local-sgd'?"),
+        (&["--scheme", "diloco:outer_lr=1"], "did you mean 'outer-lr'?"),
+        (&["--scheme", "local-sgd:every=0"], "bad value of every: '0'"),
+        (&["--scheme", "sync", "--partial", "solo"], "--partial"),
+        (&["--simulate", "4"], "--scheme"),
+        (&["--simulate", "0", "--scheme", "sync"], "--simulate"),
+        (&["--simulate", "4", "--scheme", "sync", "--ranks", "4"], "--ranks"),
+        (&["--simulate", "4", "--scheme", "sync", "--compute", "10ms,cv=x"], "cv=x"),
+        (&["--simulate", "4", "--scheme", "sync", "--compute", "10ms,straggler=4:2"], "straggler 4"),
+        (&["--simulate", "4", "--scheme", "sync", "--topology", "ring:8"], "--simulate 8"),
+        (&["--compute", "10ms"], "--simulate"),
+        (&["--lr", "0.1"], "--scheme"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -69,4 +81,125 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         assert!(error.starts_with("error: ") && error.contains(part), "{arguments:?}: {error}");
         assert!(output.stdout.is_empty());
     }
+}
+
+/// The schemes that there are, with their usual parameters.
+const SCHEMES: [&str; 3] = ["sync", "local-sgd", "diloco"];
+
+fn by_each_scheme(arguments: &[&str]) -> Output {
+    let schemes = SCHEMES.iter().flat_map(|scheme| ["--scheme", scheme]);
+    train(&arguments.iter().copied().chain(schemes).collect::<Vec<_>>())
+}
+
+#[test]
+fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds() {
+    for fabric in ["shm", "tcp"] {
+        let output = by_each_scheme(&["--fabric", fabric, "--json"]);
+        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        assert_eq!(lines.len(), 5 * SCHEMES.len(), "{fabric}: {lines:?}");
+        for (scheme, lines) in SCHEMES.iter().zip(lines.chunks_exact(5)) {
+            for (rank, line) in lines[..4].iter().enumerate() {
+                assert_eq!(field(line, "rank"), rank.to_string());
+                assert!(number(line, "steps_per_s") > 0.0, "{line}");
+                let [communicating, waiting] =
+                    ["communication_share", "wait_share"].map(|name| number(line, name));
+                assert!((0.0..=1.0).contains(&communicating) && (0.0..=1.0).contains(&waiting), "{line}");
+            }
+            // The parameters, once in so many steps and once at the end.
+            let (every, exchanges) = match *scheme {
+                "sync" => (1, 675),
+                "local-sgd" => (8, 85),
+                _ => (50, 14),
+            };
+            let bytes = f64::from(exchanges * 4 * 4810) / 675.0;
+            assert!((number(lines[0], "bytes_per_step") - bytes).abs() <= 0.1, "{}", lines[0]);
+            assert_eq!(field(lines[0], "staleness_max"), (every - 1).to_string());
+            let last = lines[4];
+            assert_eq!((field(last, "scheme"), field(last, "ranks")), (&*format!("\"{scheme}\""), "4"));
+            assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
+            assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
+        }
+    }
+}
+
+#[test]
+fn a_person_is_told_what_a_scheme_guarantees_and_whether_it_held() {
+    let output = train(&["--ranks", "2", "--steps", "20", "--scheme", "local-sgd:every=3,warmup=2"]);
+    let (out, error) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && error.is_empty(), "{error}");
+    for part in
+        ["local-sgd:every=3,warmup=2: 20 steps", "bit for bit (8 times, and at the end): yes", "accuracy 0."]
+    {
+        assert!(out.contains(part), "no '{part}' in\n{out}");
+    }
+}
+
+#[test]
+fn simulated_ranks_end_with_the_same_hash_for_the_same_seed() {
+    let simulate = |seed| {
+        let output = by_each_scheme(&["--simulate", "8", "--steps", "60", "--seed", seed, "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let (one, again, other) = (simulate("1"), simulate("1"), simulate("2"));
+    assert_eq!(one, again);
+    assert_eq!(one.lines().count(), SCHEMES.len());
+    for ((scheme, line), other) in SCHEMES.iter().zip(one.lines()).zip(other.lines()) {
+        assert_eq!((field(line, "scheme"), field(line, "ranks")), (&*format!("\"{scheme}\""), "8"));
+        assert_eq!((field(line, "steps"), field(line, "seed")), ("60", "1"));
+        assert_ne!(field(line, "hash"), field(other, "hash"));
+        // A step takes 10 ms and more of computing.
+        assert!(number(line, "virtual_s") > 0.6, "{line}");
+        assert!((60.0 / number(line, "virtual_s") - number(line, "steps_per_s")).abs() < 0.1, "{line}");
+        assert!(
+            (0.0..1.0).contains(&number(line, "wait_share")) && number(line, "test_loss") > 0.0,
+            "{line}"
+        );
+        assert_eq!(field(line, "time_to_target_s"), "null");
+    }
+    let bytes: Vec<f64> = one.lines().map(|line| number(line, "bytes_per_rank")).collect();
+    assert_eq!(bytes, [60, 8, 2].map(|exchanges| f64::from(exchanges * 4 * 4810)));
+}
+
+#[test]
+fn curves_of_simulated_ranks_are_drawn_and_written_as_numbers() {
+    let folder = Folder::new("curves");
+    let out = folder.0.join("new").display().to_string();
+    let output = train(&[
+        "--simulate",
+        "3",
+        "--steps",
+        "40",
+        "--scheme",
+        "sync",
+        "--scheme",
+        "local-sgd:every=4,warmup=3",
+        "--topology",
+        "ring:3@2",
+        "--compute",
+        "1ms,cv=0.3,spread=0.5,straggler=1:2",
+        "--curves",
+        &out,
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    for part in
+        ["3 simulated ranks over ring:3@2", "virtual s", "local-sgd:every=4,warmup=3", "bit for bit: yes"]
+    {
+        assert!(printed.contains(part), "no '{part}' in\n{printed}");
+    }
+    for picture in ["loss.svg", "accuracy.svg", "staleness.svg", "wait.svg"] {
+        let drawn = std::fs::read_to_string(folder.0.join("new").join(picture)).expect("is drawn");
+        assert!(drawn.starts_with("<svg") && drawn.matches("<polyline").count() == 2, "{picture}: {drawn}");
+    }
+    let table = std::fs::read_to_string(folder.0.join("new/curves.csv")).expect("is written");
+    let rows: Vec<Vec<&str>> = table.lines().map(|line| line.split(',').collect()).collect();
+    assert_eq!(rows[0][..4], ["scheme", "virtual_s", "step", "test_loss"]);
+    // Each step, and the end.
+    assert_eq!(rows.len(), 1 + 2 * 41);
+    let steps: Vec<&str> = rows[1..42].iter().map(|row| row[2]).collect();
+    assert_eq!(steps, (0..=40).map(|step| step.to_string()).collect::<Vec<_>>());
+    let last = &rows[rows.len() - 1];
+    assert_eq!((last[0], last.len()), ("local-sgd:every=4;warmup=3", 7));
 }

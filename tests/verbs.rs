@@ -175,6 +175,15 @@ mod verbs {
 
     #[test]
     #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_partial_all_reduce_of_three_ranks_that_are_late_is_right() {
+        let arguments = ["partial-all-reduce", "--activation", "quorum:2", "--skew", "linear:5ms", "--sizes"];
+        let arguments = [&arguments[..], &["64,65536", "--rounds", "8", "--json"]].concat();
+        let outputs = Job::start(3, &arguments, |_, command| command).end();
+        check_rows(&outputs, 2, "partial all-reduce of 3 ranks");
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
     fn a_way_to_connect_that_there_is_not_is_an_error_with_those_that_there_are() {
         let other_way = |_, mut command: Command| {
             command.env("PLEACH_VERBS_CONNECT", "udp").env("PLEACH_JOIN_TIMEOUT", "60");

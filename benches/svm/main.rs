@@ -53,6 +53,9 @@ const SETS: [Set; 4] = [
 /// That at which solutions are compared.
 const TIGHT: &str = "1e-6";
 
+/// That of a training with many iterations.
+const TIGHTEST: &str = "1e-9";
+
 /// The heuristics of the paper.
 const SHRINKS: [&str; 13] = [
     "none",
@@ -116,6 +119,9 @@ fn measure_in(arguments: &Arguments, folder: &Path) -> Result<(), String> {
         solutions(arguments, set, &file)?;
         savings(set, &file)?;
         simulated(set, &file)?;
+        if set.name == "breast_cancer" {
+            iteration(arguments, set, &file)?;
+        }
     }
     println!();
     collectives()
@@ -273,6 +279,35 @@ fn simulated(set: &Set, file: &Path) -> Result<(), String> {
         let (none, single) = (seconds(&shrunk[0]), seconds(&shrunk[1]));
         println!("| {ranks} | {none:.4} | {single:.4} | {:.1} |", of_one / single);
     }
+    Ok(())
+}
+
+/// What an iteration takes beside its kernel rows: the time of the iterations that one training
+/// makes more than another, where both make the same rows.
+fn iteration(arguments: &Arguments, set: &Set, file: &Path) -> Result<(), String> {
+    /// Each takes milliseconds where it is of use.
+    const TRAININGS_A_ROUND: u32 = 5;
+    let (mut beyond_us, mut collectives_us) = (Vec::new(), Vec::new());
+    for _ in 0..arguments.rounds * TRAININGS_A_ROUND {
+        let with = |tolerance| -> Result<Value, String> {
+            let options = ["--ranks", "2", "--fabric", "shm", "--shrink", "none", "--tolerance", tolerance];
+            Ok(pleach(set, file, &options)?.remove(0))
+        };
+        let (few, many) = (with(set.tolerance)?, with(TIGHTEST)?);
+        let more = |name: &str| number(&many, name) - number(&few, name);
+        if more("kernel_evaluations") != 0.0 {
+            println!("\nan iteration without rows: not shown, at {TIGHTEST} other rows are made");
+            return Ok(());
+        }
+        beyond_us.push(more("train_s") * 1e6 / more("iterations"));
+        let [first, second] = EXCHANGE_BYTES.map(|bytes| collective("all-gather", 2, "shm", bytes * 2));
+        collectives_us.push(first? + second?);
+    }
+    let (all, exchange) = (median(beyond_us), median(collectives_us));
+    println!(
+        "\nan iteration on shm, 2 ranks, without rows: {all:.2} us, {:.2} times its collectives' {exchange:.2} us",
+        all / exchange
+    );
     Ok(())
 }
 

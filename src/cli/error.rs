@@ -9,6 +9,7 @@ use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use pleach::JoinGroupError;
 use pleach::transport::rendezvous::{ExplicitWorld, Launcher, World};
+use pleach_vocabulary::nearest;
 use rustix::event::poll;
 use rustix::time::Timespec;
 
@@ -62,8 +63,8 @@ impl CommandError {
         if error.kind() == ErrorKind::InvalidSubcommand
             && let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand)
         {
-            let near = nearest_subcommand(&known, name);
-            let near = near.map_or_else(String::new, |near| format!(", did you mean '{near}'?"));
+            let visible = known.get_subcommands().filter(|command| !command.is_hide_set());
+            let near = did_you_mean(visible.map(clap::Command::get_name), name);
             return Self::Typed(format!("no such command: '{name}'{near}; see 'pleach --help'"));
         }
         let subcommand = arguments.into_iter().nth(1).and_then(|name| name.into_string().ok());
@@ -102,33 +103,10 @@ impl CommandError {
     }
 }
 
-/// The subcommand that was probably meant: one that help shows, of whose letters few differ.
-fn nearest_subcommand<'a>(known: &'a clap::Command, name: &str) -> Option<&'a str> {
-    /// One letter may differ in each group of this many letters.
-    const LETTERS_A_MISTAKE: usize = 3;
-    let visible =
-        known.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
-    let near = visible.filter_map(|command| {
-        let longest = command.len().max(name.len());
-        let distance = edit_distance(command, name);
-        (distance <= longest.div_ceil(LETTERS_A_MISTAKE)).then_some((distance, command))
-    });
-    near.min().map(|(_, command)| command)
-}
-
-/// How many letters have to be put in, left out or replaced to make one word of the other.
-fn edit_distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (number, letter) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], number + 1);
-        for (place, &another) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != another);
-            diagonal = row[place + 1];
-            row[place + 1] = replaced.min(row[place] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
+/// `, did you mean 'NAME'?` with the name of the list that was probably meant. Nothing if there is
+/// none.
+pub(crate) fn did_you_mean<'a>(known: impl IntoIterator<Item = &'a str>, name: &str) -> String {
+    nearest(name, known.into_iter()).map_or_else(String::new, |near| format!(", did you mean '{near}'?"))
 }
 
 /// Whether this is a further rank of a launcher that passes on what every rank says. `pleach run`

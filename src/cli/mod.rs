@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod bench;
+mod chart;
 mod devices;
 mod digits;
 mod doctor;
@@ -19,6 +20,7 @@ mod launch;
 mod log;
 mod metrics;
 mod output;
+mod parallelize;
 mod plan;
 mod probe;
 mod progress;
@@ -26,6 +28,7 @@ mod run;
 mod schedule;
 mod secret;
 mod sim;
+mod skew;
 mod svm;
 mod top;
 mod train;
@@ -59,6 +62,8 @@ enum Command {
     Train(train::Arguments),
     /// Train a support vector machine with several ranks
     Svm(svm::Arguments),
+    /// Plan how a network is split over ranks, and what that brings
+    Parallelize(parallelize::Arguments),
     /// Measure the links between ranks, and save them as a topology
     Probe(probe::Arguments),
     /// Check this machine, or a pair of machines, and show the commands that repair it
@@ -112,6 +117,7 @@ fn dispatch(command: Command) -> Result<(), CommandError> {
         Command::Run(arguments) => run::run(arguments),
         Command::Train(arguments) => train::run(&arguments),
         Command::Svm(arguments) => svm::run(&arguments),
+        Command::Parallelize(arguments) => parallelize::run(&arguments),
         Command::Probe(arguments) => probe::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),
         Command::Devices(arguments) => devices::run(&arguments),

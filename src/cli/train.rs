@@ -4,6 +4,14 @@
 //! all ranks take the same step. The end checks two things: all ranks have the same bits in their
 //! parameters, and these are the parameters of one rank that trained on the same batches, up to
 //! rounding.
+//!
+//! With `--partial` the gradients are summed by rounds that do not wait for late ranks. Then ranks
+//! miss results now and then, and their parameters drift apart. So the parameters are averaged at
+//! the end of each epoch, as eager-SGD does every few epochs, and the end checks that the digits
+//! are read as well as by one rank.
+//!
+//! With `--scheme` the ranks train by a scheme of `pleach-training`, and with `--simulate` they do
+//! so in virtual time.
 
 use std::convert::Infallible;
 use std::hash::Hasher as _;
@@ -12,9 +20,12 @@ use std::ops::DerefMut;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use pleach::partial::{Activation, Divisor, Late, Partial, PartialError};
 use pleach::transport::clock;
 use pleach::transport::rendezvous::FabricChoice;
-use pleach::{CollectiveError, Group, Options, ReduceOp};
+use pleach::{Buffer, CollectiveError, Group, Options, Rank, ReduceOp};
+use pleach_training::Scheme;
+use pleach_training::simulation::Computing;
 use pleach_vocabulary::digest::Hasher64;
 use pleach_vocabulary::random::Random;
 use serde_json::json;
@@ -23,11 +34,15 @@ use crate::cli::digits::{DataSet, Digits};
 use crate::cli::launch::{Bind, WorldArguments, rank_or_launch};
 use crate::cli::metrics::MetricsAddress;
 use crate::cli::output::rounded;
-
+use crate::cli::skew::Skew;
 use crate::cli::{CommandError, progress};
-use network::Network;
+use network::{Network, Shape};
 
+mod curves;
+mod learner;
 mod network;
+mod scheme;
+mod simulated;
 
 /// Ranks that are started where nothing says how many.
 const DEFAULT_RANKS: u32 = 4;
@@ -45,11 +60,14 @@ const SEED: u64 = 42;
 /// as a share of the largest.
 const ROUNDING: f32 = 2e-5;
 
+/// How much less accurate than one rank a training may be that does not wait for late ranks.
+const ACCURACY_LOSS_MAX: f64 = 0.02;
+
 /// Arguments of `pleach train`.
 #[derive(Debug, clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -64,6 +82,20 @@ pub(crate) struct Arguments {
     /// How many times the training passes over all images
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
+    /// Sum gradients without waiting for late ranks; a round opens by: all, solo, majority,
+    /// quorum:K, quorum:K+GRACE or deadline:D
+    #[arg(long, value_name = "ACTIVATION", conflicts_with = "scheme")]
+    partial: Option<Activation>,
+    /// What becomes of late gradients: carry, drop or correct [default: that of the activation]
+    #[arg(long, value_name = "RULE", requires = "partial")]
+    late: Option<Late>,
+    /// By what sums are divided: world, contributors or none [default: that of the activation]
+    #[arg(long, value_name = "BY", requires = "partial")]
+    divisor: Option<Divisor>,
+    /// How late ranks are: none, linear:D (rank r sleeps (r + 1) D a step) or one:D (one rank,
+    /// drawn each step)
+    #[arg(long, value_name = "SKEW", default_value = "none")]
+    skew: Skew,
     /// Processors that each rank started here is bound to [default: core, if there are enough
     /// cores]
     #[arg(long, value_name = "HOW", value_enum)]
@@ -72,6 +104,36 @@ pub(crate) struct Arguments {
     /// without IP the address is loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
+    /// Train by a scheme: sync, local-sgd or diloco, with keys as local-sgd:every=8; several times:
+    /// by each
+    #[arg(long, value_name = "NAME[:KEY=VALUE,...]")]
+    scheme: Vec<Scheme>,
+    /// Simulate N ranks in virtual time, with real gradients
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "scheme",
+        value_parser = clap::value_parser!(u32).range(1..=simulated::RANKS_MAX.into()),
+        conflicts_with_all = ["ranks", "fabric", "skew", "bind", "metrics", "rank", "world_size", "rendezvous"],
+    )]
+    simulate: Option<u32>,
+    /// How long simulated ranks compute a gradient: lognormal; F is the standard deviation over the
+    /// mean (cv), how much slower the slowest rank may be (spread), how many times slower one is
+    #[arg(
+        long,
+        value_name = "MEAN[,cv=F][,spread=F][,straggler=RANK:F]",
+        requires = "simulate",
+        default_value = "10ms,cv=0.1"
+    )]
+    compute: Computing,
+    /// The links of simulated ranks: a preset or a file [default: star:N@1]
+    #[arg(long, value_name = "PRESET|FILE", requires = "simulate")]
+    topology: Option<String>,
+    /// Draw loss, accuracy, staleness and waiting of simulated ranks in this folder
+    #[arg(long, value_name = "DIR", requires = "simulate")]
+    curves: Option<PathBuf>,
+    #[command(flatten)]
+    training: learner::TrainingArguments,
     /// Print results as JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -85,6 +147,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         Some(folder) => DataSet::from_folder(folder).map_err(CommandError::usage)?,
         None => DataSet::built_in().map_err(CommandError::failed)?,
     };
+    if let Some(ranks) = arguments.simulate {
+        return simulated::run(arguments, ranks, &data);
+    }
     let Some(world) = rank_or_launch(&arguments.world, arguments.ranks, DEFAULT_RANKS, arguments.bind)?
     else {
         return Ok(());
@@ -93,15 +158,45 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     options.fabric = arguments.fabric;
     options.observe.metrics = arguments.metrics.map(|address| address.0).or(options.observe.metrics);
     let group = Group::join(&options).map_err(CommandError::joining)?;
+    if !arguments.scheme.is_empty() {
+        return scheme::run(arguments, group, &data);
+    }
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 
     let bar = progress::bar("training", steps(&data.train, arguments.epochs), rank == 0);
-    let mut gradients =
-        group.buffer(Network::parameters_for(data.train.image_pixels)).map_err(CommandError::failed)?;
-    let average = |gradients: &mut _| group.all_reduce(gradients, ReduceOp::Avg);
+    let parameters = Shape::new(data.train.image_pixels).parameters();
     let shard = Shard { rank, ranks };
-    let trained = train(&data.train, arguments.epochs, shard, &mut gradients, average, || bar.inc(1))
-        .map_err(CommandError::failed);
+    let mut step = 0;
+    let mut computed = || {
+        bar.inc(1);
+        arguments.skew.sleep(rank as Rank, ranks as u32, step);
+        step += 1;
+    };
+    let trained = match arguments.activation() {
+        None => {
+            let mut gradients = group.buffer(parameters).map_err(CommandError::failed)?;
+            let mut by_all = ByAll { group: &group };
+            train(&data.train, arguments.epochs, shard, &mut gradients, &mut by_all, &mut computed)
+                .map_err(CommandError::failed)
+        }
+        Some(activation) => {
+            let rounds = group.partial(parameters, activation).map_err(|error| match error {
+                PartialError::Activation(error) => CommandError::usage(error),
+                error => CommandError::failed(error),
+            })?;
+            let mut by_rounds = ByRounds { group: &group, rounds };
+            train(
+                &data.train,
+                arguments.epochs,
+                shard,
+                &mut vec![0.0; parameters],
+                &mut by_rounds,
+                &mut computed,
+            )
+            .and_then(|trained| by_rounds.rounds.finish().map(|_| trained))
+            .map_err(CommandError::failed)
+        }
+    };
     bar.finish_and_clear();
     let trained = trained?;
     let summary = Summary::gather(&group, &trained).map_err(CommandError::failed)?;
@@ -112,19 +207,97 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 
     let alone = Shard { rank: 0, ranks: 1 };
     let mut gradients = vec![0.0; trained.network.parameters().len()];
-    let nobody = |_: &mut _| Ok::<_, Infallible>(());
-    let Ok(one_rank) = train(&data.train, arguments.epochs, alone, &mut gradients, nobody, || ());
+    let Ok(one_rank) = train(&data.train, arguments.epochs, alone, &mut gradients, &mut Alone, || ());
     let difference = difference(trained.network.parameters(), one_rank.network.parameters());
     let verdict = Verdict {
         accuracy: trained.network.accuracy(&data.test),
         examined: data.test.len(),
         parameters_equal: summary.parameters_equal,
         difference,
+        accuracy_of_one: arguments.partial.map(|_| one_rank.network.accuracy(&data.test)),
     };
     summary.print(&verdict, arguments.json).map_err(|error| {
         CommandError::failed(format!("results not printed: standard output ({error}); give it a reader"))
     })?;
     verdict.check()
+}
+
+impl Arguments {
+    /// When rounds open, where gradients are summed in rounds.
+    fn activation(&self) -> Option<Activation> {
+        let activation = self.partial?;
+        // A sum that nobody divides is as many times too large as there are ranks.
+        let activation = activation.divisor(self.divisor.unwrap_or(Divisor::World));
+        Some(self.late.map_or(activation, |late| activation.late(late)))
+    }
+}
+
+/// How gradients become those of all ranks.
+trait Averaging<G> {
+    type Error;
+
+    /// Replaces the gradients by their average over ranks.
+    fn average(&mut self, gradients: &mut G) -> Result<(), Self::Error>;
+
+    /// Makes the parameters of all ranks the same at the end of an epoch.
+    fn synchronize(&mut self, _parameters: &mut [f32]) -> Result<(), Self::Error> {
+        Ok(())
+    }
+}
+
+/// Over all ranks.
+struct ByAll<'a> {
+    group: &'a Group,
+}
+
+impl Averaging<Buffer<f32>> for ByAll<'_> {
+    type Error = CollectiveError;
+
+    fn average(&mut self, gradients: &mut Buffer<f32>) -> Result<(), CollectiveError> {
+        self.group.all_reduce(gradients, ReduceOp::Avg)
+    }
+}
+
+/// Over the ranks that are there in time.
+struct ByRounds<'a> {
+    group: &'a Group,
+    rounds: Partial<f32>,
+}
+
+impl Averaging<Vec<f32>> for ByRounds<'_> {
+    type Error = PartialError;
+
+    fn average(&mut self, gradients: &mut Vec<f32>) -> Result<(), PartialError> {
+        self.rounds.contribution().copy_from_slice(gradients);
+        let round = self.rounds.contribute()?;
+        gradients.copy_from_slice(round.result());
+        if let Some((_, late)) = round.correction() {
+            gradients.iter_mut().zip(late).for_each(|(gradient, late)| *gradient += late);
+        }
+        Ok(())
+    }
+
+    fn synchronize(&mut self, parameters: &mut [f32]) -> Result<(), PartialError> {
+        // Ranks that are still in the epoch must not wait for this one. Once all ranks are here, a
+        // round to which nobody gives anything ends the epoch, and rounds wait for all again. A
+        // gradient of the last step that came too late is lost with the result of such a round.
+        match self.rounds.abstain() {
+            Ok(_) | Err(PartialError::NothingGiven { .. }) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.group.all_reduce(parameters, ReduceOp::Avg)?)
+    }
+}
+
+/// A rank alone.
+struct Alone;
+
+impl Averaging<Vec<f32>> for Alone {
+    type Error = Infallible;
+
+    fn average(&mut self, _: &mut Vec<f32>) -> Result<(), Infallible> {
+        Ok(())
+    }
 }
 
 /// Which part of each batch is whose: every `ranks`-th image from `rank` on.
@@ -147,19 +320,19 @@ fn steps(digits: &Digits, epochs: u32) -> u64 {
     digits.len().div_ceil(BATCH) as u64 * u64::from(epochs)
 }
 
-/// The loop. `average` replaces the gradients by their average over all ranks.
-fn train<G: DerefMut<Target = [f32]>, E>(
+/// The loop.
+fn train<G: DerefMut<Target = [f32]>, A: Averaging<G>>(
     digits: &Digits,
     epochs: u32,
     shard: Shard,
     gradients: &mut G,
-    mut average: impl FnMut(&mut G) -> Result<(), E>,
-    mut stepped: impl FnMut(),
-) -> Result<Trained, E> {
+    averaging: &mut A,
+    mut computed: impl FnMut(),
+) -> Result<Trained, A::Error> {
     let mut network = Network::new(digits.image_pixels, SEED);
     // The ranks meet once before the clock starts: waiting for the last to come is not
     // communicating.
-    average(gradients)?;
+    averaging.average(gradients)?;
     let begin = clock::now();
     let mut communicating = Duration::ZERO;
     let mut random = Random::new(SEED);
@@ -173,12 +346,13 @@ fn train<G: DerefMut<Target = [f32]>, E>(
             let scale = shard.ranks as f32 / batch.len() as f32;
             let mine = batch.iter().copied().skip(shard.rank).step_by(shard.ranks);
             network.gradients(digits, mine, scale, gradients);
-            let computed = clock::now();
-            average(gradients)?;
-            communicating += clock::now() - computed;
+            computed();
+            let before = clock::now();
+            averaging.average(gradients)?;
+            communicating += clock::now() - before;
             network.step(gradients);
-            stepped();
         }
+        averaging.synchronize(network.parameters_mut())?;
     }
     Ok(Trained { network, steps: steps(digits, epochs), time: clock::now() - begin, communicating })
 }
@@ -230,21 +404,27 @@ impl Summary {
                 writeln!(out, "{rank:>4} {steps_per_s:>10.1} {:>12.1} %", shard * 100.0)?;
             }
         }
-        let Verdict { accuracy, examined, parameters_equal, difference } = verdict;
+        let Verdict { accuracy, examined, parameters_equal, difference, accuracy_of_one } = verdict;
         let (ranks, matches) = (self.ranks.len(), verdict.matches_one_rank());
         if as_json {
-            let row = json!({
+            let mut row = json!({
                 "test_accuracy": rounded(*accuracy, 4), "ranks": ranks, "parameters_equal": parameters_equal,
-                "matches_one_rank": matches
             });
+            match accuracy_of_one {
+                Some(of_one) => row["test_accuracy_of_one_rank"] = json!(rounded(*of_one, 4)),
+                None => row["matches_one_rank"] = json!(matches),
+            }
             writeln!(out, "{row}")
         } else {
             let [equal, matches] = [*parameters_equal, matches].map(|holds| if holds { "yes" } else { "NO" });
             writeln!(out, "all ranks have the same parameters, bit for bit: {equal}")?;
-            writeln!(
-                out,
-                "they are those of one rank up to rounding: {matches} (largest difference {difference:.1e})"
-            )?;
+            match accuracy_of_one {
+                Some(of_one) => writeln!(out, "the test accuracy of one rank is {of_one:.4}")?,
+                None => writeln!(
+                    out,
+                    "they are those of one rank up to rounding: {matches} (largest difference {difference:.1e})"
+                )?,
+            }
             writeln!(out, "test accuracy {accuracy:.4} on {examined} images never seen before")
         }
     }
@@ -265,6 +445,8 @@ struct Verdict {
     parameters_equal: bool,
     /// From one rank's parameters; see [`difference`].
     difference: f32,
+    /// Where late ranks were not waited for.
+    accuracy_of_one: Option<f64>,
 }
 
 impl Verdict {
@@ -277,6 +459,17 @@ impl Verdict {
             return Err(CommandError::failed(
                 "ranks differ: parameters do not have the same bits on all ranks; report this with PLEACH_LOG=debug",
             ));
+        }
+        if let Some(of_one) = self.accuracy_of_one {
+            return if self.accuracy + ACCURACY_LOSS_MAX >= of_one {
+                Ok(())
+            } else {
+                Err(CommandError::failed(format!(
+                    "it has learned less: test accuracy {:.4}, and {of_one:.4} by one rank; take an activation that waits for \
+                     more ranks",
+                    self.accuracy
+                )))
+            };
         }
         if !self.matches_one_rank() {
             return Err(CommandError::failed(format!(
@@ -317,9 +510,9 @@ mod tests {
     }
 
     fn train_alone(digits: &Digits, epochs: u32) -> Network {
-        let mut gradients = vec![0.0; Network::parameters_for(digits.image_pixels)];
+        let mut gradients = vec![0.0; Shape::new(digits.image_pixels).parameters()];
         let alone = Shard { rank: 0, ranks: 1 };
-        let Ok(trained) = train(digits, epochs, alone, &mut gradients, |_| Ok::<_, Infallible>(()), || ());
+        let Ok(trained) = train(digits, epochs, alone, &mut gradients, &mut Alone, || ());
         assert_eq!(trained.steps, steps(digits, epochs));
         trained.network
     }
@@ -364,7 +557,11 @@ mod tests {
             examined: 1,
             parameters_equal: true,
             difference: difference(&[1.0, f32::NAN], &[1.0, 0.0]),
+            accuracy_of_one: None,
         };
         assert!(!not_a_number.matches_one_rank() && not_a_number.check().is_err());
+        let worse = Verdict { accuracy: 0.9, accuracy_of_one: Some(0.93), ..not_a_number };
+        assert!(worse.check().is_err());
+        assert!(Verdict { accuracy: 0.92, ..worse }.check().is_ok());
     }
 }

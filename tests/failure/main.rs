@@ -16,6 +16,7 @@ mod ranks;
 mod repeated;
 mod script;
 mod stopped;
+mod windows;
 
 /// Not a test: one rank of one of the tests, which start it.
 #[test]

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pleach::transport::clock::now;
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach::window::{Window, Word};
 use pleach::{Buffer, CollectiveError, DataMut, Element, Group, Operation, Options, Rank, ReduceOp};
 
 use crate::children::{fork, hold, status};
@@ -43,6 +44,7 @@ pub(crate) fn obey() {
         current,
         group: None,
         kept: None,
+        window: None,
     };
     while let Ok(line) = player.commands.recv() {
         if line == "quit" {
@@ -100,6 +102,7 @@ struct Player {
     current: Arc<Mutex<Option<Group>>>,
     group: Option<Group>,
     kept: Option<Kept>,
+    window: Option<Window<f32>>,
 }
 
 /// What a call is asked for, with what the rest of the line says.
@@ -123,6 +126,8 @@ impl Player {
             }
             "call" => self.call(rest),
             "keep" => self.keep(rest),
+            "window" => self.make_window(rest),
+            "read" | "write" => self.use_window(command, rest.parse().expect("is a rank")),
             "loop" => self.repeat(rest),
             "fill" => {
                 let kept = self.kept.as_mut().expect("was kept");
@@ -274,6 +279,45 @@ impl Player {
             }
         }
         self.kept = Some(kept);
+    }
+
+    /// Makes a window and publishes once.
+    fn make_window(&mut self, line: &str) {
+        let (asked, _, _) = self.asked(&format!("window {line}"));
+        let mut window = asked.group.window::<f32>(asked.elements, 1).expect("all ask for the same");
+        window.publish(&vec![self.rank as f32; asked.elements], Word::from(7)).expect("nothing fails");
+        asked.group.barrier().expect("nothing fails");
+        self.window = Some(window);
+        say("made");
+    }
+
+    /// Reads a rank's elements again and again until that fails, or writes into its slot.
+    fn use_window(&mut self, command: &str, peer: Rank) {
+        let window = self.window.as_mut().expect("was made");
+        let len = window.len();
+        let mut elements = vec![0.0; len];
+        let mut is_first = true;
+        loop {
+            let begun = now();
+            let result = if command == "read" {
+                window.read(peer, 0..len, &mut elements).map(|(version, word)| {
+                    assert_eq!((version, word.number()), (1, 7));
+                    assert_eq!(first_difference(&elements, &[peer as f32]), None);
+                })
+            } else {
+                window.write(peer, 0, &elements, Word::EMPTY)
+            };
+            if result.is_err() {
+                tell(begun, result);
+                fill(&mut elements, &[PATTERN]);
+                assert_eq!(self.commands.recv().as_deref(), Ok("check"));
+                assert_eq!(first_difference(&elements, &[PATTERN]), None, "nothing comes later");
+                return say("unchanged");
+            }
+            if std::mem::take(&mut is_first) {
+                say("begun");
+            }
+        }
     }
 
     fn check(&mut self) {

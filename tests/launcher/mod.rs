@@ -53,6 +53,30 @@ pub(crate) fn wait_until(what: &str, holds: impl Fn() -> bool) {
     }
 }
 
+/// The process of a rank that this launcher has started.
+pub(crate) fn rank_process(launcher: u32, rank: u32) -> Option<u32> {
+    let processes = std::fs::read_dir("/proc").expect("there is /proc");
+    let mut numbers = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    numbers.find(|number| {
+        let environment = std::fs::read(format!("/proc/{number}/environ")).unwrap_or_default();
+        let variable = format!("PLEACH_RANK={rank}");
+        status_of(*number).contains(&format!("PPid:\t{launcher}\n"))
+            && environment.split(|byte| *byte == 0).any(|one| one == variable.as_bytes())
+    })
+}
+
+/// What the kernel says of a process; nothing when it has ended.
+pub(crate) fn status_of(process: u32) -> String {
+    let status = std::fs::read(format!("/proc/{process}/status")).unwrap_or_default();
+    String::from_utf8_lossy(&status).into_owned()
+}
+
+/// Sends a process a signal.
+pub(crate) fn signal(process: u32, signal: rustix::process::Signal) {
+    let process = rustix::process::Pid::from_raw(process.cast_signed()).expect("is no 0");
+    rustix::process::kill_process(process, signal).expect("it runs");
+}
+
 /// A folder that goes away with the test, however it ends.
 pub(crate) struct Folder(pub(crate) PathBuf);
 

@@ -32,6 +32,7 @@ pub(super) use sizes::Size;
 use sizes::Sweep;
 
 mod live;
+mod partial;
 mod pattern;
 mod simulated;
 mod sizes;
@@ -64,9 +65,9 @@ const TIME_MAX_MS: i64 = 3_600_000;
 )]
 pub(crate) struct Arguments {
     /// all-reduce, reduce, broadcast, all-gather, reduce-scatter, gather, scatter, all-to-all,
-    /// barrier or send-recv
-    #[arg(value_parser = collective, default_value = "all-reduce")]
-    collective: Collective,
+    /// barrier, send-recv or partial-all-reduce
+    #[arg(value_parser = measured, default_value = "all-reduce")]
+    collective: Measurable,
     /// The fabric: shm, tcp, shm+tcp (by host), verbs (RDMA), shm+verbs, auto or sim (virtual
     /// time) [default: auto; on one host also tcp]
     #[arg(long, value_name = "FABRIC", value_parser = fabric)]
@@ -138,7 +139,23 @@ pub(crate) struct Arguments {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    partial: partial::PartialArguments,
+    #[command(flatten)]
     world: WorldArguments,
+}
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug)]
+enum Measurable {
+    Collective(Collective),
+    PartialAllReduce,
+}
+
+fn measured(name: &str) -> Result<Measurable, String> {
+    if name == "partial-all-reduce" {
+        return Ok(Measurable::PartialAllReduce);
+    }
+    collective(name).map(Measurable::Collective).map_err(|error| format!("{error} partial-all-reduce"))
 }
 
 /// The transport of the bytes.
@@ -257,13 +274,14 @@ struct OverLinks {
 
 /// Runs `pleach bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let Measurable::Collective(collective) = arguments.collective else { return partial::run(arguments) };
     let wiring = simulated::wiring(arguments)?;
     let joined = wiring.as_ref().map(|wiring| wiring.topology().ranks());
     let ranks = match joined {
         Some(ranks) if arguments.fabric == Some(BenchFabric::Simulated) => ranks,
         _ => rank_count(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS)?,
     };
-    let task = task(arguments, ranks, wiring.as_ref())?;
+    let task = task(arguments, collective, ranks, wiring.as_ref())?;
     let sweep = if matches!(task.collective, Collective::Barrier) {
         Sweep::empty()
     } else if arguments.sizes.is_empty() {
@@ -302,9 +320,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 }
 
 /// The validated arguments.
-fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Result<Task, CommandError> {
+fn task(
+    arguments: &Arguments,
+    collective: Collective,
+    ranks: u32,
+    wiring: Option<&Arc<Wiring>>,
+) -> Result<Task, CommandError> {
     let Arguments { dtype: data_type, op, .. } = *arguments;
-    let collective = rooted(arguments, ranks)?;
+    let collective = rooted(arguments.root, collective, ranks)?;
     let name = &arguments.algorithm;
     // The size and the model do not matter: whether there is such a schedule is the question.
     let anywhere = match wiring {
@@ -351,9 +374,8 @@ fn task(arguments: &Arguments, ranks: u32, wiring: Option<&Arc<Wiring>>) -> Resu
 }
 
 /// The collective with the root that was asked for.
-fn rooted(arguments: &Arguments, ranks: u32) -> Result<Collective, CommandError> {
-    let collective = arguments.collective;
-    match arguments.root {
+fn rooted(root: Option<Rank>, collective: Collective, ranks: u32) -> Result<Collective, CommandError> {
+    match root {
         None => Ok(collective),
         Some(root) if collective.root().is_none() => {
             Err(CommandError::usage(format!("root {root}: {} has no root; leave it out", collective.name())))

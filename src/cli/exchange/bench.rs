@@ -10,7 +10,7 @@ use pleach::exchange::{
     Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, ReceivedTensor, TensorMemoryError, TensorShape,
     TensorWay,
 };
-use pleach::transport::clock;
+use pleach::transport::{Secret, clock};
 use serde_json::json;
 
 use super::STEP;
@@ -35,8 +35,10 @@ const LIMIT: Duration = Duration::from_secs(60);
 enum Way {
     /// In its sender's memory
     InPlace,
-    /// In the receiver's own memory
+    /// In the receiver's own memory, read from the sender's
     Copied,
+    /// In the receiver's own memory, sent on the connection of the messages
+    Inline,
 }
 
 impl Way {
@@ -44,6 +46,16 @@ impl Way {
         match self {
             Self::InPlace => "in-place",
             Self::Copied => "copied",
+            Self::Inline => "inline",
+        }
+    }
+
+    /// How the endpoint says that a tensor has come.
+    fn expected(self, fabric: ExchangeFabric) -> TensorWay {
+        match (self, fabric) {
+            (Self::InPlace, _) | (Self::Copied, ExchangeFabric::Shm) => TensorWay::InPlace,
+            (Self::Copied, _) => TensorWay::Copied,
+            (Self::Inline, _) => TensorWay::Inline,
         }
     }
 }
@@ -54,7 +66,7 @@ pub(crate) struct Arguments {
     /// Where a tensor lies when it has been received
     #[arg(long, value_name = "WAY", default_value = "in-place")]
     way: Way,
-    /// The fabric between the two processes: shm, or tcp
+    /// The fabric between the two processes: shm, tcp, or verbs
     #[arg(long, value_name = "FABRIC", default_value = "shm")]
     fabric: ExchangeFabric,
     /// The smallest size
@@ -74,19 +86,25 @@ pub(crate) struct Arguments {
 /// Arguments of the process that sends.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SenderArguments {
+    /// The fabric; none: tensors go inline.
     fabric: ExchangeFabric,
     /// The sizes of its tensors, in bytes.
     sizes: Vec<u64>,
 }
 
-fn options(fabric: ExchangeFabric, bytes: u64) -> EndpointOptions {
-    let mut options = EndpointOptions::default();
-    // Bytes over TCP go inline.
-    options.fabric = if fabric == ExchangeFabric::Tcp { ExchangeFabric::None } else { fabric };
-    options.requires_regions = options.fabric == ExchangeFabric::Shm;
+fn options(fabric: ExchangeFabric, bytes: u64) -> Result<EndpointOptions, CommandError> {
+    // The variables of RDMA and of the interface count here too.
+    let mut options = EndpointOptions::from_env().map_err(CommandError::usage)?;
+    options.metrics = None;
+    options.fabric = fabric;
+    if options.secret.is_none() && fabric == ExchangeFabric::Verbs {
+        // A NIC serves those alone that know a secret, and these tensors hold a pattern.
+        options.secret = Some(Secret::new(b"the pattern of a measurement"));
+    }
+    options.requires_regions = fabric != ExchangeFabric::None;
     options.limits.arenas.bytes = options.limits.arenas.bytes.max(bytes);
     options.limits.server.leases.bytes_lent = options.limits.server.leases.bytes_lent.max(bytes);
-    options
+    Ok(options)
 }
 
 fn name(bytes: u64) -> String {
@@ -101,7 +119,7 @@ fn byte_at(offset: u64) -> u8 {
 /// Runs the process that sends.
 pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
     let bytes = arguments.sizes.iter().map(|bytes| bytes + 64).sum();
-    let endpoint = Endpoint::open(&options(arguments.fabric, bytes)).map_err(CommandError::failed)?;
+    let endpoint = Endpoint::open(&options(arguments.fabric, bytes)?).map_err(CommandError::failed)?;
     let mut tensors = BTreeMap::new();
     for bytes in &arguments.sizes {
         let tensor = TensorShape::new(DataType::U8, &[*bytes as usize]).and_then(|shape| {
@@ -162,22 +180,28 @@ impl Drop for Sender {
 /// Runs `pleach exchange bench`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let Arguments { way, fabric, .. } = *arguments;
+    let no_measurement = |why: String| Err(CommandError::typed(format!("no measurement: {why}")));
     match (way, fabric) {
-        (_, ExchangeFabric::Shm) | (Way::Copied, ExchangeFabric::Tcp) => {}
+        (Way::InPlace | Way::Copied, ExchangeFabric::Shm)
+        | (Way::Copied, ExchangeFabric::Tcp | ExchangeFabric::Verbs)
+        | (Way::Inline, ExchangeFabric::Tcp) => {}
         (Way::InPlace, ExchangeFabric::Tcp) => {
-            return Err(CommandError::typed(
-                "no measurement: sockets map no memory; take --way copied or --fabric shm",
-            ));
+            return no_measurement("sockets map no memory; take --way copied or --fabric shm".to_owned());
         }
-        _ => {
-            return Err(CommandError::typed(format!(
-                "no measurement: fabric {fabric}; this command measures shm and tcp"
-            )));
+        (Way::InPlace, ExchangeFabric::Verbs) => {
+            return no_measurement("RDMA maps no memory; take --way copied or --fabric shm".to_owned());
+        }
+        (Way::Inline, ExchangeFabric::Shm | ExchangeFabric::Verbs) => {
+            return no_measurement("bytes go inline over tcp; take --fabric tcp".to_owned());
+        }
+        (_, ExchangeFabric::Auto | ExchangeFabric::None) => {
+            return no_measurement(format!("fabric {fabric}; this command measures shm, tcp and verbs"));
         }
     }
     let sizes = sizes(arguments)?;
-    let sender = Sender::start(fabric, &sizes)?;
-    let endpoint = Endpoint::open(&options(fabric, 0)).map_err(CommandError::failed)?;
+    let of_endpoints = if way == Way::Inline { ExchangeFabric::None } else { fabric };
+    let sender = Sender::start(of_endpoints, &sizes)?;
+    let endpoint = Endpoint::open(&options(of_endpoints, 0)?).map_err(CommandError::failed)?;
     let peer = endpoint.connect(&sender.address).map_err(CommandError::failed)?.within(LIMIT);
     if !arguments.json {
         print("table", "       bytes   time_us_p50   time_us_p99       GB/s  errors\n")?;
@@ -223,7 +247,7 @@ struct Measured {
 fn measure(peer: &Peer, way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<Measured, CommandError> {
     let key = Key::new(STEP, &name(bytes)).map_err(CommandError::failed)?;
     let mut own = vec![0_u8; if way == Way::Copied { bytes as usize } else { 0 }];
-    let expected = if fabric == ExchangeFabric::Shm { TensorWay::InPlace } else { TensorWay::Inline };
+    let expected = way.expected(fabric);
     let (mut times, mut errors) = (Vec::new(), 0);
     let mut until = clock::now() + TIME_OF_A_SIZE;
     for number in 0.. {

@@ -52,14 +52,14 @@ const STEP: u64 = 0;
 /// What a receiver requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Requirement {
-    /// Shared memory: tensors that would come inline are an error
+    /// Regions, mapped or read one-sided: tensors that would come inline are an error
     Regions,
 }
 
-/// By which fabric memory is shared, and whether it has to be.
+/// By which fabric there are regions, and whether there have to be.
 #[derive(Debug, clap::Args)]
 struct FabricArguments {
-    /// By which fabric memory is shared: auto, shm, tcp, verbs, or none; otherwise PLEACH_FABRIC
+    /// By which fabric tensors come: auto, shm, tcp, verbs, or none; otherwise PLEACH_FABRIC
     #[arg(long, value_name = "FABRIC")]
     fabric: Option<ExchangeFabric>,
     /// What is required; without regions tensors come inline

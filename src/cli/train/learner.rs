@@ -1,0 +1,162 @@
+//! The network on digits, as training schemes train it.
+
+use std::hash::Hasher as _;
+
+use pleach::Rank;
+use pleach_training::{Layout, Learner};
+use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
+use pleach_vocabulary::random::Random;
+
+use super::SEED;
+use super::network::{LEARNING_RATE, MOMENTUM, Shape};
+use crate::cli::digits::Digits;
+
+/// Options of trainings by a scheme.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct TrainingArguments {
+    /// Steps of each rank [default: as many as give E passes over all images]
+    #[arg(long, value_name = "K", requires = "scheme", conflicts_with = "epochs", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) steps: Option<u64>,
+    /// Images in a batch of one rank
+    #[arg(long, value_name = "B", requires = "scheme", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) batch: u32,
+    /// The learning rate
+    #[arg(long = "lr", value_name = "F", requires = "scheme", default_value_t = LEARNING_RATE, value_parser = rate)]
+    pub(crate) learning_rate: f32,
+    /// The momentum of the ranks' optimizers
+    #[arg(long, value_name = "F", requires = "scheme", default_value_t = MOMENTUM, value_parser = momentum)]
+    pub(crate) momentum: f32,
+    /// The seed of weights, batches and computing times
+    #[arg(long, value_name = "S", requires = "scheme", default_value_t = SEED)]
+    pub(crate) seed: u64,
+}
+
+fn rate(text: &str) -> Result<f32, &'static str> {
+    let rate = text.parse().ok().filter(|rate: &f32| rate.is_finite() && *rate > 0.0);
+    rate.ok_or("give a number above 0")
+}
+
+fn momentum(text: &str) -> Result<f32, &'static str> {
+    let momentum = text.parse().ok().filter(|momentum: &f32| (0.0..1.0).contains(momentum));
+    momentum.ok_or("give a number from 0 to below 1")
+}
+
+impl TrainingArguments {
+    /// The steps of each of that many ranks.
+    pub(crate) fn steps(&self, epochs: u32, images: usize, ranks: u32) -> u64 {
+        let a_step = u64::from(self.batch) * u64::from(ranks);
+        self.steps.unwrap_or_else(|| (u64::from(epochs) * images as u64).div_ceil(a_step))
+    }
+}
+
+/// The network, and the batches of all ranks: drawn with replacement from all images, by the seed,
+/// the rank and the step alone.
+#[derive(Debug)]
+pub(crate) struct DigitReader<'a> {
+    shape: Shape,
+    digits: &'a Digits,
+    batch: u32,
+    seed: u64,
+}
+
+impl<'a> DigitReader<'a> {
+    pub(crate) fn new(digits: &'a Digits, arguments: &TrainingArguments) -> Self {
+        let shape = Shape::new(digits.image_pixels);
+        Self { shape, digits, batch: arguments.batch, seed: arguments.seed }
+    }
+
+    /// The number of images to learn from.
+    pub(crate) fn images(&self) -> usize {
+        self.digits.len()
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// A hash of all that has to be the same on all ranks for them to train one network.
+    pub(crate) fn hash(&self) -> u64 {
+        let mut hasher = Hasher64::default();
+        for image in 0..self.digits.len() {
+            self.digits.image(image).iter().for_each(|pixel| hasher.write(&pixel.to_bits().to_le_bytes()));
+            hasher.write(&[self.digits.label(image) as u8]);
+        }
+        chain(hasher.finish(), self.batch.into())
+    }
+}
+
+impl Learner for DigitReader<'_> {
+    fn layout(&self) -> Layout {
+        Layout::of(&self.shape.lengths())
+    }
+
+    fn initial(&self) -> Vec<f32> {
+        self.shape.initial(self.seed)
+    }
+
+    fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
+        let mut random = Random::new(chain(hash_of_pair(self.seed, rank.into()), step));
+        let images = (0..self.batch).map(|_| random.index(self.digits.len()));
+        self.shape.gradients(parameters, self.digits, images, 1.0 / self.batch as f32, gradient)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::digits::DataSet;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[arg(long)]
+        scheme: Option<String>,
+        #[arg(long, default_value_t = 30)]
+        epochs: u32,
+        #[command(flatten)]
+        training: TrainingArguments,
+    }
+
+    fn arguments(line: &[&str]) -> TrainingArguments {
+        let line = [&["train", "--scheme", "sync"], line].concat();
+        Line::try_parse_from(line).expect("are arguments").training
+    }
+
+    #[test]
+    fn ranks_and_steps_have_batches_of_their_own_that_come_again() {
+        let data = DataSet::built_in().expect("is whole");
+        let reader = DigitReader::new(&data.train, &arguments(&[]));
+        let parameters = reader.initial();
+        let gradient = |rank, step| {
+            let mut gradient = vec![0.0; parameters.len()];
+            let loss = reader.gradient(rank, step, &parameters, &mut gradient);
+            assert!((1.0..5.0).contains(&loss), "{loss}");
+            gradient
+        };
+        assert_eq!(gradient(1, 2), gradient(1, 2));
+        assert_ne!(gradient(1, 2), gradient(2, 2));
+        assert_ne!(gradient(1, 2), gradient(1, 3));
+        let other = DigitReader::new(&data.train, &arguments(&["--seed", "7"]));
+        assert_ne!(other.initial(), parameters);
+        assert_ne!(DigitReader::new(&data.test, &arguments(&[])).hash(), reader.hash());
+    }
+
+    #[test]
+    fn steps_are_those_of_the_epochs_unless_they_are_given() {
+        assert_eq!(arguments(&[]).steps(30, 1438, 4), 675);
+        assert_eq!(arguments(&["--batch", "1"]).steps(1, 10, 3), 4);
+        assert_eq!(arguments(&["--steps", "7"]).steps(30, 1438, 4), 7);
+    }
+
+    #[test]
+    fn numbers_that_train_nothing_are_refused() {
+        for line in [["--lr", "0"], ["--lr", "inf"], ["--momentum", "1"], ["--batch", "0"], ["--steps", "0"]]
+        {
+            let line = [&["train", "--scheme", "sync"], &line[..]].concat();
+            assert!(Line::try_parse_from(&line).is_err(), "{line:?}");
+        }
+        let line = ["train", "--scheme", "sync", "--steps", "5", "--epochs", "3"];
+        assert!(Line::try_parse_from(line).is_err(), "either says how many steps");
+    }
+}

@@ -1,0 +1,117 @@
+//! Partial all-reduce as people start it: real processes, late and stopped ones among them.
+
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
+
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use launcher::{field, finish, number, pleach, rank_process, signal, text, wait_until};
+use rustix::process::Signal;
+
+fn bench(arguments: &[&str]) -> Output {
+    let mut command = pleach();
+    command.args(["bench", "partial-all-reduce"]).args(arguments);
+    finish(command)
+}
+
+#[test]
+fn every_contribution_is_found_again_whoever_is_late_on_every_fabric() {
+    for (fabric, activation, late) in [
+        ("shm", "solo", "carry"),
+        ("tcp", "majority", "correct"),
+        ("shm", "quorum:3", "drop"),
+        ("tcp", "deadline:1ms", "carry"),
+    ] {
+        let arguments = ["--fabric", fabric, "--activation", activation, "--late", late, "--json"];
+        let shape = ["--ranks", "4", "--skew", "linear:2ms", "--rounds", "12", "--sizes", "0,64,40K"];
+        let output = bench(&[&arguments[..], &shape].concat());
+        assert!(output.status.success(), "{activation}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        assert_eq!(lines.len(), 3, "{lines:?}");
+        for line in lines {
+            assert_eq!(field(line, "errors"), "0", "{line}");
+            let shown = field(line, "activation").trim_matches('"');
+            assert!(shown.starts_with(activation), "{line}");
+            assert!(number(line, "contributors_mean") >= 1.0 && number(line, "time_us_mean") > 0.0, "{line}");
+            assert!(number(line, "ratio_to_all") > 0.0 && number(line, "missed") >= 0.0, "{line}");
+        }
+    }
+}
+
+#[test]
+fn all_ranks_are_in_every_round_of_all_and_of_ranks_that_are_not_late() {
+    let output =
+        bench(&["--ranks", "2", "--activation", "all", "--rounds", "20", "--sizes", "8,1M", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for line in text(&output.stdout).lines() {
+        assert_eq!((field(line, "contributors_mean"), field(line, "missed")), ("2.0", "0.0"), "{line}");
+    }
+    let output = bench(&["--ranks", "2", "--rounds", "3", "--sizes", "64"]);
+    let out = text(&output.stdout);
+    assert!(out.contains("# partial-all-reduce (solo, late: carry") && out.contains("contributors"), "{out}");
+}
+
+#[test]
+fn bad_input_is_refused_with_what_to_write() {
+    for (arguments, part) in [
+        (&["--activation", "some"][..], "there are all solo majority quorum:K"),
+        (&["--activation", "quorum:5", "--ranks", "2"], "name 1 to 2 ranks"),
+        (&["--activation", "deadline:0s", "--ranks", "2"], "deadline above zero"),
+        (&["--skew", "linear:5"], "linear:D"),
+        (&["--late", "never"], "carry drop correct"),
+        (&["--dtype", "i32"], "sums of f32"),
+        (&["--fabric", "sim"], "not simulated"),
+        (&["--rounds", "0"], "--rounds"),
+    ] {
+        let output = bench(arguments);
+        assert!(!output.status.success() && text(&output.stderr).contains(part), "{arguments:?}: {output:?}");
+    }
+}
+
+#[test]
+fn a_training_that_does_not_wait_for_a_late_rank_learns_as_much_as_one_rank() {
+    let mut command = pleach();
+    command.args(["train", "--ranks", "4", "--epochs", "4", "--partial", "majority", "--skew", "one:2ms"]);
+    command.args(["--fabric", "shm", "--json"]);
+    let output = finish(command);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let last = text(&output.stdout).lines().last().expect("a verdict");
+    assert_eq!(field(last, "parameters_equal"), "true", "{last}");
+    let (together, alone) = (number(last, "test_accuracy"), number(last, "test_accuracy_of_one_rank"));
+    assert!(together > 0.9 && together + 0.02 >= alone, "{last}");
+}
+
+#[expect(clippy::disallowed_methods, reason = "the time for which a rank is stopped")]
+fn pause(time: Duration) {
+    std::thread::sleep(time);
+}
+
+/// A rank that is stopped for less than the deadline is waited for, and nothing is lost.
+#[test]
+fn a_rank_that_is_stopped_for_a_while_changes_no_result() {
+    for fabric in ["shm", "tcp"] {
+        let mut command = pleach();
+        command.args(["bench", "partial-all-reduce", "--ranks", "3", "--fabric", fabric, "--activation"]);
+        command.args(["quorum:2", "--skew", "one:2ms", "--rounds", "200", "--sizes", "4K,8K", "--json"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("pleach starts");
+        // Its second thread shows that the rank has joined and serves rounds.
+        let serves = |process: &u32| {
+            std::fs::read_dir(format!("/proc/{process}/task")).is_ok_and(|tasks| tasks.count() > 2)
+        };
+        let rank = || rank_process(child.id(), 1).filter(serves);
+        wait_until("rank 1 serves rounds", || rank().is_some());
+        let rank = rank().expect("it serves");
+        for _ in 0..3 {
+            signal(rank, Signal::STOP);
+            pause(Duration::from_millis(100));
+            signal(rank, Signal::CONT);
+            pause(Duration::from_millis(50));
+        }
+        let output = child.wait_with_output().expect("it ends");
+        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        for line in text(&output.stdout).lines() {
+            assert_eq!(field(line, "errors"), "0", "{fabric}: {line}");
+        }
+    }
+}
