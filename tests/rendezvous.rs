@@ -65,8 +65,11 @@ fn rank_process() {
         set_thread_res_uid(user, user, user).expect("root may");
     }
     if let Some(more) = variable(FILES_VARIABLE) {
-        let open = std::fs::read_dir("/proc/self/fd").expect("is there").count() as u64 - 1;
-        let current = Some(open + more.parse::<u64>().expect("a number"));
+        // The limit is on the number of a file: an inherited file may have left free numbers below
+        // its own.
+        let is_free = |number: &u64| std::fs::read_link(format!("/proc/self/fd/{number}")).is_err();
+        let free = (0..).filter(is_free).nth(more.parse().expect("a number"));
+        let current = Some(free.expect("numbers do not end"));
         let limit = Rlimit { current, ..getrlimit(Resource::Nofile) };
         setrlimit(Resource::Nofile, limit).expect("a limit may be lowered");
     }
@@ -425,9 +428,14 @@ fn a_server_that_is_something_else_is_named() {
 
 #[test]
 fn ranks_of_which_one_may_open_too_few_files_are_all_told_so() {
+    // A connection to rank 0 takes two files. A rank that lacks them can tell nobody else.
+    let mut alone = rank(1, 3, &free_address());
+    alone.env(FILES_VARIABLE, "0");
+    let alone = error(&finish(alone));
+    assert!(alone.contains("rendezvous not reached") && alone.contains("ulimit -n"), "{alone}");
     // What lacks a file: the probe of neighbours, the device, its signal slots, its connections.
-    let shm = (0..=10).chain([60]).map(|more| ("shm", more));
-    let tcp = [0, 1, 2, 3, 10, 60].map(|more| ("tcp", more));
+    let shm = (2..=12).chain([60]).map(|more| ("shm", more));
+    let tcp = [2, 3, 4, 5, 12, 60].map(|more| ("tcp", more));
     for (fabric, more) in shm.chain(tcp) {
         let is_enough = more == 60;
         let rendezvous = free_address();

@@ -119,10 +119,13 @@ fn diloco_is_the_published_algorithm() {
     assert!(worst <= ROUNDING, "{worst:e}");
 }
 
+/// Events with the actions that followed.
+type Log = Vec<(Event, Vec<Action>)>;
+
 /// Keeps the events of a policy with the actions that followed.
 struct Recorded {
     inner: Box<dyn Policy>,
-    log: Arc<Mutex<Vec<(Event, Vec<Action>)>>>,
+    log: Arc<Mutex<Log>>,
 }
 
 impl Policy for Recorded {

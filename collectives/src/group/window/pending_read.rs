@@ -8,8 +8,9 @@ use crate::group::pending::PendingError;
 use crate::group::unwinding::without_unwinding;
 use crate::window::{ReadId, Word};
 
-/// A read under way that owns its memory: see [`Window::start_read`]. The drop waits for its end,
-/// at most until its deadline.
+/// A read under way that owns its memory: see
+/// [`Window::start_read`](super::Window::start_read). The drop waits for its end, at most until its
+/// deadline.
 #[must_use = "a read that is not waited for ends when this is dropped"]
 pub struct PendingRead<D> {
     group: Group,
@@ -51,7 +52,7 @@ impl<D> PendingRead<D> {
     ///
     /// # Errors
     ///
-    /// As of [`Window::read`], with the memory.
+    /// As of [`Window::read`](super::Window::read), with the memory.
     ///
     /// # Panics
     ///
