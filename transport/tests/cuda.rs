@@ -66,6 +66,7 @@ on_both! {
     work_waits_for_marks_of_other_streams
     an_imported_allocation_is_the_same_memory
     a_detached_memory_keeps_its_bytes_and_its_address_and_reaches_nobody
+    memory_is_detached_behind_the_work_of_all_streams
     a_detached_import_keeps_its_bytes_and_its_address_and_reaches_nobody
     a_file_or_a_length_that_is_not_the_allocations_is_refused
     descriptors_of_memory_are_closed_in_programs_that_are_started
@@ -188,6 +189,23 @@ fn a_detached_memory_keeps_its_bytes_and_its_address_and_reaches_nobody(gpu: &Ar
     assert!(bytes_of(&owned).iter().all(|byte| *byte == 5));
     owned.store(0, &[1], PATIENCE).expect("it works on");
     assert_eq!(bytes_of(&owned)[..2], [1, 5]);
+}
+
+fn memory_is_detached_behind_the_work_of_all_streams(gpu: &Arc<Gpu>) {
+    // A real GPU is busy for milliseconds, the fake one until it was asked often enough.
+    let bytes = if fake_cuda::is_loaded() { 1000 } else { 256 << 20 };
+    let owned = CudaMemory::new(gpu, bytes).expect("room");
+    let stream = Stream::new(gpu).expect("a stream");
+    for value in 1..=100 {
+        // SAFETY: the memory is so long and outlives the stream's work, which the mark is behind.
+        unsafe { stream.fill(owned.base().as_ptr(), value, bytes).expect("put in") };
+    }
+    let mark = stream.record_event().expect("a mark");
+    owned.detach().expect("room for a copy");
+    mark.wait(PATIENCE).expect("no fill has lost its memory");
+    let mut last = [0; 1];
+    owned.load(bytes - 1, &mut last, PATIENCE).expect("loaded");
+    assert_eq!(last, [100]);
 }
 
 fn a_detached_import_keeps_its_bytes_and_its_address_and_reaches_nobody(gpu: &Arc<Gpu>) {

@@ -29,8 +29,8 @@ use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
 use super::run::{LaneProgress, Parameters, Run};
 use super::status_board::{MessageRecords, StatusBoard};
 use super::{
-    Banks, Bytes, Engine, MessageBanks, RUNS_MAX, RunId, RunNumber, StartError, StepAddress, Stream,
-    credit_is_due, message_credit_is_due,
+    Banks, Bytes, Engine, MessageBanks, RUNS_MAX, RunId, RunNumber, ScratchLayout, StartError, StepAddress,
+    Stream, credit_is_due, message_credit_is_due,
 };
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
@@ -101,7 +101,7 @@ pub(super) enum Due {
 /// The runs of an engine; see the module.
 pub(super) struct Admission {
     rank: Rank,
-    ranks: u32,
+    layout: ScratchLayout,
     slots: Vec<RunSlot>,
     /// Unfinished runs in the order of their calls.
     order: Vec<u8>,
@@ -123,10 +123,10 @@ pub(super) struct Admission {
 }
 
 impl Admission {
-    pub(super) fn new(rank: Rank, ranks: u32, board: Arc<StatusBoard>) -> Self {
+    pub(super) fn new(rank: Rank, layout: ScratchLayout, board: Arc<StatusBoard>) -> Self {
         Self {
             rank,
-            ranks,
+            layout,
             slots: Vec::new(),
             order: Vec::new(),
             prioritized: 0,
@@ -137,7 +137,7 @@ impl Admission {
             history: 0,
             banks: Banks::default(),
             board,
-            messages: vec![[None, None]; ranks as usize],
+            messages: vec![[None, None]; layout.ranks as usize],
         }
     }
 
@@ -179,12 +179,12 @@ impl Admission {
                 RunNumber {
                     number,
                     history: self.history,
-                    bank: self.banks.take(plan.class(), number, self.ranks),
+                    bank: self.banks.take(plan.class(), number, self.layout.ranks),
                 }
             }
             Stream::Messages { from, to } => {
                 let number = self.messages(from, to).begun();
-                let banks = MessageBanks::new(self.rank, self.ranks, from, to);
+                let banks = MessageBanks::new(self.rank, self.layout, from, to);
                 RunNumber { number, history: plan.signature(), bank: banks.of(plan.class(), number) }
             }
         };

@@ -221,6 +221,7 @@ impl StepAddress {
 /// This rank's scratch, and where its peers' is. **Invariant:** no run begins before all peers are
 /// connected and have said where theirs is.
 struct Scratch {
+    layout: ScratchLayout,
     /// `None` when the group has failed: nobody reads it any more.
     own: Option<Slice>,
     /// By rank.
@@ -231,11 +232,11 @@ struct Scratch {
 }
 
 impl Scratch {
-    fn new(own: Slice, rank: Rank, ranks: u32) -> Self {
-        let mut announced = vec![None; ranks as usize];
+    fn new(own: Slice, rank: Rank, layout: ScratchLayout) -> Self {
+        let mut announced = vec![None; layout.ranks as usize];
         announced[rank as usize] = Some(own.remote());
-        let connected = (0..ranks).map(|peer| peer == rank).collect();
-        let mut scratch = Self { own: Some(own), announced, connected, peers: Vec::new() };
+        let connected = (0..layout.ranks).map(|peer| peer == rank).collect();
+        let mut scratch = Self { layout, own: Some(own), announced, connected, peers: Vec::new() };
         scratch.look_whether_ready();
         scratch
     }
@@ -275,9 +276,8 @@ impl Scratch {
 
     /// A peer has said where its scratch is; only the first time counts.
     fn announced(&mut self, peer: Rank, slice: RemoteSlice) {
-        let ranks = self.announced.len() as u32;
         if let Some(announced) = self.announced.get_mut(peer as usize)
-            && slice.len == scratch_bytes(ranks)
+            && slice.len == self.layout.bytes()
         {
             announced.get_or_insert(slice);
         }
@@ -358,10 +358,10 @@ const MESSAGE_SIGNAL_SLOTS_BASE: u32 = 16;
 const _: () = assert!(EAGER_SIGNAL_SLOTS_BASE + EAGER_BANKS as u32 <= MESSAGE_SIGNAL_SLOTS_BASE);
 /// Signal slots of a message in each direction.
 const MESSAGE_SIGNAL_SLOTS: u32 = 6;
-/// Scratch of messages for each peer and direction, in bytes.
+/// Scratch of messages for each peer and direction, in bytes: two of the largest chunks of a message.
 const MESSAGE_SCRATCH_BYTES: u64 = 128 << 10;
-/// Largest chunk of a message, in bytes.
-const MESSAGE_CHUNK_BYTES: usize = 64 << 10;
+/// The same where GPUs copy: a copy takes ten microseconds whatever its length.
+const GPU_MESSAGE_SCRATCH_BYTES: u64 = 8 << 20;
 
 const SMALL_BANKS: usize = 8;
 const SMALL_SIGNAL_SLOTS_BASE: u32 = 64;
@@ -404,12 +404,14 @@ enum Class {
 
 impl Class {
     /// What fits a bank of this class: signal slots for each peer, bytes of scratch, and bytes of a
-    /// chunk. `maps`: ranks touch each other's memory through mappings.
-    fn capacity(self, ranks: u32, maps: bool) -> (u32, u64, usize) {
+    /// chunk. `maps`: ranks touch each other's memory through mappings. `gpus_copy`: as in
+    /// [`ScratchLayout`].
+    fn capacity(self, ranks: u32, maps: bool, gpus_copy: bool) -> (u32, u64, usize) {
         match self {
             Self::EagerMessage => (1, EAGER_SCRATCH_BYTES, usize::MAX),
             Self::Message | Self::MappedMessage => {
-                (MESSAGE_SIGNAL_SLOTS, MESSAGE_SCRATCH_BYTES, MESSAGE_CHUNK_BYTES)
+                let scratch_bytes = message_scratch_bytes(gpus_copy);
+                (MESSAGE_SIGNAL_SLOTS, scratch_bytes, scratch_bytes as usize / 2)
             }
             Self::Small => (SMALL_SIGNAL_SLOTS, SMALL_SCRATCH_BYTES, usize::MAX),
             Self::Large => {
@@ -490,13 +492,27 @@ impl Bank {
     }
 }
 
-/// Bytes of scratch that a rank in a group of `ranks` needs.
-fn scratch_bytes(ranks: u32) -> u64 {
-    eager_base(ranks) + u64::from(ranks) * 2 * EAGER_BANKS * EAGER_SCRATCH_BYTES
+/// How scratch is divided: the same on all ranks of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ScratchLayout {
+    pub ranks: u32,
+    /// All ranks are on one host, and their GPUs copy between each other's memory.
+    pub gpus_copy: bool,
 }
 
-fn eager_base(ranks: u32) -> u64 {
-    message_base() + u64::from(ranks) * 2 * MESSAGE_SCRATCH_BYTES
+impl ScratchLayout {
+    /// Bytes of scratch that a rank needs.
+    fn bytes(self) -> u64 {
+        self.eager_base() + u64::from(self.ranks) * 2 * EAGER_BANKS * EAGER_SCRATCH_BYTES
+    }
+
+    fn eager_base(self) -> u64 {
+        message_base() + u64::from(self.ranks) * 2 * message_scratch_bytes(self.gpus_copy)
+    }
+}
+
+const fn message_scratch_bytes(gpus_copy: bool) -> u64 {
+    if gpus_copy { GPU_MESSAGE_SCRATCH_BYTES } else { MESSAGE_SCRATCH_BYTES }
 }
 
 const fn message_base() -> u64 {
@@ -546,14 +562,14 @@ impl Banks {
 #[derive(Clone, Copy, Debug)]
 struct MessageBanks {
     rank: Rank,
-    ranks: u32,
+    layout: ScratchLayout,
     from: Rank,
     to: Rank,
 }
 
 impl MessageBanks {
-    fn new(rank: Rank, ranks: u32, from: Rank, to: Rank) -> Self {
-        Self { rank, ranks, from, to }
+    fn new(rank: Rank, layout: ScratchLayout, from: Rank, to: Rank) -> Self {
+        Self { rank, layout, from, to }
     }
 
     /// The bank of message `number`, a message of this class.
@@ -575,7 +591,7 @@ impl MessageBanks {
     /// The scratch of these classes is written only after a signal of the peer in the same message,
     /// or it belongs to the sender.
     fn of(self, class: Class, number: u64) -> Bank {
-        let Self { rank, ranks, from, to } = self;
+        let Self { rank, layout, from, to } = self;
         let (peer, role) = if rank == from { (to, 0) } else { (from, 1) };
         let base =
             |base: u64, bytes: u64, owner: Rank, role: u64| base + (u64::from(owner) * 2 + role) * bytes;
@@ -584,7 +600,7 @@ impl MessageBanks {
             let signal_slots = EAGER_SIGNAL_SLOTS_BASE + bank as u32;
             let scratch = |peer, role| {
                 let bytes = EAGER_BANKS * EAGER_SCRATCH_BYTES;
-                base(eager_base(ranks), bytes, peer, role) + bank * EAGER_SCRATCH_BYTES
+                base(layout.eager_base(), bytes, peer, role) + bank * EAGER_SCRATCH_BYTES
             };
             return Bank {
                 signal_base: signal_slots,
@@ -594,7 +610,8 @@ impl MessageBanks {
                 needed: if role == 0 { (number + 1).saturating_sub(EAGER_BANKS) } else { 0 },
             };
         }
-        let scratch = |peer, role| base(message_base(), MESSAGE_SCRATCH_BYTES, peer, role);
+        let bytes = message_scratch_bytes(layout.gpus_copy);
+        let scratch = |peer, role| base(message_base(), bytes, peer, role);
         // The signal slots that the sender signals lie below those that the receiver signals.
         let form = u32::from(class == Class::MappedMessage);
         let data = MESSAGE_SIGNAL_SLOTS_BASE + ((number % 2) as u32 * 2 + form) * 2 * MESSAGE_SIGNAL_SLOTS;

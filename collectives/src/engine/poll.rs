@@ -16,7 +16,7 @@ use super::message::Message;
 use super::observer::Observer;
 use super::queries::{self, Queries};
 use super::signals::{PeerSignals, Witness};
-use super::{Context, Engine, EngineError, NO_TRANSFER, Scratch, StatusBoard, scratch_bytes};
+use super::{Context, Engine, EngineError, NO_TRANSFER, Scratch, ScratchLayout, StatusBoard};
 use crate::compute::Compute;
 use crate::observe::Observations;
 
@@ -40,9 +40,9 @@ impl Engine {
         device: Box<dyn Device>,
         compute: Box<dyn Compute>,
         board: Arc<StatusBoard>,
-        ranks: u32,
+        layout: ScratchLayout,
     ) -> Result<Self, EngineError> {
-        let mut engine = Self::connecting(device, compute, board, ranks)?;
+        let mut engine = Self::connecting(device, compute, board, layout)?;
         for peer in engine.context.peers() {
             engine.context.announce_scratch(peer)?;
             engine.context.scratch.connected(peer);
@@ -56,10 +56,10 @@ impl Engine {
         mut device: Box<dyn Device>,
         compute: Box<dyn Compute>,
         board: Arc<StatusBoard>,
-        ranks: u32,
+        layout: ScratchLayout,
     ) -> Result<Self, EngineError> {
-        let rank = device.info().rank;
-        let bytes = scratch_bytes(ranks);
+        let (rank, ranks) = (device.info().rank, layout.ranks);
+        let bytes = layout.bytes();
         let memory =
             memory_for_peers(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
         let scratch = device.register(compute.staging(memory)?)?.whole();
@@ -76,13 +76,13 @@ impl Engine {
                 device,
                 compute,
                 signals: PeerSignals::new(signal_slots),
-                scratch: Scratch::new(scratch, rank, ranks),
+                scratch: Scratch::new(scratch, rank, layout),
                 completed: 0,
                 hears_all: false,
                 now: Nanos::ZERO,
                 elapsed_ns: 0,
             },
-            admission: Admission::new(rank, ranks, board.clone()),
+            admission: Admission::new(rank, layout, board.clone()),
             fast_path: FastPath::closed(),
             board,
             queries: Queries::default(),

@@ -94,7 +94,7 @@ use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
-use crate::engine::{Engine, StatusBoard, memory_for_peers};
+use crate::engine::{Engine, ScratchLayout, StatusBoard, memory_for_peers};
 use crate::reproducible::Reproducible;
 use batch::Staging;
 use bound::BoundCall;
@@ -205,17 +205,18 @@ impl Group {
             _ => None,
         };
         let observed = Observed::new(options, &board, rank, world_size)?;
-        let engine = Engine::new(device, compute, board.clone(), world_size)?;
+        let planner = Planner::new(rank, platform, options.algorithm.clone()).tuned_by(table);
+        let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
+        let layout = ScratchLayout { ranks: world_size, gpus_copy: planner.gpus_copy() };
+        let engine = Engine::new(device, compute, board.clone(), layout)?;
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
-        let planner = Planner::new(rank, platform, options.algorithm.clone()).tuned_by(table);
         let planner = match options.reproducible {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
         };
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
-        let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let core = Core { engine, planner, served: None };
         let driver = Driver::new(core, board, world_size, options.spin, is_crowded, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {

@@ -93,6 +93,10 @@ const DEEP_RANKS_MAX: u32 = 4;
 /// chunk is long beside the ten microseconds of launching a kernel and seeing its end: a GPU of 400
 /// GB/s reads it in 160 us.
 const GPU_CHUNK_BYTES: usize = 64 << 20;
+/// Largest chunk that a GPU copies to a peer, in bytes. Another rank may pass chunks on, so a block
+/// is to be of several; and a copy takes ten microseconds whatever its length, in which an H100
+/// copies 12 MiB.
+const GPU_PUT_CHUNK_BYTES: usize = 16 << 20;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
 /// Most plans that are kept. A program whose calls have more shapes makes some plans again.
@@ -158,6 +162,13 @@ impl Planner {
     #[must_use]
     pub fn untouched_by_host(self) -> Self {
         Self { untouched_by_host: true, ..self }
+    }
+
+    /// Whether all ranks are on one host and their GPUs copy between each other's memory: the same
+    /// on all ranks.
+    #[must_use]
+    pub fn gpus_copy(&self) -> bool {
+        self.untouched_by_host && self.platform.access == Access::Mapped && self.platform.hosts.hosts() == 1
     }
 
     /// The same planner with a table of this platform. It takes the variants of the table where the
@@ -410,6 +421,8 @@ impl Planner {
         };
         if self.untouched_by_host && key.0.2 == Access::Mapped {
             program = program.in_chunks_up_to(GPU_CHUNK_BYTES);
+        } else if self.gpus_copy() {
+            program = program.in_chunks_up_to(GPU_PUT_CHUNK_BYTES);
         }
         if let Some(bytes) = cut.chunk_bytes {
             program = program.with_chunks_of(usize::try_from(bytes).unwrap_or(usize::MAX));

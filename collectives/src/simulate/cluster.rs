@@ -12,7 +12,9 @@ use pleach_transport::{Device, DeviceConfig, Nanos};
 use pleach_vocabulary::Rank;
 
 use crate::compute::simulated::{ComputeMutant, SimulatedCompute};
-use crate::engine::{Bytes, Engine, Plan, RunId, StartError, StatusBoard, Witness, signal_slots};
+use crate::engine::{
+    Bytes, Engine, Plan, RunId, ScratchLayout, StartError, StatusBoard, Witness, signal_slots,
+};
 use crate::group::{Planner, PlannerCache};
 use crate::partial::Rounds;
 use crate::window::OneSided;
@@ -195,7 +197,8 @@ impl Cluster {
             let compute = SimulatedCompute::new(&world, rank, COMPUTE_BYTES_PER_S).with_mutant(mutant);
             let compute = if is_immediate { compute.immediate() } else { compute };
             let compute = if moves_bytes { compute } else { compute.idle() };
-            let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), ranks)
+            let layout = ScratchLayout { ranks, gpus_copy: false };
+            let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), layout)
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));
             let planner = Planner::new(rank, platform.clone(), None).sharing(known.clone());

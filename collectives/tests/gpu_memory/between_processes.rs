@@ -146,7 +146,7 @@ mod fake {
     }
 
     #[test]
-    fn a_long_reduction_takes_few_launches() {
+    fn long_calls_take_few_launches_and_copies() {
         Job::start("launches_are_few", "shm", 2, by_the_fake_driver).expect_well(&[]);
     }
 
@@ -464,15 +464,28 @@ mod child {
         const BYTES: usize = 64 << 20;
         /// A launch costs about as long as a GPU takes for 4 MiB, and should be little beside the
         /// work.
-        const LAUNCH_BYTES_MIN: usize = 16 << 20;
+        const LAUNCH_BYTES_MIN: usize = 8 << 20;
         let (_host, group) = groups();
         let stream = Stream::new(&group.info().gpu.expect("it works on one")).expect("a stream");
         let mut data = group.gpu_buffer::<u32>(BYTES / 4).expect("room");
-        let before = crate::fake_cuda::launches();
-        group.on(&stream).all_reduce(&mut data, ReduceOp::Sum).expect("all are there");
-        let launches = crate::fake_cuda::launches() - before;
-        println!("{launches} launches for {BYTES} bytes");
-        assert!(launches > 0 && launches as usize <= BYTES / LAUNCH_BYTES_MIN, "{launches} launches");
+        let mut all = group.gpu_buffer::<u32>(2 * BYTES / 4).expect("room");
+        let on = group.on(&stream);
+        let expect_few = |what: &str, call: &mut dyn FnMut()| {
+            let before = crate::fake_cuda::launches_and_copies();
+            call();
+            let after = crate::fake_cuda::launches_and_copies();
+            let work: i64 = after.iter().sum::<i64>() - before.iter().sum::<i64>();
+            println!("{what}: {work} launches and copies for {BYTES} bytes");
+            // An all-gather copies each rank's own part too.
+            assert!(work as usize <= 2 * BYTES / LAUNCH_BYTES_MIN, "{what}: {work}");
+        };
+        expect_few("all-reduce", &mut || on.all_reduce(&mut data, ReduceOp::Sum).expect("all are there"));
+        expect_few("broadcast", &mut || on.broadcast(&mut data, 0).expect("all are there"));
+        expect_few("all-gather", &mut || on.all_gather(&data, &mut all).expect("all are there"));
+        expect_few("message", &mut || match group.rank() {
+            0 => on.send(&data, 1).expect("it is there"),
+            _ => on.recv(&mut data, 0).expect("it is there"),
+        });
     }
 
     #[test]

@@ -11,6 +11,7 @@ use pleach_transport::cuda::{CudaEvent, CudaMemory, ForeignMemory, Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
+use crate::fake_cuda;
 use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;
 
@@ -19,6 +20,15 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const LEN: usize = 50_000;
 /// Pieces of work in a stream: the fake driver does one of them at every few questions.
 pub(crate) const PIECES: u8 = 200;
+
+/// Bytes that a real GPU fills `PIECES` times in some 20 ms.
+const LEN_OF_A_REAL_GPU: usize = 256 << 20;
+
+/// A buffer for [`keep_busy`] that keeps any driver's GPU busy while a test goes on.
+pub(crate) fn busy_buffer(group: &Group) -> GpuBuffer<u8> {
+    let len = if fake_cuda::is_loaded() { LEN } else { LEN_OF_A_REAL_GPU };
+    group.gpu_buffer(len).expect("room")
+}
 
 /// Fills the buffer again and again in the stream, the last time with `PIECES`; the mark behind all
 /// that.
@@ -102,7 +112,7 @@ pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_th
     let nobody_waits = Barrier::new(2);
     with_group(Fabric::Shm, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");
-        let busy = filled(&group, &[0_u8; LEN]);
+        let busy = busy_buffer(&group);
         let owner = CudaMemory::new(gpu, 4000).expect("room");
         // SAFETY: the owner's memory, which this rank alone touches, and nobody after it was freed.
         let foreign = unsafe { ForeignMemory::new(gpu, owner.base().as_ptr(), 4000) }.expect("on the GPU");

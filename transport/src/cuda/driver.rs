@@ -31,6 +31,7 @@ const NEEDED: &[&str] = &[
     "cuDevicePrimaryCtxRelease_v2",
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
+    "cuCtxSynchronize",
     "cuMemGetAllocationGranularity",
     "cuMemCreate",
     "cuMemRelease",

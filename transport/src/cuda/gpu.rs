@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Weak, mpsc};
+use std::thread;
+use std::time::Duration;
 
 use cudarc::driver::sys;
 
 use super::driver::{CudaError, describe, driver};
+use crate::clock;
 use crate::mutex::lock;
 
 /// The UUID of a GPU, the same on any host and for any ordinal.
@@ -359,6 +362,31 @@ impl Gpu {
         // SAFETY: the context is retained while `self` lives.
         self.check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.context) })?;
         Ok(ContextGuard { before: Some(before), _thread: PhantomData })
+    }
+
+    /// Waits until the GPU has done all that this process has given it, in whatever stream.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Late`] when that takes longer than `limit`, or the driver's error.
+    pub(super) fn synchronize(self: &Arc<Self>, limit: Duration) -> Result<(), CudaError> {
+        let (began, gpu) = (clock::now(), self.clone());
+        let (sender, receiver) = mpsc::sync_channel(1);
+        // The driver's wait has no limit, so another thread waits. It ends with the GPU's work.
+        let waiting = thread::Builder::new().name("pleach-gpu-wait".to_owned()).spawn(move || {
+            let outcome = gpu.bind().and_then(|_context| {
+                // SAFETY: the context is current.
+                gpu.check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+            });
+            // An error: nobody waits any more.
+            let _ = sender.send(outcome);
+        });
+        let late = || CudaError::Late { ordinal: self.ordinal, waited: clock::now().since(began) };
+        waiting.map_err(|error| {
+            tracing::warn!(%error, "no thread can be started that waits for the GPU");
+            late()
+        })?;
+        receiver.recv_timeout(limit).map_err(|_| late())?
     }
 
     /// The result of a driver call about this GPU.

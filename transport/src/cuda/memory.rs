@@ -23,7 +23,8 @@ use super::stream::{CudaEvent, Stream};
 use crate::memory::{self, Memory, Share, Space};
 use crate::mutex::lock;
 
-/// Time limit for copying one allocation at a detach: 80 GB take 0.1 s.
+/// Time limit, at a detach, for the work that this process has given to the GPU, and for copying one
+/// allocation: 80 GB take 0.1 s.
 const DETACH_LIMIT: Duration = Duration::from_secs(5);
 
 /// Zeroed GPU memory.
@@ -136,16 +137,18 @@ impl CudaMemory {
     }
 
     /// Replaces the allocation by a private copy, at the same addresses: afterwards no other
-    /// process can access them, whatever it mapped before. Concurrent writes of the GPU may be
-    /// lost, so no work of this process may be under way on the memory.
+    /// process can access them, whatever it mapped before. For a moment the addresses are not
+    /// mapped, so this first waits for all work of this process, in whatever stream: a kernel that
+    /// finds no memory ends the process's use of the GPU (`CUDA_ERROR_ILLEGAL_ADDRESS`). Other
+    /// threads may not give the GPU new work on this memory meanwhile.
     ///
     /// If no copy is possible (the GPU has too little free memory, or has failed) the bytes are
     /// lost: the addresses are unmapped, and using the memory is [`CudaError::Lost`].
     ///
     /// # Errors
     ///
-    /// [`CudaError::Late`]: the GPU has not copied within a limit. The memory is not detached, and
-    /// other processes may still access it.
+    /// [`CudaError::Late`]: the GPU has not ended its work, or not copied, within a limit. The
+    /// memory is not detached, and other processes may still access it.
     pub fn detach(&self) -> Result<(), CudaError> {
         let mut allocation = lock(&self.allocation);
         if self.is_detached.load(Ordering::Relaxed) {
@@ -321,9 +324,10 @@ impl AddressRange {
     ///
     /// # Errors
     ///
-    /// [`CudaError::Late`]: the GPU has not copied within [`DETACH_LIMIT`].
+    /// [`CudaError::Late`]: the GPU has not ended this process's work, or not copied, within
+    /// [`DETACH_LIMIT`].
     pub(super) fn detach(&self, gpu: &Arc<Gpu>) -> Result<Option<Allocation>, CudaError> {
-        match self.replace_by_copy(gpu) {
+        match gpu.synchronize(DETACH_LIMIT).and_then(|()| self.replace_by_copy(gpu)) {
             Ok(copy) => Ok(Some(copy)),
             Err(late @ CudaError::Late { .. }) => Err(late),
             Err(error) => {

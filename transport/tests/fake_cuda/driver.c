@@ -16,7 +16,7 @@
 // FAKE_CUDA_PEERMEM (0), FAKE_CUDA_UNMARKED_BYTES (0): no event can be recorded right behind a copy
 // of so many bytes, FAKE_CUDA_P2P (1), FAKE_CUDA_HANGS (0: kernels end), FAKE_CUDA_FIRST (0: the
 // number of the first GPU that this process sees among those of the machine). fakeCudaLaunches()
-// says how many kernels were launched.
+// says how many kernels were launched, fakeCudaCopies() how many copies were begun.
 //
 // With FAKE_CUDA_PEERMEM 1 the addresses of "GPU" memory are accessible, so that the kernel gives
 // it to any device, as with nvidia-peermem. With 2 it gives devices a copy, and what they write
@@ -76,7 +76,7 @@ static size_t used[GPUS_MAX];
 static int contexts[GPUS_MAX];
 static uint64_t numbers;
 static Code broken;
-static long queries, launches;
+static long queries, launches, copies;
 static int is_initialized;
 static __thread void *current;
 
@@ -287,6 +287,20 @@ Code cuDevicePrimaryCtxRelease_v2(int device) { --contexts[device]; return OK; }
 Code cuCtxGetCurrent(void **context) { *context = current; return OK; }
 Code cuCtxSetCurrent(void *context) { current = context; return OK; }
 
+Code cuCtxSynchronize(void) {
+    for (;;) {
+        int is_busy = 0;
+        ENTER;
+        for (struct Stream *stream = streams; stream; stream = stream->next) {
+            advance(stream);
+            is_busy |= stream->first != NULL;
+        }
+        if (!is_busy) return leave(broken);
+        leave(OK);
+        usleep(100);
+    }
+}
+
 struct Properties { int type, handle_types, location_type, gpu; void *unused; unsigned char compression, rdma; short usage; char reserved[4]; };
 
 Code cuMemGetAllocationGranularity(size_t *bytes, const struct Properties *properties, int option) {
@@ -434,10 +448,23 @@ Code cuMemMap(uint64_t base, size_t bytes, size_t offset, struct Allocation *han
     return leave(map(range, handle));
 }
 
+// Whether a stream holds work on these bytes: a GPU may be about it already.
+static int is_worked_on(uint64_t base, size_t bytes) {
+    for (struct Stream *stream = streams; stream; stream = stream->next)
+        for (struct Work *work = stream->first; work; work = work->next) {
+            int fills = work->kind == FILL || work->kind == COPY;
+            if (fills && work->into < base + bytes && base < work->into + work->bytes) return 1;
+            if (work->kind == COPY && work->from < base + bytes && base < work->from + work->bytes) return 1;
+        }
+    return 0;
+}
+
 Code cuMemUnmap(uint64_t base, size_t bytes) {
     LOCK;
     struct Range *range = range_at(base, bytes);
     if (!range || !range->behind) return leave(INVALID_VALUE);
+    // A driver does not wait for the work, which finds no memory there.
+    if (is_worked_on(base, bytes)) broken = ILLEGAL_ADDRESS;
     unmap(range);
     return leave(OK);
 }
@@ -613,6 +640,7 @@ Code cuEventDestroy_v2(struct Event *event) {
 Code cuMemcpyAsync(uint64_t into, uint64_t from, size_t bytes, struct Stream *stream) {
     ENTER;
     if (bytes == (size_t)setting("FAKE_CUDA_UNMARKED_BYTES", 0)) unmarked = stream;
+    __atomic_fetch_add(&copies, 1, __ATOMIC_RELAXED);
     struct Work *work = put(stream, COPY);
     work->into = into;
     work->from = from;
@@ -662,6 +690,8 @@ Code cuModuleGetFunction(struct Function **function, struct Module *module, cons
 }
 
 long fakeCudaLaunches(void) { return __atomic_load_n(&launches, __ATOMIC_RELAXED); }
+
+long fakeCudaCopies(void) { return __atomic_load_n(&copies, __ATOMIC_RELAXED); }
 
 Code cuLaunchKernel(struct Function *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned threads_y,
     unsigned threads_z, unsigned shared, struct Stream *stream, void **parameters, void **extra) {

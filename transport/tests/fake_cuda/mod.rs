@@ -6,7 +6,7 @@
 #![allow(dead_code, reason = "each test takes what it needs")]
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -20,9 +20,15 @@ pub(crate) fn folder() -> &'static Path {
     FOLDER.get_or_init(build)
 }
 
+static LOADED: OnceLock<()> = OnceLock::new();
+
+/// Whether [`load`] was called.
+pub(crate) fn is_loaded() -> bool {
+    LOADED.get().is_some()
+}
+
 /// Opens the fake driver in this process, before anybody looks for a real one.
 pub(crate) fn load() {
-    static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {
         let path = folder().join(NAME).into_os_string().into_string().expect("a path of text");
         let path = CString::new(path).expect("a path without zeros");
@@ -33,18 +39,22 @@ pub(crate) fn load() {
     });
 }
 
-/// How many kernels this process has launched with the fake driver, which it has found as its
-/// driver.
-pub(crate) fn launches() -> i64 {
+/// How many kernels this process has launched, and how many copies it has begun, with the fake
+/// driver, which it has found as its driver.
+pub(crate) fn launches_and_copies() -> [i64; 2] {
+    [c"fakeCudaLaunches", c"fakeCudaCopies"].map(count)
+}
+
+fn count(counter: &CStr) -> i64 {
     let name = CString::new(NAME).expect("a name without zeros");
     // SAFETY: texts that end with zero; the library is open already and stays so.
     let function = unsafe {
         let handle = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
         assert!(!handle.is_null(), "the fake driver is not this process's driver");
-        libc::dlsym(handle, c"fakeCudaLaunches".as_ptr())
+        libc::dlsym(handle, counter.as_ptr())
     };
     assert!(!function.is_null(), "the driver is not the fake one");
-    // SAFETY: the fake driver's function of that name takes nothing and returns a `long`.
+    // SAFETY: the fake driver's functions of these names take nothing and return a `long`.
     let function: extern "C" fn() -> libc::c_long = unsafe { std::mem::transmute(function) };
     function()
 }

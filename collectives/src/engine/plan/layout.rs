@@ -245,12 +245,15 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
         Stream::Collectives if is_small(program, whole) => Class::Small,
         Stream::Collectives => Class::Large,
     };
-    let (signal_slots_max, scratch_bytes, chunk_max) = class.capacity(program.ranks, program.maps);
+    let (signal_slots_max, scratch_bytes, chunk_max) = capacity(class, program);
     let chunk_max = match class {
-        Class::Large => program.chunk_bytes_max.unwrap_or(chunk_max),
+        Class::Large | Class::Small => program.chunk_bytes_max.unwrap_or(chunk_max),
         _ => chunk_max,
     };
-    let room = longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES);
+    let room = match program.chunk_bytes_max {
+        Some(bytes) if slots == 0 => bytes,
+        _ => longest_in(program, (scratch_bytes / slots.max(1)) as usize / ALIGN_BYTES * ALIGN_BYTES),
+    };
     let fits = program.signal_slots <= signal_slots_max
         && room >= ALIGN_BYTES
         && program.window <= WINDOW_MAX
@@ -284,9 +287,14 @@ pub(super) fn chunking(program: &Program, part_bytes: Option<usize>) -> Result<(
     Ok((chunk, class))
 }
 
+/// As [`Class::capacity`]. A planner sets the longest chunk of programs of which GPUs copy.
+fn capacity(class: Class, program: &Program) -> (u32, u64, usize) {
+    class.capacity(program.ranks, program.maps, program.chunk_bytes_max.is_some())
+}
+
 /// Whether all blocks, with chunks of `whole` bytes, fit a small bank.
 fn is_small(program: &Program, whole: usize) -> bool {
-    let (signal_slots, scratch_bytes, _) = Class::Small.capacity(program.ranks, program.maps);
+    let (signal_slots, scratch_bytes, _) = capacity(Class::Small, program);
     program.signal_slots <= signal_slots
         && u64::from(program.slots) * unit_bytes(program, whole) as u64 <= scratch_bytes
 }
