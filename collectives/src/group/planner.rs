@@ -97,6 +97,10 @@ const GPU_CHUNK_BYTES: usize = 64 << 20;
 /// is to be of several; and a copy takes ten microseconds whatever its length, in which an H100
 /// copies 12 MiB.
 const GPU_PUT_CHUNK_BYTES: usize = 16 << 20;
+/// Shorter parts take the algorithm of this length where GPUs copy, in bytes. What is quickest for
+/// short parts on a processor puts them and combines them then: a copy and a launch, where reading
+/// in place takes a launch.
+const GPU_PART_BYTES_MIN: usize = 64 << 10;
 /// Plans that are compared one by one.
 const RECENT_PLANS: usize = 8;
 /// Most plans that are kept. A program whose calls have more shapes makes some plans again.
@@ -250,6 +254,13 @@ impl Planner {
         variant: Option<&Variant>,
         is_private: bool,
     ) -> Result<Arc<Program>, CollectiveError> {
+        let is_short = self.gpus_copy() && variant.is_none() && (1..GPU_PART_BYTES_MIN).contains(&bytes);
+        let bytes = match collective {
+            // A short message is sent before its receiver asks for it.
+            Collective::SendRecv { .. } => bytes,
+            _ if is_short => GPU_PART_BYTES_MIN,
+            _ => bytes,
+        };
         // All sizes with the same number of bits have one choice: that of the largest of them.
         let class = usize::BITS - bytes.leading_zeros();
         if variant.is_none()

@@ -14,7 +14,7 @@ use pleach_vocabulary::ReduceOp;
 
 use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;
-use crate::starts::{LEN, PIECES, busy_buffer, keep_busy};
+use crate::starts::{LEN, PIECES, keep_busy};
 
 /// Lengths on both sides of what is fused, and none.
 const LENGTHS: [usize; 9] = [0, 1, 3, 250, 8192, 8193, 5, 30_000, 7];
@@ -135,7 +135,7 @@ pub(crate) fn a_batch_that_is_started_gives_what_one_that_is_run_gives(gpu: &Arc
             let stream = Stream::new(gpu).expect("a stream");
             for round in 0..3 {
                 let own = on_the_gpu(&group, &tensors(group.rank(), |it| it as i32));
-                let busy = busy_buffer(&group);
+                let busy = filled(&group, &[0_u8; LEN]);
                 let mark = keep_busy(&stream, &busy);
                 // Whoever starts one meets whoever runs one.
                 let found = if group.rank() == round % 2 {
@@ -279,7 +279,7 @@ pub(crate) fn memory_that_is_freed_before_its_batch_begins_ends_the_group_with_t
     let nobody_waits = Barrier::new(2);
     with_group(Fabric::Tcp, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");
-        let busy = busy_buffer(&group);
+        let busy = filled(&group, &[0_u8; LEN]);
         let owner = CudaMemory::new(gpu, 400).expect("room");
         // SAFETY: as above.
         let foreign = unsafe { ForeignMemory::new(gpu, owner.base().as_ptr(), 400) }.expect("on the GPU");
@@ -295,6 +295,7 @@ pub(crate) fn memory_that_is_freed_before_its_batch_begins_ends_the_group_with_t
             group.on(&stream).batch().start(vec![data], all_reduced(ReduceOp::Sum)).expect("started");
         if group.rank() == 0 {
             drop(owner);
+            assert!(!mark.is_reached().expect("no error"), "the batch has not begun");
         }
         nobody_waits.wait();
         let error = started.wait().expect_err("rank 0 has freed its memory").error;

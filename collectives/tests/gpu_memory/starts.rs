@@ -1,17 +1,17 @@
 //! Calls that are started in a stream and waited for later.
 #![allow(unsafe_code)]
 
+use std::ffi::CStr;
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
 use pleach_collectives::{CollectiveError, GpuBuffer, Group, Operation, Progress};
 use pleach_transport::Memory;
-use pleach_transport::cuda::{CudaEvent, CudaMemory, ForeignMemory, Gpu, Stream};
+use pleach_transport::cuda::{CudaEvent, CudaMemory, ForeignMemory, Gpu, Module, Stream};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
-use crate::fake_cuda;
 use crate::group::{GPU, filled, on_gpu};
 use crate::ranks::with_group;
 
@@ -21,18 +21,37 @@ pub(crate) const LEN: usize = 50_000;
 /// Pieces of work in a stream: the fake driver does one of them at every few questions.
 pub(crate) const PIECES: u8 = 200;
 
-/// Bytes that a real GPU fills `PIECES` times in some 20 ms.
-const LEN_OF_A_REAL_GPU: usize = 256 << 20;
-
-/// A buffer for [`keep_busy`] that keeps any driver's GPU busy while a test goes on.
-pub(crate) fn busy_buffer(group: &Group) -> GpuBuffer<u8> {
-    let len = if fake_cuda::is_loaded() { LEN } else { LEN_OF_A_REAL_GPU };
-    group.gpu_buffer(len).expect("room")
+/// How long a real GPU is kept busy besides.
+const NAP_NS: u64 = 500_000_000;
+/// A kernel that lasts so long.
+const NAP: &CStr = c"
+.version 8.0
+.target sm_60
+.address_size 64
+.visible .entry nap(.param .u64 limit)
+{
+    .reg .u64 %begin, %now, %limit;
+    .reg .pred %goes_on;
+    ld.param.u64 %limit, [limit];
+    mov.u64 %begin, %globaltimer;
+again:
+    mov.u64 %now, %globaltimer;
+    sub.u64 %now, %now, %begin;
+    setp.lt.u64 %goes_on, %now, %limit;
+    @%goes_on bra again;
+    ret;
 }
+";
 
-/// Fills the buffer again and again in the stream, the last time with `PIECES`; the mark behind all
-/// that.
+/// Keeps the stream busy while a test goes on, then fills the buffer again and again, the last time
+/// with `PIECES`; the mark behind all that.
 pub(crate) fn keep_busy(stream: &Stream, buffer: &GpuBuffer<u8>) -> CudaEvent {
+    // The fake GPU does something only when it is asked.
+    if !stream.gpu().name().starts_with("Fake") {
+        let nap = Module::new(stream.gpu(), NAP).and_then(|module| module.kernel("nap")).expect("loaded");
+        // SAFETY: the kernel takes one number and touches no memory.
+        unsafe { nap.launch(stream, 1, &NAP_NS).expect("launched") };
+    }
     for value in 1..=PIECES {
         // SAFETY: the buffer has that many bytes and outlives the call that waits for this stream.
         unsafe { stream.fill(buffer.as_ptr(), value, buffer.len()).expect("put in") };
@@ -112,7 +131,7 @@ pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_th
     let nobody_waits = Barrier::new(2);
     with_group(Fabric::Shm, 2, on_gpu, |group| {
         let stream = Stream::new(gpu).expect("a stream");
-        let busy = busy_buffer(&group);
+        let busy = filled(&group, &[0_u8; LEN]);
         let owner = CudaMemory::new(gpu, 4000).expect("room");
         // SAFETY: the owner's memory, which this rank alone touches, and nobody after it was freed.
         let foreign = unsafe { ForeignMemory::new(gpu, owner.base().as_ptr(), 4000) }.expect("on the GPU");
@@ -123,6 +142,7 @@ pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_th
         let started = group.on(&stream).start(Operation::all_reduce(data, ReduceOp::Sum)).expect("started");
         if group.rank() == 0 {
             drop(owner);
+            assert!(!mark.is_reached().expect("no error"), "the call has not begun");
         }
         nobody_waits.wait();
         let error = started.wait().expect_err("rank 0 has freed its memory").error;

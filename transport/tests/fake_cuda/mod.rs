@@ -20,15 +20,9 @@ pub(crate) fn folder() -> &'static Path {
     FOLDER.get_or_init(build)
 }
 
-static LOADED: OnceLock<()> = OnceLock::new();
-
-/// Whether [`load`] was called.
-pub(crate) fn is_loaded() -> bool {
-    LOADED.get().is_some()
-}
-
 /// Opens the fake driver in this process, before anybody looks for a real one.
 pub(crate) fn load() {
+    static LOADED: OnceLock<()> = OnceLock::new();
     LOADED.get_or_init(|| {
         let path = folder().join(NAME).into_os_string().into_string().expect("a path of text");
         let path = CString::new(path).expect("a path without zeros");
