@@ -358,7 +358,8 @@ const MESSAGE_SIGNAL_SLOTS_BASE: u32 = 16;
 const _: () = assert!(EAGER_SIGNAL_SLOTS_BASE + EAGER_BANKS as u32 <= MESSAGE_SIGNAL_SLOTS_BASE);
 /// Signal slots of a message in each direction.
 const MESSAGE_SIGNAL_SLOTS: u32 = 6;
-/// Scratch of messages for each peer and direction, in bytes: two of the largest chunks of a message.
+/// Scratch of messages for each peer and direction, in bytes: two of the largest chunks of a
+/// message.
 const MESSAGE_SCRATCH_BYTES: u64 = 128 << 10;
 /// The same where GPUs copy: a copy takes ten microseconds whatever its length.
 const GPU_MESSAGE_SCRATCH_BYTES: u64 = 8 << 20;

@@ -23,8 +23,8 @@ use super::stream::{CudaEvent, Stream};
 use crate::memory::{self, Memory, Share, Space};
 use crate::mutex::lock;
 
-/// Time limit, at a detach, for the work that this process has given to the GPU, and for copying one
-/// allocation: 80 GB take 0.1 s.
+/// Time limit, at a detach, for the work that this process has given to the GPU, and for copying
+/// one allocation: 80 GB take 0.1 s.
 const DETACH_LIMIT: Duration = Duration::from_secs(5);
 
 /// Zeroed GPU memory.
