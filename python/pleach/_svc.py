@@ -60,18 +60,15 @@ class SVC(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: Any, y: Any) -> SVC:
         """Trains the machine on samples ``X`` with labels ``y``."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
+        if self.selection not in ("first", "second"):
+            raise ValueError(f"selection is {self.selection!r}; there are 'first' and 'second'")
         if self.group is None:
+            X, y = self._checked(X, y)
             classes, labels = np.unique(y, return_inverse=True)
             if len(classes) < 2:
                 raise ValueError(f"all samples have one class, {classes[0]!r}; give at least two classes")
         else:
-            labels = y
-            if not np.array_equal(labels, np.asarray(labels, np.int32)):
-                raise ArgumentError("labels of a group's ranks are not whole numbers of 32 bits")
-        if self.selection not in ("first", "second"):
-            raise ValueError(f"selection is {self.selection!r}; there are 'first' and 'second'")
+            X, labels = self._agreed(X, y)
         self._gamma = self._number_of_gamma(X)
         self._model = _native.svm_train(
             self.group,
@@ -118,6 +115,35 @@ class SVC(ClassifierMixin, BaseEstimator):
                 stacklevel=2,
             )
         return self
+
+    def _checked(self, X: Any, y: Any) -> tuple[Any, Any]:
+        X, y = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(y)
+        return X, y
+
+    def _agreed(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """The samples of this rank and their labels, if no rank refuses its own: all ranks end then."""
+        refusal = None
+        try:
+            X, y = self._checked(X, y)
+            if not np.array_equal(y, np.asarray(y, np.int32)):
+                raise ArgumentError("labels of a group's ranks are not whole numbers of 32 bits")
+            if not np.isfinite(np.frombuffer(_bytes(X), np.float32)).all():
+                raise ArgumentError("samples of a group's ranks are beyond the range of float32")
+        except (TypeError, ValueError) as error:
+            refusal = error
+        features = 0 if refusal else X.shape[1]
+        told = np.array([refusal is not None, features, -features], np.int64)
+        self.group.all_reduce(told, op="max")
+        if refusal:
+            raise refusal
+        if told[0]:
+            raise ArgumentError("another rank of the group refuses its samples; see its own error")
+        if told[1] != -told[2]:
+            raise ArgumentError(
+                f"samples have {features} features here, and {-told[2]} to {told[1]} on the ranks of the group"
+            )
+        return X, y
 
     def _number_of_gamma(self, X: Any) -> float:
         if self.gamma == "auto":

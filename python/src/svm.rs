@@ -100,7 +100,7 @@ pub(crate) fn svm_train(
     });
     match (signal, trained) {
         (Some(signal), _) => Err(signal),
-        (None, Ok(model)) => Ok(SvmModel { model, features }),
+        (None, Ok(model)) => SvmModel::new(py, model, features),
         (None, Err(SvmError::Collective(error))) => Err(error::collective(py, &group.info(), &error)),
         (None, Err(other)) => Err(error::argument(py, other.to_string())),
     }
@@ -110,7 +110,22 @@ pub(crate) fn svm_train(
 #[pyfunction]
 pub(crate) fn svm_model(py: Python<'_>, text: &[u8], features: u32) -> PyResult<SvmModel> {
     let model = libsvm::read_model(text).map_err(|bad| error::argument(py, bad.to_string()))?;
-    Ok(SvmModel { model, features })
+    SvmModel::new(py, model, features)
+}
+
+impl SvmModel {
+    /// A model for samples of so many features. Its vectors may have no others: some of them may be
+    /// another rank's.
+    fn new(py: Python<'_>, model: Model, features: u32) -> PyResult<Self> {
+        let most = model.vectors().features();
+        if most > features {
+            let text = format!(
+                "the support vectors have {most} features, and samples here have {features}; give all ranks samples of the same features"
+            );
+            return Err(error::argument(py, text));
+        }
+        Ok(Self { model, features })
+    }
 }
 
 #[pymethods]

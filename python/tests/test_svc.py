@@ -89,6 +89,36 @@ def test_ranks_train_one_machine(ranks):
 
 
 @pytest.mark.parametrize(
+    ("change", "own", "others"),
+    [
+        ("X[3, 1] = 1e39", "beyond the range of float32", "another rank of the group refuses"),
+        ("X[3, 1] = np.nan", "contains NaN", "another rank of the group refuses"),
+        ("y = y + 0.5", "not whole numbers", "another rank of the group refuses"),
+        ("X = np.hstack([X, X])", "have 8 features here, and 4 to 8", "have 4 features here, and 4 to 8"),
+    ],
+)
+def test_samples_that_one_rank_refuses_end_all_ranks_at_once(ranks, change, own, others):
+    program = f"""
+        import time, numpy as np, pleach
+        from sklearn.datasets import load_iris
+        X, y = load_iris(return_X_y=True)
+        with pleach.join() as group:
+            if group.rank == 1:
+                {change}
+            began = time.monotonic()
+            try:
+                pleach.SVC(group=group, gamma=0.1).fit(X, y)
+            except ValueError as error:
+                print(time.monotonic() - began < 20, error)
+    """
+    job = ranks(2, program)
+    results = [job.finish(rank, timeout=120) for rank in range(2)]
+    assert all(status == 0 for status, _, _ in results), results
+    assert results[1][1].startswith("True ") and own in results[1][1]
+    assert results[0][1].startswith("True ") and others in results[0][1]
+
+
+@pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({"C": 0}, "C is 0"),
@@ -111,3 +141,5 @@ def test_kernel_that_is_not_positive_is_warned_of():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pleach.SVC(gamma=0.5).fit(X, y)
+        # In 32 bits these values give a pair of which the curvature is -1.
+        pleach.SVC(kernel="linear").fit([[3000.25], [3000.25048828125]], [0, 1])

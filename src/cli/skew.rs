@@ -30,7 +30,7 @@ impl Skew {
     fn of(self, rank: Rank, ranks: u32, step: u64) -> Duration {
         match self {
             Self::None => Duration::ZERO,
-            Self::Linear(by) => by * (rank + 1),
+            Self::Linear(by) => by.saturating_mul(rank + 1),
             Self::One(by) => {
                 let late = Random::new(chain(0, step)).below(ranks.into()) as Rank;
                 if rank == late { by } else { Duration::ZERO }

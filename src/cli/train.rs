@@ -226,8 +226,12 @@ impl Arguments {
     /// When rounds open, where gradients are summed in rounds.
     fn activation(&self) -> Option<Activation> {
         let activation = self.partial?;
-        // A sum that nobody divides is as many times too large as there are ranks.
-        let activation = activation.divisor(self.divisor.unwrap_or(Divisor::World));
+        let divisor = match activation.division() {
+            // A sum that nobody divides is as many times too large as there are ranks.
+            Divisor::None => Divisor::World,
+            own => own,
+        };
+        let activation = activation.divisor(self.divisor.unwrap_or(divisor));
         Some(self.late.map_or(activation, |late| activation.late(late)))
     }
 }
@@ -483,7 +487,23 @@ impl Verdict {
 
 #[cfg(test)]
 mod tests {
+    use clap::Args;
+
     use super::*;
+
+    #[test]
+    fn sums_are_divided_as_the_activation_says_and_never_by_nothing() {
+        let divisor = |options: &str| {
+            let command = Arguments::augment_args(clap::Command::new("train"));
+            let matches = command.try_get_matches_from(format!("train {options}").split(' ')).expect("options");
+            let arguments = <Arguments as clap::FromArgMatches>::from_arg_matches(&matches).expect("options");
+            arguments.activation().expect("rounds").division()
+        };
+        assert_eq!(divisor("--partial deadline:5ms"), Divisor::Contributors);
+        assert_eq!(divisor("--partial majority"), Divisor::World);
+        assert_eq!(divisor("--partial quorum:2"), Divisor::World);
+        assert_eq!(divisor("--partial quorum:2 --divisor contributors"), Divisor::Contributors);
+    }
 
     /// All ranks in one thread: each computes its share, then all get the average. In one step a
     /// share may be lost.

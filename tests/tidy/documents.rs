@@ -37,19 +37,36 @@ fn the_commands_in_the_documents_exist() {
 
 #[test]
 fn the_files_that_the_documents_name_exist() {
-    for document in
-        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/decisions.md", "docs/quickstart.md"]
-    {
+    let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(str::to_owned);
+    for document in pages().into_iter().chain(others) {
+        let document = &document;
         let text = read(document);
         let folder = root().join(document);
         let folder = folder.parent().expect("a document is in a folder");
         let targets = text.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
         for (target, _) in targets {
             if !target.starts_with("http") && !target.starts_with('#') {
+                let target = target.split('#').next().unwrap_or_default();
                 assert!(folder.join(target).exists(), "{document} points to {target}, which is not there");
             }
         }
     }
+}
+
+#[test]
+fn no_page_has_a_place_that_was_to_be_filled() {
+    for page in pages() {
+        let text = read(&page);
+        let is_place = |line: &&str| line.len() > 2 && line.bytes().all(|byte| byte.is_ascii_uppercase());
+        assert_eq!(text.lines().find(is_place), None, "{page}");
+    }
+}
+
+/// The pages of `docs/`.
+fn pages() -> Vec<String> {
+    let files = fs::read_dir(root().join("docs")).expect("there are documents");
+    let names = files.map(|page| format!("docs/{}", page.expect("is listed").file_name().display()));
+    names.filter(|page| page.ends_with(".md")).collect()
 }
 
 #[test]
@@ -77,9 +94,7 @@ fn the_tests_that_the_documents_name_exist() {
 #[test]
 fn commands_that_a_test_runs_are_read_by_that_test_from_their_page() {
     let mut seen = 0;
-    let pages = fs::read_dir(root().join("docs")).expect("there are documents");
-    let pages = pages.map(|page| format!("docs/{}", page.expect("is listed").file_name().display()));
-    for page in pages.filter(|page| page.ends_with(".md")).chain(["README.md".to_owned()]) {
+    for page in pages().into_iter().chain(["README.md".to_owned()]) {
         for marker in read(&page).split("<!-- run: by tests/").skip(1) {
             let test = marker.split([' ', ',']).next().unwrap_or_default();
             let reads = read(&format!("tests/{test}")).contains(&format!("\"{page}\""));

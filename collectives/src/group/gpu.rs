@@ -98,8 +98,8 @@ impl<T: Element> GpuBuffer<T> {
         }
     }
 
-    /// Address of the first element, for kernels and copies of the GPU. They must have ended when the
-    /// buffer is dropped: no driver waits for them before it unmaps the memory.
+    /// Address of the first element, for kernels and copies of the GPU. They must have ended when
+    /// the buffer is dropped: no driver waits for them before it unmaps the memory.
     #[must_use]
     pub fn as_ptr(&self) -> *mut T {
         match &*self.memory {

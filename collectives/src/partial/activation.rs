@@ -178,7 +178,9 @@ impl Activation {
         self.late
     }
 
-    pub(crate) fn division(&self) -> Divisor {
+    /// By what sums are divided.
+    #[must_use]
+    pub fn division(&self) -> Divisor {
         self.divisor
     }
 

@@ -36,7 +36,7 @@ fn layer_object(outlook: &Outlook, plan: &Plan, layer: &Layer, split: &LayerPlan
         "name": layer.name(),
         "split": split.split().to_string(),
         "groups": split.groups(),
-        "ideal_groups": rounded(ideal_groups(layer, outlook.batch, plan.ranks()), PLACES),
+        "ideal_groups": rounded(ideal_groups(layer, split.is_first(), outlook.batch, plan.ranks()), PLACES),
         "bytes": split.activations().bytes + split.weights().bytes,
         "messages": split.activations().messages + split.weights().messages,
         "activation_bytes": split.activations().bytes,
@@ -152,7 +152,7 @@ fn layer_table(out: &mut String, outlook: &Outlook) {
         let ideal = match layer.shape() {
             Shape::Convolution { .. } => "-".to_owned(),
             Shape::FullyConnected { .. } => {
-                format!("{:.2}", ideal_groups(layer, outlook.batch, plan.ranks()))
+                format!("{:.2}", ideal_groups(layer, split.is_first(), outlook.batch, plan.ranks()))
             }
         };
         put!(

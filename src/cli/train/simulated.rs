@@ -68,14 +68,14 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
         all.push((scheme, simulated, reading));
         drawn.push(curve);
     }
+    if !arguments.json {
+        print("results", &table(&title, &all))?;
+    }
     if let Some(folder) = &arguments.curves {
         curves::write(folder, &title, &drawn).map_err(|error| {
             let folder = folder.display();
             CommandError::failed(format!("curves not written: {folder} ({error}); name another folder"))
         })?;
-    }
-    if !arguments.json {
-        print("results", &table(&title, &all))?;
     }
     verdict(&all)
 }

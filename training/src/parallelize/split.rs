@@ -52,16 +52,23 @@ impl fmt::Display for Split {
 }
 
 /// The number of groups for which a rank sends the fewest bytes: √(N·MB/ofm), between 1 and N.
-/// Convolutions have N groups of one rank.
+/// Activations of the first layer travel one way, so it has √(N·MB/(2·ofm)). Convolutions have N
+/// groups of one rank.
 #[must_use]
-pub fn ideal_groups(layer: &Layer, batch: u64, ranks: u32) -> f64 {
+pub fn ideal_groups(layer: &Layer, is_first: bool, batch: u64, ranks: u32) -> f64 {
     let ranks = f64::from(ranks);
     match layer.shape() {
         Shape::Convolution { .. } => ranks,
         Shape::FullyConnected { outputs, .. } => {
-            (ranks * batch as f64 / outputs as f64).sqrt().clamp(1.0, ranks)
+            let ways = directions(is_first) as f64 / 2.0;
+            (ways * ranks * batch as f64 / outputs as f64).sqrt().clamp(1.0, ranks)
         }
     }
+}
+
+/// How often activations travel: nobody needs the gradients of what the first layer reads.
+fn directions(is_first: bool) -> u64 {
+    if is_first { 1 } else { 2 }
 }
 
 /// The divisors of a number, in order.
@@ -139,8 +146,7 @@ impl LayerPlan {
         let rates = machine.rates();
         let communicating = if ranks > 1 { rates.communication_share } else { 0.0 };
         let flop_per_s = rates.flop_per_s * (1.0 - communicating);
-        // Nobody needs the gradients of what the first layer reads.
-        let directions = if is_first { 1 } else { 2 };
+        let directions = directions(is_first);
         let activation_bytes = directions * NUMBER_BYTES * activations * images;
         let weight_bytes = 2 * NUMBER_BYTES * weights;
         Self {
@@ -165,6 +171,12 @@ impl LayerPlan {
     /// The same layer, whose weights come so much later than they are needed.
     pub(crate) fn delayed(self, late_s: f64) -> Self {
         Self { late_s, ..self }
+    }
+
+    /// Whether it is the first layer, of whose input nobody needs the gradients.
+    #[must_use]
+    pub fn is_first(&self) -> bool {
+        self.is_first
     }
 
     /// The groups across which images are divided: all ranks for a data parallel layer, 1 for a

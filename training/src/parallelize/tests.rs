@@ -35,8 +35,10 @@ fn the_fewest_bytes_are_at_the_groups_of_the_closed_form() {
     let vgg = network("vgg-a");
     let layer = &vgg.layers()[9];
     assert_eq!(layer.shape(), Shape::FullyConnected { inputs: 4_096, outputs: 4_096 });
-    let ideal = ideal_groups(layer, 512, 64);
+    let ideal = ideal_groups(layer, false, 512, 64);
     expect_near("groups", ideal, 8.0_f64.sqrt(), 1e-12);
+    // Of a first layer activations travel one way.
+    expect_near("groups", ideal_groups(layer, true, 512, 64), 2.0, 1e-12);
     assert_eq!(format!("{ideal:.2}"), "2.83");
     // Bytes alone leave 2 and 4; no other divisor of 64 has as few.
     let free =

@@ -127,9 +127,9 @@ impl SimulatedRank {
         let ends = self.interpreter.buckets().iter().map(|bucket| {
             computed += bucket.len() as u128;
             let backward = u128::from(time - forward) * computed / parameters;
-            Nanos(now.0 + forward + backward as u64)
+            Nanos(now.0.saturating_add(forward).saturating_add(backward as u64))
         });
-        (ends.collect(), Nanos(now.0 + time))
+        (ends.collect(), Nanos(now.0.saturating_add(time)))
     }
 
     /// Whether a gradient is begun and not there.

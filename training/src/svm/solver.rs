@@ -289,8 +289,10 @@ impl<'a> Solver<'a> {
         };
         let (first, second) = (up.number as usize, partner.number as usize);
         let curvature = self.diagonal[first] + self.diagonal[second] - 2.0 * f64::from(partner.value);
-        // The sample with itself is no pair along which a kernel could be negative.
-        self.negative_curvatures += u64::from(curvature < 0.0);
+        // The sample with itself is no pair along which a kernel could be negative, and a kernel
+        // that is positive for any samples is so but for rounding.
+        let is_negative = curvature < 0.0 && !is_positive(self.problem.parameters.kernel);
+        self.negative_curvatures += u64::from(is_negative);
         let wanted = (partner.error - up.value) / if curvature > 0.0 { curvature } else { CURVATURE_MIN };
         let (up_room, low_room) = (self.room(first, 1.0), self.room(second, -1.0));
         let step = wanted.min(up_room).min(low_room);
@@ -531,13 +533,17 @@ impl<'a> Solver<'a> {
 /// part at its least, which is 0 for kernels that are positive.
 fn gain_max(parameters: &Parameters, samples: usize, norm_max: f64) -> f64 {
     let all = parameters.c * samples as f64;
-    let is_positive = match parameters.kernel {
+    let largest = || all * all * parameters.kernel.largest(norm_max);
+    2.0 * all + if is_positive(parameters.kernel) { 0.0 } else { largest() }
+}
+
+/// Whether a kernel is positive for any samples.
+fn is_positive(kernel: Kernel) -> bool {
+    match kernel {
         Kernel::Linear | Kernel::Rbf { .. } => true,
         Kernel::Polynomial { offset, .. } => offset >= 0.0,
         Kernel::Sigmoid { .. } => false,
-    };
-    let quadratic = if is_positive { 0.0 } else { all * all * parameters.kernel.largest(norm_max) };
-    2.0 * all + quadratic
+    }
 }
 
 /// The number of iterations between two checks.

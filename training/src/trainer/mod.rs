@@ -141,7 +141,8 @@ pub struct Trained {
     pub time: Duration,
     /// The part of that time in which this rank had nothing to compute.
     pub waiting: Duration,
-    /// The part of that time in which an operation was under way.
+    /// The part of that time in which an operation was under way, at most: an operation counts
+    /// until this rank has waited for it.
     pub communicating: Duration,
     /// Bytes of the vectors that this rank gave to be averaged.
     pub bytes: u64,
