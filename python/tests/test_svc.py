@@ -93,7 +93,7 @@ def test_ranks_train_one_machine(ranks):
     [
         ("X[3, 1] = 1e39", "beyond the range of float32", "another rank of the group refuses"),
         ("X[3, 1] = np.nan", "contains NaN", "another rank of the group refuses"),
-        ("y = y + 0.5", "not whole numbers", "another rank of the group refuses"),
+        ("y = y * 2**40", "not whole numbers", "another rank of the group refuses"),
         ("X = np.hstack([X, X])", "have 8 features here, and 4 to 8", "have 4 features here, and 4 to 8"),
     ],
 )
