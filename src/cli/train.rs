@@ -495,7 +495,8 @@ mod tests {
     fn sums_are_divided_as_the_activation_says_and_never_by_nothing() {
         let divisor = |options: &str| {
             let command = Arguments::augment_args(clap::Command::new("train"));
-            let matches = command.try_get_matches_from(format!("train {options}").split(' ')).expect("options");
+            let matches =
+                command.try_get_matches_from(format!("train {options}").split(' ')).expect("options");
             let arguments = <Arguments as clap::FromArgMatches>::from_arg_matches(&matches).expect("options");
             arguments.activation().expect("rounds").division()
         };
