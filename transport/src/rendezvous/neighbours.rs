@@ -164,9 +164,14 @@ fn serve_probes(listener: &OwnedFd, stop: &OwnedFd, mut spare: Option<OwnedFd>) 
         if let Ok(stream) = accepted
             && packet::is_same_user(&stream)
         {
-            // A peer that sends nothing more only harms its own probe.
-            let outcome = if is_full { Err(ProbeOutcome::TooManyFiles) } else { exchange(&stream, stop) };
-            if outcome == Err(ProbeOutcome::TooManyFiles) {
+            // A peer that sends nothing more only harms its own probe. Its packet is read before the
+            // answer in any case: a stream that is closed with a packet unread, or before the peer
+            // sends, gives the peer an error in place of the answer.
+            let outcome = match is_full {
+                true => receive_descriptor(&stream, now() + ANSWER_LIMIT, Some(stop)),
+                false => exchange(&stream, stop),
+            };
+            if is_full || outcome == Err(ProbeOutcome::TooManyFiles) {
                 let _ = packet::send(&stream, TOO_MANY_FILES.as_bytes(), &[]);
             }
         }
