@@ -164,9 +164,9 @@ fn serve_probes(listener: &OwnedFd, stop: &OwnedFd, mut spare: Option<OwnedFd>) 
         if let Ok(stream) = accepted
             && packet::is_same_user(&stream)
         {
-            // A peer that sends nothing more only harms its own probe. Its packet is read before the
-            // answer in any case: a stream that is closed with a packet unread, or before the peer
-            // sends, gives the peer an error in place of the answer.
+            // A peer that sends nothing more only harms its own probe. Its packet is read before
+            // the answer in any case: a stream that is closed with a packet unread, or before the
+            // peer sends, gives the peer an error in place of the answer.
             let outcome = match is_full {
                 true => receive_descriptor(&stream, now() + ANSWER_LIMIT, Some(stop)),
                 false => exchange(&stream, stop),
