@@ -2,13 +2,9 @@
 //! against itself on other numbers of ranks.
 
 use std::ops::ControlFlow;
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::Duration;
 
 use pleach_collectives::{Group, Options};
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_transport::rendezvous::{Fabric, World};
 use pleach_vocabulary::random::Random;
 use proptest::prelude::*;
 
@@ -17,8 +13,8 @@ use super::oracle::{gram, least_objective, violation};
 use super::solver::{Problem, Solver};
 use super::*;
 
-/// Longest time a call may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+#[path = "../../../collectives/tests/ranks/mod.rs"]
+mod ranks;
 
 /// Samples with labels.
 #[derive(Clone, Debug)]
@@ -68,34 +64,7 @@ fn train_alone(data: &Labelled, parameters: &Parameters) -> Model {
 
 /// Runs `body` as every rank of a group.
 fn with_group<T: Send>(fabric: Fabric, ranks: u32, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    // Relaxed: only uniqueness matters.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = std::env::temp_dir().join(format!("pleach-svm-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a temporary folder");
-    let rank = |rank: u32| {
-        let world = World {
-            rank,
-            world_size: ranks,
-            local_rank: Some(rank),
-            rendezvous: Some(Rendezvous::File { folder: PathBuf::from(&folder) }),
-            secret: None,
-            host: None,
-            interface: None,
-            join_timeout: None,
-            launcher: Launcher::Arguments,
-        };
-        let mut options = Options::new(world);
-        options.fabric = FabricChoice::Only(fabric);
-        options.timeout = PATIENCE;
-        body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
-    };
-    let results = thread::scope(|scope| {
-        let threads: Vec<_> = (0..ranks).map(|number| scope.spawn(move || rank(number))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
-    });
-    let _ = std::fs::remove_dir_all(&folder);
-    results
+    ranks::with_group(fabric, ranks, |_| {}, body)
 }
 
 fn train_together(fabric: Fabric, ranks: u32, data: &Labelled, parameters: &Parameters) -> Vec<Model> {

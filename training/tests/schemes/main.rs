@@ -4,5 +4,7 @@
 mod invariants;
 mod model;
 mod mutants;
+#[path = "../../../collectives/tests/ranks/mod.rs"]
+mod ranks;
 mod real;
 mod virtual_time;

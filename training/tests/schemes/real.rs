@@ -1,53 +1,18 @@
 //! Schemes on the ranks of a group, over shared memory and sockets.
 
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread;
-use std::time::Duration;
-
 use pleach_collectives::{Group, Options, Reproducible};
 use pleach_training::simulation::Settings;
 use pleach_training::{Layout, Learner, PolicyError, Sgd, TrainError, Trained, Trainer};
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_transport::rendezvous::{Fabric, World};
 
 use super::model::{Linear, STEPS, scheme, settings, simulate};
-
-/// Longest time a call may take on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+use super::ranks;
 
 const RANKS: u32 = 4;
 
 /// Runs `body` as every rank of a group that adds in the order of ranks.
 fn with_group<T: Send>(fabric: Fabric, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
-    // Relaxed: only uniqueness matters.
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let folder = std::env::temp_dir().join(format!("pleach-schemes-{}-{number}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a temporary folder");
-    let rank = |rank: u32| {
-        let world = World {
-            rank,
-            world_size: RANKS,
-            local_rank: Some(rank),
-            rendezvous: Some(Rendezvous::File { folder: PathBuf::from(&folder) }),
-            secret: None,
-            host: None,
-            interface: None,
-            join_timeout: None,
-            launcher: Launcher::Arguments,
-        };
-        let mut options = Options::new(world);
-        options.fabric = FabricChoice::Only(fabric);
-        options.timeout = PATIENCE;
-        options.reproducible = Reproducible::PerWorldSize;
-        body(Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}")))
-    };
-    let results = thread::scope(|scope| {
-        let threads: Vec<_> = (0..RANKS).map(|number| scope.spawn(move || rank(number))).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no rank panics")).collect()
-    });
-    let _ = std::fs::remove_dir_all(&folder);
-    results
+    ranks::with_group(fabric, RANKS, |options| options.reproducible = Reproducible::PerWorldSize, body)
 }
 
 /// Trains the model as the simulation does. `is_overlapped`: buckets are reported one by one.
