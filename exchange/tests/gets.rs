@@ -2,15 +2,16 @@
 //!
 //! Over sockets; with `PLEACH_TEST_FABRIC=verbs` over RDMA.
 
+mod pairs;
+
 use std::thread;
 use std::time::Duration;
 
 use pleach_exchange::message::FailureKind;
-use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, SharedTensor, TensorWay};
+use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Peer, TensorWay};
 use pleach_transport::{Secret, clock};
 
-/// Longer than any test takes on a busy machine.
-const LONG: Duration = Duration::from_secs(60);
+use pairs::{LONG, connect, key, open, tensor, wait_for_returns};
 
 fn options() -> EndpointOptions {
     let mut options = EndpointOptions::default();
@@ -24,34 +25,11 @@ fn options() -> EndpointOptions {
     options
 }
 
-fn open(options: &EndpointOptions) -> Endpoint {
-    Endpoint::open(options).expect("a free port of loopback")
-}
-
 /// A sender, a receiver, and the sender as the receiver sees it.
 fn pair(options: &EndpointOptions) -> (Endpoint, Endpoint, Peer) {
     let (sender, receiver) = (open(options), open(options));
-    let peer = receiver.connect(&sender.address().to_string()).expect("an address").within(LONG);
+    let peer = connect(&receiver, &sender);
     (sender, receiver, peer)
-}
-
-fn key(name: &str) -> Key {
-    Key::new(1, name).expect("a good name")
-}
-
-fn tensor(endpoint: &Endpoint, values: &[u32]) -> SharedTensor {
-    let mut tensor = endpoint.tensor::<u32>(&[values.len()]).expect("there is memory");
-    tensor.copy_from_slice(values);
-    tensor.share()
-}
-
-/// Waits until the sender lends nothing.
-fn wait_for_returns(sender: &Endpoint) {
-    let until = clock::now() + LONG;
-    while sender.counts().bytes_lent > 0 {
-        assert!(clock::now() < until, "{:?}", sender.counts());
-        thread::yield_now();
-    }
 }
 
 #[test]
@@ -75,7 +53,7 @@ fn tensors_of_all_sizes_come_into_memory_of_the_receiver() {
 #[test]
 fn tensors_come_to_several_threads_at_once_and_both_ways() {
     let (one, other, to_one) = pair(&options());
-    let to_other = one.connect(&other.address().to_string()).expect("an address").within(LONG);
+    let to_other = connect(&one, &other);
     thread::scope(|scope| {
         for number in 0..6_u32 {
             let peer = if number % 2 == 0 { &to_one } else { &to_other };
@@ -106,7 +84,7 @@ fn what_was_received_has_room_beside_the_arena_and_may_be_sent_on() {
     let mut small = options();
     small.limits.arenas.bytes = 1 << 16;
     let (sender, receiver) = (open(&options()), open(&small));
-    let peer = receiver.connect(&sender.address().to_string()).expect("an address").within(LONG);
+    let peer = connect(&receiver, &sender);
     let held: Vec<_> = (0..4_u32)
         .map(|number| {
             sender.send(&key("w"), tensor(&sender, &[number; 10_000])).expect("there is room");
@@ -149,7 +127,7 @@ fn links_that_come_and_go_take_no_rank_for_ever() {
     let (sender, receiver, _) = pair(&options());
     for value in 0..LINKS {
         sender.send(&key("w"), tensor(&sender, &[value; 10])).expect("there is room");
-        let peer = receiver.connect(&sender.address().to_string()).expect("an address").within(LONG);
+        let peer = connect(&receiver, &sender);
         let received = peer.receive(&key("w")).expect("was sent");
         assert_eq!((received.way(), received.as_slice::<u32>()), (TensorWay::Copied, Ok(&[value; 10][..])));
     }
@@ -170,12 +148,12 @@ fn programs_with_one_secret_have_regions_and_others_are_refused() {
     let (sender, same) = (secret("0123456789abcdef"), secret("0123456789abcdef"));
     sender.send(&key("w"), tensor(&sender, &[3])).expect("there is room");
     for stranger in [secret("0123456789abcdeg"), open(&options())] {
-        let peer = stranger.connect(&sender.address().to_string()).expect("an address").within(LONG);
+        let peer = connect(&stranger, &sender);
         let error = peer.receive(&key("w")).expect_err("has another secret");
         assert_eq!(error.kind(), FailureKind::Unavailable);
         assert!(error.to_string().contains("another secret"), "{error}");
     }
-    let peer = same.connect(&sender.address().to_string()).expect("an address").within(LONG);
+    let peer = connect(&same, &sender);
     let received = peer.receive(&key("w")).expect("was sent");
     assert_eq!((received.way(), received.as_slice::<u32>()), (TensorWay::Copied, Ok(&[3][..])));
 }
@@ -198,7 +176,7 @@ fn a_program_that_takes_no_fabric_of_the_other_gets_tensors_inline_or_is_told() 
     let received = lenient.connect(&address).expect("an address").within(LONG).receive(&key("w"));
     assert_eq!(received.expect("was sent").way(), TensorWay::Inline);
     let (shm, gets) = (with(ExchangeFabric::Shm, true), open(&options()));
-    let error = gets.connect(&shm.address().to_string()).expect("an address").within(LONG).share_regions();
+    let error = connect(&gets, &shm).share_regions();
     let error = error.expect_err("have no fabric in common").to_string();
     assert!(error.contains("the other program takes shm alone, and this one"), "{error}");
 }

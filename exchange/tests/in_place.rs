@@ -1,44 +1,22 @@
 //! Tensors that are received in the memory of their sender.
 
+mod pairs;
+
 use std::thread;
 use std::time::Duration;
 
 use pleach_exchange::message::FailureKind;
-use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, SharedTensor, TensorWay};
+use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Peer, TensorWay};
 use pleach_transport::clock;
 
-/// Longer than any test takes on a busy machine.
-const LONG: Duration = Duration::from_secs(60);
-
-fn open(options: &EndpointOptions) -> Endpoint {
-    Endpoint::open(options).expect("a free port of loopback")
-}
+use pairs::{LONG, connect, key, open, tensor, wait_for_returns};
 
 /// A sender, a receiver, and the sender as the receiver sees it, with regions.
 fn pair(options: &EndpointOptions) -> (Endpoint, Endpoint, Peer) {
     let (sender, receiver) = (open(options), open(&EndpointOptions::default()));
-    let peer = receiver.connect(&sender.address().to_string()).expect("an address").within(LONG);
+    let peer = connect(&receiver, &sender);
     peer.share_regions().expect("both are on this host");
     (sender, receiver, peer)
-}
-
-fn key(name: &str) -> Key {
-    Key::new(1, name).expect("a good name")
-}
-
-fn tensor(endpoint: &Endpoint, values: &[u32]) -> SharedTensor {
-    let mut tensor = endpoint.tensor::<u32>(&[values.len()]).expect("there is memory");
-    tensor.copy_from_slice(values);
-    tensor.share()
-}
-
-/// Waits until the sender holds and lends nothing.
-fn wait_for_returns(sender: &Endpoint) {
-    let until = clock::now() + LONG;
-    while sender.counts().bytes_lent > 0 {
-        assert!(clock::now() < until, "{:?}", sender.counts());
-        thread::yield_now();
-    }
 }
 
 #[test]
