@@ -1,9 +1,12 @@
 //! `pleach parallelize` as a person calls it.
 
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
+
 use std::fs;
-use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use launcher::{Folder, expect_refused};
 use serde_json::Value;
 
 fn parallelize(arguments: &[&str]) -> Output {
@@ -23,44 +26,8 @@ fn json(arguments: &[&str]) -> Vec<Value> {
     lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect()
 }
 
-/// One line on standard error with all of these, nothing on standard output, exit status 2.
 fn is_refused(arguments: &[&str], parts: &[&str]) {
-    let output = parallelize(arguments);
-    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
-    let nothing: &[u8] = b"";
-    assert_eq!(
-        (output.status.code(), output.stdout.as_slice()),
-        (Some(2), nothing),
-        "{arguments:?}: {stderr}"
-    );
-    assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
-    for part in parts {
-        assert!(stderr.contains(part), "{part:?} is not in {stderr}");
-    }
-}
-
-/// A folder that goes when the test is over.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let path = path.join(format!("parallelize-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).expect("a temporary folder");
-        Self(path)
-    }
-
-    fn file(&self, name: &str, text: impl AsRef<[u8]>) -> String {
-        let path = self.0.join(name);
-        fs::write(&path, text).expect("a temporary file");
-        path.to_str().expect("UTF-8").to_owned()
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+    expect_refused(&parallelize(arguments), arguments, parts);
 }
 
 const KEYS: [&str; 9] =
@@ -148,7 +115,7 @@ fn the_table_says_what_is_hidden_and_where_the_design_point_is() {
 
 #[test]
 fn a_picture_is_drawn_of_many_ranks_in_a_moment() {
-    let folder = Folder::new("picture");
+    let folder = Folder::new("parallelize-picture");
     let path = folder.0.join("vgg.svg");
     let began = pleach::transport::clock::now();
     let ranks: Vec<String> = (0..=10).map(|power| (1 << power).to_string()).collect();
@@ -164,7 +131,7 @@ fn a_picture_is_drawn_of_many_ranks_in_a_moment() {
 
 #[test]
 fn files_describe_models_and_machines() {
-    let folder = Folder::new("files");
+    let folder = Folder::new("parallelize-files");
     let model = folder.file(
         "net.toml",
         "name = \"net \\u001b[31m<&>\"\n[[layer]]\nkind = \"convolution\"\ninputs = 3\noutputs = 8\nkernel = 3\n\
@@ -211,7 +178,7 @@ fn bad_input_is_one_line_that_says_what_to_do() {
 
 #[test]
 fn files_that_are_wrong_are_refused_with_their_place() {
-    let folder = Folder::new("wrong");
+    let folder = Folder::new("parallelize-wrong");
     let refused = |text: &[u8], parts: &[&str]| {
         let file = folder.file("wrong.toml", text);
         is_refused(&[&file, "--batch", "8"], &[&[file.as_str(), "no model: "], parts].concat());

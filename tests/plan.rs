@@ -1,9 +1,11 @@
 //! `pleach plan` and `pleach verify FILE.xml`, as a person calls them.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+#[allow(dead_code)] // Not every test looks at processes.
+mod launcher;
+
 use std::process::{Command, Output};
 
+use launcher::{Folder, expect_refused};
 use serde_json::Value;
 
 fn pleach(arguments: &[&str]) -> Output {
@@ -24,50 +26,8 @@ fn json(arguments: &[&str]) -> Value {
     serde_json::from_str(&stdout).expect("JSON")
 }
 
-/// One line on standard error with all of these, nothing on standard output, exit status 2.
 fn is_refused(arguments: &[&str], parts: &[&str]) {
-    let output = pleach(arguments);
-    let stderr = String::from_utf8(output.stderr).expect("UTF-8");
-    assert_eq!(
-        (output.status.code(), output.stdout.as_slice()),
-        (Some(2), &b""[..]),
-        "{arguments:?}: {stderr}"
-    );
-    assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
-    for part in parts {
-        assert!(stderr.contains(part), "{part:?} is not in {stderr}");
-    }
-}
-
-/// A folder that goes when the test is over.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("plan-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).expect("a temporary folder");
-        Self(path)
-    }
-
-    fn path(&self, name: &str) -> String {
-        self.0.join(name).to_str().expect("UTF-8").to_owned()
-    }
-
-    fn file(&self, name: &str, text: &str) -> String {
-        let path = self.path(name);
-        fs::write(&path, text).expect("a temporary file");
-        path
-    }
-
-    fn text(&self, name: &str) -> String {
-        fs::read_to_string(self.0.join(name)).expect("was written")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+    expect_refused(&pleach(arguments), arguments, parts);
 }
 
 /// Two links of 10 GB/s in a line.
@@ -93,7 +53,7 @@ bandwidth = 10
 
 #[test]
 fn the_json_of_a_plan_has_exact_rates_in_the_order_that_programs_rely_on() {
-    let folder = Folder::new("json");
+    let folder = Folder::new("plan-json");
     let line = folder.file("line.toml", LINE);
     let (text, _) = told(&["plan", "all-reduce", "--topology", &line, "--json"]);
     let keys = [
@@ -206,7 +166,7 @@ fn a_fixed_number_of_trees_states_its_gap() {
 
 #[test]
 fn pictures_and_graphs_are_whole_and_name_every_node() {
-    let folder = Folder::new("pictures");
+    let folder = Folder::new("plan-pictures");
     for (collective, topology) in
         [("all-reduce", "dgx-1v"), ("all-gather", "dgx-a100:2"), ("broadcast", "fat-tree:4")]
     {
@@ -228,7 +188,7 @@ fn pictures_and_graphs_are_whole_and_name_every_node() {
 
 #[test]
 fn an_exported_algorithm_and_a_schedule_are_proved_by_verify() {
-    let folder = Folder::new("export");
+    let folder = Folder::new("plan-export");
     for (collective, topology) in [
         ("all-reduce", "dgx-1v"),
         ("all-reduce", "ring:5"),
@@ -258,7 +218,7 @@ fn an_exported_algorithm_and_a_schedule_are_proved_by_verify() {
 
 #[test]
 fn an_algorithm_that_would_be_too_large_is_refused_with_what_makes_it_smaller() {
-    let folder = Folder::new("large");
+    let folder = Folder::new("plan-large");
     let xml = folder.path("plan.xml");
     let plan = |more: &[&'static str]| {
         [&["plan", "all-reduce", "--topology"], more]
@@ -288,7 +248,7 @@ fn an_algorithm_that_would_be_too_large_is_refused_with_what_makes_it_smaller() 
 
 #[test]
 fn an_xml_that_is_no_algorithm_is_told_with_its_line() {
-    let folder = Folder::new("xml");
+    let folder = Folder::new("plan-xml");
     let file = folder.file("system.xml", "<system version=\"1\">\n</system>\n");
     is_refused(&["verify", &file], &["system.xml, line 1: expected '<algo'"]);
 }
@@ -325,7 +285,7 @@ fn what_cannot_be_planned_is_a_usage_error_that_says_what_can() {
 
 #[test]
 fn a_wrong_file_is_told_by_file_and_line() {
-    let folder = Folder::new("wrong");
+    let folder = Folder::new("plan-wrong");
     for (name, from, to, parts) in [
         ("parts", "from = \"b\"\nto = \"c\"", "from = \"b\"\nto = \"a\"", &["{a, b}, {c} do not reach"][..]),
         ("zero", "bandwidth = 10", "bandwidth = 0", &[":14"]),
@@ -348,7 +308,7 @@ fn a_wrong_file_is_told_by_file_and_line() {
 
 #[test]
 fn a_count_of_links_without_a_bandwidth_says_what_was_assumed() {
-    let folder = Folder::new("smi");
+    let folder = Folder::new("plan-smi");
     let matrix = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV2\t0-3\nGPU1\tNV2\t X \t0-3\n";
     let file = folder.file("topo.txt", matrix);
     let (_, stderr) = told(&["plan", "all-reduce", "--topology", &file]);

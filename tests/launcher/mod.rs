@@ -32,6 +32,21 @@ pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).expect("is text")
 }
 
+/// One line on standard error with all of these, nothing on standard output, exit status 2.
+pub(crate) fn expect_refused(output: &Output, arguments: &[&str], parts: &[&str]) {
+    let stderr = text(&output.stderr);
+    let nothing: &[u8] = b"";
+    assert_eq!(
+        (output.status.code(), output.stdout.as_slice()),
+        (Some(2), nothing),
+        "{arguments:?}: {stderr}"
+    );
+    assert!(stderr.starts_with("error: ") && stderr.lines().count() == 1, "{stderr}");
+    for part in parts {
+        assert!(stderr.contains(part), "{part:?} is not in {stderr}");
+    }
+}
+
 /// The value of a field in a flat JSON object.
 pub(crate) fn field<'a>(line: &'a str, name: &str) -> &'a str {
     let (_, rest) = line.split_once(&format!("\"{name}\":")).unwrap_or_else(|| panic!("no {name}: {line}"));
@@ -86,6 +101,23 @@ impl Folder {
         let path = std::env::temp_dir().join(format!("pleach-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("a temporary folder");
         Self(path)
+    }
+
+    /// The path of a file in it.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.0.join(name).to_str().expect("UTF-8").to_owned()
+    }
+
+    /// A new file in it with this text.
+    pub(crate) fn file(&self, name: &str, text: impl AsRef<[u8]>) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, text).expect("a temporary file");
+        path
+    }
+
+    /// What a file in it holds.
+    pub(crate) fn text(&self, name: &str) -> String {
+        std::fs::read_to_string(self.0.join(name)).expect("was written")
     }
 }
 
