@@ -16,7 +16,7 @@ use pleach_transport::{Nanos, RegionKey};
 use crate::key::Key;
 use crate::lease::{Lease, LeaseHolder, ReferenceError, RegionAnnounceError, ReturnCounters};
 use crate::message::{Description, Failure, Message};
-use crate::reference::LinkId;
+use crate::reference::{LinkId, Reference};
 use crate::table::Request;
 
 /// What the calls of one link may take.
@@ -265,11 +265,29 @@ impl Calls {
                     self.events.push(CallEvent::Failed { call, error });
                 }
             }
-            Message::Ask { .. } | Message::Cancel { .. } | Message::Returned { .. } => {
-                return Err(CallViolation::NotForCalls);
-            }
+            Message::Recall { lease } => self.holder.recall(lease)?,
+            Message::Ask { .. }
+            | Message::Cancel { .. }
+            | Message::Returned { .. }
+            | Message::RpcEnded { .. } => return Err(CallViolation::NotForCalls),
         }
         Ok(())
+    }
+
+    /// Takes the lease of a reference that came with a message of an RPC.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReferenceError`]. Whoever sent that message may be somebody else than the peer, which
+    /// is not to be severed for it.
+    pub fn accept(&mut self, reference: &Reference) -> Result<Lease, ReferenceError> {
+        self.holder.accept(reference)
+    }
+
+    /// This program has done with an RPC before it saw the end of the answer: the peer recalls what
+    /// it has lent for the RPC and this program has not accepted.
+    pub fn end_rpc(&mut self, rpc: u64) {
+        self.events.push(CallEvent::Post(Message::RpcEnded { rpc }));
     }
 
     /// The link has ended: all calls fail.
@@ -326,7 +344,7 @@ mod tests {
     use super::*;
     use crate::lease::UNTOUCHED;
     use crate::message::FailureKind;
-    use crate::reference::{LeaseNumber, Reference};
+    use crate::reference::LeaseNumber;
 
     const LINK: LinkId = LinkId(1);
     const REGION: RegionKey = RegionKey(2);

@@ -29,6 +29,10 @@ pub mod arena;
 pub mod calls;
 pub mod endpoint;
 #[forbid(unsafe_code)]
+pub mod gathered;
+#[cfg(feature = "grpc")]
+pub mod grpc;
+#[forbid(unsafe_code)]
 pub mod introduction;
 #[forbid(unsafe_code)]
 pub mod key;

@@ -168,6 +168,16 @@ pub enum Message {
         /// Why.
         failure: Failure,
     },
+    /// The sender asks for a lease back whose reference the receiver may never have seen.
+    Recall {
+        /// The lease.
+        lease: LeaseNumber,
+    },
+    /// The receiver has done with an RPC: references of it that have not come by now are lost.
+    RpcEnded {
+        /// The RPC.
+        rpc: u64,
+    },
     /// The counter of a slot, where the owner of leases cannot read the holder's memory.
     Returned {
         /// The slot.
@@ -207,13 +217,15 @@ const LENT: u8 = 3;
 const INLINE: u8 = 4;
 const FAILED: u8 = 5;
 const RETURNED: u8 = 6;
+const RECALL: u8 = 7;
+const RPC_ENDED: u8 = 8;
 
 impl Message {
     /// Whether it is for the program that sends tensors ([`crate::Server`]), and not for the one
     /// that receives ([`crate::Calls`]).
     #[must_use]
     pub fn is_for_server(&self) -> bool {
-        matches!(self, Self::Ask { .. } | Self::Cancel { .. } | Self::Returned { .. })
+        matches!(self, Self::Ask { .. } | Self::Cancel { .. } | Self::Returned { .. } | Self::RpcEnded { .. })
     }
 
     /// As it is sent.
@@ -241,6 +253,8 @@ impl Message {
                 kind(FAILED).u64(*call).u8(failure.kind as u8).raw(&failure.text.as_bytes()[..end])
             }
             Self::Returned { slot, counter } => kind(RETURNED).u32(*slot).u64(*counter),
+            Self::Recall { lease } => kind(RECALL).u32(lease.slot).u64(lease.generation),
+            Self::RpcEnded { rpc } => kind(RPC_ENDED).u64(*rpc),
         };
         writer.finish()
     }
@@ -265,6 +279,8 @@ impl Message {
             INLINE => inline(&mut fields),
             FAILED => failed(&mut fields),
             RETURNED => returned(&mut fields),
+            RECALL => recall(&mut fields),
+            RPC_ENDED => rpc_ended(&mut fields),
             _ => return Err(MessageError::UnknownKind { kind }),
         };
         let message = message.and_then(|message| fields.end().map(|()| message));
@@ -319,6 +335,14 @@ fn returned(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
     Ok(Message::Returned { slot: fields.u32()?, counter: fields.u64()? })
 }
 
+fn recall(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    Ok(Message::Recall { lease: LeaseNumber { slot: fields.u32()?, generation: fields.u64()? } })
+}
+
+fn rpc_ended(fields: &mut Reader<'_>) -> Result<Message, Malformed> {
+    Ok(Message::RpcEnded { rpc: fields.u64()? })
+}
+
 #[cfg(test)]
 mod tests {
     use pleach_transport::{RegionKey, RemoteSlice};
@@ -371,6 +395,8 @@ mod tests {
             inline,
             failed,
             returned.prop_map(|(slot, counter)| Message::Returned { slot, counter }),
+            lease().prop_map(|lease| Message::Recall { lease }),
+            any::<u64>().prop_map(|rpc| Message::RpcEnded { rpc }),
         ]
     }
 
@@ -386,7 +412,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_encodes_to_the_same_bytes(kind in 0_u8..8, rest in prop::collection::vec(0_u8..3, 0..80)) {
+        fn what_decodes_encodes_to_the_same_bytes(kind in 0_u8..10, rest in prop::collection::vec(0_u8..3, 0..80)) {
             let bytes = [&[kind], &rest[..]].concat();
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);

@@ -12,7 +12,7 @@
 //! severed. A tensor has at most one receiver that reads it. What a tensor occupies is released
 //! when its lease is back or its link is severed. What a peer holds, asks and waits for has limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
@@ -20,9 +20,9 @@ use std::time::Duration;
 use pleach_transport::{Nanos, RegionKey, RemoteSlice};
 
 use crate::key::Key;
-use crate::lease::{LeaseLimits, LeaseOwner, OpenLinkError, ReturnError, Returned, Unlent};
+use crate::lease::{LeaseLimits, LeaseOwner, LendError, OpenLinkError, ReturnError, Returned, Unlent};
 use crate::message::{Description, Failure, FailureKind, Message};
-use crate::reference::LinkId;
+use crate::reference::{LinkId, Reference};
 use crate::table::{
     Delivered, Outcome, ReceiveError, ReceiveId, Request, SendId, TableLimits, TensorTable, Unsent,
 };
@@ -70,6 +70,9 @@ impl Default for ServerLimits {
         }
     }
 }
+
+/// Ends of RPCs that a link remembers.
+const ENDED_RPCS_MAX: usize = 1 << 10;
 
 /// What the caller has to do, in order.
 #[derive(Debug, PartialEq, Eq)]
@@ -134,6 +137,41 @@ enum Lent<T> {
     Queued(Delivered<Offer<T>>),
     /// A tensor that was published.
     Published(#[allow(dead_code, reason = "kept until the lease is back")] T),
+    /// A field of a message of an RPC.
+    Rpc {
+        rpc: u64,
+        #[allow(dead_code, reason = "kept until the lease is back")]
+        tensor: T,
+    },
+}
+
+/// The RPCs of a link for whose messages memory may be lent. Without these marks a reference that
+/// nobody saw would keep its tensor for as long as the link is open.
+#[derive(Default)]
+struct Rpcs {
+    running: BTreeSet<u64>,
+    /// RPCs that the other end has ended while they did not run here: the end of an RPC may come
+    /// before its beginning. At most [`ENDED_RPCS_MAX`], the newest.
+    ended: BTreeSet<u64>,
+}
+
+impl Rpcs {
+    fn begin(&mut self, rpc: u64) -> bool {
+        !self.ended.remove(&rpc) && self.running.insert(rpc)
+    }
+
+    fn end(&mut self, rpc: u64) -> bool {
+        self.running.remove(&rpc)
+    }
+
+    fn end_by_peer(&mut self, rpc: u64) {
+        if !self.end(rpc) {
+            self.ended.insert(rpc);
+            if self.ended.len() > ENDED_RPCS_MAX {
+                self.ended.pop_first();
+            }
+        }
+    }
 }
 
 /// See the module.
@@ -157,6 +195,7 @@ struct Peer {
     reads_memory: bool,
     last_call: u64,
     waiting: BTreeMap<u64, ReceiveId>,
+    rpcs: Rpcs,
 }
 
 /// A peer waits for too much.
@@ -232,7 +271,10 @@ impl<T: Clone> Server<T> {
     /// See [`OpenLinkError`].
     pub fn open_link(&mut self, link: LinkId, reads_memory: bool) -> Result<(), OpenLinkError> {
         self.leases.open_link(link)?;
-        self.peers.insert(link, Peer { reads_memory, last_call: 0, waiting: BTreeMap::new() });
+        self.peers.insert(
+            link,
+            Peer { reads_memory, last_call: 0, waiting: BTreeMap::new(), rpcs: Rpcs::default() },
+        );
         Ok(())
     }
 
@@ -241,6 +283,12 @@ impl<T: Clone> Server<T> {
         if let Some(peer) = self.peers.get_mut(&link) {
             peer.reads_memory = true;
         }
+    }
+
+    /// Whether the peer of a link can read lendable memory.
+    #[must_use]
+    pub fn reads_memory(&self, link: LinkId) -> bool {
+        self.peers.get(&link).is_some_and(|peer| peer.reads_memory)
     }
 
     /// The peer of a link asks no more, and may still read what was lent to it: its calls end.
@@ -347,12 +395,63 @@ impl<T: Clone> Server<T> {
                     self.back(now, returned);
                 }
             }
-            Message::Lent { .. } | Message::Inline { .. } | Message::Failed { .. } => {
-                return Err(ServerViolation::NotForServer { link });
+            Message::RpcEnded { rpc } => {
+                let peer = self.peers.get_mut(&link).ok_or(ServerViolation::UnknownLink { link })?;
+                peer.rpcs.end_by_peer(rpc);
+                self.recall_rpc(link, rpc);
             }
+            Message::Lent { .. }
+            | Message::Inline { .. }
+            | Message::Failed { .. }
+            | Message::Recall { .. } => return Err(ServerViolation::NotForServer { link }),
         }
         self.settle(now);
         Ok(())
+    }
+
+    /// An RPC begins, whose messages to the peer of a link may hold references. False: they may
+    /// not, since the peer cannot read memory, or has ended the RPC already.
+    pub fn begin_rpc(&mut self, link: LinkId, rpc: u64) -> bool {
+        let peer = self.peers.get_mut(&link).filter(|peer| peer.reads_memory);
+        peer.is_some_and(|peer| peer.rpcs.begin(rpc))
+    }
+
+    /// Nothing more is lent for an RPC. What was lent may still be on its way.
+    pub fn end_rpc(&mut self, link: LinkId, rpc: u64) {
+        if let Some(peer) = self.peers.get_mut(&link) {
+            peer.rpcs.end(rpc);
+        }
+    }
+
+    /// An RPC is over at both ends: what was lent for it and the peer has not accepted comes back.
+    /// Its references must not come any more.
+    pub fn recall_rpc(&mut self, link: LinkId, rpc: u64) {
+        for (lease, lent) in self.leases.open_leases(link) {
+            if matches!(lent, Lent::Rpc { rpc: of, .. } if *of == rpc) {
+                self.events.push(ServerEvent::Post { link, message: Message::Recall { lease } });
+            }
+        }
+    }
+
+    /// Lends a field of a message of an RPC that has begun.
+    ///
+    /// # Errors
+    ///
+    /// See [`LendError`]; the field may go inline. [`LendError::UnknownLink`] also when the RPC has
+    /// ended.
+    pub fn lend_for_rpc(
+        &mut self,
+        link: LinkId,
+        rpc: u64,
+        place: Place,
+        tensor: T,
+    ) -> Result<Reference, LendError> {
+        let is_running = self.peers.get(&link).is_some_and(|peer| peer.rpcs.running.contains(&rpc));
+        if !is_running {
+            return Err(LendError::UnknownLink { link });
+        }
+        let lent = self.leases.lend(link, place.buffer, place.part, Lent::Rpc { rpc, tensor });
+        lent.map_err(|unlent| unlent.error)
     }
 
     /// Reads the counters of a link: see [`LeaseOwner::collect`].
@@ -531,8 +630,7 @@ impl<T: Clone> Server<T> {
         lent: Lent<T>,
     ) -> Option<Lent<T>> {
         let Offer { tensor, description, place } = offer;
-        let reads_memory = self.peers.get(&link).is_some_and(|peer| peer.reads_memory);
-        let is_in_place = place.is_some() && reads_memory;
+        let is_in_place = place.is_some() && self.reads_memory(link);
         // Memory that is not lendable has a name of its own, for the accounts.
         let whole = RemoteSlice { key: RegionKey::NONE, offset: number, len: bytes };
         let Place { buffer, part } = place.unwrap_or(Place { buffer: whole, part: 0..bytes });
@@ -562,6 +660,7 @@ impl<T: Clone> Server<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reference::LeaseNumber;
 
     const LINK: LinkId = LinkId(1);
     const NOW: Nanos = Nanos(1_000);
@@ -643,6 +742,61 @@ mod tests {
         let (key, within) = (Key::new(1, "w").expect("a good name"), Duration::ZERO);
         server.message(NOW, LINK, Message::Ask { call: 6, key, request, within }).expect("is good");
         assert!(matches!(&failures(&mut server)[..], [(FailureKind::Aborted, _)]));
+    }
+
+    /// The leases that are recalled.
+    fn recalled(server: &mut Server<u32>) -> Vec<LeaseNumber> {
+        let lease = |event| match event {
+            ServerEvent::Post { message: Message::Recall { lease }, link: LINK } => lease,
+            other => panic!("{other:?}"),
+        };
+        server.take_events().into_iter().map(lease).collect()
+    }
+
+    fn lend(server: &mut Server<u32>, rpc: u64, at: u64) -> Result<LeaseNumber, LendError> {
+        let buffer = RemoteSlice { key: RegionKey(1), offset: at, len: 8 };
+        let lent = server.lend_for_rpc(LINK, rpc, Place { buffer, part: 0..8 }, 5);
+        lent.map(|reference| reference.lease)
+    }
+
+    #[test]
+    fn what_is_lent_for_an_rpc_is_recalled_when_it_is_over_unless_it_is_back() {
+        let mut server = server(ServerLimits::default());
+        assert!(server.begin_rpc(LINK, 1) && server.begin_rpc(LINK, 2) && !server.begin_rpc(LINK, 2));
+        let [one, other] = [0, 8].map(|at| lend(&mut server, 1, at).expect("runs"));
+        let third = lend(&mut server, 2, 16).expect("runs");
+        let returned = Message::Returned { slot: one.slot, counter: one.generation };
+        server.message(NOW, LINK, returned).expect("was lent");
+        server.end_rpc(LINK, 1);
+        assert_eq!(lend(&mut server, 1, 24), Err(LendError::UnknownLink { link: LINK }));
+        assert_eq!((recalled(&mut server), server.bytes_lent()), (Vec::new(), 16), "it may be on its way");
+        server.recall_rpc(LINK, 1);
+        assert_eq!(recalled(&mut server), [other]);
+        server.message(NOW, LINK, Message::RpcEnded { rpc: 2 }).expect("is good");
+        assert_eq!(recalled(&mut server), [third]);
+        assert_eq!(lend(&mut server, 2, 24), Err(LendError::UnknownLink { link: LINK }));
+        for lease in [other, third] {
+            let counter = lease.generation | crate::lease::UNTOUCHED;
+            server.message(NOW, LINK, Message::Returned { slot: lease.slot, counter }).expect("was lent");
+        }
+        assert_eq!(server.bytes_lent(), 0);
+    }
+
+    #[test]
+    fn an_rpc_that_the_peer_ended_before_it_came_is_lent_nothing() {
+        let mut server = server(ServerLimits::default());
+        server.message(NOW, LINK, Message::RpcEnded { rpc: 1 }).expect("is good");
+        assert!(!server.begin_rpc(LINK, 1) && lend(&mut server, 1, 0).is_err());
+        assert!(server.begin_rpc(LINK, 1), "the end was for one beginning");
+        for rpc in 2..2 * ENDED_RPCS_MAX as u64 {
+            server.message(NOW, LINK, Message::RpcEnded { rpc }).expect("is good");
+        }
+        let peer = &server.peers[&LINK];
+        assert_eq!(peer.rpcs.ended.len(), ENDED_RPCS_MAX);
+        assert!(!server.begin_rpc(LINK, 2 * ENDED_RPCS_MAX as u64 - 1), "the newest are kept");
+        let mut blind = Server::<u32>::new(7, ServerLimits::default());
+        blind.open_link(LINK, false).expect("is new");
+        assert!(!blind.begin_rpc(LINK, 1) && !blind.begin_rpc(LinkId(2), 1));
     }
 
     #[test]

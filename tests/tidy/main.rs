@@ -78,6 +78,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("ffi/src", "addresses and handles that C programs give"),
     ("ffi/benches", "calls as C programs make them"),
     ("exchange/src/endpoint/memory.rs", "lendable memory as slices"),
+    ("exchange/src/grpc/codec.rs", "messages that prost writes without their long fields"),
     ("fuzz/fuzz_targets/c_calls", "calls as C programs make them"),
     ("python/src/calls.rs", "operations on memory that Python objects hold"),
     ("python/src/dlpack.rs", "the structs of DLPack"),
@@ -106,6 +107,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("pleach-exchange", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-training", &["pleach-collectives", "pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-onnx-regenerate", &[]),
+    ("pleach-exchange-regenerate", &[]),
     ("pleach-ffi", &["pleach-collectives", "pleach-exchange", "pleach-transport", "pleach-vocabulary"]),
     (
         "pleach-micro",

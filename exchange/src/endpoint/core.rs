@@ -7,6 +7,10 @@
 //! queues of events: answers are posted, and requests that have ended are given to their threads.
 
 mod gets;
+#[cfg(feature = "grpc")]
+mod rpcs;
+#[cfg(feature = "grpc")]
+pub(crate) use self::rpcs::Accepted;
 #[cfg(test)]
 mod tests;
 

@@ -27,7 +27,7 @@ use std::time::Duration;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{
-    Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region, RegionKey,
+    Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region,
     RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer, TransferId,
 };
 use pleach_vocabulary::Fabric;
@@ -35,6 +35,7 @@ use pleach_vocabulary::Fabric;
 use super::link::ReceiveSlot;
 use super::memory::{ArenaPart, LendableBuffer, LendableMemory};
 use super::tensor::TensorShape;
+use crate::gathered::RegisteredPart;
 use crate::key::Key;
 use crate::lease::Lease;
 use crate::reference::{LinkId, Reference};
@@ -88,26 +89,6 @@ pub(crate) struct Get {
     pub(crate) shape: TensorShape,
     /// The destination.
     pub(crate) buffer: LendableBuffer,
-}
-
-/// A part of a sender's arena, as its receiver reaches it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct RegisteredPart {
-    /// The first byte of the arena that it holds.
-    pub(crate) start: u64,
-    pub(crate) slice: RemoteSlice,
-}
-
-impl RegisteredPart {
-    /// Nothing.
-    pub(crate) const NONE: Self =
-        Self { start: 0, slice: RemoteSlice { key: RegionKey::NONE, offset: 0, len: 0 } };
-
-    /// These bytes of the arena, if they are inside.
-    pub(crate) fn of(&self, slice: RemoteSlice) -> Option<RemoteSlice> {
-        let start = slice.offset.checked_sub(self.start)?;
-        self.slice.slice(start..start.checked_add(slice.len)?).ok()
-    }
 }
 
 /// What has happened on a device.

@@ -63,11 +63,19 @@ pub(crate) struct LendableMemory {
 struct Arenas {
     plan: ArenaPlan<TrustDomain>,
     memory: BTreeMap<ArenaId, Arc<SharedMemory>>,
+    /// Buffers that the program has as plain bytes, by their first address.
+    #[cfg(feature = "grpc")]
+    plain: BTreeMap<usize, std::sync::Weak<LendableBuffer>>,
 }
 
 impl LendableMemory {
     pub(crate) fn new(limits: ArenaLimits) -> Arc<Self> {
-        let arenas = Arenas { plan: ArenaPlan::new(limits), memory: BTreeMap::new() };
+        let arenas = Arenas {
+            plan: ArenaPlan::new(limits),
+            memory: BTreeMap::new(),
+            #[cfg(feature = "grpc")]
+            plain: BTreeMap::new(),
+        };
         Arc::new(Self { arena_bytes: limits.bytes, arenas: Mutex::new(arenas) })
     }
 
@@ -123,6 +131,20 @@ impl LendableMemory {
         Ok((buffer.arena().map_or(0, ArenaId::number), buffer.memory.clone()))
     }
 
+    /// The buffer of these bytes, if [`LendableBuffer::find_by_address`] was called for one that
+    /// holds them, and where they begin in it.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<(Arc<LendableBuffer>, usize)> {
+        let address = bytes.as_ptr().addr();
+        let arenas = lock(&self.arenas);
+        let (first, buffer) = arenas.plain.range(..=address).next_back()?;
+        let (start, buffer) = (address - first, buffer.upgrade()?);
+        // Dropped after the lock, where it may be the last handle.
+        drop(arenas);
+        let is_inside = start.checked_add(bytes.len()).is_some_and(|end| end <= buffer.bytes);
+        is_inside.then_some((buffer, start))
+    }
+
     /// The bytes that all arenas have touched.
     pub(crate) fn touched(&self) -> u64 {
         lock(&self.arenas).plan.touched()
@@ -172,6 +194,14 @@ impl LendableBuffer {
         self.memory.clone()
     }
 
+    /// From now on [`LendableMemory::find`] finds it, if it lies in an arena.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn find_by_address(self: &Arc<Self>) {
+        if self.block.is_some() {
+            lock(&self.owner.arenas).plain.insert(self.as_bytes().as_ptr().addr(), Arc::downgrade(self));
+        }
+    }
+
     /// Its arena; `None` when it has memory of its own.
     pub(crate) fn arena(&self) -> Option<ArenaId> {
         self.block.as_ref().map(Block::arena)
@@ -195,8 +225,13 @@ impl LendableBuffer {
 
 impl Drop for LendableBuffer {
     fn drop(&mut self) {
+        #[cfg(feature = "grpc")]
+        let address = self.as_bytes().as_ptr().addr();
         if let Some(block) = self.block.take() {
-            lock(&self.owner.arenas).plan.free(block);
+            let mut arenas = lock(&self.owner.arenas);
+            #[cfg(feature = "grpc")]
+            arenas.plain.remove(&address);
+            arenas.plan.free(block);
         }
     }
 }

@@ -32,6 +32,8 @@ mod pair;
 mod peer;
 mod regions;
 mod returns;
+#[cfg(feature = "grpc")]
+pub(crate) mod rpcs;
 mod shared;
 mod slot;
 mod tensor;

@@ -116,6 +116,20 @@ impl Peer {
         self.shared.require_regions(&link, now, deadline)
     }
 
+    /// The link, if it has regions now.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn link_with_regions(&self) -> Option<LinkId> {
+        let state = lock(&self.shared.state);
+        let link = state.link.as_ref().filter(|link| !link.is_lost() && link.has_regions());
+        link.map(|link| link.id)
+    }
+
+    /// The incarnation of the program, once there was a link.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn incarnation(&self) -> Option<u64> {
+        lock(&self.shared.state).incarnation
+    }
+
     /// Receives the tensor of a key: waits until the peer sends it.
     ///
     /// # Errors
@@ -227,7 +241,7 @@ impl PeerShared {
         let fabric = shared.fabric_with(&theirs);
         let now = clock::now();
         let number = core.add_receiver(now, id, &self.address, Connection::new(socket), fabric);
-        let hold = LinkHold::new(number, &self.endpoint);
+        let hold = LinkHold::new(number, id, &self.endpoint);
         core.hold(&hold);
         drop(core);
         // The thread waits for the set-up of regions.

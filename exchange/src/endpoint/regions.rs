@@ -26,9 +26,9 @@ use pleach_transport::{
 };
 use pleach_vocabulary::Fabric;
 
-use super::gets::RegisteredPart;
 use super::memory::{MappedWords, PageWords};
 use super::pair::{DevicePair, MappingDevice};
+use crate::gathered::RegisteredPart;
 
 /// Messages in an inbox.
 pub(crate) const PLACES: usize = 32;

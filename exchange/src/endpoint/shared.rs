@@ -18,6 +18,7 @@ use super::options::EndpointOptions;
 use super::slot::Slot;
 use super::tensor::TensorWay;
 use crate::introduction::{Fabrics, Introduction};
+use crate::reference::LinkId;
 
 /// See the module.
 pub(crate) struct Shared {
@@ -30,6 +31,9 @@ pub(crate) struct Shared {
     wake: OwnedFd,
     /// Links that nobody uses any more.
     unused: Mutex<Vec<u64>>,
+    /// RPCs that are over, where the lock of the core could not be taken.
+    #[cfg(feature = "grpc")]
+    over: Mutex<Vec<OverRpc>>,
     /// The thread is to end. Release store pairs with its acquire load.
     is_over: AtomicBool,
 }
@@ -57,6 +61,8 @@ impl Shared {
             core: Mutex::new(core),
             wake,
             unused: Mutex::new(Vec::new()),
+            #[cfg(feature = "grpc")]
+            over: Mutex::new(Vec::new()),
             is_over: AtomicBool::new(false),
         }))
     }
@@ -114,6 +120,36 @@ impl Shared {
     }
 }
 
+/// An RPC that is over at this end.
+#[cfg(feature = "grpc")]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OverRpc {
+    /// Its number.
+    pub(crate) rpc: u64,
+    /// The link on which this program lends for it.
+    pub(crate) lends: Option<LinkId>,
+    /// Whether the peer must not send references of it any more, so that they are recalled.
+    pub(crate) recalls: bool,
+    /// The link on which references of the peer may be on their way here, which nobody will see.
+    pub(crate) misses: Option<LinkId>,
+}
+
+#[cfg(feature = "grpc")]
+impl Shared {
+    /// An RPC is over. For drops, which may happen under the lock of the core.
+    pub(crate) fn rpc_over(&self, over: OverRpc) {
+        lock(&self.over).push(over);
+        self.wake();
+    }
+
+    /// Takes note of the RPCs that are over since the last call.
+    pub(crate) fn settle_rpcs(&self, core: &mut Core, now: pleach_transport::Nanos) {
+        for over in std::mem::take(&mut *lock(&self.over)) {
+            core.rpc_over(now, over);
+        }
+    }
+}
+
 /// The introduction of a program, without a challenge.
 pub(crate) fn own_introduction(
     options: &EndpointOptions,
@@ -130,6 +166,9 @@ pub(crate) fn own_introduction(
 pub(crate) struct LinkHold {
     /// The number of the link in the core.
     pub(crate) number: u64,
+    /// Its name at both ends.
+    #[cfg_attr(not(feature = "grpc"), expect(dead_code, reason = "RPCs name links"))]
+    pub(crate) id: LinkId,
     /// Set when the link has ended. Release store pairs with the acquire load.
     is_lost: AtomicBool,
     /// How tensors come by regions, or why there are none, once that is known.
@@ -143,10 +182,10 @@ pub(crate) struct LinkHold {
 }
 
 impl LinkHold {
-    pub(crate) fn new(number: u64, endpoint: &Arc<Handle>) -> Arc<Self> {
+    pub(crate) fn new(number: u64, id: LinkId, endpoint: &Arc<Handle>) -> Arc<Self> {
         let [is_lost, has_regions, is_mapped] = [(); 3].map(|()| AtomicBool::new(false));
         let endpoint = endpoint.clone();
-        Arc::new(Self { number, is_lost, regions: Slot::new(), has_regions, is_mapped, endpoint })
+        Arc::new(Self { number, id, is_lost, regions: Slot::new(), has_regions, is_mapped, endpoint })
     }
 
     pub(crate) fn is_lost(&self) -> bool {

@@ -249,6 +249,23 @@ impl SharedTensor {
         Self { _guard: Some(guard), ..self }
     }
 
+    /// Its bytes, to be a field of a message: they go by reference where the other program can read
+    /// them, see [`crate::grpc`]. Clones and slices share the memory.
+    #[cfg(feature = "grpc")]
+    #[must_use]
+    pub fn into_bytes(self) -> bytes::Bytes {
+        self.buffer.find_by_address();
+        bytes::Bytes::from_owner(self)
+    }
+
+    /// The tensor of bytes that lie in lendable memory. They are kept as long as it is.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn of_lendable(memory: &super::memory::LendableMemory, bytes: bytes::Bytes) -> Option<Self> {
+        let (buffer, start) = memory.find(&bytes)?;
+        let shape = TensorShape::new(DataType::U8, &[bytes.len()]).ok()?;
+        Some(Self { buffer, start, shape, _guard: Some(Arc::new(bytes)) })
+    }
+
     /// Type and dimensions.
     #[must_use]
     pub fn shape(&self) -> &TensorShape {
@@ -274,6 +291,13 @@ impl SharedTensor {
 impl fmt::Debug for SharedTensor {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "SharedTensor({})", self.shape)
+    }
+}
+
+#[cfg(feature = "grpc")]
+impl AsRef<[u8]> for SharedTensor {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
     }
 }
 
@@ -374,11 +398,28 @@ impl ReceivedTensor {
         Ok(bytemuck::cast_slice(self.as_bytes()))
     }
 
+    /// Its bytes. They stay where they are until the last clone or slice is dropped.
+    #[cfg(feature = "grpc")]
+    #[must_use]
+    pub fn into_bytes(self) -> bytes::Bytes {
+        if let ReceivedBytes::Copied(tensor) | ReceivedBytes::Local(tensor) = &*self.bytes {
+            tensor.buffer.find_by_address();
+        }
+        bytes::Bytes::from_owner(self)
+    }
+
     /// Gives the tensor back unread, where that is possible, so that another receiver gets it.
     pub(crate) fn decline(self) {
         if let Ok(ReceivedBytes::Mapped { lease, .. }) = Arc::try_unwrap(self.bytes) {
             lease.decline();
         }
+    }
+}
+
+#[cfg(feature = "grpc")]
+impl AsRef<[u8]> for ReceivedTensor {
+    fn as_ref(&self) -> &[u8] {
+        self.as_bytes()
     }
 }
 

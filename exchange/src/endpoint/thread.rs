@@ -96,6 +96,8 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
             for number in shared.take_unused() {
                 core.close_link(now, number);
             }
+            #[cfg(feature = "grpc")]
+            shared.settle_rpcs(&mut core, now);
             core.expire(now);
             core.pump_unread(now);
             core.poll(now);

@@ -306,6 +306,14 @@ impl<B> LeaseOwner<B> {
         self.links.get(&link).map_or(0, |link| link.open.len())
     }
 
+    /// The leases of a link that are not back, with what keeps their buffers.
+    pub fn open_leases(&self, link: LinkId) -> impl Iterator<Item = (LeaseNumber, &B)> {
+        self.links.get(&link).into_iter().flat_map(|link| {
+            let number = |slot: u32| LeaseNumber { slot, generation: link.generations[slot as usize] };
+            link.open.iter().map(move |(slot, lease)| (number(*slot), &lease.handle))
+        })
+    }
+
     /// The links that are open.
     #[must_use]
     pub fn links(&self) -> usize {

@@ -13,10 +13,11 @@ use rustix::net::getsockname;
 
 use super::{Core, Link, LinkSide};
 use crate::calls::CallError;
-use crate::endpoint::gets::{Get, GetDevice, GetEvent, RegisteredPart, SETUP_LIMIT};
+use crate::endpoint::gets::{Get, GetDevice, GetEvent, SETUP_LIMIT};
 use crate::endpoint::link::{Arrived, GetRequest, LinkPair, PairState};
 use crate::endpoint::regions::SetupFrame;
 use crate::endpoint::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorWay};
+use crate::gathered::RegisteredPart;
 use crate::reference::Reference;
 
 impl Core {

@@ -8,10 +8,10 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::arena::ArenaLimits;
 use crate::endpoint::frame;
-use crate::endpoint::gets::RegisteredPart;
 use crate::endpoint::link::PairState;
 use crate::endpoint::options::ExchangeFabric;
 use crate::endpoint::tensor::TensorShape;
+use crate::gathered::RegisteredPart;
 use crate::message::Description;
 use crate::reference::{LeaseNumber, Reference};
 

@@ -1,0 +1,153 @@
+//! References in the messages of RPCs: fields that this program lends, and fields of peers that it
+//! accepts.
+//!
+//! **Invariant:** what is lent for an RPC comes back: the peer accepts and drops it, or it is
+//! recalled when the RPC is over. A reference that cannot be used fails its RPC and nothing else.
+
+use std::sync::Arc;
+
+use pleach_transport::Nanos;
+use pleach_vocabulary::DataType;
+
+use super::{Core, LinkSide, offer};
+use crate::endpoint::link::{GetRequest, ReceiveSlot};
+use crate::endpoint::rpcs::FieldError;
+use crate::endpoint::shared::OverRpc;
+use crate::endpoint::slot::Slot;
+use crate::endpoint::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorShape};
+use crate::gathered::RegisteredPart;
+use crate::key::Key;
+use crate::lease::LendError;
+use crate::reference::{LinkId, Reference};
+
+/// A field that was accepted.
+pub(crate) enum Accepted {
+    /// Its bytes are mapped.
+    Here(ReceivedTensor),
+    /// Its bytes are got by this link. The slot gets them.
+    Coming { link: u64, slot: ReceiveSlot },
+}
+
+impl Core {
+    /// An RPC begins whose messages to the other end of this link may hold references. False: they
+    /// may not.
+    pub(crate) fn begin_rpc(&mut self, link: LinkId, rpc: u64) -> bool {
+        self.server.begin_rpc(link, rpc)
+    }
+
+    /// Whether the other end of this link can read lendable memory.
+    pub(crate) fn may_lend(&self, link: LinkId) -> bool {
+        self.server.reads_memory(link)
+    }
+
+    /// An RPC is over at this end.
+    pub(crate) fn rpc_over(&mut self, now: Nanos, over: OverRpc) {
+        let OverRpc { rpc, lends, recalls, misses } = over;
+        if let Some(link) = lends {
+            self.server.end_rpc(link, rpc);
+            if recalls {
+                self.collect_returns(now, link);
+                self.server.recall_rpc(link, rpc);
+            }
+        }
+        if let Some(number) = misses.and_then(|link| self.numbers.get(&link).copied())
+            && let Some(LinkSide::Receiver(side)) = self.links.get_mut(&number).map(|link| &mut link.side)
+        {
+            side.calls.end_rpc(rpc);
+            self.touched.insert(number);
+        }
+        self.settle(now);
+    }
+
+    /// Reads what has come back on a link.
+    fn collect_returns(&mut self, now: Nanos, link: LinkId) {
+        if let Some(number) = self.numbers.get(&link).copied() {
+            self.pump_regions(now, number);
+        }
+    }
+
+    /// Lends a field of a message of an RPC. Returns also where it can be read over a fabric.
+    pub(crate) fn lend_for_rpc(
+        &mut self,
+        now: Nanos,
+        link: LinkId,
+        rpc: u64,
+        tensor: &SharedTensor,
+    ) -> Result<(Reference, RegisteredPart), Arc<str>> {
+        let number = self.numbers.get(&link).copied().ok_or("the link has ended")?;
+        let place = offer(tensor.clone()).place.ok_or("it does not lie in lendable memory")?;
+        let lent = match self.server.lend_for_rpc(link, rpc, place.clone(), tensor.clone()) {
+            Err(LendError::TooManyLeases { .. } | LendError::TooManyBytes { .. }) => {
+                // Some may be back, and were not counted yet.
+                self.pump_all_regions(now);
+                self.server.lend_for_rpc(link, rpc, place, tensor.clone())
+            }
+            lent => lent,
+        };
+        let reference = lent.map_err(|error| error.to_string())?;
+        let bytes = reference.slice.len;
+        let pair = self.links.get(&number).and_then(|link| link.pair.as_ref());
+        let Some((device, rank)) = pair.map(|pair| (pair.device, pair.rank)) else {
+            self.counts.sent_in_place.add(bytes);
+            self.must_poll();
+            return Ok((reference, RegisteredPart::NONE));
+        };
+        let device = self.devices.get_mut(&device).ok_or("there is no device")?;
+        match device.lend(&self.memory, rank, &reference) {
+            Ok(registered) => {
+                self.counts.sent_copied.add(bytes);
+                Ok((reference, registered))
+            }
+            Err(cause) => {
+                // Nobody can read what is lent: the link is of no use.
+                self.failed.push((number, cause.clone()));
+                self.settle(now);
+                Err(cause.into())
+            }
+        }
+    }
+
+    /// Accepts a field of a message that has come.
+    pub(crate) fn accept_for_rpc(
+        &mut self,
+        now: Nanos,
+        reference: &Reference,
+        registered: &RegisteredPart,
+    ) -> Result<Accepted, FieldError> {
+        let unknown = || FieldError::Lost(format!("link {} is not open here", reference.link));
+        let number = self.numbers.get(&reference.link).copied().ok_or_else(unknown)?;
+        let link = self.links.get_mut(&number).ok_or_else(unknown)?;
+        let LinkSide::Receiver(side) = &mut link.side else { return Err(unknown()) };
+        let hold = side.hold.upgrade().ok_or_else(unknown)?;
+        let bytes = usize::try_from(reference.slice.len).map_err(FieldError::wrong)?;
+        let shape = TensorShape::new(DataType::U8, &[bytes]).map_err(FieldError::wrong)?;
+        let lease = side.calls.accept(reference).map_err(FieldError::wrong)?;
+        let slice = lease.slice();
+        if let Some(pair) = &link.pair {
+            let Some(src) = registered.of(slice) else {
+                lease.decline();
+                self.leases_returned(now, number);
+                return Err(FieldError::wrong("a reference names memory that is not registered"));
+            };
+            // For people: which message it is.
+            let key = Key::new(0, "field of a message").map_err(FieldError::wrong)?;
+            let (device, rank, slot) = (pair.device, pair.rank, Arc::new(Slot::new()));
+            let request = GetRequest { device, rank, key, slot: slot.clone(), lease, shape, src };
+            self.begin_get(number, request).map_err(FieldError::Lost)?;
+            self.settle(now);
+            return Ok(Accepted::Coming { link: number, slot });
+        }
+        let mapped = link.regions.as_ref().and_then(|shared| shared.regions.arena());
+        let Some((_, mapping)) = mapped else {
+            lease.decline();
+            return Err(FieldError::wrong("a reference names memory that is not mapped here"));
+        };
+        // The holder has checked that it is inside of the region.
+        let start = slice.offset as usize;
+        let range = start..start + bytes;
+        let mapped = ReceivedBytes::Mapped { mapping: mapping.clone(), range, lease, _link: hold };
+        let tensor = ReceivedTensor::new(mapped, shape);
+        self.counts.in_place.add(slice.len);
+        Ok(Accepted::Here(tensor))
+    }
+}

@@ -1,0 +1,224 @@
+//! The part of an endpoint that gRPC's messages need: see [`crate::grpc`].
+
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+use bytes::Bytes;
+use pleach_transport::clock;
+
+use super::Endpoint;
+use super::core::Accepted;
+use super::link::{Arrived, ReceiveSlot};
+pub(crate) use super::shared::OverRpc;
+use super::tensor::{ReceivedTensor, SharedTensor};
+use crate::gathered::{Field, RegisteredPart};
+use crate::reference::{LinkId, Reference};
+
+/// Why a field by reference has no bytes.
+#[derive(Clone, Debug)]
+pub(crate) enum FieldError {
+    /// Its sender is lost, or this program cannot receive it.
+    Lost(String),
+    /// The reference is wrong: forged, stale or out of range.
+    Wrong(String),
+}
+
+impl FieldError {
+    pub(crate) fn wrong(error: impl fmt::Display) -> Self {
+        Self::Wrong(error.to_string())
+    }
+}
+
+/// A field by reference that was accepted.
+pub(crate) enum AcceptedField {
+    /// Its bytes are mapped.
+    Here(ReceivedTensor),
+    /// Its bytes are got.
+    Coming(PendingField),
+}
+
+/// A field by reference whose bytes are on their way.
+pub(crate) struct PendingField {
+    endpoint: Endpoint,
+    /// The number of its link.
+    link: u64,
+    slot: ReceiveSlot,
+}
+
+impl PendingField {
+    /// The bytes, or that `waker` is woken when it is known.
+    pub(crate) fn poll(&self, waker: &Waker) -> Poll<Result<ReceivedTensor, FieldError>> {
+        let waker = waker.clone();
+        if !self.slot.has_ended() {
+            self.slot.call_at_end(Box::new(move || waker.wake()));
+        }
+        let Some(result) = self.slot.take() else { return Poll::Pending };
+        let tensor = result.map(Arrived::take).map_err(|error| FieldError::Lost(error.to_string()));
+        // A lease whose bytes were copied is back now, and its owner is told.
+        self.endpoint.handle.shared.core().leases_returned(clock::now(), self.link);
+        Poll::Ready(tensor)
+    }
+}
+
+impl Endpoint {
+    /// Whether the other end of this link can read lendable memory.
+    pub(crate) fn may_lend(&self, link: LinkId) -> bool {
+        self.handle.shared.core().may_lend(link)
+    }
+
+    /// The tensor of bytes that lie in lendable memory of this endpoint.
+    pub(crate) fn lendable(&self, bytes: Bytes) -> Option<SharedTensor> {
+        SharedTensor::of_lendable(&self.handle.shared.memory, bytes)
+    }
+
+    /// Lends a field for an RPC, which begins with its first one.
+    pub(crate) fn lend_for_rpc(
+        &self,
+        link: LinkId,
+        rpc: u64,
+        is_first: bool,
+        tensor: &SharedTensor,
+    ) -> Result<(Reference, RegisteredPart), Arc<str>> {
+        let mut core = self.handle.shared.core();
+        if is_first && !core.begin_rpc(link, rpc) {
+            return Err("the other program cannot read it, or has ended the call".into());
+        }
+        core.lend_for_rpc(clock::now(), link, rpc, tensor)
+    }
+
+    /// Accepts a field of a message.
+    pub(crate) fn accept_for_rpc(&self, field: &Field) -> Result<AcceptedField, FieldError> {
+        let mut core = self.handle.shared.core();
+        let accepted = core.accept_for_rpc(clock::now(), &field.reference, &field.registered);
+        drop(core);
+        Ok(match accepted? {
+            Accepted::Here(tensor) => AcceptedField::Here(tensor),
+            Accepted::Coming { link, slot } => {
+                AcceptedField::Coming(PendingField { endpoint: self.clone(), link, slot })
+            }
+        })
+    }
+
+    /// An RPC is over.
+    pub(crate) fn rpc_over(&self, over: OverRpc) {
+        self.handle.shared.core().rpc_over(clock::now(), over);
+    }
+
+    /// An RPC is over: for drops, which may happen under any lock.
+    pub(crate) fn rpc_dropped(&self, over: OverRpc) {
+        self.handle.shared.rpc_over(over);
+    }
+
+    /// The incarnation of this program.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.handle.shared.introduce().incarnation
+    }
+
+    /// Whether a peer without regions is an error.
+    pub(crate) fn requires_regions(&self) -> bool {
+        self.handle.shared.options.requires_regions
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::endpoint::{EndpointOptions, Peer};
+    use crate::reference::LeaseNumber;
+
+    /// A sender, a receiver, and the link between them.
+    fn link() -> (Endpoint, Endpoint, Peer, LinkId) {
+        let open = || Endpoint::open(&EndpointOptions::default()).expect("a free port of loopback");
+        let (sender, receiver) = (open(), open());
+        let peer = receiver.connect(&sender.address().to_string()).expect("an address");
+        peer.share_regions().expect("are on this host");
+        let link = peer.link_with_regions().expect("has regions");
+        while !sender.may_lend(link) {
+            std::thread::yield_now();
+        }
+        (sender, receiver, peer, link)
+    }
+
+    fn bytes(endpoint: &Endpoint) -> Bytes {
+        let mut tensor = endpoint.tensor::<u8>(&[1000]).expect("there is memory");
+        tensor.fill(7);
+        tensor.share().into_bytes()
+    }
+
+    fn lend(sender: &Endpoint, link: LinkId, is_first: bool, bytes: &Bytes) -> Option<Field> {
+        let tensor = sender.lendable(bytes.clone())?;
+        let (reference, registered) = sender.lend_for_rpc(link, 1, is_first, &tensor).ok()?;
+        Some(Field { at: 0, reference, registered })
+    }
+
+    /// The bytes of a field that is read in place.
+    fn accept(receiver: &Endpoint, field: &Field) -> ReceivedTensor {
+        match receiver.accept_for_rpc(field).expect("is good") {
+            AcceptedField::Here(tensor) => tensor,
+            AcceptedField::Coming(_) => panic!("is mapped"),
+        }
+    }
+
+    #[test]
+    fn a_reference_that_is_forged_stale_or_out_of_range_is_refused_and_the_link_stays() {
+        let (sender, receiver, _peer, link) = link();
+        let data = bytes(&sender);
+        let good = lend(&sender, link, true, &data).expect("may be lent");
+        let of = |change: &dyn Fn(&mut Reference)| {
+            let mut forged = good;
+            change(&mut forged.reference);
+            receiver.accept_for_rpc(&forged).err()
+        };
+        let lost = of(&|reference| reference.link = LinkId(1));
+        assert!(matches!(lost, Some(FieldError::Lost(_))), "{lost:?}");
+        let lease = LeaseNumber { generation: 2, ..good.reference.lease };
+        for change in [
+            &|reference: &mut Reference| reference.slice.len = u64::MAX,
+            &|reference: &mut Reference| reference.slice.offset = 1 << 60,
+            &|reference: &mut Reference| reference.slice.key.0 += 1,
+            &|reference: &mut Reference| reference.lease.slot = u32::MAX,
+            &move |reference: &mut Reference| reference.lease = lease,
+        ] as [&dyn Fn(&mut Reference); 5]
+        {
+            let refused = of(change);
+            assert!(matches!(refused, Some(FieldError::Wrong(_))), "{refused:?}");
+        }
+        assert_eq!(accept(&receiver, &good).as_bytes(), data);
+        let again = receiver.accept_for_rpc(&good).err();
+        assert!(matches!(again, Some(FieldError::Wrong(_))), "{again:?}");
+        // The sender's own memory is no memory of the receiver.
+        let own = sender.accept_for_rpc(&good).err();
+        assert!(matches!(own, Some(FieldError::Lost(_))), "{own:?}");
+        assert_eq!(receiver.counts().links, 1);
+    }
+
+    #[test]
+    fn a_reference_that_comes_after_its_recall_is_refused() {
+        let (sender, receiver, _peer, link) = link();
+        let data = bytes(&sender);
+        let late = lend(&sender, link, true, &data).expect("may be lent");
+        receiver.rpc_over(OverRpc { rpc: 1, lends: None, recalls: false, misses: Some(link) });
+        while sender.counts().leases > 0 {
+            std::thread::yield_now();
+        }
+        let refused = receiver.accept_for_rpc(&late).err();
+        assert!(matches!(refused, Some(FieldError::Wrong(_))), "{refused:?}");
+        assert!(lend(&sender, link, false, &data).is_none(), "the RPC is over");
+    }
+
+    #[test]
+    fn only_bytes_of_this_endpoint_are_lent() {
+        let (sender, receiver, _peer, link) = link();
+        for other in [Bytes::from(vec![1; 100]), bytes(&receiver)] {
+            assert!(sender.lendable(other).is_none());
+        }
+        let data = bytes(&sender);
+        let part = lend(&sender, link, true, &data.slice(3..10)).expect("may be lent");
+        let tensor = accept(&receiver, &part);
+        assert_eq!(tensor.as_bytes(), [7; 7]);
+        // It is lent as long as the receiver has it, whatever becomes of it here.
+        drop(data);
+        assert_eq!((sender.counts().leases, sender.counts().bytes_lent > 0), (1, true));
+    }
+}

@@ -1,0 +1,96 @@
+//! Where bodies and codecs meet: they are tonic's to call, and share nothing but the thread or the
+//! process.
+//!
+//! An encoder runs inside of the poll of the body that it fills, so the body says in a variable of
+//! the thread for which program it is. A decoder runs after the poll of the body, maybe on another
+//! thread, so accepted fields wait here under the name of their lease until it takes them.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+
+use bytes::Bytes;
+use pleach_transport::mutex::lock;
+
+use crate::endpoint::Endpoint;
+use crate::gathered::RegisteredPart;
+use crate::reference::{LeaseNumber, LinkId, Reference};
+
+/// Lends fields of the messages of one RPC.
+pub(crate) struct Lender {
+    endpoint: Endpoint,
+    link: LinkId,
+    rpc: u64,
+    has_begun: AtomicBool,
+}
+
+impl Lender {
+    pub(crate) fn new(endpoint: &Endpoint, link: LinkId, rpc: u64) -> Arc<Self> {
+        Arc::new(Self { endpoint: endpoint.clone(), link, rpc, has_begun: AtomicBool::new(false) })
+    }
+
+    /// The link, if anything was lent on it.
+    pub(crate) fn has_lent_on(&self) -> Option<LinkId> {
+        // Acquire: pairs with the release in `lend`, on the thread that polled the body.
+        self.has_begun.load(Ordering::Acquire).then_some(self.link)
+    }
+
+    /// Lends a field, if it lies in lendable memory.
+    pub(crate) fn lend(&self, bytes: Bytes) -> Option<(Reference, RegisteredPart)> {
+        let length = bytes.len();
+        let tensor = self.endpoint.lendable(bytes)?;
+        // Release: pairs with the acquire in `has_lent_on`.
+        let is_first = !self.has_begun.swap(true, Ordering::AcqRel);
+        match self.endpoint.lend_for_rpc(self.link, self.rpc, is_first, &tensor) {
+            Ok(lent) => Some(lent),
+            Err(reason) => {
+                tracing::debug!("a field of {length} bytes goes inline: {reason}");
+                None
+            }
+        }
+    }
+}
+
+thread_local! {
+    static LENDER: RefCell<Option<Arc<Lender>>> = const { RefCell::new(None) };
+}
+
+/// Calls `call`, in which encoders lend by this lender.
+pub(crate) fn lending_by<R>(lender: Option<Arc<Lender>>, call: impl FnOnce() -> R) -> R {
+    struct Restore(Option<Arc<Lender>>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let before = self.0.take();
+            LENDER.with_borrow_mut(|lender| *lender = before);
+        }
+    }
+    let _restore = Restore(LENDER.replace(lender));
+    call()
+}
+
+/// The lender of the body that is polled on this thread.
+pub(crate) fn lender() -> Option<Arc<Lender>> {
+    LENDER.with_borrow(Clone::clone)
+}
+
+/// The name of a field that was accepted.
+pub(crate) type FieldName = (LinkId, LeaseNumber);
+
+static ACCEPTED: LazyLock<Mutex<HashMap<FieldName, Bytes>>> = LazyLock::new(Mutex::default);
+
+/// A field waits for its decoder.
+pub(crate) fn put(name: FieldName, bytes: Bytes) {
+    let before = lock(&ACCEPTED).insert(name, bytes);
+    debug_assert!(before.is_none(), "a lease is accepted once");
+}
+
+/// Whether a field waits for its decoder.
+pub(crate) fn waits(name: &FieldName) -> bool {
+    lock(&ACCEPTED).contains_key(name)
+}
+
+/// The field, once.
+pub(crate) fn take(name: &FieldName) -> Option<Bytes> {
+    lock(&ACCEPTED).remove(name)
+}

@@ -1,0 +1,432 @@
+//! Services of tonic whose fields go by reference.
+
+mod tensors;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::{Buf, BufMut, Bytes};
+use pleach_exchange::gathered::{self, Field, RegisteredPart};
+use pleach_exchange::grpc::{Channel, ConnectError, Layer};
+use pleach_exchange::reference::{LeaseNumber, LinkId};
+use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
+use pleach_transport::{RegionKey, RemoteSlice, clock};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::codegen::tokio_stream::{self as stream, StreamExt};
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Code, Request};
+
+use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
+
+/// Longer than any test takes on a busy machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Longer than tonic's limit of a message.
+const LENGTH: usize = 5 << 20;
+
+fn open(fabric: ExchangeFabric) -> Endpoint {
+    let mut options = EndpointOptions::default();
+    options.fabric = fabric;
+    Endpoint::open(&options).expect("a free port of loopback")
+}
+
+/// Bytes in lendable memory that tell where they are.
+fn lendable(endpoint: &Endpoint, length: usize) -> Bytes {
+    let mut tensor = endpoint.tensor::<u8>(&[length]).expect("there is memory");
+    tensor.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    tensor.share().into_bytes()
+}
+
+/// A server that runs.
+struct Running {
+    address: SocketAddr,
+    server: JoinHandle<()>,
+    end: oneshot::Sender<()>,
+}
+
+impl Running {
+    /// Ends the server with its connections.
+    async fn end(self) {
+        drop(self.end);
+        self.server.await.expect("does not panic");
+    }
+}
+
+/// Serves bytes. `layer`: the endpoint that lends them.
+async fn serve(data: Bytes, layer: Option<&Endpoint>, address: &str) -> (SocketAddr, Running) {
+    let incoming = TcpIncoming::bind(address.parse().expect("an address")).expect("a free port");
+    let address = incoming.local_addr().expect("is bound");
+    let service = TensorsServer::new(Serve(data));
+    let layer = layer.map(Layer::new);
+    let (end, ended) = oneshot::channel::<()>();
+    let ended = async { drop(ended.await) };
+    let server = tokio::spawn(async move {
+        let served = match layer {
+            Some(layer) => {
+                let server = Server::builder().layer(layer).add_service(service);
+                server.serve_with_incoming_shutdown(incoming, ended).await
+            }
+            None => {
+                let server = Server::builder().add_service(service);
+                server.serve_with_incoming_shutdown(incoming, ended).await
+            }
+        };
+        served.expect("serves until its end");
+    });
+    (address, Running { address, server, end })
+}
+
+/// A client of a server. Its messages may be long where they go inline.
+async fn client(endpoint: &Endpoint, address: SocketAddr) -> (TensorsClient<Channel>, Channel) {
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).expect("an address");
+    let channel = channel.connect().await.expect("listens");
+    let channel = Channel::over(endpoint, channel, Some(&address.ip().to_string())).await.expect("opens");
+    (TensorsClient::new(channel.clone()), channel)
+}
+
+/// Waits until nothing is lent.
+async fn wait_for_returns(endpoint: &Endpoint) {
+    let until = clock::now() + LONG;
+    while endpoint.counts().leases > 0 {
+        assert!(clock::now() < until, "{:?}", endpoint.counts());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn ask(bytes: usize) -> Ask {
+    Ask { bytes: bytes as u64, tensors: 1 }
+}
+
+fn tensor(data: Bytes) -> Tensor {
+    Tensor { name: "x".to_owned(), dimensions: vec![1, 2, 3], data, parts: Vec::new() }
+}
+
+/// A server and a client, with endpoints of this fabric.
+struct Pair {
+    sender: Endpoint,
+    receiver: Endpoint,
+    data: Bytes,
+    client: TensorsClient<Channel>,
+    server: Running,
+}
+
+async fn pair(fabric: ExchangeFabric) -> Pair {
+    let (sender, receiver) = (open(fabric), open(fabric));
+    let data = lendable(&sender, LENGTH);
+    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    let (client, channel) = client(&receiver, address).await;
+    assert_eq!(channel.is_linked(), (true, true));
+    Pair { sender, receiver, data, client, server }
+}
+
+async fn fields_go_by_reference_both_ways(fabric: ExchangeFabric) {
+    let Pair { sender, receiver, data, mut client, server } = pair(fabric).await;
+    for length in [0, 1, 100, 16 << 10, 100_000, LENGTH] {
+        let received = client.get(ask(length)).await.expect("is served").into_inner();
+        assert_eq!((received.data.len(), &received.data), (length, &data.slice(..length)));
+        assert_eq!(received.dimensions, [length as u64]);
+    }
+    let own = lendable(&receiver, LENGTH);
+    let parts = vec![own.slice(7..70_000), Bytes::from(vec![3; 20_000]), own.slice(..5)];
+    let sent = Tensor { parts, ..tensor(own.clone()) };
+    let expected = tensors::sum(&sent);
+    assert_eq!(client.sum(sent).await.expect("is served").into_inner().sum, expected);
+    let (lent, got) = (sender.counts(), receiver.counts());
+    let ways =
+        [lent.sent_in_place, got.sent_in_place, lent.sent_copied, got.sent_copied].map(|count| count.tensors);
+    let expected = if fabric == ExchangeFabric::Tcp { [0, 0, 3, 2] } else { [3, 2, 0, 0] };
+    assert_eq!(ways, expected, "answers, and fields of requests");
+    drop(own);
+    for endpoint in [&sender, &receiver] {
+        wait_for_returns(endpoint).await;
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_are_read_in_place() {
+    fields_go_by_reference_both_ways(ExchangeFabric::Shm).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_are_got_over_sockets() {
+    fields_go_by_reference_both_ways(ExchangeFabric::Tcp).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_field_stays_as_long_as_it_is_held_and_can_be_sent_on() {
+    let Pair { sender, receiver, data, mut client, server } = pair(ExchangeFabric::Tcp).await;
+    let received = client.get(ask(LENGTH)).await.expect("is served").into_inner().data;
+    // It was copied into lendable memory of this program.
+    let expected = tensors::sum(&tensor(data));
+    assert_eq!(client.sum(tensor(received.clone())).await.expect("is served").into_inner().sum, expected);
+    assert_eq!((receiver.counts().sent_copied.tensors, sender.counts().copied.tensors), (1, 1));
+    server.end().await;
+    let Pair { sender, receiver: _receiver, data, mut client, server } = pair(ExchangeFabric::Shm).await;
+    let received = client.get(ask(LENGTH)).await.expect("is served").into_inner().data;
+    drop(client);
+    server.end().await;
+    assert_eq!((&received, sender.counts().leases), (&data, 1));
+    drop(received);
+    wait_for_returns(&sender).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_have_references_in_each_message() {
+    for fabric in [ExchangeFabric::Shm, ExchangeFabric::Tcp] {
+        let Pair { sender, receiver, data, mut client, server } = pair(fabric).await;
+        let many = Ask { bytes: 100_000, tensors: 50 };
+        let mut received = client.repeat(many).await.expect("is served").into_inner();
+        for number in 0..50 {
+            let tensor = received.next().await.expect("more comes").expect("is served");
+            assert_eq!((tensor.name, tensor.data), (number.to_string(), data.slice(..100_000)));
+        }
+        assert!(received.next().await.is_none());
+        let own = lendable(&receiver, 100_000);
+        let expected = 50 * tensors::sum(&tensor(own.clone()));
+        let sent = stream::iter((0..50).map(move |_| tensor(own.clone())));
+        assert_eq!(client.sum_all(sent).await.expect("is served").into_inner().sum, expected);
+        for endpoint in [&sender, &receiver] {
+            wait_for_returns(endpoint).await;
+            let counts = endpoint.counts();
+            assert_eq!(counts.sent_in_place.tensors + counts.sent_copied.tensors, 50, "{counts:?}");
+        }
+        server.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_program_without_pleach_is_served_by_the_same_call() {
+    let (sender, receiver) = (open(ExchangeFabric::Auto), open(ExchangeFabric::Auto));
+    let data = lendable(&sender, 1 << 20);
+    // A server without a layer.
+    let (address, server) = serve(data.clone(), None, "127.0.0.1:0").await;
+    let (mut ordinary, channel) = client(&receiver, address).await;
+    assert_eq!(channel.is_linked(), (false, false));
+    let received = ordinary.get(ask(1 << 20)).await.expect("is served").into_inner();
+    assert_eq!(received.data, data);
+    let own = lendable(&receiver, 1 << 20);
+    let expected = tensors::sum(&tensor(own.clone()));
+    assert_eq!(ordinary.sum(tensor(own)).await.expect("is served").into_inner().sum, expected);
+    server.end().await;
+    // A client of tonic alone.
+    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    let mut plain = TensorsClient::connect(format!("http://{address}")).await.expect("listens");
+    let received = plain.get(ask(1 << 20)).await.expect("is served").into_inner();
+    assert_eq!(received.data, data);
+    let refused = plain.get(ask(LENGTH)).await.expect_err("is not served");
+    assert_eq!(refused.code(), Code::OutOfRange);
+    server.end().await;
+    assert_eq!(sender.counts().sent_in_place.tensors, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn regions_that_are_required_and_not_there_are_an_error() {
+    let mut options = EndpointOptions::default();
+    options.requires_regions = true;
+    let receiver = Endpoint::open(&options).expect("a free port of loopback");
+    let (address, server) = serve(Bytes::new(), None, "127.0.0.1:0").await;
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}")).expect("an address");
+    let channel = channel.connect().await.expect("listens");
+    let refused = Channel::over(&receiver, channel, None).await.expect_err("has no regions");
+    assert!(matches!(&refused, ConnectError::NoRegions(_)), "{refused}");
+    assert!(refused.to_string().contains("the server has no pleach"), "{refused}");
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lent_to_calls_that_are_cancelled_comes_back() {
+    for fabric in [ExchangeFabric::Shm, ExchangeFabric::Tcp] {
+        let Pair { sender, receiver, data: _data, client, server } = pair(fabric).await;
+        let own = lendable(&receiver, 100_000);
+        let calls = (0..200_u64).map(|number| {
+            let (mut client, own) = (client.clone(), own.clone());
+            tokio::spawn(async move {
+                // Some end before they begin, and some after their answer.
+                let limit = Duration::from_micros(number * 37 % 3_000);
+                let work = async {
+                    match number % 4 {
+                        0 => drop(client.get(ask(100_000)).await),
+                        1 => drop(client.sum(tensor(own)).await),
+                        2 => {
+                            let many = Ask { bytes: 100_000, tensors: 20 };
+                            if let Ok(received) = client.repeat(many).await {
+                                let mut received = received.into_inner();
+                                while received.next().await.is_some() {}
+                            }
+                        }
+                        _ => {
+                            let sent = stream::iter((0..20).map(move |_| tensor(own.clone())));
+                            drop(client.sum_all(sent).await);
+                        }
+                    }
+                };
+                let _ = tokio::time::timeout(limit, work).await;
+            })
+        });
+        // A server of HTTP/2 closes the connection of a client that cancels many at once; a few of
+        // them do fail for that.
+        let mut calls = calls.into_iter();
+        while let Some(first) = calls.next() {
+            for call in std::iter::once(first).chain(calls.by_ref().take(7)).collect::<Vec<_>>() {
+                call.await.expect("does not panic");
+            }
+        }
+        for endpoint in [&sender, &receiver] {
+            wait_for_returns(endpoint).await;
+        }
+        // The links are as good as before.
+        let mut client = client;
+        let before = sender.counts();
+        let until = clock::now() + LONG;
+        while let Err(status) = client.get(ask(100_000)).await {
+            assert!(clock::now() < until, "{status}");
+        }
+        let after = sender.counts();
+        let count = |of: &pleach_exchange::endpoint::ExchangeCounts| {
+            of.sent_in_place.tensors + of.sent_copied.tensors
+        };
+        assert!(count(&after) > count(&before), "{after:?}");
+        server.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_lent_to_a_server_that_does_not_read_the_request_comes_back() {
+    for fabric in [ExchangeFabric::Shm, ExchangeFabric::Tcp] {
+        let (sender, receiver) = (open(fabric), open(fabric));
+        let refuse = |_| Err(tonic::Status::permission_denied("not today"));
+        let service = TensorsServer::with_interceptor(Serve(Bytes::new()), refuse);
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let address = incoming.local_addr().expect("is bound");
+        let server = Server::builder().layer(Layer::new(&sender)).add_service(service);
+        let server = tokio::spawn(server.serve_with_incoming(incoming));
+        let (mut client, _) = client(&receiver, address).await;
+        let own = lendable(&receiver, 100_000);
+        let until = clock::now() + LONG;
+        while receiver.counts().sent_in_place.tensors + receiver.counts().sent_copied.tensors < 10 {
+            assert!(clock::now() < until, "{:?}", receiver.counts());
+            let refused = client.sum(tensor(own.clone())).await.expect_err("is refused");
+            assert_eq!(refused.code(), Code::PermissionDenied);
+        }
+        wait_for_returns(&receiver).await;
+        assert_eq!(sender.counts().in_place.tensors + sender.counts().copied.tensors, 0, "nobody read it");
+        server.abort();
+    }
+}
+
+/// Writes bytes as they are.
+#[derive(Default)]
+struct Raw;
+
+impl tonic::codec::Codec for Raw {
+    type Encode = Vec<u8>;
+    type Decode = ();
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl tonic::codec::Encoder for Raw {
+    type Item = Vec<u8>;
+    type Error = tonic::Status;
+
+    fn encode(
+        &mut self,
+        item: Vec<u8>,
+        target: &mut tonic::codec::EncodeBuf<'_>,
+    ) -> Result<(), tonic::Status> {
+        target.put_slice(&item);
+        Ok(())
+    }
+}
+
+impl tonic::codec::Decoder for Raw {
+    type Item = ();
+    type Error = tonic::Status;
+
+    fn decode(&mut self, source: &mut tonic::codec::DecodeBuf<'_>) -> Result<Option<()>, tonic::Status> {
+        source.advance(source.remaining());
+        Ok(Some(()))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_forged_reference_fails_its_call_and_no_other() {
+    let Pair { sender, data, mut client, server, .. } = pair(ExchangeFabric::Shm).await;
+    let address = server.address;
+    let slice = RemoteSlice { key: RegionKey(1), offset: 0, len: 100_000 };
+    let lease = LeaseNumber { slot: 0, generation: 1 };
+    let forged = |link: u64| {
+        let reference = Reference { link: LinkId(link), lease, slice };
+        let registered = RegisteredPart::NONE;
+        gathered::encode(&[Field { at: 0, reference, registered }])
+    };
+    for (message, header, code) in [
+        (forged(1), Some("1-1"), Code::Unavailable),
+        (vec![0, b'p', b'm', 9, 1, 0, 0, 0], Some("1-1"), Code::DataLoss),
+        (forged(1), None, Code::Internal),
+        (forged(1), Some("nonsense"), Code::Internal),
+    ] {
+        let channel =
+            tonic::transport::Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        let mut forger = tonic::client::Grpc::new(channel.connect().await.expect("listens"));
+        forger.ready().await.expect("listens");
+        let mut request = Request::new(message);
+        if let Some(header) = header {
+            request.metadata_mut().insert("pleach-rpc", header.parse().expect("is text"));
+        }
+        let path = "/pleach.example.Tensors/Sum".parse().expect("a path");
+        let refused = forger.unary(request, path, Raw).await.expect_err("is forged");
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+    let received = client.get(ask(100_000)).await.expect("is served").into_inner();
+    assert_eq!((received.data, sender.counts().sent_in_place.tensors), (data.slice(..100_000), 1));
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_is_linked_anew() {
+    let (sender, receiver) = (open(ExchangeFabric::Auto), open(ExchangeFabric::Auto));
+    let data = lendable(&sender, 100_000);
+    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    let (mut client, channel) = client(&receiver, address).await;
+    client.get(ask(100_000)).await.expect("is served");
+    server.end().await;
+    drop((sender, data));
+    let again = open(ExchangeFabric::Auto);
+    let other = lendable(&again, 100_000);
+    let (_, server) = serve(other.clone(), Some(&again), &address.to_string()).await;
+    let until = clock::now() + LONG;
+    // A call may fail while the server is away, and go inline until the programs know each other.
+    while channel.is_linked() != (true, true) || again.counts().sent_in_place.tensors == 0 {
+        assert!(clock::now() < until, "{:?}", channel.is_linked());
+        if let Ok(received) = client.get(ask(100_000)).await {
+            assert_eq!(received.into_inner().data, other);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deadlines_and_statuses_are_those_of_tonic() {
+    let Pair { client, server, .. } = pair(ExchangeFabric::Auto).await;
+    let mut client = client;
+    let refused = client.get(ask(LENGTH + 1)).await.expect_err("is longer");
+    assert_eq!((refused.code(), refused.message()), (Code::OutOfRange, "5242880 bytes are served"));
+    let mut late = Request::new(stream::pending::<Tensor>());
+    late.set_timeout(Duration::from_millis(20));
+    let refused = client.sum_all(late).await.expect_err("has no end");
+    assert!(matches!(refused.code(), Code::Cancelled | Code::DeadlineExceeded), "{refused}");
+    server.end().await;
+}
