@@ -16,7 +16,7 @@ use pleach_transport::{Nanos, RegionKey};
 use crate::key::Key;
 use crate::lease::{Lease, LeaseHolder, ReferenceError, RegionAnnounceError, ReturnCounters};
 use crate::message::{Description, Failure, Message};
-use crate::reference::{LinkId, Reference};
+use crate::reference::{LeaseNumber, LinkId, Reference};
 use crate::table::Request;
 
 /// What the calls of one link may take.
@@ -290,6 +290,11 @@ impl Calls {
         self.events.push(CallEvent::Post(Message::RpcEnded { rpc }));
     }
 
+    /// The leases that are held: see [`LeaseHolder::held`].
+    pub fn held(&self) -> impl Iterator<Item = LeaseNumber> {
+        self.holder.held()
+    }
+
     /// The link has ended: all calls fail.
     pub fn lost(&mut self, cause: &str) {
         let cause: Arc<str> = cause.into();
@@ -344,7 +349,6 @@ mod tests {
     use super::*;
     use crate::lease::UNTOUCHED;
     use crate::message::FailureKind;
-    use crate::reference::LeaseNumber;
 
     const LINK: LinkId = LinkId(1);
     const REGION: RegionKey = RegionKey(2);

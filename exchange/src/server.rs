@@ -263,6 +263,12 @@ impl<T: Clone> Server<T> {
         }
     }
 
+    /// Whether one more link may be opened.
+    #[must_use]
+    pub fn has_room_for_link(&self) -> bool {
+        self.leases.has_room_for_link()
+    }
+
     /// Opens a link. `reads_memory`: whether the peer can read lendable memory; otherwise it gets
     /// bytes.
     ///
@@ -349,6 +355,15 @@ impl<T: Clone> Server<T> {
         offer
     }
 
+    /// The tensor of a key for this program itself, if its step is published.
+    pub fn published(&self, key: &Key) -> Option<Result<T, Failure>> {
+        let tensors = self.publications.get(&key.step())?;
+        let found = tensors.get(key.name()).map(|(_, offer)| offer.tensor.clone());
+        Some(
+            found.ok_or_else(|| Failure::new(FailureKind::NotFound, &NotPublished::new(key, tensors.keys()))),
+        )
+    }
+
     /// Receives a tensor of this program in this program.
     ///
     /// # Errors
@@ -369,12 +384,14 @@ impl<T: Clone> Server<T> {
 
     /// Ends a step: see [`TensorTable::abort`]. What it held is dropped.
     pub fn abort(&mut self, now: Nanos, step: u64, reason: &str) {
+        self.publications.remove(&step);
         drop(self.table.abort(now, step, reason));
         self.settle(now);
     }
 
     /// Forgets a step: see [`TensorTable::clean_up`]. What it held is dropped.
     pub fn clean_up(&mut self, now: Nanos, step: u64) {
+        self.publications.remove(&step);
         drop(self.table.clean_up(now, step));
         self.settle(now);
     }
@@ -466,6 +483,25 @@ impl<T: Clone> Server<T> {
         counter: impl Fn(u32) -> u64,
     ) -> Result<(), ReturnError> {
         for returned in self.leases.collect(link, counter)? {
+            self.back(now, returned);
+        }
+        self.settle(now);
+        Ok(())
+    }
+
+    /// Reads the counters of a link whose peer accepts no more: see [`LeaseOwner::collect_closed`].
+    ///
+    /// # Errors
+    ///
+    /// As of [`Server::collect`].
+    pub fn collect_closed(
+        &mut self,
+        now: Nanos,
+        link: LinkId,
+        counter: impl Fn(u32) -> u64,
+        held: impl Fn(u32) -> u64,
+    ) -> Result<(), ReturnError> {
+        for returned in self.leases.collect_closed(link, counter, held)? {
             self.back(now, returned);
         }
         self.settle(now);

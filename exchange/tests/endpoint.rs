@@ -2,15 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use pleach_exchange::message::FailureKind;
 use pleach_exchange::{
-    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, ReceiveTensorError, SharedTensor, TensorWay,
+    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, PendingTensor, ReceiveTensorError, SharedTensor,
+    TensorWay,
 };
-use pleach_transport::Secret;
+use pleach_transport::{Secret, clock};
 
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
@@ -307,4 +310,184 @@ fn memory_of_tensors_is_used_again_and_has_a_limit() {
     let _one = endpoint.tensor::<u8>(&[60_000]).expect("there is room");
     let error = endpoint.tensor::<u8>(&[60_000]).expect_err("there is none");
     assert!(error.to_string().contains("no room for a tensor of 60000 bytes"), "{error}");
+}
+
+#[test]
+fn a_step_that_is_published_ends_by_clean_up_and_by_abort() {
+    let (sender, _receiver, peer) = pair(&inline());
+    let published = |value: f32| [("w".to_owned(), tensor(&sender, &[value]))].into();
+    for step in 0..2 {
+        sender.publish(step, published(1.0));
+        assert_eq!(peer.receive(&key(step, "w")).expect("is published").as_slice::<f32>(), Ok(&[1.0][..]));
+        // The program itself has it, too.
+        let own = sender.receive(&key(step, "w"), LONG).expect("is published");
+        assert_eq!((own.way(), own.as_slice::<f32>()), (TensorWay::Local, Ok(&[1.0][..])));
+        let (error, text) = kind(sender.receive(&key(step, "v"), LONG));
+        assert_eq!(error, FailureKind::NotFound, "{text}");
+    }
+    sender.clean_up(0);
+    // As if it had never been: tensors of the step are sent one by one.
+    assert_eq!(kind(peer.within(SHORT).receive(&key(0, "w"))).0, FailureKind::Timeout);
+    sender.send(&key(0, "w"), tensor(&sender, &[2.0])).expect("there is room");
+    assert_eq!(peer.receive(&key(0, "w")).expect("was sent").as_slice::<f32>(), Ok(&[2.0][..]));
+    sender.abort(1, "over");
+    let (error, text) = kind(peer.receive(&key(1, "w")));
+    assert!(error == FailureKind::Aborted && text.contains("over"), "{text}");
+}
+
+/// A way to an address on which nothing comes back after a while, as if the peer were stopped.
+struct Relay {
+    address: SocketAddr,
+    /// How many bytes may still come back.
+    left: Arc<AtomicUsize>,
+}
+
+impl Relay {
+    fn new(to: SocketAddr, left: usize) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        let address = listener.local_addr().expect("is bound");
+        let left = Arc::new(AtomicUsize::new(left));
+        let of_thread = left.clone();
+        thread::spawn(move || {
+            let (near, _) = listener.accept().expect("somebody comes");
+            let far = TcpStream::connect(to).expect("it listens");
+            let (mut from, mut into) =
+                (near.try_clone().expect("a socket"), far.try_clone().expect("a socket"));
+            thread::spawn(move || std::io::copy(&mut from, &mut into));
+            let (mut from, mut into, mut buffer) = (far, near, [0; 4096]);
+            while let Ok(count) = from.read(&mut buffer)
+                && count > 0
+            {
+                // Relaxed: nothing else is read after it.
+                let before = of_thread.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
+                    Some(left.saturating_sub(count))
+                });
+                let may_pass = before.expect("is always changed").min(count);
+                if into.write_all(&buffer[..may_pass]).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { address, left }
+    }
+
+    fn stop(&self) {
+        self.left.store(0, Ordering::Relaxed);
+    }
+}
+
+/// Whoever waits for nothing but to be told.
+fn expect_timeout(pending: PendingTensor) {
+    let (ended, end) = mpsc::channel();
+    pending.on_end(move || ended.send(()).expect("is heard"));
+    end.recv_timeout(LONG).expect("nobody calls this endpoint");
+    assert!(pending.is_ready());
+    assert_eq!(kind(pending.wait()).0, FailureKind::Timeout);
+}
+
+#[test]
+fn a_receive_that_nobody_waits_for_ends_at_its_deadline() {
+    let sender = open(&inline());
+    let relay = Relay::new(sender.address(), usize::MAX);
+    let receiver = open(&inline());
+    let peer = receiver.connect(&relay.address.to_string()).expect("an address").within(LONG);
+    peer.open().expect("it listens");
+    relay.stop();
+    let far = peer.start_receive(&key(1, "far")).expect("it listens");
+    // The endpoint's thread sleeps by then, until the far deadline.
+    thread::park_timeout(SHORT);
+    expect_timeout(peer.within(SHORT).start_receive(&key(1, "w")).expect("it listens"));
+    assert!(!far.is_ready());
+}
+
+#[test]
+fn a_receive_whose_bytes_stop_on_their_way_ends_at_its_deadline() {
+    let sender = open(&inline());
+    let relay = Relay::new(sender.address(), 1 << 20);
+    let receiver = open(&inline());
+    let peer = receiver.connect(&relay.address.to_string()).expect("an address").within(LONG);
+    peer.open().expect("it listens");
+    let long = sender.tensor::<u8>(&[4 << 20]).expect("there is memory");
+    sender.send(&key(1, "w"), long.share()).expect("there is room");
+    expect_timeout(peer.within(Duration::from_secs(1)).start_receive(&key(1, "w")).expect("it listens"));
+}
+
+#[test]
+fn an_endpoint_that_is_closed_waits_for_no_peer() {
+    // Nobody ever answers there.
+    let silent = TcpListener::bind("127.0.0.1:0").expect("a free port");
+    let endpoint = open(&inline());
+    let address = silent.local_addr().expect("is bound").to_string();
+    let peer = endpoint.connect(&address).expect("an address").within(LONG);
+    thread::scope(|scope| {
+        let receive = scope.spawn(|| kind(peer.receive(&key(1, "w"))));
+        // It has connected, and waits for an introduction.
+        let _connection = silent.accept().expect("it dials");
+        let since = clock::now();
+        endpoint.close();
+        let (error, text) = receive.join().expect("does not panic");
+        assert!(error == FailureKind::Unavailable && text.contains("the endpoint was closed"), "{text}");
+        assert!(clock::now().since(since) < LONG / 3, "it waits for nobody");
+    });
+    let (error, text) = kind(peer.receive(&key(1, "w")));
+    assert!(error == FailureKind::Unavailable && text.contains("the endpoint was closed"), "{text}");
+}
+
+#[test]
+fn links_to_others_take_no_place_of_those_that_ask_and_a_full_program_says_so() {
+    let mut options = inline();
+    options.limits.server.leases.links = 1;
+    let (other, full) = (open(&inline()), open(&options));
+    let to_other = full.connect(&other.address().to_string()).expect("an address").within(LONG);
+    to_other.open().expect("it listens");
+    let receivers = [(); 2].map(|()| open(&inline()));
+    let peers = receivers
+        .each_ref()
+        .map(|receiver| receiver.connect(&full.address().to_string()).expect("an address").within(LONG));
+    peers[0].open().expect("there is one place");
+    let error = peers[1].open().expect_err("it is taken").to_string();
+    assert!(error.contains("links"), "{error}");
+}
+
+#[test]
+fn a_request_that_looks_up_between_turns_keeps_its_place() {
+    const TURN: Duration = Duration::from_millis(1);
+    let mut options = inline();
+    options.limits.server.table.bytes_held = 1000;
+    let sender = open(&options);
+    let bytes = |count: usize| sender.tensor::<u8>(&[count]).expect("there is memory").share();
+    sender.send(&key(1, "first"), bytes(800)).expect("there is room");
+    let turns = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let large = scope.spawn(|| {
+            sender.send_while(&key(1, "large"), bytes(900), LONG, TURN, || {
+                turns.fetch_add(1, Ordering::Relaxed);
+                true
+            })
+        });
+        while turns.load(Ordering::Relaxed) == 0 {
+            thread::yield_now();
+        }
+        let small = scope.spawn(|| sender.send_within(&key(1, "small"), bytes(100), LONG));
+        let since = turns.load(Ordering::Relaxed);
+        while turns.load(Ordering::Relaxed) < since + 30 {
+            thread::yield_now();
+        }
+        assert!(!small.is_finished(), "it overtook the large one");
+        drop(sender.receive(&key(1, "first"), LONG).expect("was sent"));
+        assert_eq!(large.join().expect("does not panic"), Some(Ok(())));
+        assert_eq!(small.join().expect("does not panic"), Ok(()));
+    });
+    // A request that is given up leaves nothing behind.
+    let given_up = sender.send_while(&key(1, "never"), bytes(900), LONG, TURN, || false);
+    assert_eq!(given_up, None);
+    assert!(sender.receive_while(&key(2, "never"), LONG, TURN, || false).is_none());
+    for name in ["large", "small"] {
+        drop(sender.receive(&key(1, name), LONG).expect("was sent"));
+    }
+    let late =
+        sender.receive_while(&key(1, "never"), SHORT, TURN, || true).expect("goes on until its deadline");
+    assert_eq!(kind(late).0, FailureKind::Timeout);
+    sender.send(&key(2, "never"), bytes(1)).expect("there is room");
+    assert_eq!(sender.counts().bytes_held, 1, "nobody takes it");
 }

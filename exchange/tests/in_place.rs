@@ -175,3 +175,42 @@ fn where_no_memory_is_shared_tensors_come_inline_and_a_receiver_that_requires_it
     let error = Endpoint::open(&options("a", ExchangeFabric::None, true)).expect_err("has no regions");
     assert!(error.to_string().contains("fabric 'none' has none here"), "{error}");
 }
+
+#[test]
+fn a_tensor_that_was_lent_to_a_receive_that_ended_with_its_link_is_for_the_next() {
+    let (sender, receiver) = (open(&EndpointOptions::default()), open(&EndpointOptions::default()));
+    for round in 0..200_u32 {
+        let peer = connect(&receiver, &sender);
+        peer.share_regions().expect("both are on this host");
+        let pending = peer.start_receive(&key("w")).expect("it listens");
+        sender.send(&key("w"), tensor(&sender, &[round; 100])).expect("there is room");
+        // The answer may be anywhere between the two.
+        drop((pending, peer));
+        let next = connect(&receiver, &sender).receive(&key("w")).expect("nobody has taken it");
+        assert_eq!(next.as_slice::<u32>(), Ok(&[round; 100][..]));
+    }
+    wait_for_returns(&sender);
+    let until = clock::now() + LONG;
+    while sender.counts().links > 0 {
+        assert!(clock::now() < until, "{:?}", sender.counts());
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn what_is_held_when_its_link_ends_is_lent_until_it_is_dropped() {
+    let (sender, receiver, peer) = pair(&EndpointOptions::default());
+    sender.send(&key("w"), tensor(&sender, &[1; 100])).expect("there is room");
+    let held = peer.receive(&key("w")).expect("was sent");
+    sender.send(&key("w"), tensor(&sender, &[2; 100])).expect("there is room");
+    receiver.close();
+    // The link has ended, and the bytes stay.
+    let until = clock::now() + LONG;
+    while sender.counts().links > 0 {
+        assert!(clock::now() < until, "{:?}", sender.counts());
+        thread::yield_now();
+    }
+    assert!(sender.counts().bytes_lent > 0 && held.as_slice::<u32>() == Ok(&[1; 100][..]));
+    drop(held);
+    wait_for_returns(&sender);
+}

@@ -30,12 +30,13 @@ use super::frame::FrameKind;
 use super::gets::{GetDevice, GetOptions};
 use super::link::{
     Arrived, IncomingTensor, Link, LinkSide, ReceiveResult, ReceiveSlot, ReceiverSide, SharedRegions,
+    WaitingReceive,
 };
 use super::memory::LendableMemory;
 use super::metrics::ExchangeCounts;
 use super::options::{EndpointLimits, EndpointOptions};
 use super::pair::PairedDevices;
-use super::regions::{PLACES, POLL_PAUSE, SETUP_LIMIT, SetupFrame};
+use super::regions::{PLACES, POLL_PAUSE, Regions, SETUP_LIMIT, SetupFrame};
 use super::returns::Returns;
 use super::shared::LinkHold;
 use super::slot::Slot;
@@ -81,6 +82,8 @@ pub(crate) struct Core {
     wake: OwnedFd,
     /// Whether the thread is awake, or looks for returned leases soon.
     is_polled: bool,
+    /// When the thread is awake at the latest, if it sleeps.
+    planned: Option<Nanos>,
     links: BTreeMap<u64, Link>,
     numbers: BTreeMap<LinkId, u64>,
     last_number: u64,
@@ -94,12 +97,19 @@ pub(crate) struct Core {
     unread: BTreeSet<u64>,
     /// Links that have ended and whose peers may still read what was lent to them.
     lingering: Vec<Lingering>,
-    /// Devices to be dropped, which may take a while: not under the lock.
-    dropped: Vec<SharedRegions>,
+    /// To be dropped after the lock.
+    dropped: Vec<Dropped>,
     /// When the endpoint's thread took the last message by regions. What threads of the program
     /// take does not count: they look themselves.
     last_message: Nanos,
     counts: ExchangeCounts,
+}
+
+/// What is over, and whose drop may take a while.
+#[expect(dead_code, reason = "kept until it is dropped")]
+pub(crate) enum Dropped {
+    Regions(Box<SharedRegions>),
+    Device(Box<GetDevice>),
 }
 
 struct Lingering {
@@ -129,6 +139,7 @@ impl Core {
             epoll,
             wake,
             is_polled: true,
+            planned: None,
             links: BTreeMap::new(),
             numbers: BTreeMap::new(),
             last_number: 0,
@@ -170,7 +181,7 @@ impl Core {
 
     /// Whether one more link may be opened for a peer that asks.
     pub(crate) fn has_room_for_link(&self) -> bool {
-        self.links.len() < self.limits.server.leases.links
+        self.server.has_room_for_link()
     }
 
     /// Number of a new link or connection, which names it in the epoll set.
@@ -190,6 +201,26 @@ impl Core {
         slot
     }
 
+    /// The program no longer waits for the end of its send.
+    pub(crate) fn give_up_send(&mut self, now: Nanos, slot: &SendSlot) {
+        let found = self.sends.iter().find(|(_, other)| Arc::ptr_eq(slot, other)).map(|(id, _)| *id);
+        if let Some(id) = found {
+            self.sends.remove(&id);
+            drop(self.server.cancel_send(now, id));
+            self.settle(now);
+        }
+    }
+
+    /// The program no longer waits for the end of its receive of a tensor of its own.
+    pub(crate) fn give_up_receive(&mut self, now: Nanos, slot: &ReceiveSlot) {
+        let found = self.receives.iter().find(|(_, other)| Arc::ptr_eq(slot, other)).map(|(id, _)| *id);
+        if let Some(id) = found {
+            self.receives.remove(&id);
+            self.server.cancel_receive(now, id);
+            self.settle(now);
+        }
+    }
+
     /// Offers the tensors of a step to all, any number of times.
     pub(crate) fn publish(&mut self, now: Nanos, step: u64, tensors: BTreeMap<String, SharedTensor>) {
         let offers = tensors.into_iter().map(|(name, tensor)| {
@@ -203,6 +234,13 @@ impl Core {
     /// Receives a tensor that this program sends.
     pub(crate) fn receive(&mut self, now: Nanos, key: &Key, deadline: Nanos) -> ReceiveSlot {
         let slot = Arc::new(Slot::new());
+        if let Some(published) = self.server.published(key) {
+            let result = published
+                .map(Arrived::local)
+                .map_err(|failure| CallError::Failed { peer: "this program".into(), failure }.into());
+            drop(slot.end(result));
+            return slot;
+        }
         match self.server.receive(now, key, deadline) {
             Ok(receive) => drop(self.receives.insert(receive, slot.clone())),
             Err(error) => drop(slot.end(Err(error.into()))),
@@ -298,7 +336,8 @@ impl Core {
         let request = Request { id: 0, incarnation: Some(incarnation) };
         let call = match side.calls.ask(now, key, request, deadline) {
             Ok(call) => {
-                side.waiting.insert(call, (key.clone(), slot.clone()));
+                let receive = WaitingReceive { key: key.clone(), slot: slot.clone(), since: now, deadline };
+                side.waiting.insert(call, receive);
                 call
             }
             Err(error) => {
@@ -448,7 +487,12 @@ impl Core {
         self.poll_gets(now);
         for (number, link) in &mut self.links {
             match link.advance_setup(now) {
-                Ok(dropped) => self.dropped.extend(dropped.map(|shared| *shared)),
+                Ok(dropped) => {
+                    self.dropped.extend(dropped.map(Dropped::Regions));
+                    if link.may_lend_in_place() {
+                        self.server.set_reads_memory(link.id);
+                    }
+                }
                 Err(cause) => self.failed.push((*number, cause)),
             }
             if let Some(shared) = link.regions.as_mut().filter(|shared| shared.sends) {
@@ -465,10 +509,16 @@ impl Core {
         for Lingering { id, mut shared } in std::mem::take(&mut self.lingering) {
             // A loss is known by now.
             let _ = shared.regions.poll(now);
-            let collected = self.server.collect(now, id, |slot| shared.regions.counter(slot));
+            let regions = &shared.regions;
+            let collected = if regions.is_closed() {
+                let (counter, held) = (|slot| regions.counter(slot), |slot| regions.held(slot));
+                self.server.collect_closed(now, id, counter, held)
+            } else {
+                self.server.collect(now, id, |slot| regions.counter(slot))
+            };
             if !shared.regions.may_read() || (collected.is_ok() && self.server.leases(id) == 0) {
                 self.server.sever(now, id);
-                self.dropped.push(*shared);
+                self.dropped.push(Dropped::Regions(shared));
             } else {
                 self.lingering.push(Lingering { id, shared });
             }
@@ -488,7 +538,7 @@ impl Core {
     }
 
     /// Devices to be dropped after the lock.
-    pub(crate) fn take_dropped(&mut self) -> Vec<SharedRegions> {
+    pub(crate) fn take_dropped(&mut self) -> Vec<Dropped> {
         std::mem::take(&mut self.dropped)
     }
 
@@ -513,7 +563,6 @@ impl Core {
                 if link.pair.is_some() || frame.is_about_gets() {
                     return self.gets_frame(now, number, frame).map(|()| true);
                 }
-                let is_ready = frame == SetupFrame::Ready;
                 let dropped = link.setup_frame(
                     now,
                     frame,
@@ -521,8 +570,8 @@ impl Core {
                     &mut self.paired_devices,
                     &self.memory,
                 )?;
-                self.dropped.extend(dropped.map(|shared| *shared));
-                if is_ready && matches!(link.side, LinkSide::Sender) {
+                self.dropped.extend(dropped.map(Dropped::Regions));
+                if link.may_lend_in_place() {
                     self.server.set_reads_memory(link.id);
                 }
                 Ok(true)
@@ -532,11 +581,11 @@ impl Core {
             Some(Incoming::Frame(kind, _)) => Err(format!("it broke the protocol: a frame {kind:?}")),
             Some(Incoming::Tensor(words)) => {
                 if let LinkSide::Receiver(side) = &mut link.side
-                    && let Some(IncomingTensor { key: _, slot, lease, shape }) = side.incoming.take()
+                    && let Some(IncomingTensor { receive, lease, shape }) = side.incoming.take()
                 {
                     self.counts.inline.add(shape.bytes() as u64);
                     let tensor = ReceivedTensor::new(ReceivedBytes::Own(words), shape);
-                    if let Some(Ok(arrived)) = slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
+                    if let Some(Ok(arrived)) = receive.slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
                         arrived.decline();
                     }
                 }
@@ -564,11 +613,18 @@ impl Core {
     pub(crate) fn expire(&mut self, now: Nanos) {
         self.server.expire(now);
         for (number, link) in &mut self.links {
-            if let LinkSide::Receiver(side) = &mut link.side
-                && side.calls.next_deadline().is_some_and(|deadline| deadline <= now)
-            {
+            let LinkSide::Receiver(side) = &mut link.side else { continue };
+            if side.calls.next_deadline().is_some_and(|deadline| deadline <= now) {
                 side.calls.expire(now);
                 self.touched.insert(*number);
+            }
+            if let Some(incoming) = &side.incoming {
+                incoming.receive.expire(now, &link.peer);
+            }
+        }
+        for (number, receive) in self.devices.values().flat_map(GetDevice::receives) {
+            if let Some(link) = self.links.get(&number) {
+                receive.expire(now, &link.peer);
             }
         }
         self.settle(now);
@@ -580,10 +636,31 @@ impl Core {
         let poll = self.next_poll(now).into_iter().chain(unread).min();
         self.is_polled = poll.is_some();
         let calls = self.links.values().filter_map(|link| match &link.side {
-            LinkSide::Receiver(side) => side.calls.next_deadline(),
+            LinkSide::Receiver(side) => {
+                let incoming = side.incoming.as_ref().and_then(|incoming| incoming.receive.next_deadline());
+                side.calls.next_deadline().into_iter().chain(incoming).min()
+            }
             LinkSide::Sender => None,
         });
-        calls.chain(self.server.next_deadline()).chain(self.next_gets_poll()).chain(poll).min()
+        let receives = self.devices.values().flat_map(GetDevice::receives);
+        let gets = receives.filter_map(|(_, receive)| receive.next_deadline());
+        let until = calls.chain(gets).chain(self.server.next_deadline()).chain(self.next_gets_poll());
+        // A time for which the thread was woken once is not given up: a program that asks again and
+        // again would wake the thread each time.
+        let planned = self.planned.filter(|planned| *planned > now);
+        let until = until.chain(poll).chain(planned).min();
+        self.planned = until;
+        until
+    }
+
+    /// The endpoint's thread is awake at this time.
+    pub(crate) fn be_awake_at(&mut self, deadline: Nanos) {
+        if self.planned.is_none_or(|planned| planned > deadline) {
+            self.planned = Some(deadline);
+            self.is_polled = true;
+            // It fails only when the counter is full, and then the file is readable.
+            let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+        }
     }
 
     /// Closes a link that nobody uses.
@@ -620,12 +697,12 @@ impl Core {
                     // Its leases are back when the fence holds.
                     None if is_severing => {}
                     // Its process may run on and read what it has mapped.
-                    Some(shared) if shared.receives && self.server.leases(link.id) > 0 => {
+                    Some(shared) if shared.sends && shared.receives && self.server.leases(link.id) > 0 => {
                         self.lingering.push(Lingering { id: link.id, shared });
                     }
                     shared => {
                         self.server.sever(now, link.id);
-                        self.dropped.extend(shared.map(|shared| *shared));
+                        self.dropped.extend(shared.map(Dropped::Regions));
                     }
                 }
             }
@@ -636,9 +713,10 @@ impl Core {
                 }
                 side.calls.lost(cause);
                 if let Some(incoming) = side.incoming.take() {
-                    let (key, cause) = (incoming.key, cause.into());
-                    let lost = CallError::Lost { key, peer: link.peer.clone(), cause };
-                    drop(incoming.slot.end(Err(lost.into())));
+                    incoming.receive.lose(&link.peer, cause);
+                }
+                if let Some(shared) = &mut link.regions {
+                    close_regions(now, &mut side, &mut shared.regions);
                 }
                 for event in side.calls.take_events() {
                     if let CallEvent::Failed { call, error } = event {
@@ -646,11 +724,10 @@ impl Core {
                     }
                 }
                 // Calls whose answers could not be used: for what decides they have ended.
-                for (key, slot) in std::mem::take(&mut side.waiting).into_values() {
-                    let lost = CallError::Lost { key, peer: link.peer.clone(), cause: cause.into() };
-                    drop(slot.end(Err(lost.into())));
+                for receive in std::mem::take(&mut side.waiting).into_values() {
+                    receive.lose(&link.peer, cause);
                 }
-                self.dropped.extend(link.regions.map(|shared| *shared));
+                self.dropped.extend(link.regions.map(Dropped::Regions));
             }
         }
     }
@@ -723,9 +800,7 @@ impl Core {
             Outcome::SendFailed { send, error, .. } => self.end_send(send, Err(error)),
             Outcome::Received { receive, delivered } => {
                 let Delivered { tensor: Offer { tensor, .. }, .. } = delivered;
-                let shape = tensor.shape().clone();
-                let tensor = ReceivedTensor::new(ReceivedBytes::Local(tensor), shape);
-                self.end_receive(receive, Ok(Arrived { tensor, lease: None }));
+                self.end_receive(receive, Ok(Arrived::local(tensor)));
             }
             Outcome::ReceiveFailed { receive, error } => self.end_receive(receive, Err(error.into())),
         }
@@ -801,6 +876,21 @@ impl Core {
         if must_poll {
             self.must_poll();
         }
+    }
+}
+
+/// The receiver's end of a link accepts no more: what has come is declined, and the sender learns
+/// which leases are still held. All others are for other receivers.
+fn close_regions(now: Nanos, side: &mut ReceiverSide, regions: &mut Regions) {
+    while let Ok(Some(message)) = regions.next_message() {
+        // A peer that sends nonsense is not listened to any more.
+        let Ok(message) = Message::decode(&message) else { break };
+        if side.calls.message(now, message).is_err() {
+            break;
+        }
+    }
+    if let Some(page) = &side.page {
+        page.close(side.calls.held());
     }
 }
 

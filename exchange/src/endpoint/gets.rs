@@ -32,11 +32,10 @@ use pleach_transport::{
 };
 use pleach_vocabulary::Fabric;
 
-use super::link::ReceiveSlot;
+use super::link::WaitingReceive;
 use super::memory::{ArenaPart, LendableBuffer, LendableMemory};
 use super::tensor::TensorShape;
 use crate::gathered::RegisteredPart;
-use crate::key::Key;
 use crate::lease::Lease;
 use crate::reference::{LinkId, Reference};
 
@@ -83,8 +82,7 @@ impl Responder for Silent {
 pub(crate) struct Get {
     /// The number of its link.
     pub(crate) link: u64,
-    pub(crate) key: Key,
-    pub(crate) slot: ReceiveSlot,
+    pub(crate) receive: WaitingReceive,
     pub(crate) lease: Lease,
     pub(crate) shape: TensorShape,
     /// The destination.
@@ -365,10 +363,9 @@ impl GetDevice {
         self.ended.push(GetEvent::Ended { get: ended.get, result: ended.result });
     }
 
-    /// The slots and keys of the calls whose gets are under way on a link.
-    pub(crate) fn calls_of(&self, link: u64) -> Vec<(Key, ReceiveSlot)> {
-        let gets = self.gets.values().map(|under_way| &under_way.get).filter(|get| get.link == link);
-        gets.map(|get| (get.key.clone(), get.slot.clone())).collect()
+    /// The receives whose gets are under way, with their links.
+    pub(crate) fn receives(&self) -> impl Iterator<Item = (u64, &WaitingReceive)> {
+        self.gets.values().map(|under_way| (under_way.get.link, &under_way.get.receive))
     }
 
     /// Severs the other end of a link that has ended. `lent_to`: its leases are back when the fence

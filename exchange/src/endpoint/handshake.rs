@@ -59,7 +59,6 @@ pub(crate) struct Handshake {
     theirs: Option<(Introduction, Vec<u8>)>,
     /// The name of the link, drawn by the listener.
     link: LinkId,
-    /// Whether there is room for the link.
     has_room: bool,
 }
 
@@ -69,7 +68,7 @@ impl Handshake {
         own: Introduction,
         secret: Option<Secret>,
     ) -> Result<(Self, Vec<u8>), IntroductionError> {
-        let handshake = Self::new(Side::Dialer, own, secret, LinkId(0), true)?;
+        let handshake = Self::new(Side::Dialer, own, secret, LinkId(0))?;
         let first = frame::encode(FrameKind::Introduction, &handshake.own_bytes);
         Ok((handshake, first))
     }
@@ -79,9 +78,8 @@ impl Handshake {
         own: Introduction,
         secret: Option<Secret>,
         link: LinkId,
-        has_room: bool,
     ) -> Result<Self, IntroductionError> {
-        Self::new(Side::Listener, own, secret, link, has_room)
+        Self::new(Side::Listener, own, secret, link)
     }
 
     fn new(
@@ -89,15 +87,19 @@ impl Handshake {
         own: Introduction,
         secret: Option<Secret>,
         link: LinkId,
-        has_room: bool,
     ) -> Result<Self, IntroductionError> {
         let own_bytes = own.encode()?;
-        Ok(Self { side, secret, own, own_bytes, theirs: None, link, has_room })
+        Ok(Self { side, secret, own, own_bytes, theirs: None, link, has_room: true })
     }
 
     /// The introduction of the other end, when it has come.
     pub(crate) fn theirs(&self) -> Option<&Introduction> {
         self.theirs.as_ref().map(|(introduction, _)| introduction)
+    }
+
+    /// Whether there is room for the link at this moment.
+    pub(crate) fn set_has_room(&mut self, has_room: bool) {
+        self.has_room = has_room;
     }
 
     /// A frame came.
@@ -194,7 +196,7 @@ pub(crate) fn check(bytes: &[u8]) {
         address: Address("127.0.0.1:1".to_owned()),
         challenge: challenge(),
     };
-    let listener = Handshake::listen(own.clone(), None, LinkId(9), true);
+    let listener = Handshake::listen(own.clone(), None, LinkId(9));
     let dialer = Handshake::dial(own, None).map(|(dialer, _)| dialer);
     for mut end in [listener, dialer].into_iter().flatten() {
         let mut rest = bytes;
@@ -233,8 +235,9 @@ mod tests {
     /// Both ends' results.
     fn shake(dialers: &str, listeners: &str, has_room: bool) -> [Result<LinkId, HandshakeError>; 2] {
         let (dialer, first) = Handshake::dial(introduction(), secret(dialers)).expect("a good address");
-        let listener = Handshake::listen(introduction(), secret(listeners), LinkId(9), has_room);
+        let listener = Handshake::listen(introduction(), secret(listeners), LinkId(9));
         let mut ends = [dialer, listener.expect("a good address")];
+        ends[1].set_has_room(has_room);
         let mut results = [None, None];
         let (mut bytes, mut at) = (first, 1);
         while !bytes.is_empty() {
@@ -269,7 +272,7 @@ mod tests {
     #[test]
     fn frames_out_of_turn_and_other_bytes_end_the_handshake() {
         let refused = |error| HandshakeStep::Refused { send: Vec::new(), error };
-        let mut listener = Handshake::listen(introduction(), None, LinkId(9), true).expect("a good address");
+        let mut listener = Handshake::listen(introduction(), None, LinkId(9)).expect("a good address");
         assert_eq!(listener.received(FrameKind::Proof, &[0; 32]), refused(HandshakeError::Protocol));
         let unknown = refused(HandshakeError::Introduction(IntroductionError::Unknown));
         assert_eq!(listener.received(FrameKind::Introduction, b"GET / HTTP/1.1"), unknown);

@@ -25,7 +25,7 @@ use super::shared::LinkHold;
 use super::slot::Slot;
 use super::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorShape, TensorWay};
 use crate::arena::ALIGNMENT;
-use crate::calls::{CallEvent, Calls};
+use crate::calls::{CallError, CallEvent, Calls};
 use crate::gathered::RegisteredPart;
 use crate::key::Key;
 use crate::lease::Lease;
@@ -46,6 +46,12 @@ pub(crate) struct Arrived {
 }
 
 impl Arrived {
+    /// A tensor of this program.
+    pub(crate) fn local(tensor: SharedTensor) -> Self {
+        let shape = tensor.shape().clone();
+        Self { tensor: ReceivedTensor::new(ReceivedBytes::Local(tensor), shape), lease: None }
+    }
+
     /// The receiver takes it.
     pub(crate) fn take(self) -> ReceivedTensor {
         self.tensor
@@ -57,6 +63,36 @@ impl Arrived {
             Some(lease) => lease.decline(),
             None => self.tensor.decline(),
         }
+    }
+}
+
+/// A receive that waits for its tensor.
+pub(crate) struct WaitingReceive {
+    pub(crate) key: Key,
+    pub(crate) slot: ReceiveSlot,
+    pub(crate) since: Nanos,
+    pub(crate) deadline: Nanos,
+}
+
+impl WaitingReceive {
+    /// Ends it if its deadline has come, and the bytes have not, which are then for the next
+    /// receiver.
+    pub(crate) fn expire(&self, now: Nanos, peer: &Arc<str>) {
+        if self.deadline <= now && !self.slot.has_ended() {
+            let (key, peer, waited) = (self.key.clone(), peer.clone(), now.since(self.since));
+            drop(self.slot.end(Err(CallError::Timeout { key, peer, waited }.into())));
+        }
+    }
+
+    /// When [`WaitingReceive::expire`] has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        (!self.slot.has_ended()).then_some(self.deadline)
+    }
+
+    /// Ends it with the link.
+    pub(crate) fn lose(self, peer: &Arc<str>, cause: &str) {
+        let (peer, cause) = (peer.clone(), cause.into());
+        drop(self.slot.end(Err(CallError::Lost { key: self.key, peer, cause }.into())));
     }
 }
 
@@ -104,8 +140,7 @@ pub(crate) enum PairState {
 pub(crate) struct GetRequest {
     pub(crate) device: u64,
     pub(crate) rank: Rank,
-    pub(crate) key: Key,
-    pub(crate) slot: ReceiveSlot,
+    pub(crate) receive: WaitingReceive,
     pub(crate) lease: Lease,
     pub(crate) shape: TensorShape,
     pub(crate) src: RemoteSlice,
@@ -132,19 +167,18 @@ pub(crate) enum LinkSide {
 pub(crate) struct ReceiverSide {
     pub(crate) calls: Calls,
     pub(crate) returns: Arc<Returns>,
-    page: Option<Arc<StatusPage>>,
+    pub(crate) page: Option<Arc<StatusPage>>,
     pub(crate) hold: Weak<LinkHold>,
     /// Whether regions are shared, before anybody holds the link.
     decided: Option<Result<TensorWay, Arc<str>>>,
-    pub(crate) waiting: BTreeMap<u64, (Key, ReceiveSlot)>,
+    pub(crate) waiting: BTreeMap<u64, WaitingReceive>,
     /// The call whose tensor follows on the connection.
     pub(crate) incoming: Option<IncomingTensor>,
 }
 
 /// A tensor whose bytes come.
 pub(crate) struct IncomingTensor {
-    pub(crate) key: Key,
-    pub(crate) slot: ReceiveSlot,
+    pub(crate) receive: WaitingReceive,
     pub(crate) lease: Lease,
     pub(crate) shape: TensorShape,
 }
@@ -173,8 +207,8 @@ impl ReceiverSide {
 
     /// Gives the end of a call to its thread.
     pub(crate) fn end_call(&mut self, call: u64, result: ReceiveResult) {
-        if let Some((_, slot)) = self.waiting.remove(&call)
-            && let Some(Ok(arrived)) = slot.end(result)
+        if let Some(receive) = self.waiting.remove(&call)
+            && let Some(Ok(arrived)) = receive.slot.end(result)
         {
             arrived.decline();
         }
@@ -227,6 +261,13 @@ impl Link {
             }
             Err(reason) => self.go_inline(&reason),
         }
+    }
+
+    /// Whether this program lends what the peer reads in place: the peer has mapped it, and this
+    /// program sees there what comes back.
+    pub(crate) fn may_lend_in_place(&self) -> bool {
+        let shared = self.regions.as_ref().filter(|shared| shared.sends && shared.receives);
+        matches!(self.side, LinkSide::Sender) && shared.is_some()
     }
 
     /// Whether tensors go inline, as far as is known.
@@ -366,12 +407,12 @@ impl Link {
             CallEvent::Failed { call, error } => side.end_call(call, Err(error.into())),
             CallEvent::Inline { call, lease, bytes, description } => {
                 let shape = shape_of(&description, bytes)?;
-                let Some((key, slot)) = side.waiting.remove(&call) else {
+                let Some(receive) = side.waiting.remove(&call) else {
                     lease.decline();
                     self.connection.skip(bytes);
                     return Ok(None);
                 };
-                side.incoming = Some(IncomingTensor { key, slot, lease, shape });
+                side.incoming = Some(IncomingTensor { receive, lease, shape });
                 self.connection.expect(bytes).map_err(|end| end.to_string())?;
             }
             CallEvent::Lent { call, lease, description } => {
@@ -413,11 +454,11 @@ fn request_get(
     shape: TensorShape,
 ) -> Result<Option<GetRequest>, String> {
     let src = pair.registered.of(lease.slice()).ok_or("it lends memory that it has not registered")?;
-    let Some((key, slot)) = side.waiting.remove(&call) else {
+    let Some(receive) = side.waiting.remove(&call) else {
         lease.decline();
         return Ok(None);
     };
-    Ok(Some(GetRequest { device: pair.device, rank: pair.rank, key, slot, lease, shape, src }))
+    Ok(Some(GetRequest { device: pair.device, rank: pair.rank, receive, lease, shape, src }))
 }
 
 fn shape_of(description: &Description, bytes: u64) -> Result<TensorShape, String> {

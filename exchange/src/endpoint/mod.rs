@@ -55,7 +55,6 @@ use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
 use sha2::{Digest, Sha256};
 
-use self::core::SendSlot;
 pub use self::error::{LinkError, OpenEndpointError, ReceiveTensorError, SendTensorError};
 pub use self::handshake::HandshakeError;
 use self::link::Arrived;
@@ -64,13 +63,14 @@ pub use self::metrics::{ExchangeCounts, TensorCount};
 pub use self::options::{DEFAULT_LISTEN, DEFAULT_WAIT, EndpointLimits, EndpointOptions, ExchangeFabric};
 pub use self::peer::{Peer, PendingTensor};
 use self::shared::Shared;
+use self::slot::Slot;
 pub use self::tensor::{
     DIMENSIONS_MAX, ElementTypeError, ReceivedTensor, SharedTensor, Tensor, TensorElement, TensorShape,
     TensorWay, UntypedTensor,
 };
 use crate::introduction::Fabrics;
 use crate::key::Key;
-use crate::table::SendError;
+use crate::table::{ReceiveError, SendError};
 
 /// A program's end of the tensor exchange. Clones are handles of one endpoint. It ends with its
 /// last handle, its last peer and the last tensor that is held in a peer's memory.
@@ -83,7 +83,8 @@ pub struct Endpoint {
 pub(crate) struct Handle {
     shared: Arc<Shared>,
     address: SocketAddr,
-    metrics: Option<MetricsServer>,
+    /// Where metrics are served.
+    metrics: Option<SocketAddr>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -165,12 +166,17 @@ impl Endpoint {
                 .map_err(|source| OpenEndpointError::Metrics { address, source })
         });
         let metrics = metrics.transpose()?;
+        let metrics_address = metrics.as_ref().map(MetricsServer::address);
         let thread = std::thread::Builder::new()
             .name("pleach-exchange".to_owned())
-            .spawn(move || thread::run(runs, &set, listener))
+            .spawn(move || {
+                thread::run(runs, &set, listener);
+                // Its end waits for whoever reads metrics, so it ends here, outside of all locks.
+                drop(metrics);
+            })
             .map_err(refused("thread"))?;
         let thread = Mutex::new(Some(thread));
-        Ok(Self { handle: Arc::new(Handle { shared, address, metrics, thread }) })
+        Ok(Self { handle: Arc::new(Handle { shared, address, metrics: metrics_address, thread }) })
     }
 
     /// Where it listens.
@@ -182,7 +188,7 @@ impl Endpoint {
     /// Where it serves metrics, if it does.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.handle.metrics.as_ref().map(MetricsServer::address)
+        self.handle.metrics
     }
 
     /// Lendable memory for a tensor. It holds zeros, or bytes of earlier tensors of this program.
@@ -243,16 +249,44 @@ impl Endpoint {
         tensor: SharedTensor,
         limit: Duration,
     ) -> Result<(), SendTensorError> {
+        self.send_while(key, tensor, limit, limit, || true).unwrap_or(Ok(()))
+    }
+
+    /// As [`Endpoint::send_within`], for programs that look at something else between two turns of
+    /// waiting. `None`: `goes_on` said no after a turn, and the tensor was not sent.
+    ///
+    /// # Errors
+    ///
+    /// See [`SendTensorError`].
+    pub fn send_while(
+        &self,
+        key: &Key,
+        tensor: SharedTensor,
+        limit: Duration,
+        turn: Duration,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Option<Result<(), SendTensorError>> {
         let now = clock::now();
         let deadline = now + limit;
-        let mut core = self.handle.shared.core();
+        let shared = &self.handle.shared;
+        let mut core = shared.core();
         // Under the lock: what waits before the end is ended then.
-        if self.handle.shared.is_over() {
-            return Err(SendTensorError::Closed);
+        if shared.is_over() {
+            return Some(Err(SendTensorError::Closed));
         }
         let slot = core.send(now, key, tensor, deadline);
         drop(core);
-        wait_sent(&self.handle.shared, key, &slot, deadline)
+        let waited = wait_in_turns(shared, &slot, deadline, turn, &mut goes_on);
+        if waited.is_none() {
+            shared.core().give_up_send(clock::now(), &slot);
+        }
+        // A send that is over and has no result was of a step that ended with the endpoint.
+        let cleaned_up = || Err(SendError::CleanedUp { key: key.clone() }.into());
+        match (waited, slot.leave()) {
+            (Some(Some(result)), _) | (_, Some(result)) => Some(result),
+            (Some(None), None) => Some(cleaned_up()),
+            (None, None) => None,
+        }
     }
 
     /// Offers the tensors of a step to all programs, each any number of times, in place of those
@@ -267,25 +301,42 @@ impl Endpoint {
     ///
     /// See [`ReceiveTensorError`].
     pub fn receive(&self, key: &Key, limit: Duration) -> Result<ReceivedTensor, ReceiveTensorError> {
+        let received = self.receive_while(key, limit, limit, || true);
+        received.unwrap_or(Err(ReceiveTensorError::Closed))
+    }
+
+    /// As [`Endpoint::receive`], for programs that look at something else between two turns of
+    /// waiting. `None`: `goes_on` said no after a turn, and the tensor is for the next receiver.
+    ///
+    /// # Errors
+    ///
+    /// See [`ReceiveTensorError`].
+    pub fn receive_while(
+        &self,
+        key: &Key,
+        limit: Duration,
+        turn: Duration,
+        mut goes_on: impl FnMut() -> bool,
+    ) -> Option<Result<ReceivedTensor, ReceiveTensorError>> {
         let now = clock::now();
         let deadline = now + limit;
-        let mut core = self.handle.shared.core();
+        let shared = &self.handle.shared;
+        let mut core = shared.core();
         // Under the lock: what waits before the end is ended then.
-        if self.handle.shared.is_over() {
-            return Err(ReceiveTensorError::Closed);
+        if shared.is_over() {
+            return Some(Err(ReceiveTensorError::Closed));
         }
         let slot = core.receive(now, key, deadline);
         drop(core);
-        loop {
-            if let Some(result) = slot.take() {
-                return result.map(Arrived::take);
-            }
-            let now = clock::now();
-            if now >= deadline {
-                self.handle.shared.core().expire(now);
-            } else {
-                slot.wait(deadline.since(now));
-            }
+        let waited = wait_in_turns(shared, &slot, deadline, turn, &mut goes_on);
+        if waited.is_none() {
+            shared.core().give_up_receive(clock::now(), &slot);
+        }
+        let late = || Err(ReceiveError::Timeout { key: key.clone(), waited: clock::now().since(now) }.into());
+        match (waited, slot.leave()) {
+            (Some(Some(result)), _) | (_, Some(result)) => Some(result.map(Arrived::take)),
+            (Some(None), None) => Some(late()),
+            (None, None) => None,
         }
     }
 
@@ -339,22 +390,28 @@ pub fn check_decoders(bytes: &[u8]) {
     handshake::check(bytes);
 }
 
-/// Waits for the end of a send.
-fn wait_sent(shared: &Shared, key: &Key, slot: &SendSlot, deadline: Nanos) -> Result<(), SendTensorError> {
+/// Waits for the end of a request of this program, in turns. `None`: `goes_on` said no.
+/// `Some(None)`: the deadline has come, and there is no result.
+fn wait_in_turns<R>(
+    shared: &Shared,
+    slot: &Slot<R>,
+    deadline: Nanos,
+    turn: Duration,
+    goes_on: &mut impl FnMut() -> bool,
+) -> Option<Option<R>> {
     loop {
         if let Some(result) = slot.take() {
-            return result;
+            return Some(Some(result));
         }
         let now = clock::now();
-        if now < deadline {
-            slot.wait(deadline.since(now));
-            continue;
+        if now >= deadline {
+            shared.core().expire(now);
+            return Some(slot.take());
         }
-        shared.core().expire(now);
-        return slot.leave().unwrap_or_else(|| {
-            let key = key.clone();
-            Err(SendError::CleanedUp { key }.into())
-        });
+        slot.wait(deadline.since(now).min(turn));
+        if !slot.has_ended() && clock::now() < deadline && !goes_on() {
+            return None;
+        }
     }
 }
 

@@ -29,6 +29,9 @@ use crate::reference::LinkId;
 /// How long a receiver looks for the answer itself before it sleeps.
 const WATCH_LIMIT: Duration = Duration::from_micros(50);
 
+/// Between two looks whether this endpoint is over while a peer does not answer.
+const HANDSHAKE_TURN: Duration = Duration::from_millis(50);
+
 /// Another program, at its address. The link to it is made by the first receive, and anew after a
 /// loss. Clones share the link. The link is closed after the last drop.
 #[derive(Clone)]
@@ -158,7 +161,7 @@ impl Peer {
         if request.sleep_until(until) {
             return request.wait().map(Ok);
         }
-        Ok(Err(PendingTensor { request: Some(request) }))
+        Ok(Err(PendingTensor::new(request)))
     }
 
     /// Asks for the tensor of a key. Waits for no more than the link.
@@ -167,7 +170,7 @@ impl Peer {
     ///
     /// See [`ReceiveTensorError`].
     pub fn start_receive(&self, key: &Key) -> Result<PendingTensor, ReceiveTensorError> {
-        Ok(PendingTensor { request: Some(self.ask(key, false)?) })
+        Ok(PendingTensor::new(self.ask(key, false)?))
     }
 
     /// Asks for the tensor of a key. The caller that watches the link waits for the answer at once,
@@ -181,6 +184,11 @@ impl Peer {
             linked.map_err(|source| ReceiveTensorError::Link { key: key.clone(), source })?;
         let now = clock::now();
         let mut core = peer.endpoint.shared.core();
+        // Under the lock: what waits before the end is ended then.
+        if peer.endpoint.shared.is_over() {
+            let source = LinkError::Closed { peer: peer.address.clone() };
+            return Err(ReceiveTensorError::Link { key: key.clone(), source });
+        }
         let watches = watches && link.is_mapped();
         if watches {
             core.begin_watch(link.number);
@@ -238,6 +246,10 @@ impl PeerShared {
         }
         let shared = &self.endpoint.shared;
         let mut core = shared.core();
+        // Under the lock: what is added before the end is closed then.
+        if shared.is_over() {
+            return Err(LinkError::Closed { peer: self.address.clone() });
+        }
         let fabric = shared.fabric_with(&theirs);
         let now = clock::now();
         let number = core.add_receiver(now, id, &self.address, Connection::new(socket), fabric);
@@ -304,11 +316,16 @@ impl PeerShared {
         let dialed = Handshake::dial(self.endpoint.shared.introduce(), secret);
         let (mut handshake, mut send) = dialed.map_err(|error| failed(error.into()))?;
         loop {
-            let frame = exchange(&mut stream, &send, deadline).map_err(|error| match error.kind() {
-                io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.timeout(since),
-                io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => failed(HandshakeError::Protocol),
-                _ => LinkError::Unreachable { peer: self.address.clone(), source: Arc::new(error) },
-            })?;
+            let is_over = || self.endpoint.shared.is_over();
+            let frame =
+                exchange(&mut stream, &send, deadline, &is_over).map_err(|error| match error.kind() {
+                    _ if is_over() => LinkError::Closed { peer: self.address.clone() },
+                    io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.timeout(since),
+                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                        failed(HandshakeError::Protocol)
+                    }
+                    _ => LinkError::Unreachable { peer: self.address.clone(), source: Arc::new(error) },
+                })?;
             match handshake.received(frame.0, &frame.1) {
                 HandshakeStep::Continue(next) => send = next,
                 HandshakeStep::Refused { error, .. } => return Err(failed(error)),
@@ -329,12 +346,19 @@ impl PeerShared {
     }
 }
 
-/// Sends bytes and receives one frame.
-fn exchange(stream: &mut TcpStream, send: &[u8], deadline: Nanos) -> io::Result<(frame::FrameKind, Vec<u8>)> {
+/// Sends bytes and receives one frame, unless this endpoint is over.
+fn exchange(
+    stream: &mut TcpStream,
+    send: &[u8],
+    deadline: Nanos,
+    is_over: &impl Fn() -> bool,
+) -> io::Result<(frame::FrameKind, Vec<u8>)> {
     let left = || {
-        let left = deadline.since(clock::now());
-        if left.is_zero() { Err(io::Error::from(io::ErrorKind::TimedOut)) } else { Ok(Some(left)) }
+        let left = deadline.since(clock::now()).min(HANDSHAKE_TURN);
+        let has_ended = left.is_zero() || is_over();
+        if has_ended { Err(io::Error::from(io::ErrorKind::TimedOut)) } else { Ok(Some(left)) }
     };
+    // A few hundred bytes, for which a new socket has room.
     stream.set_write_timeout(left()?)?;
     stream.write_all(send)?;
     let mut header = [0; HEADER_BYTES];
@@ -358,7 +382,7 @@ fn fill(
         match stream.read(&mut buffer[filled..]) {
             Ok(0) => return Err(io::Error::from(io::ErrorKind::UnexpectedEof)),
             Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(error),
         }
     }
@@ -392,6 +416,12 @@ impl fmt::Debug for PendingTensor {
 }
 
 impl PendingTensor {
+    fn new(request: PendingRequest) -> Self {
+        // Nobody of the program may wait until the deadline, so the endpoint's thread ends it then.
+        request.peer.endpoint.shared.core().be_awake_at(request.deadline);
+        Self { request: Some(request) }
+    }
+
     /// Whether the tensor is here, or it is known that it does not come.
     #[must_use]
     pub fn is_ready(&self) -> bool {

@@ -28,7 +28,9 @@ use pleach_vocabulary::Fabric;
 
 use super::memory::{MappedWords, PageWords};
 use super::pair::{DevicePair, MappingDevice};
+use crate::arena::ALIGNMENT;
 use crate::gathered::RegisteredPart;
+use crate::reference::LeaseNumber;
 
 /// Messages in an inbox.
 pub(crate) const PLACES: usize = 32;
@@ -45,11 +47,20 @@ pub(crate) const SETUP_LIMIT: Duration = Duration::from_secs(5);
 /// Between two looks at what a device sets up, and at a peer that has no place free.
 pub(crate) const POLL_PAUSE: Duration = Duration::from_millis(1);
 
-/// The words of a status page. Each has a cache line of its own.
+/// The words of a status page. Each of the first has a cache line of its own. Behind them are two
+/// words for each slot of leases: the counter, and the lease that is held when the end has closed.
 const ASLEEP: usize = 0;
 const CONSUMED: usize = 8;
 const RETURNED: usize = 16;
-const COUNTERS: usize = 24;
+const CLOSED: usize = 24;
+const SLOTS: usize = 32;
+const COUNTER: usize = 0;
+const HELD: usize = 1;
+
+/// The word of a slot.
+fn word_of(slot: u32, which: usize) -> usize {
+    SLOTS + 2 * slot as usize + which
+}
 
 /// The first bytes of the frames by which regions are set up.
 const OFFER: u8 = 1;
@@ -196,6 +207,8 @@ pub(crate) enum RegionsError {
     Late,
     #[error("its regions are too short")]
     Short,
+    #[error("its memory does not begin at a multiple of {ALIGNMENT} bytes")]
+    Misaligned,
     #[error("a message does not reach it ({0})")]
     Submit(#[from] pleach_transport::SubmitError),
     #[error("a message does not reach it ({0})")]
@@ -213,13 +226,21 @@ pub(crate) struct StatusPage {
 
 impl StatusPage {
     pub(crate) fn new(slots: u32) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self { words: PageWords::new(COUNTERS + slots as usize)? }))
+        Ok(Arc::new(Self { words: PageWords::new(word_of(slots, 0))? }))
     }
 
     /// Stores the counter of a lease's slot.
     pub(crate) fn store_counter(&self, slot: u32, count: u64) {
-        self.words.store(COUNTERS + slot as usize, count);
+        self.words.store(word_of(slot, COUNTER), count);
         self.words.add(RETURNED, 1);
+    }
+
+    /// This end accepts no more leases. These are held.
+    pub(crate) fn close(&self, held: impl Iterator<Item = LeaseNumber>) {
+        for lease in held {
+            self.words.store(word_of(lease.slot, HELD), lease.generation);
+        }
+        self.words.store(CLOSED, 1);
     }
 }
 
@@ -310,7 +331,7 @@ impl<D: MappingDevice> Regions<D> {
     /// The other end's device and regions. The dialer's end connects to it, and the other end waits
     /// for it.
     pub(crate) fn accept(&mut self, is_dialer: bool, theirs: RegionOffer) -> Result<(), RegionsError> {
-        if theirs.inbox.len < (PLACES * PLACE_BYTES) as u64 || theirs.page.len < (COUNTERS * 8) as u64 {
+        if theirs.inbox.len < (PLACES * PLACE_BYTES) as u64 || theirs.page.len < (SLOTS * 8) as u64 {
             return Err(RegionsError::Short);
         }
         let (address, own) = (&theirs.address, theirs.rank);
@@ -343,6 +364,11 @@ impl<D: MappingDevice> Regions<D> {
         let mut mapped = mapped.into_iter();
         let page = MappedWords::new(mapped.next().ok_or(RegionsError::Short)?);
         let arena = mapped.nth(1).map(|arena| (number, arena));
+        // Elements of tensors are aligned as far as their arena is.
+        let is_aligned = |arena: &ReadOnlyMapped| (arena.as_ptr().addr() as u64).is_multiple_of(ALIGNMENT);
+        if arena.as_ref().is_some_and(|(_, arena)| !is_aligned(arena)) {
+            return Err(RegionsError::Misaligned);
+        }
         self.theirs = Some(TheirRegions { inbox, page, arena });
         Ok(true)
     }
@@ -475,7 +501,17 @@ impl<D: MappingDevice> Regions<D> {
 
     /// The peer's counter of a lease's slot.
     pub(crate) fn counter(&self, slot: u32) -> u64 {
-        self.theirs.as_ref().map_or(0, |theirs| theirs.page.load(COUNTERS + slot as usize))
+        self.theirs.as_ref().map_or(0, |theirs| theirs.page.load(word_of(slot, COUNTER)))
+    }
+
+    /// Whether the peer accepts no more leases.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.theirs.as_ref().is_some_and(|theirs| theirs.page.load(CLOSED) != 0)
+    }
+
+    /// The lease of a slot that the peer holds, when it accepts no more.
+    pub(crate) fn held(&self, slot: u32) -> u64 {
+        self.theirs.as_ref().map_or(0, |theirs| theirs.page.load(word_of(slot, HELD)))
     }
 
     /// Whether the peer's process may run and read what it has mapped.

@@ -73,6 +73,8 @@ struct Closing(Arc<Shared>);
 
 impl Drop for Closing {
     fn drop(&mut self) {
+        // Before the links: what begins after that ends at once.
+        self.0.end();
         self.0.core().close(clock::now());
     }
 }
@@ -186,14 +188,11 @@ impl Acceptor {
         {
             self.remove(number);
         }
-        let (number, has_room) = {
-            let mut core = self.shared.core();
-            (core.next_number(), core.has_room_for_link())
-        };
+        let number = self.shared.core().next_number();
         let [a, b, c, d, e, f, g, h, ..] = challenge();
         let link = LinkId(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
         let secret = self.shared.options.secret.clone();
-        let handshake = Handshake::listen(self.shared.introduce(), secret, link, has_room);
+        let handshake = Handshake::listen(self.shared.introduce(), secret, link);
         let Ok(handshake) = handshake else { return };
         let data = epoll::EventData::new_u64(number);
         if epoll::add(epoll, &socket, data, epoll::EventFlags::IN).is_ok() {
@@ -208,7 +207,11 @@ impl Acceptor {
     fn advance(&mut self, now: Nanos, number: u64) {
         let Some(unproved) = self.unproved.get_mut(&number) else { return };
         let step = match unproved.connection.receive() {
-            Ok(Some(Incoming::Frame(kind, content))) => unproved.handshake.received(kind, content),
+            Ok(Some(Incoming::Frame(kind, content))) => {
+                // Now: this thread alone opens links of peers.
+                unproved.handshake.set_has_room(self.shared.core().has_room_for_link());
+                unproved.handshake.received(kind, content)
+            }
             Ok(Some(Incoming::Tensor(_)) | None) => return,
             Err(_) => return self.remove(number),
         };

@@ -215,6 +215,16 @@ impl LeaseHolder {
         Ok(())
     }
 
+    /// The leases that were accepted and are not back. After the last accept, all other leases of
+    /// the link are nobody's.
+    pub fn held(&self) -> impl Iterator<Item = LeaseNumber> {
+        self.last.iter().enumerate().filter_map(|(slot, last)| {
+            let slot = slot as u32;
+            let is_held = self.counters.load(slot) & !UNTOUCHED != *last;
+            is_held.then_some(LeaseNumber { slot, generation: *last })
+        })
+    }
+
     /// The last lease in the slot of this lease.
     fn last(&self, LeaseNumber { slot, .. }: LeaseNumber) -> Result<u64, ReferenceError> {
         let slots = self.last.len() as u32;

@@ -287,6 +287,28 @@ impl<B> LeaseOwner<B> {
         Ok(leases)
     }
 
+    /// Reads the counters of a link whose other end accepts no more: see [`LeaseOwner::collect`].
+    /// `held`: the lease that the other end holds in a slot. Every other one was never accepted,
+    /// and is back untouched.
+    ///
+    /// # Errors
+    ///
+    /// As of [`LeaseOwner::collect`].
+    pub fn collect_closed(
+        &mut self,
+        link: LinkId,
+        counter: impl Fn(u32) -> u64,
+        held: impl Fn(u32) -> u64,
+    ) -> Result<Vec<Returned<B>>, ReturnError> {
+        let mut leases = self.collect(link, counter)?;
+        let open = self.open_leases(link).filter(|(lease, _)| held(lease.slot) != lease.generation);
+        let nobodys: Vec<LeaseNumber> = open.map(|(lease, _)| lease).collect();
+        for LeaseNumber { slot, generation } in nobodys {
+            leases.extend(self.returned(link, slot, generation | UNTOUCHED)?);
+        }
+        Ok(leases)
+    }
+
     /// Closes a link whose other end is severed: it reads no more. Returns the handles of its
     /// leases.
     pub fn sever(&mut self, link: LinkId) -> Vec<B> {
@@ -312,6 +334,12 @@ impl<B> LeaseOwner<B> {
             let number = |slot: u32| LeaseNumber { slot, generation: link.generations[slot as usize] };
             link.open.iter().map(move |(slot, lease)| (number(*slot), &lease.handle))
         })
+    }
+
+    /// Whether one more link may be opened.
+    #[must_use]
+    pub fn has_room_for_link(&self) -> bool {
+        self.links.len() < self.limits.links
     }
 
     /// The links that are open.

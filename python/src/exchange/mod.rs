@@ -13,10 +13,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use pleach_exchange::table::{ReceiveError, SendError};
-use pleach_exchange::{
-    EndpointOptions, Key, ReceiveTensorError, SendTensorError, SharedTensor, TensorMemoryError, TensorShape,
-};
+use pleach_exchange::{EndpointOptions, Key, SharedTensor, TensorMemoryError, TensorShape};
 use pleach_transport::Secret;
 use pleach_transport::clock::now;
 use pleach_transport::fork::Process;
@@ -158,6 +155,27 @@ fn in_turns<T: Send>(
     }
 }
 
+/// Calls what waits, and asks in turns whether it goes on: until a signal has come, whose exception
+/// is raised.
+fn until_signal<T: Send>(
+    py: Python<'_>,
+    call: impl FnOnce(&mut dyn FnMut() -> bool) -> Option<T> + Send,
+) -> PyResult<T> {
+    let (ended, raised) = py.detach(|| {
+        let mut raised = None;
+        let ended = call(&mut || {
+            raised = Python::attach(|py| py.check_signals().err());
+            raised.is_none()
+        });
+        (ended, raised)
+    });
+    match (raised, ended) {
+        (Some(error), _) => Err(error),
+        (None, Some(ended)) => Ok(ended),
+        (None, None) => Err(argument(py, "the call was given up")),
+    }
+}
+
 #[pymethods]
 impl Endpoint {
     #[new]
@@ -262,23 +280,10 @@ impl Endpoint {
         let (endpoint, key) = (self.get(py)?, key(py, step, name)?);
         let limit = self.limit(py, timeout)?;
         let tensor = self.shared(py, data, "data")?;
-        let (begun, mut last) = (now(), None);
-        let sent = in_turns(py, limit, |turn| match endpoint.send_within(&key, tensor.clone(), turn) {
-            Err(SendTensorError::Table(error @ SendError::Timeout { .. })) => {
-                last = Some(error);
-                None
-            }
-            ended => Some(ended),
-        })?;
-        let waited = now().since(begun);
-        match (sent, last) {
-            (Some(ended), _) => ended.map_err(|error| errors::send(py, &key, waited, &error)),
-            (None, Some(SendError::Timeout { key, bytes, held, limit, .. })) => {
-                let error = SendError::Timeout { key: key.clone(), bytes, waited, held, limit };
-                Err(errors::send(py, &key, waited, &error.into()))
-            }
-            (None, _) => Ok(()),
-        }
+        let begun = now();
+        let sent =
+            until_signal(py, |goes_on| endpoint.send_while(&key, tensor, limit, SIGNAL_INTERVAL, goes_on))?;
+        sent.map_err(|error| errors::send(py, &key, now().since(begun), &error))
     }
 
     /// Offers the tensors of a step, a dict of arrays by name, to all programs, each any number of
@@ -325,14 +330,10 @@ impl Endpoint {
     ) -> PyResult<Bound<'py, PyAny>> {
         let (endpoint, key) = (self.get(py)?, key(py, step, name)?);
         let (limit, begun) = (self.limit(py, timeout)?, now());
-        let received = in_turns(py, limit, |turn| match endpoint.receive(&key, turn) {
-            Err(ReceiveTensorError::Own(ReceiveError::Timeout { .. })) => None,
-            ended => Some(ended),
-        })?;
-        let waited = now().since(begun);
-        let received = received
-            .unwrap_or_else(|| Err(ReceiveError::Timeout { key: key.clone(), waited }.into()))
-            .map_err(|error| errors::receive(py, &key, None, waited, &error))?;
+        let received =
+            until_signal(py, |goes_on| endpoint.receive_while(&key, limit, SIGNAL_INTERVAL, goes_on))?;
+        let failed = |error| errors::receive(py, &key, None, now().since(begun), &error);
+        let received = received.map_err(failed)?;
         ReceivedMemory::array(py, received)
     }
 
@@ -349,8 +350,10 @@ impl Endpoint {
         let found = PyDict::new(py);
         for (name, value) in [
             ("received_in_place", counts.in_place.tensors),
+            ("received_copied", counts.copied.tensors),
             ("received_inline", counts.inline.tensors),
             ("sent_in_place", counts.sent_in_place.tensors),
+            ("sent_copied", counts.sent_copied.tensors),
             ("sent_inline", counts.sent_inline.tensors),
             ("links", counts.links),
             ("leases", counts.leases),

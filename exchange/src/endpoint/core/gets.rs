@@ -11,7 +11,7 @@ use pleach_vocabulary::Fabric;
 use rustix::event::epoll;
 use rustix::net::getsockname;
 
-use super::{Core, Link, LinkSide};
+use super::{Core, Dropped, Link, LinkSide};
 use crate::calls::CallError;
 use crate::endpoint::gets::{Get, GetDevice, GetEvent, SETUP_LIMIT};
 use crate::endpoint::link::{Arrived, GetRequest, LinkPair, PairState};
@@ -151,7 +151,8 @@ impl Core {
         for event in events {
             self.device_event(now, event);
         }
-        self.devices.retain(|_, device| !device.is_over());
+        let over = self.devices.extract_if(.., |_, device| device.is_over());
+        self.dropped.extend(over.map(|(_, device)| Dropped::Device(Box::new(device))));
         let late = self.links.iter().filter(|(_, link)| {
             let pair = link.pair.as_ref().filter(|pair| pair.state != PairState::Ready);
             pair.is_some_and(|pair| pair.deadline <= now)
@@ -261,21 +262,18 @@ impl Core {
 
     /// Gets the tensor of a call.
     pub(crate) fn begin_get(&mut self, link: u64, request: GetRequest) -> Result<(), String> {
-        let GetRequest { device, rank, key, slot, lease, shape, src } = request;
-        let lost = |key, cause: &str| {
-            let (peer, cause) = (self.links.get(&link).map(|link| link.peer.clone()), cause.into());
-            CallError::Lost { key, peer: peer.unwrap_or_else(|| "".into()), cause }
-        };
+        let GetRequest { device, rank, receive, lease, shape, src } = request;
         let buffer = match self.memory.allocate_to_receive(shape.bytes()) {
             Ok(buffer) => buffer,
             Err(error) => {
                 // The tensor is for another receiver.
-                drop(slot.end(Err(lost(key, &error.to_string()).into())));
+                let peer = self.links.get(&link).map(|link| link.peer.clone());
+                receive.lose(&peer.unwrap_or_else(|| "".into()), &error.to_string());
                 lease.decline();
                 return Ok(());
             }
         };
-        let get = Box::new(Get { link, key, slot, lease, shape, buffer });
+        let get = Box::new(Get { link, receive, lease, shape, buffer });
         let device = self.devices.get_mut(&device).ok_or("there is no device")?;
         device.begin(&self.memory, rank, src, get);
         self.must_poll();
@@ -283,14 +281,14 @@ impl Core {
     }
 
     fn finish(&mut self, get: Get, result: Result<(), String>) {
-        let Get { link: number, key, slot, lease, shape, buffer } = get;
+        let Get { link: number, receive, lease, shape, buffer } = get;
         self.touched.insert(number);
         match result {
             Ok(()) => {
                 let bytes = shape.bytes() as u64;
                 let tensor = SharedTensor::of_bytes(buffer, shape.clone());
                 let tensor = ReceivedTensor::new(ReceivedBytes::Copied(tensor), shape);
-                match slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
+                match receive.slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
                     None => self.counts.copied.add(bytes),
                     Some(Ok(arrived)) => arrived.decline(),
                     Some(Err(_)) => {}
@@ -299,9 +297,7 @@ impl Core {
             Err(cause) => {
                 let cause = format!("its memory was not read ({cause})");
                 if let Some(link) = self.links.get(&number) {
-                    let peer = link.peer.clone();
-                    let lost = CallError::Lost { key, peer, cause: cause.as_str().into() };
-                    drop(slot.end(Err(lost.into())));
+                    receive.lose(&link.peer, &cause);
                     self.failed.push((number, cause));
                 }
             }
@@ -313,9 +309,9 @@ impl Core {
     pub(crate) fn end_pair(&mut self, number: u64, link: &mut Link, cause: &str) -> bool {
         let Some(pair) = link.pair.take() else { return false };
         let Some(device) = self.devices.get_mut(&pair.device) else { return false };
-        for (key, slot) in device.calls_of(number) {
-            let lost = CallError::Lost { key, peer: link.peer.clone(), cause: cause.into() };
-            drop(slot.end(Err(lost.into())));
+        for (_, receive) in device.receives().filter(|(link, _)| *link == number) {
+            let (key, peer, cause) = (receive.key.clone(), link.peer.clone(), cause.into());
+            drop(receive.slot.end(Err(CallError::Lost { key, peer, cause }.into())));
         }
         let lent_to = matches!(link.side, LinkSide::Sender).then_some(link.id);
         device.sever(pair.rank, lent_to);

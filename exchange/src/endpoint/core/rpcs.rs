@@ -10,7 +10,7 @@ use pleach_transport::Nanos;
 use pleach_vocabulary::DataType;
 
 use super::{Core, LinkSide, offer};
-use crate::endpoint::link::{GetRequest, ReceiveSlot};
+use crate::endpoint::link::{GetRequest, ReceiveSlot, WaitingReceive};
 use crate::endpoint::rpcs::FieldError;
 use crate::endpoint::shared::OverRpc;
 use crate::endpoint::slot::Slot;
@@ -132,7 +132,10 @@ impl Core {
             // For people: which message it is.
             let key = Key::new(0, "field of a message").map_err(FieldError::wrong)?;
             let (device, rank, slot) = (pair.device, pair.rank, Arc::new(Slot::new()));
-            let request = GetRequest { device, rank, key, slot: slot.clone(), lease, shape, src };
+            // The RPC has a deadline of its own.
+            let deadline = Nanos(u64::MAX);
+            let receive = WaitingReceive { key, slot: slot.clone(), since: now, deadline };
+            let request = GetRequest { device, rank, receive, lease, shape, src };
             self.begin_get(number, request).map_err(FieldError::Lost)?;
             self.settle(now);
             return Ok(Accepted::Coming { link: number, slot });
