@@ -2,7 +2,9 @@
 
 mod tensors;
 
+use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
@@ -22,6 +24,9 @@ use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
 
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
+
+/// Clients that are killed.
+const CLIENTS: u64 = 64;
 
 /// Longer than tonic's limit of a message.
 const LENGTH: usize = 5 << 20;
@@ -428,5 +433,74 @@ async fn deadlines_and_statuses_are_those_of_tonic() {
     late.set_timeout(Duration::from_millis(20));
     let refused = client.sum_all(late).await.expect_err("has no end");
     assert!(matches!(refused.code(), Code::Cancelled | Code::DeadlineExceeded), "{refused}");
+    server.end().await;
+}
+
+/// Tells a child that it is a client of this server.
+const PART: &str = "PLEACH_TEST_CLIENT_OF";
+
+/// What a client does that will be killed; nothing in the process of the tests.
+#[tokio::test(flavor = "multi_thread")]
+async fn part_of_a_child() {
+    let Ok(address) = std::env::var(PART) else { return };
+    let receiver = open(ExchangeFabric::Auto);
+    let (client, _) = client(&receiver, address.parse().expect("an address")).await;
+    let own = lendable(&receiver, 100_000);
+    println!("ready");
+    let mut held = Vec::new();
+    for number in 0_u64.. {
+        let mut client = client.clone();
+        if number % 2 == 0 {
+            held.push(client.get(ask(100_000)).await.expect("is served"));
+            held.truncate(3);
+        } else {
+            let expected = tensors::sum(&tensor(own.clone()));
+            let sum = client.sum(tensor(own.clone())).await.expect("is served").into_inner().sum;
+            assert_eq!(sum, expected, "a torn tensor");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_that_are_killed_leave_nothing_behind() {
+    let sender = open(ExchangeFabric::Auto);
+    let data = lendable(&sender, 100_000);
+    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    // A few at a time, each killed at another point of its calls.
+    let programs = (0..CLIENTS).map(|number| {
+        tokio::task::spawn_blocking(move || {
+            let program = std::env::current_exe().expect("this test");
+            let mut child = Command::new(program)
+                .args(["--exact", "part_of_a_child", "--nocapture"])
+                .env(PART, address.to_string())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .expect("this test starts");
+            let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
+            let is_ready = lines.map_while(Result::ok).any(|line| line.contains("ready"));
+            std::thread::park_timeout(Duration::from_millis(number % 16));
+            child.kill().expect("it runs");
+            child.wait().expect("it was killed");
+            assert!(is_ready, "the client ended by itself");
+        })
+    });
+    let mut programs = programs.into_iter();
+    while let Some(first) = programs.next() {
+        for program in std::iter::once(first).chain(programs.by_ref().take(3)).collect::<Vec<_>>() {
+            program.await.expect("does not panic");
+        }
+    }
+    wait_for_returns(&sender).await;
+    let until = clock::now() + LONG;
+    while sender.counts().links > 0 {
+        assert!(clock::now() < until, "{:?}", sender.counts());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    // Others are served as before.
+    let receiver = open(ExchangeFabric::Auto);
+    let (mut client, channel) = client(&receiver, address).await;
+    assert_eq!(channel.is_linked(), (true, true));
+    assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, data);
     server.end().await;
 }
