@@ -213,14 +213,17 @@ fn fault(error: &CollectiveError) -> &pleach_collectives::engine::Fault {
 fn a_rank_that_does_not_come_is_named_at_the_deadline(fabric: Fabric) {
     let (done, wait) = mpsc::channel::<()>();
     let wait = std::sync::Mutex::new(wait);
+    let both = std::sync::Barrier::new(2);
     with_group(fabric, 3, |group| {
         if group.rank() == 2 {
             wait.lock().unwrap().recv_timeout(PATIENCE).unwrap();
             return;
         }
-        let begun = clock::now();
         let mut data = vec![1.0f32; 1000];
-        let limit = Duration::from_millis(300);
+        let limit = Duration::from_secs(1);
+        // Both callers wait for the same time, so that neither is late for the other.
+        both.wait();
+        let begun = clock::now();
         let error = group.within(limit).all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
         let waited = clock::now().since(begun);
         assert_eq!((fault(&error).kind, fault(&error).subject), (FaultKind::TimedOut, 2), "{error}");
@@ -228,7 +231,10 @@ fn a_rank_that_does_not_come_is_named_at_the_deadline(fabric: Fabric) {
             error.to_string().contains("rank 2") && error.to_string().contains("all-reduce of 1000 f32"),
             "{error}"
         );
-        assert!(waited >= limit / 2 && waited < Duration::from_secs(10), "{waited:?}");
+        // Whoever is told by the other one may have come later.
+        let is_first = fault(&error).found_by == group.rank();
+        assert!(!is_first || waited >= limit / 2, "{waited:?}");
+        assert!(waited < Duration::from_secs(10), "{waited:?}");
         let again = group.barrier().unwrap_err();
         assert_eq!(fault(&again), fault(&error), "the group refuses further work with the first cause");
         if group.rank() == 0 {

@@ -3,6 +3,8 @@
 mod ranks;
 
 use std::collections::BTreeMap;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late, Own};
@@ -13,9 +15,6 @@ use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::random::Random;
 
 const FABRICS: [Fabric; 3] = [Fabric::Shm, Fabric::Tcp, Fabric::Hybrid];
-
-/// How long a rank is late that is late on purpose: long beside a round.
-const LATE: Duration = Duration::from_millis(60);
 
 /// What a late rank does.
 #[expect(clippy::disallowed_methods, reason = "a rank that computes")]
@@ -54,16 +53,30 @@ fn nobody_is_late_and_the_sum_is_that_of_an_all_reduce() {
     }
 }
 
+/// Rank 2 goes on when the round of the others has ended. A round that waited for rank 2 would end
+/// at no time.
+fn come_after_the_others(group: &Group) {
+    if group.rank() == 2 {
+        group.barrier().unwrap();
+    }
+}
+
+/// See [`come_after_the_others`].
+fn have_come(group: &Group) {
+    if group.rank() != 2 {
+        group.barrier().unwrap();
+    }
+}
+
 #[test]
 fn the_first_ranks_do_not_wait_for_a_late_one_whose_data_come_later() {
     for fabric in FABRICS {
         let seen = with_group(fabric, 3, |group| {
             let mut rounds = group.partial::<i64>(1, Activation::quorum(2)).unwrap();
-            if group.rank() == 2 {
-                compute_for(LATE);
-            }
+            come_after_the_others(&group);
             rounds.contribution()[0] = value(group.rank(), 0, 0);
             let round = rounds.contribute().unwrap();
+            have_come(&group);
             let first = (round.result()[0], round.contributors().to_string(), round.own());
             let last = rounds.finish().unwrap();
             (first, (last.result()[0], last.contributors().to_string()))
@@ -156,11 +169,10 @@ fn sums_are_divided_as_asked_and_negative_zeros_survive() {
         with_group(Fabric::Shm, 3, |group| {
             let activation = Activation::quorum(2).divisor(divisor);
             let mut rounds = group.partial::<f32>(3, activation).unwrap();
-            if group.rank() == 2 {
-                compute_for(LATE);
-            }
+            come_after_the_others(&group);
             rounds.contribution().copy_from_slice(&[2.0 + 2.0 * group.rank() as f32, -0.0, f32::MAX]);
             let round = rounds.contribute().unwrap();
+            have_come(&group);
             assert_eq!(round.contributors().to_string(), "0,1");
             let bits = round.result()[..2].iter().map(|value| value.to_bits()).collect::<Vec<_>>();
             assert_eq!(bits, [f32::to_bits(expected), f32::to_bits(-0.0)], "{divisor}");
@@ -181,11 +193,10 @@ fn other_operations_ignore_absent_ranks() {
     ] {
         with_group(Fabric::Shm, 3, |group| {
             let mut rounds = group.partial::<i32>(2, Activation::quorum(2).combined_by(op)).unwrap();
-            if group.rank() == 2 {
-                compute_for(LATE);
-            }
+            come_after_the_others(&group);
             rounds.contribution().fill([-5, -3, -100][group.rank() as usize]);
             let round = rounds.contribute().unwrap();
+            have_come(&group);
             assert_eq!(
                 (round.result(), round.contributors().to_string()),
                 (&expected[..], "0,1".into()),
@@ -222,20 +233,23 @@ fn a_reproducible_result_is_that_of_a_group_of_the_contributors_alone() {
 #[test]
 fn a_rank_that_is_always_late_is_waited_for_in_time() {
     let activation = Activation::eager_solo().late(Late::Drop).staleness_max(3);
+    let is_over = AtomicBool::new(false);
     let all = with_group(Fabric::Shm, 2, |group| {
         let mut rounds = group.partial::<i64>(1, activation).unwrap();
-        let (mut in_a_row, mut most) = (0, 0);
-        // Rank 1 is in every fourth round, and misses the others in every second step.
-        let steps = if group.rank() == 0 { 24 } else { 12 };
-        for _ in 0..steps {
+        let (mut in_a_row, mut most, mut steps) = (0, 0, 0);
+        // Rank 1 goes on until rank 0 has made its steps.
+        while steps < 24 && !(group.rank() == 1 && is_over.load(Ordering::Acquire)) {
             if group.rank() == 1 {
                 compute_for(Duration::from_millis(20));
+            } else {
+                steps += 1;
             }
             rounds.contribution()[0] = 1;
             let round = rounds.contribute().unwrap();
             in_a_row = if round.contributors().contains(1) { 0 } else { in_a_row + 1 };
             most = most.max(in_a_row);
         }
+        is_over.store(true, Ordering::Release);
         rounds.finish().unwrap();
         (most, rounds.report().unwrap())
     });
@@ -384,22 +398,29 @@ fn a_contribution_that_failed_is_not_added_to_itself_by_another_try() {
 
 #[test]
 fn ranks_that_have_abstained_and_do_not_wait_time_nobody_out() {
-    let short = |options: &mut Options| options.timeout = Duration::from_millis(400);
-    ranks::with_group(Fabric::Shm, 2, short, |group| {
-        let mut rounds = group.partial::<i64>(1, Activation::quorum(1)).unwrap();
-        if group.rank() == 0 {
+    let timeout = Duration::from_secs(2);
+    let both = Barrier::new(2);
+    ranks::with_group(
+        Fabric::Shm,
+        2,
+        |options| options.timeout = timeout,
+        |group| {
+            let mut rounds = group.partial::<i64>(1, Activation::quorum(1)).unwrap();
+            if group.rank() == 0 {
+                rounds.contribute().unwrap();
+                group.barrier().unwrap();
+            } else {
+                group.barrier().unwrap();
+                let round = rounds.abstain().unwrap();
+                assert_eq!((round.number(), round.own()), (0, Own::Abstained));
+            }
+            compute_for(timeout + timeout / 2);
+            both.wait();
+            rounds.contribution()[0] = 2;
             rounds.contribute().unwrap();
-            group.barrier().unwrap();
-        } else {
-            group.barrier().unwrap();
-            let round = rounds.abstain().unwrap();
-            assert_eq!((round.number(), round.own()), (0, Own::Abstained));
-        }
-        compute_for(Duration::from_millis(900));
-        rounds.contribution()[0] = 2;
-        rounds.contribute().unwrap();
-        rounds.finish().unwrap();
-    });
+            rounds.finish().unwrap();
+        },
+    );
 }
 
 #[test]
@@ -456,13 +477,20 @@ fn the_next_contribution_is_computed_while_the_round_of_the_last_goes_on() {
 
 #[test]
 fn a_rank_that_never_contributes_is_named_when_the_time_is_up() {
-    let short = |options: &mut Options| options.timeout = Duration::from_millis(300);
+    let (two, all) = (Barrier::new(2), Barrier::new(3));
+    let short = |options: &mut Options| options.timeout = Duration::from_secs(2);
     let errors = ranks::with_group(Fabric::Shm, 3, short, |group| {
         let mut rounds = group.partial::<i64>(1, Activation::all()).unwrap();
         if group.rank() == 2 {
-            compute_for(Duration::from_millis(900));
+            all.wait();
+        } else {
+            two.wait();
         }
-        rounds.contribute().err().expect("rank 2 computes for too long").to_string()
+        let error = rounds.contribute().err().expect("rank 2 comes too late").to_string();
+        if group.rank() != 2 {
+            all.wait();
+        }
+        error
     });
     for error in errors {
         assert!(error.contains("for rank 2: its contribution to round 0 of a partial all-reduce"), "{error}");

@@ -114,6 +114,20 @@ pub struct RawRound<'a> {
     awaited: Awaited,
 }
 
+/// Fills a slice with an element again and again, in pieces: a copy of it all may be more memory
+/// than there is.
+fn store_repeated(slice: &Slice, element: &[u8]) {
+    const PIECE_BYTES: usize = 64 << 10;
+    let piece = element.repeat(PIECE_BYTES / element.len().max(1));
+    let mut start = 0;
+    while start < slice.len() {
+        let end = slice.len().min(start + piece.len());
+        let part = slice.slice(start..end).expect("inside of the slice");
+        part.store(&piece[..end - start]);
+        start = end;
+    }
+}
+
 impl Group {
     /// Rounds of a partial sum of `len` elements: an all-reduce that does not wait for late ranks,
     /// and says whose contributions are in the result. All ranks call it with the same length and
@@ -164,7 +178,7 @@ impl Group {
         let corrections =
             (0..if corrects { 3 } else { 0 }).map(|_| slice()).collect::<Result<Vec<_>, _>>()?;
         let neutral_slice = slice()?;
-        neutral_slice.store(&neutral(terms.data_type, terms.activation.op()).repeat(terms.len));
+        store_repeated(&neutral_slice, &neutral(terms.data_type, terms.activation.op()));
         let memory = RoundsMemory {
             contributions: contributions.clone(),
             results: results.clone(),

@@ -193,6 +193,8 @@ pub(crate) enum Mutant {
     OtherSet,
     /// Nobody waits for a rank that was left out too often.
     Stale,
+    /// The caller gets the memory of a contribution that it has dropped, and that may still count.
+    ReusedContribution,
 }
 
 /// Whether a run has ended; then it is known no more.
@@ -293,7 +295,12 @@ impl Rounds {
     /// Which of the contributions the caller may write: one that no round holds.
     pub(crate) fn free_contribution(&self) -> usize {
         let active = self.active.as_ref();
-        let held = [self.pending, self.late, active.and_then(|it| it.given), active.and_then(|it| it.late)];
+        let [given, late] = [active.and_then(|it| it.given), active.and_then(|it| it.late)];
+        // What is dropped counts after all if its round was none: see `skip`.
+        let handed = self.handed.filter(|_| self.awaited.is_some());
+        #[cfg(test)]
+        let handed = handed.filter(|_| self.mutant != Some(Mutant::ReusedContribution));
+        let held = [self.pending, self.late, given, late, handed];
         (0..3).find(|index| !held.contains(&Some(*index))).expect("at most two of three are held")
     }
 
@@ -659,7 +666,11 @@ impl Rounds {
             set.contains(self.rank) != own.is_some() || set.iter().any(|rank| rank >= self.ranks)
         };
         sets.into_iter().any(is_wrong).then(|| {
-            format!("the set of round {} is none that the ranks can have given together", active.number)
+            format!(
+                "the set of round {} is none that the ranks can have given together; which of them is wrong is \
+                 not known",
+                active.number
+            )
         })
     }
 
