@@ -372,15 +372,22 @@ fn a_rank_that_leaves_is_named_by_those_that_read_and_those_that_write(fabric: F
 }
 
 fn a_rank_that_does_not_poll_is_named_when_the_time_is_up(fabric: Fabric) {
-    let short = |options: &mut Options| options.timeout = Duration::from_millis(300);
+    let short = |options: &mut Options| options.timeout = Duration::from_secs(2);
     let errors = ranks::with_group(fabric, 3, short, |group| {
         let mut window = group.window::<u64>(1, 1).unwrap();
         let error = if group.rank() == 0 {
             window.write(2, 0, &[1], Word::EMPTY).unwrap();
             window.write(2, 0, &[2], Word::EMPTY).expect_err("it is never polled")
         } else {
-            compute_for(Duration::from_millis(900));
-            window.poll(|_| ()).expect_err("the group has failed")
+            // What takes no write, until it is told.
+            let deadline = clock::now() + PATIENCE;
+            loop {
+                if let Err(error) = window.publish(&[7][..], Word::EMPTY) {
+                    break error;
+                }
+                assert!(clock::now() < deadline, "the group has failed");
+                compute_for(Duration::from_millis(5));
+            }
         };
         error.to_string()
     });
@@ -391,6 +398,24 @@ fn a_rank_that_does_not_poll_is_named_when_the_time_is_up(fabric: Fabric) {
         );
         assert_eq!(*error, errors[0]);
     }
+}
+
+#[test]
+fn a_write_whose_reader_panics_frees_its_slot() {
+    with_group(Fabric::Shm, 2, |group| {
+        let mut window = group.window::<u64>(1, 1).unwrap();
+        for round in 0..3 {
+            if group.rank() == 0 {
+                window.write(1, 0, &[round], Word::EMPTY).unwrap();
+                continue;
+            }
+            let seen = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                window.wait(PATIENCE, |_| std::panic::resume_unwind(Box::new("of the test")))
+            }));
+            assert!(seen.is_err(), "it has panicked");
+        }
+        group.barrier().unwrap();
+    });
 }
 
 #[test]

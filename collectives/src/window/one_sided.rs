@@ -141,7 +141,9 @@ impl OneSided {
         match self.awaited {
             None => false,
             Some(Awaited::Arrival) => self.slots.has_arrival(),
-            Some(Awaited::Credit(peer, slot)) => self.slots.is_free(peer, slot),
+            Some(Awaited::Credit(peer, slot)) => {
+                self.slots.is_free(peer, slot) && self.slots.has_place(&self.peers, peer)
+            }
         }
     }
 

@@ -27,8 +27,12 @@ const CHUNKS: usize = 4;
 /// Elements that need no staging arrive in pieces of so many bytes, unless the device's transfers
 /// are shorter.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// Bytes that a poll copies out of mapped memory: about 100 µs.
+/// Bytes that a poll copies out of mapped memory for a read: about 100 µs.
 const POLL_BYTES: usize = 1 << 20;
+
+/// Steps of a read of mapped memory that a poll makes. An owner that publishes again and again would
+/// keep one poll for ever otherwise, with the group's lock.
+const POLL_STEPS: usize = 3;
 
 /// Bytes of staging of a read: the version line, the word's line, the chunks.
 const STAGING_BYTES: usize = 2 * LINE_BYTES + CHUNKS * CHUNK_BYTES;
@@ -93,6 +97,14 @@ enum Piece {
         range: Range<usize>,
         chunk: Option<usize>,
     },
+}
+
+/// How a read moved.
+enum Step {
+    /// A get was asked for, or has come.
+    Remote,
+    /// So many bytes were copied out of mapped memory.
+    Mapped { bytes: usize },
 }
 
 struct Read {
@@ -247,8 +259,16 @@ impl Reads {
         self.wakeup = None;
         let mut moved = false;
         for index in 0..READS_MAX {
-            while engine.works() && self.advance(index, peers, engine, now) {
+            let (mut steps, mut copied) = (0, 0);
+            while engine.works()
+                && steps < POLL_STEPS
+                && copied < POLL_BYTES
+                && let Some(step) = self.advance(index, peers, engine, now)
+            {
                 moved = true;
+                if let Step::Mapped { bytes } = step {
+                    (steps, copied) = (steps + 1, copied + bytes);
+                }
             }
             self.look_at_time(index, engine, now);
         }
@@ -282,27 +302,34 @@ impl Reads {
         engine.give_up_on(FaultKind::TimedOut, peer, detail, now.since(since), now);
     }
 
-    /// The next step of a read; true when it moved.
-    fn advance(&mut self, index: usize, peers: &[PeerMemory], engine: &mut Engine, now: Nanos) -> bool {
-        let Some(read) = &self.reads[index] else { return false };
+    /// The next step of a read. `None`: it does not move now.
+    fn advance(
+        &mut self,
+        index: usize,
+        peers: &[PeerMemory],
+        engine: &mut Engine,
+        now: Nanos,
+    ) -> Option<Step> {
+        let read = self.reads[index].as_ref()?;
         let peer = &peers[read.request.peer as usize];
         if read.view.is_some() {
             self.advance_mapped(index, now)
         } else {
-            self.advance_remote(index, peer, engine, now)
+            self.advance_remote(index, peer, engine, now).then_some(Step::Remote)
         }
     }
 
-    fn advance_mapped(&mut self, index: usize, now: Nanos) -> bool {
+    fn advance_mapped(&mut self, index: usize, now: Nanos) -> Option<Step> {
         let layout = self.layout;
-        let Some(read) = &mut self.reads[index] else { return false };
-        let Some(view) = &read.view else { return false };
+        let read = self.reads[index].as_mut()?;
+        let view = read.view.as_ref()?;
+        let mut copied = 0;
         match read.stage {
             Stage::Line => match view.published() {
                 Some(version) => read.enter(Stage::Elements { version }),
                 None => {
                     self.wake_by(now + RETRIED_AFTER);
-                    return false;
+                    return None;
                 }
             },
             Stage::Elements { version } => {
@@ -315,6 +342,7 @@ impl Reads {
                 };
                 view.copy(&layout, version, from..from + bytes, into.add(read.asked));
                 read.asked += bytes;
+                copied = bytes;
                 if read.asked == range.len() {
                     read.stage = Stage::Check { version };
                 }
@@ -326,15 +354,15 @@ impl Reads {
                     read.stage = Stage::Ended { version, word };
                 } else if is_good {
                     // The owner has left, or the group is failing: an event says so.
-                    return false;
+                    return None;
                 } else {
                     read.overwritten += 1;
                     read.enter(Stage::Line);
                 }
             }
-            Stage::Ended { .. } => return false,
+            Stage::Ended { .. } => return None,
         }
-        true
+        Some(Step::Mapped { bytes: copied })
     }
 
     fn advance_remote(&mut self, index: usize, peer: &PeerMemory, engine: &mut Engine, now: Nanos) -> bool {

@@ -50,6 +50,8 @@ struct Sent {
 struct Staging {
     slice: Slice,
     is_taken: bool,
+    /// For whom it was taken last.
+    peer: Rank,
     /// The put that reads it.
     put: Option<u64>,
 }
@@ -109,7 +111,10 @@ impl Slots {
             received: vec![received; signals.len()],
             sent: vec![sent; signals.len()],
             signals,
-            staging: staging.into_iter().map(|slice| Staging { slice, is_taken: false, put: None }).collect(),
+            staging: staging
+                .into_iter()
+                .map(|slice| Staging { slice, is_taken: false, peer: rank, put: None })
+                .collect(),
             puts: 0,
             turn: 0,
             #[cfg(test)]
@@ -138,8 +143,19 @@ impl Slots {
             return Some(Place::Mapped(mapped.clone()));
         }
         let staging = self.staging.iter_mut().find(|staging| !staging.is_taken)?;
-        staging.is_taken = true;
+        (staging.is_taken, staging.peer) = (true, peer);
         Some(Place::Staged(staging.slice.clone()))
+    }
+
+    /// Whether [`Slots::place`] finds a place for a slot that is free.
+    pub(crate) fn has_place(&self, peers: &[PeerMemory], peer: Rank) -> bool {
+        !peers[peer as usize].slots.is_empty() || self.staging.iter().any(|staging| !staging.is_taken)
+    }
+
+    /// The peer of the write that has been on its way for longest.
+    pub(crate) fn oldest_on_its_way(&self) -> Option<Rank> {
+        let under_way = self.staging.iter().filter(|staging| staging.put.is_some());
+        under_way.min_by_key(|staging| staging.put).map(|staging| staging.peer)
     }
 
     /// The header of the next write to a peer.
@@ -194,9 +210,9 @@ impl Slots {
         }
     }
 
-    /// Whether a write can be taken.
+    /// Whether a write can be taken, or a peer has broken the protocol.
     pub(crate) fn has_arrival(&self) -> bool {
-        (0..self.signals.len() as Rank).any(|peer| matches!(self.find(peer), Ok(Some(_))))
+        (0..self.signals.len() as Rank).any(|peer| !matches!(self.find(peer), Ok(None)))
     }
 
     /// The next write of a peer, by its slot and its length; or what the peer did wrong.

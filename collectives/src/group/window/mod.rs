@@ -123,6 +123,36 @@ impl Group {
     }
 }
 
+/// The credit of a write that is shown. It is given also when who is shown the write panics: else
+/// the slot would be taken for ever.
+struct OwedCredit<'a> {
+    group: &'a Group,
+    from: Rank,
+}
+
+impl<'a> OwedCredit<'a> {
+    /// Gives it. Returns the core, for what comes next.
+    fn give(self) -> MutexGuard<'a, Core> {
+        let (group, from) = (self.group, self.from);
+        std::mem::forget(self);
+        let mut core = group.shared.driver.lock();
+        give_credit(&mut core, from);
+        core
+    }
+}
+
+impl Drop for OwedCredit<'_> {
+    fn drop(&mut self) {
+        give_credit(&mut self.group.shared.driver.lock(), self.from);
+    }
+}
+
+fn give_credit(core: &mut Core, to: Rank) {
+    let (window, engine) = core.expect_window();
+    window.slots.owe(to);
+    window.slots.give_credits(engine, clock::now());
+}
+
 impl<T: Element> Window<T> {
     /// The number of elements of a rank.
     #[must_use]
@@ -390,11 +420,19 @@ impl<T: Element> Window<T> {
             core.engine.expect_present(peer, "the credit of a write into its window", now);
             find(core)
         });
-        self.group.shared.driver.lock().expect_window().0.await_signal(None);
+        let mut core = self.group.shared.driver.lock();
+        let (window, _) = core.expect_window();
+        window.await_signal(None);
+        // The staging may be full of writes to somebody else, who is the late one then.
+        let on_its_way = window.slots.oldest_on_its_way().filter(|_| window.slots.is_free(peer, slot));
+        drop(core);
         found?.ok_or_else(|| {
-            let detail = format!("the credit of slot {slot} of a window, which it has not polled");
+            let (late, detail) = match on_its_way {
+                Some(other) => (other, "an earlier write into its window to arrive".to_owned()),
+                None => (peer, format!("the credit of slot {slot} of a window, which it has not polled")),
+            };
             let waited = clock::now().since(begun_at);
-            self.group.give_up(FaultKind::TimedOut, peer, detail, waited)
+            self.group.give_up(FaultKind::TimedOut, late, detail, waited)
         })
     }
 
@@ -466,11 +504,9 @@ impl<T: Element> Window<T> {
                 return Ok(count);
             };
             drop(core);
+            let credit = OwedCredit { group: &self.group, from: arrived.from };
             self.show(&arrived, &mut seen);
-            core = self.group.shared.driver.lock();
-            let (window, engine) = core.expect_window();
-            window.slots.owe(arrived.from);
-            window.slots.give_credits(engine, clock::now());
+            core = credit.give();
         }
         self.flush(core);
         Ok(most)
