@@ -154,14 +154,26 @@ fn a_failed_rank_is_named_with_its_status_or_its_own_words_and_echoes_are_left_o
 fn survivors_say_to_the_end_what_they_saw_ten_of_ten_times() {
     let script = r#"
         if [ $PLEACH_RANK = 1 ]; then sleep 1000; fi
-        if [ $PLEACH_RANK -gt 1 ]; then printf "Error: rank " >&2; sleep 0.2; fi
+        if [ $PLEACH_RANK = 0 ]; then
+            while [ ! -e "$BEGUN.2" ] || [ ! -e "$BEGUN.3" ]; do sleep 0.01; done
+        else
+            printf "Error: rank " >&2; : > "$BEGUN.$PLEACH_RANK"; sleep 0.2
+        fi
         printf "1 made no call" >&2
         exit 1"#;
+    let begun = |job| std::env::temp_dir().join(format!("pleach-begun-{}-{job}", std::process::id()));
     let jobs: Vec<_> = (0..10)
-        .map(|_| shell(4, &[], script).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("starts"))
+        .map(|job| {
+            let mut command = shell(4, &[], script);
+            let command = command.env("BEGUN", begun(job)).stderr(Stdio::piped()).stdout(Stdio::piped());
+            command.spawn().expect("starts")
+        })
         .collect();
-    for job in jobs {
+    for (number, job) in jobs.into_iter().enumerate() {
         let output = job.wait_with_output().expect("ends");
+        for rank in [2, 3] {
+            let _ = fs::remove_file(begun(number).with_extension(rank.to_string()));
+        }
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let mut said: Vec<_> = text(&output.stderr).lines().filter(|line| line.starts_with('[')).collect();
         said.sort_unstable();
@@ -427,7 +439,15 @@ fn ranks_are_bound_to_processors_of_their_own_where_there_are_enough_that_no_oth
     let names =
         (0..).map(|core| format!("pleach-core-{core}")).take(1 + all.iter().max().unwrap_or(0) as usize);
     let addresses = names.map(|name| SocketAddr::from_abstract_name(name).expect("a name"));
-    let held: Vec<_> = addresses.map(|address| UnixDatagram::bind_addr(&address)).collect();
+    // The job of another test may have some for a moment.
+    let mut held = Vec::new();
+    for address in addresses {
+        let bound = std::cell::OnceCell::new();
+        wait_until("the processor is free", || {
+            UnixDatagram::bind_addr(&address).is_ok_and(|socket| bound.set(socket).is_ok())
+        });
+        held.push(bound);
+    }
     let (found, log) = places(2, &[]);
     drop(held);
     assert_eq!(found, nowhere(2));

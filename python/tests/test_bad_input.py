@@ -321,51 +321,56 @@ def lines_after(job, rank, send):
     return found, time.monotonic() - began
 
 
-def test_a_killed_rank_is_named_by_every_survivor_within_a_second(ranks):
-    found, took = lines_after(ranks(4, SURVIVOR), 1, signal.SIGKILL)
-    assert took < 1.0 + 0.5, took
+def test_a_killed_rank_is_named_by_every_survivor_at_once(ranks):
+    # Far sooner than the deadline of their calls.
+    program = SURVIVOR.replace("timeout=3", "timeout=60")
+    found, took = lines_after(ranks(4, program), 1, signal.SIGKILL)
+    assert took < 10, took
     for lines in found.values():
         assert lines[0] == "LostError lost 1 0 all-reduce of 10 f64 (sum)", lines
 
 
 def test_a_stopped_rank_is_named_at_the_deadline(ranks):
     found, took = lines_after(ranks(3, SURVIVOR), 1, signal.SIGSTOP)
-    assert 2.0 < took < 5.0, took
+    assert 2.0 < took < 20.0, took
     for lines in found.values():
         assert lines[0].startswith("DeadlineError timed-out 1 0 all-reduce of 10 f64"), lines
         assert float(lines[1].split()[1]) > 2.5
 
 
-def test_ctrl_c_during_a_call_raises_here_and_aborts_there(ranks):
+def test_ctrl_c_during_a_call_raises_here_and_aborts_there(ranks, tmp_path):
+    go_on = tmp_path / "go_on"
     job = ranks(2, """
-        import time, numpy, pleach
+        import os, time, numpy, pleach
         group = pleach.join()
         group.barrier()
-        print("ready")
         try:
-            if group.rank == 1:
-                time.sleep(1.5)
+            print("ready")
+            while group.rank == 1 and not os.path.exists("GO_ON"):
+                time.sleep(0.01)
             group.all_reduce(numpy.ones(10))
         except (KeyboardInterrupt, pleach.AbortedError) as error:
             print(type(error).__name__)
-    """)  # fmt: skip
+    """.replace("GO_ON", str(go_on)))  # fmt: skip
     assert [job.line(0), job.line(1)] == ["ready", "ready"]
-    time.sleep(0.5)
+    time.sleep(0.5)  # so that the signal comes in the call
     began = time.monotonic()
     job.processes[0].send_signal(signal.SIGINT)
     assert job.line(0) == "KeyboardInterrupt"
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 10
+    go_on.touch()
     assert job.line(1) == "AbortedError"
 
 
-def test_ctrl_c_during_a_wait_leaves_the_operation_under_way(ranks):
+def test_ctrl_c_during_a_wait_leaves_the_operation_under_way(ranks, tmp_path):
+    go_on = tmp_path / "go_on"
     job = ranks(2, """
-        import time, numpy, pleach
+        import os, time, numpy, pleach
         group = pleach.join()
         group.barrier()
         print("ready")
-        if group.rank == 1:
-            time.sleep(1.5)
+        while group.rank == 1 and not os.path.exists("GO_ON"):
+            time.sleep(0.01)
         pending = group.all_reduce(numpy.ones(3), async_=True)
         try:
             pending.wait(0.1)
@@ -374,13 +379,16 @@ def test_ctrl_c_during_a_wait_leaves_the_operation_under_way(ranks):
         try:
             print(pending.wait()[0])
         except KeyboardInterrupt:
-            print("interrupted", pending.wait()[0])
-    """)  # fmt: skip
+            print("interrupted")
+            print(pending.wait()[0])
+    """.replace("GO_ON", str(go_on)))  # fmt: skip
     assert [job.line(0), job.line(1)] == ["ready", "ready"]
     assert job.line(0) == "timeout"
     time.sleep(0.3)  # so that the signal comes in the second wait
     job.processes[0].send_signal(signal.SIGINT)
-    assert job.line(0) == "interrupted 2.0"
+    assert job.line(0) == "interrupted"
+    go_on.touch()
+    assert job.line(0) == "2.0"
 
 
 def test_the_interpreter_ends_with_operations_under_way(ranks):
@@ -429,7 +437,7 @@ def test_the_package_is_imported_fast_and_without_numpy():
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(5)]  # fmt: skip
     times = [run.stdout.split() for run in runs]
     assert all(loaded == "False" for _, loaded in times)
-    assert min(float(took) for took, _ in times) < 0.05, times
+    assert min(float(took) for took, _ in times) < 0.5, times
 
 
 def test_the_command_runs_ranks_of_a_script(tmp_path):

@@ -11,9 +11,9 @@ use crate::children::Grandchild;
 use crate::on_every_fabric;
 use crate::ranks::{Outcome, Ranks, allowed, many, report};
 
-/// How long survivors may take to find a killed rank; 212 ms at most were measured on two
-/// processors.
-const FOUND_WITHIN: Duration = Duration::from_secs(1);
+/// How long survivors may take to find a killed rank on a machine that is busy with other things;
+/// 212 ms at most were measured on two processors. Their calls would wait for 60 s.
+const FOUND_WITHIN: Duration = Duration::from_secs(10);
 
 const SMALL: &str = "all-reduce count=2";
 

@@ -12,9 +12,8 @@ fn groups_in_a_row_leave_no_descriptor_no_thread_and_no_mapping(fabric: Fabric) 
     ranks.tell_all(&format!("rejoin {times}"));
     for rank in 0..3 {
         let counts = ranks.hear(rank);
-        let [early, late]: [&str; 2] =
-            counts.trim_matches(['[', ']']).split("), ").collect::<Vec<_>>().try_into().expect("are two");
-        assert_eq!(early, late.trim_end_matches(')'), "descriptors, threads, mappings of rank {rank}");
+        let (early, late) = counts.split_once("; ").expect("are two");
+        assert_eq!(early, late, "descriptors, threads, mappings of rank {rank}");
     }
     // The folder is the user's, and keeps the file whose lock says who owns it.
     let left = std::fs::read_dir(ranks.folder())

@@ -392,7 +392,9 @@ impl Player {
     /// the first few and at the end.
     fn rejoin(&mut self, times: u32) {
         let count = |folder: &str| std::fs::read_dir(folder).expect("is readable").count();
-        let mut counts = Vec::new();
+        let current = || [count("/proc/self/fd"), count("/proc/self/task"), mappings()];
+        // The kernel lists a thread for a moment after it was joined, so the least of some counts.
+        let mut early = [usize::MAX; 3];
         for time in 0..times {
             self.join(self.folder.clone());
             let group = self.group.take().expect("has joined");
@@ -408,13 +410,22 @@ impl Player {
                 group.barrier().expect("nothing fails");
                 drop(group);
             }
-            if time == 4 || time + 1 == times {
-                counts.push((count("/proc/self/fd"), count("/proc/self/task"), mappings()));
+            if (4..=10).contains(&time) {
+                early.iter_mut().zip(current()).for_each(|(least, now)| *least = now.min(*least));
             }
         }
-        say(&format!("{counts:?}"));
+        let deadline = now() + SETTLED_WITHIN;
+        let mut late = current();
+        while late != early && now() < deadline {
+            std::thread::yield_now();
+            late = current();
+        }
+        say(&format!("{early:?}; {late:?}"));
     }
 }
+
+/// How long the kernel may list what has ended.
+const SETTLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// How many mappings this process has of memory that can be shared.
 fn mappings() -> usize {

@@ -2,6 +2,7 @@
    RANK RANKS ID-FILE FABRIC. The last rank ends by SIGKILL. */
 #include <pthread.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include "meet.h"
 
@@ -21,8 +22,41 @@ static void open_device(const char *path, const char *part, const char *fabric) 
     OK(pleachDeviceOpen(&device, ranks, id, rank, &config));
 }
 
+/* Where the kernel shows the threads of this process that have begun. */
+static char threads_at[3][64];
+static int begun_count;
+static pthread_mutex_t begun_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The calling thread is about to wait. */
+static void begins(void) {
+    char name[64];
+    ssize_t length = readlink("/proc/thread-self", name, sizeof name - 1);
+    CHECK(length > 0);
+    name[length] = 0;
+    CHECK(pthread_mutex_lock(&begun_lock) == 0);
+    snprintf(threads_at[begun_count++], sizeof threads_at[0], "/proc/%.40s/stat", name);
+    CHECK(pthread_mutex_unlock(&begun_lock) == 0);
+}
+
+/* How many of them sleep. */
+static int asleep(void) {
+    int index, count = 0;
+    CHECK(pthread_mutex_lock(&begun_lock) == 0);
+    for (index = 0; index < begun_count; index++) {
+        char line[512];
+        const char *state;
+        FILE *file = fopen(threads_at[index], "r");
+        CHECK(file != NULL && fgets(line, sizeof line, file) != NULL && fclose(file) == 0);
+        state = strrchr(line, ')');
+        count += state != NULL && state[2] == 'S';
+    }
+    CHECK(pthread_mutex_unlock(&begun_lock) == 0);
+    return count;
+}
+
 static void *waits(void *unused) {
     (void)unused;
+    begins();
     EXPECT(pleachInvalidUsage, pleachSignalWait(device, rank == 0 ? 1 : 0, 0, 1, LONG_MS, NULL));
     SAYS("closed by another thread");
     return NULL;
@@ -30,6 +64,7 @@ static void *waits(void *unused) {
 
 static void *exchanges(void *unused) {
     (void)unused;
+    begins();
     EXPECT(pleachInvalidUsage, pleachDeviceExchange(device, NULL, NULL, 0));
     return NULL;
 }
@@ -52,7 +87,12 @@ int main(int argc, char **argv) {
         CHECK(pthread_create(&threads[0], NULL, waits, NULL) == 0);
         CHECK(pthread_create(&threads[1], NULL, waits, NULL) == 0);
         CHECK(pthread_create(&threads[2], NULL, exchanges, NULL) == 0);
-        pause_ms(50); /* so that they sleep */
+        begun = now_ms();
+        while (asleep() < 3) {
+            CHECK(now_ms() - begun < LONG_MS);
+            pause_ms(1);
+        }
+        pause_ms(50); /* under valgrind a thread sleeps also while another one runs */
         begun = now_ms();
         OK(pleachDeviceClose(device));
         CHECK(pthread_join(threads[0], NULL) == 0 && pthread_join(threads[1], NULL) == 0);

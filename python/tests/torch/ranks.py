@@ -4,6 +4,7 @@ import atexit
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -25,10 +26,27 @@ LIMIT_S = int(os.environ.get("PLEACH_TEST_LIMIT_S", "120"))
 LIMIT_OF_STOP_S = 8
 
 
+#: Names of ports that this process has taken.
+_taken = []
+
+
 def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """Returns a port that the kernel gives to nobody, and no other test takes.
+
+    A port that the kernel gave may be given to another socket before a rank listens there.
+    """
+    for port in random.sample(range(10_000, 30_000), 1000):
+        name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            name.bind(f"\0pleach-test-port-{port}")
+            with socket.socket() as listener:
+                listener.bind(("127.0.0.1", port))
+        except OSError:
+            name.close()
+            continue
+        _taken.append(name)  # until this process ends
+        return port
+    raise RuntimeError("no port from 10000 to 30000 is free")
 
 
 def installed():

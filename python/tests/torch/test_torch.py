@@ -98,14 +98,15 @@ def test_fsdp2_in_memory_of_the_group_gives_the_bits_of_gloo():
 
 
 @pytest.mark.parametrize("killed", [0, 2])
-def test_a_rank_that_is_killed_in_the_backward_pass_is_named_by_all_others_within_a_second(killed):
+def test_a_rank_that_is_killed_in_the_backward_pass_is_named_by_all_others_at_once(killed):
     outputs = finish(start("train.py", 4, "pleach", "ddp", killed, signal.SIGKILL.value), killed=[killed])
     died_at = float(outputs[killed].split()[-1])
     for rank, output in enumerate(outputs):
         if rank != killed:
             said = last_json(output)
             assert f"rank {killed}" in said["error"], said
-            assert said["at"] - died_at < 1, said
+            # Sooner than at their deadline, on a machine that is busy with other things.
+            assert said["at"] - died_at < LIMIT_OF_STOP_S / 2, said
 
 
 def test_a_rank_that_is_stopped_in_the_backward_pass_is_named_at_the_deadline():

@@ -369,8 +369,9 @@ fn joining(store: TcpStore, rank: Rank, timeout: Duration) -> (String, Duration)
     (joined.expect_err("nobody else comes").to_string(), now().since(began))
 }
 
-/// How much later than its limit a join may end on a machine that is busy with other things.
-const BUSY: Duration = Duration::from_millis(700);
+/// How much later than its limit a join may end on a machine that is busy with other things. The
+/// store alone would wait for a minute.
+const BUSY: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_join_ends_at_its_limit_also_when_rank_0_has_stopped() {
