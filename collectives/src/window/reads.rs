@@ -30,8 +30,8 @@ const PIECE_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that a poll copies out of mapped memory for a read: about 100 µs.
 const POLL_BYTES: usize = 1 << 20;
 
-/// Steps of a read of mapped memory that a poll makes. An owner that publishes again and again would
-/// keep one poll for ever otherwise, with the group's lock.
+/// Steps of a read of mapped memory that a poll makes. An owner that publishes again and again
+/// would keep one poll for ever otherwise, with the group's lock.
 const POLL_STEPS: usize = 3;
 
 /// Bytes of staging of a read: the version line, the word's line, the chunks.
