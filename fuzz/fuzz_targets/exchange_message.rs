@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use libfuzzer_sys::fuzz_target;
 use pleach_exchange::calls::CallLimits;
 use pleach_exchange::endpoint::check_decoders;
+use pleach_exchange::gathered::{self, Beginning};
 use pleach_exchange::introduction::{INTRODUCTION_BYTES_MAX, Introduction};
 use pleach_exchange::key::RendezvousKey;
 use pleach_exchange::lease::{LeaseLimits, ReturnCounters};
@@ -84,6 +85,10 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(message) = Message::decode(bytes) {
         assert_eq!(message.encode(), bytes);
+    }
+    if let Ok(Beginning::Fields(fields, all)) = gathered::decode(bytes, bytes.len()) {
+        assert_eq!(gathered::encode(&fields), bytes[..all]);
+        assert!(fields.iter().all(|field| field.at <= (bytes.len() - all) as u64));
     }
     talk(bytes);
     check_decoders(bytes);
