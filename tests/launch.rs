@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use launcher::{Folder, finish, pleach, text, wait_until};
 use pleach_transport::processors::Processors;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use rustix::process::{Pid, Signal, kill_process};
 use skipped::{skip, skip_part};
 
@@ -152,28 +153,32 @@ fn a_failed_rank_is_named_with_its_status_or_its_own_words_and_echoes_are_left_o
 /// what the other two say, one with a pause in the line and both without an end of it.
 #[test]
 fn survivors_say_to_the_end_what_they_saw_ten_of_ten_times() {
+    // Rank 0 opens a pipe to each of the other two once that rank has begun its line, and ends
+    // first: they read until rank 0 has ended.
     let script = r#"
         if [ $PLEACH_RANK = 1 ]; then sleep 1000; fi
         if [ $PLEACH_RANK = 0 ]; then
-            while [ ! -e "$BEGUN.2" ] || [ ! -e "$BEGUN.3" ]; do sleep 0.01; done
+            exec 3> "$ENDED.2" 4> "$ENDED.3"
         else
-            printf "Error: rank " >&2; : > "$BEGUN.$PLEACH_RANK"; sleep 0.2
+            printf "Error: rank " >&2; read nothing < "$ENDED.$PLEACH_RANK"; sleep 0.2
         fi
         printf "1 made no call" >&2
         exit 1"#;
-    let begun = |job| std::env::temp_dir().join(format!("pleach-begun-{}-{job}", std::process::id()));
+    let folder = Folder::new("survivors");
+    let mode = Mode::RUSR | Mode::WUSR;
     let jobs: Vec<_> = (0..10)
         .map(|job| {
+            let ended = folder.path(&job.to_string());
+            for rank in [2, 3] {
+                mknodat(CWD, format!("{ended}.{rank}"), FileType::Fifo, mode, 0).expect("a new pipe");
+            }
             let mut command = shell(4, &[], script);
-            let command = command.env("BEGUN", begun(job)).stderr(Stdio::piped()).stdout(Stdio::piped());
+            let command = command.env("ENDED", ended).stderr(Stdio::piped()).stdout(Stdio::piped());
             command.spawn().expect("starts")
         })
         .collect();
-    for (number, job) in jobs.into_iter().enumerate() {
+    for job in jobs {
         let output = job.wait_with_output().expect("ends");
-        for rank in [2, 3] {
-            let _ = fs::remove_file(begun(number).with_extension(rank.to_string()));
-        }
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let mut said: Vec<_> = text(&output.stderr).lines().filter(|line| line.starts_with('[')).collect();
         said.sort_unstable();

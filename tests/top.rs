@@ -6,9 +6,14 @@ mod ports;
 mod skipped;
 
 use std::cell::RefCell;
+use std::io::Read as _;
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Mutex;
+use std::time::Duration;
 
-use launcher::{Folder, finish, pleach, wait_until};
+use launcher::{Folder, PATIENCE, finish, pleach, wait_until};
+use pleach_transport::clock::now;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use skipped::skip;
 
@@ -77,9 +82,17 @@ fn top_shows_every_rank_of_a_live_job() {
         assert!(row["arrival_skew_us"].as_f64().expect("a number") >= 0.0, "{view}");
     }
     // No terminal: one snapshot, and no codes of one.
-    let output = top(&[], port);
-    let text = String::from_utf8(output.stdout).expect("is text");
-    assert!(output.status.success() && text.starts_with("3 of 3 ranks answer, "), "{text}");
+    let seen = RefCell::new(String::new());
+    wait_until("all ranks answer", || {
+        let output = top(&[], port);
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).expect("is text");
+        // A rank that does not run for long is left out.
+        let is_whole = text.starts_with("3 of 3 ranks answer, ");
+        *seen.borrow_mut() = text;
+        is_whole
+    });
+    let text = seen.into_inner();
     assert!(text.lines().any(|line| line.starts_with("all-reduce ")) && !text.contains('\x1b'), "{text}");
 }
 
@@ -141,9 +154,44 @@ fn a_live_screen_is_drawn_again_in_its_place() {
     command.args(["--ranks", "2"]);
     let _job = Job(vec![command.spawn().expect("the command starts")]);
     wait_for_job(port, 2);
-    let live = format!("timeout -s INT 3 '{}' top --interval 100 {port}", env!("CARGO_BIN_EXE_pleach"));
-    let output = Command::new("script").args(["-qec", &live, "/dev/null"]).stdin(Stdio::null()).output();
-    let screen = String::from_utf8_lossy(&output.expect("it starts").stdout).into_owned();
+    let folder = Folder::new("top-live");
+    let process = folder.path("process");
+    let live =
+        format!("echo $$ > '{process}'; exec '{}' top --interval 100 {port}", env!("CARGO_BIN_EXE_pleach"));
+    let mut terminal = Command::new("script");
+    terminal.args(["-qec", &live, "/dev/null"]).stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut terminal = terminal.spawn().expect("it starts");
+    let mut output = terminal.stdout.take().expect("it is piped");
+    let terminal = Job(vec![terminal]);
+    let shown = Mutex::new(Vec::new());
+    let screen = || String::from_utf8_lossy(&shown.lock().expect("no thread panics")).into_owned();
+    let is_drawn = || {
+        let screen = screen();
+        screen.matches("2 of 2 ranks answer").count() > 2
+            && screen.contains("waits for rank") | screen.contains("a call")
+    };
+    std::thread::scope(|scope| {
+        // Ends the terminal before the reader is waited for.
+        let _terminal = terminal;
+        let reader = scope.spawn(|| {
+            let mut piece = [0; 4096];
+            while let Ok(bytes @ 1..) = output.read(&mut piece) {
+                shown.lock().expect("no thread panics").extend_from_slice(&piece[..bytes]);
+            }
+        });
+        let until = |holds: &dyn Fn() -> bool| {
+            let deadline = now() + PATIENCE;
+            while !reader.is_finished() && !holds() && now() < deadline {
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+        };
+        until(&is_drawn);
+        let process = folder.text("process").trim().parse().expect("the number of a process");
+        // If it has ended, the screen says why.
+        let _ = kill_process(Pid::from_raw(process).expect("is no 0"), Signal::INT);
+        until(&|| false);
+    });
+    let screen = screen();
     assert_eq!(screen.matches("\x1b[2J").count(), 1, "it is cleared once: {screen:?}");
     assert!(screen.matches("2 of 2 ranks answer").count() > 2, "it is drawn again and again: {screen:?}");
     assert!(screen.contains("\x1b[1;1H") && screen.contains("waits for rank") | screen.contains("a call"));
