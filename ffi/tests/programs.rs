@@ -25,7 +25,7 @@ use skipped::skip;
 mod skipped;
 
 /// Longest time that a program may run on a loaded machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// How much longer a program may take under [`PREFIX_VARIABLE`]: valgrind makes it fifty times
 /// slower.

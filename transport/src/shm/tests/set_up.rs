@@ -1,7 +1,7 @@
 //! Connecting, registering, ending.
 
 use std::ptr::NonNull;
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use super::{Station, connect, pair, secret, until_both};
@@ -197,12 +197,14 @@ fn a_thread_that_writes_while_its_memory_is_detached_loses_nothing() {
     }
 }
 
-/// Blocks in the watcher until it is told to go on.
-struct Blocking(Mutex<Receiver<()>>);
+/// Says that it has a message, and blocks in the watcher until it is told to go on.
+struct Blocking(Mutex<(Sender<()>, Receiver<()>)>);
 
 impl Responder for Blocking {
     fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
-        let _ = lock(&self.0).recv();
+        let channels = lock(&self.0);
+        let _ = channels.0.send(());
+        let _ = channels.1.recv();
         None
     }
 
@@ -211,14 +213,15 @@ impl Responder for Blocking {
 
 #[test]
 fn a_responder_that_blocks_does_not_keep_its_device_from_being_dropped() {
-    let (go_on, blocked) = channel();
-    let responder = Arc::new(Blocking(Mutex::new(blocked)));
+    let ((entered, enters), (go_on, blocked)) = (channel(), channel());
+    let responder = Arc::new(Blocking(Mutex::new((entered, blocked))));
     let zero = Station::with(0, 2, |config| config.responder = responder);
     let mut stations = [zero, Station::new(1, 2)];
     connect(&mut stations);
     let [zero, mut one] = stations;
     one.device.post(0, b"block", Urgency::Ordinary).expect("connected");
     one.until("the message to be sent", |one| one.device.flush(Flush::All));
+    enters.recv_timeout(super::PATIENCE).expect("the watcher has the message");
     let began = clock::now();
     drop(zero);
     assert!(clock::now().since(began) < super::PATIENCE, "dropping a device has a limit");
