@@ -321,6 +321,17 @@ def lines_after(job, rank, send):
     return found, time.monotonic() - began
 
 
+def wait_until_asleep(process):
+    """Returns when the main thread of a process waits: it is in the call that it was to make."""
+    deadline = time.monotonic() + 60
+    with open(f"/proc/{process.pid}/stat") as file:
+        while file.read().rpartition(") ")[2][0] != "S":
+            assert time.monotonic() < deadline, "it does not wait"
+            time.sleep(0.01)
+            file.seek(0)
+    time.sleep(0.2)  # it may sleep for a moment before the call too
+
+
 def test_a_killed_rank_is_named_by_every_survivor_at_once(ranks):
     # Far sooner than the deadline of their calls.
     program = SURVIVOR.replace("timeout=3", "timeout=60")
@@ -332,10 +343,12 @@ def test_a_killed_rank_is_named_by_every_survivor_at_once(ranks):
 
 def test_a_stopped_rank_is_named_at_the_deadline(ranks):
     found, took = lines_after(ranks(3, SURVIVOR), 1, signal.SIGSTOP)
-    assert 2.0 < took < 20.0, took
+    assert took < 20.0, took
     for lines in found.values():
         assert lines[0].startswith("DeadlineError timed-out 1 0 all-reduce of 10 f64"), lines
         assert float(lines[1].split()[1]) > 2.5
+    # Who made the call first has waited to the end, whenever the others and this test ran.
+    assert max(float(lines[1].split()[0]) for lines in found.values()) > 2.5, found
 
 
 def test_ctrl_c_during_a_call_raises_here_and_aborts_there(ranks, tmp_path):
@@ -353,7 +366,7 @@ def test_ctrl_c_during_a_call_raises_here_and_aborts_there(ranks, tmp_path):
             print(type(error).__name__)
     """.replace("GO_ON", str(go_on)))  # fmt: skip
     assert [job.line(0), job.line(1)] == ["ready", "ready"]
-    time.sleep(0.5)  # so that the signal comes in the call
+    wait_until_asleep(job.processes[0])
     began = time.monotonic()
     job.processes[0].send_signal(signal.SIGINT)
     assert job.line(0) == "KeyboardInterrupt"
@@ -384,7 +397,7 @@ def test_ctrl_c_during_a_wait_leaves_the_operation_under_way(ranks, tmp_path):
     """.replace("GO_ON", str(go_on)))  # fmt: skip
     assert [job.line(0), job.line(1)] == ["ready", "ready"]
     assert job.line(0) == "timeout"
-    time.sleep(0.3)  # so that the signal comes in the second wait
+    wait_until_asleep(job.processes[0])  # in the second wait
     job.processes[0].send_signal(signal.SIGINT)
     assert job.line(0) == "interrupted"
     go_on.touch()
@@ -431,13 +444,13 @@ def test_ranks_that_do_not_come_are_a_join_error(tmp_path):
 
 def test_the_package_is_imported_fast_and_without_numpy():
     program = (
-        "import time, sys; began = time.perf_counter(); import pleach; "
-        "print(time.perf_counter() - began, 'numpy' in sys.modules)"
+        "import time, sys; began = time.process_time(); import pleach; "
+        "print(time.process_time() - began, 'numpy' in sys.modules)"
     )
     runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True) for _ in range(5)]  # fmt: skip
     times = [run.stdout.split() for run in runs]
     assert all(loaded == "False" for _, loaded in times)
-    assert min(float(took) for took, _ in times) < 0.5, times
+    assert min(float(took) for took, _ in times) < 0.1, times
 
 
 def test_the_command_runs_ranks_of_a_script(tmp_path):
