@@ -171,6 +171,12 @@ impl Core {
         }
     }
 
+    /// Whether a poll that moves something may copy for long: other threads, and the time, are
+    /// looked at before the next one.
+    fn polls_take_long(&self) -> bool {
+        matches!(self.served, Some(Served::Window(_)))
+    }
+
     fn next_wakeup(&self) -> Option<Nanos> {
         let served = self.served.as_ref().and_then(Served::next_wakeup);
         self.engine.next_wakeup().into_iter().chain(served).min()
@@ -302,9 +308,13 @@ impl Driver {
         loop {
             let mut moved = false;
             for _ in 0..polls {
-                moved |= core.poll(now);
+                let moves = core.poll(now);
+                moved |= moves;
                 if let Some(found) = look(&mut core) {
                     return Some(found);
+                }
+                if moves && core.polls_take_long() {
+                    break;
                 }
                 std::hint::spin_loop();
             }

@@ -63,6 +63,8 @@
 mod layout;
 mod memory;
 mod one_sided;
+#[cfg(test)]
+mod overwritten;
 mod reads;
 mod slots;
 #[cfg(test)]

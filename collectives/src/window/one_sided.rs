@@ -190,28 +190,27 @@ impl OneSided {
         self.reads.next_wakeup().into_iter().chain(self.retry_at).min()
     }
 
-    /// Goes as far as it can; true when anything moved. To be called after the engine was polled.
+    /// Makes some progress; true when anything moved, and it is to be polled again. To be called
+    /// after the engine was polled.
+    ///
+    /// **It has no loop:** an owner that publishes all the time would keep it there, as each look
+    /// at its version moves a read. Between two polls the caller looks at the clock.
     pub(crate) fn poll(&mut self, engine: &mut Engine, now: Nanos) -> bool {
         self.retry_at = None;
         if !engine.works() {
             return false;
         }
         let mut moved = !self.has_mapped() && self.map_peers(engine, now);
-        loop {
-            engine.take_ended_transfers(&mut self.ended);
-            let mut again = !self.ended.is_empty();
-            for number in self.ended.drain(..) {
-                if number & 1 == 0 { self.reads.note_ended(number) } else { self.slots.note_ended(number) }
-            }
-            let credits_at = self.slots.give_credits(engine, now);
-            self.retry_at = self.retry_at.into_iter().chain(credits_at).min();
-            again |= self.reads.poll(&self.peers, engine, now);
-            // A transfer may end as soon as it is submitted.
-            if !again && !engine.has_ended_transfers() {
-                return moved;
-            }
-            moved = true;
+        engine.take_ended_transfers(&mut self.ended);
+        moved |= !self.ended.is_empty();
+        for number in self.ended.drain(..) {
+            if number & 1 == 0 { self.reads.note_ended(number) } else { self.slots.note_ended(number) }
         }
+        let credits_at = self.slots.give_credits(engine, now);
+        self.retry_at = self.retry_at.into_iter().chain(credits_at).min();
+        moved |= self.reads.poll(&self.peers, engine, now);
+        // A transfer may end as soon as it is submitted.
+        moved || engine.has_ended_transfers()
     }
 }
 

@@ -27,12 +27,13 @@ const CHUNKS: usize = 4;
 /// Elements that need no staging arrive in pieces of so many bytes, unless the device's transfers
 /// are shorter.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// Bytes that a poll copies out of mapped memory for a read: about 100 µs.
+/// Bytes that a poll copies out of mapped memory, for all reads: about 100 µs.
 const POLL_BYTES: usize = 1 << 20;
 
-/// Steps of a read of mapped memory that a poll makes. An owner that publishes again and again
-/// would keep one poll for ever otherwise, with the group's lock.
-const POLL_STEPS: usize = 3;
+/// Steps of a read of mapped memory that a poll makes: a copy, and the look at the version line
+/// that may end the read. An owner that publishes again and again would keep one poll for ever
+/// otherwise, with the group's lock and with the time at which the poll began.
+const POLL_STEPS: usize = 2;
 
 /// Bytes of staging of a read: the version line, the word's line, the chunks.
 const STAGING_BYTES: usize = 2 * LINE_BYTES + CHUNKS * CHUNK_BYTES;
@@ -99,14 +100,6 @@ enum Piece {
     },
 }
 
-/// How a read moved.
-enum Step {
-    /// A get was asked for, or has come.
-    Remote,
-    /// So many bytes were copied out of mapped memory.
-    Mapped { bytes: usize },
-}
-
 struct Read {
     issue: u64,
     request: Request,
@@ -164,6 +157,9 @@ pub(crate) struct Reads {
     reads: [Option<Read>; READS_MAX],
     issues: u64,
     transfers: u64,
+    /// The read that copies first. One copies after the other, as the longer a read takes, the
+    /// sooner it is overwritten.
+    turn: usize,
     wakeup: Option<Nanos>,
     #[cfg(test)]
     pub(crate) mutant: Option<ReadMutant>,
@@ -179,6 +175,7 @@ impl Reads {
             reads: Default::default(),
             issues: 0,
             transfers: 0,
+            turn: 0,
             wakeup: None,
             #[cfg(test)]
             mutant: None,
@@ -254,21 +251,26 @@ impl Reads {
         staging.slice(from..from + bytes).expect("inside of the staging")
     }
 
-    /// Goes as far as it can; true when anything moved.
+    /// Goes as far as it can, but copies only some of the bytes of mapped memory; true when
+    /// anything moved. Whoever polls again looks at the clock first, and at who wants the lock.
     pub(crate) fn poll(&mut self, peers: &[PeerMemory], engine: &mut Engine, now: Nanos) -> bool {
         self.wakeup = None;
-        let mut moved = false;
-        for index in 0..READS_MAX {
-            let (mut steps, mut copied) = (0, 0);
+        let (mut moved, mut left) = (false, POLL_BYTES);
+        for index in (self.turn..READS_MAX).chain(0..self.turn) {
+            let (mut steps, had) = (0, left);
+            // A remote read moves only when a get has ended, which it is told before.
             while engine.works()
                 && steps < POLL_STEPS
-                && copied < POLL_BYTES
-                && let Some(step) = self.advance(index, peers, engine, now)
+                && let Some(is_mapped) = self.advance(index, peers, engine, &mut left, now)
             {
                 moved = true;
-                if let Step::Mapped { bytes } = step {
-                    (steps, copied) = (steps + 1, copied + bytes);
-                }
+                steps += usize::from(is_mapped);
+            }
+            if had > 0 && left == 0 {
+                // It copies first again until it has its bytes, then the next one does.
+                let goes_on = |read: &Read| matches!(read.stage, Stage::Elements { .. });
+                let next = index + usize::from(!self.reads[index].as_ref().is_some_and(goes_on));
+                self.turn = next % READS_MAX;
             }
             self.look_at_time(index, engine, now);
         }
@@ -302,39 +304,46 @@ impl Reads {
         engine.give_up_on(FaultKind::TimedOut, peer, detail, now.since(since), now);
     }
 
-    /// The next step of a read. `None`: it does not move now.
+    /// The next step of a read: whether it is one of mapped memory, of which at most `left` bytes
+    /// are copied. `None`: it does not move now.
     fn advance(
         &mut self,
         index: usize,
         peers: &[PeerMemory],
         engine: &mut Engine,
+        left: &mut usize,
         now: Nanos,
-    ) -> Option<Step> {
+    ) -> Option<bool> {
         let read = self.reads[index].as_ref()?;
         let peer = &peers[read.request.peer as usize];
-        if read.view.is_some() {
-            self.advance_mapped(index, now)
+        let is_mapped = read.view.is_some();
+        let moves = if is_mapped {
+            self.advance_mapped(index, left, now)
         } else {
-            self.advance_remote(index, peer, engine, now).then_some(Step::Remote)
-        }
+            self.advance_remote(index, peer, engine, now)
+        };
+        moves.then_some(is_mapped)
     }
 
-    fn advance_mapped(&mut self, index: usize, now: Nanos) -> Option<Step> {
+    fn advance_mapped(&mut self, index: usize, left: &mut usize, now: Nanos) -> bool {
         let layout = self.layout;
-        let read = self.reads[index].as_mut()?;
-        let view = read.view.as_ref()?;
-        let mut copied = 0;
+        let Some(read) = &mut self.reads[index] else { return false };
+        let Some(view) = &read.view else { return false };
+        if *left == 0 && matches!(read.stage, Stage::Line | Stage::Elements { .. }) {
+            return false;
+        }
+        if read.stage == Stage::Line {
+            // The copy begins at once: later the version would be an old one.
+            let Some(version) = view.published() else {
+                self.wake_by(now + RETRIED_AFTER);
+                return false;
+            };
+            read.stage = Stage::Elements { version };
+        }
         match read.stage {
-            Stage::Line => match view.published() {
-                Some(version) => read.enter(Stage::Elements { version }),
-                None => {
-                    self.wake_by(now + RETRIED_AFTER);
-                    return None;
-                }
-            },
             Stage::Elements { version } => {
                 let Request { range, target, .. } = &read.request;
-                let bytes = (range.len() - read.asked).min(POLL_BYTES);
+                let bytes = (range.len() - read.asked).min(*left);
                 let from = range.start + read.asked;
                 let into = match target {
                     Target::Registered(slice) => Address(slice.as_ptr()),
@@ -342,7 +351,7 @@ impl Reads {
                 };
                 view.copy(&layout, version, from..from + bytes, into.add(read.asked));
                 read.asked += bytes;
-                copied = bytes;
+                *left -= bytes;
                 if read.asked == range.len() {
                     read.stage = Stage::Check { version };
                 }
@@ -354,15 +363,15 @@ impl Reads {
                     read.stage = Stage::Ended { version, word };
                 } else if is_good {
                     // The owner has left, or the group is failing: an event says so.
-                    return None;
+                    return false;
                 } else {
                     read.overwritten += 1;
                     read.enter(Stage::Line);
                 }
             }
-            Stage::Ended { .. } => return None,
+            Stage::Line | Stage::Ended { .. } => return false,
         }
-        Some(Step::Mapped { bytes: copied })
+        true
     }
 
     fn advance_remote(&mut self, index: usize, peer: &PeerMemory, engine: &mut Engine, now: Nanos) -> bool {

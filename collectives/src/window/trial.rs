@@ -121,6 +121,40 @@ fn address(elements: &mut [u64]) -> Address {
     Address::of(bytemuck::cast_slice_mut(elements))
 }
 
+/// Gives each rank a window, which `adjust` changes, and returns when they are mapped. Returns
+/// registered memory of each rank, as long as its elements.
+pub(super) fn open(
+    cluster: &mut Cluster,
+    layout: Layout,
+    mut adjust: impl FnMut(&mut OneSided),
+) -> Vec<Slice> {
+    let mut memory = Vec::new();
+    for member in cluster.members.iter_mut().flatten() {
+        let mut slice = |bytes: usize| {
+            let memory = SharedMemory::new(bytes.max(1)).expect("memory of a simulated rank");
+            member.engine.device().register(memory).expect("shared memory").slice(0..bytes).expect("all")
+        };
+        let published = slice(layout.published_bytes());
+        let written = slice(layout.slots_bytes());
+        let staging = Some(slice(staging_bytes(&layout)));
+        memory.push((OwnMemory { published, written, staging }, slice(layout.data_bytes())));
+    }
+    let places: Vec<[RemoteSlice; 2]> =
+        memory.iter().map(|(own, _)| [own.published.remote(), own.written.remote()]).collect();
+    let mut targets = Vec::new();
+    for (member, (own, target)) in cluster.members.iter_mut().flatten().zip(memory) {
+        let mut window = OneSided::new(&mut member.engine, layout, own, &places);
+        adjust(&mut window);
+        member.window = Some(window);
+        targets.push(target);
+    }
+    let have_mapped = |cluster: &mut Cluster| {
+        cluster.members.iter().flatten().all(|it| it.window.as_ref().is_some_and(OneSided::has_mapped))
+    };
+    cluster.run(have_mapped).expect("what was registered becomes known");
+    targets
+}
+
 impl Trial {
     fn new(seed: u64, mutant: Option<Mutant>) -> Self {
         let root = Random::new(seed).split("window");
@@ -143,35 +177,12 @@ impl Trial {
             |cluster: &mut Cluster| cluster.members.iter().flatten().all(|it| it.engine.is_ready());
         cluster.run(are_ready).expect("they connect");
         let layout = Layout::new(len * 8, slots, ranks).expect("a few bytes");
-        let mut memory = Vec::new();
-        for member in cluster.members.iter_mut().flatten() {
-            let mut slice = |bytes: usize| {
-                let memory = SharedMemory::new(bytes.max(1)).expect("memory of a simulated rank");
-                member.engine.device().register(memory).expect("shared memory").slice(0..bytes).expect("all")
-            };
-            let published = slice(layout.published_bytes());
-            let written = slice(layout.slots_bytes());
-            let staging = Some(slice(staging_bytes(&layout)));
-            memory.push((OwnMemory { published, written, staging }, slice(len * 8)));
-        }
-        let places: Vec<[RemoteSlice; 2]> =
-            memory.iter().map(|(own, _)| [own.published.remote(), own.written.remote()]).collect();
-        let mut targets = Vec::new();
-        for (member, (own, target)) in cluster.members.iter_mut().flatten().zip(memory) {
-            let mut window = OneSided::new(&mut member.engine, layout, own, &places);
-            match mutant {
-                Some(Mutant::Read(mutant)) => window.reads.mutant = Some(mutant),
-                Some(Mutant::Slot(mutant)) => window.slots.mutant = Some(mutant),
-                Some(Mutant::AnnouncedTooLate) => window.publisher.announces_late = true,
-                None => {}
-            }
-            member.window = Some(window);
-            targets.push(target);
-        }
-        let have_mapped = |cluster: &mut Cluster| {
-            cluster.members.iter().flatten().all(|it| it.window.as_ref().is_some_and(OneSided::has_mapped))
-        };
-        cluster.run(have_mapped).expect("what was registered becomes known");
+        let targets = open(&mut cluster, layout, |window| match mutant {
+            Some(Mutant::Read(mutant)) => window.reads.mutant = Some(mutant),
+            Some(Mutant::Slot(mutant)) => window.slots.mutant = Some(mutant),
+            Some(Mutant::AnnouncedTooLate) => window.publisher.announces_late = true,
+            None => {}
+        });
         let now = cluster.world.now();
         let callers = targets.into_iter().zip(0..).map(|(target, rank): (_, Rank)| {
             let mut random = root.split_number(rank.into());
