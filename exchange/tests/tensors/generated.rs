@@ -25,9 +25,15 @@ pub struct Total {
 }
 /// Generated client implementations.
 pub mod tensors_client {
-    #![allow(unused_variables, dead_code, missing_docs, clippy::wildcard_imports, clippy::let_unit_value)]
-    use tonic::codegen::http::Uri;
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
     use tonic::codegen::*;
+    use tonic::codegen::http::Uri;
     #[derive(Debug, Clone)]
     pub struct TensorsClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -58,18 +64,22 @@ pub mod tensors_client {
             let inner = tonic::client::Grpc::with_origin(inner, origin);
             Self { inner }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> TensorsClient<InterceptedService<T, F>>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> TensorsClient<InterceptedService<T, F>>
         where
             F: tonic::service::Interceptor,
             T::ResponseBody: Default,
             T: tonic::codegen::Service<
-                    http::Request<tonic::body::Body>,
-                    Response = http::Response<
-                        <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
-                    >,
+                http::Request<tonic::body::Body>,
+                Response = http::Response<
+                    <T as tonic::client::GrpcService<tonic::body::Body>>::ResponseBody,
                 >,
-            <T as tonic::codegen::Service<http::Request<tonic::body::Body>>>::Error:
-                Into<StdError> + std::marker::Send + std::marker::Sync,
+            >,
+            <T as tonic::codegen::Service<
+                http::Request<tonic::body::Body>,
+            >>::Error: Into<StdError> + std::marker::Send + std::marker::Sync,
         {
             TensorsClient::new(InterceptedService::new(inner, interceptor))
         }
@@ -112,11 +122,18 @@ pub mod tensors_client {
             self.inner
                 .ready()
                 .await
-                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = pleach_exchange::grpc::Codec::default();
-            let path = http::uri::PathAndQuery::from_static("/pleach.example.Tensors/Get");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pleach.example.Tensors/Get",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("pleach.example.Tensors", "Get"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("pleach.example.Tensors", "Get"));
             self.inner.unary(req, path, codec).await
         }
         /// The sum of all bytes of a tensor.
@@ -127,27 +144,43 @@ pub mod tensors_client {
             self.inner
                 .ready()
                 .await
-                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = pleach_exchange::grpc::Codec::default();
-            let path = http::uri::PathAndQuery::from_static("/pleach.example.Tensors/Sum");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pleach.example.Tensors/Sum",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("pleach.example.Tensors", "Sum"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("pleach.example.Tensors", "Sum"));
             self.inner.unary(req, path, codec).await
         }
         /// As many tensors of this many bytes.
         pub async fn repeat(
             &mut self,
             request: impl tonic::IntoRequest<super::Ask>,
-        ) -> std::result::Result<tonic::Response<tonic::codec::Streaming<super::Tensor>>, tonic::Status>
-        {
+        ) -> std::result::Result<
+            tonic::Response<tonic::codec::Streaming<super::Tensor>>,
+            tonic::Status,
+        > {
             self.inner
                 .ready()
                 .await
-                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = pleach_exchange::grpc::Codec::default();
-            let path = http::uri::PathAndQuery::from_static("/pleach.example.Tensors/Repeat");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pleach.example.Tensors/Repeat",
+            );
             let mut req = request.into_request();
-            req.extensions_mut().insert(GrpcMethod::new("pleach.example.Tensors", "Repeat"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("pleach.example.Tensors", "Repeat"));
             self.inner.server_streaming(req, path, codec).await
         }
         /// The sum of all bytes of all tensors.
@@ -158,18 +191,31 @@ pub mod tensors_client {
             self.inner
                 .ready()
                 .await
-                .map_err(|e| tonic::Status::unknown(format!("Service was not ready: {}", e.into())))?;
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
             let codec = pleach_exchange::grpc::Codec::default();
-            let path = http::uri::PathAndQuery::from_static("/pleach.example.Tensors/SumAll");
+            let path = http::uri::PathAndQuery::from_static(
+                "/pleach.example.Tensors/SumAll",
+            );
             let mut req = request.into_streaming_request();
-            req.extensions_mut().insert(GrpcMethod::new("pleach.example.Tensors", "SumAll"));
+            req.extensions_mut()
+                .insert(GrpcMethod::new("pleach.example.Tensors", "SumAll"));
             self.inner.client_streaming(req, path, codec).await
         }
     }
 }
 /// Generated server implementations.
 pub mod tensors_server {
-    #![allow(unused_variables, dead_code, missing_docs, clippy::wildcard_imports, clippy::let_unit_value)]
+    #![allow(
+        unused_variables,
+        dead_code,
+        missing_docs,
+        clippy::wildcard_imports,
+        clippy::let_unit_value,
+    )]
     use tonic::codegen::*;
     /// Generated trait containing gRPC methods that should be implemented for use with TensorsServer.
     #[async_trait]
@@ -185,7 +231,9 @@ pub mod tensors_server {
             request: tonic::Request<super::Tensor>,
         ) -> std::result::Result<tonic::Response<super::Total>, tonic::Status>;
         /// Server streaming response type for the Repeat method.
-        type RepeatStream: tonic::codegen::tokio_stream::Stream<Item = std::result::Result<super::Tensor, tonic::Status>>
+        type RepeatStream: tonic::codegen::tokio_stream::Stream<
+                Item = std::result::Result<super::Tensor, tonic::Status>,
+            >
             + std::marker::Send
             + 'static;
         /// As many tensors of this many bytes.
@@ -220,7 +268,10 @@ pub mod tensors_server {
                 max_encoding_message_size: None,
             }
         }
-        pub fn with_interceptor<F>(inner: T, interceptor: F) -> InterceptedService<Self, F>
+        pub fn with_interceptor<F>(
+            inner: T,
+            interceptor: F,
+        ) -> InterceptedService<Self, F>
         where
             F: tonic::service::Interceptor,
         {
@@ -264,7 +315,10 @@ pub mod tensors_server {
         type Response = http::Response<tonic::body::Body>;
         type Error = std::convert::Infallible;
         type Future = BoxFuture<Self::Response, Self::Error>;
-        fn poll_ready(&mut self, _cx: &mut Context<'_>) -> Poll<std::result::Result<(), Self::Error>> {
+        fn poll_ready(
+            &mut self,
+            _cx: &mut Context<'_>,
+        ) -> Poll<std::result::Result<(), Self::Error>> {
             Poll::Ready(Ok(()))
         }
         fn call(&mut self, req: http::Request<B>) -> Self::Future {
@@ -272,12 +326,21 @@ pub mod tensors_server {
                 "/pleach.example.Tensors/Get" => {
                     #[allow(non_camel_case_types)]
                     struct GetSvc<T: Tensors>(pub Arc<T>);
-                    impl<T: Tensors> tonic::server::UnaryService<super::Ask> for GetSvc<T> {
+                    impl<T: Tensors> tonic::server::UnaryService<super::Ask>
+                    for GetSvc<T> {
                         type Response = super::Tensor;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
-                        fn call(&mut self, request: tonic::Request<super::Ask>) -> Self::Future {
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Ask>,
+                        ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Tensors>::get(&inner, request).await };
+                            let fut = async move {
+                                <T as Tensors>::get(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -306,12 +369,21 @@ pub mod tensors_server {
                 "/pleach.example.Tensors/Sum" => {
                     #[allow(non_camel_case_types)]
                     struct SumSvc<T: Tensors>(pub Arc<T>);
-                    impl<T: Tensors> tonic::server::UnaryService<super::Tensor> for SumSvc<T> {
+                    impl<T: Tensors> tonic::server::UnaryService<super::Tensor>
+                    for SumSvc<T> {
                         type Response = super::Total;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
-                        fn call(&mut self, request: tonic::Request<super::Tensor>) -> Self::Future {
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Tensor>,
+                        ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Tensors>::sum(&inner, request).await };
+                            let fut = async move {
+                                <T as Tensors>::sum(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -340,13 +412,22 @@ pub mod tensors_server {
                 "/pleach.example.Tensors/Repeat" => {
                     #[allow(non_camel_case_types)]
                     struct RepeatSvc<T: Tensors>(pub Arc<T>);
-                    impl<T: Tensors> tonic::server::ServerStreamingService<super::Ask> for RepeatSvc<T> {
+                    impl<T: Tensors> tonic::server::ServerStreamingService<super::Ask>
+                    for RepeatSvc<T> {
                         type Response = super::Tensor;
                         type ResponseStream = T::RepeatStream;
-                        type Future = BoxFuture<tonic::Response<Self::ResponseStream>, tonic::Status>;
-                        fn call(&mut self, request: tonic::Request<super::Ask>) -> Self::Future {
+                        type Future = BoxFuture<
+                            tonic::Response<Self::ResponseStream>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::Ask>,
+                        ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Tensors>::repeat(&inner, request).await };
+                            let fut = async move {
+                                <T as Tensors>::repeat(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -375,15 +456,21 @@ pub mod tensors_server {
                 "/pleach.example.Tensors/SumAll" => {
                     #[allow(non_camel_case_types)]
                     struct SumAllSvc<T: Tensors>(pub Arc<T>);
-                    impl<T: Tensors> tonic::server::ClientStreamingService<super::Tensor> for SumAllSvc<T> {
+                    impl<T: Tensors> tonic::server::ClientStreamingService<super::Tensor>
+                    for SumAllSvc<T> {
                         type Response = super::Total;
-                        type Future = BoxFuture<tonic::Response<Self::Response>, tonic::Status>;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
                         fn call(
                             &mut self,
                             request: tonic::Request<tonic::Streaming<super::Tensor>>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
-                            let fut = async move { <T as Tensors>::sum_all(&inner, request).await };
+                            let fut = async move {
+                                <T as Tensors>::sum_all(&inner, request).await
+                            };
                             Box::pin(fut)
                         }
                     }
@@ -409,13 +496,25 @@ pub mod tensors_server {
                     };
                     Box::pin(fut)
                 }
-                _ => Box::pin(async move {
-                    let mut response = http::Response::new(tonic::body::Body::default());
-                    let headers = response.headers_mut();
-                    headers.insert(tonic::Status::GRPC_STATUS, (tonic::Code::Unimplemented as i32).into());
-                    headers.insert(http::header::CONTENT_TYPE, tonic::metadata::GRPC_CONTENT_TYPE);
-                    Ok(response)
-                }),
+                _ => {
+                    Box::pin(async move {
+                        let mut response = http::Response::new(
+                            tonic::body::Body::default(),
+                        );
+                        let headers = response.headers_mut();
+                        headers
+                            .insert(
+                                tonic::Status::GRPC_STATUS,
+                                (tonic::Code::Unimplemented as i32).into(),
+                            );
+                        headers
+                            .insert(
+                                http::header::CONTENT_TYPE,
+                                tonic::metadata::GRPC_CONTENT_TYPE,
+                            );
+                        Ok(response)
+                    })
+                }
             }
         }
     }

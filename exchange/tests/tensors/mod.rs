@@ -6,6 +6,7 @@ use bytes::Bytes;
 use tonic::codegen::tokio_stream::{self as stream, Stream, StreamExt};
 use tonic::{Request, Response, Status, Streaming};
 
+#[rustfmt::skip]
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::pedantic)]
 mod generated;
 
