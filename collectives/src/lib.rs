@@ -40,6 +40,9 @@ pub mod simulate;
 #[cfg(all(test, not(loom)))]
 #[path = "../../tests/skipped/mod.rs"]
 mod skipped;
+// As `tests/ranks` calls this crate, which is a module of a test here.
+#[cfg(all(test, not(loom)))]
+extern crate self as pleach_collectives;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub mod window;

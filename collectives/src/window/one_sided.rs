@@ -231,3 +231,44 @@ fn map(
     };
     Ok((published, (0..layout.slots()).map(map).collect::<Result<Vec<Mapped>, MapError>>()?))
 }
+
+#[cfg(test)]
+mod tests {
+    use pleach_transport::sim;
+
+    use super::*;
+    use crate::engine::Address;
+    use crate::simulate::Cluster;
+    use crate::window::Word;
+    use crate::window::trial::open;
+
+    #[test]
+    fn a_write_that_lacks_staging_has_not_come_and_the_oldest_put_is_known() {
+        let network = sim::Network::full_mesh(3, 1_000_000_000, Duration::from_micros(5));
+        let mut cluster = Cluster::with_signal_slots(sim::Options::new(network, 1), 3);
+        let are_ready =
+            |cluster: &mut Cluster| cluster.members.iter().flatten().all(|it| it.engine.is_ready());
+        cluster.run(are_ready).expect("they connect");
+        open(&mut cluster, Layout::new(100, 2, 3).expect("a few bytes"), |_| ());
+        let now = cluster.world.now();
+        let member = cluster.members[0].as_mut().expect("no rank has died");
+        let (window, engine) = (member.window.as_mut().expect("installed before"), &mut member.engine);
+        window.await_signal(Some(Awaited::Credit(2, 0)));
+        assert!(window.has_come(), "it may write");
+        for (peer, slot) in [(1, 0), (1, 1)] {
+            assert_eq!(window.slots.oldest_on_its_way(), (slot > 0).then_some(1));
+            let (slots, peers) = window.slots_and_peers();
+            let place = slots.place(peers, peer, slot).expect("staging for two");
+            place.fill(slots.header(peer, 0), Address::NULL);
+            assert!(slots.send(engine, peers, (peer, slot), (&place, 0), Word::EMPTY, now));
+        }
+        // The slot is free, but it sleeps until a put has ended.
+        assert!(window.slots.is_free(2, 0) && !window.has_come());
+        assert_eq!(window.slots.oldest_on_its_way(), Some(1));
+        let has_come = |cluster: &mut Cluster| {
+            let window = cluster.members[0].as_ref().and_then(|it| it.window.as_ref());
+            window.is_some_and(OneSided::has_come)
+        };
+        cluster.run(has_come).expect("the puts arrive");
+    }
+}

@@ -6,6 +6,8 @@
 
 mod opening;
 mod pending_read;
+#[cfg(test)]
+mod tests;
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -421,19 +423,21 @@ impl<T: Element> Window<T> {
             find(core)
         });
         let mut core = self.group.shared.driver.lock();
-        let (window, _) = core.expect_window();
-        window.await_signal(None);
+        core.expect_window().0.await_signal(None);
+        // Somebody else may have had the lock, and have polled, since the time was up.
+        if let Some(place) = found?.or_else(|| find(&mut core)) {
+            return Ok(place);
+        }
+        let slots = &core.expect_window().0.slots;
         // The staging may be full of writes to somebody else, who is the late one then.
-        let on_its_way = window.slots.oldest_on_its_way().filter(|_| window.slots.is_free(peer, slot));
+        let on_its_way = slots.oldest_on_its_way().filter(|_| slots.is_free(peer, slot));
         drop(core);
-        found?.ok_or_else(|| {
-            let (late, detail) = match on_its_way {
-                Some(other) => (other, "an earlier write into its window to arrive".to_owned()),
-                None => (peer, format!("the credit of slot {slot} of a window, which it has not polled")),
-            };
-            let waited = clock::now().since(begun_at);
-            self.group.give_up(FaultKind::TimedOut, late, detail, waited)
-        })
+        let (late, detail) = match on_its_way {
+            Some(other) => (other, "an earlier write into its window to arrive".to_owned()),
+            None => (peer, format!("the credit of slot {slot} of a window, which it has not polled")),
+        };
+        let waited = clock::now().since(begun_at);
+        Err(self.group.give_up(FaultKind::TimedOut, late, detail, waited))
     }
 
     /// Sends a write that was put together.
