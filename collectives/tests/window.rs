@@ -436,9 +436,8 @@ fn a_read_whose_owner_publishes_all_the_time_ends_at_its_deadline() {
     }
 }
 
-#[test]
-fn a_write_whose_reader_panics_frees_its_slot() {
-    with_group(Fabric::Shm, 2, |group| {
+fn a_write_whose_reader_panics_frees_its_slot(fabric: Fabric) {
+    with_group(fabric, 2, |group| {
         let mut window = group.window::<u64>(1, 1).unwrap();
         for round in 0..3 {
             if group.rank() == 0 {
@@ -512,4 +511,5 @@ on_every_fabric!(
     without_a_thread_there_is_a_window_where_nobody_has_to_poll,
     a_rank_that_leaves_is_named_by_those_that_read_and_those_that_write,
     a_rank_that_does_not_poll_is_named_when_the_time_is_up,
+    a_write_whose_reader_panics_frees_its_slot,
 );

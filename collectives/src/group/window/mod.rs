@@ -125,34 +125,26 @@ impl Group {
     }
 }
 
-/// The credit of a write that is shown. It is given also when who is shown the write panics: else
-/// the slot would be taken for ever.
-struct OwedCredit<'a> {
-    group: &'a Group,
+/// The credit of a write that is shown. It is given, and goes out, also when who is shown the write
+/// panics: else the slot would be taken for ever.
+struct OwedCredit<'a, T: Element> {
+    window: &'a Window<T>,
     from: Rank,
 }
 
-impl<'a> OwedCredit<'a> {
+impl<'a, T: Element> OwedCredit<'a, T> {
     /// Gives it. Returns the core, for what comes next.
     fn give(self) -> MutexGuard<'a, Core> {
-        let (group, from) = (self.group, self.from);
+        let (window, from) = (self.window, self.from);
         std::mem::forget(self);
-        let mut core = group.shared.driver.lock();
-        give_credit(&mut core, from);
-        core
+        window.give_credit(from)
     }
 }
 
-impl Drop for OwedCredit<'_> {
+impl<T: Element> Drop for OwedCredit<'_, T> {
     fn drop(&mut self) {
-        give_credit(&mut self.group.shared.driver.lock(), self.from);
+        self.window.flush(self.window.give_credit(self.from));
     }
-}
-
-fn give_credit(core: &mut Core, to: Rank) {
-    let (window, engine) = core.expect_window();
-    window.slots.owe(to);
-    window.slots.give_credits(engine, clock::now());
 }
 
 impl<T: Element> Window<T> {
@@ -508,7 +500,7 @@ impl<T: Element> Window<T> {
                 return Ok(count);
             };
             drop(core);
-            let credit = OwedCredit { group: &self.group, from: arrived.from };
+            let credit = OwedCredit { window: self, from: arrived.from };
             self.show(&arrived, &mut seen);
             core = credit.give();
         }
@@ -538,6 +530,14 @@ impl<T: Element> Window<T> {
         self.group.shared.driver.lock().expect_window().0.await_signal(None);
         come?;
         self.poll(seen)
+    }
+
+    fn give_credit(&self, to: Rank) -> MutexGuard<'_, Core> {
+        let mut core = self.group.shared.driver.lock();
+        let (window, engine) = core.expect_window();
+        window.slots.owe(to);
+        window.slots.give_credits(engine, clock::now());
+        core
     }
 
     fn show(&self, arrived: &Arrived, seen: &mut impl FnMut(Arrival<'_, T>)) {
