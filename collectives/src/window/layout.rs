@@ -9,6 +9,7 @@
 
 use std::ops::Range;
 
+use pleach_transport::RemoteSlice;
 use pleach_vocabulary::{DataType, Rank};
 
 /// Bytes of a line.
@@ -108,6 +109,19 @@ impl Layout {
         })
     }
 
+    /// The first rank that names memory which is not as long as this layout says, or which begins
+    /// or ends where no memory can. `places`: by rank, what it publishes and into what its peers
+    /// write.
+    pub(crate) fn find_misfit(&self, places: &[[RemoteSlice; 2]]) -> Option<Rank> {
+        let lengths = [self.published_bytes, self.slots_bytes];
+        let fits = |(slice, length): (&RemoteSlice, usize)| {
+            let is_aligned = slice.offset.is_multiple_of(LINE_BYTES as u64);
+            slice.len == length as u64 && is_aligned && slice.offset.checked_add(slice.len).is_some()
+        };
+        let misfit = places.iter().zip(0..).find(|(places, _)| !places.iter().zip(lengths).all(fits));
+        misfit.map(|(_, rank)| rank)
+    }
+
     /// Of the elements.
     pub(crate) fn data_bytes(&self) -> usize {
         self.data_bytes
@@ -149,6 +163,8 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
+    use pleach_transport::RegionKey;
+
     use super::*;
 
     #[test]
@@ -169,6 +185,26 @@ mod tests {
         }
         assert_eq!(Layout::new(usize::MAX, 1, 1), None);
         assert_eq!(Layout::new(1 << 40, u16::MAX, u32::MAX), None);
+    }
+
+    #[test]
+    fn memory_of_another_length_or_at_a_place_that_cannot_be_is_found() {
+        let layout = Layout::new(100, 2, 2).expect("a few bytes");
+        let places = |published: u64, written: u64| {
+            let slice = |offset, len: usize| RemoteSlice { key: RegionKey(1), offset, len: len as u64 };
+            [slice(published, layout.published_bytes()), slice(written, layout.slots_bytes())]
+        };
+        let own = places(0, 640);
+        assert_eq!(layout.find_misfit(&[own, places(64, 1 << 40)]), None);
+        for offset in [1, 8, 63, 65, u64::MAX - 63, u64::MAX - 8, u64::MAX] {
+            assert_eq!(layout.find_misfit(&[own, places(offset, 0)]), Some(1), "{offset}");
+            assert_eq!(layout.find_misfit(&[own, places(0, offset)]), Some(1), "{offset}");
+        }
+        for index in 0..2 {
+            let mut other = own;
+            other[index].len += 64;
+            assert_eq!(layout.find_misfit(&[own, other]), Some(1));
+        }
     }
 
     #[test]

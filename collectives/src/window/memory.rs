@@ -24,11 +24,18 @@ use crate::engine::Address;
 pub(crate) enum View {
     /// This rank's.
     Own(Slice),
-    /// A peer's.
+    /// A peer's, from [`View::of_peer`].
     Peer(ReadOnlyMapped),
 }
 
 impl View {
+    /// What a peer publishes, where this rank's processor can read it. `None`: it is on a GPU, or
+    /// begins at no line. A peer whose memory is a part of a file can announce any part.
+    pub(crate) fn of_peer(mapped: ReadOnlyMapped) -> Option<Self> {
+        let has_line = mapped.as_ptr().cast::<VersionLine>().is_aligned();
+        (mapped.is_on_host() && has_line).then_some(Self::Peer(mapped))
+    }
+
     fn bytes(&self, range: Range<usize>) -> Address {
         let (base, len) = match self {
             Self::Own(slice) => (slice.as_ptr(), slice.len()),
@@ -48,7 +55,8 @@ impl View {
 
     fn line(&self) -> &VersionLine {
         // SAFETY: the memory begins with a version line, which is only accessed by its atomics. It
-        // is aligned, as memory begins with a page. Pages that are read-only here are only loaded.
+        // is aligned: this rank's memory begins with a page (asserted in `Publisher::new`), a
+        // peer's was looked at in `of_peer`. Pages that are read-only here are only loaded.
         unsafe { &*self.bytes(0..LINE_BYTES).0.cast::<VersionLine>() }
     }
 
@@ -115,6 +123,7 @@ impl Publisher {
     /// Over zeroed memory, which is version 0.
     pub(crate) fn new(slice: Slice, layout: Layout) -> Self {
         assert!(slice.len() >= layout.published_bytes(), "memory for the window's layout");
+        assert!(slice.as_ptr().cast::<VersionLine>().is_aligned(), "memory that begins with a page");
         Self {
             slice,
             layout,
@@ -125,8 +134,8 @@ impl Publisher {
     }
 
     fn line(&self) -> &VersionLine {
-        // SAFETY: as in `View::line`, in memory of this rank that is long enough (asserted in
-        // `new`).
+        // SAFETY: as in `View::line`, in memory of this rank that is long enough and aligned
+        // (asserted in `new`).
         unsafe { &*self.slice.as_ptr().cast::<VersionLine>() }
     }
 

@@ -72,7 +72,7 @@ mod trial;
 mod version_line;
 mod word;
 
-pub(crate) use layout::{LINE_BYTES, Layout, Terms, WORDS};
+pub(crate) use layout::{Layout, Terms, WORDS};
 pub(crate) use memory::{Place, View};
 pub(crate) use one_sided::{Awaited, OneSided, OwnMemory, staging_bytes};
 pub(crate) use reads::{ReadId, Request, Target};

@@ -163,8 +163,10 @@ impl OneSided {
         for (memory, peer) in self.peers.iter_mut().zip(0..).filter(|(memory, _)| memory.must_map) {
             match map(engine, &self.layout, peer, memory) {
                 Ok((published, slots)) => {
-                    if published.is_on_host() && slots.iter().all(|slot| slot.is_on_host()) {
-                        (memory.view, memory.slots) = (Some(View::Peer(published)), slots);
+                    if let Some(view) = View::of_peer(published)
+                        && slots.iter().all(|slot| slot.is_on_host())
+                    {
+                        (memory.view, memory.slots) = (Some(view), slots);
                     }
                 }
                 Err(MapError::Unknown { .. }) => {
@@ -242,13 +244,34 @@ mod tests {
     use crate::window::Word;
     use crate::window::trial::open;
 
-    #[test]
-    fn a_write_that_lacks_staging_has_not_come_and_the_oldest_put_is_known() {
-        let network = sim::Network::full_mesh(3, 1_000_000_000, Duration::from_micros(5));
-        let mut cluster = Cluster::with_signal_slots(sim::Options::new(network, 1), 3);
+    /// Ranks that are connected.
+    fn ready(options: sim::Options) -> Cluster {
+        let mut cluster = Cluster::with_signal_slots(options, 3);
         let are_ready =
             |cluster: &mut Cluster| cluster.members.iter().flatten().all(|it| it.engine.is_ready());
         cluster.run(are_ready).expect("they connect");
+        cluster
+    }
+
+    #[test]
+    fn mapped_memory_that_begins_at_no_line_is_not_looked_at() {
+        let network = sim::Network::full_mesh(2, 1_000_000_000, Duration::from_micros(5));
+        let options = sim::Options { maps: true, ..sim::Options::new(network, 1) };
+        let mut cluster = ready(options);
+        open(&mut cluster, Layout::new(100, 0, 2).expect("a few bytes"), |_| ());
+        let member = cluster.members[0].as_mut().expect("no rank has died");
+        let published = member.window.as_ref().expect("installed before").peers()[1].published;
+        for (offset, is_seen) in [(0, true), (64, true), (8, false), (1, false), (63, false)] {
+            let part = published.slice(offset..published.len).expect("a part");
+            let mapped = member.engine.device().map_read_only(1, &part).expect("mapped before");
+            assert_eq!(View::of_peer(mapped).is_some(), is_seen, "{offset}");
+        }
+    }
+
+    #[test]
+    fn a_write_that_lacks_staging_has_not_come_and_the_oldest_put_is_known() {
+        let network = sim::Network::full_mesh(3, 1_000_000_000, Duration::from_micros(5));
+        let mut cluster = ready(sim::Options::new(network, 1));
         open(&mut cluster, Layout::new(100, 2, 3).expect("a few bytes"), |_| ());
         let now = cluster.world.now();
         let member = cluster.members[0].as_mut().expect("no rank has died");

@@ -15,7 +15,7 @@ use crate::group::driver::Served;
 use crate::group::error::CollectiveError;
 use crate::group::split::SplitError;
 use crate::group::{Group, Progress};
-use crate::window::{LINE_BYTES, Layout, OneSided, OwnMemory, Terms, WORDS, staging_bytes};
+use crate::window::{Layout, OneSided, OwnMemory, Terms, WORDS, staging_bytes};
 
 /// Sets the comparison of terms apart from a caller's own all-gather.
 const WINDOW_MARK: u32 = 0x5749_4e44;
@@ -157,7 +157,7 @@ impl Group {
             |words: &[u64; 3]| RemoteSlice { key: RegionKey(words[0]), offset: words[1], len: words[2] };
         let places: Vec<[RemoteSlice; 2]> =
             all.as_chunks::<3>().0.as_chunks::<2>().0.iter().map(|pair| pair.each_ref().map(place)).collect();
-        self.expect_lengths(&layout, &places)?;
+        self.expect_places(&layout, &places)?;
         let mut core = self.shared.driver.lock();
         let own = OwnMemory { published, written, staging };
         let window = OneSided::new(&mut core.engine, layout, own, &places);
@@ -174,20 +174,11 @@ impl Group {
         Ok(Window { group: self, layout, len, all_mapped, _element: PhantomData })
     }
 
-    /// Ends the group where a peer's memory is not as long as the layout says, or lies where no
-    /// memory of a window can.
-    fn expect_lengths(&self, layout: &Layout, places: &[[RemoteSlice; 2]]) -> Result<(), CollectiveError> {
-        let lengths = [layout.published_bytes() as u64, layout.slots_bytes() as u64];
-        let is_good = |slice: &RemoteSlice, length: u64| {
-            let is_aligned = slice.offset.is_multiple_of(LINE_BYTES as u64);
-            slice.len == length && is_aligned && slice.offset.checked_add(slice.len).is_some()
-        };
-        let all_good = |places: &[RemoteSlice; 2]| {
-            places.iter().zip(lengths).all(|(slice, length)| is_good(slice, length))
-        };
-        let Some(peer) = places.iter().position(|places| !all_good(places)) else { return Ok(()) };
+    /// Ends the group where a peer's memory is none of this layout.
+    fn expect_places(&self, layout: &Layout, places: &[[RemoteSlice; 2]]) -> Result<(), CollectiveError> {
+        let Some(peer) = layout.find_misfit(places) else { return Ok(()) };
         let detail = "its memory of a window has another length or place".to_owned();
-        Err(self.give_up(FaultKind::Protocol, peer as Rank, detail, Duration::ZERO))
+        Err(self.give_up(FaultKind::Protocol, peer, detail, Duration::ZERO))
     }
 }
 
