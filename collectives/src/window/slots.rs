@@ -334,6 +334,19 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_for_a_write_sees_one_that_comes_and_one_that_cannot_be() {
+        for (number, bytes, is_right) in [(0, 100, true), (7, 100, false), (0, 101, false)] {
+            let (slots, own, signals) = slots();
+            let header = SlotHeader { number, bytes };
+            own.slice(slots.layout.slot(1, 0, 0)).expect("inside").store(bytemuck::bytes_of(&header));
+            assert!(!slots.has_arrival(), "nobody has said so");
+            signals.signal(&Signal { signal_slot: 6, payload: Word::EMPTY.payload() });
+            assert_eq!(slots.find(1).is_ok(), is_right);
+            assert!(slots.has_arrival(), "{number} {bytes}");
+        }
+    }
+
+    #[test]
     fn whatever_a_peer_writes_its_elements_lie_in_its_slot_or_it_is_found() {
         let mut random = Random::new(1);
         let (mut found, mut refused) = (0, 0);
