@@ -400,42 +400,6 @@ fn a_rank_that_does_not_poll_is_named_when_the_time_is_up(fabric: Fabric) {
     }
 }
 
-#[test]
-fn a_read_whose_owner_publishes_all_the_time_ends_at_its_deadline() {
-    let adjust = |options: &mut Options| {
-        (options.timeout, options.progress) = (Duration::from_secs(2), Progress::WhenCalled);
-    };
-    let errors = ranks::with_group(Fabric::Shm, 2, adjust, |group| {
-        let len = 4 << 20;
-        let mut window = group.window::<u64>(len, 0).unwrap();
-        let elements = vec![group.rank().into(); len];
-        let deadline = clock::now() + PATIENCE;
-        loop {
-            let result = if group.rank() == 0 {
-                window.publish(&elements, Word::EMPTY).map(drop)
-            } else {
-                let mut read = window.start_read(0, 0..len, vec![9; len]).unwrap();
-                while !read.test() {
-                    // So it is slower than its owner.
-                    compute_for(Duration::from_millis(1));
-                }
-                read.wait().map(drop).map_err(|error| error.error)
-            };
-            if let Err(error) = result {
-                break error.to_string();
-            }
-            assert!(clock::now() < deadline, "the read comes to an end");
-        }
-    });
-    for error in &errors {
-        assert!(
-            error.contains("for rank 0: a read of its window, whose elements were overwritten "),
-            "{error}"
-        );
-        assert_eq!(*error, errors[0]);
-    }
-}
-
 fn a_write_whose_reader_panics_frees_its_slot(fabric: Fabric) {
     with_group(fabric, 2, |group| {
         let mut window = group.window::<u64>(1, 1).unwrap();

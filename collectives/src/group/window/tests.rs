@@ -1,4 +1,5 @@
-//! Windows of ranks that stop amid their calls, on real fabrics, by threads that are ranks.
+//! Windows whose time is up, on real fabrics, by threads that are ranks. The ranks meet with more
+//! time than that.
 
 #[path = "../../../tests/ranks/mod.rs"]
 mod ranks;
@@ -9,10 +10,53 @@ use std::time::Duration;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
 
+use crate::group::{Options, Progress};
 use crate::window::Word;
 
 /// Longest time a call may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A rank that computes.
+#[expect(clippy::disallowed_methods, reason = "a rank that computes")]
+fn compute_for_a_moment() {
+    std::thread::sleep(Duration::from_millis(1));
+}
+
+#[test]
+fn a_read_whose_owner_publishes_all_the_time_ends_at_its_deadline() {
+    let adjust = |options: &mut Options| options.progress = Progress::WhenCalled;
+    let errors = ranks::with_group(Fabric::Shm, 2, adjust, |group| {
+        let len = 4 << 20;
+        let mut window = group.window::<u64>(len, 0).unwrap();
+        // The ranks have met, with more time.
+        window.group.timeout = Duration::from_secs(1);
+        let elements = vec![group.rank().into(); len];
+        let deadline = clock::now() + PATIENCE;
+        loop {
+            let result = if group.rank() == 0 {
+                window.publish(&elements, Word::EMPTY).map(drop)
+            } else {
+                let mut read = window.start_read(0, 0..len, vec![9; len]).unwrap();
+                while !read.test() {
+                    // So it is slower than its owner.
+                    compute_for_a_moment();
+                }
+                read.wait().map(drop).map_err(|error| error.error)
+            };
+            if let Err(error) = result {
+                break error.to_string();
+            }
+            assert!(clock::now() < deadline, "the read comes to an end");
+        }
+    });
+    for error in &errors {
+        assert!(
+            error.contains("for rank 0: a read of its window, whose elements were overwritten "),
+            "{error}"
+        );
+        assert_eq!(*error, errors[0]);
+    }
+}
 
 #[test]
 fn a_write_that_finds_no_staging_names_the_rank_that_takes_no_bytes() {
