@@ -206,7 +206,11 @@ impl Trial {
         loop {
             loop {
                 self.cluster.settle().map_err(|error| error.to_string())?;
-                let mut moved = false;
+                // A rank may have woken one that was polled before it at this instant, and whose
+                // next event is its deadline.
+                let woken = self.cluster.world.take_woken();
+                let mut moved = !woken.is_empty();
+                woken.into_iter().for_each(|rank| self.cluster.wake(rank));
                 for rank in 0..self.ranks {
                     if !self.cluster.world.is_frozen(rank) {
                         moved |= self.see(rank)?;
