@@ -896,12 +896,14 @@ fn close_regions(now: Nanos, side: &mut ReceiverSide, regions: &mut Regions) {
 
 /// A tensor as the server takes it.
 fn offer(tensor: SharedTensor) -> Offer<SharedTensor> {
-    let description = tensor.shape().describe();
-    let place = tensor.buffer().arena().map(|arena| {
-        let range = tensor.buffer().range();
-        let (key, offset, len) = (RegionKey(arena.number()), range.start, range.end - range.start);
-        let part = tensor.range();
-        Place { buffer: RemoteSlice { key, offset, len }, part: part.start as u64..part.end as u64 }
-    });
+    let (description, place) = (tensor.shape().describe(), place(&tensor));
     Offer { tensor, description, place }
+}
+
+/// Where a tensor lies in lendable memory, if it does.
+fn place(tensor: &SharedTensor) -> Option<Place> {
+    let (arena, range) = (tensor.buffer().arena()?, tensor.buffer().range());
+    let (key, offset, len) = (RegionKey(arena.number()), range.start, range.end - range.start);
+    let part = tensor.range();
+    Some(Place { buffer: RemoteSlice { key, offset, len }, part: part.start as u64..part.end as u64 })
 }

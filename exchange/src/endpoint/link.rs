@@ -90,9 +90,9 @@ impl WaitingReceive {
     }
 
     /// Ends it with the link.
-    pub(crate) fn lose(self, peer: &Arc<str>, cause: &str) {
-        let (peer, cause) = (peer.clone(), cause.into());
-        drop(self.slot.end(Err(CallError::Lost { key: self.key, peer, cause }.into())));
+    pub(crate) fn lose(&self, peer: &Arc<str>, cause: &str) {
+        let (key, peer, cause) = (self.key.clone(), peer.clone(), cause.into());
+        drop(self.slot.end(Err(CallError::Lost { key, peer, cause }.into())));
     }
 }
 

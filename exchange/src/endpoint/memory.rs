@@ -131,8 +131,8 @@ impl LendableMemory {
         Ok((buffer.arena().map_or(0, ArenaId::number), buffer.memory.clone()))
     }
 
-    /// The buffer of these bytes, if [`LendableBuffer::find_by_address`] was called for one that
-    /// holds them, and where they begin in it.
+    /// The buffer that holds these bytes, and where they begin in it. `None` also for a buffer that
+    /// was not made findable ([`LendableBuffer::make_findable`]).
     #[cfg(feature = "grpc")]
     pub(crate) fn find(&self, bytes: &[u8]) -> Option<(Arc<LendableBuffer>, usize)> {
         let address = bytes.as_ptr().addr();
@@ -196,7 +196,7 @@ impl LendableBuffer {
 
     /// From now on [`LendableMemory::find`] finds it, if it lies in an arena.
     #[cfg(feature = "grpc")]
-    pub(crate) fn find_by_address(self: &Arc<Self>) {
+    pub(crate) fn make_findable(self: &Arc<Self>) {
         if self.block.is_some() {
             lock(&self.owner.arenas).plain.insert(self.as_bytes().as_ptr().addr(), Arc::downgrade(self));
         }

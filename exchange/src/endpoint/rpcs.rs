@@ -112,7 +112,7 @@ impl Endpoint {
 
     /// The incarnation of this program.
     pub(crate) fn incarnation(&self) -> u64 {
-        self.handle.shared.introduce().incarnation
+        self.handle.shared.incarnation()
     }
 
     /// Whether a peer without regions is an error.

@@ -95,6 +95,11 @@ impl Shared {
         Introduction { challenge: pleach_transport::auth::challenge(), ..self.introduction.clone() }
     }
 
+    #[cfg(feature = "grpc")]
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.introduction.incarnation
+    }
+
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.wake
     }

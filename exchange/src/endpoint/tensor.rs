@@ -254,7 +254,7 @@ impl SharedTensor {
     #[cfg(feature = "grpc")]
     #[must_use]
     pub fn into_bytes(self) -> bytes::Bytes {
-        self.buffer.find_by_address();
+        self.buffer.make_findable();
         bytes::Bytes::from_owner(self)
     }
 
@@ -403,7 +403,7 @@ impl ReceivedTensor {
     #[must_use]
     pub fn into_bytes(self) -> bytes::Bytes {
         if let ReceivedBytes::Copied(tensor) | ReceivedBytes::Local(tensor) = &*self.bytes {
-            tensor.buffer.find_by_address();
+            tensor.buffer.make_findable();
         }
         bytes::Bytes::from_owner(self)
     }

@@ -11,9 +11,8 @@ use tonic::Status;
 use tonic::body::Body;
 
 use super::fields::{self, FieldName, Lender, lending_by};
-use crate::endpoint::Endpoint;
-use crate::endpoint::ReceivedTensor;
 use crate::endpoint::rpcs::{AcceptedField, FieldError, OverRpc, PendingField};
+use crate::endpoint::{Endpoint, ReceivedTensor};
 use crate::gathered::{self, Beginning};
 use crate::reference::LinkId;
 
@@ -59,14 +58,14 @@ impl Drop for RpcEnd {
 /// A body that is sent: its encoder lends fields.
 pub(crate) struct LendingBody {
     inner: Body,
-    lender: Option<Arc<Lender>>,
+    lender: Arc<Lender>,
     /// What the end of the body means at this end.
     end: Option<RpcEnd>,
 }
 
 impl LendingBody {
     pub(crate) fn new(inner: Body, lender: Arc<Lender>, end: Option<RpcEnd>) -> Self {
-        Self { inner, lender: Some(lender), end }
+        Self { inner, lender, end }
     }
 }
 

@@ -57,7 +57,7 @@ thread_local! {
 }
 
 /// Calls `call`, in which encoders lend by this lender.
-pub(crate) fn lending_by<R>(lender: Option<Arc<Lender>>, call: impl FnOnce() -> R) -> R {
+pub(crate) fn lending_by<R>(lender: Arc<Lender>, call: impl FnOnce() -> R) -> R {
     struct Restore(Option<Arc<Lender>>);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -65,7 +65,7 @@ pub(crate) fn lending_by<R>(lender: Option<Arc<Lender>>, call: impl FnOnce() -> 
             LENDER.with_borrow_mut(|lender| *lender = before);
         }
     }
-    let _restore = Restore(LENDER.replace(lender));
+    let _restore = Restore(LENDER.replace(Some(lender)));
     call()
 }
 

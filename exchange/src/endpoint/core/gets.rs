@@ -12,7 +12,6 @@ use rustix::event::epoll;
 use rustix::net::getsockname;
 
 use super::{Core, Dropped, Link, LinkSide};
-use crate::calls::CallError;
 use crate::endpoint::gets::{Get, GetDevice, GetEvent, SETUP_LIMIT};
 use crate::endpoint::link::{Arrived, GetRequest, LinkPair, PairState};
 use crate::endpoint::regions::SetupFrame;
@@ -310,8 +309,7 @@ impl Core {
         let Some(pair) = link.pair.take() else { return false };
         let Some(device) = self.devices.get_mut(&pair.device) else { return false };
         for (_, receive) in device.receives().filter(|(link, _)| *link == number) {
-            let (key, peer, cause) = (receive.key.clone(), link.peer.clone(), cause.into());
-            drop(receive.slot.end(Err(CallError::Lost { key, peer, cause }.into())));
+            receive.lose(&link.peer, cause);
         }
         let lent_to = matches!(link.side, LinkSide::Sender).then_some(link.id);
         device.sever(pair.rank, lent_to);

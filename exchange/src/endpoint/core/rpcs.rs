@@ -9,7 +9,7 @@ use std::sync::Arc;
 use pleach_transport::Nanos;
 use pleach_vocabulary::DataType;
 
-use super::{Core, LinkSide, offer};
+use super::{Core, LinkSide, place};
 use crate::endpoint::link::{GetRequest, ReceiveSlot, WaitingReceive};
 use crate::endpoint::rpcs::FieldError;
 use crate::endpoint::shared::OverRpc;
@@ -75,7 +75,7 @@ impl Core {
         tensor: &SharedTensor,
     ) -> Result<(Reference, RegisteredPart), Arc<str>> {
         let number = self.numbers.get(&link).copied().ok_or("the link has ended")?;
-        let place = offer(tensor.clone()).place.ok_or("it does not lie in lendable memory")?;
+        let place = place(tensor).ok_or("it does not lie in lendable memory")?;
         let lent = match self.server.lend_for_rpc(link, rpc, place.clone(), tensor.clone()) {
             Err(LendError::TooManyLeases { .. } | LendError::TooManyBytes { .. }) => {
                 // Some may be back, and were not counted yet.
