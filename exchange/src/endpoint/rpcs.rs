@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Poll, Waker};
 
 use bytes::Bytes;
@@ -10,6 +11,7 @@ use pleach_transport::clock;
 use super::Endpoint;
 use super::core::Accepted;
 use super::link::{Arrived, ReceiveSlot};
+use super::shared::DropNote;
 pub(crate) use super::shared::OverRpc;
 use super::tensor::{ReceivedTensor, SharedTensor};
 use crate::gathered::{Field, RegisteredPart};
@@ -61,6 +63,46 @@ impl PendingField {
     }
 }
 
+impl Drop for PendingField {
+    fn drop(&mut self) {
+        // Its bytes may have come since the last poll. Where they come later, the core sees that
+        // nobody waits.
+        if let Some(result) = self.slot.leave() {
+            drop(result);
+            self.endpoint.handle.shared.dropped(DropNote::Leases(self.link));
+        }
+    }
+}
+
+/// Whether memory is lent for an RPC: not yet, from its first field on, and never again.
+///
+/// **Invariant:** an RPC that is over lends nothing, and begins no more.
+#[derive(Default)]
+pub(crate) struct RpcLends(AtomicU8);
+
+impl RpcLends {
+    const BEGUN: u8 = 1;
+    const OVER: u8 = 2;
+
+    /// A field is about to be lent. `begin`: what the first one does, which may refuse. Called
+    /// under the lock of the core.
+    fn begin(&self, begin: impl FnOnce() -> bool) -> Result<(), Arc<str>> {
+        // Both orders pair with the swap in `end`: whoever ends the RPC then takes the lock of the
+        // core, and so comes after what is done under it here.
+        match self.0.compare_exchange(0, Self::BEGUN, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) if !begin() => Err("the other program cannot read it, or has ended the call".into()),
+            Ok(_) | Err(Self::BEGUN) => Ok(()),
+            Err(_) => Err("the call is over".into()),
+        }
+    }
+
+    /// The RPC is over. True: memory was lent for it.
+    pub(crate) fn end(&self) -> bool {
+        // Both orders pair with the exchange in `begin`.
+        self.0.swap(Self::OVER, Ordering::AcqRel) == Self::BEGUN
+    }
+}
+
 impl Endpoint {
     /// Whether the other end of this link can read lendable memory.
     pub(crate) fn may_lend(&self, link: LinkId) -> bool {
@@ -72,18 +114,16 @@ impl Endpoint {
         SharedTensor::of_lendable(&self.handle.shared.memory, bytes)
     }
 
-    /// Lends a field for an RPC, which begins with its first one.
+    /// Lends a field for an RPC.
     pub(crate) fn lend_for_rpc(
         &self,
         link: LinkId,
         rpc: u64,
-        is_first: bool,
+        lends: &RpcLends,
         tensor: &SharedTensor,
     ) -> Result<(Reference, RegisteredPart), Arc<str>> {
         let mut core = self.handle.shared.core();
-        if is_first && !core.begin_rpc(link, rpc) {
-            return Err("the other program cannot read it, or has ended the call".into());
-        }
+        lends.begin(|| core.begin_rpc(link, rpc))?;
         core.lend_for_rpc(clock::now(), link, rpc, tensor)
     }
 
@@ -107,7 +147,7 @@ impl Endpoint {
 
     /// An RPC is over: for drops, which may happen under any lock.
     pub(crate) fn rpc_dropped(&self, over: OverRpc) {
-        self.handle.shared.rpc_over(over);
+        self.handle.shared.dropped(DropNote::Rpc(over));
     }
 
     /// The incarnation of this program.
@@ -123,13 +163,23 @@ impl Endpoint {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::endpoint::{EndpointOptions, Peer};
+    use crate::endpoint::{EndpointOptions, ExchangeFabric, Peer};
     use crate::reference::LeaseNumber;
 
-    /// A sender, a receiver, and the link between them.
+    /// Longer than any test takes on a busy machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// A sender, a receiver, and the link between them, whose tensors are mapped.
     fn link() -> (Endpoint, Endpoint, Peer, LinkId) {
-        let open = || Endpoint::open(&EndpointOptions::default()).expect("a free port of loopback");
+        link_by(ExchangeFabric::Shm)
+    }
+
+    fn link_by(fabric: ExchangeFabric) -> (Endpoint, Endpoint, Peer, LinkId) {
+        let options = EndpointOptions { fabric, ..EndpointOptions::default() };
+        let open = || Endpoint::open(&options).expect("a free port of loopback");
         let (sender, receiver) = (open(), open());
         let peer = receiver.connect(&sender.address().to_string()).expect("an address");
         peer.share_regions().expect("are on this host");
@@ -146,9 +196,9 @@ mod tests {
         tensor.share().into_bytes()
     }
 
-    fn lend(sender: &Endpoint, link: LinkId, is_first: bool, bytes: &Bytes) -> Option<Field> {
+    fn lend(sender: &Endpoint, link: LinkId, lends: &RpcLends, bytes: &Bytes) -> Option<Field> {
         let tensor = sender.lendable(bytes.clone())?;
-        let (reference, registered) = sender.lend_for_rpc(link, 1, is_first, &tensor).ok()?;
+        let (reference, registered) = sender.lend_for_rpc(link, 1, lends, &tensor).ok()?;
         Some(Field { at: 0, reference, registered })
     }
 
@@ -164,7 +214,7 @@ mod tests {
     fn a_reference_that_is_forged_stale_or_out_of_range_is_refused_and_the_link_stays() {
         let (sender, receiver, _peer, link) = link();
         let data = bytes(&sender);
-        let good = lend(&sender, link, true, &data).expect("may be lent");
+        let good = lend(&sender, link, &RpcLends::default(), &data).expect("may be lent");
         let of = |change: &dyn Fn(&mut Reference)| {
             let mut forged = good;
             change(&mut forged.reference);
@@ -197,14 +247,64 @@ mod tests {
     fn a_reference_that_comes_after_its_recall_is_refused() {
         let (sender, receiver, _peer, link) = link();
         let data = bytes(&sender);
-        let late = lend(&sender, link, true, &data).expect("may be lent");
+        let lends = RpcLends::default();
+        let late = lend(&sender, link, &lends, &data).expect("may be lent");
         receiver.rpc_over(OverRpc { rpc: 1, lends: None, recalls: false, misses: Some(link) });
         while sender.counts().leases > 0 {
             std::thread::yield_now();
         }
         let refused = receiver.accept_for_rpc(&late).err();
         assert!(matches!(refused, Some(FieldError::Wrong(_))), "{refused:?}");
-        assert!(lend(&sender, link, false, &data).is_none(), "the RPC is over");
+        assert!(lend(&sender, link, &lends, &data).is_none(), "the RPC is over");
+    }
+
+    #[test]
+    fn a_field_that_has_come_and_that_nobody_takes_goes_back() {
+        let (sender, receiver, _peer, link) = link_by(ExchangeFabric::Tcp);
+        let data = bytes(&sender);
+        let field = lend(&sender, link, &RpcLends::default(), &data).expect("may be lent");
+        let AcceptedField::Coming(pending) = receiver.accept_for_rpc(&field).expect("is good") else {
+            panic!("is got");
+        };
+        let until = clock::now() + LONG;
+        // Ended at the receiver, whose thread has nothing more to do for it.
+        while !pending.slot.has_ended() || receiver.counts().copied.tensors == 0 {
+            assert!(clock::now() < until, "{:?}", receiver.counts());
+        }
+        assert_eq!(sender.counts().leases, 1);
+        // Also where the lock is held, with which the thread waits.
+        let core = receiver.handle.shared.core();
+        drop(pending);
+        assert!(receiver.handle.shared.has_drop_notes());
+        drop(core);
+        while sender.counts().leases > 0 {
+            assert!(clock::now() < until, "{:?}", sender.counts());
+        }
+    }
+
+    #[test]
+    fn what_is_lent_while_its_call_ends_comes_back_and_nothing_is_lent_after_it() {
+        let (sender, _receiver, _peer, link) = link();
+        let data = bytes(&sender);
+        let tensor = sender.lendable(data).expect("is lendable");
+        for rpc in 0..1_000 {
+            let lends = RpcLends::default();
+            let lent = std::thread::scope(|scope| {
+                let lent = scope.spawn(|| sender.lend_for_rpc(link, rpc, &lends, &tensor).is_ok());
+                if rpc % 3 == 0 {
+                    std::thread::yield_now();
+                }
+                if lends.end() {
+                    sender.rpc_over(OverRpc { rpc, lends: Some(link), recalls: true, misses: None });
+                }
+                lent.join().expect("does not panic")
+            });
+            assert!(sender.lend_for_rpc(link, rpc, &lends, &tensor).is_err(), "after {lent}");
+        }
+        let until = clock::now() + LONG;
+        while sender.counts().leases > 0 {
+            assert!(clock::now() < until, "{:?}", sender.counts());
+        }
     }
 
     #[test]
@@ -214,7 +314,7 @@ mod tests {
             assert!(sender.lendable(other).is_none());
         }
         let data = bytes(&sender);
-        let part = lend(&sender, link, true, &data.slice(3..10)).expect("may be lent");
+        let part = lend(&sender, link, &RpcLends::default(), &data.slice(3..10)).expect("may be lent");
         let tensor = accept(&receiver, &part);
         assert_eq!(tensor.as_bytes(), [7; 7]);
         // It is lent as long as the receiver has it, whatever becomes of it here.

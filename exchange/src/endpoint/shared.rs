@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use pleach_transport::Nanos;
 use pleach_transport::mutex::lock;
 use pleach_vocabulary::Fabric;
 use rustix::event::{EventfdFlags, eventfd};
@@ -29,11 +30,8 @@ pub(crate) struct Shared {
     core: Mutex<Core>,
     /// Wakes the thread.
     wake: OwnedFd,
-    /// Links that nobody uses any more.
-    unused: Mutex<Vec<u64>>,
-    /// RPCs that are over, where the lock of the core could not be taken.
-    #[cfg(feature = "grpc")]
-    over: Mutex<Vec<OverRpc>>,
+    /// What drops have said.
+    dropped: Mutex<Vec<DropNote>>,
     /// The thread is to end. Release store pairs with its acquire load.
     is_over: AtomicBool,
 }
@@ -60,9 +58,7 @@ impl Shared {
             introduction,
             core: Mutex::new(core),
             wake,
-            unused: Mutex::new(Vec::new()),
-            #[cfg(feature = "grpc")]
-            over: Mutex::new(Vec::new()),
+            dropped: Mutex::new(Vec::new()),
             is_over: AtomicBool::new(false),
         }))
     }
@@ -119,10 +115,42 @@ impl Shared {
         self.is_over.load(Ordering::Acquire)
     }
 
-    /// The links that nobody uses since the last call.
-    pub(crate) fn take_unused(&self) -> Vec<u64> {
-        std::mem::take(&mut *lock(&self.unused))
+    /// The core is told later: the lock of the core may be held where a drop happens.
+    pub(crate) fn dropped(&self, note: DropNote) {
+        lock(&self.dropped).push(note);
+        self.wake();
     }
+
+    #[cfg(all(test, feature = "grpc"))]
+    pub(crate) fn has_drop_notes(&self) -> bool {
+        !lock(&self.dropped).is_empty()
+    }
+
+    /// Tells the core what drops have said since the last call.
+    pub(crate) fn settle_drops(&self, core: &mut Core, now: Nanos) {
+        for note in std::mem::take(&mut *lock(&self.dropped)) {
+            match note {
+                DropNote::Link(number) => core.close_link(now, number),
+                #[cfg(feature = "grpc")]
+                DropNote::Leases(number) => core.leases_returned(now, number),
+                #[cfg(feature = "grpc")]
+                DropNote::Rpc(over) => core.rpc_over(now, over),
+            }
+        }
+    }
+}
+
+/// What a drop has to say to the core.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DropNote {
+    /// Nobody uses the link of this number any more.
+    Link(u64),
+    /// Leases of the link of this number are back.
+    #[cfg(feature = "grpc")]
+    Leases(u64),
+    /// An RPC is over.
+    #[cfg(feature = "grpc")]
+    Rpc(OverRpc),
 }
 
 /// An RPC that is over at this end.
@@ -137,22 +165,6 @@ pub(crate) struct OverRpc {
     pub(crate) recalls: bool,
     /// The link on which references of the peer may be on their way here, which nobody will see.
     pub(crate) misses: Option<LinkId>,
-}
-
-#[cfg(feature = "grpc")]
-impl Shared {
-    /// An RPC is over. For drops, which may happen under the lock of the core.
-    pub(crate) fn rpc_over(&self, over: OverRpc) {
-        lock(&self.over).push(over);
-        self.wake();
-    }
-
-    /// Takes note of the RPCs that are over since the last call.
-    pub(crate) fn settle_rpcs(&self, core: &mut Core, now: pleach_transport::Nanos) {
-        for over in std::mem::take(&mut *lock(&self.over)) {
-            core.rpc_over(now, over);
-        }
-    }
 }
 
 /// The introduction of a program, without a challenge.
@@ -230,9 +242,6 @@ impl LinkHold {
 
 impl Drop for LinkHold {
     fn drop(&mut self) {
-        // Not closed here: the lock of the core may be held.
-        let shared = &self.endpoint.shared;
-        lock(&shared.unused).push(self.number);
-        shared.wake();
+        self.endpoint.shared.dropped(DropNote::Link(self.number));
     }
 }

@@ -95,11 +95,7 @@ pub(crate) fn run(shared: Arc<Shared>, epoll: &OwnedFd, listener: TcpListener) {
         let now = clock::now();
         {
             let mut core = shared.core();
-            for number in shared.take_unused() {
-                core.close_link(now, number);
-            }
-            #[cfg(feature = "grpc")]
-            shared.settle_rpcs(&mut core, now);
+            shared.settle_drops(&mut core, now);
             core.expire(now);
             core.pump_unread(now);
             core.poll(now);

@@ -33,7 +33,7 @@ pub(crate) struct RpcEnd {
 
 impl RpcEnd {
     fn over(&mut self) -> Option<OverRpc> {
-        let lends = self.lender.take().and_then(|lender| lender.has_lent_on());
+        let lends = self.lender.take().and_then(|lender| lender.end());
         let (rpc, recalls, misses) = (self.rpc, self.recalls, self.misses.take());
         (lends.is_some() || misses.is_some()).then_some(OverRpc { rpc, lends, recalls, misses })
     }

@@ -7,13 +7,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
 use bytes::Bytes;
 use pleach_transport::mutex::lock;
 
 use crate::endpoint::Endpoint;
+use crate::endpoint::rpcs::RpcLends;
 use crate::gathered::RegisteredPart;
 use crate::reference::{LeaseNumber, LinkId, Reference};
 
@@ -22,27 +22,25 @@ pub(crate) struct Lender {
     endpoint: Endpoint,
     link: LinkId,
     rpc: u64,
-    has_begun: AtomicBool,
+    lends: RpcLends,
 }
 
 impl Lender {
     pub(crate) fn new(endpoint: &Endpoint, link: LinkId, rpc: u64) -> Arc<Self> {
-        Arc::new(Self { endpoint: endpoint.clone(), link, rpc, has_begun: AtomicBool::new(false) })
+        Arc::new(Self { endpoint: endpoint.clone(), link, rpc, lends: RpcLends::default() })
     }
 
-    /// The link, if anything was lent on it.
-    pub(crate) fn has_lent_on(&self) -> Option<LinkId> {
-        // Acquire: pairs with the release in `lend`, on the thread that polled the body.
-        self.has_begun.load(Ordering::Acquire).then_some(self.link)
+    /// The RPC is over, and lends no more, also where its body is still polled. The link, if
+    /// anything was lent on it.
+    pub(crate) fn end(&self) -> Option<LinkId> {
+        self.lends.end().then_some(self.link)
     }
 
     /// Lends a field, if it lies in lendable memory.
     pub(crate) fn lend(&self, bytes: Bytes) -> Option<(Reference, RegisteredPart)> {
         let length = bytes.len();
         let tensor = self.endpoint.lendable(bytes)?;
-        // Release: pairs with the acquire in `has_lent_on`.
-        let is_first = !self.has_begun.swap(true, Ordering::AcqRel);
-        match self.endpoint.lend_for_rpc(self.link, self.rpc, is_first, &tensor) {
+        match self.endpoint.lend_for_rpc(self.link, self.rpc, &self.lends, &tensor) {
             Ok(lent) => Some(lent),
             Err(reason) => {
                 tracing::debug!("a field of {length} bytes goes inline: {reason}");

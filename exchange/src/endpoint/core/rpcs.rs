@@ -136,8 +136,10 @@ impl Core {
             let deadline = Nanos(u64::MAX);
             let receive = WaitingReceive { key, slot: slot.clone(), since: now, deadline };
             let request = GetRequest { device, rank, receive, lease, shape, src };
-            self.begin_get(number, request).map_err(FieldError::Lost)?;
-            self.settle(now);
+            let begun = self.begin_get(number, request).map_err(FieldError::Lost);
+            // Where the get did not begin its lease is back.
+            self.leases_returned(now, number);
+            begun?;
             return Ok(Accepted::Coming { link: number, slot });
         }
         let mapped = link.regions.as_ref().and_then(|shared| shared.regions.arena());
