@@ -6,10 +6,6 @@
 
 use super::samples::{LANES, Samples, sum_of_lanes};
 
-/// Samples that are looked at before the best so far is compared: their results stay in registers
-/// and in the nearest cache.
-const STRIP: usize = 256;
-
 /// The curvature along a pair of samples that is not positive is replaced by this, as in LIBSVM.
 pub(crate) const CURVATURE_MIN: f64 = 1e-12;
 
@@ -126,77 +122,105 @@ pub(crate) struct Errors {
     pub(crate) low: Vec<f64>,
 }
 
+/// The best value in each lane so far, and the number of the chunk that has it.
+///
+/// The first of equal values stays. Numbers beside the values cost a blend a chunk; a search for
+/// the best value afterwards costs more than all else.
+struct Best {
+    value: [f64; LANES],
+    chunk: [u64; LANES],
+}
+
+impl Best {
+    /// None is better than this value yet.
+    #[inline(always)]
+    fn none(value: f64) -> Self {
+        Self { value: [value; LANES], chunk: [u64::MAX; LANES] }
+    }
+
+    #[inline(always)]
+    fn take(&mut self, lane: usize, chunk: usize, value: f64, is_better: bool) {
+        self.value[lane] = if is_better { value } else { self.value[lane] };
+        self.chunk[lane] = if is_better { chunk as u64 } else { self.chunk[lane] };
+    }
+
+    #[inline(always)]
+    fn take_smaller(&mut self, lane: usize, chunk: usize, value: f64) {
+        self.take(lane, chunk, value, value < self.value[lane]);
+    }
+
+    #[inline(always)]
+    fn take_larger(&mut self, lane: usize, chunk: usize, value: f64) {
+        self.take(lane, chunk, value, value > self.value[lane]);
+    }
+
+    /// The best of all lanes: of equal ones that with the first place.
+    #[inline(always)]
+    fn of_all(&self, is_better: impl Fn(f64, f64) -> bool) -> Extreme {
+        let (mut best, mut place) = (self.value[0], usize::MAX);
+        for (lane, (value, chunk)) in self.value.iter().zip(self.chunk).enumerate() {
+            let here = if chunk == u64::MAX { usize::MAX } else { chunk as usize * LANES + lane };
+            if is_better(*value, best) || (*value == best && here < place) {
+                (best, place) = (*value, here);
+            }
+        }
+        Extreme { value: best, place: (place != usize::MAX).then_some(place) }
+    }
+}
+
 for_widest_vectors! {
     /// Adds `step` times the difference of two kernel rows to all errors, and finds the smallest
     /// error of those that may go up and the largest of those that may go down.
     fn update(errors: &mut Errors, step: f64, up_row: &[f32], low_row: &[f32]) -> [Extreme; 2] {
-        let (mut least, mut least_strip) = (f64::INFINITY, 0);
-        let (mut most, mut most_strip) = (f64::NEG_INFINITY, 0);
+        let (mut least, mut most) = (Best::none(f64::INFINITY), Best::none(f64::NEG_INFINITY));
+        let changed = |error: f64, up: f32, low: f32| error + step * (f64::from(up) - f64::from(low));
         let Errors { error, up, low } = errors;
-        let strips = error.chunks_mut(STRIP).zip(up.chunks(STRIP)).zip(low.chunks(STRIP));
-        let rows = up_row.chunks(STRIP).zip(low_row.chunks(STRIP));
-        for (strip, (((error, up), low), (up_row, low_row))) in strips.zip(rows).enumerate() {
-            let (strip_least, strip_most) = update_strip(error, up, low, step, up_row, low_row);
-            if strip_least < least {
-                (least, least_strip) = (strip_least, strip);
+        let (errors, error_rest) = error.as_chunks_mut::<LANES>();
+        let ((ups, up_rest), (lows, low_rest)) = (up.as_chunks::<LANES>(), low.as_chunks::<LANES>());
+        let ((up_rows, up_row_rest), (low_rows, low_row_rest)) =
+            (up_row.as_chunks::<LANES>(), low_row.as_chunks::<LANES>());
+        let chunks = errors.len();
+        for (chunk, ((((error, up), low), up_row), low_row)) in
+            errors.iter_mut().zip(ups).zip(lows).zip(up_rows).zip(low_rows).enumerate()
+        {
+            // All is read before anything is written: else the compiler reads lane by lane.
+            let (up, low, before) = (*up, *low, *error);
+            let after: [f64; LANES] =
+                std::array::from_fn(|lane| changed(before[lane], up_row[lane], low_row[lane]));
+            for lane in 0..LANES {
+                least.take_smaller(lane, chunk, after[lane] + up[lane]);
+                most.take_larger(lane, chunk, after[lane] + low[lane]);
             }
-            if strip_most > most {
-                (most, most_strip) = (strip_most, strip);
-            }
+            *error = after;
         }
-        let place = |value: f64, strip: usize, mask: &[f64]| {
-            let from = strip * STRIP;
-            let found = error.iter().zip(mask).skip(from).position(|(error, mask)| error + mask == value);
-            Extreme { value, place: if value.is_finite() { found.map(|found| from + found) } else { None } }
-        };
-        [place(least, least_strip, up), place(most, most_strip, low)]
+        for (lane, error) in error_rest.iter_mut().enumerate() {
+            *error = changed(*error, up_row_rest[lane], low_row_rest[lane]);
+            least.take_smaller(lane, chunks, *error + up_rest[lane]);
+            most.take_larger(lane, chunks, *error + low_rest[lane]);
+        }
+        [least.of_all(|one, other| one < other), most.of_all(|one, other| one > other)]
     }
 }
 
 #[inline(always)]
-fn update_strip(
-    error: &mut [f64],
-    up: &[f64],
-    low: &[f64],
-    step: f64,
-    up_row: &[f32],
-    low_row: &[f32],
-) -> (f64, f64) {
-    let (mut least, mut most) = ([f64::INFINITY; LANES], [f64::NEG_INFINITY; LANES]);
-    let mut one = |lane: usize, error: &mut f64, up: f64, low: f64, up_value: f32, low_value: f32| {
-        *error += step * (f64::from(up_value) - f64::from(low_value));
-        let (up, low) = (*error + up, *error + low);
-        least[lane] = if up < least[lane] { up } else { least[lane] };
-        most[lane] = if low > most[lane] { low } else { most[lane] };
-    };
-    let (errors, error_rest) = error.as_chunks_mut::<LANES>();
-    let ((ups, up_rest), (lows, low_rest)) = (up.as_chunks::<LANES>(), low.as_chunks::<LANES>());
-    let ((up_rows, up_row_rest), (low_rows, low_row_rest)) =
-        (up_row.as_chunks::<LANES>(), low_row.as_chunks::<LANES>());
-    for ((((error, up), low), up_row), low_row) in
-        errors.iter_mut().zip(ups).zip(lows).zip(up_rows).zip(low_rows)
-    {
-        for lane in 0..LANES {
-            one(lane, &mut error[lane], up[lane], low[lane], up_row[lane], low_row[lane]);
-        }
-    }
-    for (lane, error) in error_rest.iter_mut().enumerate() {
-        one(lane, error, up_rest[lane], low_rest[lane], up_row_rest[lane], low_row_rest[lane]);
-    }
-    let least = least.into_iter().fold(f64::INFINITY, f64::min);
-    let most = most.into_iter().fold(f64::NEG_INFINITY, f64::max);
-    (least, most)
+fn positive(curvature: f64) -> f64 {
+    if curvature > 0.0 { curvature } else { CURVATURE_MIN }
 }
 
-/// By how much the objective falls if this sample goes down together with the one that goes up
-/// (twice as much, and without the limits of both); below 0 where the pair cannot.
+/// By how much the objective falls if a sample goes down together with the one that goes up (twice
+/// as much, and without the limits of both); below 0 where the pair cannot.
 #[inline(always)]
-fn gain(error: f64, low: f64, diagonal: f64, value: f32, up_error: f64, up_diagonal: f64) -> f64 {
-    let distance = error + low - up_error;
-    let curvature = up_diagonal + diagonal - 2.0 * f64::from(value);
-    let curvature = if curvature > 0.0 { curvature } else { CURVATURE_MIN };
-    let gain = distance * distance / curvature;
-    if distance > 0.0 { gain } else { -1.0 }
+fn gain(distance: f64, curvature: f64) -> f64 {
+    if distance > 0.0 { distance * distance / positive(curvature) } else { -1.0 }
+}
+
+/// False only where [`gain`] is not larger than `other`. Most samples are passed by this without a
+/// division, which takes longer than all else.
+#[inline(always)]
+fn gain_may_be_larger(distance: f64, curvature: f64, other: f64) -> bool {
+    /// Products and the quotient are each rounded by at most half of EPSILON.
+    const ROUNDED: f64 = 1.0 - 2.0 * f64::EPSILON;
+    (distance > 0.0) & (distance * distance > other * positive(curvature) * ROUNDED)
 }
 
 for_widest_vectors! {
@@ -210,33 +234,37 @@ for_widest_vectors! {
         up_diagonal: f64,
     ) -> Extreme {
         let Errors { error, low, .. } = errors;
-        let (mut most, mut most_strip) = (0.0, None);
-        let mut gains = [0.0; STRIP];
-        let strips = error.chunks(STRIP).zip(low.chunks(STRIP)).zip(diagonal.chunks(STRIP)).zip(row.chunks(STRIP));
-        for (strip, (((error, low), diagonal), row)) in strips.enumerate() {
-            let gains = &mut gains[..error.len()];
-            for (((into, error), low), (diagonal, value)) in
-                gains.iter_mut().zip(error).zip(low).zip(diagonal.iter().zip(row))
-            {
-                *into = gain(*error, *low, *diagonal, *value, up_error, up_diagonal);
+        let (mut most, mut place) = (0.0, None);
+        let (errors, error_rest) = error.as_chunks::<LANES>();
+        let ((lows, low_rest), (diagonals, diagonal_rest)) =
+            (low.as_chunks::<LANES>(), diagonal.as_chunks::<LANES>());
+        let (rows, row_rest) = row.as_chunks::<LANES>();
+        for (chunk, (((error, low), diagonal), row)) in
+            errors.iter().zip(lows).zip(diagonals).zip(rows).enumerate()
+        {
+            let (mut distance, mut curvature) = ([0.0; LANES], [0.0; LANES]);
+            let mut may_be_larger = false;
+            for lane in 0..LANES {
+                distance[lane] = error[lane] + low[lane] - up_error;
+                curvature[lane] = up_diagonal + diagonal[lane] - 2.0 * f64::from(row[lane]);
+                may_be_larger |= gain_may_be_larger(distance[lane], curvature[lane], most);
             }
-            let mut lanes = [0.0; LANES];
-            let (chunks, rest) = gains.as_chunks::<LANES>();
-            for chunk in chunks {
-                for (lane, gain) in lanes.iter_mut().zip(chunk) {
-                    *lane = if *gain > *lane { *gain } else { *lane };
+            if may_be_larger {
+                for lane in 0..LANES {
+                    let gain = gain(distance[lane], curvature[lane]);
+                    if gain > most {
+                        (most, place) = (gain, Some(chunk * LANES + lane));
+                    }
                 }
             }
-            let largest = lanes.iter().chain(rest).copied().fold(0.0, f64::max);
-            if largest > most {
-                (most, most_strip) = (largest, Some(strip));
+        }
+        for (lane, error) in error_rest.iter().enumerate() {
+            let distance = *error + low_rest[lane] - up_error;
+            let gain = gain(distance, up_diagonal + diagonal_rest[lane] - 2.0 * f64::from(row_rest[lane]));
+            if gain > most {
+                (most, place) = (gain, Some(errors.len() * LANES + lane));
             }
         }
-        let place = most_strip.and_then(|strip| {
-            let from = strip * STRIP;
-            let places = from..error.len().min(from + STRIP);
-            places.into_iter().find(|&at| gain(error[at], low[at], diagonal[at], row[at], up_error, up_diagonal) == most)
-        });
         Extreme { value: most, place }
     }
 }
@@ -292,7 +320,8 @@ mod tests {
             let row: Vec<f32> = (0..len).map(|at| (at % 5) as f32 * 0.5).collect();
             let mut expected = Extreme { value: 0.0, place: None };
             for at in 0..len {
-                let value = gain(all.error[at], all.low[at], diagonal[at], row[at], -2.0, 1.0);
+                let curvature = 1.0 + diagonal[at] - 2.0 * f64::from(row[at]);
+                let value = gain(all.error[at] + all.low[at] + 2.0, curvature);
                 if value > expected.value {
                     expected = Extreme { value, place: Some(at) };
                 }
