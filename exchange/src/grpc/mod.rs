@@ -22,6 +22,7 @@
 //! * The codec learns from the body that it fills for which program it encodes (`LendingBody`).
 //! * The body that is read accepts the references before the decoder sees the message
 //!   (`AcceptingBody`), and waits for bytes that have to be got.
+//! * HTTP/2 itself runs over any fabric by [`byte_streams`], also without the rest.
 //! * Streams, deadlines, cancellation and interceptors are tonic's. A compressed message has no
 //!   references.
 //!
@@ -32,6 +33,7 @@
 //! lengths count these. A program that holds a field keeps the sender's memory.
 
 mod body;
+pub mod byte_streams;
 mod channel;
 mod codec;
 mod fields;
