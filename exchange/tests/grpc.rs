@@ -15,6 +15,7 @@ use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
 use pleach_transport::{RegionKey, RemoteSlice, clock};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
+use tonic::codec::CompressionEncoding;
 use tonic::codegen::tokio_stream::{self as stream, StreamExt};
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
@@ -61,9 +62,16 @@ impl Running {
 
 /// Serves bytes. `layer`: the endpoint that lends them.
 async fn serve(data: Bytes, layer: Option<&Endpoint>, address: &str) -> (SocketAddr, Running) {
+    serve_by(TensorsServer::new(Serve(data)), layer, address).await
+}
+
+async fn serve_by(
+    service: TensorsServer<Serve>,
+    layer: Option<&Endpoint>,
+    address: &str,
+) -> (SocketAddr, Running) {
     let incoming = TcpIncoming::bind(address.parse().expect("an address")).expect("a free port");
     let address = incoming.local_addr().expect("is bound");
-    let service = TensorsServer::new(Serve(data));
     let layer = layer.map(Layer::new);
     let (end, ended) = oneshot::channel::<()>();
     let ended = async { drop(ended.await) };
@@ -200,6 +208,70 @@ async fn streams_have_references_in_each_message() {
         }
         server.end().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn compressed_messages_have_no_references_and_others_of_the_same_call_do() {
+    const GZIP: CompressionEncoding = CompressionEncoding::Gzip;
+    for fabric in [ExchangeFabric::Shm, ExchangeFabric::Tcp] {
+        let (sender, receiver) = (open(fabric), open(fabric));
+        let (data, own) = (lendable(&sender, 1 << 20), lendable(&receiver, 1 << 20));
+        let service = TensorsServer::new(Serve(data.clone())).accept_compressed(GZIP).send_compressed(GZIP);
+        let (address, server) = serve_by(service, Some(&sender), "127.0.0.1:0").await;
+        let (ordinary, channel) = client(&receiver, address).await;
+        assert_eq!(channel.is_linked(), (true, true));
+        let lent = |endpoint: &Endpoint| {
+            let counts = endpoint.counts();
+            counts.sent_in_place.tensors + counts.sent_copied.tensors
+        };
+        for (compresses, is_answered_compressed) in
+            [(false, false), (true, false), (false, true), (true, true)]
+        {
+            let mut client = ordinary.clone();
+            if compresses {
+                client = client.send_compressed(GZIP);
+            }
+            if is_answered_compressed {
+                client = client.accept_compressed(GZIP);
+            }
+            let before = [&sender, &receiver].map(lent);
+            let answer = client.get(ask(1 << 20)).await.expect("is served");
+            assert_eq!(answer.metadata().contains_key("grpc-encoding"), is_answered_compressed);
+            assert_eq!(answer.into_inner().data, data);
+            let many = Ask { bytes: 100_000, tensors: 2 };
+            let mut answers = client.repeat(many).await.expect("is served").into_inner();
+            for number in 0..2 {
+                let tensor = answers.next().await.expect("more comes").expect("is served");
+                assert_eq!((tensor.name, tensor.data), (number.to_string(), data.slice(..100_000)));
+            }
+            assert!(answers.next().await.is_none());
+            let expected = tensors::sum(&tensor(own.clone()));
+            assert_eq!(client.sum(tensor(own.clone())).await.expect("is served").into_inner().sum, expected);
+            let sent = stream::iter([tensor(own.clone()), tensor(own.clone())]);
+            let total = client.sum_all(sent).await.expect("is served").into_inner().sum;
+            assert_eq!(total, 2 * expected);
+            let after = [&sender, &receiver].map(lent);
+            let counted = [after[0] - before[0], after[1] - before[1]];
+            let expected = [!is_answered_compressed, !compresses].map(|lends| 3 * u64::from(lends));
+            assert_eq!(counted, expected, "lent by server and client on {fabric}");
+        }
+        for endpoint in [&sender, &receiver] {
+            wait_for_returns(endpoint).await;
+        }
+        server.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_takes_no_compressed_request_refuses_it_and_serves_on() {
+    let Pair { receiver, data, client, server, .. } = pair(ExchangeFabric::Auto).await;
+    let own = lendable(&receiver, 100_000);
+    let mut compressing = client.clone().send_compressed(CompressionEncoding::Gzip);
+    let refused = compressing.sum(tensor(own)).await.expect_err("is compressed");
+    assert_eq!((refused.code(), receiver.counts().leases), (Code::Unimplemented, 0), "{refused}");
+    let mut client = client;
+    assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, data.slice(..100_000));
+    server.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
