@@ -18,8 +18,11 @@ use pleach_exchange::grpc::{self, Layer};
 use pleach_transport::clock;
 use tonic::body::Body;
 use tonic::client::GrpcService;
+use tonic::server::NamedService as _;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
 use tensors::{Ask, Serve, TensorsClient, TensorsServer};
 
@@ -43,6 +46,9 @@ async fn main() -> Outcome {
     let before = median_time(TensorsClient::new(channel)).await?;
     // After:
     let channel = grpc::connect(address).await?;
+    let service = TensorsServer::<Serve>::NAME.to_owned();
+    let health = HealthClient::new(channel.clone()).check(HealthCheckRequest { service }).await?.into_inner();
+    println!("the service says of itself: {:?}", health.status());
     let after = median_time(TensorsClient::new(channel)).await?;
     println!("a tensor of 16 MiB by tonic: {before:?}, by reference: {after:?}");
     Ok(())
@@ -55,9 +61,11 @@ async fn serve() -> Outcome {
     let service = TensorsServer::new(Serve(tensor.share().into_bytes()));
     let incoming = TcpIncoming::bind("127.0.0.1:0".parse()?)?;
     println!("{}", incoming.local_addr()?);
-    // The layer is what is new here.
-    Server::builder().layer(Layer::new(&endpoint)).add_service(service).serve_with_incoming(incoming).await?;
-    Ok(())
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_serving::<TensorsServer<Serve>>().await;
+    // The layer is what is new here. It stands around all services.
+    let server = Server::builder().layer(Layer::new(&endpoint)).add_service(service).add_service(health);
+    Ok(server.serve_with_incoming(incoming).await?)
 }
 
 /// The median time of a call.

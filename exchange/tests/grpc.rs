@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
 use pleach_exchange::gathered::{self, Field, RegisteredPart};
-use pleach_exchange::grpc::{Channel, ConnectError, Layer};
+use pleach_exchange::grpc::{self, Channel, ConnectError, Layer};
 use pleach_exchange::reference::{LeaseNumber, LinkId};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
 use pleach_transport::{RegionKey, RemoteSlice, clock};
@@ -17,9 +17,13 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::codec::CompressionEncoding;
 use tonic::codegen::tokio_stream::{self as stream, StreamExt};
+use tonic::server::NamedService as _;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tonic::{Code, Request};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
 use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
 
@@ -272,6 +276,48 @@ async fn a_server_that_takes_no_compressed_request_refuses_it_and_serves_on() {
     let mut client = client;
     assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, data.slice(..100_000));
     server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_asks_for_the_health_of_services_behind_the_layer() {
+    let sender = open(ExchangeFabric::Auto);
+    let data = lendable(&sender, 100_000);
+    let incoming = TcpIncoming::bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+    let address = format!("http://{}", incoming.local_addr().expect("is bound"));
+    let (reporter, health) = tonic_health::server::health_reporter();
+    reporter.set_serving::<TensorsServer<Serve>>().await;
+    let server = Server::builder().layer(Layer::new(&sender)).add_service(health);
+    let server = server.add_service(TensorsServer::new(Serve(data.clone())));
+    let server = tokio::spawn(server.serve_with_incoming(incoming));
+    let channel = grpc::connect(address.clone()).await.expect("listens");
+    assert_eq!(channel.is_linked(), (true, true));
+    let ordinary = tonic::transport::Endpoint::from_shared(address).expect("an address");
+    let ordinary = ordinary.connect().await.expect("listens");
+    let of = |service: &str| HealthCheckRequest { service: service.to_owned() };
+    let (mut client, mut plain) = (HealthClient::new(channel.clone()), HealthClient::new(ordinary));
+    for service in ["", TensorsServer::<Serve>::NAME] {
+        let answers = [client.check(of(service)).await, plain.check(of(service)).await];
+        for answer in answers {
+            assert_eq!(
+                answer.expect("is served").into_inner().status(),
+                ServingStatus::Serving,
+                "{service:?}"
+            );
+        }
+    }
+    let unknown = client.check(of("nobody")).await.expect_err("is not served");
+    assert_eq!(unknown.code(), Code::NotFound);
+    // A stream of short messages beside calls by reference.
+    let mut watched = client.watch(of(TensorsServer::<Serve>::NAME)).await.expect("is served").into_inner();
+    for is_serving in [true, false] {
+        let seen = watched.next().await.expect("goes on").expect("is served").status();
+        assert_eq!(seen == ServingStatus::Serving, is_serving, "{seen:?}");
+        let got = TensorsClient::new(channel.clone()).get(ask(100_000)).await.expect("is served");
+        assert_eq!(got.into_inner().data, data);
+        reporter.set_not_serving::<TensorsServer<Serve>>().await;
+    }
+    assert_eq!(sender.counts().sent_in_place.tensors, 2);
+    server.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
