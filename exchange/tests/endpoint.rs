@@ -296,7 +296,9 @@ fn metrics_show_what_was_received_and_is_held() {
     let (sent, received) = (ask(&sender), ask(&receiver));
     assert!(sent.contains("pleach_exchange_held_bytes 8\n"), "{sent}");
     assert!(sent.contains("bytes_total{direction=\"sent\",way=\"inline\"} 16\n"), "{sent}");
+    assert!(sent.contains("inline_total{reason=\"no_regions\"} 1\n"), "{sent}");
     assert!(received.contains("tensors_total{direction=\"received\",way=\"inline\"} 1\n"), "{received}");
+    assert!(received.contains("receive_seconds_count 1\n"), "{received}");
 }
 
 #[test]

@@ -47,6 +47,7 @@ fn tensors_of_all_sizes_come_into_memory_of_the_receiver() {
     }
     let counts = receiver.counts();
     assert_eq!((counts.copied.tensors, counts.inline.tensors, counts.in_place.tensors), (5, 0, 0));
+    assert_eq!((counts.receive_latencies.count(), counts.field_latencies.count()), (5, 0));
     assert_eq!((sender.counts().sent_copied, sender.counts().inline_links), (counts.copied, 0));
 }
 

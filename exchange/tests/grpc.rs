@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
+use pleach_exchange::endpoint::{ExchangeCounts, InlineReason};
 use pleach_exchange::gathered::{self, Field, RegisteredPart};
 use pleach_exchange::grpc::{self, Channel, ConnectError, Layer};
 use pleach_exchange::reference::{LeaseNumber, LinkId};
@@ -103,6 +104,13 @@ async fn client(endpoint: &Endpoint, address: SocketAddr) -> (TensorsClient<Chan
     (TensorsClient::new(channel.clone()), channel)
 }
 
+/// The long fields that went inline for this reason, and their bytes: all that went inline.
+fn inline_for(counts: &ExchangeCounts, reason: InlineReason) -> (u64, u64) {
+    let count = counts.sent_inline_for(reason);
+    assert_eq!(count, counts.sent_inline, "nothing goes inline for another reason");
+    (count.tensors, count.bytes)
+}
+
 /// Waits until nothing is lent.
 async fn wait_for_returns(endpoint: &Endpoint) {
     let until = clock::now() + LONG;
@@ -155,6 +163,9 @@ async fn fields_go_by_reference_both_ways(fabric: ExchangeFabric) {
         [lent.sent_in_place, got.sent_in_place, lent.sent_copied, got.sent_copied].map(|count| count.tensors);
     let expected = if fabric == ExchangeFabric::Tcp { [0, 0, 3, 2] } else { [3, 2, 0, 0] };
     assert_eq!(ways, expected, "answers, and fields of requests");
+    assert_eq!([&lent, &got].map(|counts| counts.field_latencies.count()), [2, 3]);
+    let inline = [&lent, &got].map(|counts| inline_for(counts, InlineReason::NotLendable));
+    assert_eq!(inline, [(0, 0), (1, 20_000)], "what lies in memory of another kind");
     drop(own);
     for endpoint in [&sender, &receiver] {
         wait_for_returns(endpoint).await;
@@ -259,6 +270,12 @@ async fn compressed_messages_have_no_references_and_others_of_the_same_call_do()
             let expected = [!is_answered_compressed, !compresses].map(|lends| 3 * u64::from(lends));
             assert_eq!(counted, expected, "lent by server and client on {fabric}");
         }
+        // In two of the four cases, an answer and two in a stream, and as many requests.
+        let inline = [&sender, &receiver].map(|endpoint| {
+            let (fields, _) = inline_for(&endpoint.counts(), InlineReason::Compressed);
+            fields
+        });
+        assert_eq!(inline, [6, 6]);
         for endpoint in [&sender, &receiver] {
             wait_for_returns(endpoint).await;
         }
@@ -333,6 +350,7 @@ async fn a_program_without_pleach_is_served_by_the_same_call() {
     let own = lendable(&receiver, 1 << 20);
     let expected = tensors::sum(&tensor(own.clone()));
     assert_eq!(ordinary.sum(tensor(own)).await.expect("is served").into_inner().sum, expected);
+    assert_eq!(inline_for(&receiver.counts(), InlineReason::NoRegions), (1, 1 << 20));
     server.end().await;
     // A client of tonic alone.
     let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
@@ -342,7 +360,37 @@ async fn a_program_without_pleach_is_served_by_the_same_call() {
     let refused = plain.get(ask(LENGTH)).await.expect_err("is not served");
     assert_eq!(refused.code(), Code::OutOfRange);
     server.end().await;
-    assert_eq!(sender.counts().sent_in_place.tensors, 0);
+    let counts = sender.counts();
+    assert_eq!(counts.sent_in_place.tensors, 0);
+    assert_eq!(inline_for(&counts, InlineReason::NoRegions), (1, 1 << 20));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fields_beyond_a_limit_go_inline_and_are_counted() {
+    let mut options = EndpointOptions::default();
+    // One of two tensors may be lent.
+    options.limits.server.leases.bytes_lent = 150_000;
+    let sender = Endpoint::open(&options).expect("a free port of loopback");
+    let receiver = open(ExchangeFabric::Auto);
+    let (data, own) = (lendable(&sender, 100_000), lendable(&receiver, 20_000));
+    let other = lendable(&sender, 100_000);
+    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    let (other_address, other_server) = serve(other.clone(), Some(&sender), "127.0.0.1:0").await;
+    let (mut first, _) = client(&receiver, address).await;
+    let (mut second, _) = client(&receiver, other_address).await;
+    let held = first.get(ask(100_000)).await.expect("is served").into_inner().data;
+    let inline = second.get(ask(100_000)).await.expect("is served").into_inner().data;
+    assert!(held == data && inline == other);
+    assert_eq!(inline_for(&sender.counts(), InlineReason::Limit), (1, 100_000));
+    // A message has room for so many references.
+    let parts = vec![own.clone(); gathered::FIELDS_MAX + 3];
+    let sent = Tensor { parts, ..tensor(Bytes::new()) };
+    let expected = tensors::sum(&sent);
+    assert_eq!(first.sum(sent).await.expect("is served").into_inner().sum, expected);
+    assert_eq!(inline_for(&receiver.counts(), InlineReason::Limit), (3, 60_000));
+    for server in [server, other_server] {
+        server.end().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -408,9 +456,7 @@ async fn what_was_lent_to_calls_that_are_cancelled_comes_back() {
             assert!(clock::now() < until, "{status}");
         }
         let after = sender.counts();
-        let count = |of: &pleach_exchange::endpoint::ExchangeCounts| {
-            of.sent_in_place.tensors + of.sent_copied.tensors
-        };
+        let count = |of: &ExchangeCounts| of.sent_in_place.tensors + of.sent_copied.tensors;
         assert!(count(&after) > count(&before), "{after:?}");
         server.end().await;
     }

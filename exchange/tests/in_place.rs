@@ -32,6 +32,7 @@ fn tensors_of_all_sizes_are_read_where_they_are() {
     wait_for_returns(&sender);
     let counts = receiver.counts();
     assert_eq!((counts.in_place.tensors, counts.inline.tensors), (4, 0));
+    assert_eq!((counts.receive_latencies.count(), counts.field_latencies.count()), (4, 0));
     assert_eq!(sender.counts().sent_in_place, counts.in_place);
 }
 

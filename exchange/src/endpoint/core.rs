@@ -33,7 +33,7 @@ use super::link::{
     WaitingReceive,
 };
 use super::memory::LendableMemory;
-use super::metrics::ExchangeCounts;
+use super::metrics::{ExchangeCounts, InlineReason};
 use super::options::{EndpointLimits, EndpointOptions};
 use super::pair::PairedDevices;
 use super::regions::{PLACES, POLL_PAUSE, Regions, SETUP_LIMIT, SetupFrame};
@@ -336,7 +336,8 @@ impl Core {
         let request = Request { id: 0, incarnation: Some(incarnation) };
         let call = match side.calls.ask(now, key, request, deadline) {
             Ok(call) => {
-                let receive = WaitingReceive { key: key.clone(), slot: slot.clone(), since: now, deadline };
+                let (key, slot, is_field) = (key.clone(), slot.clone(), false);
+                let receive = WaitingReceive { key, slot, since: now, deadline, is_field };
                 side.waiting.insert(call, receive);
                 call
             }
@@ -584,6 +585,7 @@ impl Core {
                     && let Some(IncomingTensor { receive, lease, shape }) = side.incoming.take()
                 {
                     self.counts.inline.add(shape.bytes() as u64);
+                    self.counts.receive_latencies.add(now.since(receive.since));
                     let tensor = ReceivedTensor::new(ReceivedBytes::Own(words), shape);
                     if let Some(Ok(arrived)) = receive.slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
                         arrived.decline();
@@ -739,7 +741,7 @@ impl Core {
                 self.end_link(now, number, &cause);
             }
             let events = self.server.take_events();
-            let is_idle = events.is_empty() & !self.settle_calls();
+            let is_idle = events.is_empty() & !self.settle_calls(now);
             for event in events {
                 self.server_event(event);
             }
@@ -762,7 +764,12 @@ impl Core {
         let Some(link) = self.links.get_mut(number) else { return };
         self.touched.insert(*number);
         if let Some(tensor) = tensor {
-            self.counts.sent_inline.add(tensor.shape().bytes() as u64);
+            let reason = if self.server.reads_memory(id) {
+                InlineReason::NotLendable
+            } else {
+                InlineReason::NoRegions
+            };
+            self.counts.add_inline(reason, tensor.shape().bytes() as u64);
             return link.send_inline(&message, tensor);
         }
         let (number, mut must_poll) = (*number, false);
@@ -819,7 +826,7 @@ impl Core {
     }
 
     /// Carries out the events of the calls of links that were touched. True: there were some.
-    fn settle_calls(&mut self) -> bool {
+    fn settle_calls(&mut self, now: Nanos) -> bool {
         let (mut had_events, mut requests) = (false, Vec::new());
         for number in self.touched.iter().copied() {
             let Some(link) = self.links.get_mut(&number) else { continue };
@@ -827,8 +834,11 @@ impl Core {
             let returned = side.returns.take_changed();
             for event in side.calls.take_events() {
                 had_events = true;
-                if let (CallEvent::Lent { lease, .. }, None) = (&event, &link.pair) {
+                if let (CallEvent::Lent { call, lease, .. }, None) = (&event, &link.pair) {
                     self.counts.in_place.add(lease.slice().len);
+                    if let Some(since) = link.waits_since(*call) {
+                        self.counts.receive_latencies.add(now.since(since));
+                    }
                 }
                 match link.call_event(event) {
                     Ok(request) => requests.extend(request.map(|request| (number, request))),

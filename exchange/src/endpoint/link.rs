@@ -72,6 +72,8 @@ pub(crate) struct WaitingReceive {
     pub(crate) slot: ReceiveSlot,
     pub(crate) since: Nanos,
     pub(crate) deadline: Nanos,
+    /// A message of an RPC waits for it, and no thread.
+    pub(crate) is_field: bool,
 }
 
 impl WaitingReceive {
@@ -219,6 +221,12 @@ impl Link {
     pub(crate) fn new(id: LinkId, peer: &str, connection: Connection, side: LinkSide) -> Self {
         let watched = epoll::EventFlags::IN;
         Self { id, peer: peer.into(), connection, watched, side, regions: None, pair: None }
+    }
+
+    /// Since when a receive waits for the end of this call.
+    pub(crate) fn waits_since(&self, call: u64) -> Option<Nanos> {
+        let LinkSide::Receiver(side) = &self.side else { return None };
+        side.waiting.get(&call).map(|receive| receive.since)
     }
 
     /// Sends a message, by regions if they are shared.

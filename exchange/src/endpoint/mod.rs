@@ -59,7 +59,7 @@ pub use self::error::{LinkError, OpenEndpointError, ReceiveTensorError, SendTens
 pub use self::handshake::HandshakeError;
 use self::link::Arrived;
 pub use self::memory::TensorMemoryError;
-pub use self::metrics::{ExchangeCounts, TensorCount};
+pub use self::metrics::{ExchangeCounts, InlineReason, Latencies, TensorCount};
 pub use self::options::{DEFAULT_LISTEN, DEFAULT_WAIT, EndpointLimits, EndpointOptions, ExchangeFabric};
 pub use self::peer::{Peer, PendingTensor};
 use self::shared::Shared;

@@ -1,7 +1,6 @@
 //! The part of an endpoint that gRPC's messages need: see [`crate::grpc`].
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Poll, Waker};
 
@@ -11,6 +10,7 @@ use pleach_transport::clock;
 use super::Endpoint;
 use super::core::Accepted;
 use super::link::{Arrived, ReceiveSlot};
+use super::metrics::InlineReason;
 use super::shared::DropNote;
 pub(crate) use super::shared::OverRpc;
 use super::tensor::{ReceivedTensor, SharedTensor};
@@ -86,13 +86,13 @@ impl RpcLends {
 
     /// A field is about to be lent. `begin`: what the first one does, which may refuse. Called
     /// under the lock of the core.
-    fn begin(&self, begin: impl FnOnce() -> bool) -> Result<(), Arc<str>> {
+    fn begin(&self, begin: impl FnOnce() -> Result<(), InlineReason>) -> Result<(), InlineReason> {
         // Both orders pair with the swap in `end`: whoever ends the RPC then takes the lock of the
         // core, and so comes after what is done under it here.
         match self.0.compare_exchange(0, Self::BEGUN, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) if !begin() => Err("the other program cannot read it, or has ended the call".into()),
-            Ok(_) | Err(Self::BEGUN) => Ok(()),
-            Err(_) => Err("the call is over".into()),
+            Ok(_) => begin(),
+            Err(Self::BEGUN) => Ok(()),
+            Err(_) => Err(InlineReason::CallOver),
         }
     }
 
@@ -121,16 +121,26 @@ impl Endpoint {
         rpc: u64,
         lends: &RpcLends,
         tensor: &SharedTensor,
-    ) -> Result<(Reference, RegisteredPart), Arc<str>> {
+    ) -> Result<(Reference, RegisteredPart), InlineReason> {
         let mut core = self.handle.shared.core();
         lends.begin(|| core.begin_rpc(link, rpc))?;
         core.lend_for_rpc(clock::now(), link, rpc, tensor)
     }
 
+    /// A field of a message goes inline.
+    pub(crate) fn field_goes_inline(&self, reason: InlineReason, bytes: usize) {
+        self.handle.shared.core().field_goes_inline(reason, bytes as u64);
+    }
+
     /// Accepts a field of a message.
     pub(crate) fn accept_for_rpc(&self, field: &Field) -> Result<AcceptedField, FieldError> {
+        // Before the lock, whose wait is a part of the latency.
+        let now = clock::now();
         let mut core = self.handle.shared.core();
-        let accepted = core.accept_for_rpc(clock::now(), &field.reference, &field.registered);
+        let accepted = core.accept_for_rpc(now, &field.reference, &field.registered);
+        if let Ok(Accepted::Here(_)) = &accepted {
+            core.field_is_here(clock::now().since(now));
+        }
         drop(core);
         Ok(match accepted? {
             Accepted::Here(tensor) => AcceptedField::Here(tensor),
@@ -299,7 +309,8 @@ mod tests {
                 }
                 lent.join().expect("does not panic")
             });
-            assert!(sender.lend_for_rpc(link, rpc, &lends, &tensor).is_err(), "after {lent}");
+            let refused = sender.lend_for_rpc(link, rpc, &lends, &tensor).err();
+            assert_eq!(refused, Some(InlineReason::CallOver), "after {lent}");
         }
         let until = clock::now() + LONG;
         while sender.counts().leases > 0 {

@@ -19,7 +19,7 @@ use tower_service::Service;
 use super::body::{AcceptingBody, LendingBody, RpcEnd};
 use super::fields::Lender;
 use super::introduction::{self, Introduction, PATH, RPC_HEADER, rpc_header};
-use crate::endpoint::{Endpoint, OpenEndpointError, Peer};
+use crate::endpoint::{Endpoint, InlineReason, OpenEndpointError, Peer};
 use crate::reference::LinkId;
 
 /// Between two introductions to a server with which there are no links.
@@ -234,8 +234,12 @@ impl Service<Request<Body>> for Channel {
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let Some((accepts, lends)) = self.links() else { return Box::pin(self.inner.call(request)) };
         let endpoint = self.shared.endpoint.clone();
+        let Some((accepts, lends)) = self.links() else {
+            let lender = Lender::new(&endpoint, Err(InlineReason::NoRegions), 0);
+            let request = request.map(|body| Body::new(LendingBody::new(body, lender, None)));
+            return Box::pin(self.inner.call(request));
+        };
         // Relaxed: only that no two numbers are equal counts.
         let rpc = LAST_RPC.fetch_add(1, Ordering::Relaxed) + 1;
         if let Ok(mut value) = HeaderValue::from_str(&rpc_header(accepts, rpc)) {
@@ -244,14 +248,16 @@ impl Service<Request<Body>> for Channel {
             request.headers_mut().insert(RPC_HEADER, value);
         }
         let is_compressed = request.headers().contains_key("grpc-encoding");
-        let lends = lends.filter(|_| !is_compressed);
-        let lender = lends.map(|link| Lender::new(&endpoint, link, rpc));
-        let request = match lender.clone() {
-            Some(lender) => request.map(|body| Body::new(LendingBody::new(body, lender, None))),
-            None => request,
+        let link = match lends {
+            None => Err(InlineReason::NoRegions),
+            Some(_) if is_compressed => Err(InlineReason::Compressed),
+            Some(link) => Ok(link),
         };
+        let lender = Lender::new(&endpoint, link, rpc);
+        let request = request.map(|body| Body::new(LendingBody::new(body, lender.clone(), None)));
         // Dropped with the future, or with the body of the answer.
-        let end = RpcEnd { endpoint: endpoint.clone(), rpc, lender, recalls: true, misses: Some(accepts) };
+        let (lender, misses) = (Some(lender), Some(accepts));
+        let end = RpcEnd { endpoint: endpoint.clone(), rpc, lender, recalls: true, misses };
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;

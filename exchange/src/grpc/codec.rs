@@ -20,6 +20,7 @@ use tonic::Status;
 use tonic::codec::{DecodeBuf, EncodeBuf};
 
 use super::fields::{self, Lender};
+use crate::endpoint::InlineReason;
 use crate::gathered::{self, Beginning, FIELDS_MAX, Field};
 
 /// Shorter fields are copied: that costs less than a lease.
@@ -73,18 +74,22 @@ impl<E: Message> tonic::codec::Encoder for Encoder<E> {
         let length = message.encoded_len();
         // Shorter messages have no long field.
         let lender = if length < FIELD_BYTES_MIN { None } else { fields::lender() };
-        let fields = lender.map_or_else(Vec::new, |lender| {
+        let refusal = lender.as_deref().and_then(|lender| Some((lender, lender.refusal()?)));
+        let fields = lender.clone().filter(|_| refusal.is_none()).map_or_else(Vec::new, |lender| {
             let mut lending = Lending { lender, written: 0, fields: Vec::new(), scratch: [0; SCRATCH_BYTES] };
             message.encode_raw(&mut lending);
             lending.fields
         });
         if fields.is_empty() {
             target.reserve(length);
-            message.encode_raw(target);
-            return Ok(());
+        } else {
+            target.put_slice(&gathered::encode(&fields));
         }
-        target.put_slice(&gathered::encode(&fields));
-        message.encode_raw(&mut Writing { target, written: 0, fields: &fields });
+        if fields.is_empty() && refusal.is_none() {
+            message.encode_raw(target);
+        } else {
+            message.encode_raw(&mut Writing { target, written: 0, fields: &fields, refusal });
+        }
         Ok(())
     }
 }
@@ -133,9 +138,12 @@ unsafe impl BufMut for Lending {
 
     fn put<B: Buf>(&mut self, mut source: B) {
         let length = source.remaining();
-        if length >= FIELD_BYTES_MIN && self.fields.len() < FIELDS_MAX && source.chunk().len() == length {
-            // No copy where the source is `Bytes`, which keeps its memory; prost puts nothing else.
-            if let Some((reference, registered)) = self.lender.lend(source.copy_to_bytes(length)) {
+        if length >= FIELD_BYTES_MIN && source.chunk().len() == length {
+            if self.fields.len() >= FIELDS_MAX {
+                self.lender.field_goes_inline(length, InlineReason::Limit);
+            } else if let Some((reference, registered)) = self.lender.lend(source.copy_to_bytes(length)) {
+                // No copy where the source is `Bytes`, which keeps its memory; prost puts nothing
+                // else.
                 let at = self.written as u64;
                 return self.fields.push(Field { at, reference, registered });
             }
@@ -148,12 +156,14 @@ unsafe impl BufMut for Lending {
     }
 }
 
-/// Writes a message without the fields that were lent.
+/// Writes a message without the fields that were lent, or counts the long fields where none may be.
 struct Writing<'a, 'b> {
     target: &'a mut EncodeBuf<'b>,
     written: usize,
     /// Those that have not been passed.
     fields: &'a [Field],
+    /// Who lends nothing, and why.
+    refusal: Option<(&'a Lender, InlineReason)>,
 }
 
 // SAFETY: all is done by the target, but for what is left out.
@@ -179,6 +189,11 @@ unsafe impl BufMut for Writing<'_, '_> {
         {
             self.fields = rest;
             return;
+        }
+        if length >= FIELD_BYTES_MIN
+            && let Some((lender, reason)) = self.refusal
+        {
+            lender.field_goes_inline(length, reason);
         }
         self.written += length;
         self.target.put(source);

@@ -12,41 +12,50 @@ use std::sync::{Arc, LazyLock, Mutex};
 use bytes::Bytes;
 use pleach_transport::mutex::lock;
 
-use crate::endpoint::Endpoint;
 use crate::endpoint::rpcs::RpcLends;
+use crate::endpoint::{Endpoint, InlineReason};
 use crate::gathered::RegisteredPart;
 use crate::reference::{LeaseNumber, LinkId, Reference};
 
-/// Lends fields of the messages of one RPC.
+/// Lends fields of the messages of one RPC, and counts those that go inline.
 pub(crate) struct Lender {
     endpoint: Endpoint,
-    link: LinkId,
+    /// On which it lends, or why it lends nothing.
+    link: Result<LinkId, InlineReason>,
     rpc: u64,
     lends: RpcLends,
 }
 
 impl Lender {
-    pub(crate) fn new(endpoint: &Endpoint, link: LinkId, rpc: u64) -> Arc<Self> {
+    pub(crate) fn new(endpoint: &Endpoint, link: Result<LinkId, InlineReason>, rpc: u64) -> Arc<Self> {
         Arc::new(Self { endpoint: endpoint.clone(), link, rpc, lends: RpcLends::default() })
     }
 
     /// The RPC is over, and lends no more, also where its body is still polled. The link, if
     /// anything was lent on it.
     pub(crate) fn end(&self) -> Option<LinkId> {
-        self.lends.end().then_some(self.link)
+        self.link.ok().filter(|_| self.lends.end())
     }
 
-    /// Lends a field, if it lies in lendable memory.
+    /// Why it lends nothing.
+    pub(crate) fn refusal(&self) -> Option<InlineReason> {
+        self.link.err()
+    }
+
+    /// Lends a field, if that is possible.
     pub(crate) fn lend(&self, bytes: Bytes) -> Option<(Reference, RegisteredPart)> {
         let length = bytes.len();
-        let tensor = self.endpoint.lendable(bytes)?;
-        match self.endpoint.lend_for_rpc(self.link, self.rpc, &self.lends, &tensor) {
-            Ok(lent) => Some(lent),
-            Err(reason) => {
-                tracing::debug!("a field of {length} bytes goes inline: {reason}");
-                None
-            }
-        }
+        let lent = self.link.and_then(|link| {
+            let tensor = self.endpoint.lendable(bytes).ok_or(InlineReason::NotLendable)?;
+            self.endpoint.lend_for_rpc(link, self.rpc, &self.lends, &tensor)
+        });
+        lent.map_err(|reason| self.field_goes_inline(length, reason)).ok()
+    }
+
+    /// Counts a field of so many bytes.
+    pub(crate) fn field_goes_inline(&self, length: usize, reason: InlineReason) {
+        tracing::debug!("a field of {length} bytes goes inline: {reason}");
+        self.endpoint.field_goes_inline(reason, length);
     }
 }
 

@@ -15,7 +15,7 @@ use tonic::transport::server::TcpConnectInfo;
 use super::body::{AcceptingBody, LendingBody, RpcEnd};
 use super::fields::Lender;
 use super::introduction::{self, Introduction, PATH, RPC_HEADER, read_rpc_header};
-use crate::endpoint::{Endpoint, Peer};
+use crate::endpoint::{Endpoint, InlineReason, Peer};
 use crate::reference::LinkId;
 
 /// Clients whose memory this program can read. A further one goes inline.
@@ -150,17 +150,23 @@ where
         }
         let endpoint = self.shared.endpoint.clone();
         let header = request.headers().get(RPC_HEADER).and_then(|value| value.to_str().ok());
-        let Some((link, rpc)) = header.and_then(read_rpc_header) else {
-            let answer = self.inner.call(request);
-            return Box::pin(async move { answer.await.map(|answer| answer.map(Body::new)) });
+        let rpc = header.and_then(read_rpc_header);
+        let request = match rpc {
+            Some(_) => {
+                let of = endpoint.clone();
+                request.map(|body| Body::new(AcceptingBody::new(body, of, None)))
+            }
+            None => request,
         };
-        let of = endpoint.clone();
-        let answer = self.inner.call(request.map(|body| Body::new(AcceptingBody::new(body, of, None))));
+        let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;
-            if answer.headers().contains_key("grpc-encoding") {
-                return Ok(answer.map(Body::new));
-            }
+            let is_compressed = answer.headers().contains_key("grpc-encoding");
+            let (link, rpc) = match rpc {
+                None => (Err(InlineReason::NoRegions), 0),
+                Some((_, rpc)) if is_compressed => (Err(InlineReason::Compressed), rpc),
+                Some((link, rpc)) => (Ok(link), rpc),
+            };
             let lender = Lender::new(&endpoint, link, rpc);
             let end = RpcEnd { endpoint, rpc, lender: Some(lender.clone()), recalls: false, misses: None };
             Ok(answer.map(|body| Body::new(LendingBody::new(Body::new(body), lender, Some(end)))))

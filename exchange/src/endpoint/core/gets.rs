@@ -214,7 +214,7 @@ impl Core {
                     self.server.sever(now, link);
                 }
             }
-            GetEvent::Ended { get, result } => self.finish(*get, result),
+            GetEvent::Ended { get, result } => self.finish(now, *get, result),
         }
     }
 
@@ -279,7 +279,7 @@ impl Core {
         Ok(())
     }
 
-    fn finish(&mut self, get: Get, result: Result<(), String>) {
+    fn finish(&mut self, now: Nanos, get: Get, result: Result<(), String>) {
         let Get { link: number, receive, lease, shape, buffer } = get;
         self.touched.insert(number);
         match result {
@@ -288,7 +288,16 @@ impl Core {
                 let tensor = SharedTensor::of_bytes(buffer, shape.clone());
                 let tensor = ReceivedTensor::new(ReceivedBytes::Copied(tensor), shape);
                 match receive.slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
-                    None => self.counts.copied.add(bytes),
+                    None => {
+                        self.counts.copied.add(bytes);
+                        let (counts, time) = (&mut self.counts, now.since(receive.since));
+                        let latencies = if receive.is_field {
+                            &mut counts.field_latencies
+                        } else {
+                            &mut counts.receive_latencies
+                        };
+                        latencies.add(time);
+                    }
                     Some(Ok(arrived)) => arrived.decline(),
                     Some(Err(_)) => {}
                 }

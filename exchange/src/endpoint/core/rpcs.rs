@@ -5,12 +5,14 @@
 //! recalled when the RPC is over. A reference that cannot be used fails its RPC and nothing else.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pleach_transport::Nanos;
 use pleach_vocabulary::DataType;
 
 use super::{Core, LinkSide, place};
 use crate::endpoint::link::{GetRequest, ReceiveSlot, WaitingReceive};
+use crate::endpoint::metrics::InlineReason;
 use crate::endpoint::rpcs::FieldError;
 use crate::endpoint::shared::OverRpc;
 use crate::endpoint::slot::Slot;
@@ -29,10 +31,26 @@ pub(crate) enum Accepted {
 }
 
 impl Core {
-    /// An RPC begins whose messages to the other end of this link may hold references. False: they
+    /// An RPC begins whose messages to the other end of this link may hold references, or why they
     /// may not.
-    pub(crate) fn begin_rpc(&mut self, link: LinkId, rpc: u64) -> bool {
-        self.server.begin_rpc(link, rpc)
+    pub(crate) fn begin_rpc(&mut self, link: LinkId, rpc: u64) -> Result<(), InlineReason> {
+        if self.server.begin_rpc(link, rpc) { Ok(()) } else { Err(self.refusal(link)) }
+    }
+
+    /// Why the server lends nothing for an RPC of this link: the other end cannot read it, or the
+    /// RPC has ended.
+    fn refusal(&self, link: LinkId) -> InlineReason {
+        if self.may_lend(link) { InlineReason::CallOver } else { InlineReason::NoRegions }
+    }
+
+    /// A field of a message goes inline.
+    pub(crate) fn field_goes_inline(&mut self, reason: InlineReason, bytes: u64) {
+        self.counts.add_inline(reason, bytes);
+    }
+
+    /// A field that is mapped can be read after so long.
+    pub(crate) fn field_is_here(&mut self, time: Duration) {
+        self.counts.field_latencies.add(time);
     }
 
     /// Whether the other end of this link can read lendable memory.
@@ -73,9 +91,9 @@ impl Core {
         link: LinkId,
         rpc: u64,
         tensor: &SharedTensor,
-    ) -> Result<(Reference, RegisteredPart), Arc<str>> {
-        let number = self.numbers.get(&link).copied().ok_or("the link has ended")?;
-        let place = place(tensor).ok_or("it does not lie in lendable memory")?;
+    ) -> Result<(Reference, RegisteredPart), InlineReason> {
+        let number = self.numbers.get(&link).copied().ok_or(InlineReason::NoRegions)?;
+        let place = place(tensor).ok_or(InlineReason::NotLendable)?;
         let lent = match self.server.lend_for_rpc(link, rpc, place.clone(), tensor.clone()) {
             Err(LendError::TooManyLeases { .. } | LendError::TooManyBytes { .. }) => {
                 // Some may be back, and were not counted yet.
@@ -84,7 +102,14 @@ impl Core {
             }
             lent => lent,
         };
-        let reference = lent.map_err(|error| error.to_string())?;
+        let reference = lent.map_err(|error| {
+            tracing::debug!("a field is not lent: {error}");
+            match error {
+                LendError::UnknownLink { .. } => self.refusal(link),
+                LendError::TooManyLeases { .. } | LendError::TooManyBytes { .. } => InlineReason::Limit,
+                LendError::OutOfBounds(_) => InlineReason::NotLendable,
+            }
+        })?;
         let bytes = reference.slice.len;
         let pair = self.links.get(&number).and_then(|link| link.pair.as_ref());
         let Some((device, rank)) = pair.map(|pair| (pair.device, pair.rank)) else {
@@ -92,7 +117,7 @@ impl Core {
             self.must_poll();
             return Ok((reference, RegisteredPart::NONE));
         };
-        let device = self.devices.get_mut(&device).ok_or("there is no device")?;
+        let device = self.devices.get_mut(&device).ok_or(InlineReason::NoRegions)?;
         match device.lend(&self.memory, rank, &reference) {
             Ok(registered) => {
                 self.counts.sent_copied.add(bytes);
@@ -100,9 +125,9 @@ impl Core {
             }
             Err(cause) => {
                 // Nobody can read what is lent: the link is of no use.
-                self.failed.push((number, cause.clone()));
+                self.failed.push((number, cause));
                 self.settle(now);
-                Err(cause.into())
+                Err(InlineReason::NoRegions)
             }
         }
     }
@@ -134,7 +159,7 @@ impl Core {
             let (device, rank, slot) = (pair.device, pair.rank, Arc::new(Slot::new()));
             // The RPC has a deadline of its own.
             let deadline = Nanos(u64::MAX);
-            let receive = WaitingReceive { key, slot: slot.clone(), since: now, deadline };
+            let receive = WaitingReceive { key, slot: slot.clone(), since: now, deadline, is_field: true };
             let request = GetRequest { device, rank, receive, lease, shape, src };
             let begun = self.begin_get(number, request).map_err(FieldError::Lost);
             // Where the get did not begin its lease is back.
