@@ -1,4 +1,4 @@
-//! Services of tonic whose fields go by reference.
+//! Services of tonic whose fields go by reference; over RDMA where there is a device.
 
 mod tensors;
 
@@ -13,7 +13,7 @@ use pleach_exchange::gathered::{self, Field, RegisteredPart};
 use pleach_exchange::grpc::{self, Channel, ConnectError, Layer};
 use pleach_exchange::reference::{LeaseNumber, LinkId};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
-use pleach_transport::{RegionKey, RemoteSlice, clock};
+use pleach_transport::{RegionKey, RemoteSlice, Secret, clock};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::codec::CompressionEncoding;
@@ -40,6 +40,10 @@ const LENGTH: usize = 5 << 20;
 fn open(fabric: ExchangeFabric) -> Endpoint {
     let mut options = EndpointOptions::default();
     options.fabric = fabric;
+    if fabric == ExchangeFabric::Verbs {
+        // A NIC serves those alone that know a secret.
+        options.secret = Some(Secret::new(b"a secret of these tests"));
+    }
     Endpoint::open(&options).expect("a free port of loopback")
 }
 
@@ -161,7 +165,7 @@ async fn fields_go_by_reference_both_ways(fabric: ExchangeFabric) {
     let (lent, got) = (sender.counts(), receiver.counts());
     let ways =
         [lent.sent_in_place, got.sent_in_place, lent.sent_copied, got.sent_copied].map(|count| count.tensors);
-    let expected = if fabric == ExchangeFabric::Tcp { [0, 0, 3, 2] } else { [3, 2, 0, 0] };
+    let expected = if fabric == ExchangeFabric::Shm { [3, 2, 0, 0] } else { [0, 0, 3, 2] };
     assert_eq!(ways, expected, "answers, and fields of requests");
     assert_eq!([&lent, &got].map(|counts| counts.field_latencies.count()), [2, 3]);
     let inline = [&lent, &got].map(|counts| inline_for(counts, InlineReason::NotLendable));
@@ -204,25 +208,29 @@ async fn a_field_stays_as_long_as_it_is_held_and_can_be_sent_on() {
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_have_references_in_each_message() {
     for fabric in [ExchangeFabric::Shm, ExchangeFabric::Tcp] {
-        let Pair { sender, receiver, data, mut client, server } = pair(fabric).await;
-        let many = Ask { bytes: 100_000, tensors: 50 };
-        let mut received = client.repeat(many).await.expect("is served").into_inner();
-        for number in 0..50 {
-            let tensor = received.next().await.expect("more comes").expect("is served");
-            assert_eq!((tensor.name, tensor.data), (number.to_string(), data.slice(..100_000)));
-        }
-        assert!(received.next().await.is_none());
-        let own = lendable(&receiver, 100_000);
-        let expected = 50 * tensors::sum(&tensor(own.clone()));
-        let sent = stream::iter((0..50).map(move |_| tensor(own.clone())));
-        assert_eq!(client.sum_all(sent).await.expect("is served").into_inner().sum, expected);
-        for endpoint in [&sender, &receiver] {
-            wait_for_returns(endpoint).await;
-            let counts = endpoint.counts();
-            assert_eq!(counts.sent_in_place.tensors + counts.sent_copied.tensors, 50, "{counts:?}");
-        }
-        server.end().await;
+        references_in_streams(fabric).await;
     }
+}
+
+async fn references_in_streams(fabric: ExchangeFabric) {
+    let Pair { sender, receiver, data, mut client, server } = pair(fabric).await;
+    let many = Ask { bytes: 100_000, tensors: 50 };
+    let mut received = client.repeat(many).await.expect("is served").into_inner();
+    for number in 0..50 {
+        let tensor = received.next().await.expect("more comes").expect("is served");
+        assert_eq!((tensor.name, tensor.data), (number.to_string(), data.slice(..100_000)));
+    }
+    assert!(received.next().await.is_none());
+    let own = lendable(&receiver, 100_000);
+    let expected = 50 * tensors::sum(&tensor(own.clone()));
+    let sent = stream::iter((0..50).map(move |_| tensor(own.clone())));
+    assert_eq!(client.sum_all(sent).await.expect("is served").into_inner().sum, expected);
+    for endpoint in [&sender, &receiver] {
+        wait_for_returns(endpoint).await;
+        let counts = endpoint.counts();
+        assert_eq!(counts.sent_in_place.tensors + counts.sent_copied.tensors, 50, "{counts:?}");
+    }
+    server.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -410,56 +418,60 @@ async fn regions_that_are_required_and_not_there_are_an_error() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_lent_to_calls_that_are_cancelled_comes_back() {
     for fabric in [ExchangeFabric::Shm, ExchangeFabric::Tcp] {
-        let Pair { sender, receiver, data: _data, client, server } = pair(fabric).await;
-        let own = lendable(&receiver, 100_000);
-        let calls = (0..200_u64).map(|number| {
-            let (mut client, own) = (client.clone(), own.clone());
-            tokio::spawn(async move {
-                // Some end before they begin, and some after their answer.
-                let limit = Duration::from_micros(number * 37 % 3_000);
-                let work = async {
-                    match number % 4 {
-                        0 => drop(client.get(ask(100_000)).await),
-                        1 => drop(client.sum(tensor(own)).await),
-                        2 => {
-                            let many = Ask { bytes: 100_000, tensors: 20 };
-                            if let Ok(received) = client.repeat(many).await {
-                                let mut received = received.into_inner();
-                                while received.next().await.is_some() {}
-                            }
-                        }
-                        _ => {
-                            let sent = stream::iter((0..20).map(move |_| tensor(own.clone())));
-                            drop(client.sum_all(sent).await);
+        cancelled_calls_return_what_was_lent(fabric).await;
+    }
+}
+
+async fn cancelled_calls_return_what_was_lent(fabric: ExchangeFabric) {
+    let Pair { sender, receiver, data: _data, client, server } = pair(fabric).await;
+    let own = lendable(&receiver, 100_000);
+    let calls = (0..200_u64).map(|number| {
+        let (mut client, own) = (client.clone(), own.clone());
+        tokio::spawn(async move {
+            // Some end before they begin, and some after their answer.
+            let limit = Duration::from_micros(number * 37 % 3_000);
+            let work = async {
+                match number % 4 {
+                    0 => drop(client.get(ask(100_000)).await),
+                    1 => drop(client.sum(tensor(own)).await),
+                    2 => {
+                        let many = Ask { bytes: 100_000, tensors: 20 };
+                        if let Ok(received) = client.repeat(many).await {
+                            let mut received = received.into_inner();
+                            while received.next().await.is_some() {}
                         }
                     }
-                };
-                let _ = tokio::time::timeout(limit, work).await;
-            })
-        });
-        // A server of HTTP/2 closes the connection of a client that cancels many at once; a few of
-        // them do fail for that.
-        let mut calls = calls.into_iter();
-        while let Some(first) = calls.next() {
-            for call in std::iter::once(first).chain(calls.by_ref().take(7)).collect::<Vec<_>>() {
-                call.await.expect("does not panic");
-            }
+                    _ => {
+                        let sent = stream::iter((0..20).map(move |_| tensor(own.clone())));
+                        drop(client.sum_all(sent).await);
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(limit, work).await;
+        })
+    });
+    // A server of HTTP/2 closes the connection of a client that cancels many at once; a few of
+    // them do fail for that.
+    let mut calls = calls.into_iter();
+    while let Some(first) = calls.next() {
+        for call in std::iter::once(first).chain(calls.by_ref().take(7)).collect::<Vec<_>>() {
+            call.await.expect("does not panic");
         }
-        for endpoint in [&sender, &receiver] {
-            wait_for_returns(endpoint).await;
-        }
-        // The links are as good as before.
-        let mut client = client;
-        let before = sender.counts();
-        let until = clock::now() + LONG;
-        while let Err(status) = client.get(ask(100_000)).await {
-            assert!(clock::now() < until, "{status}");
-        }
-        let after = sender.counts();
-        let count = |of: &ExchangeCounts| of.sent_in_place.tensors + of.sent_copied.tensors;
-        assert!(count(&after) > count(&before), "{after:?}");
-        server.end().await;
     }
+    for endpoint in [&sender, &receiver] {
+        wait_for_returns(endpoint).await;
+    }
+    // The links are as good as before.
+    let mut client = client;
+    let before = sender.counts();
+    let until = clock::now() + LONG;
+    while let Err(status) = client.get(ask(100_000)).await {
+        assert!(clock::now() < until, "{status}");
+    }
+    let after = sender.counts();
+    let count = |of: &ExchangeCounts| of.sent_in_place.tensors + of.sent_copied.tensors;
+    assert!(count(&after) > count(&before), "{after:?}");
+    server.end().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -598,6 +610,14 @@ async fn deadlines_and_statuses_are_those_of_tonic() {
     let refused = client.sum_all(late).await.expect_err("has no end");
     assert!(matches!(refused.code(), Code::Cancelled | Code::DeadlineExceeded), "{refused}");
     server.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs an RDMA device"]
+async fn services_lend_their_fields_over_verbs() {
+    fields_go_by_reference_both_ways(ExchangeFabric::Verbs).await;
+    references_in_streams(ExchangeFabric::Verbs).await;
+    cancelled_calls_return_what_was_lent(ExchangeFabric::Verbs).await;
 }
 
 /// Tells a child that it is a client of this server.
