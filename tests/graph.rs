@@ -291,6 +291,44 @@ fn tensors_of_a_run_are_copied_if_that_is_asked_for_and_cross_sockets_too() {
     assert!(first > Some(0) && later == first.map(|first| 2 * first), "{}", lines[0]);
 }
 
+/// The other ways of the comparison are in builds with gRPC.
+#[cfg(feature = "grpc")]
+#[test]
+fn tensors_of_a_run_cross_by_grpc_over_sockets_and_over_each_fabric() {
+    let transformer =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("graph-analyzer/tests/data/transformer/transformer.onnx");
+    let arguments = ["--ranks", "3", "--dim", "batch=2", "--dim", "length=5", "--iterations", "7", "--check"];
+    for (transfer, fabric, depth) in
+        [("grpc", "shm", "2"), ("grpc-fabric", "shm", "1"), ("grpc-fabric", "tcp", "3")]
+    {
+        let of_way = ["--transfer", transfer, "--fabric", fabric, "--depth", depth];
+        let lines = run_json(&transformer, &[&arguments[..], &of_way].concat());
+        assert_eq!(lines[3]["equal_to_parts"].as_bool(), Some(true), "{transfer} over {fabric}");
+        assert_eq!(
+            (lines[3]["fabric"].as_str(), lines[3]["transfer"].as_str()),
+            (Some(fabric), Some(transfer))
+        );
+        let later: Vec<Option<u64>> = lines[..3].iter().map(|line| line["copies_later"].as_u64()).collect();
+        assert_eq!(later, [Some(0); 3], "messages are made from where the tensors are");
+    }
+    let output =
+        run(&light("squeezenet"), &["--random-weights", "1", "--transfer", "grpc", "--fabric", "tcp"]);
+    let error = String::from_utf8(output.stderr).expect("it is text");
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("take --fabric shm"), "{error}");
+}
+
+#[cfg(not(feature = "grpc"))]
+#[test]
+fn a_build_without_grpc_says_how_to_have_it() {
+    for transfer in ["grpc", "grpc-fabric"] {
+        let output = run(&light("squeezenet"), &["--transfer", transfer, "--random-weights", "1"]);
+        let error = String::from_utf8(output.stderr).expect("it is text");
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("build pleach with --features grpc"), "{error}");
+    }
+}
+
 #[test]
 fn what_cannot_run_is_refused_in_a_line_that_says_what_to_do() {
     let folder = Folder::new("unfit-runs");
@@ -345,48 +383,51 @@ fn what_cannot_run_is_refused_in_a_line_that_says_what_to_do() {
 /// Between two looks at a child.
 const PAUSE: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
-#[test]
-fn a_rank_whose_peer_is_killed_says_which_and_which_tensor_it_waited_for() {
-    let folder = Folder::new("killed");
+/// Kills a rank while tensors cross from the first to the second. Returns the error of the other.
+fn error_after_a_kill(victim: u32, transfer: &str) -> String {
+    let folder = Folder::new(&format!("killed-{transfer}"));
     let rendezvous = format!("file://{}", folder.0.display());
     let rank = |rank: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
-        command.args(["graph", "run"]).arg(light("squeezenet")).args([
-            "--random-weights",
-            "1",
-            "--fabric",
-            "shm",
-        ]);
+        command.args(["graph", "run"]).arg(light("squeezenet")).args(["--random-weights", "1"]);
         // More iterations than anybody waits for.
-        command.args([
-            "--iterations",
-            "1000000000",
-            "--world-size",
-            "2",
-            "--rank",
-            rank,
-            "--rendezvous",
-            &rendezvous,
-        ]);
+        command.args(["--fabric", "shm", "--iterations", "1000000000", "--transfer", transfer]);
+        command.args(["--world-size", "2", "--rank", rank, "--rendezvous", &rendezvous]);
         command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("pleach starts")
     };
-    let (first, mut second) = (rank("0"), rank("1"));
-    // Both ranks map files of the other once tensors cross; the time for that does not matter.
-    let maps = format!("/proc/{}/maps", second.id());
+    let mut ranks = [rank("0"), rank("1")];
+    // The second rank has memory of tensors once they cross; the time for that does not matter.
+    let maps = format!("/proc/{}/maps", ranks[1].id());
     let end = pleach::transport::clock::now() + Duration::from_secs(100);
     while !std::fs::read_to_string(&maps).expect("it runs").contains("pleach-lendable") {
-        assert!(second.try_wait().expect("it is a child").is_none(), "rank 1 ended early");
+        assert!(ranks[1].try_wait().expect("it is a child").is_none(), "rank 1 ended early");
         assert!(pleach::transport::clock::now() < end, "no tensor crosses");
         let _ = rustix::event::poll(&mut [], Some(&PAUSE));
     }
-    second.kill().expect("it runs");
-    second.wait().expect("it is a child");
-    let output = first.wait_with_output().expect("it is a child");
+    let [first, second] = ranks;
+    let (mut victim, other) = if victim == 0 { (first, second) } else { (second, first) };
+    victim.kill().expect("it runs");
+    victim.wait().expect("it is a child");
+    let output = other.wait_with_output().expect("it is a child");
     let error = String::from_utf8(output.stderr).expect("it is text");
     assert_eq!(output.status.code(), Some(1), "{error}");
-    assert!(
-        error.starts_with("error: run ended: rank 0, the tensor '") && error.lines().count() == 1,
-        "{error}"
-    );
+    assert_eq!(error.lines().count(), 1, "{error}");
+    error
+}
+
+#[test]
+fn a_rank_whose_peer_is_killed_says_which_and_which_tensor_it_waited_for() {
+    let error = error_after_a_kill(1, "zero-copy");
+    assert!(error.starts_with("error: run ended: rank 0, the tensor '"), "{error}");
     assert!(error.contains("rank 1 is lost"), "{error}");
+}
+
+#[cfg(feature = "grpc")]
+#[test]
+fn a_rank_whose_sender_is_killed_in_a_run_by_grpc_says_which_and_which_tensor_it_waited_for() {
+    for transfer in ["grpc", "grpc-fabric"] {
+        let error = error_after_a_kill(0, transfer);
+        assert!(error.starts_with("error: run ended: rank 1, the tensor '"), "{error}");
+        assert!(error.contains("did not come from rank 0 by gRPC"), "{error}");
+    }
 }

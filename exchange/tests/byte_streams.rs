@@ -95,8 +95,7 @@ fn content(length: usize, seed: usize) -> Vec<u8> {
 
 async fn bytes_arrive_in_order(fabric: Fabric) {
     let [(one, one_streams), (other, other_streams)] = pair(fabric);
-    let (lengths, mut tasks) =
-        ([0, 1, 100, 128 << 10, (128 << 10) + 1, 3_000_000, 64, 5_000_000], Vec::new());
+    let (lengths, mut tasks) = ([0, 1, 100, 4 << 20, (4 << 20) + 1, 3_000_000, 64, 5_000_000], Vec::new());
     for stream in one_streams.into_iter().chain(other_streams) {
         let (mut reads, mut writes) = tokio::io::split(stream);
         // Both ends write the same, so that each knows what comes.
@@ -106,7 +105,7 @@ async fn bytes_arrive_in_order(fabric: Fabric) {
             }
             writes.shutdown().await.expect("the peer is there");
         }));
-        // Shorter and longer than a chunk.
+        // Shorter and longer than what is written at once.
         let step = 1_000 + 77_777 * tasks.len();
         tasks.push(tokio::spawn(async move {
             let (mut came, mut buffer) = (Vec::new(), vec![0; step]);

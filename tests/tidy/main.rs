@@ -74,6 +74,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("graph-analyzer/src/run/allocator.rs", "the global allocator of programs that run graphs"),
     ("graph-analyzer/src/run/bytes.rs", "registered memory as slices"),
     ("graph-analyzer/src/run/onnxruntime.rs", "calls the library of onnxruntime"),
+    ("src/cli/graph/over_grpc.rs", "memory of tensors as bytes of messages"),
     ("src/hypotf.rs", "has the name of a C function"),
     ("ffi/src", "addresses and handles that C programs give"),
     ("ffi/benches", "calls as C programs make them"),

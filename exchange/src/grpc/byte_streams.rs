@@ -1,20 +1,21 @@
 //! Byte streams between the ranks of a device: what HTTP/2 runs on where there is no socket.
 //!
-//! A stream joins this rank with one peer. Each of its two directions has [`CHUNKS`] chunks of
-//! memory at the receiver, which are used in turn. The sender copies bytes into a chunk of its own
-//! and puts them into the receiver's chunk; the put's signal tells how many they are. The receiver
-//! copies them out, and gives the chunk back by a signal without data, a credit. A put of no bytes
-//! ends the direction.
+//! A stream joins this rank with one peer. Each of its two directions has a ring of [`RING_BYTES`]
+//! at the receiver. The sender copies bytes into a ring of its own and puts them into the same
+//! place of the receiver's; the put's signal tells how many they are. The receiver copies them out,
+//! and answers each put by a signal without data, a credit. A signal without bytes ends the
+//! direction. Puts take their signal slots in turn.
 //!
 //! Tasks start transfers themselves. A thread polls the device, wakes tasks, and sleeps on the
 //! device's wake source.
 //!
-//! **Invariant:** a chunk of the receiver is written only after its credit, and a chunk of the
-//! sender only after its put has ended. So a signal's payload is read before the next one
-//! overwrites it, and a peer that is slow stops the sender and nothing else.
+//! **Invariant:** a part of the receiver's ring, and a signal slot, is written only after the
+//! credit of the put that had it before; a part of the sender's ring also only after that put has
+//! ended. So a signal's payload is read before the next one overwrites it, and a peer that is slow
+//! stops the sender and nothing else.
 //!
-//! **The limit:** each byte is copied twice and put once, and at most [`CHUNKS`] chunks of
-//! [`CHUNK_BYTES`] are under way.
+//! **The limit:** each byte is copied twice and put once, and at most [`PUTS`] puts of
+//! [`RING_BYTES`] in all are under way. Pages of a ring that were not used take no memory.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Ready;
@@ -38,15 +39,16 @@ use tonic::codegen::http::Uri;
 use tonic::transport;
 use tonic::transport::server::Connected;
 
-/// Chunks of one direction.
-const CHUNKS: usize = 8;
+/// The bytes of a direction that are under way: a message of most models, so that a sender that
+/// computes next need not wait for credits.
+const RING_BYTES: usize = 4 << 20;
 
-/// Bytes of a chunk.
-const CHUNK_BYTES: usize = 128 << 10;
+/// Puts of a direction that are under way.
+const PUTS: usize = 32;
 
-/// Signal slots of a stream at each end: one a chunk, that of credits, and that in which the peer
-/// tells where its chunks are.
-const CREDITS: u16 = CHUNKS as u16;
+/// Signal slots of a stream at each end: one a put, that of credits, and that in which the peer
+/// tells where its ring is.
+const CREDITS: u16 = PUTS as u16;
 const ANNOUNCED: u16 = CREDITS + 1;
 const SLOTS: u16 = ANNOUNCED + 1;
 
@@ -65,8 +67,8 @@ const EVENTS_AT_ONCE: usize = 64;
 /// How long the end waits until everything that was sent has left.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// Names the transfers of signals without data, whose ends do not matter.
-const NO_CHUNK: TransferId = TransferId(u64::MAX);
+/// Names signals without data, whose ends do not matter.
+const NO_PUT: TransferId = TransferId(u64::MAX);
 
 /// The signal slots that a device needs for so many streams with each peer.
 #[must_use]
@@ -79,7 +81,7 @@ pub fn signal_slots(streams: u16) -> usize {
 #[non_exhaustive]
 pub enum OpenStreamsError {
     /// There is no memory.
-    #[error("no memory for the chunks of a stream ({0}); free memory on this host")]
+    #[error("no memory for the rings of a stream ({0}); free memory on this host")]
     Memory(#[source] io::Error),
     /// Memory was not registered.
     #[error("no registered memory for a stream: {0}")]
@@ -134,24 +136,29 @@ struct Stream {
 }
 
 struct Outgoing {
-    /// This end's chunks.
-    chunks: Slice,
-    /// The peer's chunks, once it has announced them.
+    /// This end's ring.
+    ring: Slice,
+    /// The peer's ring, once it has announced it.
     remote: Option<RemoteSlice>,
-    /// Puts that were begun.
+    /// Puts that were begun, and those of them whose parts of the rings are free again.
     begun: u64,
-    /// Chunks whose puts have not ended.
-    under_way: [bool; CHUNKS],
+    free: u64,
+    /// The bytes of the puts between the two, and whether they have ended.
+    under_way: VecDeque<(usize, bool)>,
+    /// Where the next put begins, and the bytes of the ring that are free.
+    at: usize,
+    room: usize,
     is_ended: bool,
     waker: Option<Waker>,
 }
 
 struct Incoming {
-    chunks: Slice,
-    /// Chunks that were read to their end.
+    ring: Slice,
+    /// Puts that were read to their end.
     read: u64,
-    /// The bytes of the present chunk that were read.
+    /// Where the next byte is, and the bytes of the present put that were read.
     at: usize,
+    of_put: usize,
     is_ended: bool,
     waker: Option<Waker>,
 }
@@ -179,8 +186,8 @@ impl std::fmt::Debug for ByteStreams {
 
 impl ByteStreams {
     /// Opens so many streams with each of these peers, to which the device is connected. `events`
-    /// came before. The peers open as many. Returns the streams with the first peer, then those with
-    /// the next one; a stream with a peer is that of the same place there.
+    /// came before. The peers open as many. Returns the streams with the first peer, then those
+    /// with the next one; a stream with a peer is that of the same place there.
     ///
     /// # Errors
     ///
@@ -299,12 +306,12 @@ impl Shared {
 
 impl Core {
     fn add_stream(&mut self, peer: Rank, slot: u16) -> Result<(), OpenStreamsError> {
-        let mut chunks = || -> Result<Slice, OpenStreamsError> {
-            let memory = SharedMemory::new(CHUNKS * CHUNK_BYTES).map_err(OpenStreamsError::Memory)?;
+        let mut ring = || -> Result<Slice, OpenStreamsError> {
+            let memory = SharedMemory::new(RING_BYTES).map_err(OpenStreamsError::Memory)?;
             let region = self.device.register_for(peer, memory).map_err(OpenStreamsError::Register)?;
             Ok(region.whole())
         };
-        let (incoming, outgoing) = (chunks()?, chunks()?);
+        let (incoming, outgoing) = (ring()?, ring()?);
         let RemoteSlice { key, offset, len } = incoming.remote();
         let mut announced = [0; ANNOUNCED_BYTES];
         for (place, word) in announced.chunks_exact_mut(8).zip([key.0, offset, len]) {
@@ -316,14 +323,17 @@ impl Core {
             slot,
             signals: self.device.signal_slots(peer),
             outgoing: Outgoing {
-                chunks: outgoing,
+                ring: outgoing,
                 remote: None,
                 begun: 0,
-                under_way: [false; CHUNKS],
+                free: 0,
+                under_way: VecDeque::with_capacity(PUTS),
+                at: 0,
+                room: RING_BYTES,
                 is_ended: false,
                 waker: None,
             },
-            incoming: Incoming { chunks: incoming, read: 0, at: 0, is_ended: false, waker: None },
+            incoming: Incoming { ring: incoming, read: 0, at: 0, of_put: 0, is_ended: false, waker: None },
             is_dropped: false,
         });
         Ok(())
@@ -355,11 +365,15 @@ impl Core {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Done { id: NO_CHUNK, .. } | Event::Connected { .. } => {}
+            Event::Done { id: NO_PUT, .. } | Event::Connected { .. } => {}
             Event::Done { id, result } => {
-                let (place, chunk) = (id.0 as usize / CHUNKS, id.0 as usize % CHUNKS);
-                let stream = &mut self.streams[place];
-                stream.outgoing.under_way[chunk] = false;
+                let stream = &mut self.streams[id.0 as usize / PUTS];
+                let Outgoing { under_way, free, .. } = &mut stream.outgoing;
+                // Its slot says which of those under way it is.
+                let before = (id.0 as usize + PUTS - (*free % PUTS as u64) as usize) % PUTS;
+                if let Some((_, has_ended)) = under_way.get_mut(before) {
+                    *has_ended = true;
+                }
                 if let Err(error) = result {
                     self.gone.entry(stream.peer).or_insert_with(|| error.to_string());
                 }
@@ -376,7 +390,7 @@ impl Core {
     /// Sends the signals that wait, as far as there is room.
     fn signal_waiting(&mut self) {
         while let Some((peer, signal)) = self.waiting.pop_front() {
-            match self.device.signal(peer, &signal, NO_CHUNK) {
+            match self.device.signal(peer, &signal, NO_PUT) {
                 Ok(submitted) => self.must_poll |= submitted == Submitted::UnderWay,
                 Err(SubmitError::QueueFull { .. }) => {
                     self.must_poll = true;
@@ -395,7 +409,7 @@ impl Core {
         for stream in &mut self.streams {
             let is_gone = self.gone.contains_key(&stream.peer);
             let may_read = is_gone || stream.incoming_bytes().is_some();
-            let may_write = is_gone || stream.has_room();
+            let may_write = is_gone || stream.room() > 0;
             let wakers = [(may_read, &mut stream.incoming.waker), (may_write, &mut stream.outgoing.waker)];
             for (_, waker) in wakers.into_iter().filter(|(may, _)| *may) {
                 if let Some(waker) = waker.take() {
@@ -407,30 +421,36 @@ impl Core {
         had_some
     }
 
-    /// Puts bytes into the next chunk of the peer; none end the direction. False: the queue is full.
-    fn put(&mut self, place: usize, bytes: &[u8]) -> io::Result<bool> {
+    /// Puts the first of these bytes into the peer's ring, as many as there is room for in one
+    /// piece; none end the direction. Nothing: there is no room.
+    fn put(&mut self, place: usize, bytes: &[u8]) -> io::Result<Option<usize>> {
         let stream = &mut self.streams[place];
+        let room = stream.room();
         let (peer, outgoing) = (stream.peer, &mut stream.outgoing);
-        let chunk = (outgoing.begun % CHUNKS as u64) as usize;
-        let begin = chunk * CHUNK_BYTES;
+        let Some(remote) = outgoing.remote.filter(|_| room > 0) else { return Ok(None) };
+        let count = bytes.len().min(room).min(RING_BYTES - outgoing.at);
+        let part = outgoing.at..outgoing.at + count;
         let out_of_bounds = |_| io::Error::from(ErrorKind::InvalidData);
-        let src = outgoing.chunks.slice(begin..begin + bytes.len()).map_err(out_of_bounds)?;
-        let Some(remote) = outgoing.remote else { return Ok(false) };
-        let dst = remote.slice(begin as u64..(begin + bytes.len()) as u64).map_err(out_of_bounds)?;
-        src.store(bytes);
-        let signal = signal(stream.slot + chunk as u16, &(bytes.len() as u32).to_le_bytes());
-        let id = TransferId((place * CHUNKS + chunk) as u64);
+        let src = outgoing.ring.slice(part.clone()).map_err(out_of_bounds)?;
+        let dst = remote.slice(part.start as u64..part.end as u64).map_err(out_of_bounds)?;
+        src.store(&bytes[..count]);
+        let number = (outgoing.begun % PUTS as u64) as usize;
+        let signal = signal(stream.slot + number as u16, &(count as u32).to_le_bytes());
+        let id = TransferId((place * PUTS + number) as u64);
         let put = Transfer::Put { src: Source::Slice(src), dst, signal: Some(signal) };
         match self.device.submit(peer, put, id) {
             Ok(submitted) => {
+                let has_ended = submitted != Submitted::UnderWay;
                 outgoing.begun += 1;
-                outgoing.under_way[chunk] = submitted == Submitted::UnderWay;
-                self.must_poll |= submitted == Submitted::UnderWay;
-                Ok(true)
+                outgoing.under_way.push_back((count, has_ended));
+                outgoing.at = (outgoing.at + count) % RING_BYTES;
+                outgoing.room -= count;
+                self.must_poll |= !has_ended;
+                Ok(Some(count))
             }
             Err(SubmitError::QueueFull { .. }) => {
                 self.must_poll = true;
-                Ok(false)
+                Ok(None)
             }
             Err(error) => Err(io::Error::new(ErrorKind::ConnectionReset, error.to_string())),
         }
@@ -445,12 +465,10 @@ impl Core {
     fn write(&mut self, place: usize, bytes: &[u8]) -> io::Result<Option<usize>> {
         self.check(self.streams[place].peer)?;
         let mut written = 0;
-        while written < bytes.len() && self.streams[place].has_room() {
-            let end = bytes.len().min(written + CHUNK_BYTES);
-            if !self.put(place, &bytes[written..end])? {
-                break;
-            }
-            written = end;
+        while written < bytes.len()
+            && let Some(count) = self.put(place, &bytes[written..])?
+        {
+            written += count;
         }
         Ok(Some(written).filter(|written| *written > 0 || bytes.is_empty()))
     }
@@ -461,7 +479,7 @@ impl Core {
             return Ok(Some(()));
         }
         self.check(self.streams[place].peer)?;
-        if !self.streams[place].has_room() || !self.put(place, &[])? {
+        if self.put(place, &[])?.is_none() {
             return Ok(None);
         }
         self.streams[place].outgoing.is_ended = true;
@@ -471,8 +489,8 @@ impl Core {
     /// Nobody has the stream any more: what comes is dropped, and this direction ends.
     fn drop_incoming(&mut self, place: usize) {
         let stream = &mut self.streams[place];
-        while let Some(1..) = stream.incoming_bytes() {
-            (stream.incoming.at, stream.incoming.read) = (0, stream.incoming.read + 1);
+        while let Some(bytes @ 1..) = stream.incoming_bytes() {
+            stream.incoming.next(bytes);
             self.waiting.push_back((stream.peer, signal(stream.slot + CREDITS, &[])));
         }
         // A peer that is gone needs no end.
@@ -490,20 +508,18 @@ impl Core {
                 incoming.is_ended = true;
                 return Ok(Some(()));
             }
-            if bytes > CHUNK_BYTES {
-                let text = format!("rank {} broke the protocol: {bytes} bytes in a chunk", stream.peer);
+            if bytes > RING_BYTES - (incoming.at - incoming.of_put) {
+                let text = format!("rank {} broke the protocol: a put of {bytes} bytes", stream.peer);
                 return Err(io::Error::new(ErrorKind::InvalidData, text));
             }
-            let chunk = (incoming.read % CHUNKS as u64) as usize;
-            let count = into.remaining().min(bytes - incoming.at);
-            let from = chunk * CHUNK_BYTES + incoming.at;
-            let source = incoming.chunks.slice(from..from + count);
+            let count = into.remaining().min(bytes - incoming.of_put);
+            let source = incoming.ring.slice(incoming.at..incoming.at + count);
             let source = source.map_err(|_| io::Error::from(ErrorKind::InvalidData))?;
             source.load(into.initialize_unfilled_to(count));
             into.advance(count);
-            incoming.at += count;
-            if incoming.at == bytes {
-                (incoming.at, incoming.read) = (0, incoming.read + 1);
+            (incoming.at, incoming.of_put) = (incoming.at + count, incoming.of_put + count);
+            if incoming.of_put == bytes {
+                incoming.next(bytes);
                 self.waiting.push_back((stream.peer, signal(stream.slot + CREDITS, &[])));
             }
         }
@@ -518,8 +534,8 @@ impl Core {
 }
 
 impl Stream {
-    /// Whether a chunk can be put.
-    fn has_room(&mut self) -> bool {
+    /// The bytes that can be put.
+    fn room(&mut self) -> usize {
         let outgoing = &mut self.outgoing;
         if outgoing.remote.is_none() && self.signals.count(self.slot + ANNOUNCED) > 0 {
             let payload = self.signals.payload(self.slot + ANNOUNCED);
@@ -529,23 +545,34 @@ impl Stream {
             outgoing.remote = Some(RemoteSlice { key, offset, len });
         }
         let credits = self.signals.count(self.slot + CREDITS);
-        let chunk = (outgoing.begun % CHUNKS as u64) as usize;
-        outgoing.remote.is_some()
-            && !outgoing.is_ended
-            && !outgoing.under_way[chunk]
-            && outgoing.begun < credits.saturating_add(CHUNKS as u64)
+        while outgoing.free < credits
+            && let Some((bytes, _)) = outgoing.under_way.pop_front_if(|(_, has_ended)| *has_ended)
+        {
+            outgoing.free += 1;
+            outgoing.room += bytes;
+        }
+        let may_put = outgoing.remote.is_some() && !outgoing.is_ended && outgoing.under_way.len() < PUTS;
+        if may_put { outgoing.room } else { 0 }
     }
 
-    /// The bytes of the next chunk, if it has come.
+    /// The bytes of the next put, if it has come.
     fn incoming_bytes(&self) -> Option<usize> {
-        let (turn, chunk) = (self.incoming.read / CHUNKS as u64, self.incoming.read % CHUNKS as u64);
-        let slot = self.slot + chunk as u16;
+        let (turn, number) = (self.incoming.read / PUTS as u64, self.incoming.read % PUTS as u64);
+        let slot = self.slot + number as u16;
         if self.incoming.is_ended {
             return Some(0);
         }
         let has_come = self.signals.count(slot) > turn;
         let [a, b, c, d, ..] = self.signals.payload(slot);
         has_come.then_some(u32::from_le_bytes([a, b, c, d]) as usize)
+    }
+}
+
+impl Incoming {
+    /// The present put, of so many bytes, was read.
+    fn next(&mut self, bytes: usize) {
+        self.at = (self.at - self.of_put + bytes) % RING_BYTES;
+        (self.of_put, self.read) = (0, self.read + 1);
     }
 }
 
@@ -644,7 +671,8 @@ impl AsyncWrite for ByteStream {
 
 impl Drop for ByteStream {
     fn drop(&mut self) {
-        // The peer reads to its end, as that of a socket; the thread ends it where there is no room.
+        // The peer reads to its end, as that of a socket; the thread ends it where there is no
+        // room.
         let mut core = self.shared.core();
         core.streams[self.place].is_dropped = true;
         core.drop_incoming(self.place);

@@ -97,6 +97,9 @@ pub enum TransportError {
     /// Memory was not registered.
     #[error("no registered memory for tensors: {0}")]
     Register(#[source] RegisterError),
+    /// That of a transport of another crate.
+    #[error(transparent)]
+    Other(Box<dyn std::error::Error + Send + Sync>),
 }
 
 /// Tensors travel through registered memory of a device.

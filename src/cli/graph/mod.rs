@@ -4,6 +4,8 @@ use crate::cli::CommandError;
 
 mod analyze;
 mod json;
+#[cfg(feature = "grpc")]
+mod over_grpc;
 mod placing;
 mod rates;
 mod report;

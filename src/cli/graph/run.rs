@@ -12,13 +12,16 @@ use std::time::Duration;
 use pleach::graph::onnx::{Model, TensorFile};
 use pleach::graph::run::channels::signal_slots;
 use pleach::graph::run::{
-    Copies, Job, JobError, Onnxruntime, RankOptions, Regions, Rten, Runtime, Tensor, TensorRef, run_rank,
+    Copies, Job, JobError, Onnxruntime, RankOptions, Regions, Rten, Runtime, Tensor, TensorRef,
+    TensorTransport, run_rank,
 };
 use pleach::graph::{Costs, Graph, Machine, Partition};
 use pleach::transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, JoinOptions, Joined, World, join};
 use pleach::transport::{LossCause, Rank, Responder};
 use pleach_vocabulary::digest::Hasher64;
 
+#[cfg(feature = "grpc")]
+use super::over_grpc;
 use super::placing::ModelArguments;
 use super::run_report::{RankLine, Report, Verdict, exchange};
 use super::source::{self, Source};
@@ -53,7 +56,8 @@ pub(crate) struct Arguments {
     /// The library of onnxruntime [default: ORT_DYLIB_PATH, or libonnxruntime.so.1]
     #[arg(long, value_name = "FILE")]
     library: Option<PathBuf>,
-    /// Whether a tensor is sent from where it was computed, or copied first
+    /// How tensors cross: from where they were computed, copied first, by gRPC over streams of the
+    /// fabric, or by gRPC over sockets of one host (the last two in builds with gRPC)
     #[arg(long, value_enum, default_value_t = TransferChoice::ZeroCopy)]
     transfer: TransferChoice,
     /// How many times the model runs
@@ -88,6 +92,8 @@ enum RuntimeChoice {
 enum TransferChoice {
     ZeroCopy,
     Copy,
+    GrpcFabric,
+    Grpc,
 }
 
 impl TransferChoice {
@@ -95,6 +101,16 @@ impl TransferChoice {
         match self {
             Self::ZeroCopy => "zero-copy",
             Self::Copy => "copy",
+            Self::GrpcFabric => "grpc-fabric",
+            Self::Grpc => "grpc",
+        }
+    }
+
+    /// Whether the sender copies tensors into registered memory. gRPC copies them into messages.
+    fn copies(self) -> Copies {
+        match self {
+            Self::Copy => Copies::Sender,
+            Self::ZeroCopy | Self::GrpcFabric | Self::Grpc => Copies::None,
         }
     }
 }
@@ -144,6 +160,10 @@ fn wrong(arguments: &Arguments, error: &dyn Display) -> CommandError {
 
 /// Runs `pleach graph run`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    #[cfg(not(feature = "grpc"))]
+    if matches!(arguments.transfer, TransferChoice::Grpc | TransferChoice::GrpcFabric) {
+        return Err(no_grpc());
+    }
     let loaded = Loaded::read(arguments)?;
     let job = loaded.job(arguments);
     job.check().map_err(|error| wrong(arguments, &error))?;
@@ -153,20 +173,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let rank = world.rank;
     // What a runtime refuses is said before ranks wait for each other.
     let part = job.load_part(rank).map_err(|error| wrong(arguments, &error))?;
-    let copies = match arguments.transfer {
-        TransferChoice::ZeroCopy => Copies::None,
-        TransferChoice::Copy => Copies::Sender,
+    let copies = arguments.transfer.copies();
+    let Joined { device, events, mut store, fabric, is_crowded, hosts, .. } =
+        join_ranks(arguments, &job, &world)?;
+    let is_one_host = hosts.iter().all(|host| *host == hosts[0]);
+    let mut transport: Box<dyn TensorTransport> = match arguments.transfer {
+        TransferChoice::ZeroCopy | TransferChoice::Copy => {
+            let reach = device.info().reach.clone();
+            let maps = |one: Rank, other: Rank| {
+                let peer = if one == rank { other } else { one };
+                reach.get(peer as usize).is_some_and(|reach| reach.maps)
+            };
+            let channels = job.channels(&maps, copies);
+            let opened = Regions::open(device, events, channels, arguments.depth, PATIENCE, is_crowded);
+            Box::new(opened.map_err(|error| failed(rank, &error))?)
+        }
+        #[cfg(feature = "grpc")]
+        TransferChoice::Grpc | TransferChoice::GrpcFabric => {
+            let (channels, patience) = (job.channels(&|_, _| false, copies), PATIENCE);
+            let Arguments { depth, iterations, .. } = *arguments;
+            let plan = over_grpc::Plan { rank, ranks, channels, depth, iterations, patience };
+            let is_on_sockets = arguments.transfer == TransferChoice::Grpc;
+            let opened =
+                over_grpc::OverGrpc::open(plan, is_on_sockets, (device, events), store.as_deref_mut());
+            Box::new(opened.map_err(|error| failed(rank, &error))?)
+        }
+        #[cfg(not(feature = "grpc"))]
+        TransferChoice::Grpc | TransferChoice::GrpcFabric => return Err(no_grpc()),
     };
-    let joined = join_ranks(arguments, &job, &world, copies)?;
-    let Joined { device, events, store, fabric, is_crowded, hosts, .. } = joined;
-    let reach = device.info().reach.clone();
-    let maps = |one: Rank, other: Rank| {
-        let peer = if one == rank { other } else { one };
-        reach.get(peer as usize).is_some_and(|reach| reach.maps)
-    };
-    let channels = job.channels(&maps, copies);
-    let opened = Regions::open(device, events, channels, arguments.depth, PATIENCE, is_crowded);
-    let mut transport = opened.map_err(|error| failed(rank, &error))?;
     let options = RankOptions { iterations: arguments.iterations, depth: arguments.depth, copies };
     let is_checked = arguments.check && rank + 1 == ranks;
     let mut outputs = SeenOutputs { sets: inputs.len(), of_sets: Vec::new(), are_equal: true };
@@ -175,7 +209,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             outputs.add(iteration, seen);
         }
     };
-    let report = run_rank(&job, part, &mut transport, &inputs, options, &mut on_outputs)
+    let report = run_rank(&job, part, &mut *transport, &inputs, options, &mut on_outputs)
         .map_err(|error| failed(rank, &error))?;
     // After the run, so that nobody waits for it.
     let verdict = is_checked.then(|| outputs.verdict(&job, &inputs)).transpose();
@@ -187,11 +221,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         runtime: loaded.runtime.name(),
         fabric: fabric.to_string(),
         transfer: arguments.transfer.name(),
-        is_one_host: hosts.iter().all(|host| *host == hosts[0]),
+        is_one_host,
         partition: &loaded.partition,
     };
     report.print(arguments.json)?;
     report.check(DIFFERENCE_MAX)
+}
+
+#[cfg(not(feature = "grpc"))]
+fn no_grpc() -> CommandError {
+    CommandError::usage("no run: this build has no gRPC; build pleach with --features grpc")
+}
+
+/// Signal slots for each peer.
+fn slots(arguments: &Arguments, job: &Job<'_>) -> usize {
+    match arguments.transfer {
+        #[cfg(feature = "grpc")]
+        TransferChoice::GrpcFabric => pleach::exchange::grpc::byte_streams::signal_slots(over_grpc::STREAMS),
+        transfer => signal_slots(&job.channels(&|_, _| false, transfer.copies()), arguments.depth),
+    }
 }
 
 fn failed(rank: Rank, error: &dyn Display) -> CommandError {
@@ -234,13 +282,7 @@ impl Responder for Silent {
     fn lost(&self, _: Rank, _: &LossCause) {}
 }
 
-fn join_ranks(
-    arguments: &Arguments,
-    job: &Job<'_>,
-    world: &World,
-    copies: Copies,
-) -> Result<Joined, CommandError> {
-    let channels = job.channels(&|_, _| false, copies);
+fn join_ranks(arguments: &Arguments, job: &Job<'_>, world: &World) -> Result<Joined, CommandError> {
     let mut hasher = Hasher64::default();
     hasher.write(job.graph.to_string().as_bytes());
     hasher.write(format!("{:?}", job.partition.crossings()).as_bytes());
@@ -255,7 +297,7 @@ fn join_ranks(
             knob("--runtime", job.runtime.name().to_owned()),
             knob("--random-weights", format!("{:?}", arguments.random_weights)),
         ],
-        signal_slots: signal_slots(&channels, arguments.depth),
+        signal_slots: slots(arguments, job),
         timeout: world.join_timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT),
     };
     join(world, &options, Arc::new(Silent)).map_err(CommandError::failed)

@@ -1,0 +1,524 @@
+//! Tensors of a run by ordinary gRPC, for comparison: over sockets, or over byte streams of the
+//! ranks' fabric.
+//!
+//! A receiver asks its sender for each tensor by a call of its own (`Receive`), a few iterations
+//! ahead, as TensorFlow does at the start of a step. The sender answers when the tensor is there.
+//! The call encodes the tensor into a message, a copy, and the receiver copies it out of the
+//! message into memory in which a runtime can use it. HTTP/2 has its largest windows and frames.
+//!
+//! **Invariant:** a tensor's memory is written again only when its message has been encoded.
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use pleach::exchange::grpc::byte_streams::ByteStreams;
+use pleach::graph::ElementType;
+use pleach::graph::run::channels::{Channel, Received, ReceivedBytes, SLOT_ALIGN_BYTES, TensorForm};
+use pleach::graph::run::{TensorTransport, TransportError};
+use pleach::transport::device::Flush;
+use pleach::transport::mutex::lock;
+use pleach::transport::rendezvous::Store;
+use pleach::transport::{Device, Event, Rank, Region, RegisterError, SharedMemory, Slice, clock};
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tonic::body::Body;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::codegen::http::{Request, Response};
+use tonic::codegen::tokio_stream::{self, StreamExt};
+use tonic::server::{NamedService, UnaryService};
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{self, Endpoint, Server};
+use tonic::{Code, Status};
+use tonic_prost::ProstCodec;
+
+/// The only method of the service.
+const PATH: &str = "/pleach.graph.Tensors/Receive";
+
+/// The largest windows, frames and messages.
+const WINDOW: u32 = (1 << 31) - 1;
+const FRAME: u32 = (1 << 24) - 1;
+const MESSAGE: usize = usize::MAX;
+
+/// Streams of a pair of ranks: the lower rank serves the first, the higher one the second.
+pub(crate) const STREAMS: u16 = 2;
+
+/// Threads of the runtime of a rank.
+const THREADS: usize = 2;
+
+/// Why a tensor did not travel.
+#[derive(Debug, thiserror::Error)]
+enum GrpcError {
+    #[error("gRPC does not start: {0}; run all ranks on one host, or take --transfer grpc-fabric")]
+    Start(String),
+    #[error("the tensor '{tensor}' of iteration {iteration} did not come from rank {from} by gRPC: {cause}")]
+    Receive { tensor: String, iteration: u64, from: Rank, cause: String },
+    #[error("rank {to} did not take the tensor '{tensor}' of iteration {iteration} within {patience:?}")]
+    Late { tensor: String, iteration: u64, to: Rank, patience: Duration },
+}
+
+fn other(error: GrpcError) -> TransportError {
+    TransportError::Other(Box::new(error))
+}
+
+/// Names a tensor: its channel and its iteration.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, prost::Message)]
+struct Ask {
+    #[prost(uint64, tag = "1")]
+    crossing: u64,
+    #[prost(uint64, tag = "2")]
+    iteration: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+struct Tensor {
+    #[prost(string, tag = "1")]
+    element: String,
+    #[prost(uint64, repeated, tag = "2")]
+    dims: Vec<u64>,
+    #[prost(bytes = "bytes", tag = "3")]
+    data: Bytes,
+}
+
+/// Where tensors wait for those that ask, and those that ask for tensors.
+#[derive(Default)]
+struct Mailbox {
+    state: Mutex<MailboxState>,
+    /// A tensor's memory is free.
+    freed: Condvar,
+}
+
+#[derive(Default)]
+struct MailboxState {
+    sent: HashMap<Ask, Tensor>,
+    asked: HashMap<Ask, oneshot::Sender<Tensor>>,
+    /// Tensors whose memory is in use.
+    in_use: HashSet<Ask>,
+}
+
+impl Mailbox {
+    fn send(&self, name: Ask, tensor: Tensor) {
+        let mut state = lock(&self.state);
+        match state.asked.remove(&name) {
+            // Dropped outside of the lock, which its memory takes.
+            Some(asked) => {
+                drop(state);
+                drop(asked.send(tensor));
+            }
+            None => drop(state.sent.insert(name, tensor)),
+        }
+    }
+
+    async fn ask(&self, name: Ask) -> Result<Tensor, Status> {
+        let asked = {
+            let mut state = lock(&self.state);
+            if let Some(tensor) = state.sent.remove(&name) {
+                return Ok(tensor);
+            }
+            let (answer, asked) = oneshot::channel();
+            state.asked.insert(name, answer);
+            asked
+        };
+        asked.await.map_err(|_| Status::aborted("the rank has ended, or the tensor is asked for again"))
+    }
+
+    /// Waits until the memory of this tensor is free. False: it is not.
+    fn wait_free(&self, name: Ask, patience: Duration) -> bool {
+        let state = lock(&self.state);
+        let is_used = |state: &mut MailboxState| state.in_use.contains(&name);
+        let waited = self.freed.wait_timeout_while(state, patience, is_used);
+        !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
+    }
+}
+
+/// A tensor's memory, as bytes of a message.
+struct InUse {
+    mailbox: Arc<Mailbox>,
+    name: Ask,
+    slice: Slice,
+}
+
+impl AsRef<[u8]> for InUse {
+    fn as_ref(&self) -> &[u8] {
+        // SAFETY: the slice lies in its region, which it holds. This rank writes there again only
+        // after `wait_free`, which waits for the drop of this value; peers may not write there.
+        unsafe { std::slice::from_raw_parts(self.slice.as_ptr(), self.slice.len()) }
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        lock(&self.mailbox.state).in_use.remove(&self.name);
+        self.mailbox.freed.notify_all();
+    }
+}
+
+/// The service of a rank.
+#[derive(Clone)]
+struct Service(Arc<Mailbox>);
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl UnaryService<Ask> for Service {
+    type Response = Tensor;
+    type Future = BoxFuture<Result<tonic::Response<Tensor>, Status>>;
+
+    fn call(&mut self, request: tonic::Request<Ask>) -> Self::Future {
+        let mailbox = self.0.clone();
+        Box::pin(async move { mailbox.ask(request.into_inner()).await.map(tonic::Response::new) })
+    }
+}
+
+impl tonic::codegen::Service<Request<Body>> for Service {
+    type Response = Response<Body>;
+    type Error = std::convert::Infallible;
+    type Future = BoxFuture<Result<Response<Body>, Self::Error>>;
+
+    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let service = self.clone();
+        Box::pin(async move {
+            if request.uri().path() != PATH {
+                return Ok(Status::new(Code::Unimplemented, "there is one method").into_http());
+            }
+            let mut server = tonic::server::Grpc::new(ProstCodec::<Tensor, Ask>::default());
+            Ok(server.unary(service, request).await)
+        })
+    }
+}
+
+impl NamedService for Service {
+    const NAME: &'static str = "pleach.graph.Tensors";
+}
+
+/// A server that runs, and how to end it.
+type Serving = (oneshot::Sender<()>, JoinHandle<Result<(), transport::Error>>);
+
+/// Where memory for tensors is registered.
+enum Keeper {
+    Device(Box<dyn Device>),
+    Streams(ByteStreams),
+}
+
+impl Keeper {
+    fn register(&mut self, memory: Arc<SharedMemory>) -> Result<Region, RegisterError> {
+        match self {
+            Self::Device(device) => device.register(memory),
+            Self::Streams(streams) => streams.register(memory),
+        }
+    }
+}
+
+/// See the module.
+pub(crate) struct OverGrpc {
+    runtime: Runtime,
+    keeper: Keeper,
+    mailbox: Arc<Mailbox>,
+    clients: BTreeMap<Rank, transport::Channel>,
+    servers: Vec<Serving>,
+    channels: Vec<Channel>,
+    depth: u64,
+    iterations: u64,
+    patience: Duration,
+    asked: HashMap<Ask, JoinHandle<Result<Tensor, Status>>>,
+    /// By channel: memory of tensors that were released.
+    free: HashMap<usize, Vec<Slice>>,
+    held: HashMap<Ask, Slice>,
+    registered_bytes: u64,
+}
+
+/// How a run goes over gRPC.
+pub(crate) struct Plan {
+    pub(crate) rank: Rank,
+    pub(crate) ranks: u32,
+    pub(crate) channels: Vec<Channel>,
+    pub(crate) depth: u32,
+    pub(crate) iterations: u64,
+    pub(crate) patience: Duration,
+}
+
+impl OverGrpc {
+    /// Serves this rank's tensors and connects to the ranks that send to it: over sockets, or over
+    /// streams of the device, which gives memory for tensors as well.
+    pub(crate) fn open(
+        plan: Plan,
+        is_on_sockets: bool,
+        (device, events): (Box<dyn Device>, Vec<Event>),
+        store: Option<&mut (dyn Store + 'static)>,
+    ) -> Result<Self, TransportError> {
+        let Plan { rank, ranks, channels, depth, iterations, patience } = plan;
+        let start = |error: &dyn std::fmt::Display| other(GrpcError::Start(error.to_string()));
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
+        let runtime = runtime.map_err(|error| start(&error))?;
+        let mailbox = Arc::new(Mailbox::default());
+        let senders: Vec<Rank> = (0..ranks)
+            .filter(|from| channels.iter().any(|channel| (channel.from, channel.to) == (*from, rank)))
+            .collect();
+        let mut servers = Vec::new();
+        let connecting: Vec<(Rank, BoxFuture<Result<transport::Channel, transport::Error>>)>;
+        let keeper = if is_on_sockets {
+            let own = {
+                let _in_runtime = runtime.enter();
+                serve_sockets(&runtime, &mailbox, &mut servers).map_err(|error| start(&error))?
+            };
+            let addresses =
+                exchange_addresses(store, rank, ranks, own, patience).map_err(|error| start(&error))?;
+            let dial = |from: &Rank| {
+                let server = endpoint(&format!("http://{}", addresses[*from as usize]))?;
+                Ok((*from, Box::pin(async move { server.connect().await }) as BoxFuture<_>))
+            };
+            let dialled: Result<Vec<_>, transport::Error> = senders.iter().map(dial).collect();
+            connecting = dialled.map_err(|error| start(&error))?;
+            Keeper::Device(device)
+        } else {
+            let peers: Vec<Rank> = (0..ranks).filter(|peer| *peer != rank).collect();
+            let opened = ByteStreams::open(device, events, &peers, STREAMS);
+            let (streams, opened) = opened.map_err(|error| start(&error))?;
+            let mut dialled = Vec::new();
+            for (number, stream) in opened.into_iter().enumerate() {
+                let (peer, is_first) = (stream.peer(), number % usize::from(STREAMS) == 0);
+                if is_first == (rank < peer) {
+                    let incoming = tokio_stream::once(Ok::<_, std::io::Error>(stream));
+                    serve(&runtime, &mailbox, &mut servers, incoming.chain(tokio_stream::pending()));
+                } else if senders.contains(&peer) {
+                    let server = endpoint("http://rank").map_err(|error| start(&error))?;
+                    dialled.push((peer, Box::pin(stream.channel(server)) as BoxFuture<_>));
+                }
+            }
+            connecting = dialled;
+            Keeper::Streams(streams)
+        };
+        let mut clients = BTreeMap::new();
+        for (from, connecting) in connecting {
+            let connected = runtime.block_on(async { tokio::time::timeout(patience, connecting).await });
+            let connected = connected.map_err(|_| start(&format!("rank {from} does not answer")))?;
+            clients.insert(from, connected.map_err(|error| start(&format!("rank {from}: {error}")))?);
+        }
+        let (asked, free, held) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let depth = depth.into();
+        let mut opened = Self {
+            runtime,
+            keeper,
+            mailbox,
+            clients,
+            servers,
+            channels,
+            depth,
+            iterations,
+            patience,
+            asked,
+            free,
+            held,
+            registered_bytes: 0,
+        };
+        let comes_here = opened.channels.iter().map(|channel| channel.to == rank).collect::<Vec<_>>();
+        for (crossing, _) in comes_here.into_iter().enumerate().filter(|(_, comes_here)| *comes_here) {
+            for iteration in 0..depth {
+                opened.ask(Ask { crossing: crossing as u64, iteration });
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Asks the sender for a tensor, if there will be one.
+    fn ask(&mut self, name: Ask) {
+        let from = self.channels[name.crossing as usize].from;
+        if name.iteration >= self.iterations {
+            return;
+        }
+        let Some(client) = self.clients.get(&from).cloned() else { return };
+        let call = async move {
+            let mut client = tonic::client::Grpc::new(client).max_decoding_message_size(MESSAGE);
+            client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
+            let codec = ProstCodec::<Ask, Tensor>::default();
+            let answer =
+                client.unary(tonic::Request::new(name), PathAndQuery::from_static(PATH), codec).await;
+            answer.map(tonic::Response::into_inner)
+        };
+        self.asked.insert(name, self.runtime.spawn(call));
+    }
+
+    /// The bytes of a message in memory that a runtime can use.
+    fn copy(&mut self, crossing: usize, name: Ask, data: &[u8]) -> Result<ReceivedBytes, TransportError> {
+        if data.is_empty() {
+            return Ok(ReceivedBytes::Empty);
+        }
+        let released = self.free.entry(crossing).or_default().pop().filter(|slice| slice.len() == data.len());
+        let slice = released.map_or_else(|| self.memory(data.len()), Ok)?;
+        slice.store(data);
+        self.held.insert(name, slice.clone());
+        Ok(ReceivedBytes::Own(slice))
+    }
+}
+
+fn endpoint(address: &str) -> Result<Endpoint, transport::Error> {
+    let endpoint = Endpoint::from_shared(address.to_owned())?;
+    let endpoint = endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
+    Ok(endpoint.max_frame_size(FRAME).tcp_nodelay(true))
+}
+
+/// Starts a server for what comes in.
+fn serve<I, S, E>(runtime: &Runtime, mailbox: &Arc<Mailbox>, servers: &mut Vec<Serving>, incoming: I)
+where
+    I: tokio_stream::Stream<Item = Result<S, E>> + Send + 'static,
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + transport::server::Connected + Unpin + Send + 'static,
+    S::ConnectInfo: Clone + Send + Sync + 'static,
+    E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+{
+    let (end, ended) = oneshot::channel::<()>();
+    let server = Server::builder().initial_stream_window_size(WINDOW).max_frame_size(FRAME);
+    let mut server = server.initial_connection_window_size(WINDOW).tcp_nodelay(true);
+    let service = Service(mailbox.clone());
+    let serving = async move {
+        let ended = async { drop(ended.await) };
+        server.add_service(service).serve_with_incoming_shutdown(incoming, ended).await
+    };
+    servers.push((end, runtime.spawn(serving)));
+}
+
+/// Serves on a socket of loopback; the ranks of a comparison are on one host.
+fn serve_sockets(
+    runtime: &Runtime,
+    mailbox: &Arc<Mailbox>,
+    servers: &mut Vec<Serving>,
+) -> std::io::Result<SocketAddr> {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    let incoming = TcpIncoming::from(TcpListener::from_std(listener)?).with_nodelay(Some(true));
+    serve(runtime, mailbox, servers, incoming);
+    Ok(address)
+}
+
+/// The addresses of all ranks, by rank.
+fn exchange_addresses(
+    store: Option<&mut (dyn Store + 'static)>,
+    rank: Rank,
+    ranks: u32,
+    own: SocketAddr,
+    patience: Duration,
+) -> Result<Vec<String>, String> {
+    let Some(store) = store else { return Ok(vec![own.to_string()]) };
+    let deadline = clock::now() + patience;
+    let key = |rank: Rank| format!("graph-run-grpc/{rank}");
+    store.set(&key(rank), own.to_string().as_bytes(), deadline).map_err(|error| error.to_string())?;
+    let keys: Vec<String> = (0..ranks).map(key).collect();
+    let addresses = store.wait(&keys, deadline, deadline).map_err(|error| error.to_string())?;
+    Ok(addresses.iter().map(|address| String::from_utf8_lossy(address).into_owned()).collect())
+}
+
+impl TensorTransport for OverGrpc {
+    fn memory(&mut self, bytes: usize) -> Result<Slice, TransportError> {
+        let room = bytes.next_multiple_of(SLOT_ALIGN_BYTES as usize);
+        let memory =
+            SharedMemory::lendable(room).map_err(|source| TransportError::Memory { bytes, source })?;
+        let region = self.keeper.register(memory).map_err(TransportError::Register)?;
+        self.registered_bytes += room as u64;
+        Ok(region.slice(0..bytes).expect("it is long enough"))
+    }
+
+    fn wait_free(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError> {
+        let Some(before) = iteration.checked_sub(self.depth) else { return Ok(()) };
+        let (name, patience) = (Ask { crossing: crossing as u64, iteration: before }, self.patience);
+        if self.mailbox.wait_free(name, patience) {
+            return Ok(());
+        }
+        let Channel { tensor, to, .. } = &self.channels[crossing];
+        Err(other(GrpcError::Late { tensor: tensor.clone(), iteration: before, to: *to, patience }))
+    }
+
+    fn send(
+        &mut self,
+        crossing: usize,
+        iteration: u64,
+        source: Slice,
+        form: &TensorForm,
+    ) -> Result<(), TransportError> {
+        let name = Ask { crossing: crossing as u64, iteration };
+        lock(&self.mailbox.state).in_use.insert(name);
+        let data = Bytes::from_owner(InUse { mailbox: self.mailbox.clone(), name, slice: source });
+        let tensor = Tensor { element: form.element.name().to_owned(), dims: form.dims.clone(), data };
+        self.mailbox.send(name, tensor);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), TransportError> {
+        Ok(())
+    }
+
+    fn receive(&mut self, crossing: usize, iteration: u64) -> Result<Received, TransportError> {
+        let name = Ask { crossing: crossing as u64, iteration };
+        let Channel { tensor, from, .. } = &self.channels[crossing];
+        let (tensor, from, patience) = (tensor.clone(), *from, self.patience);
+        let failed = |cause: String| other(GrpcError::Receive { tensor, iteration, from, cause });
+        let Some(call) = self.asked.remove(&name) else {
+            return Err(failed("it was not asked for".to_owned()));
+        };
+        self.ask(Ask { iteration: iteration + self.depth, ..name });
+        let answer = self.runtime.block_on(async { tokio::time::timeout(patience, call).await });
+        let answer = match answer {
+            Err(_) => return Err(failed(format!("not within {patience:?}"))),
+            Ok(Err(error)) => return Err(failed(error.to_string())),
+            Ok(Ok(Err(status))) => return Err(failed(status.to_string())),
+            Ok(Ok(Ok(answer))) => answer,
+        };
+        let Some(element) = ElementType::from_name(&answer.element) else {
+            return Err(failed(format!("it has elements of type {:?}", answer.element)));
+        };
+        let form = TensorForm { element, dims: answer.dims };
+        if form.bytes() != Some(answer.data.len() as u64) {
+            return Err(failed(format!("{} bytes came as {element} {:?}", answer.data.len(), form.dims)));
+        }
+        let bytes = self.copy(crossing, name, &answer.data)?;
+        Ok(Received { bytes, form: Some(form) })
+    }
+
+    fn release(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError> {
+        if let Some(slice) = self.held.remove(&Ask { crossing: crossing as u64, iteration }) {
+            self.free.entry(crossing).or_default().push(slice);
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self) -> Result<(), TransportError> {
+        // What was sent is encoded, then the servers end when it was written.
+        for crossing in 0..self.channels.len() {
+            for iteration in self.iterations..self.iterations + self.depth {
+                self.wait_free(crossing, iteration)?;
+            }
+        }
+        self.clients.clear();
+        for (end, server) in self.servers.drain(..) {
+            drop(end);
+            let ended = self.runtime.block_on(async { tokio::time::timeout(self.patience, server).await });
+            let ended = ended.map_err(|_| "its clients did not end".to_owned());
+            let ended = ended.and_then(|ended| ended.map_err(|error| error.to_string()));
+            let ended = ended.and_then(|ended| ended.map_err(|error| error.to_string()));
+            ended.map_err(|cause| other(GrpcError::Start(cause)))?;
+        }
+        if let Keeper::Device(device) = &mut self.keeper {
+            device.leave();
+            let (deadline, mut events) = (clock::now() + self.patience, Vec::with_capacity(8));
+            while !device.flush(Flush::All) && clock::now() < deadline {
+                device.poll(clock::now(), &mut events);
+                events.clear();
+            }
+        }
+        Ok(())
+    }
+
+    fn registered_bytes(&self) -> u64 {
+        self.registered_bytes
+    }
+}
