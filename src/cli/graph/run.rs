@@ -174,6 +174,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     // What a runtime refuses is said before ranks wait for each other.
     let part = job.load_part(rank).map_err(|error| wrong(arguments, &error))?;
     let copies = arguments.transfer.copies();
+    #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC exchanges addresses there"))]
     let Joined { device, events, mut store, fabric, is_crowded, hosts, .. } =
         join_ranks(arguments, &job, &world)?;
     let is_one_host = hosts.iter().all(|host| *host == hosts[0]);
