@@ -489,7 +489,9 @@ impl Core {
     /// Nobody has the stream any more: what comes is dropped, and this direction ends.
     fn drop_incoming(&mut self, place: usize) {
         let stream = &mut self.streams[place];
-        while let Some(bytes @ 1..) = stream.incoming_bytes() {
+        // No more are under way, whatever the peer counts.
+        for _ in 0..PUTS {
+            let Some(bytes @ 1..) = stream.incoming_bytes() else { break };
             stream.incoming.next(bytes);
             self.waiting.push_back((stream.peer, signal(stream.slot + CREDITS, &[])));
         }
@@ -506,7 +508,7 @@ impl Core {
             let incoming = &mut stream.incoming;
             if bytes == 0 {
                 incoming.is_ended = true;
-                return Ok(Some(()));
+                break;
             }
             if bytes > RING_BYTES - (incoming.at - incoming.of_put) {
                 let text = format!("rank {} broke the protocol: a put of {bytes} bytes", stream.peer);
@@ -524,7 +526,8 @@ impl Core {
             }
         }
         self.signal_waiting();
-        if into.filled().len() > before || into.remaining() == 0 {
+        let has_all = into.filled().len() > before || into.remaining() == 0;
+        if has_all || self.streams[place].incoming.is_ended {
             return Ok(Some(()));
         }
         // What came before the peer went was read first.
