@@ -34,4 +34,4 @@ pub use self::rank::{OnOutputs, RankError, RankOptions, RankReport, median, run_
 pub use self::reference::Reference;
 pub use self::rten::Rten;
 pub use self::runtime::{Output, Place, Program, Runtime, RuntimeError, TensorRef, Values};
-pub use self::transport::{Regions, TensorTransport, TransportError};
+pub use self::transport::{Regions, TensorTransport, TransportError, leave, tensor_memory};

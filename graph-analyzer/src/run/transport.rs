@@ -1,9 +1,10 @@
 //! How tensors travel between the ranks of a run: by registered memory, or as another crate says.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::device::Flush;
-use pleach_transport::{Device, Event, Nanos, RegisterError, SharedMemory, Slice, clock, sleep};
+use pleach_transport::{Device, Event, Nanos, Region, RegisterError, SharedMemory, Slice, clock, sleep};
 
 use super::channels::{Channel, ChannelError, Channels, OpenError, Received, SLOT_ALIGN_BYTES, TensorForm};
 
@@ -175,13 +176,9 @@ impl Regions {
 
 impl TensorTransport for Regions {
     fn memory(&mut self, bytes: usize) -> Result<Slice, TransportError> {
-        let room = bytes.next_multiple_of(SLOT_ALIGN_BYTES as usize);
-        // Peers only read it, so nobody can change a tensor that another rank reads.
-        let memory =
-            SharedMemory::lendable(room).map_err(|source| TransportError::Memory { bytes, source })?;
-        let region = self.device.register(memory).map_err(TransportError::Register)?;
-        self.registered_bytes += room as u64;
-        Ok(region.slice(0..bytes).expect("it is long enough"))
+        let slice = tensor_memory(bytes, |memory| self.device.register(memory))?;
+        self.registered_bytes += slice.region().len() as u64;
+        Ok(slice)
     }
 
     fn wait_free(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError> {
@@ -226,17 +223,38 @@ impl TensorTransport for Regions {
         self.wait(|channels, device, now, deadline| {
             Ok(channels.is_idle(device, now, deadline)?.then_some(()))
         })?;
-        self.device.leave();
-        let deadline = clock::now() + self.patience;
-        let mut events = Vec::with_capacity(8);
-        while !self.device.flush(Flush::All) && clock::now() < deadline {
-            self.device.poll(clock::now(), &mut events);
-            events.clear();
-        }
+        leave(&mut *self.device, self.patience);
         Ok(())
     }
 
     fn registered_bytes(&self) -> u64 {
         self.registered_bytes
+    }
+}
+
+/// New memory from which tensors are sent, registered by `register`. Peers only read it, so nobody
+/// can change a tensor that another rank reads. The region is as long as whole slots need.
+///
+/// # Errors
+///
+/// [`TransportError`]: there is none.
+pub fn tensor_memory(
+    bytes: usize,
+    register: impl FnOnce(Arc<SharedMemory>) -> Result<Region, RegisterError>,
+) -> Result<Slice, TransportError> {
+    let room = bytes.next_multiple_of(SLOT_ALIGN_BYTES as usize);
+    let memory = SharedMemory::lendable(room).map_err(|source| TransportError::Memory { bytes, source })?;
+    let region = register(memory).map_err(TransportError::Register)?;
+    Ok(region.slice(0..bytes).expect("it is long enough"))
+}
+
+/// Leaves the peers of a device: they get all that was sent, if that takes no longer than
+/// `patience`.
+pub fn leave(device: &mut dyn Device, patience: Duration) {
+    device.leave();
+    let (deadline, mut events) = (clock::now() + patience, Vec::with_capacity(8));
+    while !device.flush(Flush::All) && clock::now() < deadline {
+        device.poll(clock::now(), &mut events);
+        events.clear();
     }
 }

@@ -19,9 +19,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use pleach::exchange::grpc::byte_streams::ByteStreams;
 use pleach::graph::ElementType;
-use pleach::graph::run::channels::{Channel, Received, ReceivedBytes, SLOT_ALIGN_BYTES, TensorForm};
-use pleach::graph::run::{TensorTransport, TransportError};
-use pleach::transport::device::Flush;
+use pleach::graph::run::channels::{Channel, Received, ReceivedBytes, TensorForm};
+use pleach::graph::run::{TensorTransport, TransportError, leave, tensor_memory};
 use pleach::transport::mutex::lock;
 use pleach::transport::rendezvous::Store;
 use pleach::transport::{Device, Event, Rank, Region, RegisterError, SharedMemory, Slice, clock};
@@ -420,12 +419,9 @@ fn exchange_addresses(
 
 impl TensorTransport for OverGrpc {
     fn memory(&mut self, bytes: usize) -> Result<Slice, TransportError> {
-        let room = bytes.next_multiple_of(SLOT_ALIGN_BYTES as usize);
-        let memory =
-            SharedMemory::lendable(room).map_err(|source| TransportError::Memory { bytes, source })?;
-        let region = self.keeper.register(memory).map_err(TransportError::Register)?;
-        self.registered_bytes += room as u64;
-        Ok(region.slice(0..bytes).expect("it is long enough"))
+        let slice = tensor_memory(bytes, |memory| self.keeper.register(memory))?;
+        self.registered_bytes += slice.region().len() as u64;
+        Ok(slice)
     }
 
     fn wait_free(&mut self, crossing: usize, iteration: u64) -> Result<(), TransportError> {
@@ -508,12 +504,7 @@ impl TensorTransport for OverGrpc {
             ended.map_err(|cause| other(GrpcError::Start(cause)))?;
         }
         if let Keeper::Device(device) = &mut self.keeper {
-            device.leave();
-            let (deadline, mut events) = (clock::now() + self.patience, Vec::with_capacity(8));
-            while !device.flush(Flush::All) && clock::now() < deadline {
-                device.poll(clock::now(), &mut events);
-                events.clear();
-            }
+            leave(&mut **device, self.patience);
         }
         Ok(())
     }
