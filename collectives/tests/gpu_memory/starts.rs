@@ -2,13 +2,13 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
-use std::sync::{Arc, Barrier};
+use std::sync::{Arc, Barrier, OnceLock};
 use std::time::Duration;
 
 use pleach_collectives::engine::FaultKind;
 use pleach_collectives::{CollectiveError, GpuBuffer, Group, Operation, Progress};
 use pleach_transport::Memory;
-use pleach_transport::cuda::{CudaEvent, CudaMemory, ForeignMemory, Gpu, Module, Stream};
+use pleach_transport::cuda::{CudaEvent, CudaMemory, ForeignMemory, Gpu, Kernel, Module, Stream};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
 
@@ -48,7 +48,11 @@ again:
 pub(crate) fn keep_busy(stream: &Stream, buffer: &GpuBuffer<u8>) -> CudaEvent {
     // The fake GPU does something only when it is asked.
     if !stream.gpu().name().starts_with("Fake") {
-        let nap = Module::new(stream.gpu(), NAP).and_then(|module| module.kernel("nap")).expect("loaded");
+        // Loaded once: the driver unloads a module only after its kernels have ended.
+        static LOADED: OnceLock<Kernel> = OnceLock::new();
+        let nap = LOADED.get_or_init(|| {
+            Module::new(stream.gpu(), NAP).and_then(|module| module.kernel("nap")).expect("loaded")
+        });
         // SAFETY: the kernel takes one number and touches no memory.
         unsafe { nap.launch(stream, 1, &NAP_NS).expect("launched") };
     }
@@ -140,11 +144,13 @@ pub(crate) fn memory_that_is_freed_before_its_call_begins_ends_the_group_with_th
         nobody_waits.wait();
         let mark = keep_busy(&stream, &busy);
         let started = group.on(&stream).start(Operation::all_reduce(data, ReduceOp::Sum)).expect("started");
+        let mut begun = false;
         if group.rank() == 0 {
             drop(owner);
-            assert!(!mark.is_reached().expect("no error"), "the call has not begun");
+            begun = mark.is_reached().expect("no error");
         }
         nobody_waits.wait();
+        assert!(!begun, "the stream is busy until the memory was freed");
         let error = started.wait().expect_err("rank 0 has freed its memory").error;
         let CollectiveError::Failed(fault) = error else { panic!("{error}") };
         assert_eq!((fault.kind, fault.subject), (FaultKind::Compute, 0), "{fault}");
