@@ -19,6 +19,13 @@ mod sound;
 #[path = "gpu_memory/starts.rs"]
 mod starts;
 
+/// Real GPUs are used by one test at a time: a driver frees memory and unloads kernels only after
+/// the work of other tests, and a test that keeps a stream busy takes for granted that it does not.
+fn alone_on_the_gpu() -> std::sync::MutexGuard<'static, ()> {
+    static GPU: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    GPU.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 /// Each of these against the fake driver, and, where a test is asked for by `--ignored gpu::`,
 /// against the real one.
 macro_rules! on_both {
@@ -34,6 +41,7 @@ macro_rules! on_both {
             $(#[test]
             #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
             fn $name() {
+                let _gpu = crate::alone_on_the_gpu();
                 crate::$module::$name(&pleach_transport::cuda::Gpu::open(0).expect("a GPU"));
             })*
         }

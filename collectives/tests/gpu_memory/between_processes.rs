@@ -170,6 +170,7 @@ mod gpu {
     #[test]
     #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
     fn two_and_four_processes_that_share_a_gpu_have_every_type_right() {
+        let _gpu = crate::alone_on_the_gpu();
         for ranks in [2, 4] {
             Job::start("every_type_is_right", "shm", ranks, by_the_real_driver).expect_well(&[]);
         }
@@ -178,6 +179,7 @@ mod gpu {
     #[test]
     #[ignore = "needs an NVIDIA GPU: where there is one, run it with --ignored gpu::"]
     fn a_process_that_dies_is_named_and_leaves_the_memory_of_the_others_to_them() {
+        let _gpu = crate::alone_on_the_gpu();
         Job::start("a_peer_that_dies_is_named", "shm", 3, by_the_real_driver).expect_well(&[1]);
     }
 }
