@@ -1,8 +1,14 @@
 //! What is true of a solution, found in other ways: the conditions of optimality from the samples
-//! alone, and the solution of a small problem by trying everything.
+//! alone, and the least objective by a solver of quadratic programs.
+
+use clarabel::algebra::CscMatrix;
+use clarabel::solver::{DefaultSettings, DefaultSolver, IPSolver, SolverStatus, SupportedConeT};
 
 use super::kernel::Kernel;
 use super::samples::Samples;
+
+/// How near to the least objective the solver ends, relative and absolute.
+const TOLERANCE: f64 = 1e-9;
 
 /// The kernel values of all pairs, by the formulas.
 pub(crate) fn gram(kernel: Kernel, samples: &Samples) -> Vec<Vec<f64>> {
@@ -52,62 +58,34 @@ pub(crate) fn violation(gram: &[Vec<f64>], signs: &[f64], coefficients: &[f64], 
     (most_low - least_up, objective)
 }
 
-/// The least objective of a small problem: each factor is at 0, at C or between, and for each such
-/// choice the factors between follow from linear equations.
+/// The least objective, by an interior-point solver: half of f'Qf less the sum of f, where the
+/// factors f lie between 0 and C and add up to 0 with their signs. The kernel must be positive.
 pub(crate) fn least_objective(gram: &[Vec<f64>], signs: &[f64], c: f64) -> f64 {
     let count = signs.len();
-    let mut best = f64::INFINITY;
-    for choice in 0..3usize.pow(count as u32) {
-        let state = |at: usize| choice / 3usize.pow(at as u32) % 3;
-        let free: Vec<usize> = (0..count).filter(|at| state(*at) == 2).collect();
-        let mut factors: Vec<f64> = (0..count).map(|at| if state(at) == 1 { c } else { 0.0 }).collect();
-        // For each free factor: its error is the intercept. And all factors times labels add to 0.
-        let size = free.len() + 1;
-        let mut rows: Vec<Vec<f64>> = free
-            .iter()
-            .map(|&i| {
-                let mut row: Vec<f64> = free.iter().map(|&j| signs[j] * gram[i][j]).collect();
-                let fixed: f64 = (0..count).map(|j| factors[j] * signs[j] * gram[i][j]).sum();
-                row.extend([-1.0, signs[i] - fixed]);
-                row
-            })
-            .collect();
-        let fixed: f64 = factors.iter().zip(signs).map(|(factor, sign)| factor * sign).sum();
-        let mut last: Vec<f64> = free.iter().map(|&j| signs[j]).collect();
-        last.extend([0.0, -fixed]);
-        rows.push(last);
-        if free.is_empty() {
-            if fixed.abs() > 1e-12 {
-                continue;
-            }
-        } else if let Some(solution) = solved(rows, size) {
-            free.iter().zip(solution).for_each(|(&at, value)| factors[at] = value);
-        } else {
-            continue;
-        }
-        if factors.iter().all(|factor| (-1e-12..=c + 1e-12).contains(factor)) {
-            let coefficients: Vec<f64> =
-                factors.iter().zip(signs).map(|(factor, sign)| factor.clamp(0.0, c) * sign).collect();
-            best = best.min(violation(gram, signs, &coefficients, c).1);
-        }
-    }
-    best
-}
-
-/// Solves linear equations, the right side in the last column; `None` if they have no one solution.
-fn solved(mut rows: Vec<Vec<f64>>, size: usize) -> Option<Vec<f64>> {
-    for column in 0..size {
-        let pivot =
-            (column..size).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
-        rows.swap(column, pivot);
-        if rows[column][column].abs() < 1e-10 {
-            return None;
-        }
-        for other in (0..size).filter(|other| *other != column) {
-            let factor = rows[other][column] / rows[column][column];
-            let pivot_row = rows[column].clone();
-            rows[other].iter_mut().zip(pivot_row).for_each(|(value, pivot)| *value -= factor * pivot);
-        }
-    }
-    Some((0..size).map(|at| rows[at][size] / rows[at][at]).collect())
+    let quadratic: Vec<Vec<f64>> =
+        (0..count).map(|i| (0..count).map(|j| signs[i] * signs[j] * gram[i][j]).collect()).collect();
+    let diagonal = |value: f64| -> Vec<Vec<f64>> {
+        (0..count).map(|i| (0..count).map(|j| if i == j { value } else { 0.0 }).collect()).collect()
+    };
+    let mut rows = vec![signs.to_vec()];
+    rows.extend(diagonal(1.0));
+    rows.extend(diagonal(-1.0));
+    let right = [vec![0.0], vec![c; count], vec![0.0; count]].concat();
+    let cones = [SupportedConeT::ZeroConeT(1), SupportedConeT::NonnegativeConeT(2 * count)];
+    let settings = DefaultSettings {
+        verbose: false,
+        tol_gap_abs: TOLERANCE,
+        tol_gap_rel: TOLERANCE,
+        tol_feas: TOLERANCE,
+        ..DefaultSettings::default()
+    };
+    let quadratic = CscMatrix::from(&quadratic).to_triu();
+    let linear = vec![-1.0; count];
+    let mut solver =
+        DefaultSolver::new(&quadratic, &linear, &CscMatrix::from(&rows), &right, &cones, settings)
+            .expect("a problem of consistent sizes");
+    solver.solve();
+    let status = solver.solution.status;
+    assert!(matches!(status, SolverStatus::Solved | SolverStatus::AlmostSolved), "{status}");
+    solver.solution.obj_val
 }

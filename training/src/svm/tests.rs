@@ -342,7 +342,7 @@ proptest! {
     #[test]
     fn small_problems_have_the_least_objective(
         seed in any::<u64>(),
-        count in 3usize..8,
+        count in 3usize..24,
         c in prop::sample::select(vec![0.05, 1.0, 30.0]),
         kernel in 0..3,
         first in any::<bool>(),
