@@ -40,7 +40,18 @@ pub enum OpenEndpointError {
         /// The address.
         address: String,
         /// Why.
-        source: io::Error,
+        source: Arc<io::Error>,
+    },
+    /// The system did not tell the address of the host in time.
+    #[error(
+        "no address of {address} was found within {waited:?}; name an IP address, or look at the resolver of \
+         this host"
+    )]
+    NoLookup {
+        /// The address.
+        address: String,
+        /// How long the system was waited for.
+        waited: Duration,
     },
     /// The address is too long to be told to peers.
     #[error("the address '{address}' is too long")]

@@ -41,7 +41,7 @@ mod thread;
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
@@ -58,6 +58,7 @@ use sha2::{Digest, Sha256};
 pub use self::error::{LinkError, OpenEndpointError, ReceiveTensorError, SendTensorError};
 pub use self::handshake::HandshakeError;
 use self::link::Arrived;
+use self::lookup::NameLookup;
 pub use self::memory::TensorMemoryError;
 pub use self::metrics::{ExchangeCounts, InlineReason, Latencies, TensorCount};
 pub use self::options::{DEFAULT_LISTEN, DEFAULT_WAIT, EndpointLimits, EndpointOptions, ExchangeFabric};
@@ -415,12 +416,17 @@ fn wait_in_turns<R>(
     }
 }
 
+/// How long opening an endpoint waits for the addresses of the host that it listens on.
+const LISTEN_LOOKUP_LIMIT: Duration = Duration::from_secs(10);
+
 /// A listener at `HOST:PORT` that does not block.
 fn listen(text: &str) -> Result<TcpListener, OpenEndpointError> {
     let wrong = |source| OpenEndpointError::Address { address: text.to_owned(), source };
-    let mut addresses = text.to_socket_addrs().map_err(wrong)?;
-    let missing = || wrong(std::io::Error::from(std::io::ErrorKind::AddrNotAvailable));
-    let address = addresses.next().ok_or_else(missing)?;
+    let found = NameLookup::default().addresses(text, LISTEN_LOOKUP_LIMIT);
+    let late = || OpenEndpointError::NoLookup { address: text.to_owned(), waited: LISTEN_LOOKUP_LIMIT };
+    let addresses = found.ok_or_else(late)?.map_err(wrong)?;
+    let missing = || wrong(Arc::new(std::io::ErrorKind::AddrNotAvailable.into()));
+    let address = *addresses.first().ok_or_else(missing)?;
     let refused = |source| OpenEndpointError::Listen { address, source };
     let listener = TcpListener::bind(address).map_err(refused)?;
     listener.set_nonblocking(true).map_err(refused)?;
