@@ -13,12 +13,16 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use clap::Parser;
 use pleach::transport::clock;
+
+#[path = "../report/mod.rs"]
+mod report;
+
+use report::median;
 
 /// How long a size is measured each time.
 const TIME_OF_A_SIZE: Duration = Duration::from_millis(300);
@@ -27,7 +31,7 @@ const TIME_OF_A_SIZE: Duration = Duration::from_millis(300);
 const ROUNDS: (usize, usize) = (5, 20);
 
 /// Where the table stands in the page.
-const MARKS: [&str; 2] = ["<!-- measured: begin -->\n", "<!-- measured: end -->\n"];
+const MARKS: [&str; 2] = ["<!-- measured: begin -->", "<!-- measured: end -->"];
 
 /// Measure receives of tensors.
 #[derive(Debug, Parser)]
@@ -77,13 +81,7 @@ fn main() -> ExitCode {
         Some(bytes) => send_stream(bytes).map_err(|error| error.to_string()),
         None => measure(&arguments),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(outcome)
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
@@ -105,7 +103,10 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
         print!("{line}");
         page += &line;
     }
-    if arguments.write_docs { write(&page) } else { Ok(()) }
+    if arguments.write_docs {
+        report::write_between(MARKS, &page, concat!(env!("CARGO_MANIFEST_DIR"), "/docs/exchange.md"))?;
+    }
+    Ok(())
 }
 
 fn head() -> String {
@@ -134,17 +135,6 @@ fn line(size: &str, times: &[f64; ALL.len()]) -> String {
     text + "\n"
 }
 
-/// Puts the table into the page.
-fn write(table: &str) -> Result<(), String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/exchange.md");
-    let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let page = std::fs::read_to_string(&path).map_err(|error| failed(&error))?;
-    let (before, rest) = page.split_once(MARKS[0]).ok_or_else(|| failed(&"it has no mark"))?;
-    let (_, behind) = rest.split_once(MARKS[1]).ok_or_else(|| failed(&"it has no mark"))?;
-    let page = [before, MARKS[0], table, MARKS[1], behind].concat();
-    std::fs::write(&path, page).map_err(|error| failed(&error))
-}
-
 fn bytes_of(size: &str) -> Result<usize, String> {
     let (digits, unit) = match size.strip_suffix(['K', 'M', 'G']) {
         Some(digits) => (digits, size.chars().next_back()),
@@ -158,11 +148,6 @@ fn bytes_of(size: &str) -> Result<usize, String> {
     };
     let number: Option<usize> = digits.parse().ok().and_then(|number: usize| number.checked_mul(factor));
     number.filter(|bytes| *bytes > 0).ok_or_else(|| format!("'{size}' is no size; write 256, 64K or 1M"))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// The median time of a receive, in microseconds.

@@ -11,7 +11,6 @@
 //!
 //! Peers are installed by `benches/install-peers`; what is absent is skipped with a reason.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -20,6 +19,8 @@ mod machine;
 mod page;
 mod peers;
 mod plot;
+#[path = "../report/mod.rs"]
+mod report;
 mod results;
 mod rows;
 mod run;
@@ -68,18 +69,12 @@ fn main() -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::parse();
-    match measure(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(measure(&arguments))
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
     let rows = chosen(arguments)?;
-    let folder = target()?.join("fabrics");
+    let folder = report::target()?.join("fabrics");
     let pick = |(whole, quick)| if arguments.quick { quick } else { whole };
     let rounds = arguments.rounds.unwrap_or(pick(ROUNDS));
     let time_ms = arguments.time.unwrap_or(pick(TIME_MS));
@@ -118,20 +113,11 @@ fn chosen(arguments: &Arguments) -> Result<Vec<Row>, String> {
     {
         return Err(format!("no such row: {unknown}; there are {}", names.join(" ")));
     }
-    rows.retain(|row| {
-        arguments.only.is_empty() || arguments.only.iter().any(|only| row.name.starts_with(only))
-    });
+    rows.retain(|row| report::is_chosen(&arguments.only, row.name));
     if !arguments.sizes.is_empty() {
         for row in rows.iter_mut().filter(|row| row.sizes.len() > 1) {
             row.sizes = arguments.sizes.clone();
         }
     }
     Ok(rows)
-}
-
-/// Cargo's folder for what is built: this program is in `TARGET/release/deps`.
-fn target() -> Result<PathBuf, String> {
-    let program = std::env::current_exe().map_err(|error| format!("own program not found: {error}"))?;
-    let target = program.ancestors().nth(3).map(PathBuf::from);
-    target.ok_or_else(|| format!("{}: not in a target folder; run 'cargo bench'", program.display()))
 }

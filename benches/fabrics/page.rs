@@ -6,13 +6,16 @@ use std::path::Path;
 
 use crate::machine::Machine;
 use crate::plot;
+use crate::report::put_between;
 use crate::results::Results;
 use crate::rows::Row;
 use crate::table::{goal_text, microseconds, size, times, verdict};
 
 /// Around what is measured.
-const BEGIN: &str = "<!-- measured: written by cargo bench --bench fabrics -- --write-docs -->";
-const END: &str = "<!-- end of what is measured -->";
+const MARKS: [&str; 2] = [
+    "<!-- measured: written by cargo bench --bench fabrics -- --write-docs -->",
+    "<!-- end of what is measured -->",
+];
 
 /// The page where there is none yet.
 const HEAD: &str = "# Performance\n\npleach beside its peers on one machine. All tables and the picture come from one run of\n\n```sh\n\
@@ -26,11 +29,9 @@ pub(crate) fn write(rows: &[Row], results: &Results, machine: &Machine, rounds: 
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
     fs::create_dir_all(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let path = folder.join("performance.md");
-    let before = fs::read_to_string(&path).unwrap_or_else(|_| format!("{HEAD}{BEGIN}\n{END}\n"));
-    let cut = before.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
-    let (head, tail) =
-        cut.ok_or_else(|| format!("{}: holds no line '{BEGIN}' or no '{END}'", path.display()))?;
-    let page = format!("{head}{BEGIN}\n{}{END}{tail}", measured(rows, results, machine, rounds));
+    let before = fs::read_to_string(&path).unwrap_or_else(|_| format!("{HEAD}{}\n", MARKS.join("\n")));
+    let page = put_between(MARKS, &measured(rows, results, machine, rounds), &before)
+        .map_err(|error| format!("{}: {error}", path.display()))?;
     fs::write(&path, page).map_err(|error| format!("{}: {error}", path.display()))?;
     let drawn: Vec<_> = rows.iter().filter(|row| DRAWN.contains(&row.name)).collect();
     let picture = path.with_extension("svg");

@@ -8,11 +8,16 @@
 //! where something does not run. `--write-docs` writes the table into `docs/graph.md`.
 
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use clap::Parser;
 use serde_json::Value;
+
+#[path = "../report/mod.rs"]
+mod report;
+
+use report::{is_chosen, median};
 
 /// The light models of the `onnx` package, and iterations that take a few seconds.
 const MODELS: [(&str, u32); 9] = [
@@ -31,7 +36,7 @@ const MODELS: [(&str, u32); 9] = [
 const WAYS: [&str; 4] = ["grpc", "grpc-fabric", "copy", "zero-copy"];
 
 /// Where the table stands in the page.
-const MARKS: [&str; 2] = ["<!-- measured bars: begin -->\n", "<!-- measured bars: end -->\n"];
+const MARKS: [&str; 2] = ["<!-- measured bars: begin -->", "<!-- measured bars: end -->"];
 
 /// Measure how tensors of models cross.
 #[derive(Debug, Parser)]
@@ -55,23 +60,15 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    match measure(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(measure(&Arguments::parse()))
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let is_chosen =
-        |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| name.starts_with(only));
     let mut table = String::from(
         "| model | bytes that cross | grpc, us | grpc-fabric, us | copy, us | zero-copy, us | grpc / zero-copy | \
          grpc-fabric / zero-copy |\n| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     );
-    for (name, iterations) in MODELS.into_iter().filter(|(name, _)| is_chosen(name)) {
+    for (name, iterations) in MODELS.into_iter().filter(|(name, _)| is_chosen(&arguments.only, name)) {
         let mut times = WAYS.map(|_| Vec::new());
         let mut bytes = 0;
         for _ in 0..arguments.rounds {
@@ -81,7 +78,7 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
                 times.extend(handover_us);
             }
         }
-        let medians = times.map(median);
+        let medians = times.map(|times| (!times.is_empty()).then(|| median(times)));
         let [grpc, fabric, _, zero] = medians;
         let shown = |value: Option<f64>| value.map_or_else(|| "–".to_owned(), |value| format!("{value:.1}"));
         let ratio = |one: Option<f64>| one.zip(zero).map(|(one, zero)| one / zero);
@@ -93,12 +90,10 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
         eprintln!("{name} is measured");
     }
     print!("{table}");
-    if arguments.write_docs { write_docs(&table) } else { Ok(()) }
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
+    if arguments.write_docs {
+        report::write_between(MARKS, &table, concat!(env!("CARGO_MANIFEST_DIR"), "/docs/graph.md"))?;
+    }
+    Ok(())
 }
 
 /// Runs a model. Returns the bytes that the last rank received, and the median time from the end of
@@ -125,13 +120,4 @@ fn run(name: &str, way: &str, iterations: u32) -> Result<(u64, Option<f64>), Str
     let rows = rows.map_err(|error| format!("{name} by {way}: {error}"))?;
     let bytes = rows.iter().rev().find_map(|row| row["bytes_in"].as_u64()).unwrap_or(0);
     Ok((bytes, rows.last().and_then(|row| row["handover_us_p50"].as_f64())))
-}
-
-fn write_docs(table: &str) -> Result<(), String> {
-    let path: PathBuf = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/graph.md");
-    let page = std::fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-    let (before, rest) = page.split_once(MARKS[0]).ok_or("docs/graph.md has no place for the table")?;
-    let (_, after) = rest.split_once(MARKS[1]).ok_or("docs/graph.md has no end of the table")?;
-    let page = [before, MARKS[0], table, MARKS[1], after].concat();
-    std::fs::write(&path, page).map_err(|error| format!("{}: {error}", path.display()))
 }

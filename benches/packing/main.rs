@@ -15,9 +15,12 @@ use std::process::ExitCode;
 use clap::Parser;
 
 mod page;
+#[path = "../report/mod.rs"]
+mod report;
 mod servers;
 mod targets;
 
+use report::is_chosen;
 use targets::{Finding, targets};
 
 /// Measure how good packings are, and how long they take to make.
@@ -42,30 +45,23 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match measure(&arguments) {
-        Ok(true) => ExitCode::SUCCESS,
+    match measure(&Arguments::parse()) {
         Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
+        outcome => report::ended(outcome.map(drop)),
     }
 }
 
 /// Whether everything was right and as good as it has to be.
 fn measure(arguments: &Arguments) -> Result<bool, String> {
-    let is_chosen =
-        |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| name.starts_with(only));
     let mut findings: Vec<Finding> = Vec::new();
     println!("{}", Finding::HEAD);
-    for target in targets()?.into_iter().filter(|target| is_chosen(target.name)) {
+    for target in targets()?.into_iter().filter(|target| is_chosen(&arguments.only, target.name)) {
         let finding = target.measure(arguments.rounds);
         println!("{finding}");
         findings.push(finding);
     }
     let mut servers = Vec::new();
-    for name in servers::NAMES.into_iter().filter(|name| is_chosen(name)) {
+    for name in servers::NAMES.into_iter().filter(|name| is_chosen(&arguments.only, name)) {
         let server = servers::compare(name)?;
         println!("\n{}", server.means());
         servers.push(server);

@@ -20,6 +20,11 @@ use pleach::transport::clock;
 use pleach::{Group, Operation, Options, Rank, ReduceOp};
 use pleach_vocabulary::random::Random;
 
+#[path = "../report/mod.rs"]
+mod report;
+
+use report::median;
+
 /// Measure partial all-reduce.
 #[derive(Debug, Parser)]
 #[command(name = "partial", after_help = "Example:\n  cargo bench --bench partial -- --only overhead")]
@@ -47,13 +52,7 @@ fn main() -> ExitCode {
         Some([experiment, value]) => rank(experiment, value).map_err(|error| error.to_string()),
         _ => measure(&arguments),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(outcome)
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
@@ -81,11 +80,6 @@ fn output(command: &mut Command) -> Result<String, String> {
 
 fn pleach() -> Command {
     Command::new(env!("CARGO_BIN_EXE_pleach"))
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 // ---- Latency.

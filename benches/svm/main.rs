@@ -13,6 +13,11 @@ use clap::Parser;
 use pleach::transport::clock;
 use serde_json::Value;
 
+#[path = "../report/mod.rs"]
+mod report;
+
+use report::{is_chosen, median};
+
 /// Measure the support vector machine.
 #[derive(Debug, Parser)]
 #[command(name = "svm", after_help = "Example:\n  cargo bench --bench svm -- --only breast_cancer")]
@@ -79,13 +84,7 @@ const SHRINKS: [&str; 13] = [
 const EXCHANGE_BYTES: [usize; 2] = [32, 24];
 
 fn main() -> ExitCode {
-    match measure(&Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(measure(&Arguments::parse()))
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
@@ -112,9 +111,9 @@ fn measure_in(arguments: &Arguments, folder: &Path) -> Result<(), String> {
     if !has_libsvm {
         println!("skipped svm-train: it is not installed (Debian's libsvm-tools)");
     }
-    let is_chosen =
-        |name: &str| arguments.only.is_empty() || arguments.only.iter().any(|only| name.starts_with(only));
-    for set in SETS.iter().filter(|set| is_chosen(set.name) && folder.join(set.name).exists()) {
+    for set in
+        SETS.iter().filter(|set| is_chosen(&arguments.only, set.name) && folder.join(set.name).exists())
+    {
         let file = folder.join(set.name);
         println!("\n## {} (C = {}, gamma = {})\n", set.name, set.c, set.gamma);
         times(arguments, set, &file, has_libsvm)?;
@@ -163,11 +162,6 @@ fn pleach(set: &Set, file: &Path, arguments: &[&str]) -> Result<Vec<Value>, Stri
 fn fit(arguments: &Arguments, set: &Set, file: &Path, tolerance: &str) -> Result<Value, String> {
     let fitted = rows(peer(arguments).arg("fit").arg(file).args([set.c, set.gamma, tolerance]))?;
     fitted.into_iter().next().ok_or_else(|| "scikit-learn printed nothing".to_owned())
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Times of training, in turn.

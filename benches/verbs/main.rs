@@ -10,7 +10,6 @@
 //! made of software, times vary more between rounds than between contenders. This reports and never
 //! fails because something is slow.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -18,6 +17,8 @@ use clap::Parser;
 mod contender;
 mod end;
 mod page;
+#[path = "../report/mod.rs"]
+mod report;
 
 use contender::{Contender, Measured, Programs, Task};
 use page::Best;
@@ -68,18 +69,11 @@ fn main() -> ExitCode {
     if let Some(task) = end::asked() {
         return end::run(&task);
     }
-    let arguments = Arguments::parse();
-    match measure(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(measure(&Arguments::parse()))
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
-    let programs = Programs::build(&target()?)?;
+    let programs = Programs::build(&report::target()?.join("verbs"))?;
     if arguments.build {
         return Ok(());
     }
@@ -124,12 +118,4 @@ fn tasks() -> Vec<Task> {
     tasks.push(Task::PingPong { bytes: 8, turns: TURNS });
     tasks.extend([8, 4 << 10, 256 << 10].map(|bytes| Task::AllReduce { bytes }));
     tasks
-}
-
-/// Where programs go that are built here.
-fn target() -> Result<PathBuf, String> {
-    let own = std::env::current_exe().map_err(|error| format!("this program has no path: {error}"))?;
-    // .../target/release/deps/verbs-0123
-    let target = own.ancestors().nth(3).ok_or("this program lies outside of a target folder")?;
-    Ok(target.join("verbs"))
 }

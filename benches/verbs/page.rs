@@ -2,14 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::fs;
-use std::path::Path;
 
 use crate::contender::{Contender, Measured, Task};
+use crate::report::write_between;
 
 /// Around what is measured.
-const BEGIN: &str = "<!-- measured: written by cargo bench --bench verbs -- --write-docs -->";
-const END: &str = "<!-- end of what is measured -->";
+const MARKS: [&str; 2] = [
+    "<!-- measured: written by cargo bench --bench verbs -- --write-docs -->",
+    "<!-- end of what is measured -->",
+];
 
 /// What was found of each, or why nothing was.
 #[derive(Default)]
@@ -71,13 +72,8 @@ impl Best {
     }
 }
 
-/// Writes the measured part of the page; what people write around it is kept.
+/// Writes the measured part of the page.
 pub(crate) fn write(best: &Best, rounds: u32) -> Result<(), String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/verbs.md");
-    let failed = |error: std::io::Error| format!("{}: {error}", path.display());
-    let before = fs::read_to_string(&path).map_err(failed)?;
-    let cut = before.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?.1)));
-    let (head, tail) = cut.ok_or_else(|| format!("{}: no line '{BEGIN}'", path.display()))?;
     let processors = std::thread::available_parallelism().map_or(0, usize::from);
     let machine = match std::env::var_os("RDMA_VM") {
         Some(_) => "Soft-RoCE in an emulated machine, whose times are not those of any real one",
@@ -87,5 +83,5 @@ pub(crate) fn write(best: &Best, rounds: u32) -> Result<(), String> {
     let measured = format!(
         "\n{machine}, {processors} processors;\nbest of {rounds} rounds.\n\n{table}\nWhat rank 0 asked of its NIC:\n\n{asked}\n"
     );
-    fs::write(&path, format!("{head}{BEGIN}\n{measured}{END}{tail}")).map_err(failed)
+    write_between(MARKS, &measured, concat!(env!("CARGO_MANIFEST_DIR"), "/docs/verbs.md"))
 }

@@ -7,12 +7,14 @@
 //! something does not run or a tensor is wrong. `--write-docs` writes the table into
 //! `docs/exchange.md`.
 
+#[path = "../../benches/report/mod.rs"]
+mod report;
 #[path = "../tests/tensors/mod.rs"]
 mod tensors;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::pin::Pin;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::task::{Context, Poll};
@@ -28,6 +30,7 @@ use tonic::codegen::tokio_stream::Stream;
 use tonic::transport::server::TcpIncoming;
 use tonic::transport::{Endpoint, Server};
 
+use report::median;
 use tensors::{Ask, Serve, TensorsClient, TensorsServer};
 
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error>>;
@@ -51,7 +54,7 @@ const FRAME: u32 = (1 << 24) - 1;
 const MESSAGE: usize = 1 << 30;
 
 /// Where the table stands in the page.
-const MARKS: [&str; 2] = ["<!-- measured grpc: begin -->\n", "<!-- measured grpc: end -->\n"];
+const MARKS: [&str; 2] = ["<!-- measured grpc: begin -->", "<!-- measured grpc: end -->"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).filter(|argument| argument != "--bench").collect();
@@ -61,13 +64,7 @@ fn main() -> ExitCode {
         ["serve", path] => serve(path),
         _ => Err("usage: grpc [--write-docs]".into()),
     };
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    report::ended(outcome)
 }
 
 /// Serves the same bytes by four servers: by tonic over TCP and over a Unix socket, and by pleach
@@ -175,7 +172,10 @@ fn measure(is_written: bool) -> Outcome {
         }
         Ok::<_, Box<dyn std::error::Error>>(page)
     })?;
-    if is_written { write(&page) } else { Ok(()) }
+    if is_written {
+        report::write_between(MARKS, &page, concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/exchange.md"))?;
+    }
+    Ok(())
 }
 
 async fn connect(address: String) -> Outcome<tonic::transport::Channel> {
@@ -214,24 +214,10 @@ where
     Ok(median(times))
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
-
 fn name_of(bytes: usize) -> String {
     match bytes {
         bytes if bytes >= 1 << 20 => format!("{}M", bytes >> 20),
         bytes if bytes >= 1 << 10 => format!("{}K", bytes >> 10),
         bytes => bytes.to_string(),
     }
-}
-
-/// Puts the table into the page.
-fn write(table: &str) -> Outcome {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/exchange.md");
-    let page = std::fs::read_to_string(&path)?;
-    let (before, rest) = page.split_once(MARKS[0]).ok_or("docs/exchange.md has no mark")?;
-    let (_, behind) = rest.split_once(MARKS[1]).ok_or("docs/exchange.md has no mark")?;
-    Ok(std::fs::write(&path, [before, MARKS[0], table, MARKS[1], behind].concat())?)
 }

@@ -26,6 +26,11 @@ use pleach_ffi::exchange::{pleachEndpointOpen, pleachEndpointOptions_t};
 use pleach_ffi::pleachResult_t::pleachSuccess;
 use pleach_transport::clock::now;
 
+#[path = "../../benches/report/mod.rs"]
+mod report;
+
+use report::median;
+
 const PART: &str = "PLEACH_BENCH_PART";
 const STEP: u64 = 1;
 const SIZES: [usize; 4] = [256, 64 << 10, 4 << 20, 64 << 20];
@@ -101,11 +106,6 @@ fn receive_by_c(peer: pleachPeer_t, name: &CString, size: usize) -> u8 {
     };
     assert_eq!(pleachTensorRelease(tensor), pleachSuccess);
     last
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 /// Times of many receives, in microseconds.

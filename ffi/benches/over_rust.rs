@@ -22,6 +22,11 @@ use pleach_ffi::types::{pleachAvg, pleachFloat64};
 use pleach_ffi::unique_id::{PLEACH_UNIQUE_ID_BYTES, pleachGetUniqueId, pleachUniqueId};
 use pleach_transport::clock::now;
 
+#[path = "../../benches/report/mod.rs"]
+mod report;
+
+use report::median;
+
 const RANKS: u32 = 2;
 const TURNS: usize = 201;
 const CALLS: u32 = 2000;
@@ -73,11 +78,6 @@ fn timed(mut call: impl FnMut()) -> f64 {
     let begun = now();
     (0..CALLS).for_each(|_| call());
     now().since(begun).as_nanos() as f64 / f64::from(CALLS)
-}
-
-fn median(values: &mut [f64]) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
 }
 
 fn measure() {
