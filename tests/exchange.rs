@@ -208,28 +208,57 @@ fn a_file_that_is_not_served_is_one_line_with_its_reason() {
     assert!(status == Some(2) && text.contains("regions are required"), "{text}");
 }
 
+/// Measures a way at a few sizes, which all come right.
+fn measured(way: &str, fabric: &str) {
+    let sizes = ["--min", "64", "--max", "64K", "--factor", "32", "--json"];
+    let output = run(&[&["bench", "--way", way, "--fabric", fabric][..], &sizes].concat());
+    assert!(output.status.success(), "{way}: {}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<Value> = String::from_utf8_lossy(&output.stdout)
+        .lines()
+        .map(|line| serde_json::from_str(line).expect("a line of JSON"))
+        .collect();
+    let bytes: Vec<_> = lines.iter().filter_map(|line| line["bytes"].as_u64()).collect();
+    assert_eq!(bytes, [64, 2048, 65536]);
+    for line in &lines {
+        assert_eq!(
+            (&line["way"], &line["fabric"], &line["errors"]),
+            (&way.into(), &fabric.into(), &0.into())
+        );
+        assert!(
+            line["time_us_p50"].as_f64() > Some(0.0)
+                && line["time_us_p99"].as_f64() >= line["time_us_p50"].as_f64()
+        );
+    }
+}
+
+#[cfg(feature = "grpc")]
+#[test]
+fn the_measurement_checks_each_way_of_grpc() {
+    for (way, fabric) in [
+        ("grpc", "shm"),
+        ("grpc-fabric", "shm"),
+        ("grpc-fabric", "tcp"),
+        ("grpc-reference", "shm"),
+        ("grpc-reference", "tcp"),
+    ] {
+        measured(way, fabric);
+    }
+}
+
+#[cfg(not(feature = "grpc"))]
+#[test]
+fn a_measurement_without_grpc_says_how_to_have_it() {
+    for way in ["grpc", "grpc-fabric", "grpc-reference"] {
+        let (status, text) = refused(&run(&["bench", "--way", way]));
+        assert_eq!(status, Some(2), "{text}");
+        assert!(text.contains("build pleach with --features grpc"), "{text}");
+    }
+}
+
 #[test]
 fn the_measurement_checks_each_way_and_fabric_that_it_has() {
-    let sizes = ["--min", "64", "--max", "64K", "--factor", "32", "--json"];
     for (way, fabric) in [("in-place", "shm"), ("copied", "shm"), ("copied", "tcp"), ("inline", "tcp")] {
-        let output = run(&[&["bench", "--way", way, "--fabric", fabric][..], &sizes].concat());
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let lines: Vec<Value> = String::from_utf8_lossy(&output.stdout)
-            .lines()
-            .map(|line| serde_json::from_str(line).expect("a line of JSON"))
-            .collect();
-        let bytes: Vec<_> = lines.iter().filter_map(|line| line["bytes"].as_u64()).collect();
-        assert_eq!(bytes, [64, 2048, 65536]);
-        for line in &lines {
-            assert_eq!(
-                (&line["way"], &line["fabric"], &line["errors"]),
-                (&way.into(), &fabric.into(), &0.into())
-            );
-            assert!(
-                line["time_us_p50"].as_f64() > Some(0.0)
-                    && line["time_us_p99"].as_f64() >= line["time_us_p50"].as_f64()
-            );
-        }
+        measured(way, fabric);
     }
     let (status, text) = refused(&run(&["bench", "--way", "in-place", "--fabric", "tcp"]));
     assert!(status == Some(2) && text.contains("sockets map no memory"), "{text}");

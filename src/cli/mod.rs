@@ -16,6 +16,8 @@ mod doctor;
 mod error;
 mod exchange;
 mod graph;
+#[cfg(feature = "grpc")]
+mod grpc;
 mod launch;
 mod log;
 mod metrics;

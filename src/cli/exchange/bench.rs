@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use pleach::DataType;
 use pleach::exchange::{
-    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, ReceivedTensor, TensorMemoryError, TensorShape,
-    TensorWay,
+    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, TensorMemoryError, TensorShape, TensorWay,
 };
-use pleach::transport::{Secret, clock};
+use pleach::transport::{Nanos, Secret, clock};
 use serde_json::json;
 
 use super::STEP;
+#[cfg(feature = "grpc")]
+use super::bench_grpc;
 use crate::cli::CommandError;
 use crate::cli::bench::Size;
 use crate::cli::output::{print, print_json, rounded};
@@ -28,17 +29,26 @@ const RECEIVES: (usize, usize) = (20, 20_000);
 const WARM_UP: usize = 5;
 
 /// How long a receive may take.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
-/// Where a tensor lies when it has been received.
+/// A NIC serves those alone that know a secret, and these tensors hold a pattern.
+pub(crate) const SECRET: &[u8] = b"the pattern of a measurement";
+
+/// How a tensor comes, and where it lies then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Way {
+pub(crate) enum Way {
     /// In its sender's memory
     InPlace,
     /// In the receiver's own memory, read from the sender's
     Copied,
     /// In the receiver's own memory, sent on the connection of the messages
     Inline,
+    /// By gRPC, in a field that goes by reference (builds with the feature grpc)
+    GrpcReference,
+    /// By gRPC whose HTTP/2 runs over the fabric (builds with the feature grpc)
+    GrpcFabric,
+    /// By gRPC over a socket of loopback, whatever the fabric (builds with the feature grpc)
+    Grpc,
 }
 
 impl Way {
@@ -47,7 +57,14 @@ impl Way {
             Self::InPlace => "in-place",
             Self::Copied => "copied",
             Self::Inline => "inline",
+            Self::GrpcReference => "grpc-reference",
+            Self::GrpcFabric => "grpc-fabric",
+            Self::Grpc => "grpc",
         }
+    }
+
+    fn is_grpc(self) -> bool {
+        matches!(self, Self::GrpcReference | Self::GrpcFabric | Self::Grpc)
     }
 
     /// How the endpoint says that a tensor has come.
@@ -55,7 +72,7 @@ impl Way {
         match (self, fabric) {
             (Self::InPlace, _) | (Self::Copied, ExchangeFabric::Shm) => TensorWay::InPlace,
             (Self::Copied, _) => TensorWay::Copied,
-            (Self::Inline, _) => TensorWay::Inline,
+            (Self::Inline | Self::GrpcReference | Self::GrpcFabric | Self::Grpc, _) => TensorWay::Inline,
         }
     }
 }
@@ -63,7 +80,7 @@ impl Way {
 /// Arguments of `pleach exchange bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Where a tensor lies when it has been received
+    /// How a tensor comes, and where it lies then
     #[arg(long, value_name = "WAY", default_value = "in-place")]
     way: Way,
     /// The fabric between the two processes: shm, tcp, or verbs
@@ -86,20 +103,21 @@ pub(crate) struct Arguments {
 /// Arguments of the process that sends.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SenderArguments {
+    /// How tensors are received.
+    way: Way,
     /// The fabric; none: tensors go inline.
     fabric: ExchangeFabric,
     /// The sizes of its tensors, in bytes.
     sizes: Vec<u64>,
 }
 
-fn options(fabric: ExchangeFabric, bytes: u64) -> Result<EndpointOptions, CommandError> {
+pub(crate) fn options(fabric: ExchangeFabric, bytes: u64) -> Result<EndpointOptions, CommandError> {
     // The variables of RDMA and of the interface count here too.
     let mut options = EndpointOptions::from_env().map_err(CommandError::usage)?;
     options.metrics = None;
     options.fabric = fabric;
     if options.secret.is_none() && fabric == ExchangeFabric::Verbs {
-        // A NIC serves those alone that know a secret, and these tensors hold a pattern.
-        options.secret = Some(Secret::new(b"the pattern of a measurement"));
+        options.secret = Some(Secret::new(SECRET));
     }
     options.requires_regions = fabric != ExchangeFabric::None;
     options.limits.arenas.bytes = options.limits.arenas.bytes.max(bytes);
@@ -112,12 +130,22 @@ fn name(bytes: u64) -> String {
 }
 
 /// What a tensor holds at a byte.
-fn byte_at(offset: u64) -> u8 {
+pub(crate) fn byte_at(offset: u64) -> u8 {
     (offset / 7 + offset % 251) as u8
 }
 
 /// Runs the process that sends.
 pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
+    if arguments.way.is_grpc() {
+        #[cfg(feature = "grpc")]
+        return bench_grpc::serve(
+            arguments.way,
+            arguments.fabric,
+            arguments.sizes.iter().copied().max().unwrap_or(0),
+        );
+        #[cfg(not(feature = "grpc"))]
+        return Err(no_grpc());
+    }
     let bytes = arguments.sizes.iter().map(|bytes| bytes + 64).sum();
     let endpoint = Endpoint::open(&options(arguments.fabric, bytes)?).map_err(CommandError::failed)?;
     let mut tensors = BTreeMap::new();
@@ -138,34 +166,45 @@ pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError
 }
 
 /// The process that sends. It ends with the one that measures.
-struct Sender {
+pub(crate) struct Sender {
     child: Child,
-    address: String,
+    pub(crate) address: String,
 }
 
 impl Sender {
-    fn start(fabric: ExchangeFabric, sizes: &[u64]) -> Result<Self, CommandError> {
+    fn start(way: Way, fabric: ExchangeFabric, sizes: &[u64]) -> Result<Self, CommandError> {
         let failed = |error: std::io::Error| {
             CommandError::failed(format!("no measurement: the sending process did not start ({error})"))
         };
         let program = std::env::current_exe().map_err(failed)?;
         let mut child = Command::new(program)
-            .args(["exchange", "bench-sender", &fabric.to_string()])
+            .args(["exchange", "bench-sender", way.name(), &fabric.to_string()])
             .args(sizes.iter().map(u64::to_string))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .map_err(failed)?;
         let mut address = String::new();
-        if let Some(output) = child.stdout.take() {
-            BufReader::new(output).read_line(&mut address).map_err(failed)?;
-        }
+        let output = child.stdout.take().ok_or_else(|| failed(std::io::ErrorKind::BrokenPipe.into()))?;
+        let mut output = BufReader::new(output);
+        output.read_line(&mut address).map_err(failed)?;
         let address = address.trim().to_owned();
         let sender = Self { child, address };
         if sender.address.is_empty() {
             return Err(CommandError::failed("no measurement: the sending process ended; see its error"));
         }
         Ok(sender)
+    }
+
+    /// Gives the process the address of this one, and returns its own.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn exchange(&mut self, address: &str) -> Result<String, CommandError> {
+        use std::io::Write as _;
+        let failed = |error| CommandError::failed(format!("the sending process ended ({error})"));
+        if let Some(input) = &mut self.child.stdin {
+            writeln!(input, "{address}").and_then(|()| input.flush()).map_err(failed)?;
+        }
+        Ok(self.address.clone())
     }
 }
 
@@ -175,6 +214,11 @@ impl Drop for Sender {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
     }
+}
+
+#[cfg(not(feature = "grpc"))]
+fn no_grpc() -> CommandError {
+    CommandError::usage("no measurement: this build has no gRPC; build pleach with --features grpc")
 }
 
 /// Runs `pleach exchange bench`.
@@ -194,20 +238,35 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         (Way::Inline, ExchangeFabric::Shm | ExchangeFabric::Verbs) => {
             return no_measurement("bytes go inline over tcp; take --fabric tcp".to_owned());
         }
+        (
+            Way::GrpcReference | Way::GrpcFabric | Way::Grpc,
+            ExchangeFabric::Shm | ExchangeFabric::Tcp | ExchangeFabric::Verbs,
+        ) => {
+            #[cfg(not(feature = "grpc"))]
+            return Err(no_grpc());
+        }
         (_, ExchangeFabric::Auto | ExchangeFabric::None) => {
             return no_measurement(format!("fabric {fabric}; this command measures shm, tcp and verbs"));
         }
     }
     let sizes = sizes(arguments)?;
     let of_endpoints = if way == Way::Inline { ExchangeFabric::None } else { fabric };
-    let sender = Sender::start(of_endpoints, &sizes)?;
-    let endpoint = Endpoint::open(&options(of_endpoints, 0)?).map_err(CommandError::failed)?;
-    let peer = endpoint.connect(&sender.address).map_err(CommandError::failed)?.within(LIMIT);
+    #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC tells the sender an address"))]
+    let mut sender = Sender::start(way, of_endpoints, &sizes)?;
+    let receiver = match way {
+        #[cfg(feature = "grpc")]
+        way if way.is_grpc() => Receiver::Grpc(bench_grpc::Client::connect(&mut sender, way, fabric)?),
+        _ => {
+            let endpoint = Endpoint::open(&options(of_endpoints, 0)?).map_err(CommandError::failed)?;
+            let peer = endpoint.connect(&sender.address).map_err(CommandError::failed)?.within(LIMIT);
+            Receiver::Peer { peer, _endpoint: endpoint }
+        }
+    };
     if !arguments.json {
         print("table", "       bytes   time_us_p50   time_us_p99       GB/s  errors\n")?;
     }
     for bytes in sizes {
-        let measured = measure(&peer, way, fabric, bytes)?;
+        let measured = receiver.measure(way, fabric, bytes)?;
         let Measured { p50, p99, errors } = measured;
         let gb_s = if p50 > 0.0 { bytes as f64 / p50 / 1e3 } else { 0.0 };
         if arguments.json {
@@ -244,27 +303,62 @@ struct Measured {
     errors: usize,
 }
 
-fn measure(peer: &Peer, way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<Measured, CommandError> {
-    let key = Key::new(STEP, &name(bytes)).map_err(CommandError::failed)?;
-    let mut own = vec![0_u8; if way == Way::Copied { bytes as usize } else { 0 }];
-    let expected = way.expected(fabric);
+/// Where tensors come from.
+enum Receiver {
+    Peer {
+        peer: Peer,
+        _endpoint: Endpoint,
+    },
+    #[cfg(feature = "grpc")]
+    Grpc(bench_grpc::Client),
+}
+
+impl Receiver {
+    fn measure(&self, way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<Measured, CommandError> {
+        let peer = match self {
+            Self::Peer { peer, .. } => peer,
+            #[cfg(feature = "grpc")]
+            Self::Grpc(client) => {
+                return measure(|check| {
+                    let call = client.receive(bytes)?;
+                    let is_right = call.is_by_its_way && check.is_right(&call.content, bytes);
+                    Ok((call.start, call.end, is_right))
+                });
+            }
+        };
+        let key = Key::new(STEP, &name(bytes)).map_err(CommandError::failed)?;
+        let mut own = vec![0_u8; if way == Way::Copied { bytes as usize } else { 0 }];
+        let expected = way.expected(fabric);
+        measure(|check| {
+            let start = clock::now();
+            let tensor = peer.receive(&key).map_err(CommandError::failed)?;
+            let is_copied = way == Way::Copied && tensor.way() == TensorWay::InPlace;
+            if is_copied {
+                own.copy_from_slice(tensor.as_bytes());
+            }
+            let end = clock::now();
+            let content = if is_copied { &own } else { tensor.as_bytes() };
+            let is_by_its_way = tensor.way() == expected && tensor.shape().bytes() as u64 == bytes;
+            Ok((start, end, is_by_its_way && check.is_right(content, bytes)))
+        })
+    }
+}
+
+/// Receives until there are enough times. `receive` says when it began and ended, and whether what
+/// came is right.
+fn measure(
+    mut receive: impl FnMut(Check) -> Result<(Nanos, Nanos, bool), CommandError>,
+) -> Result<Measured, CommandError> {
     let (mut times, mut errors) = (Vec::new(), 0);
     let mut until = clock::now() + TIME_OF_A_SIZE;
     for number in 0.. {
-        let start = clock::now();
-        let tensor = peer.receive(&key).map_err(CommandError::failed)?;
-        if way == Way::Copied && tensor.way() == TensorWay::InPlace {
-            own.copy_from_slice(tensor.as_bytes());
-        }
-        let end = clock::now();
+        let check = if number == 0 { Check::All } else { Check::Some };
+        let (start, end, is_right) = receive(check)?;
         if number >= WARM_UP {
             times.push(end.since(start).as_nanos() as u64);
         } else {
             until = end + TIME_OF_A_SIZE;
         }
-        let copied = way == Way::Copied && tensor.way() == TensorWay::InPlace;
-        let content = if copied { &own } else { tensor.as_bytes() };
-        let is_right = tensor.way() == expected && is_right(&tensor, content, bytes, number == 0);
         errors += usize::from(!is_right);
         let count = times.len();
         if count >= RECEIVES.1 || (count >= RECEIVES.0 && end >= until) {
@@ -276,15 +370,22 @@ fn measure(peer: &Peer, way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<
     Ok(Measured { p50: at(50), p99: at(99), errors })
 }
 
-/// Whether a tensor is the one that was sent: all of it, or some bytes at its beginning, middle and
-/// end.
-fn is_right(tensor: &ReceivedTensor, content: &[u8], bytes: u64, all: bool) -> bool {
-    let is_byte_right = |offset: u64| content.get(offset as usize) == Some(&byte_at(offset));
-    let has_length = tensor.shape().bytes() as u64 == bytes && content.len() as u64 == bytes;
-    has_length
-        && if all {
-            (0..bytes).all(is_byte_right)
-        } else {
-            [0, bytes / 2, bytes - 1].into_iter().all(is_byte_right)
-        }
+/// Which bytes of a tensor are looked at.
+#[derive(Clone, Copy)]
+enum Check {
+    All,
+    /// Those at its beginning, middle and end.
+    Some,
+}
+
+impl Check {
+    /// Whether a tensor is the one that was sent.
+    fn is_right(self, content: &[u8], bytes: u64) -> bool {
+        let is_byte_right = |offset: u64| content.get(offset as usize) == Some(&byte_at(offset));
+        content.len() as u64 == bytes
+            && match self {
+                Self::All => (0..bytes).all(is_byte_right),
+                Self::Some => [0, bytes / 2, bytes - 1].into_iter().all(is_byte_right),
+            }
+    }
 }

@@ -9,6 +9,8 @@ use pleach::exchange::{EndpointOptions, ExchangeFabric};
 use crate::cli::CommandError;
 
 mod bench;
+#[cfg(feature = "grpc")]
+mod bench_grpc;
 mod fetch;
 mod npy;
 mod serve;

@@ -10,10 +10,8 @@
 #![allow(unsafe_code)]
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::pin::Pin;
+use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,27 +22,18 @@ use pleach::graph::run::{TensorTransport, TransportError, leave, tensor_memory};
 use pleach::transport::mutex::lock;
 use pleach::transport::rendezvous::Store;
 use pleach::transport::{Device, Event, Rank, Region, RegisterError, SharedMemory, Slice, clock};
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
-use tonic::body::Body;
 use tonic::codegen::http::uri::PathAndQuery;
-use tonic::codegen::http::{Request, Response};
-use tonic::codegen::tokio_stream::{self, StreamExt};
-use tonic::server::{NamedService, UnaryService};
-use tonic::transport::server::TcpIncoming;
-use tonic::transport::{self, Endpoint, Server};
-use tonic::{Code, Status};
+use tonic::codegen::tokio_stream;
+use tonic::{Status, transport};
 use tonic_prost::ProstCodec;
+
+use crate::cli::grpc::{BoxFuture, MESSAGE, Method, Served, endpoint, listen, only, server};
 
 /// The only method of the service.
 const PATH: &str = "/pleach.graph.Tensors/Receive";
-
-/// The largest windows, frames and messages.
-const WINDOW: u32 = (1 << 31) - 1;
-const FRAME: u32 = (1 << 24) - 1;
-const MESSAGE: usize = usize::MAX;
 
 /// Streams of a pair of ranks: the lower rank serves the first, the higher one the second.
 pub(crate) const STREAMS: u16 = 2;
@@ -163,41 +152,17 @@ impl Drop for InUse {
 #[derive(Clone)]
 struct Service(Arc<Mailbox>);
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+impl Method for Service {
+    const SERVICE: &'static str = "pleach.graph.Tensors";
+    const PATH: &'static str = PATH;
+    type Ask = Ask;
+    type Answer = Tensor;
+    type Codec = ProstCodec<Tensor, Ask>;
 
-impl UnaryService<Ask> for Service {
-    type Response = Tensor;
-    type Future = BoxFuture<Result<tonic::Response<Tensor>, Status>>;
-
-    fn call(&mut self, request: tonic::Request<Ask>) -> Self::Future {
+    fn answer(&self, ask: Ask) -> BoxFuture<Result<Tensor, Status>> {
         let mailbox = self.0.clone();
-        Box::pin(async move { mailbox.ask(request.into_inner()).await.map(tonic::Response::new) })
+        Box::pin(async move { mailbox.ask(ask).await })
     }
-}
-
-impl tonic::codegen::Service<Request<Body>> for Service {
-    type Response = Response<Body>;
-    type Error = std::convert::Infallible;
-    type Future = BoxFuture<Result<Response<Body>, Self::Error>>;
-
-    fn poll_ready(&mut self, _context: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let service = self.clone();
-        Box::pin(async move {
-            if request.uri().path() != PATH {
-                return Ok(Status::new(Code::Unimplemented, "there is one method").into_http());
-            }
-            let mut server = tonic::server::Grpc::new(ProstCodec::<Tensor, Ask>::default());
-            Ok(server.unary(service, request).await)
-        })
-    }
-}
-
-impl NamedService for Service {
-    const NAME: &'static str = "pleach.graph.Tensors";
 }
 
 /// A server that runs, and how to end it.
@@ -288,8 +253,7 @@ impl OverGrpc {
             for (number, stream) in opened.into_iter().enumerate() {
                 let (peer, is_first) = (stream.peer(), number % usize::from(STREAMS) == 0);
                 if is_first == (rank < peer) {
-                    let incoming = tokio_stream::once(Ok::<_, std::io::Error>(stream));
-                    serve(&runtime, &mailbox, &mut servers, incoming.chain(tokio_stream::pending()));
+                    serve(&runtime, &mailbox, &mut servers, only(stream));
                 } else if senders.contains(&peer) {
                     let server = endpoint("http://rank").map_err(|error| start(&error))?;
                     dialled.push((peer, Box::pin(stream.channel(server)) as BoxFuture<_>));
@@ -361,12 +325,6 @@ impl OverGrpc {
     }
 }
 
-fn endpoint(address: &str) -> Result<Endpoint, transport::Error> {
-    let endpoint = Endpoint::from_shared(address.to_owned())?;
-    let endpoint = endpoint.initial_stream_window_size(WINDOW).initial_connection_window_size(WINDOW);
-    Ok(endpoint.max_frame_size(FRAME).tcp_nodelay(true))
-}
-
 /// Starts a server for what comes in.
 fn serve<I, S, E>(runtime: &Runtime, mailbox: &Arc<Mailbox>, servers: &mut Vec<Serving>, incoming: I)
 where
@@ -376,12 +334,10 @@ where
     E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
 {
     let (end, ended) = oneshot::channel::<()>();
-    let server = Server::builder().initial_stream_window_size(WINDOW).max_frame_size(FRAME);
-    let mut server = server.initial_connection_window_size(WINDOW).tcp_nodelay(true);
-    let service = Service(mailbox.clone());
+    let service = Served(Service(mailbox.clone()));
     let serving = async move {
         let ended = async { drop(ended.await) };
-        server.add_service(service).serve_with_incoming_shutdown(incoming, ended).await
+        server().add_service(service).serve_with_incoming_shutdown(incoming, ended).await
     };
     servers.push((end, runtime.spawn(serving)));
 }
@@ -392,10 +348,7 @@ fn serve_sockets(
     mailbox: &Arc<Mailbox>,
     servers: &mut Vec<Serving>,
 ) -> std::io::Result<SocketAddr> {
-    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
-    listener.set_nonblocking(true)?;
-    let address = listener.local_addr()?;
-    let incoming = TcpIncoming::from(TcpListener::from_std(listener)?).with_nodelay(Some(true));
+    let (address, incoming) = listen()?;
     serve(runtime, mailbox, servers, incoming);
     Ok(address)
 }

@@ -274,7 +274,7 @@ fn inputs(arguments: &Arguments, job: &Job<'_>) -> Result<Vec<Vec<Tensor>>, Comm
     Ok(vec![job.inputs(files).map_err(|error| wrong(arguments, &error))?])
 }
 
-struct Silent;
+pub(crate) struct Silent;
 
 impl Responder for Silent {
     fn message(&self, _: Rank, _: &[u8]) -> Option<Vec<u8>> {
