@@ -185,9 +185,10 @@ async fn connect(address: String) -> Outcome<tonic::transport::Channel> {
 
 async fn over(channel: tonic::transport::Channel) -> Outcome<Channel> {
     let channel = Channel::over(&grpc::endpoint()?, channel, None).await?;
-    match channel.is_linked() {
-        (_, true) => Ok(channel),
-        _ => Err("fields of answers do not go by reference".into()),
+    if channel.answers_by_reference() {
+        Ok(channel)
+    } else {
+        Err("fields of answers do not go by reference".into())
     }
 }
 

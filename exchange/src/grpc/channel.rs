@@ -132,15 +132,21 @@ impl Channel {
         }
     }
 
-    /// Whether fields of requests go by reference, and those of answers.
+    /// Whether fields of requests go by reference.
     #[must_use]
-    pub fn is_linked(&self) -> (bool, bool) {
+    pub fn requests_by_reference(&self) -> bool {
         match &*lock(&self.shared.state) {
-            State::Linked(links) => {
-                let lends = links.lends.is_some_and(|link| self.shared.endpoint.may_lend(link));
-                (lends, links.server.link_with_regions().is_some())
-            }
-            State::Ordinary { .. } | State::Introducing { .. } => (false, false),
+            State::Linked(links) => links.lends.is_some_and(|link| self.shared.endpoint.may_lend(link)),
+            State::Ordinary { .. } | State::Introducing { .. } => false,
+        }
+    }
+
+    /// Whether fields of answers come by reference.
+    #[must_use]
+    pub fn answers_by_reference(&self) -> bool {
+        match &*lock(&self.shared.state) {
+            State::Linked(links) => links.server.link_with_regions().is_some(),
+            State::Ordinary { .. } | State::Introducing { .. } => false,
         }
     }
 

@@ -244,7 +244,7 @@ impl Client {
         let (start, end, content) = called.map_err(late)?.map_err(|error| failed(&error))?;
         let is_by_its_way = match &self.way {
             ClientWay::Plain(_) => true,
-            ClientWay::Reference(channel) => channel.is_linked().1,
+            ClientWay::Reference(channel) => channel.answers_by_reference(),
         };
         Ok(Call { start, end, content, is_by_its_way })
     }
