@@ -29,6 +29,7 @@ mod progress;
 mod run;
 mod schedule;
 mod secret;
+mod silent;
 mod sim;
 mod skew;
 mod svm;

@@ -19,7 +19,7 @@ use pleach::transport::device::WakeSource;
 use pleach::transport::rendezvous::{
     FabricChoice, JoinOptions, Launcher, ProbeListener, ProbeOutcome, Rendezvous, World, join, probe,
 };
-use pleach::transport::{LossCause, Nanos, Rank, Responder, clock};
+use pleach::transport::{Nanos, Rank, clock};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, bind, socket_with, sockopt};
@@ -27,6 +27,7 @@ use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::compare::{PairResults, Statement};
 use crate::cli::CommandError;
+use crate::cli::silent::SilentResponder;
 
 /// The default port of `--listen` and `--peer`.
 const DEFAULT_PORT: u16 = 9401;
@@ -338,17 +339,6 @@ fn join_as(rank: Rank, place: Option<&str>, secret: Option<&Secret>) -> Result<S
     let mut joined = join(&world, &options, Arc::new(SilentResponder)).map_err(|error| error.to_string())?;
     joined.device.leave();
     Ok(joined.fabric.to_string())
-}
-
-/// Ranks that only join say nothing to each other.
-struct SilentResponder;
-
-impl Responder for SilentResponder {
-    fn message(&self, _from: Rank, _message: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-
-    fn lost(&self, _peer: Rank, _cause: &LossCause) {}
 }
 
 /// Each proves to the other that it knows the secret; the one that listens does so last, so that a

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use pleach::DataType;
 use pleach::exchange::{
-    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, TensorMemoryError, TensorShape, TensorWay,
+    Endpoint, EndpointOptions, ExchangeFabric, Key, Peer, SharedTensor, TensorMemoryError, TensorShape,
+    TensorWay,
 };
 use pleach::transport::{Nanos, Secret, clock};
 use serde_json::json;
@@ -134,6 +135,16 @@ pub(crate) fn byte_at(offset: u64) -> u8 {
     (offset / 7 + offset % 251) as u8
 }
 
+/// A tensor of so many bytes, in memory that can be lent.
+pub(crate) fn tensor(endpoint: &Endpoint, bytes: u64) -> Result<SharedTensor, CommandError> {
+    let shape = TensorShape::new(DataType::U8, &[bytes as usize]).map_err(CommandError::failed)?;
+    let tensor = endpoint.tensor_of_bytes::<TensorMemoryError>(&shape, |content| {
+        (0..).zip(content).for_each(|(offset, byte)| *byte = byte_at(offset));
+        Ok(())
+    });
+    tensor.map_err(CommandError::failed)
+}
+
 /// Runs the process that sends.
 pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError> {
     if arguments.way.is_grpc() {
@@ -150,13 +161,7 @@ pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError
     let endpoint = Endpoint::open(&options(arguments.fabric, bytes)?).map_err(CommandError::failed)?;
     let mut tensors = BTreeMap::new();
     for bytes in &arguments.sizes {
-        let tensor = TensorShape::new(DataType::U8, &[*bytes as usize]).and_then(|shape| {
-            endpoint.tensor_of_bytes::<TensorMemoryError>(&shape, |content| {
-                (0..).zip(content).for_each(|(offset, byte)| *byte = byte_at(offset));
-                Ok(())
-            })
-        });
-        tensors.insert(name(*bytes), tensor.map_err(CommandError::failed)?);
+        tensors.insert(name(*bytes), tensor(&endpoint, *bytes)?);
     }
     endpoint.publish(STEP, tensors);
     print("address", &format!("{}\n", endpoint.address()))?;

@@ -5,10 +5,9 @@ use std::io::{BufRead, Read};
 use std::marker::PhantomData;
 
 use bytes::Bytes;
-use pleach::DataType;
 use pleach::exchange::grpc::byte_streams::{ByteStream, ByteStreams, signal_slots};
 use pleach::exchange::grpc::{self, Channel, Layer};
-use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric, TensorMemoryError, TensorShape};
+use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric};
 use pleach::transport::shm::ShmDevice;
 use pleach::transport::tcp::TcpDevice;
 use pleach::transport::verbs::VerbsDevice;
@@ -20,11 +19,11 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Status, transport};
 use tonic_prost::ProstCodec;
 
-use super::bench::{LIMIT, SECRET, Sender, Way, byte_at, options};
+use super::bench::{LIMIT, SECRET, Sender, Way, byte_at, options, tensor};
 use crate::cli::CommandError;
-use crate::cli::graph::Silent;
 use crate::cli::grpc::{BoxFuture, MESSAGE, Method, Served, endpoint, listen, only, server};
 use crate::cli::output::print;
+use crate::cli::silent::SilentResponder;
 
 const PATH: &str = "/pleach.bench.Tensors/Get";
 
@@ -108,12 +107,7 @@ pub(crate) fn serve(way: Way, fabric: ExchangeFabric, bytes: u64) -> Result<(), 
         let (address, incoming) = listen().map_err(|error| failed(&error))?;
         if way == Way::GrpcReference {
             let opened = Endpoint::open(&options(fabric, bytes)?).map_err(CommandError::failed)?;
-            let shape = TensorShape::new(DataType::U8, &[bytes as usize]).map_err(CommandError::failed)?;
-            let content = opened.tensor_of_bytes::<TensorMemoryError>(&shape, |content| {
-                (0..).zip(content).for_each(|(offset, byte)| *byte = byte_at(offset));
-                Ok(())
-            });
-            let content = content.map_err(CommandError::failed)?.into_bytes();
+            let content = tensor(&opened, bytes)?.into_bytes();
             let service = service::<grpc::Codec<Tensor, Ask>>(content);
             let server = server().layer(Layer::new(&opened)).add_service(service);
             runtime.spawn(server.serve_with_incoming(incoming));
@@ -147,7 +141,7 @@ fn open_stream(
         connect_timeout: LIMIT,
         interface: None,
         address: None,
-        responder: std::sync::Arc::new(Silent),
+        responder: std::sync::Arc::new(SilentResponder),
     };
     let mut device: Box<dyn Device> = match fabric {
         ExchangeFabric::Tcp => Box::new(TcpDevice::new(config).map_err(|error| failed(&error))?),

@@ -14,9 +14,6 @@ mod run_report;
 mod source;
 mod svg;
 
-#[cfg(feature = "grpc")]
-pub(crate) use run::Silent;
-
 /// Arguments of `pleach graph`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  pleach graph analyze model.onnx --ranks 2 --dim batch=8\n  \

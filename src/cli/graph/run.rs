@@ -16,8 +16,8 @@ use pleach::graph::run::{
     TensorTransport, run_rank,
 };
 use pleach::graph::{Costs, Graph, Machine, Partition};
+use pleach::transport::Rank;
 use pleach::transport::rendezvous::{DEFAULT_JOIN_TIMEOUT, FabricChoice, JoinOptions, Joined, World, join};
-use pleach::transport::{LossCause, Rank, Responder};
 use pleach_vocabulary::digest::Hasher64;
 
 #[cfg(feature = "grpc")]
@@ -28,6 +28,7 @@ use super::source::{self, Source};
 use crate::cli::CommandError;
 use crate::cli::launch::{WorldArguments, rank_count, rank_or_launch};
 use crate::cli::output::visible;
+use crate::cli::silent::SilentResponder;
 
 /// How long a rank waits for a tensor.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -274,15 +275,6 @@ fn inputs(arguments: &Arguments, job: &Job<'_>) -> Result<Vec<Vec<Tensor>>, Comm
     Ok(vec![job.inputs(files).map_err(|error| wrong(arguments, &error))?])
 }
 
-pub(crate) struct Silent;
-
-impl Responder for Silent {
-    fn message(&self, _: Rank, _: &[u8]) -> Option<Vec<u8>> {
-        None
-    }
-    fn lost(&self, _: Rank, _: &LossCause) {}
-}
-
 fn join_ranks(arguments: &Arguments, job: &Job<'_>, world: &World) -> Result<Joined, CommandError> {
     let mut hasher = Hasher64::default();
     hasher.write(job.graph.to_string().as_bytes());
@@ -301,7 +293,7 @@ fn join_ranks(arguments: &Arguments, job: &Job<'_>, world: &World) -> Result<Joi
         signal_slots: slots(arguments, job),
         timeout: world.join_timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT),
     };
-    join(world, &options, Arc::new(Silent)).map_err(CommandError::failed)
+    join(world, &options, Arc::new(SilentResponder)).map_err(CommandError::failed)
 }
 
 /// The outputs of a run.
