@@ -1,12 +1,14 @@
 //! Programs that exchange tensors and are killed, stopped or restarted.
+//!
+//! By shared memory and over sockets; with `PLEACH_TEST_FABRIC=verbs` over RDMA.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use pleach_exchange::message::FailureKind;
-use pleach_exchange::{Endpoint, EndpointOptions, Key, Peer};
-use pleach_transport::clock;
+use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, Peer};
+use pleach_transport::{Secret, clock};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// Longer than any test takes on a busy machine.
@@ -19,12 +21,21 @@ fn key(step: u64, name: &str) -> Key {
     Key::new(step, name).expect("a good name")
 }
 
-/// By which fabrics programs have regions here.
-const FABRICS: [&str; 2] = ["shm", "tcp"];
+/// A test by each fabric by which programs have regions here.
+fn by_each_fabric(test: impl Fn(&str)) {
+    match std::env::var("PLEACH_TEST_FABRIC") {
+        Ok(fabric) => test(&fabric),
+        Err(_) => ["shm", "tcp"].into_iter().for_each(test),
+    }
+}
 
 fn open(fabric: &str) -> Endpoint {
     let mut options = EndpointOptions::default();
     options.fabric = fabric.parse().expect("a fabric");
+    if options.fabric == ExchangeFabric::Verbs {
+        // A NIC serves those alone that know a secret.
+        options.secret = Some(Secret::new(b"a secret of these tests"));
+    }
     Endpoint::open(&options).expect("a free port of loopback")
 }
 
@@ -105,7 +116,7 @@ fn peer_of(endpoint: &Endpoint, program: &Program) -> Peer {
 
 #[test]
 fn a_sender_that_is_killed_fails_its_calls_and_no_others() {
-    FABRICS.into_iter().for_each(kill_a_sender);
+    by_each_fabric(kill_a_sender);
 }
 
 fn kill_a_sender(fabric: &str) {
@@ -131,7 +142,7 @@ fn kill_a_sender(fabric: &str) {
 
 #[test]
 fn a_sender_that_is_stopped_fails_calls_at_their_deadline_and_goes_on_later() {
-    FABRICS.into_iter().for_each(stop_a_sender);
+    by_each_fabric(stop_a_sender);
 }
 
 fn stop_a_sender(fabric: &str) {
@@ -152,7 +163,7 @@ fn stop_a_sender(fabric: &str) {
 
 #[test]
 fn receivers_that_come_and_are_killed_leave_nothing_behind() {
-    FABRICS.into_iter().for_each(kill_receivers);
+    by_each_fabric(kill_receivers);
 }
 
 fn kill_receivers(fabric: &str) {
