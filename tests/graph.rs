@@ -234,8 +234,20 @@ fn fields(object: &Value) -> Vec<&str> {
 
 #[test]
 fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_later() {
+    run_on_two_ranks("shm");
+}
+
+mod verbs {
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_later() {
+        super::run_on_two_ranks("verbs");
+    }
+}
+
+fn run_on_two_ranks(fabric: &str) {
     let arguments = ["--ranks", "2", "--random-weights", "1", "--iterations", "4", "--check"];
-    let lines = run_json(&light("squeezenet"), &[&arguments[..], &["--fabric", "shm"]].concat());
+    let lines = run_json(&light("squeezenet"), &[&arguments[..], &["--fabric", fabric]].concat());
     let of_rank = [
         "rank",
         "iterations",
@@ -275,7 +287,7 @@ fn a_model_on_two_ranks_has_the_outputs_of_one_process_and_copies_no_tensor_late
     );
     let names =
         ["runtime", "fabric", "transfer"].map(|name| lines[2][name].as_str().expect("a name").to_owned());
-    assert_eq!(names, ["rten", "shm", "zero-copy"]);
+    assert_eq!(names, ["rten", fabric, "zero-copy"]);
 }
 
 #[test]

@@ -17,6 +17,7 @@ use pleach_graph_analyzer::run::{
 use pleach_graph_analyzer::{Costs, Machine, Partition, Placement};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
+use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{Address, Device, DeviceConfig, Event, LossCause, Rank, Responder, Secret, clock};
 
 #[path = "../../tests/skipped/mod.rs"]
@@ -71,12 +72,16 @@ fn table(graph: &Graph, table: &str) -> Partition {
 enum Fabric {
     Shm,
     Tcp,
+    Verbs,
 }
 
 fn device(fabric: Fabric, config: DeviceConfig) -> Box<dyn Device> {
     match fabric {
         Fabric::Shm => Box::new(ShmDevice::new(config).expect("there is shared memory")),
         Fabric::Tcp => Box::new(TcpDevice::new(config).expect("there is a loopback interface")),
+        Fabric::Verbs => {
+            Box::new(VerbsDevice::new(config, &VerbsOptions::default()).expect("there is a NIC"))
+        }
     }
 }
 
@@ -233,19 +238,41 @@ output b
 
 #[test]
 fn tensors_with_several_receivers_inputs_and_outputs_of_inner_ranks_cross_over_every_fabric() {
-    let _turn = TURN.lock();
-    let (model, graph) = text(RESIDUAL);
-    let partition = table(&graph, "a 0\nb 1\nc 2\nd 3\ne 3\n");
-    for fabric in [Fabric::Shm, Fabric::Tcp] {
-        let reports = check(&model, &graph, &partition, fabric, Copies::None);
-        let out: Vec<u64> = reports.iter().map(|report| report.bytes_out / 6 / 1024).collect();
-        // x and a, each to others; b to two; c; nothing.
-        assert_eq!(out, [3, 2, 1, 0], "{reports:?}");
-    }
+    [Fabric::Shm, Fabric::Tcp].into_iter().for_each(send_to_several);
 }
 
 #[test]
 fn a_tensor_whose_shape_is_not_known_crosses_with_its_dimensions() {
+    [Fabric::Shm, Fabric::Tcp].into_iter().for_each(send_without_shape);
+}
+
+mod verbs {
+    use super::Fabric;
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn tensors_with_several_receivers_inputs_and_outputs_of_inner_ranks_cross() {
+        super::send_to_several(Fabric::Verbs);
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_tensor_whose_shape_is_not_known_crosses_with_its_dimensions() {
+        super::send_without_shape(Fabric::Verbs);
+    }
+}
+
+fn send_to_several(fabric: Fabric) {
+    let _turn = TURN.lock();
+    let (model, graph) = text(RESIDUAL);
+    let partition = table(&graph, "a 0\nb 1\nc 2\nd 3\ne 3\n");
+    let reports = check(&model, &graph, &partition, fabric, Copies::None);
+    let out: Vec<u64> = reports.iter().map(|report| report.bytes_out / 6 / 1024).collect();
+    // x and a, each to others; b to two; c; nothing.
+    assert_eq!(out, [3, 2, 1, 0], "{reports:?}");
+}
+
+fn send_without_shape(fabric: Fabric) {
     let _turn = TURN.lock();
     let (model, graph) = text(
         "pleach-graph 1
@@ -259,10 +286,8 @@ output t
 ",
     );
     let partition = table(&graph, "a 0\nn 0\nt 1\n");
-    for fabric in [Fabric::Shm, Fabric::Tcp] {
-        let reports = check_dynamic(&model, &graph, &partition, fabric);
-        assert!(reports[1].bytes_in > 0, "{reports:?}");
-    }
+    let reports = check_dynamic(&model, &graph, &partition, fabric);
+    assert!(reports[1].bytes_in > 0, "{reports:?}");
 }
 
 /// Inputs with many zeros, so that the number of the others changes.
