@@ -22,7 +22,7 @@ use pleach_transport::shm::ShmDevice;
 use pleach_transport::wire::{Malformed, Reader, Writer};
 use pleach_transport::{
     Address, Event, Inline, LossCause, MESSAGE_BYTES_MAX, MapError, Meeting, Nanos, Rank, ReadOnlyMapped,
-    Region, RegionKey, RemoteSlice, SharedMemory, Signal, Signals, Source, Submitted, Transfer,
+    Region, RegionKey, RemoteSlice, SharedMemory, Signal, Signals, Source, Submitted, Transfer, sleep,
 };
 use pleach_vocabulary::Fabric;
 
@@ -265,8 +265,8 @@ pub(crate) struct Regions<D: MappingDevice = ShmDevice> {
     /// Messages that the device has accepted and not carried out.
     under_way: usize,
     waiting: VecDeque<Vec<u8>>,
-    /// The sleep of the peer for which it was woken.
-    woken: u64,
+    /// Wakes the peer.
+    waker: sleep::Waker,
     /// The peer's returns that were seen.
     returned: u64,
     /// Dropped after all that is mapped and registered.
@@ -318,7 +318,7 @@ impl<D: MappingDevice> Regions<D> {
             taken: 0,
             under_way: 0,
             waiting: VecDeque::new(),
-            woken: 0,
+            waker: sleep::Waker::default(),
             returned: 0,
         })
     }
@@ -424,14 +424,7 @@ impl<D: MappingDevice> Regions<D> {
     /// Whether the peer sleeps, and was not woken from this sleep.
     fn must_wake(&mut self) -> bool {
         let Some(theirs) = &self.theirs else { return false };
-        // Partner: the fence in `sleep`.
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        let asleep = theirs.page.load(ASLEEP);
-        let must = asleep % 2 == 1 && asleep != self.woken;
-        if must {
-            self.woken = asleep;
-        }
-        must
+        self.waker.must_wake(|| theirs.page.load(ASLEEP))
     }
 
     /// Whether messages wait for a place or are under way, or the set-up goes on: then this end
@@ -473,22 +466,18 @@ impl<D: MappingDevice> Regions<D> {
         self.has_message() || self.theirs.as_ref().is_some_and(has_returned)
     }
 
-    /// This end sleeps from now on, unless a message has come: then false. The number of the sleep
-    /// is odd.
+    /// This end sleeps from now on, unless a message has come: then false.
     pub(crate) fn sleep(&mut self) -> bool {
-        // Another sleep than the last one, for which the peer may have woken this end already.
-        let asleep = self.page.words.load(ASLEEP);
-        self.page.words.store(ASLEEP, (asleep + 1) | 1);
-        // Partner: the fence in `must_wake`.
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        let words = &self.page.words;
+        sleep::announce(words.load(ASLEEP), |number| words.store(ASLEEP, number));
         !self.has_message()
     }
 
     /// This end no longer sleeps.
     pub(crate) fn wake_up(&mut self) {
-        let asleep = self.page.words.load(ASLEEP);
-        if asleep % 2 == 1 {
-            self.page.words.store(ASLEEP, asleep + 1);
+        let words = &self.page.words;
+        if let Some(number) = sleep::awake(words.load(ASLEEP)) {
+            words.store(ASLEEP, number);
         }
     }
 

@@ -16,6 +16,7 @@ use super::wake_word;
 use crate::primitive::{AtomicU32, Ordering, fence};
 use crate::signals::{Inline, Signal, Signals};
 use crate::sleep;
+use crate::sleep::loom_tests::Sleeper;
 
 /// The kernel's futex: compares the word and sleeps in one step, as seen by the waking thread.
 struct Futex {
@@ -164,18 +165,6 @@ fn loom_two_senders_wake_one_target() {
             sender.join().unwrap();
         }
     });
-}
-
-/// A host that is not dropped while its model fails: loom has ended by then, and would end the
-/// process.
-struct Sleeper(Option<Arc<Host>>);
-
-impl Drop for Sleeper {
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            std::mem::forget(self.0.take());
-        }
-    }
 }
 
 /// Proves that the model finds a signal between the last check and the arming, which wakes nobody.
