@@ -3,7 +3,9 @@
 //!
 //! * *in place* and *copied* over shared memory, beside a copy of the same bytes (`memcpy`);
 //! * *copied* and *inline* over sockets of loopback, beside a stream of the same bytes that is
-//!   asked for by one byte (`stream`), between two processes as well.
+//!   asked for by one byte (`stream`), between two processes as well;
+//! * a unary call of tonic whose answer has the bytes, and a step of TensorFlow in which they cross,
+//!   each over gRPC of its own (`--tensorflow PYTHON`; else that column is empty).
 //!
 //! Each size is measured in turn with everything else, several times; the medians count. The
 //! command `pleach exchange bench` measures the ways and checks every tensor. This reports, and
@@ -21,8 +23,10 @@ use pleach::transport::clock;
 
 #[path = "../report/mod.rs"]
 mod report;
+mod tensorflow;
 
 use report::median;
+use tensorflow::TensorFlow;
 
 /// How long a size is measured each time.
 const TIME_OF_A_SIZE: Duration = Duration::from_millis(300);
@@ -43,6 +47,9 @@ struct Arguments {
     /// How often each is measured; the median counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     times: u32,
+    /// A Python that has TensorFlow, to measure its steps too
+    #[arg(long, value_name = "PYTHON")]
+    tensorflow: Option<String>,
     /// Write the table into docs/exchange.md
     #[arg(long)]
     write_docs: bool,
@@ -60,20 +67,28 @@ enum Measured {
     Way { way: &'static str, fabric: &'static str },
     Memcpy,
     Stream,
+    TensorFlow,
 }
 
-const ALL: [Measured; 6] = [
+const ALL: [Measured; 8] = [
     Measured::Way { way: "in-place", fabric: "shm" },
     Measured::Way { way: "copied", fabric: "shm" },
     Measured::Memcpy,
     Measured::Way { way: "copied", fabric: "tcp" },
     Measured::Way { way: "inline", fabric: "tcp" },
     Measured::Stream,
+    Measured::Way { way: "grpc", fabric: "tcp" },
+    Measured::TensorFlow,
 ];
 
 /// Ways, and what they are compared with, by their places.
-const RATIOS: [(&str, usize, usize); 3] =
-    [("shm copied / memcpy", 1, 2), ("tcp copied / stream", 3, 5), ("tcp inline / stream", 4, 5)];
+const RATIOS: [(&str, usize, usize); 5] = [
+    ("shm copied / memcpy", 1, 2),
+    ("tcp copied / stream", 3, 5),
+    ("tcp inline / stream", 4, 5),
+    ("in place / tonic", 0, 6),
+    ("in place / TensorFlow", 0, 7),
+];
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
@@ -85,6 +100,7 @@ fn main() -> ExitCode {
 }
 
 fn measure(arguments: &Arguments) -> Result<(), String> {
+    let mut tensorflow = arguments.tensorflow.as_deref().map(TensorFlow::start).transpose()?;
     let mut page = head();
     print!("{page}");
     for size in &arguments.sizes {
@@ -96,6 +112,10 @@ fn measure(arguments: &Arguments) -> Result<(), String> {
                     Measured::Way { way, fabric } => receive(way, fabric, size)?,
                     Measured::Memcpy => memcpy(bytes),
                     Measured::Stream => stream(bytes).map_err(|error| format!("no stream: {error}"))?,
+                    Measured::TensorFlow => match &mut tensorflow {
+                        Some(tensorflow) => tensorflow.step(bytes)?,
+                        None => f64::NAN,
+                    },
                 });
             }
         }
@@ -113,7 +133,9 @@ fn head() -> String {
     let mut text = "| bytes |".to_owned();
     for measured in ALL {
         let _ = match measured {
+            Measured::Way { way: "grpc", .. } => write!(text, " tonic |"),
             Measured::Way { way, fabric } => write!(text, " {fabric} {} |", way.replace('-', " ")),
+            Measured::TensorFlow => write!(text, " TensorFlow |"),
             Measured::Memcpy => write!(text, " memcpy |"),
             Measured::Stream => write!(text, " tcp stream |"),
         };
@@ -126,11 +148,14 @@ fn head() -> String {
 
 fn line(size: &str, times: &[f64; ALL.len()]) -> String {
     let mut text = format!("| {size} |");
-    for time in times {
-        let _ = if *time < 100.0 { write!(text, " {time:.1} |") } else { write!(text, " {time:.0} |") };
-    }
+    let cell = |value: f64, digits: usize| match value {
+        _ if value.is_nan() => " – |".to_owned(),
+        _ if value >= 100.0 => format!(" {value:.0} |"),
+        _ => format!(" {value:.digits$} |"),
+    };
+    times.iter().for_each(|time| text += &cell(*time, 1));
     for (_, way, beside) in RATIOS {
-        let _ = write!(text, " {:.2} |", times[beside] / times[way]);
+        text += &cell(times[beside] / times[way], 2);
     }
     text + "\n"
 }
