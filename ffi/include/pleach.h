@@ -1528,6 +1528,16 @@ pleachResult_t pleachEndpointClose(pleachEndpoint_t endpoint);
 // the endpoint; pleachInternalError after a mistake of the library.
 pleachResult_t pleachEndpointAddress(pleachEndpoint_t endpoint, char *address, size_t bytes);
 
+// Stores the incarnation of an endpoint: a number that it has drawn when it was opened, so that an
+// endpoint that comes later at the same address is known as another one. 0 is none.
+//
+// Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint or `incarnation` is
+// NULL; pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachEndpointIncarnation(pleachEndpoint_t endpoint, uint64_t *incarnation);
+
 // Stores what an endpoint has counted, and what it holds now.
 //
 // Ownership: `counts` is NULL or points to a struct that began with
@@ -1645,6 +1655,16 @@ pleachResult_t pleachPeerClose(pleachPeer_t peer);
 // another secret; pleachTimeout if the time has passed; pleachInternalError after a mistake of the
 // library.
 pleachResult_t pleachPeerShareRegions(pleachPeer_t peer, uint64_t timeoutMs);
+
+// Stores the incarnation of a peer's endpoint, as pleachEndpointIncarnation stores it there; 0
+// before the first link.
+//
+// Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
+//
+// Returns: pleachSuccess; pleachInvalidArgument if there is no such peer or `incarnation` is NULL;
+// pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+// pleachInternalError after a mistake of the library.
+pleachResult_t pleachPeerIncarnation(pleachPeer_t peer, uint64_t *incarnation);
 
 // Receives the tensor of a key from a peer: waits until the peer sends it. The tensor is read in
 // place where the peer's memory can be mapped (pleachTensorGetInfo says it).

@@ -162,6 +162,12 @@ public:
     void share_regions(std::chrono::milliseconds limit = {}) const {
         detail::check(pleachPeerShareRegions(get(), detail::count(limit)));
     }
+    // That of its endpoint; 0 before the first link.
+    std::uint64_t incarnation() const {
+        std::uint64_t incarnation = 0;
+        detail::check(pleachPeerIncarnation(get(), &incarnation));
+        return incarnation;
+    }
     ReceivedTensor receive(std::uint64_t step, const std::string &name, std::chrono::milliseconds limit = {}) const {
         pleachTensor_t tensor = nullptr;
         detail::check_exchange(pleachPeerReceive(get(), step, name.c_str(), detail::count(limit), &tensor));
@@ -209,6 +215,12 @@ public:
         char address[PLEACH_ADDRESS_BYTES];
         detail::check(pleachEndpointAddress(get(), address, sizeof address));
         return address;
+    }
+    // Another number for each endpoint that is opened.
+    std::uint64_t incarnation() const {
+        std::uint64_t incarnation = 0;
+        detail::check(pleachEndpointIncarnation(get(), &incarnation));
+        return incarnation;
     }
     pleachEndpointCounts_t counts() const {
         pleachEndpointCounts_t counts = PLEACH_ENDPOINT_COUNTS_INITIALIZER;

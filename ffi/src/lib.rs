@@ -30,3 +30,6 @@ pub mod types;
 pub mod unique_id;
 
 pub use result::pleachResult_t;
+
+/// The header of the C ABI, for programs that are compiled where nothing else of it is installed.
+pub const HEADER: &str = include_str!("../include/pleach.h");

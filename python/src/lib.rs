@@ -5,6 +5,8 @@
 //! operation works on is held by [`memory::Memory`] until the operation has ended, also where
 //! Python drops its last reference before ([`pending`]). The GIL is released while a call waits. No
 //! peer can make this module panic.
+//!
+//! The module exports the C ABI too (`pleach-ffi`), on which the plug-in of TensorFlow stands.
 
 mod calls;
 mod dlpack;
@@ -21,10 +23,18 @@ mod svm;
 mod types;
 mod view;
 
-use pyo3::pymodule;
+use pyo3::{pyfunction, pymodule};
+
+/// The header of the C ABI that this module exports.
+#[pyfunction]
+fn c_header() -> &'static str {
+    pleach_ffi::HEADER
+}
 
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use crate::c_header;
     #[pymodule_export]
     use crate::exchange::{Endpoint, LendableMemory, Peer, PendingTensor, ReceivedMemory, close_all};
     #[pymodule_export]

@@ -121,7 +121,10 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "pleach-vocabulary",
         ],
     ),
-    ("pleach-python", &["pleach-collectives", "pleach-exchange", "pleach-training", "pleach-transport"]),
+    (
+        "pleach-python",
+        &["pleach-collectives", "pleach-exchange", "pleach-ffi", "pleach-training", "pleach-transport"],
+    ),
     (
         "pleach",
         &[

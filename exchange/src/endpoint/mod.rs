@@ -186,6 +186,12 @@ impl Endpoint {
         self.handle.address
     }
 
+    /// The incarnation of the endpoint: a number that it has drawn when it was opened.
+    #[must_use]
+    pub fn incarnation(&self) -> u64 {
+        self.handle.shared.incarnation()
+    }
+
     /// Where it serves metrics, if it does.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {

@@ -127,9 +127,9 @@ impl Peer {
         link.map(|link| link.id)
     }
 
-    /// The incarnation of the program, once there was a link.
-    #[cfg(feature = "grpc")]
-    pub(crate) fn incarnation(&self) -> Option<u64> {
+    /// The incarnation of the peer's endpoint, once there was a link.
+    #[must_use]
+    pub fn incarnation(&self) -> Option<u64> {
         lock(&self.shared.state).incarnation
     }
 

@@ -160,11 +160,6 @@ impl Endpoint {
         self.handle.shared.dropped(DropNote::Rpc(over));
     }
 
-    /// The incarnation of this program.
-    pub(crate) fn incarnation(&self) -> u64 {
-        self.handle.shared.incarnation()
-    }
-
     /// Whether a peer without regions is an error.
     pub(crate) fn requires_regions(&self) -> bool {
         self.handle.shared.options.requires_regions

@@ -91,7 +91,6 @@ impl Shared {
         Introduction { challenge: pleach_transport::auth::challenge(), ..self.introduction.clone() }
     }
 
-    #[cfg(feature = "grpc")]
     pub(crate) fn incarnation(&self) -> u64 {
         self.introduction.incarnation
     }

@@ -311,6 +311,27 @@ pub unsafe extern "C" fn pleachEndpointAddress(
     })
 }
 
+/// Stores the incarnation of an endpoint: a number that it has drawn when it was opened, so that an
+/// endpoint that comes later at the same address is known as another one. 0 is none.
+///
+/// Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such endpoint or `incarnation` is
+/// NULL; pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+/// pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachEndpointIncarnation(
+    endpoint: pleachEndpoint_t,
+    incarnation: *mut u64,
+) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let stored = unsafe { out(incarnation, "incarnation") }?;
+        *stored = find(endpoint)?.endpoint.incarnation();
+        Ok(())
+    })
+}
+
 /// Stores what an endpoint has counted, and what it holds now.
 ///
 /// Ownership: `counts` is NULL or points to a struct that began with

@@ -185,6 +185,24 @@ pub extern "C" fn pleachPeerShareRegions(peer: pleachPeer_t, timeoutMs: u64) -> 
     })
 }
 
+/// Stores the incarnation of a peer's endpoint, as pleachEndpointIncarnation stores it there; 0
+/// before the first link.
+///
+/// Ownership: `incarnation` is NULL or points to a number. Threads: any. Blocks: no.
+///
+/// Returns: pleachSuccess; pleachInvalidArgument if there is no such peer or `incarnation` is NULL;
+/// pleachInvalidUsage if this process was forked from the one that opened the endpoint;
+/// pleachInternalError after a mistake of the library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pleachPeerIncarnation(peer: pleachPeer_t, incarnation: *mut u64) -> pleachResult_t {
+    guarded(|| {
+        // SAFETY: the caller's promise.
+        let stored = unsafe { out(incarnation, "incarnation") }?;
+        *stored = find_peer(peer)?.peer.incarnation().unwrap_or_default();
+        Ok(())
+    })
+}
+
 /// Receives the tensor of a key from a peer: waits until the peer sends it. The tensor is read in
 /// place where the peer's memory can be mapped (pleachTensorGetInfo says it).
 ///

@@ -312,9 +312,15 @@ static void ends(const char *fabric) {
     pleachTensor_t tensor, held;
     void *allocated;
     const size_t count = 50;
+    uint64_t first, second, known;
     OK(pleachEndpointAddress(sender, address, sizeof address));
+    OK(pleachEndpointIncarnation(sender, &first));
+    OK(pleachPeerIncarnation(peer, &known));
+    CHECK(first != 0 && known == 0);
     send_numbers(sender, 1, "held", 100, 1);
     OK(pleachPeerReceive(peer, 1, "held", 0, &held));
+    OK(pleachPeerIncarnation(peer, &known));
+    CHECK(known == first);
     OK(pleachLendableAlloc(sender, 200, &allocated));
     OK(pleachEndpointSendMemory(sender, 1, "never", allocated, pleachInt32, 1, &count, released, told, 0));
     OK(pleachPeerStartReceive(peer, 2, "w", 0, received, told, NULL));
@@ -334,6 +340,11 @@ static void ends(const char *fabric) {
     send_numbers(sender, 1, "w", 2, 2);
     OK(pleachPeerReceive(anew, 1, "w", 0, &tensor));
     CHECK(has_numbers(tensor, 2, 2));
+    OK(pleachEndpointIncarnation(sender, &second));
+    OK(pleachPeerIncarnation(anew, &known));
+    CHECK(known == second && second != first);
+    OK(pleachPeerIncarnation(peer, &known));
+    CHECK(known == first);
     OK(pleachTensorRelease(tensor));
     /* The receiver's own end: what waits is told before the call returns. */
     OK(pleachPeerStartReceive(anew, 2, "w", 0, received, told, NULL));

@@ -16,12 +16,14 @@ static void no_endpoint(pleachEndpoint_t endpoint) {
     char address[PLEACH_ADDRESS_BYTES] = "";
     const char *name = "w";
     const size_t dim = 4;
+    uint64_t incarnation;
     pleachTensor_t tensor = (pleachTensor_t)(uintptr_t)1;
     pleachPeer_t peer = (pleachPeer_t)(uintptr_t)1;
     void *data = NULL;
     REFUSED(pleachEndpointClose(endpoint));
     REFUSED(pleachEndpointAddress(endpoint, address, sizeof address));
     REFUSED(pleachEndpointGetCounts(endpoint, &counts));
+    REFUSED(pleachEndpointIncarnation(endpoint, &incarnation));
     REFUSED(pleachTensorAlloc(endpoint, pleachFloat32, 1, &dim, &data, &tensor));
     CHECK(tensor == NULL);
     REFUSED(pleachEndpointSend(endpoint, 1, "w", NULL, 1));
@@ -39,7 +41,9 @@ static void no_endpoint(pleachEndpoint_t endpoint) {
 static void no_peer(pleachPeer_t peer) {
     pleachTensor_t tensor = (pleachTensor_t)(uintptr_t)1;
     pleachReceive_t receive = (pleachReceive_t)(uintptr_t)1;
+    uint64_t incarnation;
     REFUSED(pleachPeerShareRegions(peer, 1));
+    REFUSED(pleachPeerIncarnation(peer, &incarnation));
     REFUSED(pleachPeerReceive(peer, 1, "w", 1, &tensor));
     CHECK(tensor == NULL);
     REFUSED(pleachPeerStartReceive(peer, 1, "w", 1, received, NULL, &receive));
@@ -145,6 +149,8 @@ static void wrong_arguments(pleachEndpoint_t endpoint, pleachPeer_t peer) {
     memset(longest, 'w', sizeof longest - 1);
     longest[1025] = 0;
     REFUSED(pleachEndpointGetCounts(endpoint, NULL));
+    REFUSED(pleachEndpointIncarnation(endpoint, NULL));
+    REFUSED(pleachPeerIncarnation(peer, NULL));
     counts.size = 8;
     REFUSED(pleachEndpointGetCounts(endpoint, &counts));
     REFUSED(pleachGetLastExchangeFailure(NULL));

@@ -82,6 +82,7 @@ static void receives(uint64_t step) {
     pleachTensor_t tensor = NULL;
     pleachReceive_t receive = NULL, told = NULL;
     pleachPeer_t other = NULL;
+    uint64_t incarnation;
     int ready;
     ANSWERED(pleachPeerShareRegions(peer, 200));
     if (ANSWERED(pleachPeerReceive(peer, step, "w", 20, &tensor)) == pleachSuccess) {
@@ -100,6 +101,8 @@ static void receives(uint64_t step) {
     ANSWERED(pleachReceiveTest(shared_receive, &ready));
     ANSWERED(pleachReceiveWait(shared_receive, 1, &tensor));
     ANSWERED(pleachEndpointGetCounts(endpoint, &counts));
+    ANSWERED(pleachEndpointIncarnation(endpoint, &incarnation));
+    ANSWERED(pleachPeerIncarnation(peer, &incarnation));
     ANSWERED(pleachEndpointAddress(sender, address, sizeof address));
     ANSWERED(pleachEndpointConnect(endpoint, address, &other));
     ANSWERED(pleachPeerClose(other));

@@ -40,7 +40,9 @@ int main(int argc, char **argv) {
     pleach::Endpoint sender(options), receiver(options);
     auto moved = receiver.connect(sender.address());
     const auto peer = std::move(moved);
+    CHECK(peer.incarnation() == 0);
     if (fabric == "shm") peer.share_regions(20s);
+    CHECK(fabric != "shm" || peer.incarnation() == sender.incarnation());
     const int way = fabric == "shm" ? pleachTensorInPlace : pleachTensorInline;
 
     {

@@ -64,6 +64,10 @@ pub unsafe fn call(input: &mut Input<'_>, handles: &mut Handles) -> pleachResult
                 let bytes = usize::from(input.byte()).min(PLEACH_ADDRESS_BYTES);
                 pleachEndpointAddress(input.handle(&handles.endpoints), address.as_mut_ptr(), bytes)
             }
+            4 if input.byte() % 2 == 0 => {
+                let mut incarnation = 0;
+                pleachEndpointIncarnation(input.handle(&handles.endpoints), &mut incarnation)
+            }
             4 => {
                 let mut counts = std::mem::zeroed::<pleachEndpointCounts_t>();
                 counts.size = size_of::<pleachEndpointCounts_t>() - usize::from(input.byte() % 2);
@@ -214,6 +218,10 @@ unsafe fn receive_call(input: &mut Input<'_>, handles: &mut Handles, step: u64) 
                 result
             }
             1 => pleachPeerClose(input.handle(&handles.peers)),
+            2 if input.byte() % 2 == 0 => {
+                let mut incarnation = 0;
+                pleachPeerIncarnation(input.handle(&handles.peers), &mut incarnation)
+            }
             2 => pleachPeerShareRegions(input.handle(&handles.peers), WAIT_MS),
             3 | 4 => {
                 let peer = input.handle(&handles.peers);
