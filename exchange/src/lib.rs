@@ -32,6 +32,9 @@ pub mod endpoint;
 pub mod gathered;
 #[cfg(feature = "grpc")]
 pub mod grpc;
+#[cfg(feature = "inference")]
+#[forbid(unsafe_code)]
+pub mod inference;
 #[forbid(unsafe_code)]
 pub mod introduction;
 #[forbid(unsafe_code)]

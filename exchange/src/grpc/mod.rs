@@ -23,6 +23,7 @@
 //! * The body that is read accepts the references before the decoder sees the message
 //!   (`AcceptingBody`), and waits for bytes that have to be got.
 //! * HTTP/2 itself runs over any fabric by [`byte_streams`], also without the rest.
+//! * [`inference`] is the service by which programs ask models for inference today.
 //! * Streams, deadlines, cancellation and interceptors are tonic's. A compressed message has no
 //!   references.
 //!
@@ -37,6 +38,7 @@ pub mod byte_streams;
 mod channel;
 mod codec;
 mod fields;
+pub mod inference;
 pub mod introduction;
 mod layer;
 
