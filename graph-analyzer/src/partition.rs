@@ -115,6 +115,16 @@ pub enum PartitionError {
 pub struct Partition {
     parts: Vec<Part>,
     crossings: Vec<Crossing>,
+    caller: Option<Rank>,
+}
+
+/// How a placement is cut: its ranks with the caller's, who gives inputs, and who gets outputs.
+#[derive(Clone, Copy)]
+struct Ends<'a> {
+    placement: &'a Placement,
+    ranks: u32,
+    inputs: Rank,
+    outputs: Rank,
 }
 
 impl Partition {
@@ -125,14 +135,33 @@ impl Partition {
     /// [`PartitionError`]: data would flow from a part through others back into it, or a part has
     /// more buffers than a memory plan takes.
     pub fn new(graph: &Graph, placement: &Placement) -> Result<Self, PartitionError> {
+        Self::cut(graph, placement, None)
+    }
+
+    /// Cuts a graph whose inputs and outputs are at a rank of its own, which follows those of the
+    /// placement and has no nodes but those of constants that are outputs.
+    ///
+    /// # Errors
+    ///
+    /// As [`Partition::new`].
+    pub fn with_caller(graph: &Graph, placement: &Placement) -> Result<Self, PartitionError> {
+        Self::cut(graph, placement, Some(placement.ranks()))
+    }
+
+    fn cut(graph: &Graph, placement: &Placement, caller: Option<Rank>) -> Result<Self, PartitionError> {
         let is_output = graph.output_flags();
-        let crossings = crossings(graph, placement, &is_output);
-        refuse_cycles(graph, placement.ranks(), &crossings)?;
-        let mut parts: Vec<Part> = (0..placement.ranks())
+        let ranks = placement.ranks();
+        let ends = match caller {
+            None => Ends { placement, ranks, inputs: 0, outputs: ranks - 1 },
+            Some(rank) => Ends { placement, ranks: ranks + 1, inputs: rank, outputs: rank },
+        };
+        let crossings = crossings(graph, ends, &is_output);
+        refuse_cycles(graph, ends.ranks, &crossings)?;
+        let mut parts: Vec<Part> = (0..ends.ranks)
             .map(|rank| Part { rank, nodes: Vec::new(), constants: Vec::new(), buffers: Vec::new() })
             .collect();
         place_nodes(graph, placement, &mut parts, &is_output);
-        let ranks = placement.ranks() as usize;
+        let ranks = ends.ranks as usize;
         let (mut sent, mut received) = (vec![HashSet::new(); ranks], vec![Vec::new(); ranks]);
         for crossing in &crossings {
             sent[crossing.from as usize].insert(crossing.value);
@@ -140,12 +169,18 @@ impl Partition {
         }
         for ((part, sent), received) in parts.iter_mut().zip(&sent).zip(&received) {
             let lives_on = |value: ValueId| is_output[value.index()] || sent.contains(&value);
-            part.buffers = buffers(graph, placement, part, &lives_on, received);
+            part.buffers = buffers(graph, ends, part, &lives_on, received);
             if part.buffers.len() > BUFFERS_MAX {
                 return Err(PartitionError::TooManyBuffers { rank: part.rank, buffers: part.buffers.len() });
             }
         }
-        Ok(Self { parts, crossings })
+        Ok(Self { parts, crossings, caller })
+    }
+
+    /// The rank that gives inputs and gets outputs and does nothing else; nothing if there is none.
+    #[must_use]
+    pub fn caller(&self) -> Option<Rank> {
+        self.caller
     }
 
     /// The parts by rank.
@@ -169,23 +204,24 @@ impl Partition {
 }
 
 /// The rank that computes a value or gets it from the caller; `None` for constants.
-fn home(graph: &Graph, placement: &Placement, id: ValueId) -> Option<Rank> {
+fn home(graph: &Graph, ends: Ends<'_>, id: ValueId) -> Option<Rank> {
     let value = graph.value(id);
     match value.producer {
         _ if value.is_constant => None,
-        Producer::Input => Some(0),
+        Producer::Input => Some(ends.inputs),
         Producer::Weight { .. } => None,
-        Producer::Node(node) => placement.rank_of(node),
+        Producer::Node(node) => ends.placement.rank_of(node),
     }
 }
 
-fn crossings(graph: &Graph, placement: &Placement, is_output: &[bool]) -> Vec<Crossing> {
+fn crossings(graph: &Graph, ends: Ends<'_>, is_output: &[bool]) -> Vec<Crossing> {
     let mut crossings = Vec::new();
     for (number, value) in graph.values().iter().enumerate() {
         let id = ValueId(number as u32);
-        let Some(from) = home(graph, placement, id) else { continue };
-        let mut to: Vec<Rank> = value.consumers.iter().filter_map(|&node| placement.rank_of(node)).collect();
-        to.extend(is_output[number].then(|| placement.ranks() - 1));
+        let Some(from) = home(graph, ends, id) else { continue };
+        let rank_of = |&node: &NodeId| ends.placement.rank_of(node);
+        let mut to: Vec<Rank> = value.consumers.iter().filter_map(rank_of).collect();
+        to.extend(is_output[number].then_some(ends.outputs));
         to.sort_unstable();
         to.dedup();
         let transfer = Transfer::of(&value.tensor);
@@ -257,12 +293,12 @@ fn place_nodes(graph: &Graph, placement: &Placement, parts: &mut [Part], is_outp
 
 fn buffers(
     graph: &Graph,
-    placement: &Placement,
+    ends: Ends<'_>,
     part: &Part,
     lives_on: &dyn Fn(ValueId) -> bool,
     received: &[&Crossing],
 ) -> Vec<PartBuffer> {
-    let placed = part.nodes.iter().filter(|&&node| placement.rank_of(node) == Some(part.rank));
+    let placed = part.nodes.iter().filter(|&&node| ends.placement.rank_of(node) == Some(part.rank));
     let placed: Vec<NodeId> = placed.copied().collect();
     let end = placed.len().max(1) as u64;
     let moment = |node: NodeId| placed.binary_search(&node).ok().map(|place| place as u64);
@@ -275,7 +311,7 @@ fn buffers(
         let last = if lives_on(value) { end } else { last.unwrap_or(start) + 1 };
         buffers.push(PartBuffer { value, contents, buffer: Buffer { lifetime: start..last, bytes } });
     };
-    if part.rank == 0 {
+    if part.rank == ends.inputs {
         graph.inputs().iter().for_each(|&input| add(input, Contents::Input, 0));
     }
     for (place, &node) in placed.iter().enumerate() {

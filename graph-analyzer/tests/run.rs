@@ -9,12 +9,12 @@ use std::time::Duration;
 use pleach_graph_analyzer::graph::Graph;
 use pleach_graph_analyzer::onnx::Model;
 use pleach_graph_analyzer::placement::Table;
-use pleach_graph_analyzer::run::channels::signal_slots;
+use pleach_graph_analyzer::run::channels::{Channel, TensorForm, signal_slots};
 use pleach_graph_analyzer::run::{
-    Copies, Job, Onnxruntime, RankOptions, RankReport, Regions, Rten, Runtime, Tensor, TensorRef,
-    TracingAllocator, run_rank,
+    Caller, Copies, Job, Onnxruntime, RankOptions, RankReport, Regions, Rten, Runtime, Tensor, TensorRef,
+    TracingAllocator, run_rank, serve_rank,
 };
-use pleach_graph_analyzer::{Costs, Machine, Partition, Placement};
+use pleach_graph_analyzer::{Costs, ElementType, Machine, Partition, Placement};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
@@ -125,6 +125,31 @@ fn assert_outputs(outputs: &[Vec<Tensor>], reference: &[Vec<Tensor>]) {
     }
 }
 
+/// The devices of all ranks of a job, not connected.
+struct World {
+    channels: Vec<Channel>,
+    devices: Vec<Box<dyn Device>>,
+    addresses: Vec<Address>,
+}
+
+fn world(job: &Job<'_>, fabric: Fabric, depth: u32, copies: Copies) -> World {
+    let channels = job.channels(&|_, _| fabric == Fabric::Shm, copies);
+    let secret = Secret::fresh();
+    let config = |rank| DeviceConfig {
+        rank,
+        world_size: job.ranks(),
+        secret: Some(secret.clone()),
+        signal_slots: signal_slots(&channels, depth),
+        connect_timeout: PATIENCE,
+        interface: None,
+        address: None,
+        responder: Arc::new(Silent),
+    };
+    let devices: Vec<_> = (0..job.ranks()).map(|rank| device(fabric, config(rank))).collect();
+    let addresses = devices.iter().map(|device| device.info().address.clone()).collect();
+    World { channels, devices, addresses }
+}
+
 /// Runs a job on threads. Returns the reports, and the outputs of each iteration.
 fn run(
     job: &Job<'_>,
@@ -132,20 +157,7 @@ fn run(
     options: RankOptions,
     inputs: &[Vec<Tensor>],
 ) -> (Vec<RankReport>, Vec<Vec<Tensor>>) {
-    let channels = job.channels(&|_, _| fabric == Fabric::Shm, options.copies);
-    let secret = Secret::fresh();
-    let config = |rank| DeviceConfig {
-        rank,
-        world_size: job.ranks(),
-        secret: Some(secret.clone()),
-        signal_slots: signal_slots(&channels, options.depth),
-        connect_timeout: PATIENCE,
-        interface: None,
-        address: None,
-        responder: Arc::new(Silent),
-    };
-    let devices: Vec<_> = (0..job.ranks()).map(|rank| device(fabric, config(rank))).collect();
-    let addresses: Vec<Address> = devices.iter().map(|device| device.info().address.clone()).collect();
+    let World { channels, devices, addresses } = world(job, fabric, options.depth, options.copies);
     let (sender, outputs) = mpsc::channel();
     let reports = std::thread::scope(|scope| {
         let rank = |(rank, mut device): (usize, Box<dyn Device>)| {
@@ -407,4 +419,127 @@ output t
     assert_outputs(&outputs, &reference.outputs);
     let copies = reports[0].copies_later;
     assert!((1..=6).contains(&copies), "{reports:?}");
+}
+
+/// The outputs of an iteration of a caller, or why there are none.
+type Answer = Result<Vec<Tensor>, String>;
+
+fn refs(tensors: &[Tensor]) -> Vec<TensorRef<'_>> {
+    tensors.iter().map(|tensor| TensorRef { form: &tensor.form, bytes: &tensor.bytes }).collect()
+}
+
+/// Feeds a job with each of these inputs. Returns the answers, and the most iterations that were
+/// under way.
+fn serve(job: &Job<'_>, fabric: Fabric, depth: u32, requests: &[Vec<Tensor>]) -> (Vec<Answer>, usize) {
+    let World { channels, devices, addresses } = world(job, fabric, depth, Copies::None);
+    std::thread::scope(|scope| {
+        let mut devices = devices.into_iter().enumerate();
+        let caller = devices.next_back();
+        for (rank, mut device) in devices {
+            let (addresses, channels) = (&addresses, channels.clone());
+            scope.spawn(move || {
+                let runtime: &dyn Runtime = &Rten::new();
+                let job = &Job { runtime, ..*job };
+                let part = job.load_part(rank as Rank).expect("the runtime takes it");
+                let events = connect(&mut *device, addresses);
+                let opened = Regions::open(device, events, channels, depth, PATIENCE, true);
+                let mut regions = opened.expect("there is memory");
+                let error = serve_rank(job, part, &mut regions, depth, Copies::None).to_string();
+                // The end of the caller ends it, or that of another rank.
+                assert!(error.contains("did not cross: rank "), "{error}");
+                regions.stay_until_gone(addresses.len() as Rank - 1, PATIENCE);
+            });
+        }
+        let (rank, mut device) = caller.expect("there is a caller");
+        let part = job.load_part(rank as Rank).expect("it has constants alone");
+        let events = connect(&mut *device, &addresses);
+        let regions = Regions::open(device, events, channels, depth, PATIENCE, true);
+        let mut caller =
+            Caller::new(job, part, regions.expect("there is memory"), depth).expect("it is ready");
+        let (mut next, mut under_way, mut most, mut answers) = (requests.iter(), 0, 0, Vec::new());
+        while answers.len() < requests.len() {
+            while let Some(drained) = caller.drain().expect("all ranks live") {
+                under_way -= 1;
+                answers.push(drained.outputs);
+            }
+            if next.len() > 0 && caller.can_feed().expect("all ranks live") {
+                caller.feed(&refs(next.next().expect("there is one"))).expect("it fits");
+                under_way += 1;
+                most = most.max(under_way);
+            } else {
+                caller.sleep(&mut || next.len() > 0);
+            }
+        }
+        (answers, most)
+    })
+}
+
+#[test]
+fn a_caller_gets_what_one_process_computes_while_iterations_are_under_way() {
+    let _turn = TURN.lock();
+    let (model, graph) = text(RESIDUAL);
+    let ranks = Table::parse("a 0\nb 1\nc 2\nd 2\ne 2\n").expect("it is a table");
+    let placement = Placement::table(&graph, &ranks, None).expect("it fits the graph");
+    let partition = Partition::with_caller(&graph, &placement).expect("it has no cycle");
+    assert_eq!((partition.parts().len(), partition.caller()), (4, Some(3)));
+    let runtime = Rten::new();
+    let job = job((&model, &graph, &partition), &runtime, Some(7));
+    let inputs = job.random_inputs(7, 5).expect("the shapes are known");
+    let reference = job.reference(&inputs).expect("the parts run");
+    for (fabric, depth) in [(Fabric::Shm, 3), (Fabric::Tcp, 2), (Fabric::Shm, 1)] {
+        let (answers, most) = serve(&job, fabric, depth, &inputs);
+        let outputs: Vec<_> = answers.into_iter().map(|answer| answer.expect("the parts run")).collect();
+        assert_outputs(&outputs, &reference.outputs);
+        assert_eq!(most, depth as usize);
+    }
+}
+
+#[test]
+fn a_request_whose_data_do_not_run_is_told_alone_and_types_are_those_of_the_graph() {
+    let _turn = TURN.lock();
+    // The ids are an output too, the weights are another one, and one output is a truth value.
+    let (model, graph) = text(
+        "pleach-graph 1
+graph g
+opset 17
+input ids i64 [2]
+const w f32 [8, 4]
+node r Gather(w, ids) -> r ? ?
+node s Relu(r) -> s ? ?
+node d Add(ids, ids) -> d ? ?
+node e Equal(d, ids) -> e ? ?
+output s
+output d
+output e
+output ids
+output w
+",
+    );
+    let ranks = Table::parse("r 0\n* 1\n").expect("it is a table");
+    let placement = Placement::table(&graph, &ranks, None).expect("it fits the graph");
+    let partition = Partition::with_caller(&graph, &placement).expect("it has no cycle");
+    let runtime = Rten::new();
+    let job = job((&model, &graph, &partition), &runtime, Some(7));
+    let request = |ids: [i64; 2]| {
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        vec![Tensor { form: TensorForm { element: ElementType::I64, dims: vec![2] }, bytes }]
+    };
+    let requests: Vec<_> = [[1, 2], [1, 99], [7, 0], [3, 3]].map(request).into();
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        let (answers, _) = serve(&job, fabric, 2, &requests);
+        let error = answers[1].as_ref().expect_err("there is no row 99");
+        assert!(error.starts_with("rank 0: rten does not run the part"), "{error}");
+        for (answer, request) in answers.iter().zip(&requests).filter(|(answer, _)| answer.is_ok()) {
+            let outputs = answer.as_ref().expect("it is one");
+            let types: Vec<_> = outputs.iter().map(|output| output.form.element).collect();
+            let [f32, i64, bool] = [ElementType::F32, ElementType::I64, ElementType::Bool];
+            assert_eq!(types, [f32, i64, bool, i64, f32]);
+            assert_eq!(outputs[3], request[0], "an input that is an output comes back");
+            assert_eq!(
+                (outputs[1].bytes.len(), outputs[2].bytes.len(), outputs[4].bytes.len()),
+                (16, 2, 128)
+            );
+        }
+        assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 3);
+    }
 }

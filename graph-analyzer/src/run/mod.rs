@@ -12,10 +12,15 @@
 //! allocation holds the result: from the second iteration on. Where ranks share memory the receiver
 //! reads the tensor in the memory of its sender, and everywhere inputs are used where they are.
 //!
+//! A run has inputs that are known before it begins. Where they come one after another, a rank of
+//! its own is the [`Caller`], which feeds them and drains the outputs; all others call
+//! [`serve_rank`]. The iterations are those of a run, and so are the transfers.
+//!
 //! [`Job::reference`] has the results that a run must have.
 
 pub mod allocator;
 mod bytes;
+mod caller;
 pub mod channels;
 mod inputs;
 mod onnxruntime;
@@ -24,13 +29,15 @@ mod rank;
 mod reference;
 mod rten;
 mod runtime;
+mod states;
 mod transport;
 
 pub use self::allocator::TracingAllocator;
+pub use self::caller::{Caller, Drained, FeedError};
 pub use self::inputs::Tensor;
 pub use self::onnxruntime::Onnxruntime;
 pub use self::plan::{Copies, Job, JobError, Part, RankPlan};
-pub use self::rank::{OnOutputs, RankError, RankOptions, RankReport, median, run_rank};
+pub use self::rank::{OnOutputs, RankError, RankOptions, RankReport, median, run_rank, serve_rank};
 pub use self::reference::Reference;
 pub use self::rten::Rten;
 pub use self::runtime::{Output, Place, Program, Runtime, RuntimeError, TensorRef, Values};

@@ -72,6 +72,18 @@ pub enum JobError {
         /// As the file says.
         found: String,
     },
+    /// The runtime holds the elements of an input in a type that does not have a number.
+    #[error("the number {number} of the input '{input}' is no {element}, as which {runtime} holds it")]
+    OutOfRange {
+        /// The input.
+        input: String,
+        /// The number.
+        number: i64,
+        /// The type in the runtime.
+        element: ElementType,
+        /// The runtime.
+        runtime: &'static str,
+    },
     /// The number of inputs is another.
     #[error("{found} files of inputs for {expected} inputs; give --input once for each input, in order")]
     Inputs {
@@ -183,7 +195,7 @@ impl Job<'_> {
     }
 
     /// The type in which the runtime holds a value.
-    fn element(&self, value: ValueId) -> Option<ElementType> {
+    pub(crate) fn element(&self, value: ValueId) -> Option<ElementType> {
         self.graph.value(value).tensor.element.and_then(|element| self.runtime.element(element))
     }
 
@@ -227,8 +239,8 @@ impl Job<'_> {
         }
     }
 
-    /// The channels of all ranks. `maps` tells whether two ranks map each other's memory; both must
-    /// know the same.
+    /// The channels of all ranks: those of tensors, then those of states if there is a caller.
+    /// `maps` tells whether two ranks map each other's memory; both must know the same.
     #[must_use]
     pub fn channels(&self, maps: &dyn Fn(Rank, Rank) -> bool, copies: Copies) -> Vec<Channel> {
         let crossing = |crossing: &crate::partition::Crossing| {
@@ -244,7 +256,8 @@ impl Job<'_> {
             };
             Channel { tensor: value.name.clone(), from: crossing.from, to: crossing.to, form }
         };
-        self.partition.crossings().iter().map(crossing).collect()
+        let crossings = self.partition.crossings().iter().map(crossing);
+        crossings.chain(self.state_channels()).collect()
     }
 
     /// Loads the part of a rank.

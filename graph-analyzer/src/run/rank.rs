@@ -1,6 +1,7 @@
 //! One rank of a run: in each iteration it receives, computes and sends.
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use pleach_transport::{Nanos, Rank, Slice, clock};
@@ -11,7 +12,9 @@ use super::channels::{Received, TensorForm};
 use super::inputs::Tensor;
 use super::plan::{Copies, Job, JobError, Part, RankPlan};
 use super::runtime::{Output, Place, Program, RuntimeError, TensorRef};
+use super::states::States;
 use super::transport::{TensorTransport, TransportError};
+use crate::element::ElementType;
 use crate::graph::ValueId;
 
 /// What a rank is to do.
@@ -111,6 +114,27 @@ pub fn run_rank(
     Ok(runner.report)
 }
 
+/// Runs the part of a rank for a caller ([`crate::Partition::with_caller`]), iteration after
+/// iteration, until something ends it, such as the end of the caller. Waits for an iteration as
+/// long as the transport does. A part that does not run with the data of an iteration ends nothing:
+/// the caller is told.
+pub fn serve_rank(
+    job: &Job<'_>,
+    part: Part,
+    transport: &mut dyn TensorTransport,
+    depth: u32,
+    copies: Copies,
+) -> RankError {
+    let options = RankOptions { iterations: u64::MAX, depth, copies };
+    let mut runner = match Runner::new(job, part, transport, &[], options) {
+        Ok(runner) => runner,
+        Err(error) => return error,
+    };
+    let mut result = Ok(());
+    job.runtime.within(&mut || result = runner.run(&mut |_, _| {}));
+    result.expect_err("nobody runs so many iterations")
+}
+
 /// A value that crosses, and the memory from which it is sent.
 struct Source {
     value: ValueId,
@@ -122,7 +146,12 @@ struct Source {
     /// By slot: memory that the allocator gives to the value's site.
     direct: Vec<Slice>,
     site: Option<Site>,
+    /// How many sites got memory.
+    sites: u32,
 }
+
+/// The most sites of a value that get memory: a value whose size changes has a site for each size.
+const SITES_MAX: u32 = 8;
 
 struct Runner<'a> {
     job: &'a Job<'a>,
@@ -135,6 +164,8 @@ struct Runner<'a> {
     /// Types and dimensions of the values that come without them.
     fixed: HashMap<ValueId, TensorForm>,
     sources: Vec<Source>,
+    /// On a rank that computes for a caller.
+    states: Option<States>,
     report: RankReport,
 }
 
@@ -163,12 +194,14 @@ impl<'a> Runner<'a> {
             staging: vec![None; options.depth as usize],
             direct: Vec::new(),
             site: None,
+            sites: 0,
         };
         let sources = plan.outgoing.iter().map(source).collect();
         let crossing = job.partition.crossings().iter().map(|crossing| crossing.value);
         let fixed = crossing.filter_map(|value| Some((value, job.form(value)?))).collect();
+        let states = States::of(job, rank, options.depth);
         let report = RankReport { rank, iterations: options.iterations, ..RankReport::default() };
-        Ok(Self { job, plan, transport, program, options, inputs: sets, fixed, sources, report })
+        Ok(Self { job, plan, transport, program, options, inputs: sets, fixed, sources, states, report })
     }
 
     fn run(&mut self, on_outputs: &mut OnOutputs<'_>) -> Result<(), RankError> {
@@ -202,9 +235,14 @@ impl<'a> Runner<'a> {
             }
         }
         let computes = clock::now();
-        let outputs = self.compute(iteration, &received, tracer)?;
+        let Some(outputs) = self.compute_or_tell(iteration, &received, tracer)? else {
+            return self.release(iteration, &received);
+        };
         let ended = clock::now();
         self.send_outputs(iteration, &outputs, tracer)?;
+        if self.states.is_some() {
+            return self.release(iteration, &received);
+        }
         self.report.moments.push([waits, computes, ended]);
         let is_last = self.report.rank + 1 == self.job.ranks();
         if is_last {
@@ -214,10 +252,54 @@ impl<'a> Runner<'a> {
             let refs = self.graph_outputs(iteration, &received, &outputs);
             on_outputs(iteration, &refs);
         }
-        for (number, _) in &received {
+        self.release(iteration, &received)
+    }
+
+    fn release(&mut self, iteration: u64, received: &[(usize, Received)]) -> Result<(), RankError> {
+        for (number, _) in received {
             self.transport.release(*number, iteration)?;
         }
         Ok(())
+    }
+
+    /// Computes; nothing if a part before did not run or this one does not, and a caller was told.
+    fn compute_or_tell(
+        &mut self,
+        iteration: u64,
+        received: &[(usize, Received)],
+        tracer: &mut Option<Tracer>,
+    ) -> Result<Option<Vec<Output>>, RankError> {
+        let text = match &self.states {
+            None => return self.compute(iteration, received, tracer).map(Some),
+            Some(states) => states.hear(self.transport, iteration)?,
+        };
+        let text = match text {
+            Some(text) => text,
+            None => match self.compute(iteration, received, tracer) {
+                Ok(outputs) => return Ok(Some(outputs)),
+                Err(RankError::Runtime { error, .. }) => format!("rank {}: {error}", self.report.rank),
+                Err(error @ RankError::Shape { .. }) => format!("rank {}: {error}", self.report.rank),
+                Err(error) => return Err(error),
+            },
+        };
+        for number in 0..self.sources.len() {
+            self.send_stand_in(number, iteration)?;
+        }
+        self.tell(iteration, &text)?;
+        self.transport.flush()?;
+        Ok(None)
+    }
+
+    /// Sends a tensor without meaning in the place of one that was not computed.
+    fn send_stand_in(&mut self, number: usize, iteration: u64) -> Result<(), RankError> {
+        let (value, slot) = (self.sources[number].value, self.slot(iteration));
+        let form = self.job.form(value).unwrap_or_else(|| {
+            let dimensions = self.job.graph.value(value).tensor.shape.as_ref().map_or(0, Vec::len);
+            let element = self.job.element(value).unwrap_or(ElementType::F32);
+            TensorForm { element, dims: vec![0; dimensions] }
+        });
+        let slice = self.staging(number, slot, form.bytes().unwrap_or(0) as usize)?;
+        self.send(number, iteration, &slice, &form)
     }
 
     fn slot(&self, iteration: u64) -> usize {
@@ -302,6 +384,24 @@ impl<'a> Runner<'a> {
         tracer: &mut Option<Tracer>,
     ) -> Result<Vec<Output>, RankError> {
         let Some(mut program) = self.program.take() else { return Ok(Vec::new()) };
+        let outputs = self.run_program(&mut *program, iteration, received, tracer);
+        self.program = Some(program);
+        let outputs = outputs?;
+        for source in &self.sources {
+            if let Some(output) = source.output {
+                self.check_form(source.value, &outputs[output].form)?;
+            }
+        }
+        Ok(outputs)
+    }
+
+    fn run_program(
+        &mut self,
+        program: &mut dyn Program,
+        iteration: u64,
+        received: &[(usize, Received)],
+        tracer: &mut Option<Tracer>,
+    ) -> Result<Vec<Output>, RankError> {
         let slot = self.slot(iteration);
         let mut places = self.places(slot)?;
         let mut inputs = Vec::with_capacity(self.plan.needs.len());
@@ -317,17 +417,32 @@ impl<'a> Runner<'a> {
             if iteration == 0 {
                 // The first run of a program also allocates what it keeps, so that the numbers of
                 // its allocations are not those of later runs.
-                let warmed = program.run(&inputs, &mut written);
+                let warmed = self.run_once(program, &inputs, &mut written);
                 warmed.map_err(|error| RankError::Runtime { iteration, error })?;
             }
             tracer.begin(slot, iteration == 0);
         }
-        let outputs = program.run(&inputs, &mut written);
+        let outputs = self.run_once(program, &inputs, &mut written);
         if let Some(tracer) = tracer {
             tracer.end();
         }
-        self.program = Some(program);
         outputs.map_err(|error| RankError::Runtime { iteration, error })
+    }
+
+    /// Runs the part. A caller's data may be such that a runtime panics: that is an error of the
+    /// iteration alone, as no state of a program is left between runs.
+    fn run_once(
+        &self,
+        program: &mut dyn Program,
+        inputs: &[TensorRef<'_>],
+        places: &mut [Option<Place<'_>>],
+    ) -> Result<Vec<Output>, RuntimeError> {
+        if self.states.is_none() {
+            return program.run(inputs, places);
+        }
+        let ran = catch_unwind(AssertUnwindSafe(|| program.run(inputs, places)));
+        let reason = "it panicked, as standard error shows".to_owned();
+        ran.unwrap_or(Err(RuntimeError::Run { runtime: self.job.runtime.name(), reason }))
     }
 
     /// Memory for the outputs that cross and whose size is known, by output.
@@ -356,7 +471,6 @@ impl<'a> Runner<'a> {
         let slot = self.slot(iteration);
         for number in 0..self.sources.len() {
             let Some(output) = self.sources[number].output.map(|output| &outputs[output]) else { continue };
-            self.check_form(self.sources[number].value, &output.form)?;
             let slice = match &output.bytes {
                 None => self.sources[number].staging[slot].clone().expect("the runtime wrote there"),
                 Some(values) => match self.direct(number, slot, values.bytes()) {
@@ -370,7 +484,15 @@ impl<'a> Runner<'a> {
             };
             self.send(number, iteration, &slice, &output.form)?;
         }
+        self.tell(iteration, "")?;
         Ok(self.transport.flush()?)
+    }
+
+    fn tell(&mut self, iteration: u64, text: &str) -> Result<(), RankError> {
+        match &mut self.states {
+            Some(states) => Ok(states.tell(self.transport, iteration, text)?),
+            None => Ok(()),
+        }
     }
 
     fn check_form(&self, value: ValueId, found: &TensorForm) -> Result<(), RankError> {
@@ -392,19 +514,22 @@ impl<'a> Runner<'a> {
     }
 
     fn copy(&mut self, source: usize, iteration: u64, bytes: &[u8]) -> Result<Slice, RankError> {
-        let slot = self.slot(iteration);
-        let staging = &mut self.sources[source].staging[slot];
-        if staging.as_ref().is_none_or(|slice| slice.len() < bytes.len()) {
-            *staging = Some(self.transport.memory(bytes.len())?);
-        }
-        let mut slice =
-            staging.as_ref().and_then(|slice| slice.slice(0..bytes.len()).ok()).expect("it is long enough");
+        let mut slice = self.staging(source, self.slot(iteration), bytes.len())?;
         of_slice_mut(&mut slice).copy_from_slice(bytes);
         let copies =
             if iteration == 0 { &mut self.report.copies_first } else { &mut self.report.copies_later };
         *copies += 1;
         self.report.copied_bytes += bytes.len() as u64;
         Ok(slice)
+    }
+
+    /// So much memory of a slot, which is free.
+    fn staging(&mut self, source: usize, slot: usize, bytes: usize) -> Result<Slice, RankError> {
+        let staging = &mut self.sources[source].staging[slot];
+        if staging.as_ref().is_none_or(|slice| slice.len() < bytes) {
+            *staging = Some(self.transport.memory(bytes.max(1))?);
+        }
+        Ok(staging.as_ref().and_then(|slice| slice.slice(0..bytes).ok()).expect("it is long enough"))
     }
 
     /// Has the site that allocated these bytes allocate in registered memory from now on.
@@ -416,6 +541,10 @@ impl<'a> Runner<'a> {
             // It allocates there already, but this time the value was elsewhere.
             return Ok(());
         }
+        if source.sites >= SITES_MAX {
+            return Ok(());
+        }
+        source.sites += 1;
         let mut direct = Vec::new();
         for _ in 0..self.options.depth {
             direct.push(self.transport.memory(site.bytes)?);

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::device::Flush;
-use pleach_transport::{Device, Event, Nanos, Region, RegisterError, SharedMemory, Slice, clock, sleep};
+use pleach_transport::device::{Armed, Flush, Wake};
+use pleach_transport::{
+    Device, Event, Nanos, Rank, Region, RegisterError, SharedMemory, Slice, clock, sleep,
+};
 
 use super::channels::{Channel, ChannelError, Channels, OpenError, Received, SLOT_ALIGN_BYTES, TensorForm};
 
@@ -12,7 +14,7 @@ use super::channels::{Channel, ChannelError, Channels, OpenError, Received, SLOT
 const SPIN: Duration = Duration::from_millis(50);
 
 /// The longest sleep: what waits for room in a queue is tried again.
-const SLEEP_MAX: Duration = Duration::from_millis(5);
+pub(crate) const SLEEP_MAX: Duration = Duration::from_millis(5);
 
 /// Carries the tensors of one rank. Crossings have the numbers of the partition; iterations follow
 /// each other.
@@ -138,6 +140,59 @@ impl Regions {
         let spin = if is_crowded { Duration::ZERO } else { SPIN };
         let registered_bytes = channels.slot_bytes();
         Ok(Self { device, channels, patience, spin, registered_bytes })
+    }
+
+    /// Makes progress with all that is under way.
+    pub(crate) fn poll(&mut self) -> Result<(), TransportError> {
+        Ok(self.channels.poll(&mut *self.device, clock::now())?)
+    }
+
+    /// Whether the source of this iteration's tensor may be written, without waiting.
+    pub(crate) fn is_free(
+        &mut self,
+        crossing: usize,
+        iteration: u64,
+        deadline: Nanos,
+    ) -> Result<bool, TransportError> {
+        Ok(self.channels.is_free(&*self.device, crossing, iteration, clock::now(), deadline)?)
+    }
+
+    /// A tensor, if it is here.
+    pub(crate) fn try_receive(
+        &mut self,
+        crossing: usize,
+        iteration: u64,
+        deadline: Nanos,
+    ) -> Result<Option<Received>, TransportError> {
+        Ok(self.channels.receive(&mut *self.device, crossing, iteration, clock::now(), deadline)?)
+    }
+
+    /// How long a wait takes at most.
+    pub(crate) fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    /// What wakes a rank that sleeps, from any thread.
+    pub(crate) fn waker(&self) -> Arc<dyn Wake> {
+        self.device.info().waker.clone()
+    }
+
+    /// Prepares a sleep: see [`sleep::unless_ready`].
+    pub(crate) fn arm(&mut self) -> Option<Armed> {
+        self.device.arm()
+    }
+
+    /// Stays until a peer is gone, for so long at most. A rank that fails because of another one
+    /// stays until the caller has seen who was the first.
+    pub fn stay_until_gone(&mut self, peer: Rank, limit: Duration) {
+        let deadline = clock::now() + limit;
+        while !self.channels.is_gone(peer) && clock::now() < deadline {
+            // An error is what this rank already has.
+            let _ = self.poll();
+            if let Some(armed) = self.arm() {
+                armed.wait(clock::now(), SLEEP_MAX);
+            }
+        }
     }
 
     /// Asks until there is an answer.

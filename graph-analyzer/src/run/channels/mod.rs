@@ -356,6 +356,12 @@ impl Channels {
         Ok(())
     }
 
+    /// Whether a peer is lost or has left.
+    #[must_use]
+    pub fn is_gone(&self, peer: Rank) -> bool {
+        self.gone.get(peer as usize).is_some_and(Option::is_some)
+    }
+
     /// Whether a tensor waits for a credit, or for room in a queue.
     #[must_use]
     pub fn has_queued(&self) -> bool {
