@@ -3,6 +3,7 @@
 use crate::cli::CommandError;
 
 mod analyze;
+mod job;
 mod json;
 #[cfg(feature = "grpc")]
 mod over_grpc;
@@ -11,13 +12,15 @@ mod rates;
 mod report;
 mod run;
 mod run_report;
+mod serve;
 mod source;
 mod svg;
 
 /// Arguments of `pleach graph`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  pleach graph analyze model.onnx --ranks 2 --dim batch=8\n  \
-    pleach graph run model.onnx --ranks 2 --dim batch=8 --check")]
+    pleach graph run model.onnx --ranks 2 --dim batch=8 --check\n  \
+    pleach graph serve model.onnx --ranks 2 --listen 127.0.0.1:8001")]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: GraphCommand,
@@ -29,6 +32,8 @@ enum GraphCommand {
     Analyze(analyze::Arguments),
     /// Run a model on ranks: tensors cross by one-sided transfers, without a copy
     Run(run::Arguments),
+    /// Answer requests of tritonclient and others with a model on ranks (in builds with gRPC)
+    Serve(serve::Arguments),
 }
 
 /// Runs `pleach graph`.
@@ -36,5 +41,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     match &arguments.command {
         GraphCommand::Analyze(arguments) => analyze::run(arguments),
         GraphCommand::Run(arguments) => run::run(arguments),
+        GraphCommand::Serve(arguments) => serve::run(arguments),
     }
 }
