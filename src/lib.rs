@@ -56,7 +56,7 @@ pub mod partial {
     pub use pleach_collectives::partial::{
         Activation, ActivationError, Divisor, Late, Own, PartialReport, RankSet,
     };
-    pub use pleach_collectives::{Partial, PartialError, RawPartial, RawRound, Round};
+    pub use pleach_collectives::{GpuMemory, HostMemory, Partial, PartialError, RawPartial, RawRound, Round};
 }
 
 /// One-sided memory of a group: ranks publish elements that others read, and write into slots of

@@ -7,7 +7,7 @@ use std::mem::forget;
 use std::thread;
 use std::time::Duration;
 
-use pleach::partial::{Activation, Partial, RawPartial, RawRound, Round};
+use pleach::partial::{Activation, HostMemory, Partial, RawPartial, RawRound, Round};
 use pleach::transport::rendezvous::{Fabric, FabricChoice, Rendezvous, World};
 use pleach::window::{Arrival, PendingRead, Window, Word};
 use pleach::{
@@ -169,7 +169,7 @@ fn memory_of_rounds_that_are_dropped_or_forgotten_is_not_given_to_others() {
     with_pair("rounds", |group| {
         let others = vec![7u32; LEN];
         for step in 0..6u32 {
-            let mut rounds: Partial<u32> = group.partial(LEN, Activation::quorum(1)).unwrap();
+            let mut rounds: Partial<u32, HostMemory> = group.partial(LEN, Activation::quorum(1)).unwrap();
             rounds.contribution().fill(step);
             let round: Round<'_, u32> = rounds.contribute().unwrap();
             let first = round.result()[0];

@@ -55,10 +55,11 @@ pub use half::{bf16, f16};
 
 #[cfg(not(loom))]
 pub use group::{
-    Arrival, Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, Group,
-    GroupInfo, GroupName, JoinGroupError, NotExact, Operation, Options, OwnedData, Partial, PartialError,
-    Pending, PendingError, PendingRead, Persistent, ProbeError, Progress, RawData, RawPair, RawPartial,
-    RawRound, Registered, Round, SetTopologyError, SplitError, Started, Window, WindowError,
+    Arrival, Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, GpuMemory,
+    Group, GroupInfo, GroupName, HostMemory, JoinGroupError, NotExact, Operation, Options, OwnedData,
+    Partial, PartialError, Pending, PendingError, PendingRead, Persistent, ProbeError, Progress, RawData,
+    RawPair, RawPartial, RawRound, Registered, Round, SetTopologyError, SplitError, Started, Window,
+    WindowError,
 };
 #[cfg(not(loom))]
 pub use observe::{Observe, Report};

@@ -11,6 +11,8 @@ mod fake_cuda;
 mod group;
 #[path = "gpu_memory/kernels.rs"]
 mod kernels;
+#[path = "gpu_memory/partial.rs"]
+mod partial;
 #[path = "gpu_memory/persistent.rs"]
 mod persistent;
 mod ranks;
@@ -66,6 +68,7 @@ on_both! {
     group::reproducible_groups_give_the_same_bits_and_exact_ones_refuse
     group::a_rank_that_is_lost_ends_the_call_with_its_name
     sound::buffers_and_streams_go_in_any_order_while_calls_use_them
+    sound::rounds_that_are_forgotten_or_dropped_half_done_touch_no_memory_of_others
     sound::gpu_buffers_outlive_their_group_and_calls_its_last_handle
     starts::a_started_call_comes_after_the_earlier_work_of_its_stream
     starts::a_thread_of_the_group_carries_started_calls_on
@@ -83,4 +86,8 @@ on_both! {
     persistent::every_prepared_collective_is_the_plain_one_and_matches_it
     persistent::a_run_comes_after_the_earlier_work_of_its_stream
     persistent::what_cannot_be_prepared_or_run_is_told_and_the_memory_comes_back
+    partial::late_contributions_on_a_gpu_are_carried_dropped_or_corrected
+    partial::rounds_on_a_gpu_give_the_bits_of_rounds_on_the_host
+    partial::a_contribution_is_ready_when_its_stream_has_done_the_work_before
+    partial::what_rounds_on_a_gpu_cannot_do_is_refused
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late, Own};
 use pleach_collectives::{
-    CollectiveError, Group, NotExact, Options, Partial, PartialError, Progress, ReduceOp, Reproducible, Round,
+    CollectiveError, Group, NotExact, Options, Partial, PartialError, Progress, ReduceOp, Reproducible,
+    Round, bf16,
 };
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::random::Random;
@@ -208,6 +209,238 @@ fn other_operations_ignore_absent_ranks() {
 }
 
 #[test]
+fn an_average_is_that_of_the_contributors_unless_another_divisor_is_named() {
+    for (divisor, expected) in [(Divisor::None, -5), (Divisor::Contributors, -5), (Divisor::World, -3)] {
+        with_group(Fabric::Shm, 3, |group| {
+            let activation = Activation::quorum(2).combined_by(ReduceOp::Avg).divisor(divisor);
+            let mut rounds = group.partial::<i32>(1, activation).unwrap();
+            come_after_the_others(&group);
+            rounds.contribution()[0] = [-4, -7, -100][group.rank() as usize];
+            let round = rounds.contribute().unwrap();
+            have_come(&group);
+            assert_eq!((round.result(), round.contributors().to_string()), (&[expected][..], "0,1".into()));
+            rounds.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn each_rank_multiplies_its_contributions_by_its_own_factor_once() {
+    for late in [Late::Carry, Late::Correct] {
+        with_group(Fabric::Shm, 3, |group| {
+            let rank = group.rank();
+            // Rank 1 has no factor.
+            let op = [ReduceOp::premul_sum(2.0), ReduceOp::Sum, ReduceOp::premul_sum(10.0)][rank as usize];
+            let mut rounds =
+                group.partial::<f32>(2, Activation::quorum(2).late(late).combined_by(op)).unwrap();
+            come_after_the_others(&group);
+            rounds.contribution().copy_from_slice(&[1.0 + rank as f32, -0.0]);
+            let round = rounds.contribute().unwrap();
+            let bits = round.result().iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits, [f32::to_bits(4.0), f32::to_bits(-0.0)]);
+            have_come(&group);
+            let last = rounds.finish().unwrap();
+            let late_part = last.correction().map_or(last.result(), |(_, sum)| sum);
+            assert_eq!(late_part, [30.0, -0.0], "{late}");
+        });
+    }
+    with_group(Fabric::Shm, 2, |group| {
+        // A factor that fits the elements of one rank alone is refused on both.
+        let op = [ReduceOp::premul_sum(2.0), ReduceOp::premul_sum(2)][group.rank() as usize];
+        let error = group.partial::<f32>(2, Activation::all().combined_by(op)).err().expect("an integer");
+        assert!(error.to_string().contains("times a factor that does not fit"), "{error}");
+        let activation = Activation::all().combined_by(ReduceOp::premul_sum(3));
+        let error = group.partial::<f32>(2, activation).err().expect("an integer");
+        assert!(matches!(error, PartialError::Activation(ActivationError::Factor { .. })), "{error}");
+    });
+}
+
+/// The float nearest to a quotient of whole numbers; ties go to even.
+fn nearest(number: i128, divide_by: u32) -> f32 {
+    let shift = number.unsigned_abs().leading_zeros().saturating_sub(1);
+    let (shifted, divisor) = (number.unsigned_abs() << shift, u128::from(divide_by));
+    let quotient = (shifted / divisor) | u128::from(!shifted.is_multiple_of(divisor));
+    let magnitude = quotient as f32 * 2f32.powi(-(shift as i32));
+    if number < 0 { -magnitude } else { magnitude }
+}
+
+fn exact(options: &mut Options) {
+    options.reproducible = Reproducible::Exact;
+}
+
+#[test]
+fn an_exact_result_is_the_exact_sum_of_the_contributors_whoever_is_absent() {
+    const LEN: usize = 40_000;
+    // Whole numbers of 24 bits in places that are far apart, some of which cancel each other.
+    let numbers = |rank: u32| -> Vec<i128> {
+        let mut random = Random::new(u64::from(rank) + 7);
+        let number = |index: usize| {
+            let number = i128::from(random.below(1 << 24) as i64 - (1 << 23));
+            let number = number << (7 * random.below(12));
+            if index.is_multiple_of(5) {
+                if rank.is_multiple_of(2) { 1 << 100 } else { -1 << 100 }
+            } else {
+                number
+            }
+        };
+        (0..LEN).map(number).collect()
+    };
+    for (ranks, divisor, op) in [
+        (3, Divisor::Contributors, ReduceOp::Sum),
+        (4, Divisor::None, ReduceOp::Sum),
+        (4, Divisor::None, ReduceOp::Avg),
+        (5, Divisor::World, ReduceOp::Sum),
+    ] {
+        ranks::with_group(Fabric::Shm, ranks, exact, |group| {
+            let rank = group.rank();
+            let activation = Activation::all().combined_by(op).divisor(divisor);
+            let all: Vec<_> = (0..ranks).map(numbers).collect();
+            for present in 1u32..1 << ranks {
+                let mut rounds = group.partial::<f32>(LEN, activation).unwrap();
+                let round = if present >> rank & 1 == 1 {
+                    for (into, number) in rounds.contribution().iter_mut().zip(&all[rank as usize]) {
+                        *into = *number as f32;
+                    }
+                    rounds.contribute()
+                } else {
+                    rounds.contribution().fill(f32::NAN);
+                    rounds.abstain()
+                };
+                let round = round.unwrap();
+                let contributors: Vec<u32> = (0..ranks).filter(|rank| present >> rank & 1 == 1).collect();
+                assert!(round.contributors().iter().eq(contributors.iter().copied()));
+                let divide_by = match (divisor, op) {
+                    (Divisor::None, ReduceOp::Sum) => 1,
+                    (Divisor::World, _) => ranks,
+                    _ => contributors.len() as u32,
+                };
+                for (index, found) in round.result().iter().enumerate() {
+                    let sum = contributors.iter().map(|rank| all[*rank as usize][index]).sum();
+                    let expected = nearest(sum, divide_by);
+                    assert_eq!(found.to_bits(), expected.to_bits(), "{index} of {contributors:?}");
+                }
+                rounds.finish().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn a_late_contribution_that_goes_with_another_one_is_in_the_exact_sum_unrounded() {
+    let large = 2f32.powi(40);
+    for (late, expected, correction) in [
+        (Late::Carry, 1.0, None),
+        (Late::Drop, -large, None),
+        (Late::Correct, -large, Some(("2".to_owned(), vec![large]))),
+    ] {
+        ranks::with_group(Fabric::Shm, 3, exact, |group| {
+            let rank = group.rank();
+            let activation = Activation::quorum(2).late(late).divisor(Divisor::None);
+            let mut rounds = group.partial::<f32>(1, activation).unwrap();
+            come_after_the_others(&group);
+            rounds.contribution()[0] = large;
+            assert_eq!(rounds.contribute().unwrap().result(), [2.0 * large]);
+            have_come(&group);
+            rounds.contribution()[0] = [-large, 0.0, 1.0][rank as usize];
+            if rank == 2 {
+                rounds.start_contribute().unwrap();
+            }
+            group.barrier().unwrap();
+            match rank {
+                0 => rounds.start_contribute().unwrap(),
+                1 => return drop(rounds.finish().unwrap()),
+                _ => {}
+            }
+            let round = rounds.wait().unwrap();
+            assert_eq!((round.result(), round.contributors().to_string()), (&[expected][..], "0,2".into()));
+            let found = round.correction().map(|(set, sum)| (set.to_string(), sum.to_vec()));
+            assert_eq!(found, correction, "{late}");
+            rounds.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn exact_rounds_have_special_values_other_types_and_few_elements() {
+    for fabric in FABRICS {
+        ranks::with_group(fabric, 2, exact, |group| {
+            let rank = group.rank() as usize;
+            let mut rounds = group.partial::<f64>(4, Activation::all()).unwrap();
+            let own = [[1e300, f64::INFINITY, f64::NAN, -0.0], [-1e300, 1.0, 1.0, -0.0]][rank];
+            rounds.contribution().copy_from_slice(&own);
+            let result = rounds.contribute().unwrap().result().to_vec();
+            assert_eq!((result[0], result[1], result[2].is_nan()), (0.0, f64::INFINITY, true));
+            rounds.finish().unwrap();
+            let mut rounds = group.partial::<bf16>(1, Activation::all()).unwrap();
+            rounds.contribution()[0] = bf16::from_f32(0.5);
+            assert_eq!(rounds.contribute().unwrap().result()[0].to_f32(), 1.0);
+            rounds.finish().unwrap();
+            group.partial::<f32>(0, Activation::all()).unwrap().contribute().unwrap();
+            // What needs no exact sums goes as in other groups.
+            let mut rounds = group.partial::<f32>(1, Activation::all().combined_by(ReduceOp::Max)).unwrap();
+            rounds.contribution()[0] = rank as f32;
+            assert_eq!(rounds.contribute().unwrap().result(), [1.0]);
+            rounds.finish().unwrap();
+            let mut rounds = group.partial::<i32>(1, Activation::all()).unwrap();
+            rounds.contribution()[0] = i32::MAX;
+            assert_eq!(rounds.contribute().unwrap().result(), [-2]);
+            rounds.finish().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_learned_deadline_waits_for_all_at_first_and_then_leaves_late_ranks_out() {
+    let all = with_group(Fabric::Shm, 3, |group| {
+        let activation = Activation::learned_deadline(95.0).late(Late::Carry).divisor(Divisor::None);
+        let mut rounds = group.partial::<i64>(1, activation).unwrap();
+        for step in 0..20 {
+            rounds.contribution()[0] = 1;
+            let round = rounds.contribute().unwrap();
+            assert_eq!((round.result(), round.number()), (&[3][..], step), "{}", round.contributors());
+        }
+        come_after_the_others(&group);
+        rounds.contribution()[0] = 1 << group.rank();
+        let round = rounds.contribute().unwrap();
+        let seen = (round.number(), round.contributors().to_string());
+        have_come(&group);
+        rounds.finish().unwrap();
+        seen
+    });
+    // A rank may also have been left out by a deadline of microseconds.
+    assert!(all.iter().all(|(number, set)| *number >= 20 && !set.contains('2')), "{all:?}");
+}
+
+#[test]
+fn a_group_reports_the_rounds_that_it_has_made() {
+    let reports = with_group(Fabric::Shm, 3, |group| {
+        assert_eq!(group.report().rounds, None);
+        let mut rounds = group.partial::<i64>(1, Activation::quorum(2).late(Late::Drop)).unwrap();
+        come_after_the_others(&group);
+        rounds.contribution()[0] = 1;
+        rounds.contribute().unwrap();
+        have_come(&group);
+        rounds.finish().unwrap();
+        let report = group.report();
+        assert_eq!(report.rounds, Some(rounds.report().unwrap()));
+        let text = report.to_prometheus();
+        let rank = group.rank();
+        let late = u8::from(rank == 2);
+        for line in [
+            format!("pleach_rounds_total{{rank=\"{rank}\"}} 2"),
+            format!("pleach_late_total{{rank=\"{rank}\"}} {late}"),
+            format!("pleach_dropped_total{{rank=\"{rank}\"}} {late}"),
+            format!("pleach_counted_total{{rank=\"{rank}\",peer=\"0\"}} 1"),
+            format!("pleach_counted_total{{rank=\"{rank}\",peer=\"2\"}} 0"),
+        ] {
+            assert!(text.contains(&line), "{line} in {text}");
+        }
+        report.rounds.unwrap()
+    });
+    assert_eq!(reports[2].counted, [1, 1, 0]);
+}
+
+#[test]
 fn a_reproducible_result_is_that_of_a_group_of_the_contributors_alone() {
     let reproducible = |options: &mut Options| options.reproducible = Reproducible::PerWorldSize;
     ranks::with_group(Fabric::Shm, 4, reproducible, |group| {
@@ -297,14 +530,13 @@ fn what_cannot_be_carried_out_is_refused_on_all_ranks_and_hurts_nobody() {
     });
     let exact = |options: &mut Options| options.reproducible = Reproducible::Exact;
     ranks::with_group(Fabric::Shm, 2, exact, |group| {
-        let error = group.partial::<f32>(1, Activation::all()).err().expect("one operation a round");
-        let reason = NotExact::Partial;
+        let activation = Activation::all().combined_by(ReduceOp::Prod);
+        let error = group.partial::<f32>(1, activation).err().expect("a product is rounded in some order");
+        let reason = NotExact::Operation;
         assert!(
             matches!(&error, PartialError::Collective(CollectiveError::NotExact { reason: it, .. }) if *it == reason),
             "{error}"
         );
-        let mut rounds = group.partial::<i32>(1, Activation::all()).expect("integers are exact");
-        rounds.finish().unwrap();
     });
 }
 

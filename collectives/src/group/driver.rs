@@ -116,6 +116,14 @@ impl Served {
         }
     }
 
+    /// Whether a poll that moves something may copy or compute for long.
+    fn polls_take_long(&self) -> bool {
+        match self {
+            Self::Rounds(rounds) => rounds.polls_take_long(),
+            Self::Window(_) => true,
+        }
+    }
+
     /// Whether this rank has to poll though its caller is in no call.
     fn is_under_way(&self) -> bool {
         match self {
@@ -171,10 +179,10 @@ impl Core {
         }
     }
 
-    /// Whether a poll that moves something may copy for long: other threads, and the time, are
+    /// Whether a poll that moves something may take long: other threads, and the time, are
     /// looked at before the next one.
     fn polls_take_long(&self) -> bool {
-        matches!(self.served, Some(Served::Window(_)))
+        self.served.as_ref().is_some_and(Served::polls_take_long)
     }
 
     fn next_wakeup(&self) -> Option<Nanos> {

@@ -335,7 +335,8 @@ pub enum NotExact {
     /// It needs several operations, one after the other, and a started call or batch makes one
     /// operation.
     Started,
-    /// The same, and a round of a partial all-reduce makes one operation.
+    /// A rank may give two contributions to a round of a partial all-reduce, and exact sums have
+    /// room for one a rank where there are so many ranks.
     Partial,
     /// There are no kernels for it.
     OnGpu,
@@ -351,7 +352,8 @@ impl fmt::Display for NotExact {
                 "it takes operations of which each needs the result of the one before; run it, or a batch with it"
             }
             Self::Partial => {
-                "it takes several operations, and a round of a partial all-reduce is one; take Reproducible::PerWorldSize"
+                "late contributions go beside others of their rank, which exact sums of more than 2048 ranks have no room for; \
+                 take Late::Drop"
             }
             Self::OnGpu => {
                 "there are no kernels for it; take Reproducible::PerWorldSize, or copy the data to the host"

@@ -116,11 +116,17 @@ impl<T: Element> GpuBuffer<T> {
     /// `elements` has more elements than the buffer, the buffer's memory was freed, or the driver's
     /// error.
     pub fn store(&mut self, elements: &[T]) -> Result<(), CollectiveError> {
-        self.expect_room(elements.len())?;
+        self.store_at(0, elements)
+    }
+
+    /// Copies elements of the host's memory over those from `first` on, which are in the buffer.
+    pub(super) fn store_at(&mut self, first: usize, elements: &[T]) -> Result<(), CollectiveError> {
+        self.expect_room(first.saturating_add(elements.len()))?;
         let bytes = bytemuck::cast_slice(elements);
         match &*self.memory {
-            Held::Own(memory, _) => memory.store(0, bytes, COPY_LIMIT)?,
-            Held::Foreign(memory) => memory.store(bytes, COPY_LIMIT)?,
+            Held::Own(memory, _) => memory.store(first * size_of::<T>(), bytes, COPY_LIMIT)?,
+            Held::Foreign(memory) if first == 0 => memory.store(bytes, COPY_LIMIT)?,
+            Held::Foreign(_) => unreachable!("pleach stores elsewhere in its own memory alone"),
         }
         Ok(())
     }

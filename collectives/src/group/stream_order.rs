@@ -68,7 +68,7 @@ impl Group {
 impl Group {
     /// Waits until the mark is reached, at most as long as a call may take, carrying on what else
     /// the group does.
-    fn wait_for_mark(&self, mark: &CudaEvent) -> Result<(), CollectiveError> {
+    pub(super) fn wait_for_mark(&self, mark: &CudaEvent) -> Result<(), CollectiveError> {
         let began = clock::now();
         while !mark.is_reached()? {
             let now = clock::now();

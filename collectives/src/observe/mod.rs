@@ -22,6 +22,7 @@
 mod prometheus;
 mod recorder;
 mod report;
+mod rounds;
 pub(crate) mod scale;
 mod settings;
 mod trace;
@@ -39,6 +40,8 @@ use pleach_vocabulary::digest::Hasher64;
 
 pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
+pub use rounds::PartialReport;
+pub(crate) use rounds::RoundCounters;
 pub use scale::Distribution;
 pub(crate) use settings::Part;
 pub use settings::{METRICS_FORM, METRICS_VARIABLE, Observe, metrics_address};
@@ -182,6 +185,8 @@ pub struct Observations {
     counters: Box<[ShapeCounters]>,
     peers: Box<[Peer]>,
     calls: AtomicU64,
+    /// From the first partial all-reduce on.
+    rounds: OnceLock<RoundCounters>,
     /// When the group was made.
     began: Nanos,
     timed_calls: Mutex<VecDeque<TimedCall>>,
@@ -212,11 +217,18 @@ impl Observations {
             counters: (0..SHAPES_MAX).map(counters).collect(),
             peers: (0..ranks).map(peer).collect(),
             calls: counter(),
+            rounds: OnceLock::new(),
             began,
             timed_calls: Mutex::new(VecDeque::with_capacity(TIMED_CALLS_MAX)),
             trace,
             failure: OnceLock::new(),
         }
+    }
+
+    /// The counters of the rounds of this group's partial all-reduces. Other threads than that of the
+    /// engine add to them.
+    pub(crate) fn rounds(&self) -> &RoundCounters {
+        self.rounds.get_or_init(|| RoundCounters::new(self.peers.len() as u32))
     }
 
     /// Whether the next call is to be timed also if it does not wait.
@@ -375,6 +387,7 @@ impl Observations {
             age: now.since(self.began),
             shapes,
             peers: peers.collect(),
+            rounds: self.rounds.get().map(RoundCounters::report),
             under_way,
             waits_for,
             failure: self.failure.get().map(|failure| failure.text.clone()),

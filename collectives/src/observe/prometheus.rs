@@ -40,7 +40,26 @@ impl Report {
             writeln!(text, "pleach_waits_for{{rank=\"{rank}\",peer=\"{peer}\"}} 1")?;
         }
         self.write_shapes(text)?;
-        self.write_peers(text)
+        self.write_peers(text)?;
+        self.write_rounds(text)
+    }
+
+    fn write_rounds(&self, text: &mut String) -> std::fmt::Result {
+        let (rank, Some(rounds)) = (self.rank, &self.rounds) else { return Ok(()) };
+        for (name, what, number) in [
+            ("rounds_total", "Rounds of partial all-reduces that have ended.", rounds.rounds),
+            ("late_total", "Contributions of this rank that came too late for their round.", rounds.late),
+            ("dropped_total", "Contributions of this rank that are in no round.", rounds.dropped),
+            ("missed_total", "Results of rounds that this rank never saw.", rounds.missed),
+        ] {
+            head(text, name, "counter", what)?;
+            writeln!(text, "pleach_{name}{{rank=\"{rank}\"}} {number}")?;
+        }
+        head(text, "counted_total", "counter", "Rounds that the peer's contribution is in.")?;
+        for (peer, counted) in rounds.counted.iter().enumerate() {
+            writeln!(text, "pleach_counted_total{{rank=\"{rank}\",peer=\"{peer}\"}} {counted}")?;
+        }
+        Ok(())
     }
 
     fn write_shapes(&self, text: &mut String) -> std::fmt::Result {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use pleach_vocabulary::Rank;
 
+use super::rounds::PartialReport;
 use super::scale::Distribution;
 
 /// One rank's report of its group. Counters run since the group was made.
@@ -21,6 +22,8 @@ pub struct Report {
     pub shapes: Vec<ShapeReport>,
     /// The other ranks, in order.
     pub peers: Vec<PeerReport>,
+    /// The rounds of the partial all-reduces that the group has made, if it has made any.
+    pub rounds: Option<PartialReport>,
     /// Collectives that this rank has begun and not completed.
     pub under_way: u64,
     /// The rank that it waits for, once that has taken a millisecond: the cause, as far as the
@@ -155,6 +158,14 @@ impl fmt::Display for Report {
             ];
             let times = times.map(|time| format!("{:>10}", ShortDuration(time))).join(" ");
             writeln!(formatter, "{rank:<6} {last:>10} {:>10} {times}", arrival_skew.count())?;
+        }
+        let Some(PartialReport { rounds, counted, late, dropped, missed }) = &self.rounds else {
+            return Ok(());
+        };
+        writeln!(formatter, "{rounds} rounds, this rank: {late} late, {dropped} dropped, {missed} missed")?;
+        for (rank, counted) in counted.iter().enumerate() {
+            let share = 100.0 * *counted as f64 / (*rounds).max(1) as f64;
+            writeln!(formatter, "{rank:<6} {counted:>10} {share:>9.1}%")?;
         }
         Ok(())
     }

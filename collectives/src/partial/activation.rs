@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pleach_vocabulary::{DataType, Rank, ReduceOp};
+use pleach_vocabulary::{DataType, Factor, Rank, ReduceOp};
 
 /// What becomes of a contribution that comes after its rank was bound without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,14 +44,23 @@ pub(crate) enum Opener {
     AllBut(u32),
 }
 
+/// How long a round stays closed after its opener was there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Grace {
+    /// So long.
+    Fixed(Duration),
+    /// As long as this many in a thousand of the contributions took that came in time.
+    Learned { permille: u32 },
+}
+
 /// When a round opens, what becomes of late contributions, and by what sums are divided; the same
 /// on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activation {
+    /// As it was asked for.
     op: ReduceOp,
     opener: Opener,
-    /// How long a round stays closed after its opener was there.
-    grace: Duration,
+    grace: Grace,
     late: Late,
     divisor: Divisor,
     staleness_max: u32,
@@ -65,7 +74,7 @@ impl Activation {
         Self {
             op: ReduceOp::Sum,
             opener,
-            grace: Duration::ZERO,
+            grace: Grace::Fixed(Duration::ZERO),
             late: Late::default(),
             divisor: Divisor::default(),
             staleness_max: STALENESS_MAX,
@@ -127,8 +136,28 @@ impl Activation {
         quorum.grace(after).late(Late::Drop).divisor(Divisor::Contributors)
     }
 
-    /// Combines contributions by this operation: by a sum unless changed. There are sum, prod, min,
-    /// max, and, or, xor.
+    /// As [`Activation::deadline`], after a time that is learned: the percentile (above 0, at most
+    /// 100, to a tenth) of the times by which contributions came after the first of their round. It
+    /// is that of the newest 20 rounds in which no rank was late, and the first 20 rounds wait for
+    /// all ranks. The first rank learns it and opens the rounds, so all ranks have one deadline.
+    ///
+    /// OptiReduce (NSDI 2025) learns its timeout as a tail percentile of its first rounds. Other than
+    /// there, the deadline is learned anew while rounds go on: a rank that was left out
+    /// [too often](Activation::staleness_max) is waited for, and then the round counts.
+    #[must_use]
+    pub fn learned_deadline(percentile: f64) -> Self {
+        let permille = (percentile * 10.0).round();
+        // A number that is none becomes 0, which is refused.
+        let grace = Grace::Learned { permille: permille as u32 };
+        Self { grace, ..Self::quorum(1).late(Late::Drop).divisor(Divisor::Contributors) }
+    }
+
+    /// Combines contributions by this operation: by a sum unless changed. There are sum, avg, prod,
+    /// min, max, and, or, xor, and premultiplied sums.
+    ///
+    /// An average is a sum that is divided by the number of contributors, or as the activation
+    /// [says](Activation::divisor). The factor of a premultiplied sum is this rank's own: each rank
+    /// multiplies its contribution when it hands that over, and rounds once.
     #[must_use]
     pub fn combined_by(self, op: ReduceOp) -> Self {
         Self { op, ..self }
@@ -138,7 +167,7 @@ impl Activation {
     /// ready before.
     #[must_use]
     pub fn grace(self, grace: Duration) -> Self {
-        Self { grace, ..self }
+        Self { grace: Grace::Fixed(grace), ..self }
     }
 
     /// What becomes of late contributions: they are carried unless changed.
@@ -147,7 +176,8 @@ impl Activation {
         Self { late, ..self }
     }
 
-    /// By what sums are divided: by nothing unless changed. Other operations are not divided.
+    /// By what sums are divided: by nothing unless changed, averages by the number of contributors.
+    /// Other operations are not divided.
     #[must_use]
     pub fn divisor(self, divisor: Divisor) -> Self {
         Self { divisor, ..self }
@@ -160,15 +190,24 @@ impl Activation {
         Self { staleness_max: rounds, ..self }
     }
 
+    /// By what contributions are combined, before anything is divided.
     pub(crate) fn op(&self) -> ReduceOp {
-        self.op
+        match self.op {
+            ReduceOp::Avg | ReduceOp::PremulSum(_) => ReduceOp::Sum,
+            op => op,
+        }
+    }
+
+    /// By what this rank multiplies its contributions.
+    pub(crate) fn factor(&self) -> Option<Factor> {
+        self.op.parted().1
     }
 
     pub(crate) fn opener(&self) -> Opener {
         self.opener
     }
 
-    pub(crate) fn grace_time(&self) -> Duration {
+    pub(crate) fn grace_time(&self) -> Grace {
         self.grace
     }
 
@@ -181,7 +220,10 @@ impl Activation {
     /// By what sums are divided.
     #[must_use]
     pub fn division(&self) -> Divisor {
-        self.divisor
+        match (self.op, self.divisor) {
+            (ReduceOp::Avg, Divisor::None) => Divisor::Contributors,
+            (_, divisor) => divisor,
+        }
     }
 
     pub(crate) fn rounds_left_out_max(&self) -> u32 {
@@ -192,7 +234,12 @@ impl Activation {
 impl fmt::Display for Activation {
     /// When a round opens, as it is read where it can be read.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let grace = self.grace;
+        let grace = match self.grace {
+            Grace::Fixed(grace) => grace,
+            Grace::Learned { permille } => {
+                return write!(formatter, "deadline:p{}", f64::from(permille) / 10.0);
+            }
+        };
         match self.opener {
             Opener::Quorum(1) if !grace.is_zero() => return write!(formatter, "deadline:{grace:?}"),
             Opener::Quorum(1) => formatter.write_str("solo"),
@@ -238,13 +285,13 @@ named!(Divisor, "divisor", "none" => None, "world" => World, "contributors" => C
 impl FromStr for Activation {
     type Err = ActivationError;
 
-    /// `all`, `solo`, `majority`, `quorum:K`, `quorum:K+GRACE` or `deadline:D`, with times as
-    /// `20ms` or `1.5s`.
+    /// `all`, `solo`, `majority`, `quorum:K`, `quorum:K+GRACE`, `deadline:D` or `deadline:pN`, with
+    /// times as `20ms` or `1.5s`, and a percentile as `p95`.
     fn from_str(text: &str) -> Result<Self, ActivationError> {
         let unknown = || ActivationError::Unknown {
             text: text.to_owned(),
             what: "activation",
-            known: "all solo majority quorum:K quorum:K+GRACE deadline:D",
+            known: "all solo majority quorum:K quorum:K+GRACE deadline:D deadline:pN",
         };
         Ok(match text {
             "all" => Self::all(),
@@ -258,7 +305,12 @@ impl FromStr for Activation {
                         let ranks = ranks.parse().map_err(|_| unknown())?;
                         Self::quorum(ranks).grace(duration(grace).ok_or_else(unknown)?)
                     }
-                    "deadline" => Self::deadline(duration(value).ok_or_else(unknown)?),
+                    "deadline" => match value.strip_prefix('p') {
+                        Some(percentile) => {
+                            Self::learned_deadline(percentile.parse().map_err(|_| unknown())?)
+                        }
+                        None => Self::deadline(duration(value).ok_or_else(unknown)?),
+                    },
                     _ => return Err(unknown()),
                 }
             }
@@ -290,15 +342,22 @@ pub(crate) struct Terms {
     pub(crate) activation: Activation,
     /// Whether the rank has a thread that binds while its caller computes.
     pub(crate) has_thread: bool,
+    /// Whether the rank can multiply elements of this type by its factor, if it has one.
+    pub(crate) can_multiply: bool,
 }
 
 /// Words of [`Terms::to_words`].
-pub(crate) const WORDS: usize = 10;
+pub(crate) const WORDS: usize = 12;
 
 impl Terms {
     /// The words by which ranks tell each other their terms.
     pub(crate) fn to_words(self) -> [u64; WORDS] {
-        let Activation { op, opener, grace, late, divisor, staleness_max } = self.activation;
+        let Activation { opener, grace, late, staleness_max, .. } = self.activation;
+        let (op, divisor) = (self.activation.op(), self.activation.division());
+        let (grace, permille) = match grace {
+            Grace::Fixed(grace) => (grace, 0),
+            Grace::Learned { permille } => (Duration::ZERO, u64::from(permille) + 1),
+        };
         let (kind, value) = match opener {
             Opener::Quorum(ranks) => (0, ranks.into()),
             Opener::Drawn { seed } => (1, seed),
@@ -315,6 +374,8 @@ impl Terms {
             divisor as u64,
             staleness_max.into(),
             self.has_thread.into(),
+            self.can_multiply.into(),
+            permille,
         ]
     }
 
@@ -330,7 +391,8 @@ impl Terms {
 
     /// The terms of a rank, from its words.
     fn of_words(words: &[u64; WORDS]) -> Option<Self> {
-        let [len, data_type, op, kind, value, grace_ns, late, divisor, staleness_max, has_thread] = *words;
+        let [len, data_type, op, kind, value, grace_ns, late, divisor, staleness_max, more @ ..] = *words;
+        let [has_thread, can_multiply, permille] = more;
         let opener = match kind {
             0 => Opener::Quorum(value as u32),
             1 => Opener::Drawn { seed: value },
@@ -339,7 +401,10 @@ impl Terms {
         let activation = Activation {
             op: OPS.into_iter().find(|it| op_word(*it) == op)?,
             opener,
-            grace: Duration::from_nanos(grace_ns),
+            grace: match permille.checked_sub(1) {
+                Some(permille) => Grace::Learned { permille: permille as u32 },
+                None => Grace::Fixed(Duration::from_nanos(grace_ns)),
+            },
             late: [Late::Carry, Late::Drop, Late::Correct].into_iter().find(|it| *it as u64 == late)?,
             divisor: [Divisor::None, Divisor::World, Divisor::Contributors]
                 .into_iter()
@@ -351,6 +416,7 @@ impl Terms {
             data_type: DataType::ALL.into_iter().find(|it| *it as u64 == data_type)?,
             activation,
             has_thread: has_thread == 1,
+            can_multiply: can_multiply == 1,
         })
     }
 
@@ -358,15 +424,23 @@ impl Terms {
     /// ranks.
     pub(crate) fn check(self, ranks: u32) -> Result<(), ActivationError> {
         let Self { data_type, activation, .. } = self;
-        let op = activation.op;
+        let op = activation.op();
         if !self.has_thread {
             return Err(ActivationError::NoThread);
         }
-        if !OPS.contains(&op) || !op.fits(data_type) {
+        if !op.fits(data_type) {
             return Err(ActivationError::Operation { op, data_type });
         }
-        if activation.divisor != Divisor::None && op != ReduceOp::Sum {
-            return Err(ActivationError::Divisor { op, divisor: activation.divisor });
+        if !self.can_multiply {
+            return Err(ActivationError::Factor { data_type });
+        }
+        if activation.division() != Divisor::None && op != ReduceOp::Sum {
+            return Err(ActivationError::Divisor { op, divisor: activation.division() });
+        }
+        if let Grace::Learned { permille } = activation.grace
+            && !(1..=1000).contains(&permille)
+        {
+            return Err(ActivationError::Percentile);
         }
         match activation.opener {
             Opener::Quorum(quorum) if quorum == 0 || quorum > ranks => {
@@ -380,15 +454,19 @@ impl Terms {
 
 impl fmt::Display for Terms {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { len, data_type, activation, has_thread } = self;
-        let Activation { op, late, divisor, staleness_max, .. } = activation;
+        let Self { len, data_type, activation, has_thread, can_multiply } = self;
+        let Activation { late, staleness_max, .. } = activation;
+        let (op, divisor) = (activation.op(), activation.division());
         write!(formatter, "{len} {data_type} ({op}), {activation}, late: {late}, divisor: {divisor}")?;
         write!(formatter, ", left out at most {staleness_max} rounds")?;
+        if !can_multiply {
+            formatter.write_str(", times a factor that does not fit")?;
+        }
         if *has_thread { Ok(()) } else { formatter.write_str(", without Progress::Thread") }
     }
 }
 
-/// The operations that a partial all-reduce carries out.
+/// The operations by which contributions are combined.
 const OPS: [ReduceOp; 7] =
     [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::And, ReduceOp::Or, ReduceOp::Xor];
 
@@ -422,10 +500,8 @@ pub enum ActivationError {
         /// How many there are.
         ranks: u32,
     },
-    /// An operation that partial all-reduce does not carry out.
-    #[error(
-        "a partial all-reduce cannot combine {data_type} by {op}; take sum, prod, min, max, and, or, xor"
-    )]
+    /// An operation without a meaning for the elements.
+    #[error("a partial all-reduce cannot combine {data_type} by {op}; take sum, avg, prod, min or max")]
     Operation {
         /// The operation.
         op: ReduceOp,
@@ -440,6 +516,18 @@ pub enum ActivationError {
         /// The divisor.
         divisor: Divisor,
     },
+    /// A factor that elements cannot be multiplied by.
+    #[error(
+        "{data_type} is not multiplied by this factor: floats by a float, integers by an integer, and in the memory of a \
+         GPU nothing; scale contributions there, and take sum"
+    )]
+    Factor {
+        /// The type of the elements.
+        data_type: DataType,
+    },
+    /// A deadline that is the percentile of nothing, or of more than all.
+    #[error("a learned deadline is a percentile above 0 and at most 100, to a tenth, as 'deadline:p95'")]
+    Percentile,
     /// Nobody could bind while the caller computes.
     #[error(
         "a partial all-reduce needs a thread that goes on while the caller computes; join with Progress::Thread"
@@ -452,7 +540,7 @@ mod tests {
     use super::*;
 
     fn terms(activation: Activation) -> Terms {
-        Terms { len: 3, data_type: DataType::F32, activation, has_thread: true }
+        Terms { len: 3, data_type: DataType::F32, activation, has_thread: true, can_multiply: true }
     }
 
     #[test]
@@ -464,12 +552,23 @@ mod tests {
             ("quorum:3", Activation::quorum(3)),
             ("quorum:3+20ms", Activation::quorum(3).grace(Duration::from_millis(20))),
             ("deadline:1.5s", Activation::deadline(Duration::from_millis(1500))),
+            ("deadline:p95", Activation::learned_deadline(95.0)),
+            ("deadline:p99.9", Activation::learned_deadline(99.9)),
         ] {
             assert_eq!(text.parse::<Activation>(), Ok(expected), "{text}");
             assert_eq!(expected.to_string().parse::<Activation>(), Ok(expected), "{text}");
         }
-        for text in ["", "some", "quorum", "quorum:", "quorum:-1", "quorum:3+", "deadline:20", "deadline:-1s"]
-        {
+        for text in [
+            "",
+            "some",
+            "quorum",
+            "quorum:",
+            "quorum:-1",
+            "quorum:3+",
+            "deadline:20",
+            "deadline:-1s",
+            "deadline:p",
+        ] {
             let error = text.parse::<Activation>().expect_err(text);
             assert!(error.to_string().contains("there are all solo majority"), "{error}");
         }
@@ -487,7 +586,11 @@ mod tests {
             (terms(Activation::deadline(Duration::ZERO)), "deadline above zero"),
             (Terms { has_thread: false, ..terms(Activation::all()) }, "Progress::Thread"),
             (terms(Activation::all().combined_by(ReduceOp::And)), "cannot combine f32 by and"),
-            (terms(Activation::all().combined_by(ReduceOp::Avg)), "take sum"),
+            (Terms { can_multiply: false, ..terms(Activation::all()) }, "scale contributions"),
+            (terms(Activation::learned_deadline(0.0)), "above 0 and at most 100"),
+            (terms(Activation::learned_deadline(f64::NAN)), "above 0 and at most 100"),
+            (terms(Activation::learned_deadline(100.1)), "above 0 and at most 100"),
+            (terms(Activation::eager_solo().combined_by(ReduceOp::Prod)), "take the operation sum"),
             (terms(Activation::eager_solo().combined_by(ReduceOp::Max)), "not divided by world"),
         ];
         for (terms, text) in refused {
@@ -500,11 +603,31 @@ mod tests {
             Activation::backup_workers(3),
             Activation::laggard_resistant(0.6, 4),
             Activation::deadline(Duration::from_nanos(1)),
+            Activation::learned_deadline(100.0),
+            Activation::all().combined_by(ReduceOp::Avg),
+            Activation::eager_solo().combined_by(ReduceOp::Avg),
+            Activation::all().combined_by(ReduceOp::premul_sum(2.5)),
         ] {
             assert_eq!(terms(activation).check(4), Ok(()), "{activation}");
         }
         assert_eq!(Activation::laggard_resistant(0.6, 4), Activation::quorum(3).late(Late::Drop));
         assert_eq!(Activation::laggard_resistant(0.55, 100), Activation::quorum(55).late(Late::Drop));
+    }
+
+    #[test]
+    fn averages_and_products_are_sums_that_are_divided_or_of_other_contributions() {
+        let avg = Activation::all().combined_by(ReduceOp::Avg);
+        assert_eq!((avg.op(), avg.division()), (ReduceOp::Sum, Divisor::Contributors));
+        assert_eq!(avg.divisor(Divisor::World).division(), Divisor::World);
+        assert_eq!(
+            Activation::all().divisor(Divisor::World).combined_by(ReduceOp::Avg).division(),
+            Divisor::World
+        );
+        let scaled = |factor: f64| Activation::all().combined_by(ReduceOp::premul_sum(factor));
+        assert_eq!((scaled(2.0).op(), scaled(2.0).division()), (ReduceOp::Sum, Divisor::None));
+        // Each rank has a factor of its own.
+        assert_eq!(terms(scaled(2.0)).find_difference(&terms(scaled(3.0)).to_words()), None);
+        assert_eq!(terms(scaled(2.0)).find_difference(&terms(Activation::all()).to_words()), None);
     }
 
     #[test]

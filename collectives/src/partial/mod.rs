@@ -12,6 +12,7 @@
 //! | [`Rounds`] | one rank binds each round once, in order, and only when the round is open and the round before has ended here |
 //! | `readiness` | the words of a rank to rank 0 grow, so the greatest is the newest |
 //! | [`RankSet`] | the ranks whose contributions are in a result |
+//! | `exact` | sums of floats in groups of [`Reproducible::Exact`](crate::Reproducible::Exact) depend on the contributions alone |
 //! | `neutral` | combined with anything, a neutral element leaves the other operand as it is, bit for bit |
 //!
 //! **How a round goes.** A rank whose caller hands over a contribution tells rank 0 that it is
@@ -43,6 +44,8 @@
 //! Synchronous SGD", 2016 (backup workers).
 
 mod activation;
+mod contributions;
+mod exact;
 mod neutral;
 mod opening;
 mod rank_set;
@@ -51,11 +54,15 @@ mod rounds;
 #[cfg(test)]
 mod trial;
 
+pub use crate::observe::PartialReport;
 #[doc(hidden)]
 pub use activation::duration;
 pub use activation::{Activation, ActivationError, Divisor, Late};
 pub(crate) use activation::{Terms, WORDS};
+pub(crate) use exact::{ExactPlans, ExactSums};
 pub(crate) use neutral::neutral;
 pub use rank_set::RankSet;
-pub(crate) use rounds::{Awaited, Ended, Rounds, RoundsMemory};
-pub use rounds::{Own, PartialReport};
+pub use rounds::Own;
+pub(crate) use rounds::{
+    Awaited, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, Rounds, RoundsMemory,
+};

@@ -6,6 +6,7 @@
 //! to give opens at once, if a rank waits for it. A round to which no rank gives anything opens in
 //! no other case.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use pleach_transport::Nanos;
@@ -14,7 +15,7 @@ use pleach_vocabulary::digest::chain;
 use pleach_vocabulary::random::Random;
 
 use super::RankSet;
-use super::activation::{Activation, Opener};
+use super::activation::{Activation, Grace, Opener};
 use super::readiness::Readiness;
 
 /// What rank 0 does about the next round.
@@ -32,6 +33,9 @@ pub(crate) enum Decision {
     },
 }
 
+/// A learned deadline is that of so many rounds.
+const LEARNED_ROUNDS: usize = 20;
+
 /// The rule for one group; see the module.
 pub(crate) struct Opening {
     ranks: u32,
@@ -44,12 +48,62 @@ pub(crate) struct Opening {
     awaited_since: Option<Nanos>,
     /// When the ranks that the activation names were seen there.
     opener_at: Option<Nanos>,
+    /// By rank: when it was seen ready for the next round.
+    ready_at: Vec<Option<Nanos>>,
+    /// Of a learned deadline: by how much the ranks came after the first, of the newest rounds in
+    /// which no rank was late.
+    delays: VecDeque<Vec<Duration>>,
+    /// The deadline, once there are enough of them.
+    learned: Option<Duration>,
 }
 
 impl Opening {
     pub(crate) fn new(ranks: u32, activation: Activation, timeout: Duration) -> Self {
         let left_out = vec![0; ranks as usize];
-        Self { ranks, activation, timeout, left_out, awaited_since: None, opener_at: None }
+        let ready_at = vec![None; ranks as usize];
+        Self {
+            ranks,
+            activation,
+            timeout,
+            left_out,
+            awaited_since: None,
+            opener_at: None,
+            ready_at,
+            delays: VecDeque::new(),
+            learned: None,
+        }
+    }
+
+    /// How long a round stays closed after its opener was there; `None` while that is not known.
+    fn grace_time(&self) -> Option<Duration> {
+        match self.activation.grace_time() {
+            Grace::Fixed(grace) => Some(grace),
+            Grace::Learned { .. } => self.learned,
+        }
+    }
+
+    /// Learns from a round that has ended with these contributions, if no rank was late.
+    fn learn(&mut self, permille: u32, contributors: &RankSet, of: &impl Fn(Rank) -> Readiness) {
+        let is_late = |rank: Rank| of(rank) == Readiness::Silent && !contributors.contains(rank);
+        let Some(first) = self.ready_at.iter().flatten().min().copied() else { return };
+        if (0..self.ranks).any(is_late) {
+            return;
+        }
+        if self.delays.len() == LEARNED_ROUNDS {
+            self.delays.pop_front();
+        }
+        // A rank that was not seen came when the round was open already, so as late as any.
+        let last = self.ready_at.iter().flatten().max().copied().unwrap_or(first);
+        let delay = |rank: Rank| self.ready_at[rank as usize].unwrap_or(last).since(first);
+        let delays = contributors.iter().filter(|rank| *rank < self.ranks).map(delay).collect();
+        self.delays.push_back(delays);
+        if self.delays.len() == LEARNED_ROUNDS {
+            let mut delays: Vec<Duration> = self.delays.iter().flatten().copied().collect();
+            delays.sort_unstable();
+            // The least delay that so large a share of them does not exceed.
+            let place = (delays.len() * permille as usize).div_ceil(1000).max(1);
+            self.learned = delays.get(place - 1).copied();
+        }
     }
 
     /// A round has ended with the contributions of these ranks; `of` says what each rank had said
@@ -60,6 +114,10 @@ impl Opening {
                 matches!(of(rank), Readiness::Abstains | Readiness::Absent | Readiness::Finished);
             *left_out = if gives_nothing || contributors.contains(rank) { 0 } else { *left_out + 1 };
         }
+        if let Grace::Learned { permille } = self.activation.grace_time() {
+            self.learn(permille, contributors, &of);
+        }
+        self.ready_at.fill(None);
         (self.awaited_since, self.opener_at) = (None, None);
     }
 
@@ -68,7 +126,10 @@ impl Opening {
         let (mut ready, mut abstaining, mut silent, mut finished) = (0, 0, 0, 0);
         for rank in 0..self.ranks {
             match of(rank) {
-                Readiness::Ready => ready += 1,
+                Readiness::Ready => {
+                    ready += 1;
+                    self.ready_at[rank as usize].get_or_insert(now);
+                }
                 Readiness::Abstains => abstaining += 1,
                 Readiness::Silent => silent += 1,
                 Readiness::Finished => finished += 1,
@@ -86,9 +147,9 @@ impl Opening {
         }
         let Some(awaited_since) = self.awaited_since else { return Decision::Wait(None) };
         let missing = self.missing(round, ready, silent, &of);
-        let opens_at = match missing {
-            Some(_) => None,
-            None => Some(*self.opener_at.get_or_insert(now) + self.activation.grace_time()),
+        let opens_at = match (missing, self.grace_time()) {
+            (None, Some(grace)) => Some(*self.opener_at.get_or_insert(now) + grace),
+            _ => None,
         };
         let gives_up_at = awaited_since + self.timeout;
         match (missing, opens_at) {
@@ -112,6 +173,9 @@ impl Opening {
         if ready == 0 {
             // Any rank that may still give something.
             return (0..self.ranks).find(|rank| matches!(of(*rank), Readiness::Silent | Readiness::Absent));
+        }
+        if self.grace_time().is_none() {
+            return (0..self.ranks).find(is_silent);
         }
         let waits = match self.activation.opener() {
             Opener::Quorum(quorum) => ready < quorum,
@@ -220,6 +284,45 @@ mod tests {
         assert_eq!(opening.decide(0, words("rrr"), Nanos(60)), Decision::Open);
         opening.ended(&[1].into_iter().collect(), words("srs"));
         assert_eq!(opening.decide(1, words("ssr"), Nanos(200)), Decision::Wait(Some(Nanos(300))));
+    }
+
+    #[test]
+    fn a_learned_deadline_is_a_percentile_of_rounds_in_which_nobody_was_late() {
+        let mut opening = opening(Activation::learned_deadline(75.0).staleness_max(2), 4);
+        let all: RankSet = (0..4).collect();
+        // Ranks come after 0, 10, 20 and 90 ns: the first rounds wait for all.
+        let wait_for_all = |opening: &mut Opening, round: u64| {
+            let begin = Nanos(1000 * round);
+            for (text, after) in [("rsss", 0), ("rrss", 10), ("rrrs", 20), ("rrrs", 89)] {
+                let decision = opening.decide(round, words(text), begin + Duration::from_nanos(after));
+                assert!(matches!(decision, Decision::Wait(Some(_))), "round {round}, {text}: {decision:?}");
+            }
+            let last = opening.decide(round, words("rrrr"), begin + Duration::from_nanos(90));
+            assert_eq!(last, Decision::Open);
+            opening.ended(&all, words("rrrr"));
+        };
+        for round in 0..LEARNED_ROUNDS as u64 {
+            assert_eq!(opening.grace_time(), None, "round {round}");
+            wait_for_all(&mut opening, round);
+        }
+        // Three in four came within 20 ns.
+        assert_eq!(opening.grace_time(), Some(Duration::from_nanos(20)));
+        for round in [20, 21] {
+            let begin = Nanos(1000 * round);
+            let opens_at = begin + Duration::from_nanos(20);
+            assert_eq!(opening.decide(round, words("rrrs"), begin), Decision::Wait(Some(opens_at)));
+            assert_eq!(opening.decide(round, words("rrrs"), opens_at), Decision::Open);
+            opening.ended(&(0..3).collect(), words("rrrs"));
+        }
+        // A rank that was left out too often is waited for, and what is learned then is newer.
+        for _ in 0..LEARNED_ROUNDS {
+            opening.left_out.fill(2);
+            let (begin, last) = (Nanos(50_000), Nanos(50_200));
+            assert!(matches!(opening.decide(22, words("rsss"), begin), Decision::Wait(Some(_))));
+            assert_eq!(opening.decide(22, words("rrrr"), last), Decision::Open);
+            opening.ended(&all, words("rrrr"));
+        }
+        assert_eq!(opening.grace_time(), Some(Duration::from_nanos(200)));
     }
 
     #[test]

@@ -12,10 +12,13 @@ use pleach_transport::{Nanos, Slice};
 use pleach_vocabulary::{Rank, ReduceOp};
 
 use super::activation::{Divisor, Late, Terms};
+use super::contributions::{Contribution, Contributions};
+use super::exact::{ExactSums, Part};
 use super::opening::{Decision, Opening};
 use super::readiness::{Readiness, ReadyWord, ReadyWords};
 use super::{Activation, RankSet};
-use crate::engine::{Address, Bytes, Engine, FaultKind, Plan, RoundWord, RunId, StartError};
+use crate::engine::{Bytes, Engine, FaultKind, Plan, RoundWord, RunId, StartError};
+use crate::observe::{Observations, PartialReport, RoundCounters};
 
 /// How long a word to rank 0 stays unanswered before it is said again, at first and at most: it may
 /// have been replaced by an older one that it had overtaken.
@@ -28,13 +31,31 @@ const MORE_THAN_RANK_0: Duration = Duration::from_secs(1);
 
 /// The memory of one rank's rounds, in bytes of the data but for the sets.
 pub(crate) struct RoundsMemory {
-    /// The caller writes one, one was handed over, and one may be late or in the active round.
-    pub(crate) contributions: [Slice; 3],
+    /// [`CONTRIBUTIONS`] of them, or [`EXACT_CONTRIBUTIONS`].
+    pub(crate) contributions: Vec<Bytes>,
     /// One that the caller reads, one that has ended since, one that is written.
-    pub(crate) results: [Slice; 3],
+    pub(crate) results: [Bytes; 3],
     /// The same for late contributions, where these are reduced apart.
-    pub(crate) corrections: Vec<Slice>,
-    pub(crate) neutral: Slice,
+    pub(crate) corrections: Vec<Bytes>,
+    /// Where sums are not exact.
+    pub(crate) neutral: Bytes,
+    /// What the set's run reads and writes, on the host: a bit for each rank, then as many words for
+    /// late contributions that are reduced apart.
+    pub(crate) set: [Slice; 2],
+}
+
+/// The caller writes one contribution, one was handed over, and one may be late or in the active
+/// round.
+pub(crate) const CONTRIBUTIONS: usize = 3;
+/// Where sums are exact, a late contribution may go beside the one that was handed over.
+pub(crate) const EXACT_CONTRIBUTIONS: usize = 4;
+
+/// How the data of a round are reduced.
+pub(crate) enum DataPlans {
+    /// By one run.
+    Combined(Arc<Plan>),
+    /// Without rounding.
+    Exact(Box<ExactSums>),
 }
 
 /// What a rank's own contribution became in a round.
@@ -81,30 +102,14 @@ struct Active {
     result: usize,
     corrects: bool,
     /// Buffers to give back.
-    given: Option<usize>,
-    late: Option<usize>,
+    given: Option<Contributions>,
+    late: Option<Contributions>,
     set: Option<RunId>,
     contributors: RankSet,
     corrected: RankSet,
-    /// Data, then correction.
+    /// Of sums that are not exact: data, then correction.
     data: [Option<RunId>; 2],
     has_started_data: bool,
-}
-
-/// How the rounds of one rank went so far.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct PartialReport {
-    /// How many rounds have ended here.
-    pub rounds: u64,
-    /// By rank: in how many of them its contribution was.
-    pub counted: Vec<u64>,
-    /// How many contributions of this rank came too late for their round.
-    pub late: u64,
-    /// How many of these were dropped.
-    pub dropped: u64,
-    /// How many results this rank's caller never saw.
-    pub missed: u64,
 }
 
 /// What one rank knows of its rounds; see the module.
@@ -114,12 +119,8 @@ pub(crate) struct Rounds {
     activation: Activation,
     timeout: Duration,
     set_plan: Arc<Plan>,
-    data_plan: Arc<Plan>,
+    data: DataPlans,
     memory: RoundsMemory,
-    /// What the set's run reads and writes: a bit for each rank, then as many words for late
-    /// contributions that are reduced apart.
-    set_input: Vec<u64>,
-    set_output: Vec<u64>,
     /// Of rank 0.
     opening: Option<Opening>,
     /// Of rank 0; of other ranks none.
@@ -138,11 +139,11 @@ pub(crate) struct Rounds {
     /// The first round whose result its caller has not seen.
     seen: u64,
     /// A contribution for the next round, handed over in time.
-    pending: Option<usize>,
+    pending: Option<Contributions>,
     /// A contribution that came too late for its round.
-    late: Option<usize>,
+    late: Option<Contributions>,
     /// The contribution that the caller has handed over last.
-    handed: Option<usize>,
+    handed: Option<Contribution>,
     active: Option<Active>,
     awaited: Option<Awaited>,
     /// The round that the caller waits for or reads, once it has ended.
@@ -160,7 +161,9 @@ pub(crate) struct Rounds {
     waits_since: Option<Nanos>,
     /// When to look again.
     wakeup: Option<Nanos>,
-    report: PartialReport,
+    counters: RoundCounters,
+    /// Of the group that the rounds are for, which counts them as well.
+    observations: Option<Arc<Observations>>,
     /// What was bound, for checkers, and what is to be done wrong.
     #[cfg(test)]
     pub(crate) trail: Vec<Bound>,
@@ -173,8 +176,8 @@ pub(crate) struct Rounds {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub(crate) number: u64,
-    pub(crate) given: Option<usize>,
-    pub(crate) late: Option<usize>,
+    pub(crate) given: Option<Contributions>,
+    pub(crate) late: Option<Contributions>,
 }
 
 /// A defect that checkers must catch.
@@ -221,7 +224,7 @@ impl Rounds {
         (rank, ranks): (Rank, u32),
         terms: &Terms,
         timeout: Duration,
-        [set_plan, data_plan]: [Arc<Plan>; 2],
+        (set_plan, data): (Arc<Plan>, DataPlans),
         memory: RoundsMemory,
     ) -> Self {
         let activation = terms.activation;
@@ -231,10 +234,8 @@ impl Rounds {
             activation,
             timeout,
             set_plan,
-            data_plan,
+            data,
             memory,
-            set_input: vec![0; Self::set_words(terms, ranks)],
-            set_output: vec![0; Self::set_words(terms, ranks)],
             opening: (rank == 0).then(|| Opening::new(ranks, activation, timeout)),
             words: ReadyWords::new(if rank == 0 { ranks } else { 0 }),
             own_word: ReadyWord::default(),
@@ -257,12 +258,19 @@ impl Rounds {
             is_over: false,
             waits_since: None,
             wakeup: None,
-            report: PartialReport { counted: vec![0; ranks as usize], ..PartialReport::default() },
+            counters: RoundCounters::new(ranks),
+            observations: None,
             #[cfg(test)]
             trail: Vec::new(),
             #[cfg(test)]
             mutant: None,
         }
+    }
+
+    /// The same rounds, which report to the group that they are for.
+    #[must_use]
+    pub(crate) fn observed_by(self, observations: Arc<Observations>) -> Self {
+        Self { observations: Some(observations), ..self }
     }
 
     /// Has the rounds do something wrong.
@@ -288,51 +296,75 @@ impl Rounds {
     }
 
     /// What happened so far.
-    pub(crate) fn report(&self) -> &PartialReport {
-        &self.report
+    pub(crate) fn report(&self) -> PartialReport {
+        self.counters.report()
+    }
+
+    fn count(&self, count: impl Fn(&RoundCounters)) {
+        count(&self.counters);
+        if let Some(observations) = &self.observations {
+            count(observations.rounds());
+        }
+    }
+
+    /// Whether a poll may compute for long.
+    pub(crate) fn polls_take_long(&self) -> bool {
+        matches!(self.data, DataPlans::Exact(_))
     }
 
     /// Which of the contributions the caller may write: one that no round holds.
-    pub(crate) fn free_contribution(&self) -> usize {
+    pub(crate) fn free_contribution(&self) -> Contribution {
         let active = self.active.as_ref();
         let [given, late] = [active.and_then(|it| it.given), active.and_then(|it| it.late)];
         // What is dropped counts after all if its round was none: see `skip`.
-        let handed = self.handed.filter(|_| self.awaited.is_some());
+        let handed = self.handed.filter(|_| self.awaited.is_some()).map(Contributions::of);
         #[cfg(test)]
         let handed = handed.filter(|_| self.mutant != Some(Mutant::ReusedContribution));
-        let held = [self.pending, self.late, given, late, handed];
-        (0..3).find(|index| !held.contains(&Some(*index))).expect("at most two of three are held")
+        let all = [self.pending, self.late, given, late, handed];
+        let held = all.into_iter().flatten().fold(Contributions::default(), Contributions::with);
+        let mut buffers = 0..self.memory.contributions.len();
+        buffers.find(|contribution| !held.contains(*contribution)).expect("one is always free")
     }
 
     /// A late contribution with which the next one must be combined before it is handed over,
-    /// taken out of the rounds' hands.
-    pub(crate) fn take_late(&mut self) -> Option<usize> {
+    /// taken out of the rounds' hands. None where sums are exact: to combine them would round.
+    pub(crate) fn take_late(&mut self) -> Option<Contribution> {
+        if matches!(self.data, DataPlans::Exact(_)) {
+            return None;
+        }
+        self.take_late_with_next().and_then(|late| late.iter().next())
+    }
+
+    /// The late contribution that goes with the next one.
+    fn take_late_with_next(&mut self) -> Option<Contributions> {
         let is_late = self.next > self.seen;
         if is_late || self.activation.late_rule() == Late::Carry { self.late.take() } else { None }
     }
 
     /// The caller hands a contribution over, and waits for the round that counts it, or the newest
-    /// that was bound without it.
-    pub(crate) fn hand_over(&mut self, contribution: usize) {
+    /// that was bound without it. `facts`: where sums are exact, those of the contribution.
+    pub(crate) fn hand_over(&mut self, contribution: Contribution, facts: Vec<i32>) {
         self.handed = Some(contribution);
+        let mut contributions = Contributions::of(contribution);
+        if let DataPlans::Exact(exact) = &mut self.data {
+            exact.note(contribution, facts);
+            contributions = contributions.with(self.take_late_with_next().unwrap_or_default());
+        }
         if self.next == self.seen {
-            self.pending = Some(contribution);
+            self.pending = Some(contributions);
             self.say(Readiness::Ready);
             return self.awaits(Some(self.next), Own::Counted);
         }
         // It gives something again.
         self.say(Readiness::Silent);
-        self.report.late += 1;
         let own = match self.activation.late_rule() {
             Late::Carry => Own::Carried,
             Late::Correct => Own::Corrected,
             Late::Drop => Own::Dropped,
         };
-        if own == Own::Dropped {
-            self.report.dropped += 1;
-        } else {
-            debug_assert!(self.late.is_none(), "late contributions are combined by the caller");
-            self.late = Some(contribution);
+        if own != Own::Dropped {
+            debug_assert!(self.late.is_none(), "an older one goes with it");
+            self.late = Some(contributions);
         }
         self.awaits(Some(self.newest_missed()), own)
     }
@@ -380,7 +412,10 @@ impl Rounds {
         let awaited = self.awaited?;
         let ended = self.kept.clone()?;
         self.awaited = None;
-        self.report.missed += ended.number - self.seen;
+        let missed = ended.number - self.seen;
+        let is_late = matches!(awaited.own, Own::Carried | Own::Corrected | Own::Dropped);
+        let (late, dropped) = (u64::from(is_late), u64::from(awaited.own == Own::Dropped));
+        self.count(|counters| counters.seen(late, dropped, missed));
         self.seen = ended.number + 1;
         self.pass_skipped();
         Some((ended, awaited))
@@ -436,6 +471,10 @@ impl Rounds {
             }
             moved = true;
             self.waits_since = None;
+            if self.polls_take_long() {
+                // Other threads come between.
+                break;
+            }
         }
         self.look_at_time(engine, now);
         moved
@@ -552,6 +591,9 @@ impl Rounds {
         self.trail.push(Bound { number, given, late });
         #[cfg(test)]
         let given = given.filter(|_| self.mutant != Some(Mutant::TornBinding));
+        if let DataPlans::Exact(exact) = &mut self.data {
+            exact.bind(engine, &[given, late], self.timeout)?;
+        }
         self.active = Some(Active {
             number,
             is_last,
@@ -566,7 +608,7 @@ impl Rounds {
             has_started_data: false,
         });
         self.next += 1;
-        if self.activation.division() != Divisor::Contributors {
+        if self.activation.division() != Divisor::Contributors && !self.polls_take_long() {
             self.start_data(engine, None)?;
         }
         Ok(true)
@@ -574,10 +616,14 @@ impl Rounds {
 
     /// What the mutant binds in place of a contribution and a late one.
     #[cfg(test)]
-    fn mutated(&mut self, given: Option<usize>, late: Option<usize>) -> (Option<usize>, Option<usize>) {
+    fn mutated(
+        &mut self,
+        given: Option<Contributions>,
+        late: Option<Contributions>,
+    ) -> (Option<Contributions>, Option<Contributions>) {
         match self.mutant {
             Some(Mutant::UnboundContribution) if given.is_none() && self.rank == 1 => {
-                (Some(self.free_contribution()), late)
+                (Some(Contributions::of(self.free_contribution())), late)
             }
             Some(Mutant::LostLate) => (given, None),
             _ => (given, late),
@@ -588,35 +634,38 @@ impl Rounds {
     fn start_set(&mut self, engine: &mut Engine, gives: bool, corrects: bool) -> Result<RunId, StartError> {
         let half = RankSet::words_for(self.ranks);
         let (index, bit) = ((self.rank / u64::BITS) as usize, 1u64 << (self.rank % u64::BITS));
-        self.set_input.fill(0);
-        self.set_input[index] = if gives { bit } else { 0 };
+        let [input, output] = &self.memory.set;
+        let mut words = vec![0u64; input.len() / size_of::<u64>()];
+        words[index] = if gives { bit } else { 0 };
         if corrects {
-            self.set_input[half + index] = bit;
+            words[half + index] = bit;
         }
         #[cfg(test)]
         if self.mutant == Some(Mutant::BitTwice) && self.rank == 0 {
-            self.set_input[index] *= 2;
+            words[index] *= 2;
         }
-        let bytes = [&mut self.set_input, &mut self.set_output].map(|words| {
-            let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
-            Bytes::Private { base: Address::of(bytes), len: bytes.len() }
-        });
+        input.store(bytemuck::cast_slice(&words));
+        let bytes = [input, output].map(|slice| Bytes::Staged(slice.clone()));
         engine.start_divided(None, &self.set_plan, bytes, self.timeout)
     }
 
     /// The set that has come out in the words from `first` on.
     fn read_set(&self, first: usize) -> RankSet {
-        RankSet::of_words(self.set_output[first..first + RankSet::words_for(self.ranks)].to_vec())
+        let bytes = self.memory.set[1].to_vec();
+        let words = bytes.as_chunks().0.iter().map(|word| u64::from_ne_bytes(*word));
+        RankSet::of_words(words.skip(first).take(RankSet::words_for(self.ranks)).collect())
     }
 
     /// Starts the runs of the data of the active round.
     fn start_data(&mut self, engine: &mut Engine, divide_by: Option<u32>) -> Result<(), StartError> {
-        let Some(active) = &mut self.active else { return Ok(()) };
+        let (Some(active), DataPlans::Combined(plan)) = (&mut self.active, &self.data) else { return Ok(()) };
         let RoundsMemory { contributions, results, corrections, neutral, .. } = &self.memory;
-        let input = |buffer: Option<usize>| buffer.map_or(neutral, |buffer| &contributions[buffer]);
-        let mut start = |input: &Slice, output: &Slice| {
-            let bytes = [input, output].map(|slice| Bytes::Registered(slice.clone()));
-            engine.start_divided(divide_by, &self.data_plan, bytes, self.timeout)
+        let input = |given: Option<Contributions>| match given.and_then(|given| given.iter().next()) {
+            Some(contribution) => &contributions[contribution],
+            None => neutral,
+        };
+        let mut start = |input: &Bytes, output: &Bytes| {
+            engine.start_divided(divide_by, plan, [input.clone(), output.clone()], self.timeout)
         };
         active.has_started_data = true;
         active.data[0] = Some(start(input(active.given), &results[active.result])?);
@@ -626,12 +675,35 @@ impl Rounds {
         Ok(())
     }
 
+    /// Goes on with the exact sums of the active round.
+    fn advance_exact(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
+        let (Some(active), DataPlans::Exact(exact)) = (&self.active, &mut self.data) else {
+            return Ok(false);
+        };
+        let divide_by = match (active.set, self.activation.division()) {
+            (Some(_), _) => None,
+            (None, Divisor::None) => Some(1),
+            (None, Divisor::World) => Some(self.ranks),
+            (None, Divisor::Contributors) => Some(active.contributors.len().max(1)),
+        };
+        let RoundsMemory { contributions, results, corrections, .. } = &self.memory;
+        let inputs = |given: Option<Contributions>| -> Vec<&Bytes> {
+            given.into_iter().flat_map(Contributions::iter).map(|it| &contributions[it]).collect()
+        };
+        let mut parts = vec![Part { inputs: inputs(active.given), result: &results[active.result] }];
+        if active.corrects {
+            parts.push(Part { inputs: inputs(active.late), result: &corrections[active.result] });
+        }
+        exact.advance(engine, divide_by, &parts, self.timeout)
+    }
+
     /// Looks what has ended of the active round.
     fn advance(&mut self, engine: &mut Engine, now: Nanos) -> Result<bool, StartError> {
         let Some(active) = &mut self.active else { return Ok(false) };
         let mut moved = take_ended(&mut active.set, engine);
         if moved {
-            let (corrects, must_start) = (active.corrects, !active.has_started_data);
+            let corrects = active.corrects;
+            let must_start = !active.has_started_data && !matches!(self.data, DataPlans::Exact(_));
             let contributors = self.read_set(0);
             let divide_by = contributors.len().max(1);
             let corrected =
@@ -647,11 +719,16 @@ impl Rounds {
                 self.start_data(engine, Some(divide_by))?;
             }
         }
+        moved |= self.advance_exact(engine)?;
         let Some(active) = &mut self.active else { return Ok(moved) };
         for run in &mut active.data {
             moved |= take_ended(run, engine);
         }
-        if active.set.is_none() && active.has_started_data && active.data == [None; 2] {
+        let have_data_ended = match &self.data {
+            DataPlans::Combined(_) => active.has_started_data && active.data == [None; 2],
+            DataPlans::Exact(exact) => exact.is_idle(),
+        };
+        if active.set.is_none() && have_data_ended {
             self.end();
             moved = true;
         }
@@ -662,7 +739,7 @@ impl Rounds {
     fn find_wrong_bits(&self) -> Option<String> {
         let active = self.active.as_ref()?;
         let sets = [(&active.contributors, active.given), (&active.corrected, active.late)];
-        let is_wrong = |(set, own): (&RankSet, Option<usize>)| {
+        let is_wrong = |(set, own): (&RankSet, Option<Contributions>)| {
             set.contains(self.rank) != own.is_some() || set.iter().any(|rank| rank >= self.ranks)
         };
         sets.into_iter().any(is_wrong).then(|| {
@@ -682,12 +759,7 @@ impl Rounds {
             opening.ended(&contributors, self.words.of(number, self.all_present));
         }
         self.say_again(number, contributors.is_empty());
-        self.report.rounds += 1;
-        for rank in contributors.iter() {
-            if let Some(counted) = self.report.counted.get_mut(rank as usize) {
-                *counted += 1;
-            }
-        }
+        self.count(|counters| counters.ended(contributors.iter()));
         self.must_correct = contributors.len() < self.ranks;
         if contributors.is_empty() && corrected.is_empty() && !is_last && self.skip(number) {
             return;
@@ -736,11 +808,10 @@ impl Rounds {
                     awaited.round = missed;
                     self.kept = self.newest.take();
                 }
-                (own, None) => {
-                    self.report.late = self.report.late.saturating_sub(1);
-                    self.report.dropped = self.report.dropped.saturating_sub((own == Own::Dropped).into());
+                (_, None) => {
                     *awaited = Awaited { round: Some(self.next), own: Own::Counted, seen: self.next };
-                    (self.late, self.pending) = (None, self.handed);
+                    // It came late, unless it was dropped.
+                    self.pending = self.late.take().or(self.handed.map(Contributions::of));
                     self.say(Readiness::Ready);
                     self.seen = self.next;
                 }

@@ -5,7 +5,10 @@
 use std::mem::forget;
 use std::sync::Arc;
 
-use pleach_collectives::{CollectiveError, GpuBuffer, Operation, Pending, PendingError};
+use pleach_collectives::partial::Activation;
+use pleach_collectives::{
+    CollectiveError, GpuBuffer, GpuMemory, Operation, Options, Partial, Pending, PendingError, Progress,
+};
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::ReduceOp;
@@ -43,6 +46,35 @@ pub(crate) fn buffers_and_streams_go_in_any_order_while_calls_use_them(gpu: &Arc
             assert!(others.to_vec().expect("loaded").iter().all(|value| *value == 7), "round {round}");
         }
         group.on(&kept).barrier().expect("both are there");
+    });
+}
+
+pub(crate) fn rounds_that_are_forgotten_or_dropped_half_done_touch_no_memory_of_others(gpu: &Arc<Gpu>) {
+    let by_thread = |options: &mut Options| {
+        on_gpu(options);
+        options.progress = Progress::Thread;
+    };
+    with_group(Fabric::Shm, 2, by_thread, |group| {
+        let stream = Stream::new(gpu).expect("a stream");
+        let others = filled(&group, &[7_u32; LEN]);
+        for step in 0..6_u32 {
+            let on = group.on(&stream);
+            let mut rounds: Partial<u32, GpuMemory> =
+                on.partial_on_gpu(LEN, Activation::quorum(1)).expect("rounds");
+            rounds.store(&[step; LEN]).expect("stored");
+            let round = rounds.contribute().expect("a round").to_vec().expect("loaded");
+            assert!(round.iter().all(|element| *element == round[0]) && round[0] <= 2 * step);
+            group.barrier().expect("both are there");
+            // Half done: the contribution that is written is no round's.
+            rounds.store(&[step + 1; LEN]).expect("stored");
+            if step % 3 == 0 {
+                forget(rounds)
+            } else {
+                drop(rounds)
+            }
+            assert!(others.to_vec().expect("loaded").iter().all(|value| *value == 7), "step {step}");
+        }
+        group.barrier().expect("both are there");
     });
 }
 

@@ -15,6 +15,7 @@
 //! taken apart), where plain sums took 0.35 us and 0.12 to 0.15 ns (`pleach bench --reproducible
 //! exact`, and the table in docs/performance.md).
 
+mod by_blocks;
 mod elements;
 mod rounding;
 mod two_digits;
@@ -27,6 +28,7 @@ use pleach_transport::mutex::lock;
 
 use pleach_schedule::generate::RANKS_MAX;
 
+pub(crate) use self::by_blocks::{Block, BlockSums};
 use self::elements::Elements;
 use self::rounding::{Float, nearest};
 use self::two_digits::TwoDigitSums;

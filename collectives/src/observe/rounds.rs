@@ -1,0 +1,76 @@
+//! Counters of the rounds of a partial all-reduce, or of all that a group has made.
+//!
+//! Each partial all-reduce of a group adds to them from a thread of its own. Relaxed: each number
+//! stands for itself.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pleach_vocabulary::Rank;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct RoundCounters {
+    rounds: AtomicU64,
+    /// By rank.
+    counted: Box<[AtomicU64]>,
+    late: AtomicU64,
+    dropped: AtomicU64,
+    missed: AtomicU64,
+}
+
+/// How the rounds of one rank went so far: of one partial all-reduce, or of all that a group has made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PartialReport {
+    /// How many rounds have ended here.
+    pub rounds: u64,
+    /// By rank: in how many of them its contribution was.
+    pub counted: Vec<u64>,
+    /// How many contributions of this rank came too late for their round.
+    pub late: u64,
+    /// How many of these were dropped.
+    pub dropped: u64,
+    /// How many results this rank's caller never saw.
+    pub missed: u64,
+}
+
+impl RoundCounters {
+    pub(crate) fn new(ranks: u32) -> Self {
+        let counter = || AtomicU64::new(0);
+        Self {
+            rounds: counter(),
+            counted: (0..ranks).map(|_| counter()).collect(),
+            late: counter(),
+            dropped: counter(),
+            missed: counter(),
+        }
+    }
+
+    /// A round has ended.
+    pub(crate) fn ended(&self, contributors: impl Iterator<Item = Rank>) {
+        self.rounds.fetch_add(1, Ordering::Relaxed);
+        for rank in contributors {
+            if let Some(counted) = self.counted.get(rank as usize) {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// The caller has seen a round.
+    pub(crate) fn seen(&self, late: u64, dropped: u64, missed: u64) {
+        for (counter, number) in [(&self.late, late), (&self.dropped, dropped), (&self.missed, missed)] {
+            counter.fetch_add(number, Ordering::Relaxed);
+        }
+    }
+
+    pub(crate) fn report(&self) -> PartialReport {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        PartialReport {
+            rounds: read(&self.rounds),
+            counted: self.counted.iter().map(read).collect(),
+            late: read(&self.late),
+            dropped: read(&self.dropped),
+            missed: read(&self.missed),
+        }
+    }
+}
