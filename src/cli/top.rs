@@ -28,7 +28,8 @@ use crate::cli::output::{print, print_json, rounded};
     pleach top --once --json 10.0.0.1:9400 10.0.0.2:9400\n\n\
     The first screen shows rates since the group was made, each later screen rates since the screen before. 'last' counts\n\
     the calls in which a rank came last by 10 us or more, as counted by the rank with the highest count. 'late by' is the\n\
-    mean over the ranks that waited. Without a terminal the command prints one snapshot."
+    mean over the ranks that waited. Of partial all-reduces the share of rounds that a rank's contribution is in is shown,\n\
+    and how many of its contributions were late or dropped and results missed. Without a terminal the command prints one snapshot."
 )]
 pub(crate) struct Arguments {
     /// Address of the metrics of rank 0 of each host; the ports of its other ranks follow
@@ -140,6 +141,17 @@ struct ArrivalSkew {
     longest_s: f64,
 }
 
+/// The counters of a rank's rounds of partial all-reduces.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Rounds {
+    rounds: f64,
+    late: f64,
+    dropped: f64,
+    missed: f64,
+    /// By rank: the rounds that its contribution is in.
+    counted: BTreeMap<Rank, f64>,
+}
+
 /// The metrics of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RankState {
@@ -150,6 +162,8 @@ struct RankState {
     waits_for: Option<Rank>,
     shapes: BTreeMap<ShapeKey, Calls>,
     peers: BTreeMap<Rank, ArrivalSkew>,
+    /// If it has made any.
+    rounds: Option<Rounds>,
 }
 
 /// The metrics of all ranks that answered.
@@ -251,6 +265,13 @@ fn read(text: &str) -> Option<(Rank, RankState)> {
             ("failed", _) => state.has_failed = value > 0.0,
             ("under_way", _) => state.under_way = value,
             ("waits_for", Some(peer)) => state.waits_for = Some(peer),
+            ("rounds_total", _) => state.rounds.get_or_insert_default().rounds = value,
+            ("late_total", _) => state.rounds.get_or_insert_default().late = value,
+            ("dropped_total", _) => state.rounds.get_or_insert_default().dropped = value,
+            ("missed_total", _) => state.rounds.get_or_insert_default().missed = value,
+            ("counted_total", Some(peer)) => {
+                state.rounds.get_or_insert_default().counted.insert(peer, value);
+            }
             ("last_total", Some(peer)) => state.peers.entry(peer).or_default().last = value,
             ("arrival_skew_seconds_sum", Some(peer)) => state.peers.entry(peer).or_default().sum_s = value,
             ("arrival_skew_seconds_count", Some(peer)) => state.peers.entry(peer).or_default().heard = value,
@@ -315,6 +336,19 @@ struct RankRow {
     last: u64,
     arrival_skew_us: f64,
     longest_us: f64,
+    rounds: Option<RoundsRow>,
+}
+
+/// A rank in the rounds of partial all-reduces, since the group was made.
+#[derive(Debug, PartialEq)]
+struct RoundsRow {
+    /// The share of rounds that its contribution is in, by the rank that has seen most rounds.
+    share: f64,
+    /// How many of its contributions came too late, how many of these are in no round, and how many
+    /// results it never saw.
+    late: u64,
+    dropped: u64,
+    missed: u64,
 }
 
 #[derive(Debug, PartialEq)]
@@ -341,6 +375,19 @@ fn counted<'a>(
             seconds: since(now.seconds, then.seconds),
         };
         (key, calls)
+    })
+}
+
+/// The rank in the rounds that it and the others have counted.
+fn rounds_row(now: &Snapshot, rank: Rank, state: &RankState) -> Option<RoundsRow> {
+    let own = state.rounds.as_ref()?;
+    let all = now.ranks.values().filter_map(|state| state.rounds.as_ref());
+    let most = all.max_by(|left, right| left.rounds.total_cmp(&right.rounds)).unwrap_or(own);
+    Some(RoundsRow {
+        share: ratio(most.counted.get(&rank).copied().unwrap_or(0.0), most.rounds).min(1.0),
+        late: own.late as u64,
+        dropped: own.dropped as u64,
+        missed: own.missed as u64,
     })
 }
 
@@ -389,6 +436,7 @@ impl View {
                 last: last as u64,
                 arrival_skew_us: ratio(sum_s, heard) * 1e6,
                 longest_us: longest_s * 1e6,
+                rounds: rounds_row(now, *rank, state),
             });
         }
         let shapes =
@@ -430,7 +478,13 @@ impl View {
                 "in_calls": rounded(row.in_calls, 4),
                 "last": row.last,
                 "arrival_skew_us": rounded(row.arrival_skew_us, 3),
-                "longest_us": rounded(row.longest_us, 3)
+                "longest_us": rounded(row.longest_us, 3),
+                "rounds": row.rounds.as_ref().map(|rounds| json!({
+                    "share": rounded(rounds.share, 4),
+                    "late": rounds.late,
+                    "dropped": rounds.dropped,
+                    "missed": rounds.missed
+                }))
             })
         };
         json!({
@@ -493,6 +547,17 @@ impl fmt::Display for View {
                 row.longest_us
             )?;
         }
+        let in_rounds = || self.ranks.iter().filter_map(|row| Some((row.rank, row.rounds.as_ref()?)));
+        if in_rounds().next().is_some() {
+            writeln!(
+                formatter,
+                "\n{:<6} {:>10} {:>9} {:>8} {:>12}",
+                "rank", "in rounds", "late", "dropped", "missed"
+            )?;
+        }
+        for (rank, RoundsRow { share, late, dropped, missed }) in in_rounds() {
+            writeln!(formatter, "{rank:<6} {:>9.1}% {late:>9} {dropped:>8} {missed:>12}", share * 100.0)?;
+        }
         Ok(())
     }
 }
@@ -547,10 +612,21 @@ mod scrape_tests {
             pleach_bytes_total{rank=\"1\",collective=\"all-reduce\",algorithm=\"ring\",bytes_max=\"64\"} NaN\n\
             pleach_arrival_skew_seconds_sum{rank=\"1\",peer=\"3\"} 0.5\n";
         let (rank, state) = read(text).unwrap();
+        assert_eq!(state.rounds, None);
         assert_eq!((rank, state.world_size, state.waits_for), (1, 4, Some(3)));
         let calls = state.shapes[&("all-reduce".to_owned(), "ring".to_owned(), 64)];
         assert_eq!((calls.calls, calls.bytes), (7.0, 0.0));
         assert_eq!(state.peers[&3].sum_s, 0.5);
+        let text = "pleach_world_size{rank=\"1\"} 2\npleach_rounds_total{rank=\"1\"} 8\n\
+            pleach_late_total{rank=\"1\"} 5\npleach_dropped_total{rank=\"1\"} 3\npleach_missed_total{rank=\"1\"} 1\n\
+            pleach_counted_total{rank=\"1\",peer=\"0\"} 8\npleach_counted_total{rank=\"1\",peer=\"1\"} 2\n";
+        let (rank, state) = read(text).unwrap();
+        let snapshot = Snapshot { at: Nanos(0), ranks: [(rank, state)].into() };
+        let view = View::new(&snapshot, None);
+        let row = RoundsRow { share: 0.25, late: 5, dropped: 3, missed: 1 };
+        assert_eq!(view.ranks[0].rounds, Some(row));
+        assert!(view.to_string().contains("in rounds") && view.to_string().contains("25.0%"), "{view}");
+        assert_eq!(view.to_json()["ranks"][0]["rounds"]["missed"], 1);
         for foreign in ["", "go_goroutines 3\n", "<html>", "pleach_failed{rank=\"0\"} 0\n"] {
             assert_eq!(read(foreign), None, "{foreign}");
         }
