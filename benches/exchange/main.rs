@@ -4,8 +4,8 @@
 //! * *in place* and *copied* over shared memory, beside a copy of the same bytes (`memcpy`);
 //! * *copied* and *inline* over sockets of loopback, beside a stream of the same bytes that is
 //!   asked for by one byte (`stream`), between two processes as well;
-//! * a unary call of tonic whose answer has the bytes, and a step of TensorFlow in which they cross,
-//!   each over gRPC of its own (`--tensorflow PYTHON`; else that column is empty).
+//! * a unary call of tonic whose answer has the bytes, and a step of TensorFlow in which they
+//!   cross, each over gRPC of its own (`--tensorflow PYTHON`; else that column is empty).
 //!
 //! Each size is measured in turn with everything else, several times; the medians count. The
 //! command `pleach exchange bench` measures the ways and checks every tensor. This reports, and
