@@ -334,6 +334,12 @@ fn a_build_without_grpc_says_how_to_have_it() {
         assert_eq!(output.status.code(), Some(2), "{error}");
         assert!(error.contains("build pleach with --features grpc"), "{error}");
     }
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pleach"));
+    command.args(["graph", "serve"]).arg(light("squeezenet")).args(["--listen", "127.0.0.1:0"]);
+    let output = command.output().expect("pleach starts");
+    let error = String::from_utf8(output.stderr).expect("it is text");
+    assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(2), &b""[..]), "{error}");
+    assert!(error.contains("build pleach with --features grpc"), "{error}");
 }
 
 #[test]

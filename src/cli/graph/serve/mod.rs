@@ -18,7 +18,6 @@ mod server;
     mpirun -n 3 pleach graph serve model.onnx --listen 0.0.0.0:8001\n\n\
     Programs of tritonclient and of other clients of KServe's protocol work unchanged. One rank more than\n\
     --ranks says is started, which listens. docs/graph.md describes what is answered.")]
-#[cfg_attr(not(feature = "grpc"), expect(dead_code, reason = "a build without gRPC serves nothing"))]
 pub(crate) struct Arguments {
     #[command(flatten)]
     job: JobArguments,
