@@ -2,7 +2,8 @@
 
 usage: triton_clients.py PLEACH
 
-PLEACH: the command, of a build with gRPC. `.ci/steps` runs this.
+PLEACH: the command, of a build with gRPC. `.ci/steps` runs this. The commands that "docs/graph.md"
+shows are among the tests.
 """
 
 import asyncio
@@ -42,9 +43,10 @@ output n
 class Server:
     """A server, as long as the block lasts."""
 
-    def __init__(self, model: pathlib.Path, *arguments: str) -> None:
-        command = [PLEACH, "graph", "serve", str(model), "--listen", "127.0.0.1:0", "--name", "m", *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    def __init__(self, arguments: list[str], folder: pathlib.Path) -> None:
+        self.process = subprocess.Popen(
+            [PLEACH, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder
+        )
 
     def __enter__(self) -> str:
         line = self.process.stdout.readline()
@@ -189,23 +191,27 @@ class Clients(unittest.TestCase):
                 self.assertEqual(np.frombuffer(raw[1], np.float32).tolist(), [1, 0, 2, 0])
                 self.assertEqual(raw[2], b"\1\0\1")
 
-    def test_example(self) -> None:
-        model = ROOT / "graph-analyzer/tests/data/light/light_squeezenet.onnx"
-        arguments = ("--ranks", "2", "--random-weights", "1", "--depth", "3", "--allow-client-shm")
-        with Server(model, *arguments) as address:
-            command = [sys.executable, str(ROOT / "examples/triton_client.py"), address, "m"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    def test_the_lines_of_the_documents(self) -> None:
+        page = (ROOT / "docs/graph.md").read_text()
+        mark = "<!-- run: by tests/triton_clients.py, "
+        self.assertEqual(page.count(mark), 1)
+        serve, ask = page.split(mark)[1].split("```sh\n")[1].split("\n```")[0].splitlines()
+        serve = serve.replace("127.0.0.1:8001", "127.0.0.1:0").split()[1:]
+        with Server(serve, ROOT) as address:
+            command = ask.replace("127.0.0.1:8001", address).split()
+            command[0] = sys.executable
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("(1, 1000, 1, 1) of float32, the same in 16 concurrent requests", done.stdout)
 
 
 def main() -> None:
     global PLEACH
-    PLEACH = sys.argv.pop(1)
+    PLEACH = str(pathlib.Path(sys.argv.pop(1)).resolve())
     with tempfile.TemporaryDirectory() as folder:
-        model = pathlib.Path(folder) / "model.graph"
-        model.write_text(MODEL)
-        with Server(model, "--ranks", "2", "--depth", "3", "--allow-client-shm") as address:
+        (pathlib.Path(folder) / "model.graph").write_text(MODEL)
+        arguments = "graph serve model.graph --name m --ranks 2 --depth 3 --listen 127.0.0.1:0 --allow-client-shm"
+        with Server(arguments.split(), pathlib.Path(folder)) as address:
             Clients.address = address
             unittest.main(verbosity=2)
 

@@ -1,6 +1,7 @@
 //! Whatever another program sends for the tensor exchange: no panic. An introduction and a
 //! reference that decode survive being encoded, and a reference that is accepted names bytes inside
-//! of the region that was announced, a lease of its slot at a time.
+//! of the region that was announced, a lease of its slot at a time. A request for inference that is
+//! accepted fits its model.
 #![no_main]
 
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use pleach_exchange::calls::CallLimits;
 use pleach_exchange::endpoint::check_decoders;
 use pleach_exchange::gathered::{self, Beginning};
+use pleach_exchange::inference::{self, Datatype, Dimension, InputSource, ModelInterface, TensorSpec};
 use pleach_exchange::introduction::{INTRODUCTION_BYTES_MAX, Introduction};
 use pleach_exchange::key::RendezvousKey;
 use pleach_exchange::lease::{LeaseLimits, ReturnCounters};
@@ -74,7 +76,47 @@ fn talk(bytes: &[u8]) {
     assert_eq!(calls.next_deadline(), None, "no call waits for a lost peer");
 }
 
+/// Inputs `x`: FP32 [n, 2] and `y`: INT8 [n]; an output `z`.
+fn model() -> ModelInterface {
+    let size = || Dimension::Symbol("n".to_owned());
+    let tensor = |name: &str, datatype, dimensions| TensorSpec {
+        name: name.to_owned(),
+        datatype,
+        dimensions: Some(dimensions),
+    };
+    ModelInterface {
+        name: "m".to_owned(),
+        version: "1".to_owned(),
+        platform: "fuzz".to_owned(),
+        inputs: vec![
+            tensor("x", Datatype::Fp32, vec![size(), Dimension::Fixed(2)]),
+            tensor("y", Datatype::Int8, vec![size()]),
+        ],
+        outputs: vec![tensor("z", Datatype::Fp32, vec![Dimension::Any])],
+    }
+}
+
+/// A request for inference: what is accepted has all inputs in their sizes.
+fn infer(bytes: &[u8]) {
+    let model = model();
+    let Ok(request) = inference::decode(bytes.to_vec().into()) else { return };
+    let fields = request.inputs.len() + request.outputs.len() + request.raw_input_contents.len();
+    assert!(fields <= inference::FIELDS_MAX);
+    let Ok(call) = model.check(request) else { return };
+    assert_eq!(call.inputs.len(), 2);
+    assert!(call.inputs[0].shape == [call.inputs[1].shape[0], 2]);
+    for (input, spec) in call.inputs.iter().zip(&model.inputs) {
+        let expected = input.shape.iter().product::<u64>() * spec.datatype.bytes();
+        match &input.source {
+            InputSource::Message(given) => assert_eq!(given.len() as u64, expected),
+            InputSource::Region(slice) => assert_eq!(slice.bytes, expected),
+        }
+    }
+    assert!(call.outputs.len() == 1 && call.outputs[0].number == 0);
+}
+
 fuzz_target!(|bytes: &[u8]| {
+    infer(bytes);
     if let Ok((version, introduction)) = Introduction::decode(bytes) {
         let encoded = introduction.encode().expect("was decoded");
         assert!(encoded.len() <= INTRODUCTION_BYTES_MAX);
