@@ -576,8 +576,14 @@ fn tensors_lie_in_shared_memory_that_the_client_may_shorten() {
 
 #[test]
 fn a_cancelled_call_and_one_whose_deadline_is_over_disturb_no_other() {
-    let folder = Folder::new("serve-cancelled");
-    let server = Server::of_model(&folder, &["--depth", "2"]);
+    for fabric in ["shm", "tcp"] {
+        cancel(fabric);
+    }
+}
+
+fn cancel(fabric: &str) {
+    let folder = Folder::new(&format!("serve-cancelled-{fabric}"));
+    let server = Server::of_model(&folder, &["--depth", "2", "--fabric", fabric]);
     let stopped = server.rank(1);
     runtime().block_on(async {
         let client = Client::connect(&server).await;

@@ -341,6 +341,10 @@ fn typed(
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+    use prost::Message as _;
+
+    use super::super::decode;
     use super::*;
 
     fn spec(name: &str, datatype: Datatype, dimensions: &[Dimension]) -> TensorSpec {
@@ -509,5 +513,24 @@ mod tests {
         inputs[0].parameters = sizes("r", 8, 0);
         inputs[0].parameters.remove("shared_memory_byte_size");
         assert!(refused(request(inputs, &[b"abcdefgh"])).contains("no parameter shared_memory_byte_size"));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_a_reason_to_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
+        ) {
+            let _ = decode(bytes.into()).and_then(|request| model().check(request));
+            let mut message = request(two(), &[b"12345678", b"abcdefgh"]).encode_to_vec();
+            for (place, byte) in changes {
+                let place = place.index(message.len());
+                message[place] = byte;
+            }
+            if let Ok(call) = decode(message.into()).and_then(|request| model().check(request)) {
+                prop_assert_eq!(&call.inputs[0].shape[1..], &[2]);
+                prop_assert_eq!(call.inputs[0].shape[0], call.inputs[1].shape[0]);
+            }
+        }
     }
 }
