@@ -23,6 +23,8 @@ pub mod compute;
 #[doc(hidden)]
 pub mod engine;
 #[cfg(not(loom))]
+mod exact;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod group;
 #[cfg(not(loom))]

@@ -13,7 +13,7 @@
 //!   messages, and `exchange` for short parts; with two ranks it costs nothing.
 //! * [`Reproducible::Exact`] adds without rounding, in integers wide enough, and rounds once: the
 //!   correctly rounded sum (or average) of all contributions, whatever the number and order of
-//!   ranks. See `group/exact` for how and for the cost.
+//!   ranks. See `exact` for how and for the cost.
 //!
 //! Integers, minimum and maximum are exact anyway. Of a NaN only that it is one is promised, at any
 //! level.

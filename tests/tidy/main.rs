@@ -61,7 +61,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
     ("collectives/src/group/batch.rs", "copies between a batch's memory"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
-    ("collectives/src/group/exact/elements.rs", "elements of a call by their addresses"),
+    ("collectives/src/exact/elements.rs", "elements of a call by their addresses"),
     ("collectives/src/group/temporary_registration.rs", "memory lent for one call"),
     ("collectives/src/group/partial.rs", "registered memory as slices, while no round holds it"),
     ("collectives/src/group/window/mod.rs", "elements of a write as a slice, until its credit"),

@@ -294,7 +294,7 @@ pub struct Buffer<T: Element> {
 
 impl<T: Element> Buffer<T> {
     /// The first `len` elements of a registered slice that no other code uses.
-    pub(crate) fn new(slice: Slice, len: usize, group: u64) -> Self {
+    pub(super) fn new(slice: Slice, len: usize, group: u64) -> Self {
         assert!(slice.as_ptr().cast::<T>().is_aligned());
         let slice = slice.slice(0..len * size_of::<T>()).expect("memory was made for so many elements");
         Self { slice, len, group, _element: PhantomData }
@@ -363,11 +363,6 @@ impl<T: Element> Buffer<T> {
     /// the buffer is dropped.
     pub(super) fn held(&self) -> (Slice, u64) {
         (self.slice.clone(), self.group)
-    }
-
-    /// The first `len` elements, for a run that this buffer's owner waits for before it touches them.
-    pub(crate) fn registered(&self, len: usize) -> Bytes {
-        Bytes::Registered(self.slice.slice(0..len * size_of::<T>()).expect("inside of the buffer"))
     }
 
     /// The operand for the group of this number: in place if that group registered the buffer.

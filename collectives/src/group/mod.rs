@@ -33,7 +33,7 @@ mod calls;
 mod data;
 mod driver;
 mod error;
-pub(crate) mod exact;
+mod exact;
 mod gpu;
 mod info;
 mod join;

@@ -18,15 +18,15 @@ use super::bound::BoundCall;
 use super::data::Element;
 use super::driver::{Core, Driver, INTERRUPT_INTERVAL, Served};
 use super::error::{CollectiveError, NotExact};
-use super::exact::BlockSums;
 use super::gpu::GpuBuffer;
 use super::premultiplied::Scaling;
 use super::split::SplitError;
-use super::{Buffer, Group, Progress};
+use super::{Group, Progress};
 use crate::call::Counts;
 use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute, Job};
 use crate::engine::{Bytes, Plan, memory_for_peers};
+use crate::exact::BlockSums;
 use crate::partial::{
     Activation, ActivationError, Awaited, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, ExactPlans,
     ExactSums, Late, Own, PartialReport, RankSet, Rounds, RoundsMemory, Terms, WORDS, neutral,
@@ -140,8 +140,8 @@ pub struct RawRound<'a> {
     awaited: Awaited,
 }
 
-/// Fills memory of so many bytes with an element again and again, in pieces: a copy of it all may be
-/// more memory than there is.
+/// Fills memory of so many bytes with an element again and again, in pieces: a copy of it all may
+/// be more memory than there is.
 fn fill(
     bytes: usize,
     element: &[u8],
@@ -192,8 +192,8 @@ impl Group {
     ///
     /// # Errors
     ///
-    /// See [`PartialError`]; the same on all ranks but for a missing stream. There are no exact sums
-    /// of floats and no factors there.
+    /// See [`PartialError`]; the same on all ranks but for a missing stream. There are no exact
+    /// sums of floats and no factors there.
     pub fn partial_on_gpu<T: Element>(
         &self,
         len: usize,
@@ -255,17 +255,12 @@ impl Group {
             Some(gpu) => Box::new(CudaCompute::new(gpu, StagingSpace::Host)?),
             None => Box::new(HostCompute::new()),
         };
-        let words_max = exact.and_then(|sums| sums.possible_words().last().copied()).unwrap_or(0);
-        let exact_words = match exact {
-            Some(_) => Some(self.buffer::<i64>(words_max)?),
-            None => None,
-        };
         self.shared.begin_progress()?;
         let mut core = self.shared.driver.lock();
         let sum = Self { variant: None, ..self.clone() };
         let set_plan = sum.all_reduce_plan(&mut core, DataType::U64, ReduceOp::Sum, words)?;
-        let data = match exact.zip(exact_words) {
-            Some((sums, words)) => self.exact_plans(&mut core, sums, words, corrects)?,
+        let data = match exact {
+            Some(sums) => self.exact_plans(&mut core, sums, corrects)?,
             None => {
                 let op = Rounds::data_op(&terms);
                 DataPlans::Combined(self.all_reduce_plan(&mut core, data_type, op, len)?)
@@ -320,7 +315,6 @@ impl Group {
         &self,
         core: &mut Core,
         sums: BlockSums,
-        words: Buffer<i64>,
         corrects: bool,
     ) -> Result<DataPlans, CollectiveError> {
         let parts_max = if corrects { 2 } else { 1 };
@@ -335,7 +329,7 @@ impl Group {
         let plans = possible
             .map(|words| Ok((words, self.all_reduce_plan(core, DataType::I64, ReduceOp::Sum, words)?)));
         let plans = ExactPlans { facts, words: plans.collect::<Result<_, CollectiveError>>()? };
-        let exact = ExactSums::new(sums, plans, words, parts_max, EXACT_CONTRIBUTIONS);
+        let exact = ExactSums::new(sums, plans, parts_max, EXACT_CONTRIBUTIONS);
         Ok(DataPlans::Exact(Box::new(exact)))
     }
 
@@ -392,8 +386,9 @@ impl<T: Element, M> Partial<T, M> {
         self.raw.contribute().map(Round::of)
     }
 
-    /// Hands the contribution over and returns at once, on a GPU when the contribution is ready. [`Partial::contribution`] is other memory
-    /// from now on, so the next contribution can be computed while the round goes on.
+    /// Hands the contribution over and returns at once, on a GPU when the contribution is ready.
+    /// [`Partial::contribution`] is other memory from now on, so the next contribution can be
+    /// computed while the round goes on.
     ///
     /// ```
     /// # use pleach_collectives::{Group, Options, partial::Activation};

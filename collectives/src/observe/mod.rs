@@ -225,8 +225,8 @@ impl Observations {
         }
     }
 
-    /// The counters of the rounds of this group's partial all-reduces. Other threads than that of the
-    /// engine add to them.
+    /// The counters of the rounds of this group's partial all-reduces. Other threads than that of
+    /// the engine add to them.
     pub(crate) fn rounds(&self) -> &RoundCounters {
         self.rounds.get_or_init(|| RoundCounters::new(self.peers.len() as u32))
     }

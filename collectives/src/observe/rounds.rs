@@ -18,7 +18,8 @@ pub(crate) struct RoundCounters {
     missed: AtomicU64,
 }
 
-/// How the rounds of one rank went so far: of one partial all-reduce, or of all that a group has made.
+/// How the rounds of one rank went so far: of one partial all-reduce, or of all that a group has
+/// made.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PartialReport {

@@ -141,8 +141,8 @@ impl Activation {
     /// is that of the newest 20 rounds in which no rank was late, and the first 20 rounds wait for
     /// all ranks. The first rank learns it and opens the rounds, so all ranks have one deadline.
     ///
-    /// OptiReduce (NSDI 2025) learns its timeout as a tail percentile of its first rounds. Other than
-    /// there, the deadline is learned anew while rounds go on: a rank that was left out
+    /// OptiReduce (NSDI 2025) learns its timeout as a tail percentile of its first rounds. Other
+    /// than there, the deadline is learned anew while rounds go on: a rank that was left out
     /// [too often](Activation::staleness_max) is waited for, and then the round counts.
     #[must_use]
     pub fn learned_deadline(percentile: f64) -> Self {

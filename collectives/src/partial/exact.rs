@@ -1,4 +1,4 @@
-//! Rounds whose sums of floats are exact: see [`crate::group::exact`] for how.
+//! Rounds whose sums of floats are exact: see [`crate::exact`] for how.
 //!
 //! A round takes several runs, one after the other: one finds the binary places that the numbers of
 //! each block use (beside the run of the set), then one a block adds the block's digits. A rank
@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use super::contributions::{Contribution, Contributions};
 use crate::engine::{Address, Bytes, Engine, Plan, RunId, StartError};
-use crate::group::Buffer;
-use crate::group::exact::{Block, BlockSums};
+use crate::exact::{Block, BlockSums};
 
 /// The plans of the runs.
 pub(crate) struct ExactPlans {
@@ -58,7 +57,7 @@ pub(crate) struct ExactSums {
     facts_input: Vec<i32>,
     facts: Vec<i32>,
     /// What the run of a block reads and writes.
-    words: Buffer<i64>,
+    words: Vec<i64>,
     stage: Stage,
 }
 
@@ -68,15 +67,10 @@ fn take_outcome(run: RunId, engine: &mut Engine) -> Option<bool> {
 }
 
 impl ExactSums {
-    /// `words`: as many as the largest block becomes. `contributions`: how many buffers there are.
-    pub(crate) fn new(
-        sums: BlockSums,
-        plans: ExactPlans,
-        words: Buffer<i64>,
-        parts_max: usize,
-        contributions: usize,
-    ) -> Self {
+    /// `contributions`: how many buffers there are.
+    pub(crate) fn new(sums: BlockSums, plans: ExactPlans, parts_max: usize, contributions: usize) -> Self {
         let facts = Self::facts_len(sums, parts_max);
+        let words_max = plans.words.keys().copied().max().unwrap_or(0);
         Self {
             sums,
             plans,
@@ -84,7 +78,8 @@ impl ExactSums {
             facts_of: vec![Vec::new(); contributions],
             facts_input: vec![0; facts],
             facts: vec![0; facts],
-            words,
+            // As many as the largest block becomes. Pages are had when they are used.
+            words: vec![0; words_max],
             stage: Stage::Idle,
         }
     }
@@ -124,7 +119,8 @@ impl ExactSums {
         Ok(())
     }
 
-    /// Goes on by one block at most; `divide_by` is known when the set is. True when anything moved.
+    /// Goes on by one block at most; `divide_by` is known when the set is. True when anything
+    /// moved.
     pub(crate) fn advance(
         &mut self,
         engine: &mut Engine,
@@ -154,7 +150,8 @@ impl ExactSums {
         match run {
             None if words > 0 => {
                 self.sums.expand(block, &parts[part].inputs, &mut self.words[..words]);
-                let bytes = self.words.registered(words);
+                let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words[..words]);
+                let bytes = Bytes::Private { base: Address::of(bytes), len: bytes.len() };
                 let plan = &self.plans.words[&words];
                 let run = engine.start_divided(None, plan, [bytes.clone(), bytes], timeout)?;
                 self.stage = Stage::Blocks { ended, run: Some(run) };

@@ -39,8 +39,8 @@ pub(crate) struct RoundsMemory {
     pub(crate) corrections: Vec<Bytes>,
     /// Where sums are not exact.
     pub(crate) neutral: Bytes,
-    /// What the set's run reads and writes, on the host: a bit for each rank, then as many words for
-    /// late contributions that are reduced apart.
+    /// What the set's run reads and writes, on the host: a bit for each rank, then as many words
+    /// for late contributions that are reduced apart.
     pub(crate) set: [Slice; 2],
 }
 

@@ -23,8 +23,7 @@ use super::rounds::{
 use super::{Activation, Divisor, Late, RankSet, neutral};
 use crate::call::{Counts, Descriptor};
 use crate::engine::Bytes;
-use crate::group::Buffer;
-use crate::group::exact::BlockSums;
+use crate::exact::BlockSums;
 use crate::simulate::{Cluster, Limits, Scenario, TIMEOUT_FAR};
 
 /// Events after which a run is called endless.
@@ -168,8 +167,6 @@ impl Trial {
                 set: [register(set_words * 8), register(set_words * 8)],
             };
             let sums = is_exact.then(|| BlockSums::new(data_type, len));
-            let words_max = sums.and_then(|sums| sums.possible_words().last().copied()).unwrap_or(0);
-            let words = Buffer::new(register(words_max * 8), words_max, 0);
             let mut plan = |data_type, op, count| {
                 let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
                 let amount = counts.amount();
@@ -185,7 +182,7 @@ impl Trial {
                     let possible = sums.possible_words().into_iter();
                     let by_words = possible.map(|words| (words, plan(DataType::I64, ReduceOp::Sum, words)));
                     let plans = ExactPlans { facts, words: by_words.collect() };
-                    let exact = ExactSums::new(sums, plans, words, parts, EXACT_CONTRIBUTIONS);
+                    let exact = ExactSums::new(sums, plans, parts, EXACT_CONTRIBUTIONS);
                     DataPlans::Exact(Box::new(exact))
                 }
             };
@@ -456,7 +453,8 @@ fn bits(number: i128, divide_by: i128, terms: Terms) -> u64 {
     if terms.data_type == DataType::I64 {
         return (number / divide_by) as i64 as u64;
     }
-    // A zero is positive. Of others, more bits than a float has; the lowest says whether more follow.
+    // A zero is positive. Of others, more bits than a float has; the lowest says whether more
+    // follow.
     let shift = number.unsigned_abs().leading_zeros().saturating_sub(1);
     let shifted = number.unsigned_abs() << shift;
     let divisor = divide_by.unsigned_abs();

@@ -12,32 +12,32 @@ use crate::engine::Bytes;
 /// **Invariant:** the memory is the host's, holds `len` aligned elements, and is the caller's
 /// until the call returns; nobody else touches it, since exact calls work on copies.
 #[derive(Clone, Copy)]
-pub(super) struct Elements<'a, T> {
+pub(crate) struct Elements<'a, T> {
     base: *mut T,
     len: usize,
     _memory: PhantomData<&'a Bytes>,
 }
 
 impl<'a, T: bytemuck::Pod> Elements<'a, T> {
-    pub(super) fn of(bytes: &'a Bytes) -> Self {
+    pub(crate) fn of(bytes: &'a Bytes) -> Self {
         let base = bytes.base().0.cast::<T>();
         assert!(base.is_aligned(), "data are aligned");
         Self { base, len: bytes.len() / size_of::<T>(), _memory: PhantomData }
     }
 
-    pub(super) fn len(self) -> usize {
+    pub(crate) fn len(self) -> usize {
         self.len
     }
 
     /// Some of them, in order.
-    pub(super) fn iter(self, range: Range<usize>) -> impl ExactSizeIterator<Item = T> {
+    pub(crate) fn iter(self, range: Range<usize>) -> impl ExactSizeIterator<Item = T> {
         assert!(range.end <= self.len, "a block lies among the elements");
         // SAFETY: inside of the memory, aligned, and any bytes are an element; see the invariant.
         range.map(move |index| unsafe { self.base.add(index).read() })
     }
 
     /// Stores an element, if it has that place.
-    pub(super) fn set(self, index: usize, value: T) {
+    pub(crate) fn set(self, index: usize, value: T) {
         if index < self.len {
             // SAFETY: as in `iter`; only outputs are written, which are the caller's to write.
             unsafe { self.base.add(index).write(value) }

@@ -4,10 +4,9 @@
 use half::{bf16, f16};
 
 use crate::compute::{F8E4M3, F8E5M2};
-use crate::group::Element;
 
 /// A float that exact sums are made of.
-pub(super) trait Float: Element {
+pub(crate) trait Float: bytemuck::Pod + std::fmt::Debug {
     /// Bits of a normal mantissa, the leading one included.
     const PRECISION: i32;
     /// Place of the lowest bit of the smallest number.
