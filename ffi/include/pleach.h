@@ -458,8 +458,9 @@ typedef pleachPartial *pleachPartial_t;
 typedef struct {
   // sizeof(pleachPartialConfig_t).
   size_t size;
-  // When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE" or
-  // "deadline:D", with times as "20ms" or "1.5s"; all by default.
+  // When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE", "deadline:D" or
+  // "deadline:pN", with times as "20ms" or "1.5s", and the percentile of a learned deadline as
+  // "p95"; all by default.
   const char *activation;
   // What becomes of late contributions: one of the constants pleachLateDefault to
   // pleachLateCorrect.

@@ -59,8 +59,9 @@ pub const pleachOwnAbstained: c_int = 5;
 pub struct pleachPartialConfig_t {
     /// sizeof(pleachPartialConfig_t).
     pub size: usize,
-    /// When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE" or
-    /// "deadline:D", with times as "20ms" or "1.5s"; all by default.
+    /// When a round opens: "all", "solo", "majority", "quorum:K", "quorum:K+GRACE", "deadline:D" or
+    /// "deadline:pN", with times as "20ms" or "1.5s", and the percentile of a learned deadline as
+    /// "p95"; all by default.
     pub activation: *const c_char,
     /// What becomes of late contributions: one of the constants pleachLateDefault to
     /// pleachLateCorrect.

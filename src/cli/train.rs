@@ -83,7 +83,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
     /// Sum gradients without waiting for late ranks; a round opens by: all, solo, majority,
-    /// quorum:K, quorum:K+GRACE or deadline:D
+    /// quorum:K, quorum:K+GRACE, deadline:D or deadline:pN (a learned percentile)
     #[arg(long, value_name = "ACTIVATION", conflicts_with = "scheme")]
     partial: Option<Activation>,
     /// What becomes of late gradients: carry, drop or correct [default: that of the activation]

@@ -26,7 +26,7 @@ const MAX: Size = Size(1 << 20);
 #[derive(Debug, clap::Args)]
 pub(crate) struct PartialArguments {
     /// With partial-all-reduce: when a round opens: all, solo, majority, quorum:K,
-    /// quorum:K+GRACE or deadline:D
+    /// quorum:K+GRACE, deadline:D or deadline:pN (a learned percentile)
     #[arg(long, value_name = "ACTIVATION", default_value = "solo")]
     activation: Activation,
     /// With partial-all-reduce: what becomes of late contributions: carry, drop or correct
