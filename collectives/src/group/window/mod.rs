@@ -551,6 +551,22 @@ impl<T: Element> Window<T> {
         seen(Arrival { from: *from, slot: *slot, word: *word, data });
     }
 
+    /// Ends the window on all ranks: calls under way return at once with an error. It does nothing
+    /// to the group that the window was made from.
+    pub fn abort(&self) {
+        self.group.abort();
+    }
+
+    /// Ends the window on all ranks because of a peer that has not done in time what this rank
+    /// waits for, and returns the verdict that all ranks get. `needed` says what, as "a word".
+    #[must_use]
+    pub fn give_up(&self, peer: Rank, needed: &str, waited: Duration) -> CollectiveError {
+        if let Err(error) = self.group.expect_open().and(self.expect_rank(peer)) {
+            return error;
+        }
+        self.group.give_up(FaultKind::TimedOut, peer, needed.to_owned(), waited)
+    }
+
     /// Meets all ranks once more and leaves the window.
     ///
     /// # Errors

@@ -111,3 +111,35 @@ fn a_write_that_finds_no_staging_names_the_rank_that_takes_no_bytes() {
         assert_eq!(*error, errors[0]);
     }
 }
+
+#[test]
+fn a_peer_that_is_given_up_is_named_on_all_ranks_and_the_first_group_works_on() {
+    for is_aborted in [false, true] {
+        let errors = ranks::with_group(
+            Fabric::Shm,
+            3,
+            |_| {},
+            |group| {
+                let mut window = group.window::<u8>(4, 1).expect("all ask for the same");
+                group.barrier().expect("all have opened the window");
+                let error = if group.rank() == 1 {
+                    if is_aborted {
+                        window.abort();
+                        window.wait(PATIENCE, |_| ()).expect_err("the window has ended")
+                    } else {
+                        window.give_up(2, "a word", Duration::from_secs(7))
+                    }
+                } else {
+                    window.wait(PATIENCE, |_| ()).expect_err("rank 1 gives up")
+                };
+                assert_eq!(group.timeout(), PATIENCE);
+                group.barrier().expect("the group that the window was made from works on");
+                error.to_string()
+            },
+        );
+        let part = if is_aborted { "rank 1 aborted" } else { "rank 1 waited 7000 ms for rank 2: a word" };
+        for error in &errors {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+}
