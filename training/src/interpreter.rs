@@ -6,17 +6,22 @@
 
 use std::ops::Range;
 
+use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 use pleach_vocabulary::digest::chain;
 
 use crate::layout::Bucket;
 use crate::ledger::{Ledger, PolicyError, User};
 use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::shares::WindowPlan;
 
 /// The vectors of one rank, as a driver keeps them.
 pub trait Vectors {
     /// The same piece of several different vectors, none of which an operation uses.
     fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N];
+
+    /// Publishes a piece of a vector, which is this rank's share of it, with a word.
+    fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64);
 }
 
 /// What takes time, and is the driver's to carry out.
@@ -36,6 +41,37 @@ pub enum Request {
         /// The elements.
         piece: Range<usize>,
     },
+    /// Start a read; see [`Action::Read`].
+    Read {
+        /// Its number.
+        id: OperationId,
+        /// The peer.
+        from: Rank,
+        /// Where the elements go.
+        into: Vector,
+        /// The elements: the share of the peer.
+        piece: Range<usize>,
+    },
+    /// Start a write; see [`Action::Write`].
+    Write {
+        /// Its number.
+        id: OperationId,
+        /// The peer.
+        to: Rank,
+        /// The vector.
+        from: Vector,
+        /// The elements: the share of the peer.
+        piece: Range<usize>,
+        /// Goes with them.
+        word: u64,
+    },
+    /// Send a word; see [`Action::Tell`].
+    Tell {
+        /// The peer.
+        to: Rank,
+        /// The word.
+        word: u64,
+    },
 }
 
 /// A policy with what a driver needs to know to run it on a model.
@@ -48,6 +84,8 @@ pub struct Plan {
     pub vectors: &'static [Vector],
     /// The elements of a vector.
     pub parameters: usize,
+    /// For schemes with one-sided exchanges.
+    pub window: Option<WindowPlan>,
 }
 
 /// The state of a rank; see the module.
@@ -58,12 +96,16 @@ pub struct Interpreter {
     /// The step that comes next.
     next_step: u64,
     is_stopped: bool,
+    /// A rank for whose word the policy waits.
+    awaits: Option<Rank>,
+    /// Whether a write has come, of which the policy is being told.
+    has_arrival: bool,
     agreement: Agreement,
     staleness: Staleness,
 }
 
 /// How old parameters were when gradients were computed at them: in steps that this rank had made
-/// since all ranks had the same parameters.
+/// since its last exchange with others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Staleness {
     /// Of the next step.
@@ -94,19 +136,21 @@ impl Staleness {
     }
 }
 
-/// What is kept of the places where all ranks have the same parameters.
+/// What is kept of the places where a vector is the same on all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreement {
     /// The number of such places.
     pub places: u64,
-    /// A hash over the bits of the parameters at all of them, where these are hashed.
+    /// A hash over the bits of the vector at all of them, where these are hashed.
     pub digest: u64,
-    /// Whether the parameters are hashed.
+    /// Whether vectors are hashed.
     pub is_hashed: bool,
+    /// Whether something was lost or doubled that the scheme conserves.
+    pub is_broken: bool,
 }
 
 impl Interpreter {
-    /// A rank before [`Event::Start`]. `hashes`: whether parameters are hashed wherever the policy
+    /// A rank before [`Event::Start`]. `hashes`: whether vectors are hashed wherever the policy
     /// says that they are the same on all ranks.
     #[must_use]
     pub fn new(plan: Plan, hashes: bool) -> Self {
@@ -116,6 +160,8 @@ impl Interpreter {
             actions: Actions::default(),
             next_step: 0,
             is_stopped: false,
+            awaits: None,
+            has_arrival: false,
             agreement: Agreement { is_hashed: hashes, ..Agreement::default() },
             staleness: Staleness::default(),
         }
@@ -133,10 +179,28 @@ impl Interpreter {
         self.plan.parameters
     }
 
-    /// The places so far where all ranks have the same parameters.
+    /// The places so far where a vector is the same on all ranks.
     #[must_use]
     pub fn agreement(&self) -> Agreement {
         self.agreement
+    }
+
+    /// The one-sided exchanges of the policy.
+    #[must_use]
+    pub fn window(&self) -> Option<&WindowPlan> {
+        self.plan.window.as_ref()
+    }
+
+    /// A peer for whose word or write the policy waits.
+    #[must_use]
+    pub fn awaits(&self) -> Option<Rank> {
+        self.awaits
+    }
+
+    /// Whether the policy has come to its end: nothing is under way, and it waits for nothing.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.is_stopped && self.awaits.is_none() && self.ledger.is_empty()
     }
 
     /// How old parameters were.
@@ -160,13 +224,16 @@ impl Interpreter {
         requests: &mut Vec<Request>,
     ) -> Result<(), PolicyError> {
         self.note(event)?;
+        self.awaits = None;
+        self.has_arrival = matches!(event, Event::Arrived { .. });
         let mut actions = std::mem::take(&mut self.actions);
         self.plan.policy.on(event, now, &mut actions);
         let carried_out =
             actions.drain().try_for_each(|action| self.carry_out(action, vectors, optimizer, requests));
         self.actions = actions;
+        self.has_arrival = false;
         carried_out?;
-        if self.ledger.is_empty() && !self.is_stopped {
+        if self.ledger.is_empty() && !self.is_stopped && self.awaits.is_none() {
             return Err(PolicyError::Stuck { step: self.next_step });
         }
         Ok(())
@@ -175,7 +242,7 @@ impl Interpreter {
     /// Frees what the event says is no longer in use.
     fn note(&mut self, event: Event) -> Result<(), PolicyError> {
         match event {
-            Event::Start => Ok(()),
+            Event::Start | Event::Arrived { .. } | Event::Told { .. } => Ok(()),
             Event::Ready(bucket) => self.end_bucket(bucket),
             Event::Computed { step } => {
                 let missing = (0..self.plan.buckets.len()).find(|&bucket| self.is_unfinished(bucket));
@@ -186,7 +253,7 @@ impl Interpreter {
                 self.staleness.computed();
                 Ok(())
             }
-            Event::Done(id) => self.ledger.end_operation(id),
+            Event::Done(id, _) => self.ledger.end_operation(id),
             Event::Stop => {
                 self.ledger.end_computing();
                 self.is_stopped = true;
@@ -226,13 +293,56 @@ impl Interpreter {
             }
             Action::Average { id, vector, piece } => {
                 self.expect_inside(&piece)?;
-                self.ledger.begin_operation(id, vector, &piece)?;
+                self.expect_no_arrival(vector)?;
+                self.ledger.begin_operation(id, vector, &piece, true)?;
                 requests.push(Request::Average { id, vector, piece });
             }
+            Action::Read { id, from, into } => {
+                let piece = self.share_of_peer(from)?;
+                self.expect_no_arrival(into)?;
+                self.ledger.begin_operation(id, into, &piece, true)?;
+                requests.push(Request::Read { id, from, into, piece });
+            }
+            Action::Write { id, to, from, word } => {
+                let piece = self.share_of_peer(to)?;
+                self.expect_no_arrival(from)?;
+                self.ledger.begin_operation(id, from, &piece, false)?;
+                requests.push(Request::Write { id, to, from, piece, word });
+            }
+            Action::Publish { vector, word } => {
+                let plan = self.plan.window.ok_or(PolicyError::NoWindow)?;
+                let piece = plan.share(plan.rank, self.plan.parameters);
+                self.expect_no_arrival(vector)?;
+                self.ledger.check(User::Update, vector, &piece, false)?;
+                vectors.publish(vector, &piece, word);
+            }
+            Action::Tell { to, word } => {
+                self.share_of_peer(to)?;
+                requests.push(Request::Tell { to, word });
+            }
+            Action::Await { from } => {
+                self.share_of_peer(from)?;
+                self.awaits = Some(from);
+            }
             Action::Update(update) => self.update(&update, vectors, optimizer)?,
-            Action::Agreed => self.agree(vectors)?,
+            Action::Agreed(vector) => self.agree(vector, vectors)?,
+            Action::Exchanged => self.staleness.next = 0,
+            Action::Conserved(is_conserved) => self.agreement.is_broken |= !is_conserved,
         }
         Ok(())
+    }
+
+    /// The share of a rank, which must be a peer.
+    fn share_of_peer(&self, peer: Rank) -> Result<Range<usize>, PolicyError> {
+        let plan = self.plan.window.ok_or(PolicyError::NoWindow)?;
+        if peer == plan.rank || peer >= plan.ranks {
+            return Err(PolicyError::Peer { rank: peer, own: plan.rank, ranks: plan.ranks });
+        }
+        Ok(plan.share(peer, self.plan.parameters))
+    }
+
+    fn expect_no_arrival(&self, vector: Vector) -> Result<(), PolicyError> {
+        if vector == Vector::Arrival { Err(PolicyError::NoArrival) } else { Ok(()) }
     }
 
     fn expect_inside(&self, piece: &Range<usize>) -> Result<(), PolicyError> {
@@ -256,23 +366,28 @@ impl Interpreter {
         let piece = update.piece().cloned().unwrap_or(0..self.plan.parameters);
         self.expect_inside(&piece)?;
         for vector in update.reads() {
+            if *vector == Vector::Arrival && !self.has_arrival {
+                return Err(PolicyError::NoArrival);
+            }
             self.ledger.check(User::Update, *vector, &piece, false)?;
         }
         for vector in update.writes() {
+            self.expect_no_arrival(*vector)?;
             self.ledger.check(User::Update, *vector, &piece, true)?;
         }
         apply(update, &piece, vectors, optimizer);
         Ok(())
     }
 
-    fn agree(&mut self, vectors: &mut impl Vectors) -> Result<(), PolicyError> {
+    fn agree(&mut self, vector: Vector, vectors: &mut impl Vectors) -> Result<(), PolicyError> {
         let all = 0..self.plan.parameters;
-        self.ledger.check(User::Update, Vector::Parameters, &all, false)?;
+        self.expect_no_arrival(vector)?;
+        self.ledger.check(User::Update, vector, &all, false)?;
         self.agreement.places += 1;
         self.staleness.next = 0;
         if self.agreement.is_hashed {
-            let [parameters] = vectors.pieces([Vector::Parameters], &all);
-            self.agreement.digest = chain(self.agreement.digest, digest(parameters));
+            let [elements] = vectors.pieces([vector], &all);
+            self.agreement.digest = chain(self.agreement.digest, digest(elements));
         }
         Ok(())
     }
@@ -315,6 +430,23 @@ fn apply(
         Update::Copy { from, into, .. } => {
             let [from, into] = vectors.pieces([from, into], piece);
             into.copy_from_slice(from);
+        }
+        Update::Mix { into, alpha, from, beta, .. } => {
+            let [from, into] = vectors.pieces([from, into], piece);
+            for (into, from) in into.iter_mut().zip(from) {
+                *into = alpha * *into + beta * *from;
+            }
+        }
+        Update::Scale { vector, factor, .. } => {
+            let [elements] = vectors.pieces([vector], piece);
+            elements.iter_mut().for_each(|element| *element *= factor);
+        }
+        Update::Elastic { rate, .. } => {
+            let [delta, parameters, centre] =
+                vectors.pieces([Vector::Delta, Vector::Parameters, Vector::Centre], piece);
+            for ((delta, parameter), centre) in delta.iter_mut().zip(parameters).zip(centre) {
+                *delta = rate * (*parameter - *centre);
+            }
         }
         Update::Difference { .. } => {
             let [delta, anchor, parameters] =

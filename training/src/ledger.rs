@@ -90,6 +90,22 @@ pub enum PolicyError {
     /// A step of the optimizer after the last gradient.
     #[error("bad policy: a step of the optimizer after the end of the training; make none after Stop")]
     AfterStop,
+    /// One-sided exchange, and the plan has no window.
+    #[error("bad policy: it reads, writes or tells, and its plan has no window; give the plan one")]
+    NoWindow,
+    /// A read from, or a write or word to, a rank that is no peer.
+    #[error("bad policy: rank {rank} is no peer of rank {own}, of {ranks} ranks; name another")]
+    Peer {
+        /// The rank that was named.
+        rank: u32,
+        /// This rank.
+        own: u32,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// The elements of a write are wanted when none has come, or they are written.
+    #[error("bad policy: the elements of a write are read when it comes, and never written; copy them then")]
+    NoArrival,
     /// Nothing is under way, nothing is computed, and the training is not over.
     #[error("bad policy: step {step} is never asked for, as nothing is under way that could end; ask for it")]
     Stuck {
@@ -176,7 +192,7 @@ impl Ledger {
         self.uses.retain(|used| used.user != User::Computing);
     }
 
-    /// Begins an operation that reads and writes a piece.
+    /// Begins an operation that reads a piece, and also writes it if `writes` says so.
     ///
     /// # Errors
     ///
@@ -186,12 +202,13 @@ impl Ledger {
         id: OperationId,
         vector: Vector,
         piece: &Range<usize>,
+        writes: bool,
     ) -> Result<(), PolicyError> {
         if id.0 < self.next {
             return Err(PolicyError::Repeated(id));
         }
-        self.check(User::Operation(id), vector, piece, true)?;
-        self.insert(User::Operation(id), vector, piece.clone(), true);
+        self.check(User::Operation(id), vector, piece, writes)?;
+        self.insert(User::Operation(id), vector, piece.clone(), writes);
         self.next = id.0 + 1;
         Ok(())
     }
@@ -228,7 +245,7 @@ mod tests {
     #[test]
     fn a_piece_that_an_operation_uses_is_neither_read_nor_written_before_its_end() {
         let mut ledger = Ledger::default();
-        ledger.begin_operation(FIRST, Vector::Gradient, &(4..8)).expect("nothing is in use");
+        ledger.begin_operation(FIRST, Vector::Gradient, &(4..8), true).expect("nothing is in use");
         for (piece, is_free) in [(0..4, true), (8..12, true), (0..5, false), (5..6, false), (7..12, false)] {
             for writes in [false, true] {
                 let checked = ledger.check(User::Update, Vector::Gradient, &piece, writes);
@@ -241,12 +258,26 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_that_an_operation_reads_is_read_by_others_and_not_written_before_its_end() {
+        let mut ledger = Ledger::default();
+        ledger.begin_operation(FIRST, Vector::Delta, &(4..8), false).expect("nothing is in use");
+        ledger.begin_operation(OperationId(1), Vector::Delta, &(6..9), false).expect("both read");
+        assert!(ledger.check(User::Update, Vector::Delta, &(0..9), false).is_ok());
+        ledger.end_operation(FIRST).expect("it is under way");
+        assert!(ledger.check(User::Update, Vector::Delta, &(4..6), true).is_ok());
+        assert!(ledger.check(User::Update, Vector::Delta, &(5..7), true).is_err());
+    }
+
+    #[test]
     fn an_operation_is_asked_for_once_and_ends_once() {
         let mut ledger = Ledger::default();
-        ledger.begin_operation(FIRST, Vector::Delta, &(0..1)).expect("nothing is in use");
+        ledger.begin_operation(FIRST, Vector::Delta, &(0..1), true).expect("nothing is in use");
         ledger.end_operation(FIRST).expect("it is under way");
         assert_eq!(ledger.end_operation(FIRST), Err(PolicyError::NotUnderWay(FIRST)));
-        assert_eq!(ledger.begin_operation(FIRST, Vector::Delta, &(0..1)), Err(PolicyError::Repeated(FIRST)));
+        assert_eq!(
+            ledger.begin_operation(FIRST, Vector::Delta, &(0..1), true),
+            Err(PolicyError::Repeated(FIRST))
+        );
     }
 
     #[test]
@@ -254,9 +285,9 @@ mod tests {
         let (mut ledger, buckets) = (Ledger::default(), [2..4, 0..2]);
         ledger.begin_computing(4, &buckets).expect("nothing is in use");
         assert!(ledger.begin_computing(4, &buckets).is_err(), "the gradient is in use");
-        assert!(ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0]).is_err());
+        assert!(ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0], true).is_err());
         assert!(ledger.end_bucket(&buckets[0]) && !ledger.end_bucket(&buckets[0]));
-        ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0]).expect("it is ready");
+        ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0], true).expect("it is ready");
         assert!(ledger.check(User::Update, Vector::Parameters, &(0..1), false).is_ok());
         assert!(ledger.check(User::Update, Vector::Parameters, &(0..1), true).is_err());
         ledger.end_computing();

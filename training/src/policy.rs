@@ -9,12 +9,21 @@
 //!
 //! * Actions are a function of the events so far.
 //! * An operation is asked for once, and ends once.
-//! * No update and no computing touches a piece that an operation under way reads or writes.
-//! * While computing and operations end, each rank computes or waits for an operation until its
-//!   last step.
+//! * No update and no computing writes a piece that an operation under way uses, or reads a piece
+//!   that it writes.
+//! * While computing and operations end and words come, each rank computes, waits for an operation,
+//!   or says that it waits for a word ([`Action::Await`]), until its last step.
+//!
+//! **One-sided exchanges.** A plan with a [`WindowPlan`](crate::shares::WindowPlan) gives each rank
+//! a *share* of the elements. A rank [publishes](Action::Publish) its own share, of any vector.
+//! Peers [read](Action::Read) the share that a rank has published, and [write](Action::Write) to
+//! the rank what lies in its share. Writes and [words](Action::Tell) come in the order of their
+//! writer, each once. A rank that computes hears of them when its gradient is complete, before
+//! [`Event::Computed`].
 
 use std::ops::Range;
 
+use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use crate::layout::Bucket;
@@ -29,7 +38,8 @@ pub trait Policy: Send {
 /// What happened on this rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The training begins; all ranks have the same parameters.
+    /// The training begins; all ranks have the same parameters. No rank reads before all have
+    /// published what they publish now.
     Start,
     /// The gradient of a bucket is complete, while later buckets are still computed. Each bucket
     /// becomes ready once a step, before [`Event::Computed`].
@@ -40,9 +50,40 @@ pub enum Event {
         step: u64,
     },
     /// An operation has ended, with its result in place.
-    Done(OperationId),
+    Done(OperationId, Outcome),
+    /// A peer's write has come. [`Vector::Arrival`] holds its elements during this event.
+    Arrived {
+        /// The writer.
+        from: Rank,
+        /// The word that it gave.
+        word: u64,
+    },
+    /// A peer's word has come.
+    Told {
+        /// The peer.
+        from: Rank,
+        /// The word.
+        word: u64,
+    },
     /// The last step was the one before: what was asked for by [`Action::Compute`] is not computed.
     Stop,
+}
+
+/// The result of an operation, besides what it left in a vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// An average is there.
+    Averaged,
+    /// A share of a peer is there.
+    Read {
+        /// Which of the versions that the peer has published, from 1; 0 before the first, which is
+        /// zeros.
+        version: u64,
+        /// The word that the peer published with it.
+        word: u64,
+    },
+    /// A write is on its way, and its elements may be changed.
+    Written,
 }
 
 /// What is to be done on this rank.
@@ -63,10 +104,57 @@ pub enum Action {
         /// The elements.
         piece: Range<usize>,
     },
+    /// Reads the share that a peer has published: one version of all its elements.
+    Read {
+        /// Its number, larger than those of all operations before.
+        id: OperationId,
+        /// The peer.
+        from: Rank,
+        /// Where the elements go, at their own places.
+        into: Vector,
+    },
+    /// Writes to a peer what lies in the peer's share. It waits while the peer has as many writes
+    /// of this rank that it has not heard of as [`WindowPlan::slots`] says.
+    ///
+    /// [`WindowPlan::slots`]: crate::shares::WindowPlan::slots
+    Write {
+        /// Its number, larger than those of all operations before.
+        id: OperationId,
+        /// The peer.
+        to: Rank,
+        /// The vector.
+        from: Vector,
+        /// Goes with the elements.
+        word: u64,
+    },
+    /// Publishes this rank's share of a vector, at once.
+    Publish {
+        /// The vector.
+        vector: Vector,
+        /// Goes with the elements.
+        word: u64,
+    },
+    /// Sends a peer a word.
+    Tell {
+        /// The peer.
+        to: Rank,
+        /// The word.
+        word: u64,
+    },
+    /// Says that this rank waits for a word or a write, if nothing else is under way. It holds
+    /// until the next event.
+    Await {
+        /// A rank without whose word this one does not go on.
+        from: Rank,
+    },
     /// Computes with the vectors of this rank, at once.
     Update(Update),
-    /// Says that the parameters have the same bits on all ranks here. Drivers compare them.
-    Agreed,
+    /// Says that a vector has the same bits on all ranks here. Drivers compare them.
+    Agreed(Vector),
+    /// Says that the parameters now hold work of other ranks: staleness is counted from here.
+    Exchanged,
+    /// Says whether what the scheme conserves was conserved, as far as this rank can see.
+    Conserved(bool),
 }
 
 /// The number of an operation on its rank.
@@ -80,17 +168,27 @@ pub enum Vector {
     Parameters,
     /// The gradient of the last batch.
     Gradient,
-    /// The parameters after the last exchange.
+    /// Parameters of this rank at an earlier time, as after the last exchange.
     Anchor,
-    /// The pseudo-gradient: what local steps changed, with the opposite sign.
+    /// A change: what local steps changed, or how far parameters and centre are pulled together.
     Delta,
-    /// The velocity of an outer optimizer. Local optimizers keep their own.
+    /// The velocity of an optimizer that is a part of the scheme. Local optimizers keep their own.
     Velocity,
+    /// The centre of elastic averaging: this rank's share of it, and other shares as they were
+    /// read.
+    Centre,
+    /// What was read, or has come, from peers.
+    Fetched,
+    /// This rank's part of a sum over all ranks.
+    Sum,
+    /// The elements of a write that has come, at their own places. Nothing else than
+    /// [`Event::Arrived`] fills it, and no event but that may read it.
+    Arrival,
 }
 
 impl Vector {
     /// The number of vectors.
-    pub const COUNT: usize = 5;
+    pub const COUNT: usize = 9;
 
     /// Its place among all.
     #[must_use]
@@ -107,6 +205,10 @@ impl Vector {
             Self::Anchor => "anchor",
             Self::Delta => "delta",
             Self::Velocity => "velocity",
+            Self::Centre => "centre",
+            Self::Fetched => "fetched elements",
+            Self::Sum => "sum",
+            Self::Arrival => "arrival",
         }
     }
 }
@@ -122,6 +224,36 @@ pub enum Update {
         from: Vector,
         /// Is written.
         into: Vector,
+        /// The elements.
+        piece: Range<usize>,
+    },
+    /// `into ← alpha·into + beta·from`.
+    Mix {
+        /// Is read and written.
+        into: Vector,
+        /// The share of it that is kept.
+        alpha: f32,
+        /// Is read.
+        from: Vector,
+        /// The share of that.
+        beta: f32,
+        /// The elements.
+        piece: Range<usize>,
+    },
+    /// `vector ← factor·vector`.
+    Scale {
+        /// The vector.
+        vector: Vector,
+        /// The factor.
+        factor: f32,
+        /// The elements.
+        piece: Range<usize>,
+    },
+    /// How far parameters and centre are pulled together: `Delta ← rate·(Parameters - Centre)`
+    /// (Zhang, Choromanska and LeCun 2015, equations 5 and 6).
+    Elastic {
+        /// The moving rate.
+        rate: f32,
         /// The elements.
         piece: Range<usize>,
     },
@@ -149,7 +281,9 @@ impl Update {
     pub fn reads(&self) -> &[Vector] {
         match self {
             Self::Step => &[Vector::Gradient],
-            Self::Copy { from, .. } => std::slice::from_ref(from),
+            Self::Copy { from, .. } | Self::Mix { from, .. } => std::slice::from_ref(from),
+            Self::Scale { .. } => &[],
+            Self::Elastic { .. } => &[Vector::Parameters, Vector::Centre],
             Self::Difference { .. } => &[Vector::Anchor, Vector::Parameters],
             Self::Outer { .. } => &[Vector::Delta],
         }
@@ -160,8 +294,10 @@ impl Update {
     pub fn writes(&self) -> &[Vector] {
         match self {
             Self::Step => &[Vector::Parameters],
-            Self::Copy { into, .. } => std::slice::from_ref(into),
-            Self::Difference { .. } => &[Vector::Delta],
+            Self::Copy { into, .. } | Self::Mix { into, .. } | Self::Scale { vector: into, .. } => {
+                std::slice::from_ref(into)
+            }
+            Self::Elastic { .. } | Self::Difference { .. } => &[Vector::Delta],
             Self::Outer { .. } => &[Vector::Velocity, Vector::Anchor, Vector::Parameters],
         }
     }
@@ -171,7 +307,12 @@ impl Update {
     pub fn piece(&self) -> Option<&Range<usize>> {
         match self {
             Self::Step => None,
-            Self::Copy { piece, .. } | Self::Difference { piece } | Self::Outer { piece, .. } => Some(piece),
+            Self::Copy { piece, .. }
+            | Self::Mix { piece, .. }
+            | Self::Scale { piece, .. }
+            | Self::Elastic { piece, .. }
+            | Self::Difference { piece }
+            | Self::Outer { piece, .. } => Some(piece),
         }
     }
 }

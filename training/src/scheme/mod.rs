@@ -3,20 +3,95 @@
 //! A [`Scheme`] is a value with a text, `NAME[:KEY=VALUE,…]`, that is the same on the command line
 //! and in programs. [`Scheme::plan`] makes a rank's [`Policy`](crate::Policy) of it.
 //!
-//! **Invariant:** wherever a policy says [`Action::Agreed`](crate::policy::Action::Agreed), all
-//! ranks have the same parameters, bit for bit ([`Scheme::guarantee`]). Drivers check that.
+//! **Invariants** ([`Scheme::guarantee`]), which drivers check: wherever a policy says
+//! [`Action::Agreed`](crate::policy::Action::Agreed), the vector has the same bits on all ranks.
+//! What ranks write to each other counts once:
+//! [`Action::Conserved`](crate::policy::Action::Conserved) says whether it did.
 
+mod elastic;
+mod finish;
+mod gossip;
 mod periodic;
 mod synchronous;
 mod text;
 
+use pleach_collectives::Rank;
+
 use crate::interpreter::Plan;
 use crate::layout::Layout;
-use crate::policy::Vector;
+use crate::policy::{Policy, Vector};
+use crate::shares::{Shares, WindowPlan};
+use elastic::{LocalStep, ReplicatedCentre, Rule, SharedCentre};
+use gossip::{Peers, Pull, Push};
 use periodic::{Outer, Periodic};
 use synchronous::Synchronous;
 
 pub use text::SchemeTextError;
+
+/// Which way parameters go in an exchange of [`Scheme::Gossip`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// A rank reads those of a peer: `x ← (x + x_j)/2`.
+    Pull,
+    /// A rank writes its own to a peer, which takes the mean of its own and of all that came.
+    Push,
+    /// A rank gives half of its sum and of its weight to a peer, and trains at the sum over the
+    /// weight. No part of the sum is lost, so gossip alone leads to the mean of all ranks.
+    PushSum,
+}
+
+/// With whom a rank exchanges.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peer {
+    /// With any other rank, drawn alike.
+    Uniform,
+    /// With the ranks whose number differs in one bit, in turn: all have mixed with all after as
+    /// many exchanges as there are bits. The number of ranks is a power of two.
+    Butterfly,
+    /// With the next rank.
+    Ring,
+}
+
+/// When ranks exchange with the centre of [`Scheme::Elastic`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Each when it has made its steps.
+    Async,
+    /// All together.
+    Sync,
+    /// One after the other, in the order of ranks.
+    RoundRobin,
+}
+
+/// Why a scheme does not train on so many ranks.
+#[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Elastic averaging would diverge for each model.
+    #[error(
+        "{scheme} diverges on {ranks} ranks: the moving rate moving/ranks is {rate}; give moving at most {most}"
+    )]
+    Unstable {
+        /// The scheme.
+        scheme: String,
+        /// The number of ranks.
+        ranks: u32,
+        /// The moving rate of a rank, as text.
+        rate: String,
+        /// The largest `moving` that may be given, as text.
+        most: String,
+    },
+    /// A butterfly needs a power of two.
+    #[error(
+        "{scheme} on {ranks} ranks: a butterfly needs 2, 4, 8 or another power of two; take peer=ring or peer=uniform"
+    )]
+    Butterfly {
+        /// The scheme.
+        scheme: String,
+        /// The number of ranks.
+        ranks: u32,
+    },
+}
 
 /// A training scheme with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,14 +121,48 @@ pub enum Scheme {
         /// The momentum of the outer optimizer, from 0 to below 1.
         outer_momentum: f32,
     },
+    /// Gossip: ranks mix their parameters with those of single peers (Jin et al. 2016).
+    Gossip {
+        /// Which way parameters go.
+        direction: Direction,
+        /// Steps between two exchanges, at least 1.
+        every: u64,
+        /// With whom.
+        peer: Peer,
+    },
+    /// Elastic averaging: ranks are pulled towards a common centre, and the centre towards them
+    /// (Zhang et al. 2015). Each rank owns a share of the centre; with [`Mode::Sync`] all have the
+    /// whole.
+    Elastic {
+        /// Steps between two exchanges of a rank, at least 1.
+        every: u64,
+        /// The moving rate of all ranks together, above 0.
+        moving: f32,
+        /// When ranks exchange.
+        mode: Mode,
+        /// EAMSGD: Nesterov momentum of the local steps, from 0 to below 1. Then local optimizers
+        /// have none.
+        momentum: Option<f32>,
+    },
+    /// DOWNPOUR, with which elastic averaging is compared: a rank adds what its steps have changed
+    /// to a centre, and goes on from there (Dean et al. 2012). Each rank owns a share of the
+    /// centre.
+    Downpour {
+        /// Steps between two exchanges of a rank, at least 1.
+        every: u64,
+    },
 }
 
 impl Scheme {
     /// Each scheme, with its usual parameters.
-    pub const ALL: [Self; 3] = [
+    pub const ALL: [Self; 7] = [
         Self::Sync { bucket_bytes: 1 << 20 },
         Self::LocalSgd { every: 8, warmup: 0 },
         Self::Diloco { every: 50, outer_learning_rate: 0.7, outer_momentum: 0.9 },
+        Self::Gossip { direction: Direction::Pull, every: 1, peer: Peer::Uniform },
+        Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: None },
+        Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: Some(0.9) },
+        Self::Downpour { every: 10 },
     ];
 
     /// Its name, without parameters.
@@ -63,6 +172,10 @@ impl Scheme {
             Self::Sync { .. } => "sync",
             Self::LocalSgd { .. } => "local-sgd",
             Self::Diloco { .. } => "diloco",
+            Self::Gossip { .. } => "gossip",
+            Self::Elastic { momentum: None, .. } => "easgd",
+            Self::Elastic { momentum: Some(_), .. } => "eamsgd",
+            Self::Downpour { .. } => "downpour",
         }
     }
 
@@ -73,31 +186,116 @@ impl Scheme {
             Self::Sync { .. } => "all ranks have the same parameters after each step, bit for bit",
             Self::LocalSgd { .. } => "all ranks have the same parameters after each average, bit for bit",
             Self::Diloco { .. } => "all ranks have the same parameters after each outer step, bit for bit",
+            Self::Gossip { direction: Direction::Pull, .. } => {
+                "each rank reads newer and newer versions of its peers, and all end with the same parameters, bit for bit"
+            }
+            Self::Gossip { direction: Direction::Push, .. } => {
+                "what a rank sends is taken in once, and all end with the same parameters, bit for bit"
+            }
+            Self::Gossip { direction: Direction::PushSum, .. } => {
+                "all weights are together the number of ranks, and all end with the same parameters, bit for bit"
+            }
+            Self::Elastic { mode: Mode::Sync, .. } => {
+                "all ranks have the same centre after each exchange, bit for bit, and end with it"
+            }
+            Self::Elastic { .. } | Self::Downpour { .. } => {
+                "each change is added to the centre once, and all ranks end with the centre, bit for bit"
+            }
         }
     }
 
-    /// A rank's policy for a model of this layout.
+    /// Whether it has the momentum of local steps in it: then local optimizers have none.
     #[must_use]
-    pub fn plan(&self, layout: &Layout) -> Plan {
+    pub fn has_momentum(&self) -> bool {
+        matches!(self, Self::Elastic { momentum: Some(_), .. })
+    }
+
+    /// A rank's policy for a model of this layout, trained by `ranks` ranks.
+    ///
+    /// # Errors
+    ///
+    /// The scheme does not train on so many ranks: the same on all.
+    pub fn plan(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
         let parameters = layout.parameters();
-        match *self {
+        let window = |shares| WindowPlan { rank, ranks, shares, slots: SLOTS };
+        let (policy, vectors, window): (Box<dyn Policy>, &[Vector], _) = match *self {
             Self::Sync { bucket_bytes } => {
                 let buckets = layout.buckets(bucket_bytes);
                 let policy = Box::new(Synchronous::new(buckets.clone()));
-                Plan { policy, buckets, vectors: &[Vector::Parameters, Vector::Gradient], parameters }
+                return Ok(Plan { policy, buckets, vectors: TRAINED, parameters, window: None });
             }
             Self::LocalSgd { every, warmup } => {
-                let policy = Box::new(Periodic::new(parameters, every, warmup, None));
-                let vectors = &[Vector::Parameters, Vector::Gradient];
-                Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters }
+                (Box::new(Periodic::new(parameters, every, warmup, None)), TRAINED, None)
             }
             Self::Diloco { every, outer_learning_rate: learning_rate, outer_momentum: momentum } => {
                 let outer = Outer { learning_rate, momentum };
-                let policy = Box::new(Periodic::new(parameters, every, 0, Some(outer)));
-                let vectors =
-                    &[Vector::Parameters, Vector::Gradient, Vector::Anchor, Vector::Delta, Vector::Velocity];
-                Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters }
+                (Box::new(Periodic::new(parameters, every, 0, Some(outer))), ANCHORED, None)
             }
+            Self::Gossip { direction, every, peer } => {
+                if peer == Peer::Butterfly && !ranks.is_power_of_two() {
+                    return Err(Refusal::Butterfly { scheme: self.to_string(), ranks });
+                }
+                let (peers, plan) = (Peers { rule: peer, rank, ranks }, window(Shares::Whole));
+                let push = |has_weight| Box::new(Push::new(parameters, every, peers, plan, has_weight));
+                match direction {
+                    Direction::Pull => {
+                        (Box::new(Pull::new(parameters, every, peers, plan)), FETCHING, Some(plan))
+                    }
+                    Direction::Push => (push(false), FETCHING, Some(plan)),
+                    Direction::PushSum => (push(true), SUMMING, Some(plan)),
+                }
+            }
+            Self::Elastic { every, moving, mode, momentum } => {
+                let rate = self.moving_rate(moving, mode, ranks)?;
+                let local = LocalStep { parameters, momentum };
+                if mode == Mode::Sync {
+                    (Box::new(ReplicatedCentre::new(local, rate, ranks, every)), CENTRED, None)
+                } else {
+                    let (plan, turns) = (window(Shares::Parts), mode == Mode::RoundRobin);
+                    let policy = SharedCentre::new(local, Rule::Elastic(rate), every, plan, turns);
+                    (Box::new(policy), CENTRED, Some(plan))
+                }
+            }
+            Self::Downpour { every } => {
+                let (local, plan) = (LocalStep { parameters, momentum: None }, window(Shares::Parts));
+                let policy = SharedCentre::new(local, Rule::Downpour, every, plan, false);
+                (Box::new(policy), CENTRED, Some(plan))
+            }
+        };
+        Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })
+    }
+
+    /// The moving rate of a rank. All ranks at once are stable as learning rates go to 0 if
+    /// a(p + 1) ≤ 2, and one after the other if a ≤ 1.
+    fn moving_rate(&self, moving: f32, mode: Mode, ranks: u32) -> Result<f32, Refusal> {
+        let of_ranks = ranks as f32;
+        let most = if mode == Mode::Sync { 2.0 * of_ranks / (of_ranks + 1.0) } else { of_ranks };
+        let rate = moving / of_ranks;
+        if moving > most {
+            let (rate, most) = (rate.to_string(), most.to_string());
+            return Err(Refusal::Unstable { scheme: self.to_string(), ranks, rate, most });
         }
+        Ok(rate)
     }
 }
+
+/// Writes that a rank may be ahead of a peer.
+const SLOTS: u16 = 2;
+
+/// The vectors of schemes.
+const TRAINED: &[Vector] = &[Vector::Parameters, Vector::Gradient];
+const ANCHORED: &[Vector] =
+    &[Vector::Parameters, Vector::Gradient, Vector::Anchor, Vector::Delta, Vector::Velocity];
+const FETCHING: &[Vector] = &[Vector::Parameters, Vector::Gradient, Vector::Fetched, Vector::Arrival];
+const SUMMING: &[Vector] =
+    &[Vector::Parameters, Vector::Gradient, Vector::Anchor, Vector::Fetched, Vector::Arrival, Vector::Sum];
+const CENTRED: &[Vector] = &[
+    Vector::Parameters,
+    Vector::Gradient,
+    Vector::Anchor,
+    Vector::Delta,
+    Vector::Velocity,
+    Vector::Centre,
+    Vector::Fetched,
+    Vector::Arrival,
+];

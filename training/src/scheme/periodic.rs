@@ -81,7 +81,7 @@ impl Periodic {
             actions.update(Update::Outer { learning_rate, momentum, piece: self.whole.clone() });
         }
         self.local_steps = 0;
-        actions.push(Action::Agreed);
+        actions.push(Action::Agreed(Vector::Parameters));
         if !self.is_stopped {
             actions.compute(self.next_step);
         }
@@ -98,9 +98,9 @@ impl Policy for Periodic {
                 }
                 actions.compute(0);
             }
-            Event::Ready(_) => {}
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
             Event::Computed { step } => self.computed(step, actions),
-            Event::Done(_) => self.averaged(actions),
+            Event::Done(..) => self.averaged(actions),
             Event::Stop => {
                 self.is_stopped = true;
                 if self.local_steps > 0 {

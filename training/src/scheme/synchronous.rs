@@ -47,7 +47,7 @@ impl Synchronous {
     fn step(&mut self, actions: &mut Actions) {
         let Some(step) = self.computed.filter(|_| self.averaged == self.buckets.len()) else { return };
         actions.update(Update::Step);
-        actions.push(Action::Agreed);
+        actions.push(Action::Agreed(Vector::Parameters));
         self.is_ready.fill(false);
         (self.started, self.averaged, self.computed) = (0, 0, None);
         actions.compute(step + 1);
@@ -63,12 +63,12 @@ impl Policy for Synchronous {
                 self.computed = Some(step);
                 self.step(actions);
             }
-            Event::Done(_) => {
+            Event::Done(..) => {
                 self.averaged += 1;
                 self.step(actions);
             }
-            // The parameters are the same already.
-            Event::Stop => {}
+            // The parameters are the same already, and nobody tells anything.
+            Event::Stop | Event::Arrived { .. } | Event::Told { .. } => {}
         }
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use pleach_vocabulary::nearest;
 
-use super::Scheme;
+use super::{Direction, Mode, Peer, Scheme};
 
 /// Why a text names no scheme.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -81,6 +81,32 @@ struct Key {
 }
 
 const STEPS: &str = "a number of steps, at least 1";
+const SHARE: &str = "a number from 0 to below 1";
+
+/// A value with its name.
+type Named<T> = &'static [(&'static str, T)];
+
+const DIRECTIONS: Named<Direction> =
+    &[("pull", Direction::Pull), ("push", Direction::Push), ("push-sum", Direction::PushSum)];
+const PEERS: Named<Peer> =
+    &[("uniform", Peer::Uniform), ("butterfly", Peer::Butterfly), ("ring", Peer::Ring)];
+const MODES: Named<Mode> = &[("async", Mode::Async), ("sync", Mode::Sync), ("round-robin", Mode::RoundRobin)];
+
+fn of_name<T: Copy>(all: Named<T>, name: &str) -> Option<T> {
+    all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
+}
+
+fn name_of<T: PartialEq>(all: Named<T>, value: &T) -> String {
+    all.iter().find(|(_, known)| known == value).map_or_else(String::new, |(name, _)| (*name).to_owned())
+}
+
+/// Those of `eamsgd`; `easgd` has no momentum.
+const ELASTIC: &[Key] = &[
+    Key { name: "every", expected: STEPS },
+    Key { name: "moving", expected: "a number above 0" },
+    Key { name: "mode", expected: "async, sync or round-robin" },
+    Key { name: "momentum", expected: SHARE },
+];
 
 impl Scheme {
     fn keys(&self) -> &'static [Key] {
@@ -93,8 +119,16 @@ impl Scheme {
             Self::Diloco { .. } => &[
                 Key { name: "every", expected: STEPS },
                 Key { name: "outer-lr", expected: "a number above 0" },
-                Key { name: "outer-momentum", expected: "a number from 0 to below 1" },
+                Key { name: "outer-momentum", expected: SHARE },
             ],
+            Self::Gossip { .. } => &[
+                Key { name: "direction", expected: "pull, push or push-sum" },
+                Key { name: "every", expected: STEPS },
+                Key { name: "peer", expected: "uniform, butterfly or ring" },
+            ],
+            Self::Elastic { momentum: None, .. } => ELASTIC.split_at(3).0,
+            Self::Elastic { .. } => ELASTIC,
+            Self::Downpour { .. } => &[Key { name: "every", expected: STEPS }],
         }
     }
 
@@ -104,7 +138,19 @@ impl Scheme {
             (Self::LocalSgd { warmup, .. }, "warmup") => warmup.to_string(),
             (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => outer_learning_rate.to_string(),
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
-            (Self::LocalSgd { every, .. } | Self::Diloco { every, .. }, _) => every.to_string(),
+            (Self::Gossip { direction, .. }, "direction") => name_of(DIRECTIONS, direction),
+            (Self::Gossip { peer, .. }, "peer") => name_of(PEERS, peer),
+            (Self::Elastic { moving, .. }, "moving") => moving.to_string(),
+            (Self::Elastic { mode, .. }, "mode") => name_of(MODES, mode),
+            (Self::Elastic { momentum, .. }, "momentum") => momentum.unwrap_or_default().to_string(),
+            (
+                Self::LocalSgd { every, .. }
+                | Self::Diloco { every, .. }
+                | Self::Gossip { every, .. }
+                | Self::Elastic { every, .. }
+                | Self::Downpour { every },
+                _,
+            ) => every.to_string(),
         }
     }
 
@@ -121,7 +167,23 @@ impl Scheme {
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => {
                 *outer_momentum = number(value).filter(|momentum| (0.0..1.0).contains(momentum))?;
             }
-            (Self::LocalSgd { every, .. } | Self::Diloco { every, .. }, _) => {
+            (Self::Gossip { direction, .. }, "direction") => *direction = of_name(DIRECTIONS, value)?,
+            (Self::Gossip { peer, .. }, "peer") => *peer = of_name(PEERS, value)?,
+            (Self::Elastic { moving, .. }, "moving") => {
+                *moving = number(value).filter(|moving| *moving > 0.0)?;
+            }
+            (Self::Elastic { mode, .. }, "mode") => *mode = of_name(MODES, value)?,
+            (Self::Elastic { momentum, .. }, "momentum") => {
+                *momentum = Some(number(value).filter(|momentum| (0.0..1.0).contains(momentum))?);
+            }
+            (
+                Self::LocalSgd { every, .. }
+                | Self::Diloco { every, .. }
+                | Self::Gossip { every, .. }
+                | Self::Elastic { every, .. }
+                | Self::Downpour { every },
+                _,
+            ) => {
                 *every = value.parse().ok().filter(|every| *every >= 1)?;
             }
         }
@@ -212,6 +274,19 @@ mod tests {
             ("local-sgd", Scheme::LocalSgd { every: 8, warmup: 0 }),
             ("local-sgd:every=1,warmup=20", Scheme::LocalSgd { every: 1, warmup: 20 }),
             (
+                "gossip:direction=push-sum,peer=butterfly",
+                Scheme::Gossip { direction: Direction::PushSum, every: 1, peer: Peer::Butterfly },
+            ),
+            (
+                "easgd:moving=0.5,mode=round-robin",
+                Scheme::Elastic { every: 10, moving: 0.5, mode: Mode::RoundRobin, momentum: None },
+            ),
+            (
+                "eamsgd:every=4,momentum=0.99",
+                Scheme::Elastic { every: 4, moving: 0.9, mode: Mode::Async, momentum: Some(0.99) },
+            ),
+            ("downpour:every=5", Scheme::Downpour { every: 5 }),
+            (
                 "diloco:outer-lr=1,outer-momentum=0",
                 Scheme::Diloco { every: 50, outer_learning_rate: 1.0, outer_momentum: 0.0 },
             ),
@@ -228,8 +303,13 @@ mod tests {
         assert_eq!(nearest, Some("local-sgd"));
         let SchemeTextError::Key { nearest, .. } = error("diloco:outer_lr=1") else { panic!("a key") };
         assert_eq!(nearest, Some("outer-lr"));
-        let message = error("gossip").to_string();
-        assert_eq!(message, "no such scheme: 'gossip'; there are sync local-sgd diloco");
+        let message = error("xyz").to_string();
+        assert_eq!(
+            message,
+            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour"
+        );
+        let SchemeTextError::Key { nearest, .. } = error("easgd:momentum=0.5") else { panic!("a key") };
+        assert_eq!(nearest, None, "easgd has no momentum");
         let message = error("diloco:fragments=4").to_string();
         assert!(message.ends_with("there are every outer-lr outer-momentum"), "{message}");
     }
@@ -246,6 +326,12 @@ mod tests {
             "diloco:outer-lr=nan",
             "diloco:outer-momentum=1",
             "diloco:every=",
+            "gossip:direction=pul",
+            "gossip:peer=all",
+            "easgd:moving=0",
+            "easgd:mode=robin",
+            "eamsgd:momentum=1",
+            "downpour:every=0",
         ] {
             let SchemeTextError::Value { value, expected, .. } = error(text) else {
                 panic!("{text}: a value")

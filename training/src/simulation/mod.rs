@@ -2,20 +2,24 @@
 //!
 //! Each rank has its own policy, vectors and optimizer. Gradients are computed for real, and take a
 //! computing time that is drawn ([`Computing`]). An all-reduce begins when its last rank has asked
-//! for it and the one before has ended. It takes the time that [`Simulation::run`] is told, and
-//! adds in the order of ranks, as groups do that are
-//! [reproducible](pleach_collectives::Reproducible) for a world size.
+//! for it and the one before has ended. It takes the time that the [`Network`] says, and adds in
+//! the order of ranks, as groups do that are [reproducible](pleach_collectives::Reproducible) for a
+//! world size. A one-sided read takes the version that is published when it begins. Reads, writes
+//! and words take the time that the network says; a rank sends one at a time, and receives one at a
+//! time. Those of one rank do not hold up all-reduces.
 //!
 //! **Invariants:** a run is a function of the learner, the scheme and the [`Settings`]: threads
 //! compute gradients, and their number changes no bit. An event is handled after all events of
 //! earlier instants, and events of one instant in the order in which they were made.
 
 mod computing;
+mod network;
 mod rank;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::{BinaryHeap, HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_collectives::Rank;
@@ -26,11 +30,13 @@ use crate::interpreter::{Plan, Request, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
 use crate::ledger::PolicyError;
-use crate::policy::{Event, OperationId, Vector};
-use crate::scheme::Scheme;
-use rank::SimulatedRank;
+use crate::policy::{Event, OperationId, Outcome, Vector};
+use crate::scheme::{Refusal, Scheme};
+use network::Transfers;
+use rank::{Message, Outgoing, SimulatedRank};
 
 pub use computing::{Computing, ComputingTextError};
+pub use network::{Network, TransferTime};
 
 /// What is simulated, besides the learner and the scheme.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,6 +67,19 @@ pub enum SimulationError {
     /// The layout has no parameters.
     #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
     NoParameters,
+    /// The scheme does not train on these ranks.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// A rank waits for a word or a credit that nobody sends.
+    #[error("stuck: rank {rank} waits in step {step} for rank {peer}, and no rank sends anything any more")]
+    Silence {
+        /// The rank.
+        rank: Rank,
+        /// The rank that it waits for.
+        peer: Rank,
+        /// The step that it makes next.
+        step: u64,
+    },
     /// The policy of a rank broke an invariant.
     #[error("rank {rank}: {error}")]
     Policy {
@@ -139,15 +158,19 @@ pub struct Simulated {
     pub staleness_mean: f64,
     /// The largest staleness.
     pub staleness_max: u64,
-    /// Bytes of the vectors that a rank gave to be averaged.
+    /// Bytes of the vectors that a rank gave to be averaged, read and wrote.
     pub bytes_per_rank: u64,
-    /// Whether all ranks had the same parameters wherever the scheme says so.
+    /// Whether ranks were the same wherever the scheme says so, and conserved what it conserves.
     pub guarantee_held: bool,
     /// Whether all ranks have the same parameters at the end, bit for bit.
     pub parameters_equal: bool,
     /// A hash of all ranks' parameters and of the virtual time.
     pub hash: u64,
 }
+
+/// Parameters from which gradients are computed by several threads: below, to start a thread takes
+/// longer.
+const THREADS_FROM: usize = 512;
 
 /// What happens at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -158,6 +181,24 @@ enum Happening {
     Computed { rank: Rank, step: u64 },
     /// The oldest all-reduce has ended.
     Averaged,
+    /// A message is at its receiver.
+    Arrives { rank: Rank, message: u64 },
+    /// The elements of a read are at the reader.
+    ReadEnds { rank: Rank, message: u64 },
+    /// The elements of a write may be changed.
+    Written { rank: Rank, id: OperationId },
+}
+
+/// A read under way.
+#[derive(Debug)]
+struct Reading {
+    id: OperationId,
+    into: Vector,
+    piece: Range<usize>,
+    version: u64,
+    word: u64,
+    /// None: nothing was published yet.
+    elements: Option<Arc<[f32]>>,
 }
 
 /// An all-reduce of which at least one rank has asked.
@@ -182,8 +223,13 @@ pub struct Simulation<'a, L> {
     happenings_made: u64,
     calls: VecDeque<Call>,
     calls_ended: u64,
-    /// When the network is free.
+    /// When the network is free for the next all-reduce.
     free_from: Nanos,
+    transfers: Transfers,
+    /// Messages and reads on their way, by a number.
+    messages: HashMap<u64, Message>,
+    readings: HashMap<u64, Reading>,
+    sent: u64,
     requests: Vec<Request>,
     /// Whether rank 0 has begun a step that is to be observed.
     is_observed: bool,
@@ -194,10 +240,16 @@ impl<'a, L: Learner> Simulation<'a, L> {
     ///
     /// # Errors
     ///
-    /// No ranks or no parameters.
+    /// No ranks, no parameters, or the scheme does not train on so many ranks.
     pub fn new(learner: &'a L, scheme: &Scheme, settings: &Settings) -> Result<Self, SimulationError> {
         let layout = learner.layout();
-        Self::of_plans(learner, settings, |_| scheme.plan(&layout))
+        let ranks = settings.ranks;
+        // A scheme is refused for all ranks or for none.
+        if ranks > 0 {
+            scheme.plan(&layout, 0, ranks)?;
+        }
+        let plan = |rank| scheme.plan(&layout, rank, ranks).expect("it was not refused for rank 0");
+        Self::of_plans(learner, settings, plan)
     }
 
     /// Ranks that train by these policies.
@@ -228,24 +280,28 @@ impl<'a, L: Learner> Simulation<'a, L> {
             calls: VecDeque::new(),
             calls_ended: 0,
             free_from: Nanos::ZERO,
+            transfers: Transfers::default(),
+            messages: HashMap::new(),
+            readings: HashMap::new(),
+            sent: 0,
             requests: Vec::new(),
             is_observed: false,
         })
     }
 
-    /// Trains to the end. `price` says how long an all-reduce of that many bytes takes. `observe`
-    /// is called whenever rank 0 has begun a step that is to be observed, and at the end.
+    /// Trains to the end, over these links. `observe` is called whenever rank 0 has begun a step
+    /// that is to be observed, and at the end.
     ///
     /// # Errors
     ///
     /// See [`SimulationError`].
     pub fn run(
         mut self,
-        price: &mut dyn FnMut(u64) -> Duration,
+        network: &mut dyn Network,
         observe: &mut dyn FnMut(&Observation<'_>),
     ) -> Result<Simulated, SimulationError> {
         for rank in 0..self.settings.ranks {
-            self.deliver(rank, Event::Start, price)?;
+            self.deliver(rank, Event::Start, network)?;
         }
         while let Some(Reverse((now, _, happening))) = self.happenings.pop() {
             if self.is_observed {
@@ -256,21 +312,102 @@ impl<'a, L: Learner> Simulation<'a, L> {
             match happening {
                 Happening::Ready { rank, bucket } => {
                     self.compute()?;
-                    self.deliver(rank, Event::Ready(bucket), price)?;
+                    self.deliver(rank, Event::Ready(bucket), network)?;
                 }
                 Happening::Computed { rank, step } => {
+                    self.hear_all(rank, network)?;
                     self.ranks[rank as usize].end_computing(now);
-                    self.deliver(rank, Event::Computed { step }, price)?;
+                    self.deliver(rank, Event::Computed { step }, network)?;
                 }
-                Happening::Averaged => self.averaged(price)?,
+                Happening::Averaged => self.averaged(network)?,
+                Happening::Arrives { rank, message } => {
+                    let message = self.messages.remove(&message).expect("it was sent once");
+                    self.ranks[rank as usize].inbox.push_back(message);
+                    if !self.ranks[rank as usize].is_computing() {
+                        self.hear_all(rank, network)?;
+                    }
+                }
+                Happening::ReadEnds { rank, message } => self.read(rank, message, network)?,
+                Happening::Written { rank, id } => {
+                    self.deliver(rank, Event::Done(id, Outcome::Written), network)?;
+                }
             }
         }
         if let Some(call) = self.calls.front() {
             let missing = call.asked.iter().position(Option::is_none).unwrap_or_default() as Rank;
             return Err(SimulationError::Stuck { number: self.calls_ended, missing });
         }
+        if let Some(rank) = self.ranks.iter().find(|rank| !rank.has_ended()) {
+            let (peer, step) = (rank.awaits(), rank.step());
+            return Err(SimulationError::Silence { rank: rank.number(), peer, step });
+        }
         self.observe(observe);
         Ok(self.simulated())
+    }
+
+    /// Tells a rank of messages that have come, until it computes or there are no more.
+    fn hear_all(&mut self, rank: Rank, network: &mut dyn Network) -> Result<(), SimulationError> {
+        let was_computing = self.ranks[rank as usize].is_computing();
+        while self.ranks[rank as usize].is_computing() == was_computing
+            && let Some(Message { from, word, elements }) = self.ranks[rank as usize].inbox.pop_front()
+        {
+            let event = match elements {
+                None => Event::Told { from, word },
+                Some(elements) => {
+                    self.ranks[rank as usize].take_arrival(&elements);
+                    // The writer has its credit back.
+                    self.ranks[from as usize].credit(rank);
+                    self.send_outgoing(from, network);
+                    Event::Arrived { from, word }
+                }
+            };
+            self.deliver(rank, event, network)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what a rank has to send, in its order, as far as it has credits.
+    fn send_outgoing(&mut self, rank: Rank, network: &mut dyn Network) {
+        while let Some((written, to, bytes, message)) = self.ranks[rank as usize].next_message() {
+            let at = self.transfers.send(network, self.now, rank, to, bytes);
+            self.sent += 1;
+            let number = self.sent;
+            self.messages.insert(number, message);
+            self.happen(at, Happening::Arrives { rank: to, message: number });
+            if let Some(id) = written {
+                self.happen(self.now, Happening::Written { rank, id });
+            }
+        }
+    }
+
+    /// Begins a read of what a rank has published.
+    fn begin_reading(
+        &mut self,
+        rank: Rank,
+        from: Rank,
+        (id, into, piece): (OperationId, Vector, Range<usize>),
+        network: &mut dyn Network,
+    ) {
+        let bytes = size_of::<f32>() as u64 * piece.len() as u64;
+        self.ranks[rank as usize].count(bytes);
+        // The request goes to the owner first.
+        let asked = self.now + network.transfer(rank, from, 0).latency;
+        let (version, word, elements) = self.ranks[from as usize].published();
+        let at = self.transfers.send(network, asked, from, rank, bytes);
+        self.sent += 1;
+        self.readings.insert(self.sent, Reading { id, into, piece, version, word, elements });
+        self.happen(at, Happening::ReadEnds { rank, message: self.sent });
+    }
+
+    fn read(&mut self, rank: Rank, message: u64, network: &mut dyn Network) -> Result<(), SimulationError> {
+        let Reading { id, into, piece, version, word, elements } =
+            self.readings.remove(&message).expect("it was begun once");
+        let target = self.ranks[rank as usize].piece(into, &piece);
+        match elements {
+            Some(elements) => target.copy_from_slice(&elements),
+            None => target.fill(0.0),
+        }
+        self.deliver(rank, Event::Done(id, Outcome::Read { version, word }), network)
     }
 
     fn happen(&mut self, at: Nanos, happening: Happening) {
@@ -283,7 +420,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         &mut self,
         rank: Rank,
         event: Event,
-        price: &mut dyn FnMut(u64) -> Duration,
+        network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
         let mut requests = std::mem::take(&mut self.requests);
         let delivered = self.ranks[rank as usize].deliver(event, self.now, &mut requests);
@@ -293,11 +430,22 @@ impl<'a, L: Learner> Simulation<'a, L> {
             match request {
                 Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),
                 Request::Compute { .. } => stops = true,
-                Request::Average { id, vector, piece } => self.ask(rank, id, vector, piece, price)?,
+                Request::Average { id, vector, piece } => self.ask(rank, id, vector, piece, network)?,
+                Request::Read { id, from, into, piece } => {
+                    self.begin_reading(rank, from, (id, into, piece), network);
+                }
+                Request::Write { id, to, from, piece, word } => {
+                    self.ranks[rank as usize].send(Outgoing::Write { id, to, from, piece, word });
+                    self.send_outgoing(rank, network);
+                }
+                Request::Tell { to, word } => {
+                    self.ranks[rank as usize].send(Outgoing::Word { to, word });
+                    self.send_outgoing(rank, network);
+                }
             }
         }
         self.requests = requests;
-        if stops { self.deliver(rank, Event::Stop, price) } else { Ok(()) }
+        if stops { self.deliver(rank, Event::Stop, network) } else { Ok(()) }
     }
 
     fn begin_computing(&mut self, rank: Rank, step: u64) {
@@ -319,8 +467,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
         if waiting.is_empty() {
             return Ok(());
         }
-        let threads = std::thread::available_parallelism().map_or(1, usize::from).min(waiting.len());
         let learner = self.learner;
+        let threads = if learner.layout().parameters() < THREADS_FROM {
+            1
+        } else {
+            std::thread::available_parallelism().map_or(1, usize::from).min(waiting.len())
+        };
         if threads == 1 {
             waiting.into_iter().for_each(|rank| rank.compute(learner));
         } else {
@@ -344,7 +496,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         id: OperationId,
         vector: Vector,
         piece: Range<usize>,
-        price: &mut dyn FnMut(u64) -> Duration,
+        network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
         let bytes = size_of::<f32>() as u64 * piece.len() as u64;
         let place = self.ranks[rank as usize].ask(bytes) - self.calls_ended;
@@ -367,14 +519,14 @@ impl<'a, L: Learner> Simulation<'a, L> {
         call.asked[rank as usize] = Some(id);
         call.missing -= 1;
         if call.missing == 0 {
-            self.free_from = self.free_from.max(self.now) + price(bytes);
+            self.free_from = self.free_from.max(self.now) + network.all_reduce(bytes);
             self.happen(self.free_from, Happening::Averaged);
         }
         Ok(())
     }
 
     /// Ends the oldest all-reduce: ranks ask in one order, so it is the one that began first.
-    fn averaged(&mut self, price: &mut dyn FnMut(u64) -> Duration) -> Result<(), SimulationError> {
+    fn averaged(&mut self, network: &mut dyn Network) -> Result<(), SimulationError> {
         let call = self.calls.pop_front().expect("an all-reduce began");
         self.calls_ended += 1;
         let mut sum = self.ranks[0].piece(call.vector, &call.piece).to_vec();
@@ -389,7 +541,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         for (rank, id) in (0..).zip(call.asked) {
             let id = id.expect("all ranks have asked");
-            self.deliver(rank, Event::Done(id), price)?;
+            self.deliver(rank, Event::Done(id, Outcome::Averaged), network)?;
         }
         Ok(())
     }
@@ -441,7 +593,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
             staleness_mean: self.staleness_mean(),
             staleness_max: self.ranks.iter().map(|rank| rank.staleness().most()).max().unwrap_or(0),
             bytes_per_rank: self.ranks[0].bytes(),
-            guarantee_held: self.ranks.iter().all(|rank| rank.agreement() == agreement),
+            guarantee_held: !agreement.is_broken
+                && self.ranks.iter().all(|rank| rank.agreement() == agreement),
             parameters_equal: digests.iter().all(|digest| *digest == digests[0]),
             hash: digests.into_iter().fold(self.now.0, chain),
         }

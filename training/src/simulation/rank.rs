@@ -1,6 +1,8 @@
 //! One simulated rank: its policy, vectors, optimizer and times.
 
+use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_collectives::Rank;
@@ -10,21 +12,59 @@ use super::Settings;
 use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors};
 use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
-use crate::policy::{Event, Vector};
+use crate::policy::{Event, OperationId, Vector};
 
 /// A forward pass is one of so many equal parts of a step's computing, as a backward pass takes
 /// about twice as long.
 const PASSES: u64 = 3;
 
+/// What a rank has published.
+#[derive(Default)]
+struct Published {
+    version: u64,
+    word: u64,
+    elements: Option<Arc<[f32]>>,
+}
+
 /// The vectors of a rank on the heap; those that a scheme does not name are empty.
-struct LocalVectors([Vec<f32>; Vector::COUNT]);
+#[derive(Default)]
+struct LocalVectors {
+    vectors: [Vec<f32>; Vector::COUNT],
+    published: Published,
+}
 
 impl Vectors for LocalVectors {
     fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
-        let vectors = self.0.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
+        let vectors = self.vectors.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
         vectors.map(|vector| &mut vector[piece.clone()])
     }
+
+    fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {
+        let elements = Some(Arc::from(&self.vectors[vector.index()][piece.clone()]));
+        self.published = Published { version: self.published.version + 1, word, elements };
+    }
 }
+
+/// A write or a word on its way.
+#[derive(Debug)]
+pub(crate) struct Message {
+    pub(crate) from: Rank,
+    pub(crate) word: u64,
+    /// None: a word alone.
+    pub(crate) elements: Option<Arc<[f32]>>,
+}
+
+/// A write or a word that a rank has to send.
+#[derive(Debug)]
+pub(crate) enum Outgoing {
+    /// A write.
+    Write { id: OperationId, to: Rank, from: Vector, piece: Range<usize>, word: u64 },
+    /// A word.
+    Word { to: Rank, word: u64 },
+}
+
+/// Bytes of a word.
+const WORD_BYTES: u64 = 8;
 
 /// A gradient that is computed.
 #[derive(Clone, Copy)]
@@ -48,15 +88,20 @@ pub(crate) struct SimulatedRank {
     step: u64,
     operations: u64,
     bytes: u64,
+    /// What has come and was not heard of.
+    pub(crate) inbox: VecDeque<Message>,
+    outgoing: VecDeque<Outgoing>,
+    /// By peer: writes that it has not heard of.
+    unheard: HashMap<Rank, u16>,
 }
 
 impl SimulatedRank {
     pub(crate) fn new(number: Rank, plan: Plan, initial: &[f32], settings: &Settings) -> Self {
-        let mut vectors = LocalVectors(Default::default());
+        let mut vectors = LocalVectors::default();
         for vector in plan.vectors {
-            vectors.0[vector.index()] = vec![0.0; plan.parameters];
+            vectors.vectors[vector.index()] = vec![0.0; plan.parameters];
         }
-        vectors.0[Vector::Parameters.index()].copy_from_slice(initial);
+        vectors.vectors[Vector::Parameters.index()].copy_from_slice(initial);
         let sgd = Sgd::new(plan.parameters, settings.learning_rate, settings.momentum);
         Self {
             number,
@@ -68,7 +113,80 @@ impl SimulatedRank {
             step: 0,
             operations: 0,
             bytes: 0,
+            inbox: VecDeque::new(),
+            outgoing: VecDeque::new(),
+            unheard: HashMap::new(),
         }
+    }
+
+    /// Takes what is to be sent after everything before.
+    pub(crate) fn send(&mut self, outgoing: Outgoing) {
+        self.outgoing.push_back(outgoing);
+    }
+
+    /// The next message, if this rank has a credit for it: the write that is done by it, the
+    /// receiver, and its bytes.
+    pub(crate) fn next_message(&mut self) -> Option<(Option<OperationId>, Rank, u64, Message)> {
+        if let Outgoing::Write { to, .. } = self.outgoing.front()? {
+            let slots = self.interpreter.window().map_or(0, |plan| plan.slots);
+            let unheard = self.unheard.entry(*to).or_default();
+            if *unheard >= slots {
+                return None;
+            }
+            *unheard += 1;
+        }
+        let from_rank = self.number;
+        match self.outgoing.pop_front()? {
+            Outgoing::Word { to, word } => {
+                Some((None, to, WORD_BYTES, Message { from: from_rank, word, elements: None }))
+            }
+            Outgoing::Write { id, to, from, piece, word } => {
+                let bytes = size_of::<f32>() as u64 * piece.len() as u64;
+                self.count(bytes);
+                let elements = Some(Arc::from(&*self.piece(from, &piece)));
+                Some((Some(id), to, bytes + WORD_BYTES, Message { from: from_rank, word, elements }))
+            }
+        }
+    }
+
+    /// A peer has heard of a write.
+    pub(crate) fn credit(&mut self, peer: Rank) {
+        *self.unheard.entry(peer).or_default() -= 1;
+    }
+
+    /// Stores the elements of a write that has come.
+    pub(crate) fn take_arrival(&mut self, elements: &[f32]) {
+        let plan = self.interpreter.window().expect("a peer with the same plan has written");
+        let share = plan.share(self.number, self.interpreter.parameters());
+        self.piece(Vector::Arrival, &share).copy_from_slice(elements);
+    }
+
+    /// The version, the word and the elements that are published.
+    pub(crate) fn published(&self) -> (u64, u64, Option<Arc<[f32]>>) {
+        let Published { version, word, elements } = &self.vectors.published;
+        (*version, *word, elements.clone())
+    }
+
+    /// The rank for whose word or credit it waits, if it waits.
+    pub(crate) fn awaits(&self) -> Rank {
+        let of_credit = self.outgoing.front().map(|outgoing| match outgoing {
+            Outgoing::Write { to, .. } | Outgoing::Word { to, .. } => *to,
+        });
+        of_credit.or_else(|| self.interpreter.awaits()).unwrap_or(self.number)
+    }
+
+    /// Whether its policy has come to its end.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.interpreter.has_ended()
+    }
+
+    pub(crate) fn is_computing(&self) -> bool {
+        self.in_computing.is_some()
+    }
+
+    /// Counts bytes of vectors that this rank moves.
+    pub(crate) fn count(&mut self, bytes: u64) {
+        self.bytes += bytes;
     }
 
     pub(crate) fn number(&self) -> Rank {

@@ -20,23 +20,29 @@
 //! ```
 //!
 //! Operations are carried on by the group's thread while the program computes. A rank that has
-//! nothing to compute waits for them in the order in which they were started.
+//! nothing to compute waits for them in the order in which they were started. Reads and writes of a
+//! scheme go through a [`Window`](pleach_collectives::Window) on the program's thread: a rank hears
+//! of what its peers have written when its gradient is complete, or when it waits.
 
+mod messages;
 mod registered;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use pleach_collectives::{Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp};
+use pleach_collectives::{
+    Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp, WindowError,
+};
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
 
 use crate::interpreter::{Interpreter, Request, Staleness, Vectors, digest};
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
-use crate::policy::{Event, OperationId, Vector};
-use crate::scheme::Scheme;
+use crate::policy::{Event, OperationId, Outcome, Vector};
+use crate::scheme::{Refusal, Scheme};
+use messages::Messages;
 use registered::RegisteredVectors;
 
 /// Why a training on real ranks has ended early.
@@ -49,6 +55,12 @@ pub enum TrainError {
     /// A bucket was reported wrongly, or a policy broke an invariant.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// There is no window for reads and writes.
+    #[error(transparent)]
+    Window(WindowError),
+    /// The scheme does not train on so many ranks.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
     /// The ranks do not train the same.
     #[error(
         "ranks differ: {what} of rank {rank} is {own}, of rank {other} {theirs}; give all ranks the same"
@@ -88,6 +100,15 @@ pub enum TrainError {
     },
 }
 
+impl From<WindowError> for TrainError {
+    fn from(error: WindowError) -> Self {
+        match error {
+            WindowError::Collective(error) => Self::Collective(error),
+            error => Self::Window(error),
+        }
+    }
+}
+
 /// An operation that was started.
 struct Started {
     id: OperationId,
@@ -106,7 +127,7 @@ struct Times {
     communicating: Duration,
     /// When the first of the operations under way was started.
     busy_since: Option<Nanos>,
-    /// Bytes of the pieces that were averaged.
+    /// Bytes of the pieces that were averaged, read and written.
     bytes: u64,
 }
 
@@ -124,6 +145,7 @@ pub struct Trainer {
     /// Operations that the policy has asked for and that are not started.
     asked: VecDeque<(OperationId, Vector, Range<usize>)>,
     started: VecDeque<Started>,
+    messages: Messages,
     /// The step that the policy has asked for.
     requested: Option<u64>,
     began: Option<Nanos>,
@@ -144,13 +166,14 @@ pub struct Trained {
     /// The part of that time in which an operation was under way, at most: an operation counts
     /// until this rank has waited for it.
     pub communicating: Duration,
-    /// Bytes of the vectors that this rank gave to be averaged.
+    /// Bytes of the vectors that this rank gave to be averaged, read and wrote.
     pub bytes: u64,
     /// How old parameters were when gradients were computed at them.
     pub staleness: Staleness,
-    /// The places at which all ranks had to have the same parameters.
+    /// The places at which all ranks had to have the same parameters, or the same centre.
     pub agreements: u64,
-    /// Whether they had, at each place where parameters were hashed ([`Trainer::checked`]).
+    /// Whether they had, at each place where these were hashed ([`Trainer::checked`]), and what the
+    /// scheme conserves was conserved on all ranks.
     pub guarantee_held: bool,
     /// Whether all ranks have the same parameters at the end, bit for bit.
     pub parameters_equal: bool,
@@ -162,14 +185,15 @@ impl Trainer {
     ///
     /// # Errors
     ///
-    /// No memory, or it cannot be registered; [`TrainError::NoParameters`].
+    /// No memory, or it cannot be registered; [`TrainError::NoParameters`],
+    /// [`TrainError::Refused`].
     pub fn new(group: &Group, scheme: &Scheme, layout: &Layout, steps: u64) -> Result<Self, TrainError> {
         if layout.parameters() == 0 {
             return Err(TrainError::NoParameters);
         }
         let hash = layout.layers().iter().fold(0, |hash, layer| chain(hash, *layer as u64));
-        let plan = scheme.plan(layout);
-        let vectors = RegisteredVectors::new(group, plan.vectors, plan.parameters)?;
+        let plan = scheme.plan(layout, group.rank(), group.world_size())?;
+        let vectors = RegisteredVectors::new(group, &plan)?;
         Ok(Self {
             group: group.clone(),
             scheme: *scheme,
@@ -181,6 +205,7 @@ impl Trainer {
             requests: Vec::new(),
             asked: VecDeque::new(),
             started: VecDeque::new(),
+            messages: Messages::new(group.world_size()),
             requested: None,
             began: None,
             times: Times::default(),
@@ -192,8 +217,8 @@ impl Trainer {
     /// end are compared.
     #[must_use]
     pub fn checked(self) -> Self {
-        let plan = self.scheme.plan(&self.layout);
-        Self { interpreter: Interpreter::new(plan, true), ..self }
+        let plan = self.scheme.plan(&self.layout, self.group.rank(), self.group.world_size());
+        Self { interpreter: Interpreter::new(plan.expect("it was not refused before"), true), ..self }
     }
 
     /// The same training, which compares one more number between all ranks before the first step,
@@ -245,7 +270,12 @@ impl Trainer {
         let parameters = self.vectors.take(Vector::Parameters, &all).expect("no operation is under way");
         let agreement = self.interpreter.agreement();
         let hashes = [digest(&parameters), chain(agreement.digest, agreement.places)];
-        let [parameters_equal, guarantee_held] = equal_on_all(&self.group, hashes)?;
+        let broken = u64::from(agreement.is_broken);
+        let ([parameters_equal, agreed], broken) = compare_on_all(&self.group, hashes, broken)?;
+        let guarantee_held = agreed && broken == 0;
+        if let Some(window) = self.vectors.window.take() {
+            window.close()?;
+        }
         let Times { steps, waiting, communicating, bytes, .. } = self.times;
         let (staleness, agreements) = (self.interpreter.staleness(), agreement.places);
         Ok(Trained {
@@ -269,8 +299,13 @@ impl Trainer {
         let sent = self.group.broadcast(&mut parameters, 0);
         self.vectors.put(Vector::Parameters, 0, parameters);
         sent?;
+        self.open_window()?;
         self.began = Some(clock::now());
-        self.drive(Event::Start, &mut |_, _| {})
+        self.drive(Event::Start, &mut |_, _| {})?;
+        if self.vectors.window.is_some() {
+            self.group.barrier()?;
+        }
+        Ok(())
     }
 
     /// Compares what has to be the same on all ranks.
@@ -317,27 +352,51 @@ impl Trainer {
         optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
     ) -> Result<(), TrainError> {
         self.deliver(event, optimizer)?;
-        while self.requested.is_none() {
+        loop {
+            if self.send_next(optimizer)? {
+                continue;
+            }
+            if self.requested.is_some() {
+                return Ok(());
+            }
+            if self.hear_next(optimizer)? {
+                continue;
+            }
             if self.started.is_empty() && self.asked.len() == 1 {
                 let (id, vector, piece) = self.asked.pop_front().expect("one is asked for");
                 self.run(vector, &piece)?;
-                self.deliver(Event::Done(id), optimizer)?;
+                self.deliver(Event::Done(id, Outcome::Averaged), optimizer)?;
                 continue;
             }
             self.start_asked()?;
-            let Some(Started { id, vector, begin, pending }) = self.started.pop_front() else { break };
-            let before = clock::now();
-            let part = self.back(vector, begin, pending.wait());
-            let now = clock::now();
-            self.times.waiting += now.since(before);
-            if self.started.is_empty() {
-                let since = self.times.busy_since.take().unwrap_or(now);
-                self.times.communicating += now.since(since);
+            if let Some(started) = self.started.pop_front() {
+                self.await_started(started, optimizer)?;
+                continue;
             }
-            part?;
-            self.deliver(Event::Done(id), optimizer)?;
+            if self.interpreter.has_ended() {
+                return Ok(());
+            }
+            self.await_message()?;
         }
-        Ok(())
+    }
+
+    /// Waits for the end of an all-reduce.
+    fn await_started(
+        &mut self,
+        started: Started,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<(), TrainError> {
+        let Started { id, vector, begin, pending } = started;
+        let before = clock::now();
+        let part = self.back(vector, begin, pending.wait());
+        let now = clock::now();
+        self.times.waiting += now.since(before);
+        if self.started.is_empty() {
+            let since = self.times.busy_since.take().unwrap_or(now);
+            self.times.communicating += now.since(since);
+        }
+        part?;
+        self.deliver(Event::Done(id, Outcome::Averaged), optimizer)
     }
 
     /// Puts the piece of an operation back, also after an error.
@@ -363,10 +422,12 @@ impl Trainer {
     ) -> Result<(), TrainError> {
         let now = Nanos(clock::now().0 - self.began.unwrap_or_default().0);
         self.interpreter.deliver(event, now, &mut self.vectors, optimizer, &mut self.requests)?;
+        self.vectors.take_error()?;
         for request in self.requests.drain(..) {
             match request {
                 Request::Compute { step } => self.requested = Some(step),
                 Request::Average { id, vector, piece } => self.asked.push_back((id, vector, piece)),
+                request => self.messages.ask(request),
             }
         }
         Ok(())
@@ -401,12 +462,18 @@ impl Trainer {
     }
 }
 
-/// Whether each of these numbers is the same on all ranks.
-fn equal_on_all<const N: usize>(group: &Group, numbers: [u64; N]) -> Result<[bool; N], CollectiveError> {
+/// Whether each of these numbers is the same on all ranks, and the largest of one more.
+fn compare_on_all<const N: usize>(
+    group: &Group,
+    numbers: [u64; N],
+    one: u64,
+) -> Result<([bool; N], u64), CollectiveError> {
     // The largest number and the complement of the smallest one; equal if they are complements.
     let mut extremes: Vec<u64> = numbers.into_iter().flat_map(|number| [number, !number]).collect();
+    extremes.push(one);
     group.all_reduce(&mut extremes, ReduceOp::Max)?;
-    Ok(std::array::from_fn(|place| extremes[2 * place] == !extremes[2 * place + 1]))
+    let equal = std::array::from_fn(|place| extremes[2 * place] == !extremes[2 * place + 1]);
+    Ok((equal, extremes[2 * N]))
 }
 
 /// A step of a rank: the gradient of one batch, and the update that follows.
@@ -481,7 +548,7 @@ impl Step<'_> {
     pub fn update(self, mut optimizer: impl FnMut(&mut [f32], &[f32]), loss: f32) -> Result<(), TrainError> {
         let Self { trainer, number: step } = self;
         if !loss.is_finite() {
-            trainer.group.abort();
+            trainer.abort();
             return Err(TrainError::Loss { rank: trainer.group.rank(), step, loss });
         }
         for bucket in 0..trainer.interpreter.buckets().len() {
@@ -489,6 +556,7 @@ impl Step<'_> {
                 trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;
             }
         }
+        trainer.hear_all(&mut optimizer)?;
         trainer.times.steps += 1;
         trainer.requested = None;
         trainer.drive(Event::Computed { step }, &mut optimizer)

@@ -1,13 +1,13 @@
 //! The vectors of a rank in registered memory, of which operations own pieces while they are under
-//! way.
+//! way; and its window, if the scheme has one-sided exchanges.
 //!
 //! **Invariant:** a piece is either here or owned by one operation, and pieces that touch are one.
 
 use std::ops::Range;
 
-use pleach_collectives::{Buffer, CollectiveError, Group};
+use pleach_collectives::{Buffer, CollectiveError, Group, Window};
 
-use crate::interpreter::Vectors;
+use crate::interpreter::{Plan, Vectors};
 use crate::policy::Vector;
 
 /// One vector: its pieces that are here, each with the place where it begins, in order.
@@ -62,33 +62,61 @@ impl Pieces {
     }
 
     fn slice(&mut self, piece: &Range<usize>) -> Option<&mut [f32]> {
+        if piece.is_empty() {
+            return Some(&mut []);
+        }
         let (begin, part) = self.holder(piece).map(|place| &mut self.0[place])?;
         Some(&mut part[piece.start - *begin..piece.end - *begin])
     }
 }
 
 /// The vectors of a rank.
-#[derive(Debug)]
-pub(crate) struct RegisteredVectors([Pieces; Vector::COUNT]);
+pub(crate) struct RegisteredVectors {
+    vectors: [Pieces; Vector::COUNT],
+    /// Peers reach what this rank publishes by it.
+    pub(crate) window: Option<Window<f32>>,
+    /// A share that is shorter than the longest, with zeros behind it.
+    padded: Vec<f32>,
+    /// Why something was not published.
+    failed: Option<CollectiveError>,
+}
 
 impl RegisteredVectors {
-    /// These vectors, zeroed, registered with the group.
-    pub(crate) fn new(group: &Group, vectors: &[Vector], parameters: usize) -> Result<Self, CollectiveError> {
-        let mut all = Self(Default::default());
-        for vector in vectors {
-            all.0[vector.index()].0.push((0, group.buffer(parameters)?));
+    /// The vectors of a plan, zeroed, registered with the group. Without a window.
+    pub(crate) fn new(group: &Group, plan: &Plan) -> Result<Self, CollectiveError> {
+        let mut vectors: [Pieces; Vector::COUNT] = Default::default();
+        for vector in plan.vectors {
+            // Nothing but this rank's share comes.
+            let piece = match (vector, &plan.window) {
+                (Vector::Arrival, Some(window)) => window.share(window.rank, plan.parameters),
+                _ => 0..plan.parameters,
+            };
+            vectors[vector.index()].0.push((piece.start, group.buffer(piece.len())?));
         }
-        Ok(all)
+        Ok(Self { vectors, window: None, padded: Vec::new(), failed: None })
+    }
+
+    /// The error of a publication that has failed.
+    pub(crate) fn take_error(&mut self) -> Result<(), CollectiveError> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Stores the elements of a write that has come.
+    pub(crate) fn store_arrival(&mut self, elements: &[f32]) {
+        if let Some((_, part)) = self.vectors[Vector::Arrival.index()].0.first_mut() {
+            let len = part.len().min(elements.len());
+            part[..len].copy_from_slice(&elements[..len]);
+        }
     }
 
     /// Takes a piece out for an operation; `None` if another has it.
     pub(crate) fn take(&mut self, vector: Vector, piece: &Range<usize>) -> Option<Buffer<f32>> {
-        self.0[vector.index()].take(piece)
+        self.vectors[vector.index()].take(piece)
     }
 
     /// Puts the piece of an operation back.
     pub(crate) fn put(&mut self, vector: Vector, begin: usize, part: Buffer<f32>) {
-        self.0[vector.index()].put(begin, part);
+        self.vectors[vector.index()].put(begin, part);
     }
 
     /// The parameters and a piece of the gradient; `None` if an operation has a part of it.
@@ -98,16 +126,31 @@ impl RegisteredVectors {
         piece: &Range<usize>,
     ) -> Option<(&[f32], &mut [f32])> {
         let places = [Vector::Parameters, Vector::Gradient].map(Vector::index);
-        let [all, gradient] = self.0.get_disjoint_mut(places).expect("two vectors are two places");
+        let [all, gradient] = self.vectors.get_disjoint_mut(places).expect("two vectors are two places");
         Some((all.slice(&(0..parameters))?, gradient.slice(piece)?))
     }
 }
 
 impl Vectors for RegisteredVectors {
     fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
-        let vectors = self.0.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
+        let vectors = self.vectors.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
         vectors
             .map(|vector| vector.slice(piece).expect("the ledger lets only pieces be touched that are here"))
+    }
+
+    fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {
+        let Some(window) = &mut self.window else { return };
+        let share = self.vectors[vector.index()].slice(piece).expect("the ledger found it free");
+        let published = if share.len() == window.len() {
+            window.publish(share, word.into())
+        } else {
+            self.padded.resize(window.len(), 0.0);
+            self.padded[..share.len()].copy_from_slice(share);
+            window.publish(&self.padded, word.into())
+        };
+        if let Err(error) = published {
+            self.failed.get_or_insert(error);
+        }
     }
 }
 
@@ -117,11 +160,14 @@ mod tests {
     use pleach_transport::rendezvous::World;
 
     use super::*;
+    use crate::{Layout, Scheme};
 
     #[test]
     fn pieces_are_taken_in_any_order_and_are_one_again_when_all_are_back() {
         let group = Group::join(&Options::new(World::alone())).expect("a rank alone joins");
-        let mut vectors = RegisteredVectors::new(&group, &[Vector::Gradient], 10).expect("there is memory");
+        let scheme: Scheme = "sync".parse().expect("is a scheme");
+        let plan = scheme.plan(&Layout::of(&[10]), 0, 1).expect("one rank trains");
+        let mut vectors = RegisteredVectors::new(&group, &plan).expect("there is memory");
         let [all] = vectors.pieces([Vector::Gradient], &(0..10));
         all.iter_mut().zip(0_u8..).for_each(|(element, number)| *element = f32::from(number));
         let pieces = [6..10, 2..4, 0..2, 4..6];

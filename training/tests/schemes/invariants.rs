@@ -4,20 +4,31 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use pleach_training::interpreter::Plan;
-use pleach_training::policy::{Action, Actions, Event};
+use pleach_training::policy::{Action, Actions, Event, Vector};
 use pleach_training::simulation::Settings;
 use pleach_training::{Learner, Policy};
 use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-const ALL: [&str; 6] = [
+const ALL: [&str; 17] = [
     "sync",
     "sync:bucket=16",
     "local-sgd",
     "local-sgd:every=3,warmup=5",
     "diloco:every=4",
     "diloco:every=7,outer-lr=1,outer-momentum=0",
+    "gossip",
+    "gossip:every=3,peer=ring",
+    "gossip:direction=push",
+    "gossip:direction=push-sum",
+    "gossip:direction=push-sum,peer=ring,every=2",
+    "easgd:every=3",
+    "easgd:every=2,mode=round-robin",
+    "easgd:every=2,mode=sync",
+    "eamsgd:every=3",
+    "eamsgd:every=4,mode=sync,momentum=0.5",
+    "downpour:every=4",
 ];
 
 #[test]
@@ -138,20 +149,20 @@ impl Policy for Recorded {
 /// Simulates with policies of this kind, and tells one more the events of rank 2: the first event
 /// to which it answers otherwise.
 fn first_difference(text: &str, kind: impl Fn(Box<dyn Policy>) -> Box<dyn Policy>) -> Option<Event> {
-    let plan = || {
-        let plan = scheme(text).plan(&Linear.layout());
+    let plan = |rank| {
+        let plan = scheme(text).plan(&Linear.layout(), rank, 4).expect("trains on four ranks");
         Plan { policy: kind(plan.policy), ..plan }
     };
     let log = Arc::new(Mutex::new(Vec::new()));
     let recorded = |rank| {
-        let mut plan = plan();
+        let mut plan = plan(rank);
         if rank == 2 {
             plan.policy = Box::new(Recorded { inner: plan.policy, log: log.clone() });
         }
         plan
     };
     simulate_plans(recorded).unwrap_or_else(|error| panic!("{text}: {error}"));
-    let (log, mut again) = (log.lock().expect("nobody panics"), plan().policy);
+    let (log, mut again) = (log.lock().expect("nobody panics"), plan(2).policy);
     assert!(log.len() > 25, "{text}: {} events", log.len());
     let differs = |(event, expected): &&(Event, Vec<Action>)| {
         let mut actions = Actions::default();
@@ -177,7 +188,7 @@ impl Policy for Moody {
         static ASKED: AtomicU64 = AtomicU64::new(0);
         self.0.on(event, now, actions);
         if event == Event::Start && ASKED.fetch_add(1, Ordering::Relaxed) >= 4 {
-            actions.push(Action::Agreed);
+            actions.push(Action::Agreed(Vector::Parameters));
         }
     }
 }

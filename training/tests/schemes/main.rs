@@ -1,6 +1,8 @@
 //! Training schemes: what each guarantees, simulated and on real ranks; and mutants of policies
 //! that the drivers must catch.
 
+mod elastic;
+mod gossip;
 mod invariants;
 mod model;
 mod mutants;

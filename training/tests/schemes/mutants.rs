@@ -7,14 +7,14 @@ use pleach_collectives::Rank;
 use pleach_training::interpreter::Plan;
 use pleach_training::policy::{Action, Actions, Event, OperationId, Update, Vector};
 use pleach_training::simulation::{Simulated, SimulationError};
-use pleach_training::{Learner, Policy, PolicyError};
+use pleach_training::{Learner, Policy, PolicyError, Refusal};
 use pleach_transport::clock::Nanos;
 
 use super::invariants::diloco_by_hand;
 use super::model::{Linear, ROUNDING, difference, scheme, simulate_plans};
 
 /// A change of the actions that follow from an event.
-type Mutation = fn(Rank, Event, Vec<Action>) -> Vec<Action>;
+pub(crate) type Mutation = fn(Rank, Event, Vec<Action>) -> Vec<Action>;
 
 /// A policy of this rank with a mutation.
 struct Mutant {
@@ -31,12 +31,14 @@ impl Policy for Mutant {
     }
 }
 
-fn mutant(text: &str, mutation: Mutation) -> Result<Simulated, SimulationError> {
-    let plan = |rank| {
-        let plan = scheme(text).plan(&Linear.layout());
-        Plan { policy: Box::new(Mutant { inner: plan.policy, rank, mutation }), ..plan }
-    };
-    simulate_plans(plan)
+pub(crate) fn mutant(text: &str, mutation: Mutation) -> Result<Simulated, SimulationError> {
+    simulate_plans(|rank| mutated(scheme(text).plan(&Linear.layout(), rank, 4), rank, mutation))
+}
+
+/// A plan with a mutation.
+pub(crate) fn mutated(plan: Result<Plan, Refusal>, rank: Rank, mutation: Mutation) -> Plan {
+    let plan = plan.expect("it is not refused");
+    Plan { policy: Box::new(Mutant { inner: plan.policy, rank, mutation }), ..plan }
 }
 
 fn policy_error(text: &str, mutation: Mutation) -> PolicyError {
@@ -106,7 +108,7 @@ fn an_operation_that_is_asked_for_twice_is_refused() {
 #[test]
 fn a_rank_that_asks_for_nothing_more_does_not_wait_for_ever() {
     let error = policy_error("sync", |_, event, actions| match event {
-        Event::Done(_) => Vec::new(),
+        Event::Done(..) => Vec::new(),
         _ => actions,
     });
     assert_eq!(error, PolicyError::Stuck { step: 1 });

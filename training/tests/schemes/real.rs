@@ -38,11 +38,179 @@ fn train(group: &Group, text: &str, settings: &Settings, is_overlapped: bool) ->
     trainer.finish()
 }
 
+/// Schemes whose result does not depend on times.
+const DETERMINISTIC: [&str; 12] = [
+    "sync",
+    "sync:bucket=16",
+    "local-sgd:every=3,warmup=4",
+    "diloco:every=4",
+    "gossip:direction=push,peer=butterfly",
+    "gossip:direction=push,peer=ring,every=2",
+    "gossip:direction=push-sum,peer=butterfly,every=2",
+    "gossip:direction=push-sum,peer=ring",
+    "easgd:every=3,mode=sync",
+    "easgd:every=3,mode=round-robin",
+    "eamsgd:every=2,mode=sync,momentum=0.5",
+    "eamsgd:every=3,mode=round-robin,momentum=0.5",
+];
+
+/// Schemes whose result depends on times.
+const ASYNCHRONOUS: [&str; 8] = [
+    "gossip",
+    "gossip:peer=butterfly,every=2",
+    "gossip:direction=push",
+    "gossip:direction=push-sum",
+    "easgd:every=1",
+    "easgd:every=3",
+    "eamsgd:every=3,momentum=0.5",
+    "downpour:every=3",
+];
+
+#[test]
+fn asynchronous_schemes_end_on_all_ranks_with_what_they_guarantee() {
+    let settings = Settings { learning_rate: 0.005, ..settings(RANKS) };
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        for text in ASYNCHRONOUS {
+            let all = with_group(fabric, |group| {
+                let trained = train(&group, text, &settings, false).expect("trains");
+                group.close().expect("all ranks close");
+                trained
+            });
+            for trained in &all {
+                assert!(trained.guarantee_held && trained.parameters_equal, "{text}, {fabric:?}");
+                assert_eq!((trained.steps, trained.agreements), (STEPS, 1), "{text}");
+                assert!(trained.bytes > 0 && trained.waiting <= trained.time, "{text}");
+                assert!(trained.parameters.iter().all(|element| element.is_finite()), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_wait_at_the_end_for_one_that_takes_much_longer() {
+    for text in ["gossip", "gossip:direction=push-sum", "easgd:every=2", "downpour:every=2"] {
+        let all = with_group(Fabric::Shm, |group| {
+            let layout = Linear.layout();
+            let mut trainer = Trainer::new(&group, &scheme(text), &layout, 10).expect("has memory");
+            while let Some(step) = trainer.step().expect("goes on") {
+                if group.rank() == 1 {
+                    compute_for_a_moment();
+                }
+                step.update(|_, _| {}, 1.0).expect("goes on");
+            }
+            let trained = trainer.finish().expect("ends");
+            group.close().expect("all ranks close");
+            trained
+        });
+        assert!(all.iter().all(|trained| trained.guarantee_held && trained.parameters_equal), "{text}");
+    }
+}
+
+/// A rank that computes.
+#[expect(clippy::disallowed_methods, reason = "a rank that computes")]
+fn compute_for_a_moment() {
+    std::thread::sleep(std::time::Duration::from_millis(20));
+}
+
+#[test]
+fn a_rank_that_gives_up_ends_an_asynchronous_training_on_all_ranks() {
+    for fabric in [Fabric::Shm, Fabric::Tcp] {
+        for text in ["gossip", "gossip:direction=push", "easgd:every=2", "easgd:every=2,mode=round-robin"] {
+            let all = with_group(fabric, |group| {
+                let layout = Linear.layout();
+                let mut trainer = Trainer::new(&group, &scheme(text), &layout, 50).expect("has memory");
+                let error = loop {
+                    let step = match trainer.step() {
+                        Ok(Some(step)) => step,
+                        Ok(None) => break trainer.finish().map(drop).expect_err("rank 2 gives up"),
+                        Err(error) => break error,
+                    };
+                    let is_bad = group.rank() == 2 && step.number() == 5;
+                    if let Err(error) = step.update(|_, _| {}, if is_bad { f32::NAN } else { 1.0 }) {
+                        break error;
+                    }
+                };
+                (group.rank(), error)
+            });
+            for (rank, error) in all {
+                match (rank, &error) {
+                    (2, TrainError::Loss { rank: 2, step: 5, .. }) => {}
+                    (0 | 1 | 3, TrainError::Collective(_)) => {
+                        assert!(error.to_string().contains("rank 2"), "{text}, {fabric:?}: {error}");
+                    }
+                    _ => panic!("{text}, {fabric:?}, rank {rank}: {error}"),
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_stops_without_a_word_is_named_by_those_that_wait_for_it() {
+    let stopped = std::sync::Barrier::new(RANKS as usize);
+    let errors = ranks::with_group(
+        Fabric::Shm,
+        RANKS,
+        |options| options.timeout = std::time::Duration::from_secs(1),
+        |group| {
+            let layout = Linear.layout();
+            let scheme = scheme("easgd:every=2");
+            let mut trainer = Trainer::new(&group, &scheme, &layout, 20).expect("has memory");
+            let error = loop {
+                let step = match trainer.step() {
+                    Ok(Some(step)) => step,
+                    Ok(None) => break None,
+                    Err(error) => break Some(error),
+                };
+                if group.rank() == 3 && step.number() == 9 {
+                    // Its program hangs.
+                    break None;
+                }
+                if let Err(error) = step.update(|_, _| {}, 1.0) {
+                    break Some(error);
+                }
+            };
+            stopped.wait();
+            error.map(|error| error.to_string())
+        },
+    );
+    assert_eq!(errors[3], None);
+    for error in errors[..3].iter().map(|error| error.as_deref().expect("rank 3 has stopped")) {
+        assert!(
+            error.contains("for rank 3: a word of its training") || error.contains("for rank 3: a credit"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn schemes_that_do_not_train_on_so_many_ranks_are_refused_on_all() {
+    for (text, part) in [
+        ("easgd:moving=1.7,mode=sync", "give moving at most 1.6"),
+        ("easgd:moving=4.1", "give moving at most 4"),
+        ("easgd:moving=4.1,mode=round-robin", "moving/ranks is 1.025"),
+    ] {
+        for error in with_group(Fabric::Shm, |group| {
+            Trainer::new(&group, &scheme(text), &Layout::of(&[5]), 9).err().expect("is refused").to_string()
+        }) {
+            assert!(error.contains(part) && error.starts_with("easgd:"), "{error}");
+        }
+    }
+    let group = Group::join(&Options::new(World::alone())).expect("a rank alone joins");
+    for text in ["gossip", "easgd:moving=1", "downpour", "gossip:direction=push-sum,peer=butterfly"] {
+        let mut trainer = Trainer::new(&group, &scheme(text), &Layout::of(&[5]), 25).expect("has memory");
+        while let Some(step) = trainer.step().expect("goes on") {
+            step.update(|_, _| {}, 1.0).expect("goes on");
+        }
+        assert!(trainer.finish().expect("ends").guarantee_held, "{text}");
+    }
+}
+
 #[test]
 fn real_ranks_end_with_the_bits_of_the_simulation() {
     let settings = Settings { momentum: 0.9, learning_rate: 0.005, ..settings(RANKS) };
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in ["sync", "sync:bucket=16", "local-sgd:every=3,warmup=4", "diloco:every=4"] {
+        for text in DETERMINISTIC {
             let simulated = simulate(text, &settings);
             for is_overlapped in [false, true] {
                 let all = with_group(fabric, |group| {
@@ -50,13 +218,14 @@ fn real_ranks_end_with_the_bits_of_the_simulation() {
                     group.close().expect("all ranks close");
                     trained
                 });
+                assert_eq!(all[0].bytes, simulated.bytes_per_rank, "{text}");
                 for trained in &all {
                     let bits = |all: &[f32]| all.iter().map(|element| element.to_bits()).collect::<Vec<_>>();
                     assert_eq!(bits(&trained.parameters), bits(&simulated.parameters), "{text}, {fabric:?}");
                     assert!(trained.guarantee_held && trained.parameters_equal, "{text}, {fabric:?}");
-                    assert_eq!((trained.steps, trained.bytes), (STEPS, simulated.bytes_per_rank), "{text}");
+                    assert_eq!(trained.steps, STEPS, "{text}");
                     assert_eq!(trained.staleness.most(), simulated.staleness_max, "{text}");
-                    assert!(trained.agreements >= 4 && trained.waiting <= trained.time, "{text}");
+                    assert!(trained.agreements >= 1 && trained.waiting <= trained.time, "{text}");
                     assert!(trained.communicating <= trained.time, "{text}");
                 }
             }

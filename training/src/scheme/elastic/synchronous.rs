@@ -1,0 +1,121 @@
+//! Elastic averaging of all ranks at once: each rank has the whole centre, and an all-reduce adds
+//! up how far it is pulled: `c ← c + a·Σ(x_i - c)`.
+//!
+//! **Invariant:** the centre has the same bits on all ranks after each exchange. An exchange is
+//! under way while the next gradient is computed.
+
+use pleach_transport::clock::Nanos;
+
+use super::LocalStep;
+use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+
+/// The policy of [`Scheme::Elastic`](crate::Scheme::Elastic) whose mode is `sync`.
+#[derive(Debug)]
+pub(crate) struct ReplicatedCentre {
+    local: LocalStep,
+    rate: f32,
+    ranks: u32,
+    every: u64,
+    next_step: u64,
+    next_id: u64,
+    /// Whether parameters are pulled after the next step.
+    is_pulled: bool,
+    is_averaging: bool,
+    /// Whether the next exchange waits for the end of the last one.
+    is_due: bool,
+    is_stopped: bool,
+}
+
+impl ReplicatedCentre {
+    pub(crate) fn new(local: LocalStep, rate: f32, ranks: u32, every: u64) -> Self {
+        Self {
+            local,
+            rate,
+            ranks,
+            every,
+            next_step: 0,
+            next_id: 0,
+            is_pulled: false,
+            is_averaging: false,
+            is_due: false,
+            is_stopped: false,
+        }
+    }
+
+    fn copy(&self, from: Vector, into: Vector, actions: &mut Actions) {
+        actions.update(Update::Copy { from, into, piece: 0..self.local.parameters });
+    }
+
+    fn mix(&self, into: Vector, from: Vector, beta: f32, actions: &mut Actions) {
+        actions.update(Update::Mix { into, alpha: 1.0, from, beta, piece: 0..self.local.parameters });
+    }
+
+    fn computed(&mut self, step: u64, actions: &mut Actions) {
+        self.local.step(actions);
+        if std::mem::take(&mut self.is_pulled) {
+            self.mix(Vector::Parameters, Vector::Delta, -1.0, actions);
+        }
+        self.next_step = step + 1;
+        if !self.next_step.is_multiple_of(self.every) {
+            return self.compute(actions);
+        }
+        if self.is_averaging {
+            self.is_due = true;
+        } else {
+            self.exchange(actions);
+        }
+    }
+
+    fn exchange(&mut self, actions: &mut Actions) {
+        let piece = 0..self.local.parameters;
+        actions.update(Update::Elastic { rate: self.rate, piece: piece.clone() });
+        self.copy(Vector::Delta, Vector::Fetched, actions);
+        let id = OperationId(self.next_id);
+        actions.push(Action::Average { id, vector: Vector::Fetched, piece });
+        self.next_id += 1;
+        (self.is_averaging, self.is_pulled) = (true, true);
+        actions.push(Action::Exchanged);
+        self.compute(actions);
+    }
+
+    fn averaged(&mut self, actions: &mut Actions) {
+        self.is_averaging = false;
+        self.mix(Vector::Centre, Vector::Fetched, self.ranks as f32, actions);
+        actions.push(Action::Agreed(Vector::Centre));
+        if self.is_stopped {
+            self.end(actions);
+        } else if std::mem::take(&mut self.is_due) {
+            self.exchange(actions);
+        }
+    }
+
+    fn compute(&self, actions: &mut Actions) {
+        self.local.look_ahead(actions);
+        actions.compute(self.next_step);
+    }
+
+    fn end(&self, actions: &mut Actions) {
+        self.copy(Vector::Centre, Vector::Parameters, actions);
+        actions.push(Action::Agreed(Vector::Parameters));
+    }
+}
+
+impl Policy for ReplicatedCentre {
+    fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => {
+                self.copy(Vector::Parameters, Vector::Centre, actions);
+                self.compute(actions);
+            }
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
+            Event::Computed { step } => self.computed(step, actions),
+            Event::Done(..) => self.averaged(actions),
+            Event::Stop => {
+                self.is_stopped = true;
+                if !self.is_averaging {
+                    self.end(actions);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! The end of a training whose ranks write to each other, and the words of such trainings.
+//!
+//! A rank that has made its last step tells each peer how many writes it has sent to it. Words and
+//! writes of one rank come in their order, so who has been told so by all peers has heard of all
+//! writes, and can compare their numbers. No peer reads or writes any more.
+
+use pleach_collectives::Rank;
+
+use crate::policy::{Action, Actions};
+use crate::shares::WindowPlan;
+
+/// A word between policies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Word {
+    /// A round or a turn may begin.
+    Round(u64),
+    /// The sender writes no more; it has sent so many writes to the receiver.
+    Finished(u64),
+    /// The sender has heard of all writes; its result.
+    Result(u64),
+}
+
+/// Bits of the number in a word; those above say which word.
+const NUMBER_BITS: u32 = 62;
+
+impl Word {
+    pub(crate) fn encode(self) -> u64 {
+        let (kind, number) = match self {
+            Self::Round(number) => (0, number),
+            Self::Finished(number) => (1, number),
+            Self::Result(number) => (2, number),
+        };
+        debug_assert!(number >> NUMBER_BITS == 0, "numbers of words are small");
+        kind << NUMBER_BITS | number
+    }
+
+    pub(crate) fn decode(word: u64) -> Self {
+        let number = word & ((1 << NUMBER_BITS) - 1);
+        match word >> NUMBER_BITS {
+            0 => Self::Round(number),
+            1 => Self::Finished(number),
+            _ => Self::Result(number),
+        }
+    }
+
+    pub(crate) fn tell(self, to: Rank, actions: &mut Actions) {
+        actions.push(Action::Tell { to, word: self.encode() });
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Finish {
+    plan: WindowPlan,
+    /// By rank: the writes sent to it.
+    sent: Vec<u64>,
+    /// By rank: the writes of it that have come.
+    come: Vec<u64>,
+    /// By rank: the writes that it has sent, once it has told.
+    told: Vec<Option<u64>>,
+    has_begun: bool,
+}
+
+impl Finish {
+    pub(crate) fn new(plan: WindowPlan) -> Self {
+        let ranks = plan.ranks as usize;
+        Self { plan, sent: vec![0; ranks], come: vec![0; ranks], told: vec![None; ranks], has_begun: false }
+    }
+
+    /// Notes a write to a rank.
+    pub(crate) fn sent(&mut self, to: Rank) {
+        self.sent[to as usize] += 1;
+    }
+
+    /// Notes a write of a rank.
+    pub(crate) fn came(&mut self, from: Rank) {
+        self.come[from as usize] += 1;
+    }
+
+    /// Notes that a rank writes no more.
+    pub(crate) fn told(&mut self, from: Rank, sent: u64) {
+        self.told[from as usize] = Some(sent);
+    }
+
+    /// This rank writes and reads no more.
+    pub(crate) fn begin(&mut self, actions: &mut Actions) {
+        self.has_begun = true;
+        for peer in self.plan.peers() {
+            Word::Finished(self.sent[peer as usize]).tell(peer, actions);
+        }
+    }
+
+    /// Whether this rank has made its last step.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    /// A peer that may write or read still; `None` at the end of all.
+    pub(crate) fn missing(&self) -> Option<Rank> {
+        self.plan.peers().find(|peer| self.told[*peer as usize].is_none())
+    }
+
+    /// Whether each write of each peer has come once. To be asked when none is missing.
+    pub(crate) fn has_all(&self) -> bool {
+        self.plan.peers().all(|peer| self.told[peer as usize] == Some(self.come[peer as usize]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_comes_back_from_its_number() {
+        for number in [0, 1, 77, (1 << NUMBER_BITS) - 1] {
+            for word in [Word::Round(number), Word::Finished(number), Word::Result(number)] {
+                assert_eq!(Word::decode(word.encode()), word);
+            }
+        }
+    }
+}

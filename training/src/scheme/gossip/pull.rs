@@ -1,0 +1,118 @@
+//! Gossip by reads: a rank takes what a peer has published, and waits for nobody.
+//!
+//! The exchange is `x ← (x + x_j)/2`. A rank publishes its parameters before each gradient.
+//!
+//! **Invariant:** the versions that a rank reads of a peer never go back.
+
+use pleach_collectives::Rank;
+use pleach_transport::clock::Nanos;
+
+use super::Peers;
+use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy, Update, Vector};
+use crate::scheme::finish::{Finish, Word};
+use crate::shares::WindowPlan;
+
+/// The policy of [`Scheme::Gossip`](crate::Scheme::Gossip) that reads.
+#[derive(Debug)]
+pub(crate) struct Pull {
+    parameters: usize,
+    peers: Peers,
+    every: u64,
+    next_step: u64,
+    next_id: u64,
+    /// The peer that is read.
+    reading: Option<Rank>,
+    /// By rank: the newest version read.
+    versions: Vec<u64>,
+    went_back: bool,
+    finish: Finish,
+}
+
+impl Pull {
+    pub(crate) fn new(parameters: usize, every: u64, peers: Peers, plan: WindowPlan) -> Self {
+        Self {
+            parameters,
+            peers,
+            every,
+            next_step: 0,
+            next_id: 0,
+            reading: None,
+            versions: vec![1; peers.ranks as usize],
+            went_back: false,
+            finish: Finish::new(plan),
+        }
+    }
+
+    fn id(&mut self) -> OperationId {
+        self.next_id += 1;
+        OperationId(self.next_id - 1)
+    }
+
+    fn begin_step(&mut self, actions: &mut Actions) {
+        let step = self.next_step;
+        if step == 0 || !step.is_multiple_of(self.every) || self.peers.ranks == 1 {
+            return self.compute(actions);
+        }
+        let (id, from) = (self.id(), self.peers.target(step / self.every - 1));
+        self.reading = Some(from);
+        actions.push(Action::Read { id, from, into: Vector::Fetched });
+    }
+
+    fn compute(&mut self, actions: &mut Actions) {
+        actions.push(Action::Publish { vector: Vector::Parameters, word: self.next_step });
+        actions.compute(self.next_step);
+    }
+
+    fn mix(&mut self, version: u64, actions: &mut Actions) {
+        let from = self.reading.take().expect("a read has ended");
+        let newest = &mut self.versions[from as usize];
+        self.went_back |= version < *newest;
+        *newest = version;
+        actions.update(Update::Mix {
+            into: Vector::Parameters,
+            alpha: 0.5,
+            from: Vector::Fetched,
+            beta: 0.5,
+            piece: 0..self.parameters,
+        });
+        actions.push(Action::Exchanged);
+        self.compute(actions);
+    }
+
+    fn try_finish(&mut self, actions: &mut Actions) {
+        if let Some(from) = self.finish.missing() {
+            return actions.push(Action::Await { from });
+        }
+        actions.push(Action::Conserved(!self.went_back && self.finish.has_all()));
+        let (id, piece) = (self.id(), 0..self.parameters);
+        actions.push(Action::Average { id, vector: Vector::Parameters, piece });
+    }
+}
+
+impl Policy for Pull {
+    fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => self.begin_step(actions),
+            Event::Ready(_) | Event::Arrived { .. } => {}
+            Event::Computed { step } => {
+                actions.update(Update::Step);
+                self.next_step = step + 1;
+                self.begin_step(actions);
+            }
+            Event::Done(_, Outcome::Read { version, .. }) => self.mix(version, actions),
+            Event::Done(..) => actions.push(Action::Agreed(Vector::Parameters)),
+            Event::Told { from, word } => {
+                if let Word::Finished(sent) = Word::decode(word) {
+                    self.finish.told(from, sent);
+                }
+                if self.finish.has_begun() {
+                    self.try_finish(actions);
+                }
+            }
+            Event::Stop => {
+                self.finish.begin(actions);
+                self.try_finish(actions);
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! One-sided exchanges of a trainer, by a [`Window`] of the group.
+//!
+//! A rank carries its reads, writes and words out in the order in which the policy asked for them,
+//! on the program's thread. A write waits for a credit only while there is nothing to compute, and
+//! then this rank takes in what comes, so ranks that write to each other do not wait for ever.
+//!
+//! **Invariants:** messages of a peer are heard in its order, each once. A rank that waits ends
+//! with an error if no peer shows life for longer than the group's deadline: a message, or a new
+//! version of what it publishes.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::time::Duration;
+
+use pleach_collectives::{Rank, Window, Word};
+use pleach_transport::clock::{self, Nanos};
+
+use super::{TrainError, Trainer};
+use crate::interpreter::{Request, Vectors};
+use crate::policy::{Event, OperationId, Outcome, Vector};
+
+/// How long a rank that waits for a credit waits for messages in between.
+const CREDIT_TURN: Duration = Duration::from_millis(1);
+
+/// A message that has come.
+struct Message {
+    from: Rank,
+    word: u64,
+    /// None: a word alone.
+    elements: Option<Vec<f32>>,
+}
+
+/// What a rank has to send, and what has come.
+pub(crate) struct Messages {
+    asked: VecDeque<Request>,
+    come: VecDeque<Message>,
+    /// By peer: writes so far, which take the slots in turn.
+    written: Vec<u64>,
+    /// By peer: the newest version that was seen of what it publishes.
+    versions: Vec<u64>,
+    /// Since when this rank waits without a message.
+    waits_since: Option<Nanos>,
+    /// Vectors of messages that were heard.
+    spare: Vec<Vec<f32>>,
+}
+
+impl Messages {
+    pub(crate) fn new(ranks: u32) -> Self {
+        Self {
+            asked: VecDeque::new(),
+            come: VecDeque::new(),
+            written: vec![0; ranks as usize],
+            versions: vec![0; ranks as usize],
+            waits_since: None,
+            spare: Vec::new(),
+        }
+    }
+
+    /// Takes a request, to be carried out after those before.
+    pub(crate) fn ask(&mut self, request: Request) {
+        self.asked.push_back(request);
+    }
+
+    /// Takes what has come out of a window; waits for it at most that long.
+    fn receive(&mut self, window: &mut Window<f32>, limit: Duration) -> Result<usize, TrainError> {
+        let words_slot = window.slots() - 1;
+        let Self { come, spare, .. } = self;
+        let seen = |arrival: pleach_collectives::Arrival<'_, f32>| {
+            let elements = (arrival.slot != words_slot).then(|| {
+                let mut elements: Vec<f32> = spare.pop().unwrap_or_default();
+                elements.clear();
+                elements.extend_from_slice(arrival.data());
+                elements
+            });
+            come.push_back(Message { from: arrival.from, word: arrival.word.number(), elements });
+        };
+        let count = if limit.is_zero() { window.poll(seen)? } else { window.wait(limit, seen)? };
+        if count > 0 {
+            self.waits_since = None;
+        }
+        Ok(count)
+    }
+}
+
+impl Trainer {
+    /// Makes the window of the scheme's plan, with a slot more for words.
+    pub(crate) fn open_window(&mut self) -> Result<(), TrainError> {
+        if let Some(plan) = self.interpreter.window() {
+            let (len, slots) = (plan.longest(self.layout.parameters()), plan.slots + 1);
+            self.vectors.window = Some(self.group.window(len, slots)?);
+        }
+        Ok(())
+    }
+
+    /// Ends the training on all ranks.
+    pub(crate) fn abort(&self) {
+        if let Some(window) = &self.vectors.window {
+            window.abort();
+        }
+        self.group.abort();
+    }
+
+    /// Carries the next read, write or word out, if it has to wait for no credit.
+    pub(crate) fn send_next(
+        &mut self,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<bool, TrainError> {
+        let Some(window) = &mut self.vectors.window else { return Ok(false) };
+        let words_slot = window.slots() - 1;
+        let credit = match self.messages.asked.front() {
+            None => return Ok(false),
+            Some(Request::Write { to, .. }) => {
+                let slot = self.messages.written[*to as usize] % u64::from(words_slot);
+                Some((*to, slot as u16))
+            }
+            Some(Request::Tell { to, .. }) => Some((*to, words_slot)),
+            Some(_) => None,
+        };
+        if let Some((to, slot)) = credit
+            && !window.is_free(to, slot)?
+        {
+            return Ok(false);
+        }
+        let request = self.messages.asked.pop_front().expect("there is one");
+        let slot = credit.map_or(0, |(_, slot)| slot);
+        let before = clock::now();
+        let done = self.carry_out(request, slot);
+        let time = clock::now().since(before);
+        self.times.waiting += time;
+        self.times.communicating += time;
+        if let Some((id, outcome)) = done? {
+            self.deliver(Event::Done(id, outcome), optimizer)?;
+        }
+        Ok(true)
+    }
+
+    fn carry_out(
+        &mut self,
+        request: Request,
+        slot: u16,
+    ) -> Result<Option<(OperationId, Outcome)>, TrainError> {
+        match request {
+            Request::Read { id, from, into, piece } => {
+                let (version, word) = self.read(from, into, &piece)?;
+                Ok(Some((id, Outcome::Read { version, word })))
+            }
+            Request::Write { id, to, from, piece, word } => {
+                self.times.bytes += size_of::<f32>() as u64 * piece.len() as u64;
+                let window = self.vectors.window.take();
+                let mut window = window.expect("a plan with writes has a window");
+                let written = if piece.is_empty() {
+                    window.write(to, slot, &[0.0_f32; 0], word.into())
+                } else {
+                    let [elements] = self.vectors.pieces([from], &piece);
+                    window.write(to, slot, elements, word.into())
+                };
+                self.vectors.window = Some(window);
+                written?;
+                self.messages.written[to as usize] += 1;
+                Ok(Some((id, Outcome::Written)))
+            }
+            Request::Tell { to, word } => {
+                let window = self.vectors.window.as_mut().expect("a plan with words has a window");
+                window.write(to, slot, &[0.0_f32; 0], word.into())?;
+                Ok(None)
+            }
+            Request::Compute { .. } | Request::Average { .. } => unreachable!("these go another way"),
+        }
+    }
+
+    /// Reads the share of a peer.
+    fn read(&mut self, from: Rank, into: Vector, piece: &Range<usize>) -> Result<(u64, u64), TrainError> {
+        self.times.bytes += size_of::<f32>() as u64 * piece.len() as u64;
+        if piece.is_empty() {
+            let window = self.vectors.window.as_mut().expect("a plan with reads has a window");
+            let (version, word) = window.read(from, 0..0, &mut [0.0_f32; 0])?;
+            return Ok((version, word.number()));
+        }
+        let mut part = self.vectors.take(into, piece).expect("the ledger found it free");
+        let window = self.vectors.window.as_mut().expect("a plan with reads has a window");
+        let read = window.read(from, 0..piece.len(), &mut part);
+        self.vectors.put(into, piece.start, part);
+        let (version, word): (u64, Word) = read?;
+        Ok((version, word.number()))
+    }
+
+    /// Tells the policy of the next message that has come, if there is one.
+    pub(crate) fn hear_next(
+        &mut self,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<bool, TrainError> {
+        let Some(Message { from, word, elements }) = self.messages.come.pop_front() else {
+            return Ok(false);
+        };
+        let event = match elements {
+            None => Event::Told { from, word },
+            Some(elements) => {
+                self.vectors.store_arrival(&elements);
+                self.messages.spare.push(elements);
+                Event::Arrived { from, word }
+            }
+        };
+        self.deliver(event, optimizer)?;
+        Ok(true)
+    }
+
+    /// Tells the policy of all that has come.
+    pub(crate) fn hear_all(
+        &mut self,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<(), TrainError> {
+        if let Some(window) = &mut self.vectors.window {
+            self.messages.receive(window, Duration::ZERO)?;
+        }
+        while self.hear_next(optimizer)? {}
+        Ok(())
+    }
+
+    /// Waits for a message, or for a credit.
+    pub(crate) fn await_message(&mut self) -> Result<(), TrainError> {
+        let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
+        let deadline = self.group.timeout();
+        let since = *self.messages.waits_since.get_or_insert_with(clock::now);
+        let limit = if self.messages.asked.is_empty() { deadline } else { CREDIT_TURN };
+        let before = clock::now();
+        let count = self.messages.receive(window, limit)?;
+        let now = clock::now();
+        self.times.waiting += now.since(before);
+        if count > 0 || now.since(since) < deadline {
+            return Ok(());
+        }
+        self.look_for_life(since, now)
+    }
+
+    /// Starts the deadline again if a peer has published something, or ends the training.
+    fn look_for_life(&mut self, since: Nanos, now: Nanos) -> Result<(), TrainError> {
+        let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
+        let mut lives = false;
+        for (peer, seen) in (0..).zip(&mut self.messages.versions) {
+            let (version, _) = window.read(peer, 0..0, &mut [0.0_f32; 0])?;
+            lives |= std::mem::replace(seen, version) != version;
+        }
+        if lives {
+            self.messages.waits_since = None;
+            return Ok(());
+        }
+        let (peer, needed) = match (self.messages.asked.front(), self.interpreter.awaits()) {
+            (Some(Request::Write { to, .. } | Request::Tell { to, .. }), _) => (*to, "a credit"),
+            (_, awaited) => (awaited.unwrap_or_else(|| self.group.rank()), "a word of its training"),
+        };
+        Err(window.give_up(peer, needed, now.since(since)).into())
+    }
+}
