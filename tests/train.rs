@@ -74,6 +74,12 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--topology", "ring:8"], "--simulate 8"),
         (&["--compute", "10ms"], "--simulate"),
         (&["--lr", "0.1"], "--scheme"),
+        (&["--scheme", "gosip"], "did you mean 'gossip'?"),
+        (&["--scheme", "gossip:direction=pul"], "give pull, push or push-sum"),
+        (&["--scheme", "easgd:mod=sync"], "did you mean 'mode'?"),
+        (&["--simulate", "6", "--scheme", "gossip:peer=butterfly"], "take peer=ring"),
+        (&["--simulate", "4", "--scheme", "easgd:moving=1.7,mode=sync"], "give moving at most 1.6"),
+        (&["--simulate", "4", "--scheme", "eamsgd", "--momentum", "0.5"], "give eamsgd:momentum=0.5"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -84,7 +90,24 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
 }
 
 /// The schemes that there are, with their usual parameters.
-const SCHEMES: [&str; 3] = ["sync", "local-sgd", "diloco"];
+const SCHEMES: [&str; 7] = ["sync", "local-sgd", "diloco", "gossip", "easgd", "eamsgd", "downpour"];
+
+/// Bytes that rank 0 of so many ranks moves in a training of so many steps by one of the schemes.
+fn bytes_of_rank_0(scheme: &str, ranks: usize, steps: usize) -> usize {
+    const PARAMETERS: usize = 4810;
+    // The parameters, once in so many steps and once at the end.
+    let averages = |every: usize| steps.div_ceil(every) * PARAMETERS;
+    let elements = match scheme {
+        "sync" => averages(1),
+        "local-sgd" => averages(8),
+        "diloco" => averages(50),
+        // A read after each step, and an average at the end.
+        "gossip" => averages(1) + PARAMETERS,
+        // The shares of others: read and written to in exchanges, and read at the end.
+        _ => (2 * (steps / 10) + 1) * (PARAMETERS - PARAMETERS.div_ceil(ranks)),
+    };
+    4 * elements
+}
 
 fn by_each_scheme(arguments: &[&str]) -> Output {
     let schemes = SCHEMES.iter().flat_map(|scheme| ["--scheme", scheme]);
@@ -106,13 +129,13 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
                     ["communication_share", "wait_share"].map(|name| number(line, name));
                 assert!((0.0..=1.0).contains(&communicating) && (0.0..=1.0).contains(&waiting), "{line}");
             }
-            // The parameters, once in so many steps and once at the end.
-            let (every, exchanges) = match *scheme {
-                "sync" => (1, 675),
-                "local-sgd" => (8, 85),
-                _ => (50, 14),
+            let every = match *scheme {
+                "sync" | "gossip" => 1,
+                "local-sgd" => 8,
+                "diloco" => 50,
+                _ => 10,
             };
-            let bytes = f64::from(exchanges * 4 * 4810) / 675.0;
+            let bytes = bytes_of_rank_0(scheme, 4, 675) as f64 / 675.0;
             assert!((number(lines[0], "bytes_per_step") - bytes).abs() <= 0.1, "{}", lines[0]);
             assert_eq!(field(lines[0], "staleness_max"), (every - 1).to_string());
             let last = lines[4];
@@ -120,6 +143,25 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
             assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
             assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
         }
+    }
+}
+
+#[test]
+fn four_ranks_learn_by_each_variant_of_gossip_and_elastic_averaging() {
+    for (fabric, scheme) in [
+        ("shm", "gossip:direction=push"),
+        ("tcp", "gossip:direction=push-sum"),
+        ("tcp", "gossip:direction=push,peer=butterfly"),
+        ("shm", "gossip:direction=push-sum,peer=ring,every=2"),
+        ("shm", "easgd:mode=round-robin"),
+        ("tcp", "easgd:mode=sync"),
+        ("tcp", "eamsgd:mode=round-robin,every=5"),
+    ] {
+        let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
+        assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
+        let last = text(&output.stdout).lines().last().expect("results");
+        assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
+        assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
     }
 }
 
@@ -159,7 +201,7 @@ fn simulated_ranks_end_with_the_same_hash_for_the_same_seed() {
         assert_eq!(field(line, "time_to_target_s"), "null");
     }
     let bytes: Vec<f64> = one.lines().map(|line| number(line, "bytes_per_rank")).collect();
-    assert_eq!(bytes, [60, 8, 2].map(|exchanges| f64::from(exchanges * 4 * 4810)));
+    assert_eq!(bytes, SCHEMES.map(|scheme| bytes_of_rank_0(scheme, 8, 60) as f64));
 }
 
 #[test]

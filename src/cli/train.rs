@@ -67,7 +67,7 @@ const ACCURACY_LOSS_MAX: f64 = 0.02;
 #[derive(Debug, clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -104,8 +104,8 @@ pub(crate) struct Arguments {
     /// without IP the address is loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
-    /// Train by a scheme: sync, local-sgd or diloco, with keys as local-sgd:every=8; several times:
-    /// by each
+    /// Train by a scheme: sync, local-sgd, diloco, gossip, easgd, eamsgd or downpour, with keys as
+    /// local-sgd:every=8; several times: by each
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]")]
     scheme: Vec<Scheme>,
     /// Simulate N ranks in virtual time, with real gradients

@@ -3,12 +3,13 @@
 use std::hash::Hasher as _;
 
 use pleach::Rank;
-use pleach_training::{Layout, Learner};
+use pleach_training::{Layout, Learner, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
 use super::SEED;
 use super::network::{LEARNING_RATE, MOMENTUM, Shape};
+use crate::cli::CommandError;
 use crate::cli::digits::Digits;
 
 /// Options of trainings by a scheme.
@@ -20,12 +21,12 @@ pub(crate) struct TrainingArguments {
     /// Images in a batch of one rank
     #[arg(long, value_name = "B", requires = "scheme", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch: u32,
-    /// The learning rate
-    #[arg(long = "lr", value_name = "F", requires = "scheme", default_value_t = LEARNING_RATE, value_parser = rate)]
-    pub(crate) learning_rate: f32,
-    /// The momentum of the ranks' optimizers
-    #[arg(long, value_name = "F", requires = "scheme", default_value_t = MOMENTUM, value_parser = momentum)]
-    pub(crate) momentum: f32,
+    /// The learning rate [default: 0.1; with downpour, which adds up what all ranks change, 0.1/N]
+    #[arg(long = "lr", value_name = "F", requires = "scheme", value_parser = rate)]
+    learning_rate: Option<f32>,
+    /// The momentum of the ranks' optimizers [default: 0.9; with downpour and eamsgd 0]
+    #[arg(long, value_name = "F", requires = "scheme", value_parser = momentum)]
+    momentum: Option<f32>,
     /// The seed of weights, batches and computing times
     #[arg(long, value_name = "S", requires = "scheme", default_value_t = SEED)]
     pub(crate) seed: u64,
@@ -42,6 +43,26 @@ fn momentum(text: &str) -> Result<f32, &'static str> {
 }
 
 impl TrainingArguments {
+    /// The learning rate and the momentum of the optimizers of that many ranks in a scheme.
+    ///
+    /// # Errors
+    ///
+    /// A momentum was given, and the scheme has its own.
+    pub(crate) fn optimizer(&self, scheme: &Scheme, ranks: u32) -> Result<(f32, f32), CommandError> {
+        let is_downpour = matches!(scheme, Scheme::Downpour { .. });
+        let usual_rate = if is_downpour { LEARNING_RATE / ranks as f32 } else { LEARNING_RATE };
+        let usual_momentum = if is_downpour || scheme.has_momentum() { 0.0 } else { MOMENTUM };
+        let momentum = self.momentum.unwrap_or(usual_momentum);
+        if scheme.has_momentum() && momentum > 0.0 {
+            return Err(CommandError::usage(format!(
+                "momentum given twice: --momentum {momentum}, and {} has its own; give {}:momentum={momentum}",
+                scheme.name(),
+                scheme.name()
+            )));
+        }
+        Ok((self.learning_rate.unwrap_or(usual_rate), momentum))
+    }
+
     /// The steps of each of that many ranks.
     pub(crate) fn steps(&self, epochs: u32, images: usize, ranks: u32) -> u64 {
         let a_step = u64::from(self.batch) * u64::from(ranks);
@@ -147,6 +168,21 @@ mod tests {
         assert_eq!(arguments(&[]).steps(30, 1438, 4), 675);
         assert_eq!(arguments(&["--batch", "1"]).steps(1, 10, 3), 4);
         assert_eq!(arguments(&["--steps", "7"]).steps(30, 1438, 4), 7);
+    }
+
+    #[test]
+    fn optimizers_are_those_of_the_scheme_unless_they_are_given() {
+        let optimizer = |line: &[&str], scheme: &str| {
+            let scheme = scheme.parse().expect("is a scheme");
+            arguments(line).optimizer(&scheme, 4)
+        };
+        assert_eq!(optimizer(&[], "easgd"), Ok((0.1, 0.9)));
+        assert_eq!(optimizer(&[], "eamsgd"), Ok((0.1, 0.0)));
+        assert_eq!(optimizer(&[], "downpour"), Ok((0.025, 0.0)));
+        assert_eq!(optimizer(&["--lr", "0.5", "--momentum", "0.2"], "downpour"), Ok((0.5, 0.2)));
+        let error = optimizer(&["--momentum", "0.2"], "eamsgd").expect_err("it has its own");
+        let CommandError::Usage(error) = error else { panic!("the arguments are wrong") };
+        assert!(error.contains("give eamsgd:momentum=0.2"), "{error}");
     }
 
     #[test]

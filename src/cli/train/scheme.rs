@@ -25,7 +25,11 @@ pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result
     let reader = DigitReader::new(&data.train, &arguments.training);
     let mut broken = None;
     for scheme in &arguments.scheme {
-        let trained = train(arguments, &group, scheme, &reader).map_err(CommandError::failed)?;
+        let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
+        let trained = train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
+            TrainError::Refused(refusal) => CommandError::usage(refusal),
+            error => CommandError::failed(error),
+        })?;
         let rows = RankRow::gather(&group, &trained).map_err(CommandError::failed)?;
         let holds = trained.guarantee_held && trained.parameters_equal;
         if group.rank() == 0 {
@@ -39,7 +43,7 @@ pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result
     group.close().map_err(CommandError::failed)?;
     match broken {
         Some(scheme) if rank == 0 => Err(CommandError::failed(format!(
-            "guarantee broken: {scheme} says that {}, and they have not; report this with PLEACH_LOG=debug",
+            "guarantee broken: {scheme} says that {}, and that did not hold; report this with PLEACH_LOG=debug",
             scheme.guarantee()
         ))),
         _ => Ok(()),
@@ -51,6 +55,7 @@ fn train(
     group: &Group,
     scheme: &Scheme,
     reader: &DigitReader<'_>,
+    (learning_rate, momentum): (f32, f32),
 ) -> Result<Trained, TrainError> {
     let training = &arguments.training;
     let (layout, rank, ranks) = (reader.layout(), group.rank(), group.world_size());
@@ -59,10 +64,10 @@ fn train(
         .checked()
         .comparing("the hash of the data and the batch", reader.hash())
         .comparing("the seed", training.seed)
-        .comparing("the bits of the learning rate", training.learning_rate.to_bits().into())
-        .comparing("the bits of the momentum", training.momentum.to_bits().into());
+        .comparing("the bits of the learning rate", learning_rate.to_bits().into())
+        .comparing("the bits of the momentum", momentum.to_bits().into());
     trainer.parameters_mut().copy_from_slice(&reader.initial());
-    let mut sgd = Sgd::new(layout.parameters(), training.learning_rate, training.momentum);
+    let mut sgd = Sgd::new(layout.parameters(), learning_rate, momentum);
     let bar = progress::bar("training", steps, rank == 0);
     while let Some(mut step) = trainer.step()? {
         let number = step.number();

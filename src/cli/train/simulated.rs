@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach::Collective;
 use pleach::collectives::simulate::wired::choose;
 use pleach::packing::topology;
 use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
+use pleach::{Collective, Rank};
 use pleach_training::Scheme;
-use pleach_training::simulation::{Settings, Simulated, Simulation};
+use pleach_training::simulation::{Network, Settings, Simulated, Simulation, SimulationError, TransferTime};
 use serde_json::json;
 
 use super::Arguments;
@@ -37,13 +37,13 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
     }
     let reader = DigitReader::new(&data.train, training);
     let steps = training.steps(arguments.epochs, reader.images(), ranks);
-    let settings = Settings {
+    let settings = |(learning_rate, momentum)| Settings {
         ranks,
         steps,
         seed: training.seed,
         computing: arguments.compute,
-        learning_rate: training.learning_rate,
-        momentum: training.momentum,
+        learning_rate,
+        momentum,
         observed_every: if arguments.curves.is_some() { steps.div_ceil(POINTS) } else { steps },
     };
     let title = format!(
@@ -53,8 +53,12 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
     let (mut all, mut drawn) = (Vec::new(), Vec::new());
     for scheme in &arguments.scheme {
         let mut curve = Curve::new(scheme.to_string());
-        let simulation = Simulation::new(&reader, scheme, &settings).map_err(CommandError::failed)?;
-        let simulated = simulation.run(&mut |bytes| prices.price(bytes), &mut |observed| {
+        let settings = settings(training.optimizer(scheme, ranks)?);
+        let simulation = Simulation::new(&reader, scheme, &settings).map_err(|error| match error {
+            SimulationError::Refused(refusal) => CommandError::usage(refusal),
+            error => CommandError::failed(error),
+        })?;
+        let simulated = simulation.run(&mut prices, &mut |observed| {
             if arguments.curves.is_some() {
                 curve.add(observed, reader.shape().reading(observed.parameters, &data.test));
             }
@@ -80,7 +84,7 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
     verdict(&all)
 }
 
-/// How long all-reduces take, by bytes.
+/// How long all-reduces take, by bytes, and transfers, by their links.
 struct Prices {
     source: String,
     /// None for one rank, which has no links.
@@ -108,8 +112,17 @@ impl Prices {
         Ok(Self { source, wiring, known: HashMap::new(), failed: None })
     }
 
+    /// Whether each price was found.
+    fn verdict(&mut self) -> Result<(), CommandError> {
+        self.failed.take().map_or(Ok(()), |error| {
+            Err(CommandError::failed(format!("no schedule over {}: {error}", self.source)))
+        })
+    }
+}
+
+impl Network for Prices {
     /// The time of the schedule that is chosen for these links.
-    fn price(&mut self, bytes: u64) -> Duration {
+    fn all_reduce(&mut self, bytes: u64) -> Duration {
         let Some(wiring) = &self.wiring else { return Duration::ZERO };
         if let Some(price) = self.known.get(&bytes) {
             return *price;
@@ -130,11 +143,20 @@ impl Prices {
         price
     }
 
-    /// Whether each price was found.
-    fn verdict(&mut self) -> Result<(), CommandError> {
-        self.failed.take().map_or(Ok(()), |error| {
-            Err(CommandError::failed(format!("no schedule over {}: {error}", self.source)))
-        })
+    /// The bytes take all routes between two ranks, each its share, and a route is as quick as its
+    /// slowest link.
+    fn transfer(&mut self, from: Rank, to: Rank, bytes: u64) -> TransferTime {
+        let Some(wiring) = &self.wiring else { return TransferTime::default() };
+        let routes = wiring.routes();
+        let between = routes.between(from, to);
+        let all: f64 = between.iter().map(|route| route.weight as f64).sum();
+        let sending = between.iter().map(|route| {
+            let slowest = route.links.iter().map(|link| routes.links()[*link].bytes_per_s).min();
+            let share = route.weight as f64 / all;
+            share * bytes as f64 / slowest.map_or(f64::INFINITY, |rate| rate as f64)
+        });
+        let latency = Duration::from_nanos(routes.latency_ns(from, to));
+        TransferTime { latency, sending: Duration::from_secs_f64(sending.fold(0.0, f64::max)) }
     }
 }
 
@@ -205,7 +227,7 @@ fn verdict(all: &[(&Scheme, Simulated, Reading)]) -> Result<(), CommandError> {
     match all.iter().find(|(_, simulated, _)| !holds(simulated)) {
         None => Ok(()),
         Some((scheme, ..)) => Err(CommandError::failed(format!(
-            "guarantee broken: {scheme} says that {}, and they have not; report this with PLEACH_LOG=debug",
+            "guarantee broken: {scheme} says that {}, and that did not hold; report this with PLEACH_LOG=debug",
             scheme.guarantee()
         ))),
     }
