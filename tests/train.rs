@@ -147,7 +147,7 @@ fn four_ranks_learn_to_read_digits_by_each_scheme_and_what_it_guarantees_holds()
 }
 
 #[test]
-fn four_ranks_learn_by_each_variant_of_gossip_and_elastic_averaging() {
+fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtual_time() {
     for (fabric, scheme) in [
         ("shm", "gossip:direction=push"),
         ("tcp", "gossip:direction=push-sum"),
@@ -156,12 +156,19 @@ fn four_ranks_learn_by_each_variant_of_gossip_and_elastic_averaging() {
         ("shm", "easgd:mode=round-robin"),
         ("tcp", "easgd:mode=sync"),
         ("tcp", "eamsgd:mode=round-robin,every=5"),
+        ("shm", "ssp"),
+        ("tcp", "ssp"),
+        ("shm", "bsp"),
+        ("tcp", "bsp"),
     ] {
         let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
         let last = text(&output.stdout).lines().last().expect("results");
         assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
         assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
+        let output = train(&["--simulate", "4", "--steps", "40", "--scheme", scheme, "--json"]);
+        assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
+        assert!(number(text(&output.stdout), "test_accuracy") > 0.5, "{}", text(&output.stdout));
     }
 }
 

@@ -12,8 +12,9 @@ use pleach_vocabulary::digest::chain;
 
 use crate::layout::Bucket;
 use crate::ledger::{Ledger, PolicyError, User};
-use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationId, Policy, TableAction, Update, Vector};
 use crate::shares::WindowPlan;
+use crate::table::Table;
 
 /// The vectors of one rank, as a driver keeps them.
 pub trait Vectors {
@@ -100,6 +101,8 @@ pub struct Interpreter {
     awaits: Option<Rank>,
     /// Whether a write has come, of which the policy is being told.
     has_arrival: bool,
+    /// This rank's shard, once the policy has begun one.
+    table: Option<Table>,
     agreement: Agreement,
     staleness: Staleness,
 }
@@ -162,6 +165,7 @@ impl Interpreter {
             is_stopped: false,
             awaits: None,
             has_arrival: false,
+            table: None,
             agreement: Agreement { is_hashed: hashes, ..Agreement::default() },
             staleness: Staleness::default(),
         }
@@ -325,6 +329,7 @@ impl Interpreter {
                 self.awaits = Some(from);
             }
             Action::Update(update) => self.update(&update, vectors, optimizer)?,
+            Action::Table(action) => self.work_with_table(action, vectors)?,
             Action::Agreed(vector) => self.agree(vector, vectors)?,
             Action::Exchanged => self.staleness.next = 0,
             Action::Conserved(is_conserved) => self.agreement.is_broken |= !is_conserved,
@@ -339,6 +344,31 @@ impl Interpreter {
             return Err(PolicyError::Peer { rank: peer, own: plan.rank, ranks: plan.ranks });
         }
         Ok(plan.share(peer, self.plan.parameters))
+    }
+
+    fn work_with_table(
+        &mut self,
+        action: TableAction,
+        vectors: &mut impl Vectors,
+    ) -> Result<(), PolicyError> {
+        let plan = self.plan.window.ok_or(PolicyError::NoWindow)?;
+        let share = plan.share(plan.rank, self.plan.parameters);
+        let (vector, writes) = match action {
+            TableAction::Begin { from } | TableAction::Add { from, .. } => (from, false),
+            TableAction::Read { into, .. } => (into, true),
+        };
+        if vector == Vector::Arrival && (writes || !self.has_arrival) {
+            return Err(PolicyError::NoArrival);
+        }
+        self.ledger.check(User::Update, vector, &share, writes)?;
+        let [elements] = vectors.pieces([vector], &share);
+        match (action, &mut self.table) {
+            (TableAction::Begin { .. }, table) => *table = Some(Table::new(elements, plan.ranks)),
+            (TableAction::Add { rank, .. }, Some(table)) if rank < plan.ranks => table.add(rank, elements),
+            (TableAction::Read { with_pending, .. }, Some(table)) => table.read(elements, with_pending),
+            _ => return Err(PolicyError::NoTable),
+        }
+        Ok(())
     }
 
     fn expect_no_arrival(&self, vector: Vector) -> Result<(), PolicyError> {

@@ -106,6 +106,9 @@ pub enum PolicyError {
     /// The elements of a write are wanted when none has come, or they are written.
     #[error("bad policy: the elements of a write are read when it comes, and never written; copy them then")]
     NoArrival,
+    /// A table is used before it was begun, or by a rank that there is not.
+    #[error("bad policy: a table is used that was not begun, or a rank adds to it that there is not")]
+    NoTable,
     /// Nothing is under way, nothing is computed, and the training is not over.
     #[error("bad policy: step {step} is never asked for, as nothing is under way that could end; ask for it")]
     Stuck {

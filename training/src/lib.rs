@@ -20,6 +20,7 @@ mod scheme;
 pub mod shares;
 pub mod simulation;
 pub mod svm;
+pub mod table;
 mod trainer;
 pub mod zipline;
 

@@ -149,12 +149,39 @@ pub enum Action {
     },
     /// Computes with the vectors of this rank, at once.
     Update(Update),
+    /// Works with this rank's shard of a table, at once.
+    Table(TableAction),
     /// Says that a vector has the same bits on all ranks here. Drivers compare them.
     Agreed(Vector),
     /// Says that the parameters now hold work of other ranks: staleness is counted from here.
     Exchanged,
     /// Says whether what the scheme conserves was conserved, as far as this rank can see.
     Conserved(bool),
+}
+
+/// What is done with a rank's shard of a [`Table`](crate::table::Table), whose elements are the
+/// rank's share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableAction {
+    /// The table begins with the elements of a vector.
+    Begin {
+        /// The vector.
+        from: Vector,
+    },
+    /// Adds the next clock's update of a rank.
+    Add {
+        /// The rank.
+        rank: Rank,
+        /// The vector that holds the update.
+        from: Vector,
+    },
+    /// Stores the shard's value in a vector.
+    Read {
+        /// The vector.
+        into: Vector,
+        /// Whether updates of clocks count that are not complete.
+        with_pending: bool,
+    },
 }
 
 /// The number of an operation on its rank.

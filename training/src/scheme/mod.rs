@@ -8,6 +8,7 @@
 //! What ranks write to each other counts once:
 //! [`Action::Conserved`](crate::policy::Action::Conserved) says whether it did.
 
+mod bounded;
 mod elastic;
 mod finish;
 mod gossip;
@@ -21,6 +22,7 @@ use crate::interpreter::Plan;
 use crate::layout::Layout;
 use crate::policy::{Policy, Vector};
 use crate::shares::{Shares, WindowPlan};
+use bounded::BoundedStaleness;
 use elastic::{LocalStep, ReplicatedCentre, Rule, SharedCentre};
 use gossip::{Peers, Pull, Push};
 use periodic::{Outer, Periodic};
@@ -151,11 +153,19 @@ pub enum Scheme {
         /// Steps between two exchanges of a rank, at least 1.
         every: u64,
     },
+    /// Bounded staleness (SSP; Ho et al. 2013): ranks add what their steps change to a table of
+    /// which each owns a shard, and no rank is more than so many steps ahead of the slowest.
+    Ssp {
+        /// The bound, in steps.
+        staleness: u64,
+    },
+    /// Bulk synchronous: as [`Scheme::Ssp`] with a bound of 0.
+    Bsp,
 }
 
 impl Scheme {
     /// Each scheme, with its usual parameters.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Sync { bucket_bytes: 1 << 20 },
         Self::LocalSgd { every: 8, warmup: 0 },
         Self::Diloco { every: 50, outer_learning_rate: 0.7, outer_momentum: 0.9 },
@@ -163,6 +173,8 @@ impl Scheme {
         Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: None },
         Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: Some(0.9) },
         Self::Downpour { every: 10 },
+        Self::Ssp { staleness: 3 },
+        Self::Bsp,
     ];
 
     /// Its name, without parameters.
@@ -176,6 +188,8 @@ impl Scheme {
             Self::Elastic { momentum: None, .. } => "easgd",
             Self::Elastic { momentum: Some(_), .. } => "eamsgd",
             Self::Downpour { .. } => "downpour",
+            Self::Ssp { .. } => "ssp",
+            Self::Bsp => "bsp",
         }
     }
 
@@ -200,6 +214,9 @@ impl Scheme {
             }
             Self::Elastic { .. } | Self::Downpour { .. } => {
                 "each change is added to the centre once, and all ranks end with the centre, bit for bit"
+            }
+            Self::Ssp { .. } | Self::Bsp => {
+                "no rank is further ahead than it may, each change counts once, and all end with the same parameters, bit for bit"
             }
         }
     }
@@ -260,6 +277,11 @@ impl Scheme {
                 let (local, plan) = (LocalStep { parameters, momentum: None }, window(Shares::Parts));
                 let policy = SharedCentre::new(local, Rule::Downpour, every, plan, false);
                 (Box::new(policy), CENTRED, Some(plan))
+            }
+            Self::Ssp { .. } | Self::Bsp => {
+                let staleness = if let Self::Ssp { staleness } = *self { staleness } else { 0 };
+                let plan = window(Shares::Parts);
+                (Box::new(BoundedStaleness::new(parameters, staleness, plan)), CENTRED, Some(plan))
             }
         };
         Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })

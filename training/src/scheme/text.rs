@@ -129,6 +129,8 @@ impl Scheme {
             Self::Elastic { momentum: None, .. } => ELASTIC.split_at(3).0,
             Self::Elastic { .. } => ELASTIC,
             Self::Downpour { .. } => &[Key { name: "every", expected: STEPS }],
+            Self::Ssp { .. } => &[Key { name: "staleness", expected: "a number of steps" }],
+            Self::Bsp => &[],
         }
     }
 
@@ -138,6 +140,8 @@ impl Scheme {
             (Self::LocalSgd { warmup, .. }, "warmup") => warmup.to_string(),
             (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => outer_learning_rate.to_string(),
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
+            (Self::Ssp { staleness }, _) => staleness.to_string(),
+            (Self::Bsp, _) => String::new(),
             (Self::Gossip { direction, .. }, "direction") => name_of(DIRECTIONS, direction),
             (Self::Gossip { peer, .. }, "peer") => name_of(PEERS, peer),
             (Self::Elastic { moving, .. }, "moving") => moving.to_string(),
@@ -167,6 +171,8 @@ impl Scheme {
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => {
                 *outer_momentum = number(value).filter(|momentum| (0.0..1.0).contains(momentum))?;
             }
+            (Self::Ssp { staleness }, _) => *staleness = value.parse().ok()?,
+            (Self::Bsp, _) => return None,
             (Self::Gossip { direction, .. }, "direction") => *direction = of_name(DIRECTIONS, value)?,
             (Self::Gossip { peer, .. }, "peer") => *peer = of_name(PEERS, value)?,
             (Self::Elastic { moving, .. }, "moving") => {
@@ -286,6 +292,8 @@ mod tests {
                 Scheme::Elastic { every: 4, moving: 0.9, mode: Mode::Async, momentum: Some(0.99) },
             ),
             ("downpour:every=5", Scheme::Downpour { every: 5 }),
+            ("ssp:staleness=0", Scheme::Ssp { staleness: 0 }),
+            ("bsp", Scheme::Bsp),
             (
                 "diloco:outer-lr=1,outer-momentum=0",
                 Scheme::Diloco { every: 50, outer_learning_rate: 1.0, outer_momentum: 0.0 },
@@ -306,7 +314,7 @@ mod tests {
         let message = error("xyz").to_string();
         assert_eq!(
             message,
-            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour"
+            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour ssp bsp"
         );
         let SchemeTextError::Key { nearest, .. } = error("easgd:momentum=0.5") else { panic!("a key") };
         assert_eq!(nearest, None, "easgd has no momentum");

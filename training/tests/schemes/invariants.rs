@@ -11,7 +11,7 @@ use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-const ALL: [&str; 17] = [
+const ALL: [&str; 20] = [
     "sync",
     "sync:bucket=16",
     "local-sgd",
@@ -29,6 +29,9 @@ const ALL: [&str; 17] = [
     "eamsgd:every=3",
     "eamsgd:every=4,mode=sync,momentum=0.5",
     "downpour:every=4",
+    "ssp",
+    "ssp:staleness=1",
+    "bsp",
 ];
 
 #[test]

@@ -1,6 +1,7 @@
 //! Training schemes: what each guarantees, simulated and on real ranks; and mutants of policies
 //! that the drivers must catch.
 
+mod bounded;
 mod elastic;
 mod gossip;
 mod invariants;

@@ -39,7 +39,7 @@ fn train(group: &Group, text: &str, settings: &Settings, is_overlapped: bool) ->
 }
 
 /// Schemes whose result does not depend on times.
-const DETERMINISTIC: [&str; 12] = [
+const DETERMINISTIC: [&str; 14] = [
     "sync",
     "sync:bucket=16",
     "local-sgd:every=3,warmup=4",
@@ -50,12 +50,14 @@ const DETERMINISTIC: [&str; 12] = [
     "gossip:direction=push-sum,peer=ring",
     "easgd:every=3,mode=sync",
     "easgd:every=3,mode=round-robin",
+    "bsp",
+    "ssp:staleness=0",
     "eamsgd:every=2,mode=sync,momentum=0.5",
     "eamsgd:every=3,mode=round-robin,momentum=0.5",
 ];
 
 /// Schemes whose result depends on times.
-const ASYNCHRONOUS: [&str; 8] = [
+const ASYNCHRONOUS: [&str; 10] = [
     "gossip",
     "gossip:peer=butterfly,every=2",
     "gossip:direction=push",
@@ -64,6 +66,8 @@ const ASYNCHRONOUS: [&str; 8] = [
     "easgd:every=3",
     "eamsgd:every=3,momentum=0.5",
     "downpour:every=3",
+    "ssp",
+    "ssp:staleness=1",
 ];
 
 #[test]
@@ -115,7 +119,9 @@ fn compute_for_a_moment() {
 #[test]
 fn a_rank_that_gives_up_ends_an_asynchronous_training_on_all_ranks() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in ["gossip", "gossip:direction=push", "easgd:every=2", "easgd:every=2,mode=round-robin"] {
+        for text in
+            ["gossip", "gossip:direction=push", "easgd:every=2", "easgd:every=2,mode=round-robin", "ssp"]
+        {
             let all = with_group(fabric, |group| {
                 let layout = Linear.layout();
                 let mut trainer = Trainer::new(&group, &scheme(text), &layout, 50).expect("has memory");

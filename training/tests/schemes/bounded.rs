@@ -1,0 +1,141 @@
+//! Bounded staleness: who may be how far ahead, and mutants.
+
+use std::sync::{Arc, Mutex};
+
+use pleach_collectives::Rank;
+use pleach_training::interpreter::Plan;
+use pleach_training::policy::{Action, Actions, Event};
+use pleach_training::simulation::{Settings, Simulated, SimulationError};
+use pleach_training::{Learner, Policy, Simulation};
+use pleach_transport::clock::Nanos;
+
+use super::model::{Linear, ROUNDING, STEPS, difference, price, scheme, settings, simulate};
+use super::mutants::{Mutation, mutated};
+
+const RANKS: u32 = 4;
+
+/// What ranks did, in the order of virtual time: the rank, the step, and whether it began it.
+type Log = Arc<Mutex<Vec<(Rank, u64, bool)>>>;
+
+/// Keeps when a rank begins and ends steps.
+struct Watched {
+    inner: Box<dyn Policy>,
+    rank: Rank,
+    log: Log,
+}
+
+impl Policy for Watched {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        self.inner.on(event, now, actions);
+        let mut log = self.log.lock().expect("nobody panics");
+        if let Event::Computed { step } = event {
+            log.push((self.rank, step, false));
+        }
+        for action in actions.as_slice() {
+            if let Action::Compute { step } = action {
+                log.push((self.rank, *step, true));
+            }
+        }
+    }
+}
+
+/// Trains with one rank that is three times slower; returns how far ahead of the slowest rank the
+/// quickest was when it began a step, too.
+fn watch(text: &str, mutation: Mutation) -> (Result<Simulated, SimulationError>, u64) {
+    let log = Log::default();
+    let plan = |rank| {
+        let plan = mutated(scheme(text).plan(&Linear.layout(), rank, RANKS), rank, mutation);
+        Plan { policy: Box::new(Watched { inner: plan.policy, rank, log: log.clone() }), ..plan }
+    };
+    let computing = "10ms,cv=0.3,straggler=2:3".parse().expect("is a text");
+    let settings = Settings { computing, ..settings(RANKS) };
+    let simulation = Simulation::of_plans(&Linear, &settings, plan).expect("there are ranks");
+    let trained = simulation.run(&mut price, &mut |_| {});
+    let (mut ended, mut ahead) = ([0_u64; RANKS as usize], 0);
+    for (rank, step, begins) in log.lock().expect("nobody panics").iter() {
+        if !begins {
+            ended[*rank as usize] = step + 1;
+        } else if *step < STEPS {
+            ahead = ahead.max(step - ended.iter().min().expect("there are ranks"));
+        }
+    }
+    (trained, ahead)
+}
+
+fn right(_: Rank, _: Event, actions: Vec<Action>) -> Vec<Action> {
+    actions
+}
+
+#[test]
+fn a_rank_is_as_far_ahead_as_the_bound_allows_and_no_further() {
+    for staleness in [0, 1, 3, 7] {
+        let (trained, ahead) = watch(&format!("ssp:staleness={staleness}"), right);
+        let trained = trained.expect("trains");
+        assert!(trained.guarantee_held && trained.parameters_equal, "{staleness}");
+        // The slow rank is a third as quick, so the others come to the bound.
+        if staleness < 7 {
+            assert_eq!(ahead, staleness);
+        }
+        assert!(ahead <= staleness);
+    }
+    let (_, unbounded) = watch("ssp:staleness=1000", right);
+    assert!(unbounded > 10, "nobody waits: {unbounded}");
+}
+
+#[test]
+fn a_rank_whose_bound_is_laxer_shows_in_the_guarantee_of_owners() {
+    let held = |of_rank_0: &str| {
+        let plan = |rank| {
+            let text = if rank == 0 { of_rank_0 } else { "ssp:staleness=1" };
+            mutated(scheme(text).plan(&Linear.layout(), rank, RANKS), rank, right)
+        };
+        let computing = "10ms,cv=0.3,straggler=2:3".parse().expect("is a text");
+        let settings = Settings { computing, ..settings(RANKS) };
+        let simulation = Simulation::of_plans(&Linear, &settings, plan).expect("there are ranks");
+        simulation.run(&mut price, &mut |_| {}).expect("trains").guarantee_held
+    };
+    assert!(held("ssp:staleness=1") && !held("ssp:staleness=3"));
+}
+
+#[test]
+fn an_owner_whose_updates_are_counted_twice_shows() {
+    let (trained, _) = watch("ssp:staleness=1", |rank, event, mut actions| {
+        if let (1, Event::Arrived { from: 3, .. }) = (rank, event) {
+            let place = actions.iter().position(|action| matches!(action, Action::Table(_)));
+            let place = place.expect("it is added");
+            actions.insert(place, actions[place].clone());
+        }
+        actions
+    });
+    let right = watch("ssp:staleness=1", right).0.expect("trains");
+    let wrong = trained.expect("trains");
+    assert!(difference(&right.parameters, &wrong.parameters) > 10.0 * ROUNDING);
+}
+
+#[test]
+fn a_bound_of_0_is_bulk_synchronous_bit_for_bit_and_local_sgd_of_one_step_up_to_rounding() {
+    for ranks in [1, 2, 4, 7] {
+        let bulk = simulate("bsp", &settings(ranks)).parameters;
+        assert_eq!(bulk, simulate("ssp:staleness=0", &settings(ranks)).parameters, "{ranks} ranks");
+        let averaged = simulate("local-sgd:every=1", &settings(ranks)).parameters;
+        let worst = difference(&bulk, &averaged);
+        assert!(worst <= ROUNDING, "{ranks} ranks: {worst:e}");
+        if ranks > 1 {
+            assert_ne!(bulk, simulate("ssp:staleness=2", &settings(ranks)).parameters, "{ranks} ranks");
+        }
+    }
+    let other_times = Settings { seed: 77, ..settings(4) };
+    assert_eq!(simulate("bsp", &other_times).parameters, simulate("bsp", &settings(4)).parameters);
+}
+
+#[test]
+fn ranks_of_equal_speed_wait_less_with_a_bound_above_0() {
+    let computing = "10ms,cv=0.3".parse().expect("is a text");
+    let settings = Settings { computing, steps: 100, learning_rate: 0.002, ..settings(8) };
+    let time = |text: &str| {
+        let simulation = Simulation::new(&Linear, &scheme(text), &settings).expect("is not refused");
+        simulation.run(&mut price, &mut |_| {}).expect("trains").time.as_secs_f64()
+    };
+    let [bulk, bounded] = ["bsp", "ssp:staleness=3"].map(time);
+    assert!(bounded < 0.95 * bulk, "{bulk} {bounded}");
+}
