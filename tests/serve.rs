@@ -221,6 +221,19 @@ fn assert_answer(answer: &ModelInferResponse, number: i64) {
     assert_eq!(raw[4].len(), 32);
 }
 
+/// Stops a process. A thread that runs goes on until another one has taken the signal.
+fn stop(process: u32) {
+    signal(process, Signal::STOP);
+    wait_until("all threads stop", || {
+        let threads = std::fs::read_dir(format!("/proc/{process}/task")).expect("it runs");
+        let mut status = threads.map(|thread| {
+            let path = thread.expect("it is listed").path().join("status");
+            std::fs::read_to_string(path).unwrap_or_default()
+        });
+        status.all(|status| status.contains("State:\tT"))
+    });
+}
+
 fn code_and_text<T>(result: Result<T, Status>) -> (Code, String) {
     let status = result.err().expect("it is refused");
     assert_eq!(status.message().lines().count(), 1, "{}", status.message());
@@ -588,7 +601,7 @@ fn cancel(fabric: &str) {
     runtime().block_on(async {
         let client = Client::connect(&server).await;
         assert_answer(&client.infer(request(1)).await.expect("it answers"), 1);
-        signal(stopped, Signal::STOP);
+        stop(stopped);
         // More than are under way, so that some are cancelled before they are fed.
         let cancelled: Vec<_> = (0..6)
             .map(|number| {
@@ -626,7 +639,7 @@ fn kill(victim: u32, fabric: &str, is_idle: bool) {
             signal(process, Signal::KILL);
             return;
         }
-        signal(process, Signal::STOP);
+        stop(process);
         let calls: Vec<_> = (0..8)
             .map(|number| {
                 let client = client.clone();
