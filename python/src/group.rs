@@ -587,10 +587,11 @@ impl Group {
     /// Rounds of a partial all-reduce of arrays of this shape: sums that do not wait for late
     /// ranks, and say whose data are in them. All ranks call it alike.
     ///
-    /// activation: when a round opens: all, solo, majority, quorum:K, quorum:K+GRACE or deadline:D,
-    /// with times as 20ms. late: what becomes of late contributions: carry, drop or correct.
-    /// divisor: none, world or contributors. op: sum, prod, min, max, and, or, xor. staleness_max:
-    /// how many rounds in a row a rank may be left out. Those left out are as the activation says.
+    /// activation: when a round opens: all, solo, majority, quorum:K, quorum:K+GRACE, deadline:D or
+    /// deadline:pN, with times as 20ms and the percentile of a learned deadline as p95. late: what
+    /// becomes of late contributions: carry, drop or correct. divisor: none, world or contributors.
+    /// op: sum, avg, prod, min, max, and, or, xor, or a PremulSum. staleness_max: how many rounds
+    /// in a row a rank may be left out. Those left out are as the activation says.
     #[pyo3(signature = (shape, dtype=None, activation="all", *, op=None, late=None, divisor=None,
                         staleness_max=None, timeout=None))]
     fn partial<'py>(

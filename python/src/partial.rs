@@ -1,5 +1,5 @@
-//! Partial all-reduce as a Python class. Contributions are copied in and results out: a result
-//! stays what it is when later rounds end.
+//! Partial all-reduce as a Python class. Contributions are copied in and results out, into a new
+//! array or the caller's: a result stays what it is when later rounds end.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -26,7 +26,7 @@ pub(crate) struct Partial {
 /// A round that has ended.
 #[pyclass(frozen, get_all, module = "pleach._native", name = "Round")]
 pub(crate) struct Round {
-    /// The combined contributions: a new array, with the same bits on all ranks.
+    /// The combined contributions, with the same bits on all ranks: ``out``, or a new array.
     result: Py<PyAny>,
     /// The ranks whose contributions are in the result: the same on all ranks.
     contributors: Vec<u32>,
@@ -97,12 +97,15 @@ impl Partial {
         Self { raw: Mutex::new(raw), group, shape, element }
     }
 
-    /// Makes a call without the GIL, if no other thread makes one.
+    /// Makes a call without the GIL, if no other thread makes one. The result goes to `out`, if
+    /// there is one.
     fn call(
         &self,
         py: Python<'_>,
+        out: Option<Bound<'_, PyAny>>,
         make: impl FnOnce(&mut RawPartial) -> Result<Taken, PartialError> + Send,
     ) -> PyResult<Round> {
+        let out = out.map(|out| self.memory_of(&out, "out").map(|memory| (out.unbind(), memory))).transpose()?;
         let taken = py.detach(|| match self.raw.try_lock() {
             Ok(mut raw) => Some(make(&mut raw)),
             Err(TryLockError::Poisoned(poisoned)) => Some(make(&mut poisoned.into_inner())),
@@ -124,8 +127,15 @@ impl Partial {
             Some((set, sum)) => Some((set.iter().collect(), array(&sum)?)),
             None => None,
         };
+        let result = match out {
+            Some((out, memory)) => {
+                copy_into(&memory, &taken.result);
+                out
+            }
+            None => array(&taken.result)?,
+        };
         Ok(Round {
-            result: array(&taken.result)?,
+            result,
             contributors: taken.contributors.iter().collect(),
             own,
             number: taken.number,
@@ -138,32 +148,46 @@ impl Partial {
     fn array(&self, py: Python<'_>, bytes: &[u8]) -> PyResult<Py<PyAny>> {
         let (array, memory) = Group::new_array(py, &self.shape, self.element)?;
         assert_eq!(memory.count * self.element.bytes(), bytes.len(), "the array has the shape of the rounds");
-        let into = std::ptr::with_exposed_provenance_mut::<u8>(memory.address);
-        // SAFETY: the array is new, as long as the bytes, and nobody else has it.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
+        copy_into(&memory, bytes);
         Ok(array.unbind())
     }
+
+    /// The memory of an array with the shape and type of the rounds.
+    fn memory_of(&self, data: &Bound<'_, PyAny>, what: &'static str) -> PyResult<Memory> {
+        let memory = Memory::of(data, what, what == "out")?;
+        if memory.shape() == self.shape && memory.element == self.element {
+            return Ok(memory);
+        }
+        let text = format!(
+            "{what} has shape {:?} and type {}, not {:?} and {} as the rounds",
+            memory.shape(),
+            memory.element.name(),
+            self.shape,
+            self.element.name()
+        );
+        Err(argument(data.py(), text))
+    }
+}
+
+/// Copies bytes into an array, which is as long.
+fn copy_into(memory: &Memory, bytes: &[u8]) {
+    let into = std::ptr::with_exposed_provenance_mut::<u8>(memory.address);
+    // SAFETY: `memory` keeps the array, which is writable and as long as the bytes: the rounds'
+    // shape and type were compared, or the array was made for them. With the GIL no other code
+    // touches it.
+    unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), into, bytes.len()) };
 }
 
 #[pymethods]
 impl Partial {
     /// Hands ``data`` over, which is copied and has the shape and type of the rounds. Returns the
     /// round that counts it or, where it came too late, the newest round that was bound without it.
-    fn contribute(&self, data: &Bound<'_, PyAny>) -> PyResult<Round> {
-        let py = data.py();
-        let memory = Memory::of(data, "data", false)?;
-        if memory.shape() != self.shape || memory.element != self.element {
-            let text = format!(
-                "data has shape {:?} and type {}, not {:?} and {} as the rounds",
-                memory.shape(),
-                memory.element.name(),
-                self.shape,
-                self.element.name()
-            );
-            return Err(argument(py, text));
-        }
+    /// The result is copied to ``out``, which may be ``data``, or to a new array.
+    #[pyo3(signature = (data, *, out=None))]
+    fn contribute(&self, data: &Bound<'_, PyAny>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
+        let memory = self.memory_of(data, "data")?;
         let address = memory.address;
-        self.call(py, move |raw| {
+        self.call(data.py(), out, move |raw| {
             let into = raw.contribution();
             let from = std::ptr::with_exposed_provenance::<u8>(address);
             // SAFETY: `memory` keeps the array, whose length was looked at; a contribution is
@@ -175,14 +199,16 @@ impl Partial {
 
     /// Has nothing to give to the next round: nobody waits for this rank until it contributes
     /// again. Returns as ``contribute`` does.
-    fn abstain(&self, py: Python<'_>) -> PyResult<Round> {
-        self.call(py, |raw| raw.abstain().map(|round| Taken::of(&round)))
+    #[pyo3(signature = (*, out=None))]
+    fn abstain(&self, py: Python<'_>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
+        self.call(py, out, |raw| raw.abstain().map(|round| Taken::of(&round)))
     }
 
     /// Gives nothing any more, and takes part in rounds until all ranks have finished. Returns the
     /// last round, in which the late contributions are that are still carried.
-    fn finish(&self, py: Python<'_>) -> PyResult<Round> {
-        self.call(py, |raw| raw.finish().map(|round| Taken::of(&round)))
+    #[pyo3(signature = (*, out=None))]
+    fn finish(&self, py: Python<'_>, out: Option<Bound<'_, PyAny>>) -> PyResult<Round> {
+        self.call(py, out, |raw| raw.finish().map(|round| Taken::of(&round)))
     }
 
     /// How the rounds went so far: a dictionary with rounds, counted (by rank), late, dropped and

@@ -39,11 +39,37 @@ def check_late(group):
     np.testing.assert_array_equal(round.result, np.full(4, sum(range(1, n)) / (n - 1)))
 
 
+def check_operations_and_outputs(group):
+    n, rank = group.world_size, group.rank
+    data = np.full(3, rank + 1.0)
+    rounds = group.partial(3, "float64", op="avg")
+    round = rounds.contribute(data, out=data)
+    assert round.result is data
+    np.testing.assert_array_equal(data, np.full(3, sum(range(1, n + 1)) / n))
+    round = rounds.abstain(out=data) if rank == 0 else rounds.contribute(np.full(3, 4.0))
+    assert round.contributors == list(range(1, n))
+    np.testing.assert_array_equal(round.result, np.full(3, 4.0))
+    with pytest.raises(pleach.ArgumentError, match=r"out has shape \[2\]"):
+        rounds.contribute(data, out=np.zeros(2))
+    rounds.finish()
+    rounds = group.partial(2, "float32", op=pleach.PremulSum(float(rank)))
+    round = rounds.contribute(np.full(2, 2.0, "float32"))
+    np.testing.assert_array_equal(round.result, np.full(2, 2.0 * sum(range(n)), "float32"))
+    rounds.finish()
+    rounds = group.partial(1, "int64", "deadline:p90", late="carry", divisor="none")
+    for step in range(25):
+        rounds.contribute(np.array([1]))
+    rounds.finish()
+    counted = rounds.report()["counted"]
+    assert all(20 <= times <= 26 for times in counted), counted
+
+
 def check_bad_input(group):
     for arguments, text in [
         ((3, "float32", "some"), "there are all solo"),
         ((3, "float32", "quorum:0"), "name 1 to"),
         ((3, "float32", "quorum:9"), "never"),
+        ((3, "float32", "deadline:p0"), "above 0 and at most 100"),
     ]:
         with pytest.raises(pleach.ArgumentError, match=text):
             group.partial(*arguments)
@@ -62,6 +88,6 @@ def check_bad_input(group):
         rounds.contribute(np.zeros((2, 2), "float32"))
 
 
-@pytest.mark.parametrize("check", [check_nobody_late, check_late, check_bad_input])
+@pytest.mark.parametrize("check", [check_nobody_late, check_late, check_operations_and_outputs, check_bad_input])
 def test_partial(check):
     pleach.launch(check, 3)
