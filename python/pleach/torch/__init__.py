@@ -16,15 +16,18 @@ from pleach_torch_backend import register as _register
 
 from ._buffers import all_reduce_registered, buffer
 from ._errors import PleachError, PleachTimeout, PleachUnsupported
+from ._partial import PartialAllReduce, partial_all_reduce
 from ._process_group import PleachProcessGroup
 
 __all__ = [
+    "PartialAllReduce",
     "PleachError",
     "PleachProcessGroup",
     "PleachTimeout",
     "PleachUnsupported",
     "all_reduce_registered",
     "buffer",
+    "partial_all_reduce",
 ]
 
 _register()

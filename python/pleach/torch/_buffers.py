@@ -38,7 +38,7 @@ def buffer(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) ->
     another backend.
     """
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
-    return allocate(_own(group)._comm, lengths, dtype)
+    return allocate(own_group(group)._comm, lengths, dtype)
 
 
 def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -51,7 +51,7 @@ def all_reduce_registered(group: Any, bucket: dist.GradBucket) -> torch.futures.
     steps move the buckets to registered memory, and later steps copy nothing. Without it each step
     copies each bucket to registered memory. Raises PleachUnsupported for a group of another backend.
     """
-    own = _own(group)
+    own = own_group(group)
     gradient = bucket.buffer()
     places = _of_buckets.setdefault(own, WeakTensorKeyDictionary())
     first = bucket.parameters()[0]
@@ -94,7 +94,7 @@ def _follow(bucket: Any, gradient: torch.Tensor) -> None:
             return
 
 
-def _own(group: Any) -> Any:
+def own_group(group: Any) -> Any:
     from ._process_group import PleachProcessGroup
 
     found = dist.group.WORLD if group is None else group

@@ -98,6 +98,10 @@ class Comm:
         except pleach.Error as error:
             raise translated(error) from error
 
+    def partial(self, count: int, data_type: str, activation: str, options: dict[str, Any]) -> _native.Partial:
+        """Returns rounds that average vectors of so many elements; all ranks call it alike."""
+        return self._group.partial(count, data_type, activation, op="avg", **options)
+
     def abort(self) -> None:
         """Ends the work on all ranks."""
         self._group.abort()

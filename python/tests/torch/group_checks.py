@@ -104,6 +104,40 @@ class GroupChecks(Check):
         assert time.monotonic() - begin < 2 * limit_s, "each missing rank was waited for in turn"
         dist.barrier(self.gloo)
 
+    def check_partial_all_reduce(self):
+        """Gradients of the ranks that are in time do not wait for a late rank, whose steps go on later."""
+        last = self.size - 1
+        torch.manual_seed(3)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(5, 3).to(torch.float64))
+        rounds = pleach.torch.PartialAllReduce(f"quorum:{last}", late="drop")
+        model.register_comm_hook(rounds, pleach.torch.partial_all_reduce)
+
+        def step(value):
+            model.zero_grad()
+            model(torch.full((2, 5), value, dtype=torch.float64)).sum().backward()
+            return model.module.weight.grad
+
+        # DDP makes its buckets anew after the first step, on all ranks.
+        for _ in range(2):
+            step(1.0)
+            dist.barrier(self.gloo)
+        if self.rank == last:
+            # The others have made their steps without this rank.
+            dist.barrier(self.gloo)
+            step(100.0)
+        else:
+            for _ in range(3):
+                # The gradient of a weight is the sum of its inputs, alike on all ranks in time.
+                torch.testing.assert_close(step(4.0), torch.full((3, 5), 8.0, dtype=torch.float64))
+            dist.barrier(self.gloo)
+        dist.barrier(self.gloo)
+        rounds.finish()
+        report = rounds.report()
+        assert report["counted"][0] >= 3 and report["counted"][last] <= report["rounds"] - 3, report
+        assert report["dropped"] == report["late"] and (self.rank != last or report["late"] > 0), report
+        error = refused(ValueError, lambda: pleach.torch.PartialAllReduce("some")._contribute(0, torch.ones(2)))
+        assert "all solo majority" in str(error), error
+
     def check_any_source(self):
         """All ranks but 0 send two messages of each of two tags, and rank 0 takes some from anywhere."""
         others = self.size - 1

@@ -85,6 +85,24 @@ def way_ddp_registered_hook():
     return trained(model)
 
 
+def way_ddp_partial_hook():
+    """Of all ranks: the average is that of DDP."""
+    model = ddp(network())
+    if dist.get_backend() == "pleach":
+        from pleach.torch import PartialAllReduce, partial_all_reduce
+
+        rounds = PartialAllReduce("all")
+        model.register_comm_hook(rounds, partial_all_reduce)
+    losses = trained(model)
+    if dist.get_backend() == "pleach":
+        rounds.finish()
+        report = rounds.report()
+        # All rounds but the last one of each bucket, to which no rank gives anything.
+        assert len(set(report["counted"])) == 1 and 0 < report["counted"][0] < report["rounds"], report
+        assert (report["late"], report["dropped"], report["missed"]) == (0, 0, 0), report
+    return losses
+
+
 def way_ddp_registered_views():
     """The gradients themselves are in registered memory, from the second step on that of the rebuilt buckets."""
     model = registered(ddp(network(), gradient_as_bucket_view=True))

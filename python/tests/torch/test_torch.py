@@ -32,6 +32,8 @@ GROUP_STARTS = [
     (2, [*ANY_SOURCE, "monitored_barriers_leave_the_store_as_it_is"]),
     (4, ["limits", "monitored_barrier_with_two_missing", *ANY_SOURCE]),
     (4, ["split_group", "objects_of_messages", "overlapping_memory", "coalesced_calls_are_under_way_together", "monitored_barriers_leave_the_store_as_it_is", "abort"]),
+    (2, ["partial_all_reduce"]),
+    (4, ["partial_all_reduce"]),
     (2, ["compile"]),
 ]
 
@@ -78,7 +80,7 @@ def test_the_example_of_the_repository_learns():
 #: Of each list the ways of training of one start of ranks.
 WAYS = [
     ["ddp_bf16_hook", "ddp_no_sync", "ddp_unused_parameters", "ddp_join", "zero_redundancy_optimizer"],
-    ["ddp_registered_hook", "ddp_registered_views", "ddp_registered_views_of_unused_parameters"],
+    ["ddp_partial_hook", "ddp_registered_hook", "ddp_registered_views", "ddp_registered_views_of_unused_parameters"],
     ["dtensor", "tensor_parallel", "pipeline", "checkpoint"],
 ]
 
