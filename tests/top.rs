@@ -97,6 +97,30 @@ fn top_shows_every_rank_of_a_live_job() {
 }
 
 #[test]
+fn top_shows_each_ranks_share_of_rounds_that_wait_for_nobody() {
+    let port = ports::reserve(3);
+    let mut command = training(port);
+    command.args(["--ranks", "3", "--partial", "quorum:2", "--late", "drop", "--skew", "one:2ms"]);
+    let _job = Job(vec![command.spawn().expect("it starts")]);
+    let seen = RefCell::new(Value::Null);
+    wait_until("some rank was late", || {
+        let view = wait_for_job(port, 3);
+        let rounds = || view["ranks"].as_array().expect("is a list").iter().map(|row| &row["rounds"]);
+        let are_all_there = rounds().all(Value::is_object);
+        let are_late = are_all_there && rounds().any(|rounds| rounds["dropped"].as_u64() > Some(0));
+        *seen.borrow_mut() = view.clone();
+        are_late
+    });
+    let view = seen.into_inner();
+    let rows = view["ranks"].as_array().expect("is a list");
+    let shares: Vec<f64> =
+        rows.iter().map(|row| row["rounds"]["share"].as_f64().expect("a number")).collect();
+    // Two ranks at least are in each round.
+    assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "{view}");
+    assert!(shares.iter().sum::<f64>() > 1.9, "{view}");
+}
+
+#[test]
 fn top_without_a_job_says_how_to_start_one() {
     let port = ports::reserve(1);
     let output = top(&["--once"], port);
