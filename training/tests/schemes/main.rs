@@ -10,4 +10,5 @@ mod mutants;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
 mod ranks;
 mod real;
+mod swarm;
 mod virtual_time;
