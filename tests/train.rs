@@ -160,6 +160,8 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
         ("tcp", "ssp"),
         ("shm", "bsp"),
         ("tcp", "bsp"),
+        ("shm", "elastic-bsp"),
+        ("tcp", "elastic-bsp"),
     ] {
         let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));

@@ -7,7 +7,7 @@
 //!
 //! **Invariants**, which both drivers check:
 //!
-//! * Actions are a function of the events so far.
+//! * Actions are a function of the events so far and their times.
 //! * An operation is asked for once, and ends once.
 //! * No update and no computing writes a piece that an operation under way uses, or reads a piece
 //!   that it writes.

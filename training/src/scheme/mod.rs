@@ -13,6 +13,7 @@ mod elastic;
 mod finish;
 mod gossip;
 mod periodic;
+mod superstep;
 mod synchronous;
 mod text;
 
@@ -22,10 +23,12 @@ use crate::interpreter::Plan;
 use crate::layout::Layout;
 use crate::policy::{Policy, Vector};
 use crate::shares::{Shares, WindowPlan};
+use crate::zipline::{Objective, Predictor};
 use bounded::BoundedStaleness;
 use elastic::{LocalStep, ReplicatedCentre, Rule, SharedCentre};
 use gossip::{Peers, Pull, Push};
 use periodic::{Outer, Periodic};
+use superstep::Supersteps;
 use synchronous::Synchronous;
 
 pub use text::SchemeTextError;
@@ -161,11 +164,21 @@ pub enum Scheme {
     },
     /// Bulk synchronous: as [`Scheme::Ssp`] with a bound of 0.
     Bsp,
+    /// ElasticBSP: parameters are averaged at barriers that are placed where ranks are predicted to
+    /// end steps at nearly the same time (Zhao et al. 2019).
+    ElasticBsp {
+        /// Most steps of a rank between two barriers, at least 1.
+        lookahead: u32,
+        /// Which barrier is best.
+        objective: Objective,
+        /// By which intervals of the past the next ones are predicted.
+        prediction: Predictor,
+    },
 }
 
 impl Scheme {
     /// Each scheme, with its usual parameters.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::Sync { bucket_bytes: 1 << 20 },
         Self::LocalSgd { every: 8, warmup: 0 },
         Self::Diloco { every: 50, outer_learning_rate: 0.7, outer_momentum: 0.9 },
@@ -175,6 +188,7 @@ impl Scheme {
         Self::Downpour { every: 10 },
         Self::Ssp { staleness: 3 },
         Self::Bsp,
+        Self::ElasticBsp { lookahead: 60, objective: Objective::Share, prediction: Predictor::Mean },
     ];
 
     /// Its name, without parameters.
@@ -190,6 +204,7 @@ impl Scheme {
             Self::Downpour { .. } => "downpour",
             Self::Ssp { .. } => "ssp",
             Self::Bsp => "bsp",
+            Self::ElasticBsp { .. } => "elastic-bsp",
         }
     }
 
@@ -214,6 +229,9 @@ impl Scheme {
             }
             Self::Elastic { .. } | Self::Downpour { .. } => {
                 "each change is added to the centre once, and all ranks end with the centre, bit for bit"
+            }
+            Self::ElasticBsp { .. } => {
+                "no superstep is longer than the lookahead, and all ranks have the same parameters after each, bit for bit"
             }
             Self::Ssp { .. } | Self::Bsp => {
                 "no rank is further ahead than it may, each change counts once, and all end with the same parameters, bit for bit"
@@ -282,6 +300,11 @@ impl Scheme {
                 let staleness = if let Self::Ssp { staleness } = *self { staleness } else { 0 };
                 let plan = window(Shares::Parts);
                 (Box::new(BoundedStaleness::new(parameters, staleness, plan)), CENTRED, Some(plan))
+            }
+            Self::ElasticBsp { lookahead, objective, prediction } => {
+                let plan = window(Shares::Parts);
+                let policy = Supersteps::new(parameters, plan, lookahead, objective, prediction);
+                (Box::new(policy), TRAINED, Some(plan))
             }
         };
         Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })

@@ -6,6 +6,7 @@ use std::str::FromStr;
 use pleach_vocabulary::nearest;
 
 use super::{Direction, Mode, Peer, Scheme};
+use crate::zipline::{Objective, Predictor};
 
 /// Why a text names no scheme.
 #[derive(Clone, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -91,6 +92,8 @@ const DIRECTIONS: Named<Direction> =
 const PEERS: Named<Peer> =
     &[("uniform", Peer::Uniform), ("butterfly", Peer::Butterfly), ("ring", Peer::Ring)];
 const MODES: Named<Mode> = &[("async", Mode::Async), ("sync", Mode::Sync), ("round-robin", Mode::RoundRobin)];
+const OBJECTIVES: Named<Objective> = &[("share", Objective::Share), ("range", Objective::Range)];
+const PREDICTIONS: Named<Predictor> = &[("mean", Predictor::Mean), ("last", Predictor::Last)];
 
 fn of_name<T: Copy>(all: Named<T>, name: &str) -> Option<T> {
     all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
@@ -131,6 +134,11 @@ impl Scheme {
             Self::Downpour { .. } => &[Key { name: "every", expected: STEPS }],
             Self::Ssp { .. } => &[Key { name: "staleness", expected: "a number of steps" }],
             Self::Bsp => &[],
+            Self::ElasticBsp { .. } => &[
+                Key { name: "lookahead", expected: STEPS },
+                Key { name: "objective", expected: "share or range" },
+                Key { name: "prediction", expected: "mean or last" },
+            ],
         }
     }
 
@@ -142,6 +150,9 @@ impl Scheme {
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
             (Self::Ssp { staleness }, _) => staleness.to_string(),
             (Self::Bsp, _) => String::new(),
+            (Self::ElasticBsp { lookahead, .. }, "lookahead") => lookahead.to_string(),
+            (Self::ElasticBsp { objective, .. }, "objective") => name_of(OBJECTIVES, objective),
+            (Self::ElasticBsp { prediction, .. }, _) => name_of(PREDICTIONS, prediction),
             (Self::Gossip { direction, .. }, "direction") => name_of(DIRECTIONS, direction),
             (Self::Gossip { peer, .. }, "peer") => name_of(PEERS, peer),
             (Self::Elastic { moving, .. }, "moving") => moving.to_string(),
@@ -173,6 +184,11 @@ impl Scheme {
             }
             (Self::Ssp { staleness }, _) => *staleness = value.parse().ok()?,
             (Self::Bsp, _) => return None,
+            (Self::ElasticBsp { lookahead, .. }, "lookahead") => {
+                *lookahead = value.parse().ok().filter(|lookahead| *lookahead >= 1)?;
+            }
+            (Self::ElasticBsp { objective, .. }, "objective") => *objective = of_name(OBJECTIVES, value)?,
+            (Self::ElasticBsp { prediction, .. }, _) => *prediction = of_name(PREDICTIONS, value)?,
             (Self::Gossip { direction, .. }, "direction") => *direction = of_name(DIRECTIONS, value)?,
             (Self::Gossip { peer, .. }, "peer") => *peer = of_name(PEERS, value)?,
             (Self::Elastic { moving, .. }, "moving") => {
@@ -295,6 +311,14 @@ mod tests {
             ("ssp:staleness=0", Scheme::Ssp { staleness: 0 }),
             ("bsp", Scheme::Bsp),
             (
+                "elastic-bsp:lookahead=15,objective=range,prediction=last",
+                Scheme::ElasticBsp {
+                    lookahead: 15,
+                    objective: Objective::Range,
+                    prediction: Predictor::Last,
+                },
+            ),
+            (
                 "diloco:outer-lr=1,outer-momentum=0",
                 Scheme::Diloco { every: 50, outer_learning_rate: 1.0, outer_momentum: 0.0 },
             ),
@@ -314,7 +338,7 @@ mod tests {
         let message = error("xyz").to_string();
         assert_eq!(
             message,
-            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour ssp bsp"
+            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour ssp bsp elastic-bsp"
         );
         let SchemeTextError::Key { nearest, .. } = error("easgd:momentum=0.5") else { panic!("a key") };
         assert_eq!(nearest, None, "easgd has no momentum");
@@ -340,6 +364,8 @@ mod tests {
             "easgd:mode=robin",
             "eamsgd:momentum=1",
             "downpour:every=0",
+            "elastic-bsp:lookahead=0",
+            "elastic-bsp:objective=least",
         ] {
             let SchemeTextError::Value { value, expected, .. } = error(text) else {
                 panic!("{text}: a value")

@@ -11,7 +11,7 @@ use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-const ALL: [&str; 20] = [
+const ALL: [&str; 22] = [
     "sync",
     "sync:bucket=16",
     "local-sgd",
@@ -32,6 +32,8 @@ const ALL: [&str; 20] = [
     "ssp",
     "ssp:staleness=1",
     "bsp",
+    "elastic-bsp",
+    "elastic-bsp:lookahead=3,objective=range,prediction=last",
 ];
 
 #[test]
@@ -133,8 +135,8 @@ fn diloco_is_the_published_algorithm() {
     assert!(worst <= ROUNDING, "{worst:e}");
 }
 
-/// Events with the actions that followed.
-type Log = Vec<(Event, Vec<Action>)>;
+/// Events and their times, with the actions that followed.
+type Log = Vec<(Event, Nanos, Vec<Action>)>;
 
 /// Keeps the events of a policy with the actions that followed.
 struct Recorded {
@@ -145,7 +147,7 @@ struct Recorded {
 impl Policy for Recorded {
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
         self.inner.on(event, now, actions);
-        self.log.lock().expect("nobody panics").push((event, actions.as_slice().to_vec()));
+        self.log.lock().expect("nobody panics").push((event, now, actions.as_slice().to_vec()));
     }
 }
 
@@ -167,12 +169,12 @@ fn first_difference(text: &str, kind: impl Fn(Box<dyn Policy>) -> Box<dyn Policy
     simulate_plans(recorded).unwrap_or_else(|error| panic!("{text}: {error}"));
     let (log, mut again) = (log.lock().expect("nobody panics"), plan(2).policy);
     assert!(log.len() > 25, "{text}: {} events", log.len());
-    let differs = |(event, expected): &&(Event, Vec<Action>)| {
+    let differs = |(event, now, expected): &&(Event, Nanos, Vec<Action>)| {
         let mut actions = Actions::default();
-        again.on(*event, Nanos::ZERO, &mut actions);
+        again.on(*event, *now, &mut actions);
         actions.as_slice() != &expected[..]
     };
-    log.iter().find(differs).map(|(event, _)| *event)
+    log.iter().find(differs).map(|(event, ..)| *event)
 }
 
 #[test]

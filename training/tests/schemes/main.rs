@@ -10,5 +10,6 @@ mod mutants;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
 mod ranks;
 mod real;
+mod superstep;
 mod swarm;
 mod virtual_time;

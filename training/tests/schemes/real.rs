@@ -39,7 +39,7 @@ fn train(group: &Group, text: &str, settings: &Settings, is_overlapped: bool) ->
 }
 
 /// Schemes whose result does not depend on times.
-const DETERMINISTIC: [&str; 14] = [
+const DETERMINISTIC: [&str; 15] = [
     "sync",
     "sync:bucket=16",
     "local-sgd:every=3,warmup=4",
@@ -51,6 +51,7 @@ const DETERMINISTIC: [&str; 14] = [
     "easgd:every=3,mode=sync",
     "easgd:every=3,mode=round-robin",
     "bsp",
+    "elastic-bsp:lookahead=1",
     "ssp:staleness=0",
     "eamsgd:every=2,mode=sync,momentum=0.5",
     "eamsgd:every=3,mode=round-robin,momentum=0.5",
@@ -92,7 +93,9 @@ fn asynchronous_schemes_end_on_all_ranks_with_what_they_guarantee() {
 
 #[test]
 fn ranks_wait_at_the_end_for_one_that_takes_much_longer() {
-    for text in ["gossip", "gossip:direction=push-sum", "easgd:every=2", "downpour:every=2"] {
+    for text in
+        ["gossip", "gossip:direction=push-sum", "easgd:every=2", "downpour:every=2", "ssp", "elastic-bsp"]
+    {
         let all = with_group(Fabric::Shm, |group| {
             let layout = Linear.layout();
             let mut trainer = Trainer::new(&group, &scheme(text), &layout, 10).expect("has memory");

@@ -10,7 +10,7 @@ use pleach_vocabulary::random::Random;
 use super::model::{Linear, scheme, settings};
 
 /// Schemes, and whether their result depends on times.
-const SCHEMES: [(&str, bool); 20] = [
+const SCHEMES: [(&str, bool); 22] = [
     ("sync:bucket=16", false),
     ("local-sgd:every=3", false),
     ("diloco:every=4", false),
@@ -31,6 +31,8 @@ const SCHEMES: [(&str, bool); 20] = [
     ("ssp:staleness=1", true),
     ("ssp:staleness=4", true),
     ("bsp", false),
+    ("elastic-bsp:lookahead=1", false),
+    ("elastic-bsp:lookahead=9", true),
 ];
 
 /// Links whose times are drawn for each transfer: from much shorter to much longer than a step.

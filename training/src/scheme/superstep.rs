@@ -1,0 +1,200 @@
+//! Supersteps (ElasticBSP; Zhao et al., arXiv 2001.01347): a barrier where all ranks are predicted
+//! to end a step at nearly the same time, so ranks make different numbers of steps until then.
+//!
+//! When a rank comes to the barrier it tells rank 0 how long its steps are predicted to take, and
+//! the parameters of all ranks are averaged. Rank 0 places the next barrier by
+//! [`zipline`](crate::zipline) and tells each rank how many steps it makes. The first superstep has
+//! one. The paper's ranks send each update to a server during a superstep; here ranks train by
+//! themselves until the barrier.
+//!
+//! A rank that has made its last step comes to each barrier at once, until all have.
+//!
+//! **Invariants:** no superstep has more steps of a rank than the lookahead, and at least one rank
+//! makes one. All ranks have the same parameters after each barrier.
+
+use pleach_collectives::Rank;
+use pleach_transport::clock::Nanos;
+
+use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::scheme::finish::Word;
+use crate::shares::WindowPlan;
+use crate::zipline::{Intervals, Objective, Prediction, Predictor, place};
+
+/// The policy of [`Scheme::ElasticBsp`](crate::Scheme::ElasticBsp).
+#[derive(Debug)]
+pub(crate) struct Supersteps {
+    parameters: usize,
+    plan: WindowPlan,
+    lookahead: u32,
+    objective: Objective,
+    predictor: Predictor,
+    intervals: Intervals,
+    /// When the step began that is computed.
+    began: Nanos,
+    next_step: u64,
+    next_id: u64,
+    /// Steps that are left until the barrier.
+    left: u64,
+    is_averaging: bool,
+    /// The steps of the next superstep, once they are told.
+    told: Option<Word>,
+    is_stopped: bool,
+    has_ended: bool,
+    is_exceeded: bool,
+    /// On rank 0, by rank: the predicted interval; 0 after a rank's last step.
+    predicted: Vec<Option<u64>>,
+}
+
+impl Supersteps {
+    pub(crate) fn new(
+        parameters: usize,
+        plan: WindowPlan,
+        lookahead: u32,
+        objective: Objective,
+        predictor: Predictor,
+    ) -> Self {
+        Self {
+            parameters,
+            plan,
+            lookahead,
+            objective,
+            predictor,
+            intervals: Intervals::default(),
+            began: Nanos::ZERO,
+            next_step: 0,
+            next_id: 0,
+            left: 1,
+            is_averaging: false,
+            told: None,
+            is_stopped: false,
+            has_ended: false,
+            is_exceeded: false,
+            predicted: vec![None; plan.ranks as usize],
+        }
+    }
+
+    fn compute(&mut self, now: Nanos, actions: &mut Actions) {
+        self.began = now;
+        actions.compute(self.next_step);
+    }
+
+    fn computed(&mut self, now: Nanos, actions: &mut Actions) {
+        actions.update(Update::Step);
+        let interval = now.since(self.began).as_nanos();
+        self.intervals.add(u64::try_from(interval).unwrap_or(u64::MAX));
+        self.next_step += 1;
+        self.left -= 1;
+        if self.left > 0 {
+            self.compute(now, actions);
+        } else {
+            self.come_to_barrier(actions);
+        }
+    }
+
+    fn come_to_barrier(&mut self, actions: &mut Actions) {
+        /// Longest interval, in nanoseconds: an hour.
+        const INTERVAL_MAX: u64 = 3_600_000_000_000;
+        let predicted = self.intervals.predicted(self.predictor).unwrap_or(1).min(INTERVAL_MAX);
+        let predicted = if self.is_stopped { 0 } else { predicted };
+        if self.plan.rank == 0 {
+            self.predicted[0] = Some(predicted);
+        } else {
+            Word::Round(predicted).tell(0, actions);
+        }
+        let (id, piece) = (OperationId(self.next_id), 0..self.parameters);
+        self.next_id += 1;
+        self.is_averaging = true;
+        actions.push(Action::Average { id, vector: Vector::Parameters, piece });
+    }
+
+    /// Rank 0 places the next barrier when all have come to this one.
+    fn try_place(&mut self, actions: &mut Actions) {
+        if self.plan.rank != 0 || self.is_averaging || self.predicted.contains(&None) {
+            return;
+        }
+        let predicted: Vec<u64> = self.predicted.iter_mut().filter_map(Option::take).collect();
+        let running: Vec<Prediction> = predicted
+            .iter()
+            .filter(|interval| **interval > 0)
+            .map(|interval| Prediction { next: *interval, interval: *interval })
+            .collect();
+        let placed = place(&running, 0, self.lookahead, self.objective);
+        // If speeds differ by more than the lookahead, a barrier follows each step.
+        let mut steps =
+            placed.map_or_else(|_| vec![1; running.len()], |barrier| barrier.iterations).into_iter();
+        for (rank, interval) in (0..).zip(predicted) {
+            let word = match interval {
+                _ if running.is_empty() => Word::Finished(0),
+                0 => Word::Round(0),
+                _ => Word::Round(steps.next().unwrap_or(1).into()),
+            };
+            if rank == 0 {
+                self.told = Some(word);
+            } else {
+                word.tell(rank, actions);
+            }
+        }
+    }
+
+    /// Goes on after a barrier.
+    fn advance(&mut self, now: Nanos, actions: &mut Actions) {
+        if self.has_ended || self.is_averaging || self.left > 0 && !self.is_stopped {
+            return;
+        }
+        self.try_place(actions);
+        match self.told.take() {
+            None => actions.push(Action::Await { from: self.missing() }),
+            Some(Word::Round(0)) => self.come_to_barrier(actions),
+            Some(Word::Round(steps)) => {
+                self.is_exceeded |= steps > u64::from(self.lookahead);
+                self.left = steps;
+                self.compute(now, actions);
+            }
+            Some(_) => {
+                self.has_ended = true;
+                actions.push(Action::Conserved(!self.is_exceeded));
+            }
+        }
+    }
+
+    /// A rank that this one waits for.
+    fn missing(&self) -> Rank {
+        self.predicted
+            .iter()
+            .skip(1)
+            .position(Option::is_none)
+            .filter(|_| self.plan.rank == 0)
+            .map_or(0, |rank| 1 + rank as Rank)
+    }
+
+    fn heard(&mut self, from: Rank, word: u64) {
+        match Word::decode(word) {
+            Word::Round(interval) if self.plan.rank == 0 => self.predicted[from as usize] = Some(interval),
+            word => self.told = Some(word),
+        }
+    }
+}
+
+impl Policy for Supersteps {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => self.compute(now, actions),
+            Event::Ready(_) | Event::Arrived { .. } => {}
+            Event::Computed { .. } => self.computed(now, actions),
+            Event::Done(..) => {
+                self.is_averaging = false;
+                actions.push(Action::Agreed(Vector::Parameters));
+                self.advance(now, actions);
+            }
+            Event::Told { from, word } => {
+                self.heard(from, word);
+                self.advance(now, actions);
+            }
+            Event::Stop => {
+                self.is_stopped = true;
+                self.left = 0;
+                self.come_to_barrier(actions);
+            }
+        }
+    }
+}
