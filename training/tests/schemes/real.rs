@@ -193,6 +193,38 @@ fn a_rank_that_stops_without_a_word_is_named_by_those_that_wait_for_it() {
 }
 
 #[test]
+fn a_rank_that_leaves_is_named_by_those_that_need_it() {
+    for text in ["gossip", "gossip:direction=push,peer=ring", "easgd:every=2", "ssp", "elastic-bsp"] {
+        let errors = ranks::with_group(
+            Fabric::Shm,
+            RANKS,
+            |options| options.timeout = std::time::Duration::from_secs(1),
+            |group| {
+                let layout = Linear.layout();
+                let mut trainer = Trainer::new(&group, &scheme(text), &layout, 20).expect("has memory");
+                loop {
+                    let step = match trainer.step() {
+                        Ok(Some(step)) => step,
+                        Ok(None) => break trainer.finish().err().map(|error| error.to_string()),
+                        Err(error) => break Some(error.to_string()),
+                    };
+                    if group.rank() == 3 && step.number() == 9 {
+                        break None;
+                    }
+                    if let Err(error) = step.update(|_, _| {}, 1.0) {
+                        break Some(error.to_string());
+                    }
+                }
+            },
+        );
+        assert_eq!(errors[3], None);
+        for error in errors[..3].iter().map(|error| error.as_deref().expect("rank 3 has left")) {
+            assert!(error.contains("rank 3"), "{text}: {error}");
+        }
+    }
+}
+
+#[test]
 fn schemes_that_do_not_train_on_so_many_ranks_are_refused_on_all() {
     for (text, part) in [
         ("easgd:moving=1.7,mode=sync", "give moving at most 1.6"),
