@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol, TypeVar, final, overload, type_check_
 
 from collections.abc import Generator, Sequence
 
-__all__ = ["Endpoint", "Group", "LendableMemory", "Partial", "Peer", "Pending", "PendingTensor", "PremulSum", "ReceivedMemory", "Registered", "Round", "SvmModel", "close_all", "join", "join_in_store", "leave_all", "svm_model", "svm_train"]
+__all__ = ["Endpoint", "Group", "LendableMemory", "Partial", "Peer", "Pending", "PendingTensor", "PremulSum", "ReceivedMemory", "Registered", "Round", "SvmModel", "c_header", "close_all", "join", "join_in_store", "leave_all", "svm_model", "svm_train"]
 
 _T = TypeVar("_T")
 

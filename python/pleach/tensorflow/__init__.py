@@ -74,7 +74,7 @@ _library = _start()
 def counts() -> dict[str, int]:
     """What this process has counted, and what it holds now.
 
-    Tensors of at least 64 KiB that were ``received_in_place``, ``received_by_fabric`` into memory
+    Tensors of at least 512 KiB that were ``received_in_place``, ``received_by_fabric`` into memory
     of this process (tcp and verbs), and ``received_by_grpc``; tensors that were ``lent``. Now:
     ``links`` of both directions, ``leases`` that others hold, ``bytes_lent``, the
     ``bytes_lendable`` that tensors have touched, and requests of others that are ``waiting`` here.

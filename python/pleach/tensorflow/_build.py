@@ -70,7 +70,7 @@ def _cache() -> Path:
 
 def _command(tensorflow: ModuleType) -> list[str]:
     """The compiler, with all that does not depend on where the output is."""
-    version, installed = tensorflow.__version__, Path(tensorflow.__file__).parent
+    version, installed = tensorflow.__version__, Path(str(tensorflow.__file__)).parent
     include = Path(tensorflow.sysconfig.get_include())
     server = include / "tensorflow" / "core" / "distributed_runtime" / "rpc" / "grpc_server_lib.h"
     if not server.exists():
@@ -102,7 +102,7 @@ def _command(tensorflow: ModuleType) -> list[str]:
 
 def _digest(tensorflow: ModuleType, header: str, command: list[str]) -> str:
     digest = hashlib.sha256()
-    parts = [header, *command, tensorflow.version.GIT_VERSION, tensorflow.version.COMPILER_VERSION]
+    parts = [header, Path(__file__).read_text(), *command, tensorflow.version.GIT_VERSION, tensorflow.version.COMPILER_VERSION]
     parts += [path.read_text() for path in sorted(_SOURCES.iterdir())]
     for part in parts:
         digest.update(part.encode() + b"\0")
@@ -113,7 +113,8 @@ def _compile(command: list[str], header: str, path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         (Path(folder) / "pleach.h").write_text(header)
         made = Path(folder) / "plugin.so"
-        libraries = ["-l:libtensorflow_cc.so.2", "-l:libtensorflow_framework.so.2"]
+        # In this order: where both have a registry, TensorFlow itself uses that of the first.
+        libraries = ["-l:libtensorflow_framework.so.2", "-l:libtensorflow_cc.so.2"]
         whole = [*command, f"-I{folder}", "-o", str(made), str(_SOURCES / "plugin.cc"), *libraries]
         try:
             ended = subprocess.run(

@@ -84,11 +84,11 @@ def looped():
             grown = total + tf.cast(number, tf.float32)
         with tf.device(here):
             return number + 1, grown * 2.0
-    return v1.while_loop(lambda number, _: number < 4, body, [tf.constant(0), tf.ones([50_000])])[1]
+    return v1.while_loop(lambda number, _: number < 4, body, [tf.constant(0), tf.ones([150_000])])[1]
 
 def branches():
     with tf.device(there):
-        values = tf.range(60_000, dtype=tf.float32)
+        values = tf.range(160_000, dtype=tf.float32)
         is_large = tf.reduce_sum(values) > 10
     def first():
         with tf.device(here):
@@ -103,15 +103,15 @@ def branches():
 
 results = {}
 for dtype in ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "complex64"):
-    results[dtype] = crossing(numbers(dtype, [3, 50_000]))
-results["bool"] = crossing(lambda: tf.cast(tf.range(200_000) % 3, tf.bool))
+    results[dtype] = crossing(numbers(dtype, [3, 300_000]))
+results["bool"] = crossing(lambda: tf.cast(tf.range(600_000) % 3, tf.bool))
 results["scalar"] = crossing(lambda: tf.constant(7.0))
 results["empty"] = crossing(lambda: tf.zeros([0, 5]))
-results["dimensions"] = crossing(numbers("float32", [2] * 9 + [100]))
+results["dimensions"] = crossing(numbers("float32", [2] * 9 + [300]))
 results["large"] = crossing(numbers("float32", [4 << 20]))
 results["string"] = crossing(lambda: tf.strings.as_string(tf.range(50_000)))
-results["in place"] = crossing(numbers("float32", [100_000]), lambda value: tf.nn.relu(value + 1) - 1)
-results["a part"] = crossing(lambda: numbers("float32", [200_000])()[1:150_000])
+results["in place"] = crossing(numbers("float32", [200_000]), lambda value: tf.nn.relu(value + 1) - 1)
+results["a part"] = crossing(lambda: numbers("float32", [200_000])()[1:180_000])
 results["loop"] = crossing(looped)
 results["branches"] = crossing(branches)
 with tf.Graph().as_default():
@@ -257,11 +257,11 @@ def test_a_killed_task_fails_its_receives_at_once_and_its_successor_is_another_o
     step = """
         with tf.Graph().as_default():
             with tf.device(there):
-                sent = tf.range(100_000)
+                sent = tf.range(200_000)
             with tf.device(here):
                 kept = sent * 2
             session = session_of(server)
-            assert (session.run(kept) == range(0, 200_000, 2)).all()
+            assert (session.run(kept) == range(0, 400_000, 2)).all()
     """
     first.run(step)
     device = "/job:worker/replica:0/task:1/device:CPU:0"
@@ -298,7 +298,7 @@ SEND = """
         with tf.Graph().as_default():
             with tf.device(here):
                 sent = tf.raw_ops.Send(
-                    tensor=tf.range(100_000), tensor_name="left", send_device=device(1),
+                    tensor=tf.range(200_000), tensor_name="left", send_device=device(1),
                     send_device_incarnation=incarnation, recv_device=device(0),
                 )
                 # Until then the step goes on, at whose end its tensors are dropped.
@@ -330,7 +330,7 @@ def test_a_cancelled_receive_leaves_the_tensor_for_the_next(pairs):
     second.run(SEND.replace("{},)", f"{signed},)"))
     # A receiver that was told of another endpoint gets the bytes.
     answer = receiver.start(step, key, endpoint + 1, request=5).result(60)
-    assert 400_000 < len(answer) < 401_000
+    assert 800_000 < len(answer) < 801_000
     with pytest.raises(grpc.RpcError) as raised:
         receiver.start(step, key, endpoint, request=5).result(60)
     assert raised.value.code() == grpc.StatusCode.ABORTED

@@ -1,6 +1,6 @@
 // The memory of CPU tensors: lendable, so that a tensor is sent without a copy.
 //
-// Small tensors, and those beyond the limit of lendable memory, lie in ordinary memory. A header
+// Tensors that are too small to be lent, and those beyond the limit of lendable memory, lie in ordinary memory. A header
 // before each buffer says which of the two it is.
 #ifndef PLEACH_TENSORFLOW_ALLOCATOR_H_
 #define PLEACH_TENSORFLOW_ALLOCATOR_H_
@@ -16,10 +16,6 @@
 
 namespace pleach {
 
-// Smaller buffers lie in ordinary memory. Less than what is lent (kLentBytesMin), as a part of a
-// buffer is lent too.
-constexpr size_t kLendableBytesMin = 32 << 10;
-
 class LendableAllocator : public tensorflow::Allocator {
  public:
   std::string Name() override { return "pleach"; }
@@ -29,7 +25,7 @@ class LendableAllocator : public tensorflow::Allocator {
     const size_t before = std::max(alignment, kHeaderBytes);
     void* base = nullptr;
     bool is_lendable = false;
-    if (bytes >= kLendableBytesMin && before == kHeaderBytes && Exchange::Get()->is_own_process())
+    if (bytes >= kLentBytesMin && before == kHeaderBytes && Exchange::Get()->is_own_process())
       is_lendable = pleachLendableAlloc(Exchange::Get()->endpoint(), bytes + before, &base) ==
                     pleachSuccess;
     if (!is_lendable && posix_memalign(&base, before, bytes + before) != 0) return nullptr;

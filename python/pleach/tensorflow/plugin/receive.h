@@ -16,9 +16,6 @@
 
 namespace pleach {
 
-// Smaller tensors are sent by gRPC, whose answer brings them at once.
-constexpr size_t kLentBytesMin = 64 << 10;
-
 // Tensors of at least kLentBytesMin that other tasks have sent, by the way on which they came.
 // Relaxed: each is a number for people.
 struct ReceivedCounts {
