@@ -1,7 +1,7 @@
 // The memory of CPU tensors: lendable, so that a tensor is sent without a copy.
 //
-// Tensors that are too small to be lent, and those beyond the limit of lendable memory, lie in ordinary memory. A header
-// before each buffer says which of the two it is.
+// Tensors that are too small to be lent, and those beyond the limit of lendable memory, lie in
+// ordinary memory. A header before each buffer says which of the two it is.
 #ifndef PLEACH_TENSORFLOW_ALLOCATOR_H_
 #define PLEACH_TENSORFLOW_ALLOCATOR_H_
 
@@ -71,8 +71,8 @@ class OrdinarySubAllocator : public tensorflow::SubAllocator {
   bool SupportsCoalescing() const override { return false; }
 };
 
-// Whether TensorFlow has made the allocator of CPU tensors: a later one ends the process. It says so
-// in a private member of its registry alone, which an explicit instantiation may name.
+// Whether TensorFlow has made the allocator of CPU tensors: a factory that comes later ends the
+// process. A private member of the registry alone says so; an explicit instantiation may name it.
 using IsMade = bool tensorflow::AllocatorFactoryRegistry::*;
 IsMade IsMadeMember();
 template <IsMade member>

@@ -2,8 +2,10 @@
 // never closed. What others lend to this process is a Lent; what this process lends is an offer.
 //
 // An offer is a tensor under a key that nobody else can guess: the step is a random number, which
-// the receiver has drawn. It receives the tensor once, and may ask for it before it is there. Invariant: what an offer keeps is released
-// exactly once, when the receiver has given it back, its link has ended, or nobody came for it.
+// the receiver has drawn. The receiver gets the tensor once, and may ask for it before it is there.
+//
+// Invariant: what an offer keeps is released exactly once, when the receiver has given it back, its
+// link has ended, or nobody came for it.
 #ifndef PLEACH_TENSORFLOW_EXCHANGE_H_
 #define PLEACH_TENSORFLOW_EXCHANGE_H_
 

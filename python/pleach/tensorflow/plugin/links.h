@@ -90,8 +90,8 @@ class Links {
     return links;
   }
 
-  // Finds the link to a task, after an attempt to make it where that is due. `worker`, `device`, any
-  // of this process, and `options` stay until `found` is called.
+  // Finds the link to a task, after an attempt to make it where that is due. `worker`, `options`,
+  // and `device`, any one of this process, stay until `found` is called.
   void Find(const std::string& task, tensorflow::WorkerInterface* worker,
             tensorflow::Device* device, tensorflow::CallOptions* options, Found found) {
     std::unique_lock<std::mutex> lock(mutex_);
