@@ -57,7 +57,7 @@ def fields(message):
 def ask(incarnation):
     """The message by which a receiver asks for an offer, as `plugin/messages.h` has it."""
     name = b"type.googleapis.com/pleach.Ask"
-    return field(1, name) + field(2, struct.pack("<QQQ", VERSION, incarnation % (1 << 64), 7))
+    return field(1, name) + field(2, struct.pack("<QQ", VERSION, incarnation % (1 << 64)))
 
 
 class Receiver:

@@ -69,16 +69,7 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
       if (is_cancelled_) found_ = absl::CancelledError("the collective was cancelled");
     }
     if (!found_.ok()) return End(found_);
-    if (link_ != nullptr) {
-      const uint64_t number = Exchange::NewNumber();
-      Write(Ask{link_->incarnation(), number}, request_.mutable_transport_options());
-      auto fetch = std::make_shared<Fetch>();
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        fetch_ = fetch;
-      }
-      fetch->Start(link_->peer(), number, request_.buf_rendezvous_key());
-    }
+    if (link_ != nullptr) Write(Ask{link_->incarnation()}, request_.mutable_transport_options());
     worker_->RecvBufAsync(&options_, &request_, &response_,
                           [call = shared_from_this()](const absl::Status& status) {
                             call->Answered(status);
@@ -97,11 +88,17 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
       return End(Copy());
     }
     if (link_ == nullptr) return End(absl::DataLossError("an offer came that was not asked for"));
-    fetch_->Then([call = shared_from_this()](const absl::Status& status, Lent lent) {
+    auto done = [call = shared_from_this()](const absl::Status& status, Lent lent) {
       if (absl::IsUnavailable(status)) Links::Get()->Lost(call->task_, call->link_);
       if (status.ok()) ReceivedCounts::Get()->Count(lent);
       call->End(status.ok() ? call->Copy(lent.data(), lent.bytes()) : status);
-    });
+    };
+    auto fetch = std::make_shared<Fetch>(std::move(done));
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      fetch_ = fetch;
+    }
+    fetch->Start(link_->peer(), offer.number, request_.buf_rendezvous_key());
   }
 
   absl::Status Copy(const void* data, size_t bytes) {
@@ -126,13 +123,11 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
 
   // The last thing that this call does.
   void End(const absl::Status& status) {
-    std::shared_ptr<Fetch> fetch;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       has_ended_ = true;
-      fetch = std::move(fetch_);
+      fetch_ = nullptr;
     }
-    if (fetch != nullptr) fetch->Cancel();
     workers_->ReleaseWorker(task_, worker_);
     const tensorflow::StatusCallback done = std::move(done_);
     done(Named(status, request_.buf_rendezvous_key(), task_));

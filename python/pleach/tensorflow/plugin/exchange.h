@@ -1,11 +1,9 @@
 // This process's end of the tensor exchange: one endpoint, opened when the plug-in is started and
 // never closed. What others lend to this process is a Lent; what this process lends is an offer.
 //
-// An offer is a tensor under a key that nobody else can guess: the step is a random number, which
-// the receiver has drawn. The receiver gets the tensor once, and may ask for it before it is there.
-//
-// Invariant: what an offer keeps is released exactly once, when the receiver has given it back, its
-// link has ended, or nobody came for it.
+// An offer is a tensor under a key that nobody can guess: a random number as the step. The program
+// that was told the number receives the tensor once. Invariant: what an offer keeps is released
+// exactly once, when the receiver has given it back, its link has ended, or nobody came for it.
 #ifndef PLEACH_TENSORFLOW_EXCHANGE_H_
 #define PLEACH_TENSORFLOW_EXCHANGE_H_
 
@@ -31,13 +29,13 @@
 
 namespace pleach {
 
-// Smaller tensors are sent by gRPC, whose answer brings them at once; on a busy machine a fetch
-// beside it costs more than a copy of fewer bytes.
+// Smaller tensors are sent by gRPC, whose answer brings them at once: a fetch after it costs more than
+// a copy of fewer bytes.
 constexpr size_t kLentBytesMin = 512 << 10;
 // How long an offer waits for the program that was told of it.
 constexpr std::chrono::seconds kOfferWait{60};
-// How long a fetch waits, in milliseconds: it ends with its RPC, which has no limit.
-constexpr uint64_t kFetchWaitMs = 24 * 3'600'000;
+// How long a receiver waits for a tensor that was offered to it, in milliseconds.
+constexpr uint64_t kFetchWaitMs = 30'000;
 // How long a send may wait where the table is full; the tensor goes by gRPC then.
 constexpr uint64_t kSendWaitMs = 1;
 // Most bytes that may be held or lent: the memory is TensorFlow's, which has its own limits.
@@ -124,13 +122,11 @@ class Exchange {
   // Whether this process is the one that has opened the endpoint, and not a forked child.
   bool is_own_process() const { return getpid() == process_; }
 
-  // A number for an offer. Never 0.
-  static uint64_t NewNumber() { return tsl::random::New64() | 1; }
-
-  // Offers memory that stays until `release` is called, once. False: it was refused, and `release`
-  // is not called. `number` is the receiver's, and `name` is for people.
-  bool Offer(uint64_t number, const void* data, size_t bytes, const std::string& name,
-             std::function<void()> release) {
+  // Offers memory that stays until `release` is called, once. Returns the number of the offer, or 0
+  // if it was refused; `release` is not called then. `name` is for people.
+  uint64_t Offer(const void* data, size_t bytes, const std::string& name,
+                 std::function<void()> release) {
+    const uint64_t number = tsl::random::New64() | 1;
     auto kept = std::make_unique<Kept>(Kept{this, number, std::move(release)});
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -142,10 +138,10 @@ class Exchange {
                                  1, &bytes, &Released, kept.get(), kSendWaitMs);
     if (result == pleachSuccess) {
       kept.release();
-      return true;
+      return number;
     }
     Forget(number);
-    return false;
+    return 0;
   }
 
  private:
@@ -210,11 +206,13 @@ class Exchange {
   std::map<uint64_t, std::chrono::steady_clock::time_point> offers_;
 };
 
-// The receive of an offer, which may be started before the offer is made. Its end is kept until it
-// is asked for. Cancel may be called at any time.
+// The receive of a tensor that was offered. Cancel may be called at any time.
 class Fetch : public std::enable_shared_from_this<Fetch> {
  public:
   using Done = std::function<void(const absl::Status&, Lent)>;
+
+  // `done` is called once after Start, in any thread, perhaps before Start returns.
+  explicit Fetch(Done done) : done_(std::move(done)) {}
 
   void Start(pleachPeer_t peer, uint64_t number, const std::string& name) {
     auto held = std::make_unique<std::shared_ptr<Fetch>>(shared_from_this());
@@ -231,21 +229,10 @@ class Fetch : public std::enable_shared_from_this<Fetch> {
     if (is_cancelled) pleachReceiveCancel(receive);
   }
 
-  // Calls `done` at the end, once: at once if it has come.
-  void Then(Done done) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    if (!has_ended_) {
-      done_ = std::move(done);
-      return;
-    }
-    lock.unlock();
-    done(status_, std::move(lent_));
-  }
-
   void Cancel() {
     std::unique_lock<std::mutex> lock(mutex_);
     is_cancelled_ = true;
-    const pleachReceive_t receive = has_ended_ ? nullptr : receive_;
+    const pleachReceive_t receive = receive_;
     lock.unlock();
     // A receive that has ended has no handle any more, which is an error that says nothing here.
     if (receive != nullptr) pleachReceiveCancel(receive);
@@ -260,25 +247,15 @@ class Fetch : public std::enable_shared_from_this<Fetch> {
       (*held)->Finish(LastFailure(result), Lent());
   }
 
-  void Finish(absl::Status status, Lent lent) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    has_ended_ = true;
-    if (done_ == nullptr) {
-      status_ = std::move(status), lent_ = std::move(lent);
-      return;
-    }
+  void Finish(const absl::Status& status, Lent lent) {
     const Done done = std::move(done_);
-    lock.unlock();
     done(status, std::move(lent));
   }
 
-  std::mutex mutex_;
   Done done_;
+  std::mutex mutex_;
   pleachReceive_t receive_ = nullptr;
   bool is_cancelled_ = false;
-  bool has_ended_ = false;
-  absl::Status status_;
-  Lent lent_;
 };
 
 }  // namespace pleach

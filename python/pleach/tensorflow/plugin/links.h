@@ -12,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -50,35 +49,6 @@ class Link {
   const uint64_t incarnation_;
 };
 
-// Keys whose tensors came by offers. The same key comes in each step of a program, so the next
-// receive asks for the tensor at the same time as for the offer.
-class OfferedKeys {
- public:
-  static OfferedKeys* Get() {
-    static auto* keys = new OfferedKeys;
-    return keys;
-  }
-  bool Has(const std::string& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    return keys_.count(key) != 0;
-  }
-  void Add(const std::string& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    // Programs that make new keys in each step gain nothing by them.
-    if (keys_.size() >= kKeysMax) keys_.clear();
-    keys_.insert(key);
-  }
-  void Remove(const std::string& key) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    keys_.erase(key);
-  }
-
- private:
-  static constexpr size_t kKeysMax = 1 << 16;
-  std::mutex mutex_;
-  std::unordered_set<std::string> keys_;
-};
-
 class Links {
  public:
   using Clock = std::chrono::steady_clock;
@@ -90,8 +60,8 @@ class Links {
     return links;
   }
 
-  // Finds the link to a task, after an attempt to make it where that is due. `worker`, `options`,
-  // and `device`, any one of this process, stay until `found` is called.
+  // Finds the link to a task, after an attempt to make it where that is due. `worker`, `device`, any
+  // of this process, and `options` stay until `found` is called.
   void Find(const std::string& task, tensorflow::WorkerInterface* worker,
             tensorflow::Device* device, tensorflow::CallOptions* options, Found found) {
     std::unique_lock<std::mutex> lock(mutex_);

@@ -3,9 +3,9 @@
 //
 // | message | in | content |
 // | --- | --- | --- |
-// | Ask | a request | the incarnation of the endpoint to which the receiver has a link, and a number for an offer |
+// | Ask | a request | the incarnation of the endpoint to which the receiver has a link |
 // | Introduction | the answer to RecvTensor of kIntroductionKey | incarnation and address of the endpoint |
-// | Offer | an answer | type and shape of the tensor that is offered under this number; the answer has none |
+// | Offer | an answer | the number of the offer, type and shape; the answer has no tensor |
 //
 // Numbers are little-endian, after a name and the version. A message of another version is none.
 #ifndef PLEACH_TENSORFLOW_MESSAGES_H_
@@ -26,7 +26,6 @@ constexpr char kIntroductionKey[] = "pleach introduction";
 
 struct Ask {
   uint64_t incarnation = 0;
-  uint64_t number = 0;
 };
 
 struct Introduction {
@@ -35,6 +34,7 @@ struct Introduction {
 };
 
 struct Offer {
+  uint64_t number = 0;
   tensorflow::DataType type = tensorflow::DT_INVALID;
   tensorflow::TensorShape shape;
 };
@@ -77,14 +77,12 @@ inline void Write(const Ask& ask, google::protobuf::Any* any) {
   message::Begin("Ask", any, &value);
   message::Put(message::kVersion, &value);
   message::Put(ask.incarnation, &value);
-  message::Put(ask.number, &value);
   any->set_value(value);
 }
 
 inline bool Read(const google::protobuf::Any& any, Ask* ask) {
   absl::string_view value;
-  return message::Is("Ask", any, &value) && message::Take(&value, &ask->incarnation) &&
-         message::Take(&value, &ask->number);
+  return message::Is("Ask", any, &value) && message::Take(&value, &ask->incarnation);
 }
 
 inline void Write(const Introduction& introduction, google::protobuf::Any* any) {
@@ -107,6 +105,7 @@ inline void Write(const Offer& offer, google::protobuf::Any* any) {
   std::string value;
   message::Begin("Offer", any, &value);
   message::Put(message::kVersion, &value);
+  message::Put(offer.number, &value);
   message::Put(static_cast<uint64_t>(offer.type), &value);
   for (int64_t size : offer.shape.dim_sizes()) message::Put(static_cast<uint64_t>(size), &value);
   any->set_value(value);
@@ -116,7 +115,7 @@ inline bool Read(const google::protobuf::Any& any, Offer* offer) {
   absl::string_view value;
   if (!message::Is("Offer", any, &value)) return false;
   uint64_t type = 0, size = 0;
-  if (!message::Take(&value, &type)) return false;
+  if (!message::Take(&value, &offer->number) || !message::Take(&value, &type)) return false;
   offer->type = static_cast<tensorflow::DataType>(type);
   if (!tensorflow::DataType_IsValid(static_cast<int>(type)) ||
       !tensorflow::DataTypeCanUseMemcpy(offer->type))

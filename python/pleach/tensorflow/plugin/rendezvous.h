@@ -71,11 +71,7 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
     link_ = std::move(link);
     const absl::Status before = status();
     if (!found.ok() || !before.ok()) return End(before.ok() ? found : before);
-    if (link_ != nullptr) {
-      number_ = Exchange::NewNumber();
-      Write(pleach::Ask{link_->incarnation(), number_}, request_.mutable_transport_options());
-      if (OfferedKeys::Get()->Has(request_.rendezvous_key())) StartFetch();
-    }
+    if (link_ != nullptr) Write(pleach::Ask{link_->incarnation()}, request_.mutable_transport_options());
     worker_->RecvTensorAsync(&options_, &request_, &response_,
                              [this](const absl::Status& status) { Answered(status); });
   }
@@ -83,7 +79,6 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
   void Answered(const absl::Status& status) {
     const absl::Status before = this->status();
     if (!status.ok() || !before.ok()) {
-      StopFetch();
       // The end of a task is seen here first; its successor has another link.
       if (absl::IsUnavailable(status)) Links::Get()->Lost(task_, link_);
       return End(before.ok() ? status : before);
@@ -91,9 +86,8 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
     Offer offer;
     if (Read(response_.metadata().transport_options(), &offer)) {
       if (link_ == nullptr) return End(absl::DataLossError("an offer came that was not asked for"));
-      return Receive(offer, fetch_ != nullptr);
+      return Receive(offer);
     }
-    StopFetch();
     if (response_.tensor().TotalBytes() >= kLentBytesMin &&
         tensorflow::DataTypeCanUseMemcpy(response_.tensor().dtype())) {
       ReceivedCounts::Get()->CountByGrpc();
@@ -102,40 +96,21 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
     End(absl::OkStatus());
   }
 
-  void StartFetch() {
-    auto fetch = std::make_shared<Fetch>();
+  void Receive(const Offer& offer) {
+    auto done = [this, offer](const absl::Status& status, Lent lent) {
+      if (absl::IsUnavailable(status)) Links::Get()->Lost(task_, link_);
+      is_lent_ = status.ok();
+      End(is_lent_ ? TensorOf(offer, std::move(lent), &tensor_) : status);
+    };
+    auto fetch = std::make_shared<Fetch>(std::move(done));
     {
       std::lock_guard<std::mutex> lock(mutex_);
       fetch_ = fetch;
     }
-    fetch->Start(link_->peer(), number_, request_.rendezvous_key());
-  }
-
-  // The tensor does not come by the exchange.
-  void StopFetch() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto fetch = std::move(fetch_);
-    lock.unlock();
-    if (fetch == nullptr) return;
-    OfferedKeys::Get()->Remove(request_.rendezvous_key());
-    fetch->Cancel();
-  }
-
-  // `is_early`: the fetch was started before the offer was known.
-  void Receive(const Offer& offer, bool is_early) {
-    if (!is_early) {
-      OfferedKeys::Get()->Add(request_.rendezvous_key());
-      StartFetch();
-    }
-    // This call may have ended when Then returns.
-    const auto fetch = fetch_;
-    fetch->Then([this, offer, is_early](const absl::Status& status, Lent lent) {
-      // A link has a limit of receives that wait: those that were refused come now.
-      if (is_early && absl::IsResourceExhausted(status)) return Receive(offer, false);
-      if (absl::IsUnavailable(status)) Links::Get()->Lost(task_, link_);
-      is_lent_ = status.ok();
-      End(is_lent_ ? TensorOf(offer, std::move(lent), &tensor_) : status);
-    });
+    // This call may have ended when Start returns.
+    const auto link = link_;
+    const std::string key = request_.rendezvous_key();
+    fetch->Start(link->peer(), offer.number, key);
   }
 
   // The last thing that this call does.
@@ -159,7 +134,6 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
   tensorflow::TensorResponse response_;
   std::function<void()> done_;
   std::shared_ptr<Link> link_;
-  uint64_t number_ = 0;
   bool is_lent_ = false;
   tensorflow::Tensor tensor_;
   mutable std::mutex mutex_;

@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <type_traits>
 #include <utility>
 
 #include "grpcpp/support/byte_buffer.h"
@@ -57,17 +56,6 @@ class Answer {
   tensorflow::StatusCallback done_;
 };
 
-// The status of a call that had none in earlier versions of TensorFlow.
-template <typename Call>
-absl::Status StatusOf(Call&& call) {
-  if constexpr (std::is_void_v<decltype(call())>) {
-    call();
-    return absl::OkStatus();
-  } else {
-    return call();
-  }
-}
-
 class Worker : public tensorflow::GrpcWorker {
  public:
   Worker(tensorflow::WorkerEnv* env, const tensorflow::ConfigProto& config)
@@ -106,12 +94,12 @@ class Worker : public tensorflow::GrpcWorker {
     const int64_t step = request->step_id();
     env_->rendezvous_mgr->RecvLocalAsync(
         step, key,
-        [this, step, number = ask.number, key, answer, response](const absl::Status& status,
+        [this, step, key, answer, response](const absl::Status& status,
                                             const tensorflow::Rendezvous::Args& sent,
                                             const tensorflow::Rendezvous::Args&,
                                             const tensorflow::Tensor& tensor, bool is_dead) {
           const bool is_taken = answer->Give(
-              [&] { return status.ok() ? Encode(number, key, tensor, is_dead, response) : status; });
+              [&] { return status.ok() ? Encode(key, tensor, is_dead, response) : status; });
           if (!is_taken && status.ok()) {
             auto found = env_->rendezvous_mgr->Find(step);
             static_cast<Rendezvous*>(found.get())->PutBack(key, sent, tensor, is_dead);
@@ -135,11 +123,11 @@ class Worker : public tensorflow::GrpcWorker {
         env_->collective_executor_mgr->FindOrCreate(request->step_id()), true);
     auto cancellation = std::make_shared<tensorflow::CancellationManager>();
     options->SetCancelCallback([cancellation] { cancellation->StartCancel(); });
-    const auto consumed = [options, number = ask.number, request, response, executor, cancellation, done](
+    const auto consumed = [options, request, response, executor, cancellation, done](
                               const absl::Status& status, tensorflow::BufRendezvous::Hook* hook) {
       options->ClearCancelCallback();
       absl::Status answered = status;
-      if (status.ok()) answered = EncodeBuffer(number, *request, hook, response);
+      if (status.ok()) answered = EncodeBuffer(*request, hook, response);
       done(answered);
     };
     executor->get()->remote_access()->buf_rendezvous()->ConsumeBuf(
@@ -155,7 +143,7 @@ class Worker : public tensorflow::GrpcWorker {
     tensorflow::grpc::EncodeRecvTensorResponseToByteBuffer(answer, response);
   }
 
-  static absl::Status Encode(uint64_t number, const tensorflow::Rendezvous::ParsedKey& key,
+  static absl::Status Encode(const tensorflow::Rendezvous::ParsedKey& key,
                              const tensorflow::Tensor& tensor, bool is_dead,
                              ::grpc::ByteBuffer* response) {
     if (!is_dead && tensorflow::DataTypeCanUseMemcpy(tensor.dtype()) &&
@@ -165,21 +153,20 @@ class Worker : public tensorflow::GrpcWorker {
       offer.shape = tensor.shape();
       // Its reference keeps the bytes as they are: who assigns the variable writes a copy.
       auto kept = std::make_shared<tensorflow::Tensor>(tensor);
-      if (Exchange::Get()->Offer(number, tensor.tensor_data().data(), tensor.TotalBytes(),
-                                 std::string(key.FullKey()), [kept] {})) {
+      offer.number = Exchange::Get()->Offer(tensor.tensor_data().data(), tensor.TotalBytes(),
+                                            std::string(key.FullKey()), [kept] {});
+      if (offer.number != 0) {
         tensorflow::RecvTensorResponse answer;
         Write(offer, answer.mutable_transport_options());
         tensorflow::grpc::EncodeRecvTensorResponseToByteBuffer(answer, response);
         return absl::OkStatus();
       }
     }
-    return StatusOf([&] {
-      return tensorflow::grpc::EncodeTensorToByteBuffer(is_dead, tensor, false, response);
-    });
+    return tensorflow::grpc::EncodeTensorToByteBuffer(is_dead, tensor, false, response);
   }
 
   // The producer may write the buffer again when DoneWithHook was called.
-  static absl::Status EncodeBuffer(uint64_t number, const tensorflow::RecvBufRequest& request,
+  static absl::Status EncodeBuffer(const tensorflow::RecvBufRequest& request,
                                    tensorflow::BufRendezvous::Hook* hook,
                                    tensorflow::RecvBufResponse* response) {
     const tensorflow::Tensor& tensor = *hook->prod_value;
@@ -188,9 +175,10 @@ class Worker : public tensorflow::GrpcWorker {
     Offer offer;
     offer.type = tensor.dtype();
     offer.shape = tensor.shape();
-    const auto release = [hook] { tensorflow::BufRendezvous::DoneWithHook(hook); };
-    if (bytes.size() >= kLentBytesMin &&
-        Exchange::Get()->Offer(number, bytes.data(), bytes.size(), request.buf_rendezvous_key(), release)) {
+    if (bytes.size() >= kLentBytesMin)
+      offer.number = Exchange::Get()->Offer(bytes.data(), bytes.size(), request.buf_rendezvous_key(),
+                                            [hook] { tensorflow::BufRendezvous::DoneWithHook(hook); });
+    if (offer.number != 0) {
       Write(offer, response->mutable_transport_options());
       return absl::OkStatus();
     }
