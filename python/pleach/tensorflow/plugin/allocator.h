@@ -1,7 +1,8 @@
 // The memory of CPU tensors: lendable, so that a tensor is sent without a copy.
 //
 // Tensors that are too small to be lent, and those beyond the limit of lendable memory, lie in
-// ordinary memory. A header before each buffer says which of the two it is.
+// ordinary memory. A header before each buffer says which of the two it is. Lendable memory is shared
+// with what a process forks: a child that writes a tensor of its parent writes it there, too.
 #ifndef PLEACH_TENSORFLOW_ALLOCATOR_H_
 #define PLEACH_TENSORFLOW_ALLOCATOR_H_
 
@@ -35,6 +36,7 @@ class LendableAllocator : public tensorflow::Allocator {
   }
 
   void DeallocateRaw(void* memory) override {
+    if (memory == nullptr) return;
     const Header header = *HeaderOf(memory);
     if (!header.is_lendable) {
       free(header.base);

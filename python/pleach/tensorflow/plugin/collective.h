@@ -41,11 +41,11 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
   tensorflow::RecvBufRequest* request() { return &request_; }
 
   void Start() {
-    Links::Get()->Find(task_, worker_, device_, &options_,
-                       [call = shared_from_this()](const absl::Status& status,
-                                                   std::shared_ptr<Link> link) {
-                         call->Request(status, std::move(link));
-                       });
+    const auto call = shared_from_this();
+    Links::Get()->Find(task_, {this, worker_, device_, [call] { return call->is_cancelled(); },
+                               [call](const absl::Status& status, std::shared_ptr<Link> link) {
+                                 call->Request(status, std::move(link));
+                               }});
   }
 
   void Cancel() {
@@ -56,24 +56,27 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
       if (has_ended_) return;
       fetch = fetch_;
     }
+    Links::Get()->Leave(task_, this);
     options_.StartCancel();
     if (fetch != nullptr) fetch->Cancel();
   }
 
  private:
+  bool is_cancelled() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return is_cancelled_;
+  }
+
   void Request(const absl::Status& found, std::shared_ptr<Link> link) {
     link_ = std::move(link);
     if (!found.ok()) return End(found);
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (is_cancelled_) found_ = absl::CancelledError("the collective was cancelled");
-    }
-    if (!found_.ok()) return End(found_);
     if (link_ != nullptr) Write(Ask{link_->incarnation()}, request_.mutable_transport_options());
     worker_->RecvBufAsync(&options_, &request_, &response_,
                           [call = shared_from_this()](const absl::Status& status) {
                             call->Answered(status);
                           });
+    // A cancellation that came before the request could be cancelled has not reached it.
+    if (is_cancelled()) options_.StartCancel();
   }
 
   void Answered(const absl::Status& status) {
@@ -84,20 +87,28 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
     Offer offer;
     if (!Read(response_.transport_options(), &offer)) {
       ReceivedCounts::Get()->CountByGrpc();
-      Links::Get()->Lost(task_, link_);
-      return End(Copy());
+      const absl::Status allowed = Links::Get()->NotOffered(task_, link_);
+      return End(allowed.ok() ? Copy() : allowed);
     }
     if (link_ == nullptr) return End(absl::DataLossError("an offer came that was not asked for"));
-    auto done = [call = shared_from_this()](const absl::Status& status, Lent lent) {
+    auto done = [call = shared_from_this(), type = offer.type](const absl::Status& status, Lent lent) {
       if (absl::IsUnavailable(status)) Links::Get()->Lost(call->task_, call->link_);
-      if (status.ok()) ReceivedCounts::Get()->Count(lent);
-      call->End(status.ok() ? call->Copy(lent.data(), lent.bytes()) : status);
+      if (!status.ok()) return call->End(status);
+      if (type != call->target_->dtype())
+        return call->End(absl::DataLossError(absl::StrCat(
+            tensorflow::DataTypeString(type), " came for a buffer of ",
+            tensorflow::DataTypeString(call->target_->dtype()))));
+      ReceivedCounts::Get()->Count(lent);
+      call->End(call->Copy(lent.data(), lent.bytes()));
     };
     auto fetch = std::make_shared<Fetch>(std::move(done));
+    bool is_cancelled = false;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       fetch_ = fetch;
+      is_cancelled = is_cancelled_;
     }
+    if (is_cancelled) End(absl::CancelledError("the collective was cancelled")), fetch = Dropping(link_);
     fetch->Start(link_->peer(), offer.number, request_.buf_rendezvous_key());
   }
 
@@ -143,7 +154,6 @@ class BufferCall : public std::enable_shared_from_this<BufferCall> {
   tensorflow::RecvBufRequest request_;
   tensorflow::RecvBufResponse response_;
   std::shared_ptr<Link> link_;
-  absl::Status found_;
   std::mutex mutex_;
   bool is_cancelled_ = false;
   bool has_ended_ = false;
@@ -196,9 +206,14 @@ class CollectiveAccess : public tensorflow::CollectiveRemoteAccessDistributed {
     };
     const bool may_go_on = cancellation->RegisterCallback(token, cancel) &&
                            abortion_cancel_mgr_.RegisterCallback(abortion, cancel);
-    // What was cancelled before says so in its own words.
     if (!may_go_on) call->Cancel();
     call->Start();
+  }
+
+  // The producer of a buffer waits until it is received, which an aborted receiver does not do.
+  void StartAbort(const absl::Status& status) override {
+    CollectiveRemoteAccessDistributed::StartAbort(status);
+    Exchange::Get()->Withdraw(step_id_);
   }
 };
 

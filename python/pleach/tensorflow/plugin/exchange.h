@@ -7,8 +7,10 @@
 #ifndef PLEACH_TENSORFLOW_EXCHANGE_H_
 #define PLEACH_TENSORFLOW_EXCHANGE_H_
 
+#include <sys/random.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
@@ -17,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -25,7 +28,6 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "pleach.h"
-#include "tsl/platform/random.h"
 
 namespace pleach {
 
@@ -36,6 +38,8 @@ constexpr size_t kLentBytesMin = 512 << 10;
 constexpr std::chrono::seconds kOfferWait{60};
 // How long a receiver waits for a tensor that was offered to it, in milliseconds.
 constexpr uint64_t kFetchWaitMs = 30'000;
+// How long a fetch may make a link again that broke, in milliseconds: its thread serves other calls.
+constexpr uint64_t kRedialWaitMs = 3'000;
 // How long a send may wait where the table is full; the tensor goes by gRPC then.
 constexpr uint64_t kSendWaitMs = 1;
 // Most bytes that may be held or lent: the memory is TensorFlow's, which has its own limits.
@@ -90,6 +94,13 @@ inline absl::Status LastFailure(pleachResult_t result) {
   }
 }
 
+// The name under which a tensor is offered: what fits, without a part of a character.
+inline std::string KeyName(const std::string& name) {
+  size_t bytes = std::min<size_t>(name.size(), PLEACH_KEY_NAME_BYTES - 1);
+  while (bytes > 0 && bytes < name.size() && (name[bytes] & 0xC0) == 0x80) --bytes;
+  return name.substr(0, bytes);
+}
+
 class Exchange {
  public:
   // The exchange of this process, or null before Open has succeeded.
@@ -123,16 +134,19 @@ class Exchange {
   bool is_own_process() const { return getpid() == process_; }
 
   // Offers memory that stays until `release` is called, once. Returns the number of the offer, or 0
-  // if it was refused; `release` is not called then. `name` is for people.
+  // if it was refused; `release` is not called then. `name` is for people. `collective` is the step
+  // whose Withdraw takes the offer back.
   uint64_t Offer(const void* data, size_t bytes, const std::string& name,
-                 std::function<void()> release) {
-    const uint64_t number = tsl::random::New64() | 1;
+                 std::optional<int64_t> collective, std::function<void()> release) {
+    uint64_t number = 0;
+    if (getrandom(&number, sizeof number, 0) != sizeof number) return 0;
+    number |= 1;
     auto kept = std::make_unique<Kept>(Kept{this, number, std::move(release)});
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      offers_[number] = std::chrono::steady_clock::now() + kOfferWait;
+      offers_[number] = {Clock::now() + kOfferWait, collective};
     }
-    const std::string key = name.substr(0, PLEACH_KEY_NAME_BYTES - 1);
+    const std::string key = KeyName(name);
     const pleachResult_t result =
         pleachEndpointSendMemory(endpoint_, number, key.c_str(), const_cast<void*>(data), pleachUint8,
                                  1, &bytes, &Released, kept.get(), kSendWaitMs);
@@ -144,7 +158,21 @@ class Exchange {
     return 0;
   }
 
+  // Takes back what an aborted collective has offered and nobody has received.
+  void Withdraw(int64_t collective) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    Withdraw(&lock, [collective](const Waiting& offer) { return offer.collective == collective; });
+  }
+
  private:
+  using Clock = std::chrono::steady_clock;
+
+  // An offer that waits for its receiver.
+  struct Waiting {
+    Clock::time_point until;
+    std::optional<int64_t> collective;
+  };
+
   struct Kept {
     Exchange* exchange;
     uint64_t number;
@@ -179,20 +207,24 @@ class Exchange {
     offers_.erase(number);
   }
 
-  // A receiver that was told of an offer may have ended before it came. An offer that was received
-  // is no longer in the table, so its lease stays.
+  // A receiver that was told of an offer may have ended before it came.
   void WithdrawOldOffers() {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       never_notified_.wait_for(lock, kOfferWait / 4);
-      const auto now = std::chrono::steady_clock::now();
-      std::vector<uint64_t> old;
-      for (auto& [number, until] : offers_)
-        if (until <= now) old.push_back(number), until = std::chrono::steady_clock::time_point::max();
-      lock.unlock();
-      for (uint64_t number : old) pleachEndpointCleanUp(endpoint_, number);
-      lock.lock();
+      Withdraw(&lock, [now = Clock::now()](const Waiting& offer) { return offer.until <= now; });
     }
+  }
+
+  // An offer that was received is no longer in the endpoint's table, so its lease stays.
+  template <typename Which>
+  void Withdraw(std::unique_lock<std::mutex>* lock, Which which) {
+    std::vector<uint64_t> withdrawn;
+    for (auto& [number, offer] : offers_)
+      if (which(offer)) withdrawn.push_back(number), offer = {Clock::time_point::max(), {}};
+    lock->unlock();
+    for (uint64_t number : withdrawn) pleachEndpointCleanUp(endpoint_, number);
+    lock->lock();
   }
 
   const pleachEndpoint_t endpoint_;
@@ -202,8 +234,7 @@ class Exchange {
   bool requires_regions_ = false;
   std::mutex mutex_;
   std::condition_variable never_notified_;
-  // Until when each offer waits for its receiver.
-  std::map<uint64_t, std::chrono::steady_clock::time_point> offers_;
+  std::map<uint64_t, Waiting> offers_;
 };
 
 // The receive of a tensor that was offered. Cancel may be called at any time.
@@ -215,9 +246,13 @@ class Fetch : public std::enable_shared_from_this<Fetch> {
   explicit Fetch(Done done) : done_(std::move(done)) {}
 
   void Start(pleachPeer_t peer, uint64_t number, const std::string& name) {
+    // Of a link that is there this waits for nothing. One without regions brings bytes all the same.
+    if (pleachResult_t shared = pleachPeerShareRegions(peer, kRedialWaitMs);
+        shared != pleachSuccess && shared != pleachInvalidUsage)
+      return Finish(absl::UnavailableError(LastFailure(shared).message()), Lent());
     auto held = std::make_unique<std::shared_ptr<Fetch>>(shared_from_this());
     pleachReceive_t receive = nullptr;
-    const std::string key = name.substr(0, PLEACH_KEY_NAME_BYTES - 1);
+    const std::string key = KeyName(name);
     const pleachResult_t result = pleachPeerStartReceive(peer, number, key.c_str(), kFetchWaitMs,
                                                          &Received, held.get(), &receive);
     if (result != pleachSuccess) return Finish(LastFailure(result), Lent());

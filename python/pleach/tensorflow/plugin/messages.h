@@ -116,9 +116,9 @@ inline bool Read(const google::protobuf::Any& any, Offer* offer) {
   if (!message::Is("Offer", any, &value)) return false;
   uint64_t type = 0, size = 0;
   if (!message::Take(&value, &offer->number) || !message::Take(&value, &type)) return false;
+  if (type > static_cast<uint64_t>(tensorflow::DataType_MAX)) return false;
   offer->type = static_cast<tensorflow::DataType>(type);
-  if (!tensorflow::DataType_IsValid(static_cast<int>(type)) ||
-      !tensorflow::DataTypeCanUseMemcpy(offer->type))
+  if (!tensorflow::DataTypeCanUseMemcpy(offer->type) || tensorflow::DataTypeSize(offer->type) == 0)
     return false;
   for (int dimensions = 0; message::Take(&value, &size); ++dimensions) {
     if (dimensions >= message::kDimensionsMax) return false;

@@ -3,6 +3,7 @@
 #define PLEACH_TENSORFLOW_RECEIVE_H_
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "exchange.h"
 #include "messages.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
+#include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
 
 namespace pleach {
@@ -36,8 +38,11 @@ struct ReceivedCounts {
 // Lent memory below a tensor. It is not the tensor's own: a kernel must not write its result there.
 class LentBuffer : public tensorflow::TensorBuffer {
  public:
-  explicit LentBuffer(Lent lent)
-      : TensorBuffer(const_cast<void*>(lent.data())), lent_(std::move(lent)) {}
+  LentBuffer(Lent lent, std::shared_ptr<std::atomic<size_t>> count)
+      : TensorBuffer(const_cast<void*>(lent.data())), lent_(std::move(lent)), count_(std::move(count)) {
+    count_->fetch_add(1, std::memory_order_relaxed);
+  }
+  ~LentBuffer() override { count_->fetch_sub(1, std::memory_order_relaxed); }
   size_t size() const override { return lent_.bytes(); }
   TensorBuffer* root_buffer() override { return this; }
   bool OwnsMemory() const override { return false; }
@@ -48,16 +53,30 @@ class LentBuffer : public tensorflow::TensorBuffer {
 
  private:
   const Lent lent_;
+  const std::shared_ptr<std::atomic<size_t>> count_;
 };
 
-// The tensor of an offer over what was received.
-inline absl::Status TensorOf(const Offer& offer, Lent lent, tensorflow::Tensor* tensor) {
+// The tensor of an offer over what was received, or a copy where that lies as no kernel may read it:
+// after a loss of the link bytes come in a message. `count` counts the tensors that keep something
+// lent (relaxed: a limit that need not be exact).
+inline absl::Status TensorOf(const Offer& offer, Lent lent,
+                             const std::shared_ptr<std::atomic<size_t>>& count,
+                             tensorflow::Tensor* tensor) {
   const auto elements = static_cast<uint64_t>(offer.shape.num_elements());
-  const auto bytes = elements * static_cast<uint64_t>(tensorflow::DataTypeSize(offer.type));
-  if (bytes != lent.bytes())
-    return absl::DataLossError(absl::StrCat("an offer of ", bytes, " bytes came with ", lent.bytes()));
+  const auto size = static_cast<uint64_t>(tensorflow::DataTypeSize(offer.type));
+  if (lent.bytes() % size != 0 || lent.bytes() / size != elements)
+    return absl::DataLossError(absl::StrCat("an offer of ", elements, " elements of ", size,
+                                            " bytes came with ", lent.bytes(), " bytes"));
   ReceivedCounts::Get()->Count(lent);
-  auto* buffer = new LentBuffer(std::move(lent));
+  if (reinterpret_cast<uintptr_t>(lent.data()) % tensorflow::Allocator::kAllocatorAlignment != 0) {
+    tensorflow::Tensor copy(offer.type, offer.shape);
+    if (!copy.IsInitialized())
+      return absl::ResourceExhaustedError(absl::StrCat("no memory for ", lent.bytes(), " bytes"));
+    std::memcpy(copy.data(), lent.data(), lent.bytes());
+    *tensor = std::move(copy);
+    return absl::OkStatus();
+  }
+  auto* buffer = new LentBuffer(std::move(lent), count);
   *tensor = tensorflow::Tensor(offer.type, offer.shape, buffer);
   buffer->Unref();
   return absl::OkStatus();

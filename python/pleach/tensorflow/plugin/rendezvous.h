@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "absl/synchronization/notification.h"
 #include "links.h"
 #include "receive.h"
 #include "tensorflow/core/common_runtime/device.h"
@@ -29,7 +30,8 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
         workers_(std::move(workers)),
         worker_(worker),
         device_(device),
-        is_on_host_(device->device_type() == "CPU" || args.alloc_attrs.on_host()) {
+        may_ask_(key.src.type == "CPU" &&
+                 (device->device_type() == "CPU" || args.alloc_attrs.on_host())) {
     request_.set_step_id(step);
     request_.set_rendezvous_key(key.FullKey().data(), key.FullKey().size());
     request_.set_request_id(tensorflow::GetUniqueRequestId());
@@ -40,13 +42,14 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
 
   void Start(std::function<void()> done) override {
     done_ = std::move(done);
-    if (!is_on_host_) return Ask(absl::OkStatus(), nullptr);
-    Links::Get()->Find(task_, worker_, device_, &options_,
-                       [this](const absl::Status& status, std::shared_ptr<Link> link) {
-                         Ask(status, std::move(link));
-                       });
+    if (!may_ask_) return Ask(absl::OkStatus(), nullptr);
+    Links::Get()->Find(task_, {this, worker_, device_, [this] { return !status().ok(); },
+                               [this](const absl::Status& status, std::shared_ptr<Link> link) {
+                                 Ask(status, std::move(link));
+                               }});
   }
 
+  // Called under locks that the end of a call takes: so another thread ends it.
   void StartAbort(const absl::Status& status) override {
     std::shared_ptr<Fetch> fetch;
     {
@@ -54,6 +57,7 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
       status_.Update(status);
       fetch = fetch_;
     }
+    Links::Get()->Leave(task_, this);
     options_.StartCancel();
     if (fetch != nullptr) fetch->Cancel();
   }
@@ -72,44 +76,53 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
     const absl::Status before = status();
     if (!found.ok() || !before.ok()) return End(before.ok() ? found : before);
     if (link_ != nullptr) Write(pleach::Ask{link_->incarnation()}, request_.mutable_transport_options());
+    const auto is_checked = std::make_shared<absl::Notification>();
     worker_->RecvTensorAsync(&options_, &request_, &response_,
-                             [this](const absl::Status& status) { Answered(status); });
+                             [this, is_checked](const absl::Status& status) {
+                               // This call may end now: nobody else uses it.
+                               is_checked->WaitForNotification();
+                               Answered(status);
+                             });
+    // An abort that came before the request could be cancelled has not reached it.
+    if (!this->status().ok()) options_.StartCancel();
+    is_checked->Notify();
   }
 
   void Answered(const absl::Status& status) {
-    const absl::Status before = this->status();
-    if (!status.ok() || !before.ok()) {
+    if (!status.ok()) {
       // The end of a task is seen here first; its successor has another link.
       if (absl::IsUnavailable(status)) Links::Get()->Lost(task_, link_);
-      return End(before.ok() ? status : before);
+      return End(status);
     }
     Offer offer;
     if (Read(response_.metadata().transport_options(), &offer)) {
       if (link_ == nullptr) return End(absl::DataLossError("an offer came that was not asked for"));
       return Receive(offer);
     }
-    if (response_.tensor().TotalBytes() >= kLentBytesMin &&
-        tensorflow::DataTypeCanUseMemcpy(response_.tensor().dtype())) {
-      ReceivedCounts::Get()->CountByGrpc();
-      Links::Get()->Lost(task_, link_);
-    }
-    End(absl::OkStatus());
+    if (response_.tensor().TotalBytes() < kLentBytesMin ||
+        !tensorflow::DataTypeCanUseMemcpy(response_.tensor().dtype()))
+      return End(absl::OkStatus());
+    ReceivedCounts::Get()->CountByGrpc();
+    End(Links::Get()->NotOffered(task_, link_));
   }
 
   void Receive(const Offer& offer) {
     auto done = [this, offer](const absl::Status& status, Lent lent) {
       if (absl::IsUnavailable(status)) Links::Get()->Lost(task_, link_);
       is_lent_ = status.ok();
-      End(is_lent_ ? TensorOf(offer, std::move(lent), &tensor_) : status);
+      End(is_lent_ ? TensorOf(offer, std::move(lent), link_->kept(), &tensor_) : status);
     };
-    auto fetch = std::make_shared<Fetch>(std::move(done));
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      fetch_ = fetch;
-    }
     // This call may have ended when Start returns.
     const auto link = link_;
     const std::string key = request_.rendezvous_key();
+    auto fetch = std::make_shared<Fetch>(std::move(done));
+    bool is_aborted = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      fetch_ = fetch;
+      is_aborted = !status_.ok();
+    }
+    if (is_aborted) End(absl::OkStatus()), fetch = Dropping(link);
     fetch->Start(link->peer(), offer.number, key);
   }
 
@@ -128,7 +141,7 @@ class ReceiveCall : public tensorflow::BaseRecvTensorCall {
   const std::shared_ptr<tensorflow::WorkerCacheInterface> workers_;
   tensorflow::WorkerInterface* const worker_;
   tensorflow::Device* const device_;
-  const bool is_on_host_;
+  const bool may_ask_;
   tensorflow::CallOptions options_;
   tensorflow::RecvTensorRequest request_;
   tensorflow::TensorResponse response_;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -16,7 +17,6 @@
 #include "tensorflow/core/distributed_runtime/rpc/grpc_tensor_coding.h"
 #include "tensorflow/core/distributed_runtime/rpc/grpc_worker_service.h"
 #include "tensorflow/core/distributed_runtime/worker_env.h"
-#include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/collective.h"
 #include "tensorflow/core/protobuf/config.pb.h"
 #include "tensorflow/core/protobuf/transport_options.pb.h"
@@ -81,16 +81,7 @@ class Worker : public tensorflow::GrpcWorker {
     const absl::Status unique =
         recent_request_ids_.TrackUnique(request->request_id(), "RecvTensor", *request);
     if (!unique.ok()) return done(unique);
-    auto answer = std::make_shared<Answer>([options, done = std::move(done)](const absl::Status& status) {
-      options->ClearCancelCallback();
-      done(status);
-    });
-    // Called under the lock of the options, which the answer takes: so by another thread.
-    options->SetCancelCallback([answer, env = env_] {
-      env->env->SchedClosure([answer] {
-        answer->Give([] { return absl::CancelledError("the receiver has cancelled RecvTensor"); });
-      });
-    });
+    auto answer = AnswerOf("RecvTensor", options, std::move(done));
     const int64_t step = request->step_id();
     env_->rendezvous_mgr->RecvLocalAsync(
         step, key,
@@ -119,23 +110,40 @@ class Worker : public tensorflow::GrpcWorker {
     const absl::Status unique =
         recent_request_ids_.TrackUnique(request->request_id(), "RecvBuf", *request);
     if (!unique.ok()) return done(unique);
-    auto executor = std::make_shared<tensorflow::CollectiveExecutor::Handle>(
+    auto answer = AnswerOf("RecvBuf", options, std::move(done));
+    // The end of the executor ends what waits in its table.
+    const tensorflow::CollectiveExecutor::Handle executor(
         env_->collective_executor_mgr->FindOrCreate(request->step_id()), true);
-    auto cancellation = std::make_shared<tensorflow::CancellationManager>();
-    options->SetCancelCallback([cancellation] { cancellation->StartCancel(); });
-    const auto consumed = [options, request, response, executor, cancellation, done](
-                              const absl::Status& status, tensorflow::BufRendezvous::Hook* hook) {
-      options->ClearCancelCallback();
-      absl::Status answered = status;
-      if (status.ok()) answered = EncodeBuffer(*request, hook, response);
-      done(answered);
+    const auto consumed = [request, response, answer](const absl::Status& status,
+                                                      tensorflow::BufRendezvous::Hook* hook) {
+      const bool is_taken = answer->Give(
+          [&] { return status.ok() ? EncodeBuffer(*request, hook, response) : status; });
+      if (!is_taken && status.ok()) tensorflow::BufRendezvous::DoneWithHook(hook);
     };
-    executor->get()->remote_access()->buf_rendezvous()->ConsumeBuf(
+    executor.get()->remote_access()->buf_rendezvous()->ConsumeBuf(
         request->buf_rendezvous_key(), request->src_device(), request->src_incarnation(), consumed,
-        cancellation.get());
+        nullptr);
   }
 
  private:
+  // The answer to a call, which the receiver may cancel.
+  std::shared_ptr<Answer> AnswerOf(const char* method, tensorflow::CallOptions* options,
+                                   tensorflow::StatusCallback done) {
+    auto answer = std::make_shared<Answer>([options, done = std::move(done)](const absl::Status& status) {
+      options->ClearCancelCallback();
+      done(status);
+    });
+    // Called under the lock of the options, which the answer takes: so by another thread.
+    options->SetCancelCallback([answer, method, env = env_] {
+      env->env->SchedClosure([answer, method] {
+        answer->Give([method] {
+          return absl::CancelledError(absl::StrCat("the receiver has cancelled ", method));
+        });
+      });
+    });
+    return answer;
+  }
+
   static void Introduce(::grpc::ByteBuffer* response) {
     tensorflow::RecvTensorResponse answer;
     Write(Introduction{Exchange::Get()->incarnation(), Exchange::Get()->address()},
@@ -154,7 +162,7 @@ class Worker : public tensorflow::GrpcWorker {
       // Its reference keeps the bytes as they are: who assigns the variable writes a copy.
       auto kept = std::make_shared<tensorflow::Tensor>(tensor);
       offer.number = Exchange::Get()->Offer(tensor.tensor_data().data(), tensor.TotalBytes(),
-                                            std::string(key.FullKey()), [kept] {});
+                                            std::string(key.FullKey()), std::nullopt, [kept] {});
       if (offer.number != 0) {
         tensorflow::RecvTensorResponse answer;
         Write(offer, answer.mutable_transport_options());
@@ -177,7 +185,7 @@ class Worker : public tensorflow::GrpcWorker {
     offer.shape = tensor.shape();
     if (bytes.size() >= kLentBytesMin)
       offer.number = Exchange::Get()->Offer(bytes.data(), bytes.size(), request.buf_rendezvous_key(),
-                                            [hook] { tensorflow::BufRendezvous::DoneWithHook(hook); });
+                                            request.step_id(), [hook] { tensorflow::BufRendezvous::DoneWithHook(hook); });
     if (offer.number != 0) {
       Write(offer, response->mutable_transport_options());
       return absl::OkStatus();
