@@ -9,11 +9,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import platform
 import shutil
+import stat
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 from pleach._errors import Error
 
@@ -21,6 +25,9 @@ from pleach._errors import Error
 COMPILE_LIMIT_S = 900
 
 _SOURCES = Path(__file__).parent / "plugin"
+
+# Between two looks whether another process compiles no longer.
+_LOCK_PAUSE_S = 0.1
 
 # Lines of a compiler's message that an error repeats.
 _MESSAGE_LINES = 12
@@ -43,28 +50,52 @@ def plugin(header: str) -> Path:
     name = f"{tensorflow.__version__}-{_digest(tensorflow, header, command)}"
     folder = _cache()
     path = folder / f"{name}.so"
-    if path.exists():
-        return path
-    # One process compiles; others of the same job wait for it.
-    with open(folder / f"{name}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.exists():
-            _compile(command, header, path)
+    if not path.exists():
+        # One process compiles; others of the same job wait for it.
+        with open(folder / f"{name}.lock", "w") as lock:
+            _lock(lock)
+            if not path.exists():
+                _compile(command, header, path)
+    _check_owner(path)
     return path
 
 
+def _lock(lock: IO[str]) -> None:
+    until = time.monotonic() + COMPILE_LIMIT_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise PluginError(
+                    f"another process has held {lock.name} for {COMPILE_LIMIT_S} s: end it, or set "
+                    "XDG_CACHE_HOME to another folder"
+                ) from None
+        time.sleep(_LOCK_PAUSE_S)
+
+
+def _check_owner(path: Path) -> None:
+    """What lies in the cache is loaded into this process: nobody else may have written it."""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode) or found.st_uid != os.geteuid():
+        raise PluginError(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PluginError(f"{path} may be written by other users; take that right from them (chmod go-w)")
+
+
 def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(base) / "pleach" / "tensorflow"
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if not base.is_absolute():
+        raise PluginError(f"XDG_CACHE_HOME={base} is relative to a folder that changes; set a whole path")
+    folder = base / "pleach" / "tensorflow"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise PluginError(
             f"the cache of the plug-in cannot be made: {error}; set XDG_CACHE_HOME to a folder that can"
         ) from error
-    # What lies there is loaded into this process.
-    if folder.stat().st_uid != os.geteuid():
-        raise PluginError(f"{folder} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
+    _check_owner(folder)
     return folder
 
 
@@ -95,7 +126,8 @@ def _command(tensorflow: ModuleType) -> list[str]:
         *tensorflow.sysconfig.get_compile_flags(),
         *(f"-I{include / folder}" for folder in _INCLUDED),
         f'-DPLEACH_TENSORFLOW_VERSION="{version}"',
-        *("-O1", "-w", "-fPIC", "-shared"),
+        # Whether assertions are compiled must be as in the wheel: the layout of classes may tell it.
+        *("-O1", "-DNDEBUG", "-w", "-fPIC", "-shared"),
         f"-L{installed}",
     ]
 
@@ -104,9 +136,19 @@ def _digest(tensorflow: ModuleType, header: str, command: list[str]) -> str:
     digest = hashlib.sha256()
     parts = [header, Path(__file__).read_text(), *command, tensorflow.version.GIT_VERSION, tensorflow.version.COMPILER_VERSION]
     parts += [path.read_text() for path in sorted(_SOURCES.iterdir())]
+    # Hosts with different compilers and C libraries may share the cache.
+    parts += [_version_of(command), *platform.libc_ver()]
     for part in parts:
         digest.update(part.encode() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def _version_of(command: list[str]) -> str:
+    asked = [*command, "--version"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, timeout=60).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PluginError(f"the compiler {command[0]} does not tell its version: {error}") from error
 
 
 def _compile(command: list[str], header: str, path: Path) -> None:
@@ -128,4 +170,5 @@ def _compile(command: list[str], header: str, path: Path) -> None:
             raise PluginError(
                 f"the plug-in cannot be compiled for this TensorFlow; {command[0]} says:\n{message}"
             )
+        made.chmod(0o700)
         os.replace(made, path)
