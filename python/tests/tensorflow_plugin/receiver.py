@@ -85,11 +85,17 @@ class Receiver:
         message = field(1, step) + field(2, key.encode()) + field(6, ask(incarnation)) + field(7, request)
         return self.call("RecvTensor").future(message, timeout=60)
 
-    def endpoint_incarnation(self):
-        """What the task says of itself."""
+    def start_buffer(self, step, key, device, device_incarnation, incarnation, request):
+        """RecvBuf that asks for an offer of the endpoint of this incarnation."""
+        message = field(1, step) + field(2, key.encode()) + field(7, ask(incarnation))
+        message += field(8, device.encode()) + field(10, request) + field(11, device_incarnation)
+        return self.call("RecvBuf").future(message, timeout=60)
+
+    def introduction(self):
+        """The incarnation and the address of the task's endpoint, as it says them."""
         answer = self.start(0, "pleach introduction", 0).result()
         options = dict(fields(dict(fields(answer))[4]))
         assert options[1] == b"type.googleapis.com/pleach.Introduction"
         version, incarnation = struct.unpack_from("<QQ", options[2])
         assert version == VERSION
-        return incarnation
+        return incarnation, options[2][16:].decode()

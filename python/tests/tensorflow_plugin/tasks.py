@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -102,6 +103,10 @@ class Task:
     def run(self, text):
         self.send(text)
         return self.take()
+
+    def stop(self):
+        """Has it do nothing, so that it answers nobody, until it is killed."""
+        self.process.send_signal(signal.SIGSTOP)
 
     def kill(self):
         self.process.kill()

@@ -1,6 +1,7 @@
 """The protocol "grpc+pleach" beside "grpc", in an unmodified TensorFlow."""
 
 import ctypes
+import fcntl
 import os
 import pathlib
 import subprocess
@@ -229,22 +230,106 @@ def test_a_variable_that_is_assigned_while_it_is_lent_stays_as_it_was_received(t
     first.run("held.clear(); del value; import gc; gc.collect()")
     # What is held of the last step goes with the next one.
     wait_for(lambda: second.run("answer = counts()")["leases"] <= 1)
+    # More than the other task lends at a time: some come by gRPC.
+    first.run(
+        """
+        with tf.device(there):
+            small = tf.Variable(tf.range(1 << 14))
+        with tf.device(here):
+            held = [tf.identity(small) for _ in range(4200)]
+        assert all((value.numpy() == range(1 << 14)).all() for value in held[::100] + held[-1:])
+        assert counts()["received_by_grpc"] > 0, counts()
+        """
+    )
 
 
 RECEIVE = """
     import threading, time
 
-    def receive(name, incarnation):
+    def receive(name, incarnation, limit_ms=0, task=1):
         # A graph of this task alone, whose master does not ask for the other one.
         with tf.Graph().as_default():
             with tf.device(here):
                 received = tf.raw_ops.Recv(
                     tensor_type=tf.float32, tensor_name=name, recv_device=f"/job:worker/replica:0/task:{index}/device:CPU:0",
-                    send_device="/job:worker/replica:0/task:1/device:CPU:0", send_device_incarnation=incarnation,
+                    send_device=f"/job:worker/replica:0/task:{task}/device:CPU:0", send_device_incarnation=incarnation,
                 )
             with session_of(server, device_filters=["/job:worker/task:0"]) as session:
-                return session.run(received)
+                return session.run(received, options=v1.RunOptions(timeout_in_ms=limit_ms))
 """
+
+
+def test_a_cancelled_receive_does_not_wait_for_a_task_that_does_not_introduce_itself(tasks):
+    addresses = tasks.addresses(3)
+    first = tasks.start("grpc+pleach", 0, addresses, PLEACH_REQUIRE="regions")
+    second = tasks.start("grpc+pleach", 1, addresses)
+    for task in (first, second):
+        task.send("server = serve()")
+    for task in (first, second):
+        task.take()
+    second.stop()
+    first.run(RECEIVE)
+    # Of a task that is not there.
+    with pytest.raises(TaskError) as raised:
+        first.run('receive("nothing", 1, task=2)')
+    assert raised.value.kind == "UnavailableError", raised.value.text
+    first.run('waits = threading.Thread(target=receive, args=("first", 1, 30_000)); waits.start()')
+    with pytest.raises(TaskError) as raised:
+        first.run('receive("second", 1, 1_000)')
+    assert raised.value.kind == "DeadlineExceededError", raised.value.text
+    assert first.run("answer = waits.is_alive()"), "the receive that asks is not that which was cancelled"
+
+
+CUT = """
+    import socket
+
+    def cut(port):
+        count = 0
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                with socket.socket(fileno=os.dup(int(name))) as one:
+                    if one.getpeername()[1] == port:
+                        one.shutdown(socket.SHUT_RDWR)
+                        count += 1
+            except OSError:
+                pass
+        assert count > 0
+"""
+
+
+def test_a_link_that_is_cut_between_living_tasks_is_made_again(pairs):
+    first, second = pairs["both"]
+    _, address = Receiver(second.address).introduction()
+    first.run(CUT)
+    before = first.run(THREE)
+    for _ in range(3):
+        first.run(f"cut({address.rpartition(':')[2]})")
+        counts = first.run(THREE)
+    received = {name: counts[name] - before[name] for name in counts if name.startswith("received")}
+    assert received["received_by_grpc"] == 0 and sum(received.values()) == 9, received
+
+
+def test_a_link_stays_where_a_task_does_not_offer_its_tensors(tasks):
+    addresses = tasks.addresses(2)
+    first, second = (tasks.start("grpc+pleach", index, addresses) for index in (0, 1))
+    first.send("server = serve()")
+    second.send(
+        """
+        config = v1.ConfigProto()
+        config.rpc_options.cache_rpc_response = True
+        server = tf.distribute.Server(
+            cluster, job_name="worker", task_index=1, protocol=protocol, config=config
+        )
+        """
+    )
+    for task in (first, second):
+        task.take()
+    counts = first.run(THREE)
+    assert counts["received_by_grpc"] == 3 and counts["links"] == 1, counts
+    # The task is asked whether it is another one, and is not.
+    time.sleep(2.1)
+    counts = first.run(THREE)
+    assert counts["received_by_grpc"] == 6 and counts["links"] == 1, counts
 
 
 def test_a_killed_task_fails_its_receives_at_once_and_its_successor_is_another_one(tasks):
@@ -320,7 +405,7 @@ def test_a_cancelled_receive_leaves_the_tensor_for_the_next(pairs):
     incarnation = receiver.device_incarnation(device(1))
     step = receiver.next_step(77)
     key = f"{device(1)};{incarnation:016x};{device(0)};left;0:0"
-    endpoint = receiver.endpoint_incarnation()
+    endpoint, _ = receiver.introduction()
     waiting = "answer = counts()['waiting']"
     first = receiver.start(step, key, endpoint)
     wait_for(lambda: second.run(waiting) == 1)
@@ -335,6 +420,20 @@ def test_a_cancelled_receive_leaves_the_tensor_for_the_next(pairs):
         receiver.start(step, key, endpoint, request=5).result(60)
     assert raised.value.code() == grpc.StatusCode.ABORTED
     second.run("goes_on.set(); thread.join()")
+
+
+def test_cancelled_receives_into_buffers_hold_no_thread_of_the_sender(pairs):
+    second = pairs["both"][1]
+    receiver = Receiver(second.address)
+    device = "/job:worker/replica:0/task:1/device:CPU:0"
+    incarnation, (endpoint, _) = receiver.device_incarnation(device), receiver.introduction()
+    for number in range(1, 33):
+        key = f"nothing {number}"
+        waiting = receiver.start_buffer(99, key, device, incarnation, endpoint, number)
+        wait_for(lambda: second.run("answer = counts()['waiting']") == 1)
+        waiting.cancel()
+        wait_for(lambda: second.run("answer = counts()['waiting']") == 0)
+    assert receiver.device_incarnation(device) == incarnation
 
 
 RING = """
@@ -359,6 +458,28 @@ RING = """
 """
 
 
+ALONE = """
+    from tensorflow.python.eager import context
+    import threading
+    failures = []
+
+    def fail():
+        try:
+            reduce(values)
+        except tf.errors.OpError as raised:
+            failures.append(str(raised))
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+"""
+
+ABORT = """
+    context.context().abort_collective_ops(tf.errors.UNAVAILABLE, "it is enough")
+    thread.join(60)
+    answer = failures[0]
+"""
+
+
 def test_an_all_reduce_by_ring_is_that_of_grpc(tasks):
     workers = {}
     for protocol in ("grpc", "grpc+pleach"):
@@ -369,9 +490,15 @@ def test_an_all_reduce_by_ring_is_that_of_grpc(tasks):
             task.send(RING)
     results = {protocol: [task.take() for task in pair] for protocol, pair in workers.items()}
     assert results["grpc+pleach"] == results["grpc"]
-    for task in workers["grpc+pleach"]:
+    first, second = workers["grpc+pleach"]
+    for task in (first, second):
         counts = task.run("answer = counts()")
         assert counts["received_in_place"] >= 6 and counts["received_by_grpc"] == 0, counts
+    # The other worker does not take part in this one.
+    first.run(ALONE)
+    wait_for(lambda: second.run("answer = counts()['waiting']") > 0)
+    assert "it is enough" in first.run(ABORT)
+    wait_for(lambda: second.run("answer = counts()['waiting']") == 0)
 
 
 def started(text, **variables):
@@ -398,6 +525,19 @@ def test_a_plugin_that_cannot_be_made_says_why(monkeypatch, tmp_path):
     failing.chmod(0o755)
     monkeypatch.setenv("CXX", str(failing))
     assert "server.h:1: error: no such thing" in refused()
+    (lock_path,) = tmp_path.rglob("*.lock")
+    with open(lock_path) as other, monkeypatch.context() as patched:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        patched.setattr(_build, "COMPILE_LIMIT_S", 0)
+        assert f"another process has held {lock_path}" in refused()
+    others = lock_path.with_suffix(".so")
+    others.touch()
+    others.chmod(0o666)
+    assert f"{others} may be written by other users" in refused()
+    others.unlink()
+    lock_path.parent.chmod(0o777)
+    assert f"{lock_path.parent} may be written by other users" in refused()
+    lock_path.parent.chmod(0o700)
     monkeypatch.delenv("CXX")
     monkeypatch.setenv("PATH", "/nowhere")
     assert "install g++, or set CXX" in refused()
@@ -409,6 +549,8 @@ def test_a_plugin_that_cannot_be_made_says_why(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setenv("CXX", str(failing))
     assert "set XDG_CACHE_HOME" in refused()
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert "XDG_CACHE_HOME=cache is relative" in refused()
 
 
 def test_a_plugin_of_another_version_is_not_started(tmp_path):
