@@ -1,7 +1,8 @@
 //! Requests for inference by KServe's open protocol, version 2, with Triton's extensions: what a
 //! client may ask of a model, without a socket.
 //!
-//! * [`messages`] has the messages of gRPC, [`decode()`] reads a request whose length alone is known.
+//! * [`messages`] has the messages of gRPC, and [`decode()`] reads a request whose length alone is
+//!   known.
 //! * A [`ModelInterface`] says which tensors a model takes and gives. It checks a request
 //!   ([`ModelInterface::check`]), which becomes an [`InferCall`]: all inputs in the model's order.
 //! * [`SharedRegions`] are the shared memory that clients have registered.

@@ -33,8 +33,7 @@ impl Job<'_> {
     /// The channels of states, which follow those of tensors.
     pub(crate) fn state_channels(&self) -> impl Iterator<Item = Channel> {
         let form = Form::Fetch { element: Some(ElementType::U8), dimensions: Some(1) };
-        let channel =
-            move |(from, to)| Channel { tensor: format!("the state of rank {from}"), from, to, form };
+        let channel = move |(from, to)| Channel { tensor: format!("state of rank {from}"), from, to, form };
         self.state_pairs().into_iter().map(channel)
     }
 

@@ -40,8 +40,8 @@ const THREADS: usize = 2;
 const STREAM_WINDOW: u32 = 16 << 20;
 const CONNECTION_WINDOW: u32 = 64 << 20;
 
-/// The most requests of a connection that are worked on.
-const REQUESTS_MAX: usize = 64;
+/// The most calls of a connection at a time; a client waits with further ones.
+const CALLS_MAX: u32 = 256;
 
 /// Runs `pleach graph serve`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
@@ -144,7 +144,7 @@ impl Front {
         let server = Server::builder()
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .concurrency_limit_per_connection(REQUESTS_MAX)
+            .max_concurrent_streams(CALLS_MAX)
             .add_service(service);
         let ended = async { drop(ended.await) };
         let serving = runtime.spawn(server.serve_with_incoming_shutdown(incoming, ended));
