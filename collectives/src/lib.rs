@@ -45,6 +45,9 @@ mod skipped;
 // As `tests/ranks` calls this crate, which is a module of a test here.
 #[cfg(all(test, not(loom)))]
 extern crate self as pleach_collectives;
+#[cfg(all(test, not(loom)))]
+#[path = "../tests/ranks/mod.rs"]
+mod ranks;
 #[cfg(not(loom))]
 #[doc(hidden)]
 pub mod window;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late, Own};
 use pleach_collectives::{
-    CollectiveError, Group, NotExact, Options, Partial, PartialError, Progress, ReduceOp, Reproducible,
-    Round, bf16,
+    CollectiveError, Element, Group, NotExact, Options, Partial, PartialError, Progress, ReduceOp,
+    Reproducible, Round, bf16,
 };
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::random::Random;
@@ -599,33 +599,43 @@ fn a_rank_that_leaves_while_rounds_go_on_is_the_one_that_is_named() {
     }
 }
 
-#[test]
-fn a_contribution_that_failed_is_not_added_to_itself_by_another_try() {
-    with_group(Fabric::Shm, 2, |group| {
-        let mut rounds = group.partial::<i64>(1, Activation::quorum(1)).unwrap();
+/// Rank 0 carries 3, then contributes 5 until rank 1 has left.
+fn fail_with<T: Element>(adjust: impl Fn(&mut Options) + Sync, op: ReduceOp, value: fn(i8) -> T, left: &[T]) {
+    ranks::with_group(Fabric::Shm, 2, adjust, |group| {
+        let activation = Activation::quorum(1).combined_by(op);
+        let mut rounds = group.partial::<T>(1, activation).unwrap();
         if group.rank() == 1 {
-            rounds.contribution()[0] = 1;
+            rounds.contribution()[0] = value(1);
             rounds.contribute().unwrap();
             group.barrier().unwrap();
             group.barrier().unwrap();
             return;
         }
         group.barrier().unwrap();
-        rounds.contribution()[0] = 3;
+        rounds.contribution()[0] = value(3);
         assert_eq!(rounds.contribute().unwrap().own(), Own::Carried);
         group.barrier().unwrap();
-        let left = loop {
-            rounds.contribution()[0] = 5;
+        let found = loop {
+            rounds.contribution()[0] = value(5);
             if rounds.contribute().is_err() {
                 break rounds.contribution()[0];
             }
         };
-        assert!(left == 5 || left == 8, "{left}");
+        assert!(left.contains(&found), "{found:?}");
         for _ in 0..3 {
             assert!(rounds.contribute().is_err());
-            assert_eq!(rounds.contribution(), [left]);
+            assert_eq!(rounds.contribution(), [found]);
         }
     });
+}
+
+#[test]
+fn a_contribution_that_failed_is_not_added_to_itself_by_another_try() {
+    fail_with::<i64>(|_| {}, ReduceOp::Sum, i64::from, &[5, 8]);
+    fail_with::<i64>(|_| {}, ReduceOp::premul_sum(2), i64::from, &[5, 10, 16]);
+    fail_with::<f64>(exact, ReduceOp::Sum, f64::from, &[5.0, 8.0]);
+    // A try that the group had failed before multiplies nothing.
+    fail_with::<f64>(exact, ReduceOp::premul_sum(2.0), f64::from, &[5.0, 10.0, 16.0]);
 }
 
 #[test]

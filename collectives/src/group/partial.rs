@@ -380,8 +380,8 @@ impl<T: Element, M> Partial<T, M> {
     ///
     /// # Errors
     ///
-    /// The group has failed: [`Partial::contribution`] is still what it was, with the late
-    /// contribution that was carried. Or this rank has finished.
+    /// The group has failed: [`Partial::contribution`] is still what it was, times the factor and
+    /// with the late contribution that was carried. Or this rank has finished.
     pub fn contribute(&mut self) -> Result<Round<'_, T, M>, PartialError> {
         self.raw.contribute().map(Round::of)
     }
@@ -576,7 +576,14 @@ impl RawPartial {
         let Some(started) = self.started.take() else { return Err(PartialError::NotStarted) };
         let driver = self.group.shared.driver.clone();
         let current = std::mem::replace(&mut self.current, started);
-        let (ended, awaited) = self.await_round(&driver, driver.lock())?;
+        let (ended, awaited) = match self.await_round(&driver, driver.lock()) {
+            Ok(found) => found,
+            Err(error) => {
+                let companion = driver.lock().expect_rounds().take_companion(started);
+                companion.map_or(Ok(()), |late| self.add_to_current(late))?;
+                return Err(error.into());
+            }
+        };
         // What the caller has written meanwhile stays where it is.
         self.current = current;
         self.round(ended, awaited)

@@ -35,6 +35,8 @@
 //! one of eight bytes for each 64 ranks, and about `2 (n - 1)` signals. A rank without a
 //! contribution gives a buffer of neutral elements, which costs as much traffic as a contribution.
 //! A rank has seven buffers of the data, and three more where late contributions are reduced apart.
+//! An exact round takes one run of what its blocks span, beside that of the set, and then one run a
+//! block.
 //!
 //! A rank takes part in rounds while its caller computes. So the rounds have a group of their own,
 //! as [`Group::split`](crate::Group::split) makes it, and the progress thread of that group binds.
@@ -51,6 +53,8 @@ mod opening;
 mod rank_set;
 mod readiness;
 mod rounds;
+#[cfg(test)]
+mod subsets;
 #[cfg(test)]
 mod trial;
 

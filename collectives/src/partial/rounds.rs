@@ -335,6 +335,16 @@ impl Rounds {
         self.take_late_with_next().and_then(|late| late.iter().next())
     }
 
+    /// After the group has failed: a late contribution that went with this one, which the caller
+    /// gets back.
+    pub(crate) fn take_companion(&mut self, contribution: Contribution) -> Option<Contribution> {
+        let active = self.active.as_mut().map(|active| &mut active.given);
+        let places = [Some(&mut self.pending), Some(&mut self.late), active];
+        let mut held = places.into_iter().flatten();
+        let place = held.find(|given| given.is_some_and(|given| given.contains(contribution)))?;
+        place.take()?.iter().find(|other| *other != contribution)
+    }
+
     /// The late contribution that goes with the next one.
     fn take_late_with_next(&mut self) -> Option<Contributions> {
         let is_late = self.next > self.seen;

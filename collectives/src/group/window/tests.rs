@@ -1,9 +1,6 @@
 //! Windows whose time is up, on real fabrics, by threads that are ranks. The ranks meet with more
 //! time than that.
 
-#[path = "../../../tests/ranks/mod.rs"]
-mod ranks;
-
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -11,6 +8,7 @@ use pleach_transport::clock;
 use pleach_transport::rendezvous::Fabric;
 
 use crate::group::{Options, Progress};
+use crate::ranks;
 use crate::window::Word;
 
 /// Longest time a call may take on a loaded machine.
