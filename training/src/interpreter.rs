@@ -82,7 +82,7 @@ pub struct Plan {
     /// The buckets of the gradient.
     pub buckets: Vec<Range<usize>>,
     /// The vectors that the policy names.
-    pub vectors: &'static [Vector],
+    pub vectors: Vec<Vector>,
     /// The elements of a vector.
     pub parameters: usize,
     /// For schemes with one-sided exchanges.

@@ -253,14 +253,15 @@ impl Scheme {
     pub fn plan(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
         let parameters = layout.parameters();
         let window = |shares| WindowPlan { rank, ranks, shares, slots: SLOTS };
-        let (policy, vectors, window): (Box<dyn Policy>, &[Vector], _) = match *self {
+        let mut vectors = vec![Vector::Parameters, Vector::Gradient];
+        let (policy, more, window): (Box<dyn Policy>, &[Vector], _) = match *self {
             Self::Sync { bucket_bytes } => {
                 let buckets = layout.buckets(bucket_bytes);
                 let policy = Box::new(Synchronous::new(buckets.clone()));
-                return Ok(Plan { policy, buckets, vectors: TRAINED, parameters, window: None });
+                return Ok(Plan { policy, buckets, vectors, parameters, window: None });
             }
             Self::LocalSgd { every, warmup } => {
-                (Box::new(Periodic::new(parameters, every, warmup, None)), TRAINED, None)
+                (Box::new(Periodic::new(parameters, every, warmup, None)), &[], None)
             }
             Self::Diloco { every, outer_learning_rate: learning_rate, outer_momentum: momentum } => {
                 let outer = Outer { learning_rate, momentum };
@@ -283,30 +284,35 @@ impl Scheme {
             Self::Elastic { every, moving, mode, momentum } => {
                 let rate = self.moving_rate(moving, mode, ranks)?;
                 let local = LocalStep { parameters, momentum };
+                if momentum.is_some() {
+                    vectors.extend([Vector::Anchor, Vector::Velocity]);
+                }
                 if mode == Mode::Sync {
-                    (Box::new(ReplicatedCentre::new(local, rate, ranks, every)), CENTRED, None)
+                    (Box::new(ReplicatedCentre::new(local, rate, ranks, every)), REPLICATED, None)
                 } else {
                     let (plan, turns) = (window(Shares::Parts), mode == Mode::RoundRobin);
                     let policy = SharedCentre::new(local, Rule::Elastic(rate), every, plan, turns);
-                    (Box::new(policy), CENTRED, Some(plan))
+                    (Box::new(policy), SHARED, Some(plan))
                 }
             }
             Self::Downpour { every } => {
                 let (local, plan) = (LocalStep { parameters, momentum: None }, window(Shares::Parts));
                 let policy = SharedCentre::new(local, Rule::Downpour, every, plan, false);
-                (Box::new(policy), CENTRED, Some(plan))
+                vectors.push(Vector::Anchor);
+                (Box::new(policy), SHARED, Some(plan))
             }
             Self::Ssp { .. } | Self::Bsp => {
                 let staleness = if let Self::Ssp { staleness } = *self { staleness } else { 0 };
                 let plan = window(Shares::Parts);
-                (Box::new(BoundedStaleness::new(parameters, staleness, plan)), CENTRED, Some(plan))
+                (Box::new(BoundedStaleness::new(parameters, staleness, plan)), TABLED, Some(plan))
             }
             Self::ElasticBsp { lookahead, objective, prediction } => {
                 let plan = window(Shares::Parts);
                 let policy = Supersteps::new(parameters, plan, lookahead, objective, prediction);
-                (Box::new(policy), TRAINED, Some(plan))
+                (Box::new(policy), &[], Some(plan))
             }
         };
+        vectors.extend(more);
         Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })
     }
 
@@ -327,20 +333,10 @@ impl Scheme {
 /// Writes that a rank may be ahead of a peer.
 const SLOTS: u16 = 2;
 
-/// The vectors of schemes.
-const TRAINED: &[Vector] = &[Vector::Parameters, Vector::Gradient];
-const ANCHORED: &[Vector] =
-    &[Vector::Parameters, Vector::Gradient, Vector::Anchor, Vector::Delta, Vector::Velocity];
-const FETCHING: &[Vector] = &[Vector::Parameters, Vector::Gradient, Vector::Fetched, Vector::Arrival];
-const SUMMING: &[Vector] =
-    &[Vector::Parameters, Vector::Gradient, Vector::Anchor, Vector::Fetched, Vector::Arrival, Vector::Sum];
-const CENTRED: &[Vector] = &[
-    Vector::Parameters,
-    Vector::Gradient,
-    Vector::Anchor,
-    Vector::Delta,
-    Vector::Velocity,
-    Vector::Centre,
-    Vector::Fetched,
-    Vector::Arrival,
-];
+/// The vectors of schemes, besides parameters and gradient.
+const ANCHORED: &[Vector] = &[Vector::Anchor, Vector::Delta, Vector::Velocity];
+const FETCHING: &[Vector] = &[Vector::Fetched, Vector::Arrival];
+const SUMMING: &[Vector] = &[Vector::Anchor, Vector::Fetched, Vector::Arrival, Vector::Sum];
+const REPLICATED: &[Vector] = &[Vector::Delta, Vector::Centre, Vector::Fetched];
+const SHARED: &[Vector] = &[Vector::Delta, Vector::Centre, Vector::Arrival];
+const TABLED: &[Vector] = &[Vector::Anchor, Vector::Delta, Vector::Centre, Vector::Fetched, Vector::Arrival];

@@ -98,7 +98,7 @@ pub(crate) struct SimulatedRank {
 impl SimulatedRank {
     pub(crate) fn new(number: Rank, plan: Plan, initial: &[f32], settings: &Settings) -> Self {
         let mut vectors = LocalVectors::default();
-        for vector in plan.vectors {
+        for vector in &plan.vectors {
             vectors.vectors[vector.index()] = vec![0.0; plan.parameters];
         }
         vectors.vectors[Vector::Parameters.index()].copy_from_slice(initial);

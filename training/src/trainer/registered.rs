@@ -85,7 +85,7 @@ impl RegisteredVectors {
     /// The vectors of a plan, zeroed, registered with the group. Without a window.
     pub(crate) fn new(group: &Group, plan: &Plan) -> Result<Self, CollectiveError> {
         let mut vectors: [Pieces; Vector::COUNT] = Default::default();
-        for vector in plan.vectors {
+        for vector in &plan.vectors {
             // Nothing but this rank's share comes.
             let piece = match (vector, &plan.window) {
                 (Vector::Arrival, Some(window)) => window.share(window.rank, plan.parameters),
