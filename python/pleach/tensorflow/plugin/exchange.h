@@ -212,16 +212,21 @@ class Exchange {
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       never_notified_.wait_for(lock, kOfferWait / 4);
-      Withdraw(&lock, [now = Clock::now()](const Waiting& offer) { return offer.until <= now; });
+      Withdraw(&lock, [](const Waiting& offer) { return offer.until <= Clock::now(); });
     }
   }
 
-  // An offer that was received is no longer in the endpoint's table, so its lease stays.
+  // An offer that was received is no longer in the endpoint's table, so its lease stays. One that was
+  // not sent yet is withdrawn once more when it is old.
   template <typename Which>
   void Withdraw(std::unique_lock<std::mutex>* lock, Which which) {
     std::vector<uint64_t> withdrawn;
-    for (auto& [number, offer] : offers_)
-      if (which(offer)) withdrawn.push_back(number), offer = {Clock::time_point::max(), {}};
+    for (auto& [number, offer] : offers_) {
+      if (!which(offer)) continue;
+      withdrawn.push_back(number);
+      offer.collective.reset();
+      if (offer.until <= Clock::now()) offer.until = Clock::time_point::max();
+    }
     lock->unlock();
     for (uint64_t number : withdrawn) pleachEndpointCleanUp(endpoint_, number);
     lock->lock();
