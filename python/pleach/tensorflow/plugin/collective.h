@@ -172,7 +172,7 @@ class CollectiveAccess : public tensorflow::CollectiveRemoteAccessDistributed {
                     tensorflow::CancellationManager* cancellation,
                     const tensorflow::StatusCallback& done) override {
     tensorflow::DeviceAttributes server;
-    const bool may_ask = !peer_is_local && device->device_type() == "CPU" &&
+    const bool may_ask = !peer_is_local && device->device_type() == "CPU" && cancellation != nullptr &&
                          target->TotalBytes() >= kLentBytesMin &&
                          dev_resolver_->GetDeviceAttributes(peer_device, &server).ok();
     tensorflow::WorkerInterface* worker =
