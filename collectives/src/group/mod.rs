@@ -379,13 +379,6 @@ impl Group {
         Ok(region.map_err(|error| CollectiveError::Register(Arc::new(error)))?.whole())
     }
 
-    /// How long a call of this handle waits for peers: [`Options::timeout`], or that of
-    /// [`Group::within`].
-    #[must_use]
-    pub fn timeout(&self) -> Duration {
-        self.timeout
-    }
-
     /// Ends the group's work on all ranks: calls under way, here and there, return at once with an
     /// error. Any thread may call it, also while this rank is in no call. It returns when the peers
     /// have been told. It does nothing when the group is closed.

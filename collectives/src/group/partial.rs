@@ -185,28 +185,6 @@ impl Group {
         Ok(Partial { raw: RawPartial::new(self, len, T::DATA_TYPE, activation)?, _elements: PhantomData })
     }
 
-    /// As [`Group::partial`], in the memory of the GPU that the group works on. A contribution is
-    /// ready when the stream of this handle ([`Group::on`]) has done what was put into it before
-    /// the contribution is handed over. A rank that is not ready is bound without its contribution,
-    /// and the GPU reads no byte of it.
-    ///
-    /// # Errors
-    ///
-    /// See [`PartialError`]; the same on all ranks but for a missing stream. There are no exact
-    /// sums of floats and no factors there.
-    pub fn partial_on_gpu<T: Element>(
-        &self,
-        len: usize,
-        activation: Activation,
-    ) -> Result<Partial<T, GpuMemory>, PartialError> {
-        if self.gpu().is_none() {
-            let data = Space::Gpu { ordinal: 0 };
-            return Err(CollectiveError::Space { group: Space::Host, data }.into());
-        }
-        let raw = RawPartial::in_any_memory(self, len, T::DATA_TYPE, activation)?;
-        Ok(Partial { raw, _elements: PhantomData })
-    }
-
     /// Compares what the ranks ask for.
     fn agree_on(&self, terms: Terms) -> Result<(), PartialError> {
         let mut all = vec![0; WORDS * self.world_size() as usize];
@@ -355,6 +333,24 @@ impl<T: Element> Partial<T> {
 }
 
 impl<T: Element> Partial<T, GpuMemory> {
+    /// As [`Group::partial`], in the memory of the GPU that the group works on. A contribution is
+    /// ready when the stream of this handle ([`Group::on`]) has done what was put into it before
+    /// the contribution is handed over. A rank that is not ready is bound without its contribution,
+    /// and the GPU reads no byte of it.
+    ///
+    /// # Errors
+    ///
+    /// See [`PartialError`]; the same on all ranks but for a missing stream. There are no exact
+    /// sums of floats and no factors there.
+    pub fn on_gpu(group: &Group, len: usize, activation: Activation) -> Result<Self, PartialError> {
+        if group.gpu().is_none() {
+            let data = Space::Gpu { ordinal: 0 };
+            return Err(CollectiveError::Space { group: Space::Host, data }.into());
+        }
+        let raw = RawPartial::in_any_memory(group, len, T::DATA_TYPE, activation)?;
+        Ok(Self { raw, _elements: PhantomData })
+    }
+
     /// Where the next contribution is, for kernels and copies of the GPU: `len` elements, of any
     /// value, which nobody else touches until [`Partial::contribute`].
     pub fn contribution(&mut self) -> *mut T {

@@ -38,7 +38,7 @@ pub(crate) fn late_contributions_on_a_gpu_are_carried_dropped_or_corrected(gpu: 
             let stream = Stream::new(gpu).expect("a stream");
             let activation = Activation::quorum(2).late(late).divisor(Divisor::None);
             let on = group.on(&stream);
-            let mut rounds = on.partial_on_gpu::<f32>(len, activation).expect("rounds");
+            let mut rounds = Partial::<f32, GpuMemory>::on_gpu(&on, len, activation).expect("rounds");
             if rank == 2 {
                 group.barrier().expect("the round of the others has ended");
             }
@@ -96,8 +96,8 @@ pub(crate) fn rounds_on_a_gpu_give_the_bits_of_rounds_on_the_host(gpu: &Arc<Gpu>
                 (0..3000).map(|it| (it as f32 + 0.3).sin() * group.rank() as f32 - 0.0).collect();
             // Each rank is absent once, and none.
             for absent in 0..5 {
-                let mut there =
-                    group.on(&stream).partial_on_gpu::<f32>(own.len(), activation).expect("rounds");
+                let mut there = Partial::<f32, GpuMemory>::on_gpu(&group.on(&stream), own.len(), activation)
+                    .expect("rounds");
                 let mut here = host.partial::<f32>(own.len(), activation).expect("rounds");
                 let (on_gpu, on_host) = if group.rank() == absent {
                     let on_gpu = there.abstain().expect("a round").to_vec().expect("loaded");
@@ -122,7 +122,8 @@ pub(crate) fn a_contribution_is_ready_when_its_stream_has_done_the_work_before(g
         let stream = Stream::new(gpu).expect("a stream");
         let len = 4000;
         let activation = Activation::all();
-        let mut rounds = group.on(&stream).partial_on_gpu::<u8>(len, activation).expect("rounds");
+        let mut rounds =
+            Partial::<u8, GpuMemory>::on_gpu(&group.on(&stream), len, activation).expect("rounds");
         for _ in 0..2 {
             let busy = filled(&group, &vec![0_u8; len]);
             let mark = keep_busy(&stream, &busy);
@@ -141,9 +142,11 @@ pub(crate) fn what_rounds_on_a_gpu_cannot_do_is_refused(gpu: &Arc<Gpu>) {
     with_group(Fabric::Shm, 2, by_thread, |group| {
         let stream = Stream::new(gpu).expect("a stream");
         let factor = Activation::all().combined_by(ReduceOp::premul_sum(2.0));
-        let error = group.on(&stream).partial_on_gpu::<f32>(1, factor).err().expect("no kernel multiplies");
+        let error = Partial::<f32, GpuMemory>::on_gpu(&group.on(&stream), 1, factor)
+            .err()
+            .expect("no kernel multiplies");
         assert!(matches!(error, PartialError::Activation(ActivationError::Factor { .. })), "{error}");
-        let error = group.partial_on_gpu::<f32>(1, Activation::all()).err().expect("no stream");
+        let error = Partial::<f32, GpuMemory>::on_gpu(&group, 1, Activation::all()).err().expect("no stream");
         assert!(matches!(error, PartialError::Collective(CollectiveError::NoStream { .. })), "{error}");
         let error = group.on(&stream).partial::<f32>(1, Activation::all()).err().expect("no host memory");
         assert!(matches!(error, PartialError::Collective(CollectiveError::Space { .. })), "{error}");
@@ -154,7 +157,9 @@ pub(crate) fn what_rounds_on_a_gpu_cannot_do_is_refused(gpu: &Arc<Gpu>) {
     };
     with_group(Fabric::Shm, 2, exact, |group| {
         let stream = Stream::new(gpu).expect("a stream");
-        let error = group.on(&stream).partial_on_gpu::<f32>(1, Activation::all()).err().expect("no kernels");
+        let error = Partial::<f32, GpuMemory>::on_gpu(&group.on(&stream), 1, Activation::all())
+            .err()
+            .expect("no kernels");
         let PartialError::Collective(CollectiveError::NotExact { reason, .. }) = error else {
             panic!("{error}")
         };

@@ -60,7 +60,7 @@ pub(crate) fn rounds_that_are_forgotten_or_dropped_half_done_touch_no_memory_of_
         for step in 0..6_u32 {
             let on = group.on(&stream);
             let mut rounds: Partial<u32, GpuMemory> =
-                on.partial_on_gpu(LEN, Activation::quorum(1)).expect("rounds");
+                Partial::on_gpu(&on, LEN, Activation::quorum(1)).expect("rounds");
             rounds.store(&[step; LEN]).expect("stored");
             let round = rounds.contribute().expect("a round").to_vec().expect("loaded");
             assert!(round.iter().all(|element| *element == round[0]) && round[0] <= 2 * step);

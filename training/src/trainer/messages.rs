@@ -219,7 +219,7 @@ impl Trainer {
     /// Waits for a message, or for a credit.
     pub(crate) fn await_message(&mut self) -> Result<(), TrainError> {
         let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
-        let deadline = self.group.timeout();
+        let deadline = window.timeout();
         let since = *self.messages.waits_since.get_or_insert_with(clock::now);
         let limit = if self.messages.asked.is_empty() { deadline } else { CREDIT_TURN };
         let before = clock::now();

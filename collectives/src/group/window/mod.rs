@@ -551,6 +551,12 @@ impl<T: Element> Window<T> {
         seen(Arrival { from: *from, slot: *slot, word: *word, data });
     }
 
+    /// How long a call waits for peers: what the group waited that the window was made from.
+    #[must_use]
+    pub fn timeout(&self) -> Duration {
+        self.group.timeout
+    }
+
     /// Ends the window on all ranks: calls under way return at once with an error. It does nothing
     /// to the group that the window was made from.
     pub fn abort(&self) {

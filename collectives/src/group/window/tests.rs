@@ -130,7 +130,7 @@ fn a_peer_that_is_given_up_is_named_on_all_ranks_and_the_first_group_works_on() 
                 } else {
                     window.wait(PATIENCE, |_| ()).expect_err("rank 1 gives up")
                 };
-                assert_eq!(group.timeout(), PATIENCE);
+                assert_eq!(window.timeout(), PATIENCE);
                 group.barrier().expect("the group that the window was made from works on");
                 error.to_string()
             },
