@@ -57,8 +57,8 @@ pub struct Waker {
 }
 
 impl Waker {
-    /// Whether the sleeper sleeps and was not woken from this sleep: then the caller wakes it. To be
-    /// called after each message is there. `load` reads the word.
+    /// Whether the sleeper sleeps and was not woken from this sleep: then the caller wakes it. To
+    /// be called after each message is there. `load` reads the word.
     pub fn must_wake(&mut self, load: impl FnOnce() -> u64) -> bool {
         // Partner: the fence in `announce`.
         fence(Ordering::SeqCst);
@@ -121,8 +121,8 @@ pub(crate) mod loom_tests {
         }
     }
 
-    /// What a sleeper shares, which is not dropped while its model fails: loom has ended by then, and
-    /// would end the process.
+    /// What a sleeper shares, which is not dropped while its model fails: loom has ended by then,
+    /// and would end the process.
     pub(crate) struct Sleeper<T>(pub(crate) Option<Arc<T>>);
 
     impl<T> Drop for Sleeper<T> {

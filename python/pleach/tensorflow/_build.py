@@ -126,7 +126,7 @@ def _command(tensorflow: ModuleType) -> list[str]:
         *tensorflow.sysconfig.get_compile_flags(),
         *(f"-I{include / folder}" for folder in _INCLUDED),
         f'-DPLEACH_TENSORFLOW_VERSION="{version}"',
-        # Whether assertions are compiled must be as in the wheel: the layout of classes may tell it.
+        # Assertions are compiled or not as in the wheel: the layout of classes may depend on it.
         *("-O1", "-DNDEBUG", "-w", "-fPIC", "-shared"),
         f"-L{installed}",
     ]

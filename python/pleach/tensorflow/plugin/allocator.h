@@ -1,8 +1,8 @@
 // The memory of CPU tensors: lendable, so that a tensor is sent without a copy.
 //
 // Tensors that are too small to be lent, and those beyond the limit of lendable memory, lie in
-// ordinary memory. A header before each buffer says which of the two it is. Lendable memory is shared
-// with what a process forks: a child that writes a tensor of its parent writes it there, too.
+// ordinary memory. A header before each buffer says which of the two it is. Lendable memory is
+// shared with a forked child: a child that writes a tensor of its parent writes it there, too.
 #ifndef PLEACH_TENSORFLOW_ALLOCATOR_H_
 #define PLEACH_TENSORFLOW_ALLOCATOR_H_
 

@@ -31,14 +31,14 @@
 
 namespace pleach {
 
-// Smaller tensors are sent by gRPC, whose answer brings them at once: a fetch after it costs more than
-// a copy of fewer bytes.
+// Smaller tensors are sent by gRPC, whose answer brings them at once: a fetch after it costs more
+// than a copy of fewer bytes.
 constexpr size_t kLentBytesMin = 512 << 10;
 // How long an offer waits for the program that was told of it.
 constexpr std::chrono::seconds kOfferWait{60};
 // How long a receiver waits for a tensor that was offered to it, in milliseconds.
 constexpr uint64_t kFetchWaitMs = 30'000;
-// How long a fetch may make a link again that broke, in milliseconds: its thread serves other calls.
+// How long a fetch may make a broken link again, in milliseconds: its thread serves other calls.
 constexpr uint64_t kRedialWaitMs = 3'000;
 // How long a send may wait where the table is full; the tensor goes by gRPC then.
 constexpr uint64_t kSendWaitMs = 1;
@@ -216,8 +216,8 @@ class Exchange {
     }
   }
 
-  // An offer that was received is no longer in the endpoint's table, so its lease stays. One that was
-  // not sent yet is withdrawn once more when it is old.
+  // An offer that was received is no longer in the endpoint's table, so its lease stays. One that
+  // was not sent yet is withdrawn once more when it is old.
   template <typename Which>
   void Withdraw(std::unique_lock<std::mutex>* lock, Which which) {
     std::vector<uint64_t> withdrawn;
@@ -251,7 +251,7 @@ class Fetch : public std::enable_shared_from_this<Fetch> {
   explicit Fetch(Done done) : done_(std::move(done)) {}
 
   void Start(pleachPeer_t peer, uint64_t number, const std::string& name) {
-    // Of a link that is there this waits for nothing. One without regions brings bytes all the same.
+    // Where there is a link this waits for nothing. One without regions brings bytes all the same.
     if (pleachResult_t shared = pleachPeerShareRegions(peer, kRedialWaitMs);
         shared != pleachSuccess && shared != pleachInvalidUsage)
       return Finish(absl::UnavailableError(LastFailure(shared).message()), Lent());

@@ -71,8 +71,8 @@ class Links {
   // With the link, or null where tensors go by gRPC; an error where regions are required.
   using Found = std::function<void(const absl::Status&, std::shared_ptr<Link>)>;
 
-  // A receive that needs to know the link. `worker`, of the task, and `device`, any of this process,
-  // stay until `found` is called. `is_cancelled` is called under the lock of the links.
+  // A receive that needs to know the link. `worker`, of the task, and `device`, any of this
+  // process, stay until `found` is called. `is_cancelled` is called under the lock of the links.
   struct Seeker {
     const void* receive;
     tensorflow::WorkerInterface* worker;
@@ -143,8 +143,8 @@ class Links {
     state.why = absl::UnavailableError("its link is lost");
   }
 
-  // A task that was asked over this link, null if it was not asked, has sent a large tensor by gRPC:
-  // it could not lend it, or is another one than it was. An error where regions are required.
+  // A task that was asked over this link, null if it was not asked, has sent a large tensor by
+  // gRPC: it could not lend it, or is another one than it was. An error where regions are required.
   absl::Status NotOffered(const std::string& task, const std::shared_ptr<Link>& link) {
     if (link == nullptr) return absl::OkStatus();
     {

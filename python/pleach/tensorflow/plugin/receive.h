@@ -56,9 +56,9 @@ class LentBuffer : public tensorflow::TensorBuffer {
   const std::shared_ptr<std::atomic<size_t>> count_;
 };
 
-// The tensor of an offer over what was received, or a copy where that lies as no kernel may read it:
-// after a loss of the link bytes come in a message. `count` counts the tensors that keep something
-// lent (relaxed: a limit that need not be exact).
+// The tensor of an offer over what was received, or a copy where that is aligned as no kernel may
+// read it: after a loss of the link bytes come in a message. `count` counts the tensors that keep
+// something lent (relaxed: a limit that need not be exact).
 inline absl::Status TensorOf(const Offer& offer, Lent lent,
                              const std::shared_ptr<std::atomic<size_t>>& count,
                              tensorflow::Tensor* tensor) {
