@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "grpcpp/support/byte_buffer.h"
@@ -55,6 +56,17 @@ class Answer {
   std::mutex mutex_;
   tensorflow::StatusCallback done_;
 };
+
+// The status of a call that had none in earlier versions of TensorFlow.
+template <typename Call>
+absl::Status StatusOf(Call&& call) {
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    return absl::OkStatus();
+  } else {
+    return call();
+  }
+}
 
 class Worker : public tensorflow::GrpcWorker {
  public:
@@ -170,7 +182,9 @@ class Worker : public tensorflow::GrpcWorker {
         return absl::OkStatus();
       }
     }
-    return tensorflow::grpc::EncodeTensorToByteBuffer(is_dead, tensor, false, response);
+    return StatusOf([&] {
+      return tensorflow::grpc::EncodeTensorToByteBuffer(is_dead, tensor, false, response);
+    });
   }
 
   // The producer may write the buffer again when DoneWithHook was called.
