@@ -1,7 +1,7 @@
 //! Training schemes: rules by which the ranks of a group train one model.
 //!
 //! A [`Scheme`] is a value with a text, `NAME[:KEY=VALUE,…]`, that is the same on the command line
-//! and in programs. [`Scheme::plan`] makes a rank's [`Policy`](crate::Policy) of it.
+//! and in programs. [`Scheme::plan`] makes a rank's [`Policy`] of it.
 //!
 //! **Invariants** ([`Scheme::guarantee`]), which drivers check: wherever a policy says
 //! [`Action::Agreed`](crate::policy::Action::Agreed), the vector has the same bits on all ranks.
