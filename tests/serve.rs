@@ -594,6 +594,18 @@ fn a_cancelled_call_and_one_whose_deadline_is_over_disturb_no_other() {
     }
 }
 
+/// Sends the requests of so many numbers at once.
+fn send_requests(
+    client: &Client,
+    requests: i64,
+) -> Vec<tokio::task::JoinHandle<Result<ModelInferResponse, Status>>> {
+    let send = |number| {
+        let client = client.clone();
+        tokio::spawn(async move { client.infer(request(number)).await })
+    };
+    (0..requests).map(send).collect()
+}
+
 fn cancel(fabric: &str) {
     let folder = Folder::new(&format!("serve-cancelled-{fabric}"));
     let server = Server::of_model(&folder, &["--depth", "2", "--fabric", fabric]);
@@ -603,12 +615,7 @@ fn cancel(fabric: &str) {
         assert_answer(&client.infer(request(1)).await.expect("it answers"), 1);
         stop(stopped);
         // More than are under way, so that some are cancelled before they are fed.
-        let cancelled: Vec<_> = (0..6)
-            .map(|number| {
-                let client = client.clone();
-                tokio::spawn(async move { client.infer(request(number)).await })
-            })
-            .collect();
+        let cancelled = send_requests(&client, 6);
         let mut late = Request::new(request(9));
         late.set_timeout(Duration::from_millis(300));
         let late = client.send::<_, ModelInferResponse>("ModelInfer", late).await;
@@ -640,12 +647,7 @@ fn kill(victim: u32, fabric: &str, is_idle: bool) {
             return;
         }
         stop(process);
-        let calls: Vec<_> = (0..8)
-            .map(|number| {
-                let client = client.clone();
-                tokio::spawn(async move { client.infer(request(number)).await })
-            })
-            .collect();
+        let calls = send_requests(&client, 8);
         // One with a deadline is sent after the others, so these are on their way when it is over.
         let mut last = Request::new(request(9));
         last.set_timeout(Duration::from_millis(200));

@@ -188,6 +188,18 @@ pub enum TableAction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OperationId(pub u64);
 
+/// Numbers for the operations of a policy, each larger than those before.
+#[derive(Debug, Default)]
+pub struct OperationIds(u64);
+
+impl OperationIds {
+    /// The next number.
+    pub fn take(&mut self) -> OperationId {
+        self.0 += 1;
+        OperationId(self.0 - 1)
+    }
+}
+
 /// A vector of one rank, as long as the parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Vector {

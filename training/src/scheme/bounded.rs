@@ -16,7 +16,7 @@ use std::ops::Range;
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
-use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy, TableAction, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, TableAction, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 
@@ -46,7 +46,7 @@ pub(crate) struct BoundedStaleness {
     phase: Phase,
     is_stopped: bool,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     reading: u32,
     writing: u32,
     /// Complete clocks in the copy.
@@ -74,7 +74,7 @@ impl BoundedStaleness {
             phase: Phase::Computing,
             is_stopped: false,
             next_step: 0,
-            next_id: 0,
+            ids: OperationIds::default(),
             reading: 0,
             writing: 0,
             copied: 0,
@@ -85,11 +85,6 @@ impl BoundedStaleness {
             is_exceeded: false,
             finish: Finish::new(plan),
         }
-    }
-
-    fn id(&mut self) -> OperationId {
-        self.next_id += 1;
-        OperationId(self.next_id - 1)
     }
 
     fn whole(&self) -> Range<usize> {
@@ -121,7 +116,7 @@ impl BoundedStaleness {
         self.mix(Vector::Parameters, Vector::Delta, 1.0, actions);
         self.add(self.plan.rank, Vector::Delta, actions);
         for to in self.plan.peers() {
-            let id = self.id();
+            let id = self.ids.take();
             actions.push(Action::Write { id, to, from: Vector::Delta, word: self.next_step });
             self.writing += 1;
             self.finish.sent(to);
@@ -180,7 +175,7 @@ impl BoundedStaleness {
             self.copied = answers.chain([self.complete()]).min().unwrap_or(0);
             self.phase = Phase::Reading;
             for from in self.plan.peers() {
-                let id = self.id();
+                let id = self.ids.take();
                 actions.push(Action::Read { id, from, into: Vector::Fetched });
                 self.reading += 1;
             }

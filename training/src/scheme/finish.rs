@@ -67,6 +67,11 @@ impl Finish {
         Self { plan, sent: vec![0; ranks], come: vec![0; ranks], told: vec![None; ranks], has_begun: false }
     }
 
+    /// All ranks but this one.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = Rank> + use<> {
+        self.plan.peers()
+    }
+
     /// Notes a write to a rank.
     pub(crate) fn sent(&mut self, to: Rank) {
         self.sent[to as usize] += 1;

@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use pleach_transport::clock::Nanos;
 
-use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 
 /// The parameters of an outer optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Periodic {
     /// Local steps since the parameters of all ranks were the same.
     local_steps: u64,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     is_stopped: bool,
 }
 
@@ -41,13 +41,21 @@ impl Periodic {
     /// An exchange every `every` steps, after `warmup` synchronous ones.
     pub(crate) fn new(parameters: usize, every: u64, warmup: u64, outer: Option<Outer>) -> Self {
         let whole = 0..parameters;
-        Self { whole, every, warmup, outer, local_steps: 0, next_step: 0, next_id: 0, is_stopped: false }
+        Self {
+            whole,
+            every,
+            warmup,
+            outer,
+            local_steps: 0,
+            next_step: 0,
+            ids: OperationIds::default(),
+            is_stopped: false,
+        }
     }
 
     fn average(&mut self, vector: Vector, actions: &mut Actions) {
-        let id = OperationId(self.next_id);
+        let id = self.ids.take();
         actions.push(Action::Average { id, vector, piece: self.whole.clone() });
-        self.next_id += 1;
     }
 
     fn exchange(&mut self, actions: &mut Actions) {

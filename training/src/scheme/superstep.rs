@@ -15,7 +15,7 @@
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
-use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 use crate::scheme::finish::Word;
 use crate::shares::WindowPlan;
 use crate::zipline::{Intervals, Objective, Prediction, Predictor, place};
@@ -32,7 +32,7 @@ pub(crate) struct Supersteps {
     /// When the step began that is computed.
     began: Nanos,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     /// Steps that are left until the barrier.
     left: u64,
     is_averaging: bool,
@@ -62,7 +62,7 @@ impl Supersteps {
             intervals: Intervals::default(),
             began: Nanos::ZERO,
             next_step: 0,
-            next_id: 0,
+            ids: OperationIds::default(),
             left: 1,
             is_averaging: false,
             told: None,
@@ -101,8 +101,7 @@ impl Supersteps {
         } else {
             Word::Round(predicted).tell(0, actions);
         }
-        let (id, piece) = (OperationId(self.next_id), 0..self.parameters);
-        self.next_id += 1;
+        let (id, piece) = (self.ids.take(), 0..self.parameters);
         self.is_averaging = true;
         actions.push(Action::Average { id, vector: Vector::Parameters, piece });
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use pleach_transport::clock::Nanos;
 
 use crate::layout::Bucket;
-use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 
 /// The policy of [`Scheme::Sync`](super::Scheme::Sync).
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(crate) struct Synchronous {
     started: usize,
     /// The buckets whose average is there.
     averaged: usize,
-    next_id: u64,
+    ids: OperationIds,
     /// The step whose gradient is complete.
     computed: Option<u64>,
 }
@@ -30,15 +30,14 @@ impl Synchronous {
     /// For these buckets.
     pub(crate) fn new(buckets: Vec<Range<usize>>) -> Self {
         let is_ready = vec![false; buckets.len()];
-        Self { buckets, is_ready, started: 0, averaged: 0, next_id: 0, computed: None }
+        Self { buckets, is_ready, started: 0, averaged: 0, ids: OperationIds::default(), computed: None }
     }
 
     fn ready(&mut self, bucket: Bucket, actions: &mut Actions) {
         self.is_ready[bucket] = true;
         while self.is_ready.get(self.started) == Some(&true) {
-            let (id, piece) = (OperationId(self.next_id), self.buckets[self.started].clone());
+            let (id, piece) = (self.ids.take(), self.buckets[self.started].clone());
             actions.push(Action::Average { id, vector: Vector::Gradient, piece });
-            self.next_id += 1;
             self.started += 1;
         }
     }

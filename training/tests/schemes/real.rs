@@ -154,6 +154,17 @@ fn a_rank_that_gives_up_ends_an_asynchronous_training_on_all_ranks() {
     }
 }
 
+/// Makes the steps of a rank; rank 3 makes 9.
+fn make_steps(rank: u32, trainer: &mut Trainer) -> Result<(), TrainError> {
+    while let Some(step) = trainer.step()? {
+        if rank == 3 && step.number() == 9 {
+            break;
+        }
+        step.update(|_, _| {}, 1.0)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_rank_that_stops_without_a_word_is_named_by_those_that_wait_for_it() {
     let stopped = std::sync::Barrier::new(RANKS as usize);
@@ -165,22 +176,10 @@ fn a_rank_that_stops_without_a_word_is_named_by_those_that_wait_for_it() {
             let layout = Linear.layout();
             let scheme = scheme("easgd:every=2");
             let mut trainer = Trainer::new(&group, &scheme, &layout, 20).expect("has memory");
-            let error = loop {
-                let step = match trainer.step() {
-                    Ok(Some(step)) => step,
-                    Ok(None) => break None,
-                    Err(error) => break Some(error),
-                };
-                if group.rank() == 3 && step.number() == 9 {
-                    // Its program hangs.
-                    break None;
-                }
-                if let Err(error) = step.update(|_, _| {}, 1.0) {
-                    break Some(error);
-                }
-            };
+            let made = make_steps(group.rank(), &mut trainer);
+            // The program of rank 3 hangs here.
             stopped.wait();
-            error.map(|error| error.to_string())
+            made.err().map(|error| error.to_string())
         },
     );
     assert_eq!(errors[3], None);
@@ -202,19 +201,10 @@ fn a_rank_that_leaves_is_named_by_those_that_need_it() {
             |group| {
                 let layout = Linear.layout();
                 let mut trainer = Trainer::new(&group, &scheme(text), &layout, 20).expect("has memory");
-                loop {
-                    let step = match trainer.step() {
-                        Ok(Some(step)) => step,
-                        Ok(None) => break trainer.finish().err().map(|error| error.to_string()),
-                        Err(error) => break Some(error.to_string()),
-                    };
-                    if group.rank() == 3 && step.number() == 9 {
-                        break None;
-                    }
-                    if let Err(error) = step.update(|_, _| {}, 1.0) {
-                        break Some(error.to_string());
-                    }
-                }
+                let made = make_steps(group.rank(), &mut trainer);
+                let ended =
+                    if group.rank() == 3 { made } else { made.and_then(|()| trainer.finish().map(drop)) };
+                ended.err().map(|error| error.to_string())
             },
         );
         assert_eq!(errors[3], None);

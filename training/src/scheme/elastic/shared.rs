@@ -20,7 +20,7 @@ use pleach_transport::clock::Nanos;
 
 use super::LocalStep;
 use super::turns::Turns;
-use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 
@@ -62,7 +62,7 @@ pub(crate) struct SharedCentre {
     turns: Option<Turns>,
     phase: Phase,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     reading: u32,
     writing: u32,
     /// Whether parameters are pulled after the next step.
@@ -85,7 +85,7 @@ impl SharedCentre {
             turns: takes_turns.then(|| Turns::new(plan.rank, plan.ranks)),
             phase: Phase::Computing,
             next_step: 0,
-            next_id: 0,
+            ids: OperationIds::default(),
             reading: 0,
             writing: 0,
             is_pulled: false,
@@ -93,11 +93,6 @@ impl SharedCentre {
             is_final: vec![false; plan.ranks as usize],
             finish: Finish::new(plan),
         }
-    }
-
-    fn id(&mut self) -> OperationId {
-        self.next_id += 1;
-        OperationId(self.next_id - 1)
     }
 
     fn copy(&self, from: Vector, into: Vector, actions: &mut Actions) {
@@ -156,7 +151,7 @@ impl SharedCentre {
     /// Reads the whole centre.
     fn read(&mut self, actions: &mut Actions) {
         for from in self.plan.peers() {
-            let id = self.id();
+            let id = self.ids.take();
             actions.push(Action::Read { id, from, into: Vector::Centre });
             self.reading += 1;
         }
@@ -194,7 +189,7 @@ impl SharedCentre {
         }
         self.change(Vector::Delta, actions);
         for to in self.plan.peers() {
-            let id = self.id();
+            let id = self.ids.take();
             actions.push(Action::Write { id, to, from: Vector::Delta, word: self.next_step });
             self.writing += 1;
             self.finish.sent(to);

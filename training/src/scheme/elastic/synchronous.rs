@@ -7,7 +7,7 @@
 use pleach_transport::clock::Nanos;
 
 use super::LocalStep;
-use crate::policy::{Action, Actions, Event, OperationId, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 
 /// The policy of [`Scheme::Elastic`](crate::Scheme::Elastic) whose mode is `sync`.
 #[derive(Debug)]
@@ -17,7 +17,7 @@ pub(crate) struct ReplicatedCentre {
     ranks: u32,
     every: u64,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     /// Whether parameters are pulled after the next step.
     is_pulled: bool,
     is_averaging: bool,
@@ -34,7 +34,7 @@ impl ReplicatedCentre {
             ranks,
             every,
             next_step: 0,
-            next_id: 0,
+            ids: OperationIds::default(),
             is_pulled: false,
             is_averaging: false,
             is_due: false,
@@ -70,9 +70,8 @@ impl ReplicatedCentre {
         let piece = 0..self.local.parameters;
         actions.update(Update::Elastic { rate: self.rate, piece: piece.clone() });
         self.copy(Vector::Delta, Vector::Fetched, actions);
-        let id = OperationId(self.next_id);
+        let id = self.ids.take();
         actions.push(Action::Average { id, vector: Vector::Fetched, piece });
-        self.next_id += 1;
         (self.is_averaging, self.is_pulled) = (true, true);
         actions.push(Action::Exchanged);
         self.compute(actions);

@@ -8,7 +8,7 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::Peers;
-use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 
@@ -19,7 +19,7 @@ pub(crate) struct Pull {
     peers: Peers,
     every: u64,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     /// The peer that is read.
     reading: Option<Rank>,
     /// By rank: the newest version read.
@@ -35,7 +35,7 @@ impl Pull {
             peers,
             every,
             next_step: 0,
-            next_id: 0,
+            ids: OperationIds::default(),
             reading: None,
             versions: vec![1; peers.ranks as usize],
             went_back: false,
@@ -43,17 +43,12 @@ impl Pull {
         }
     }
 
-    fn id(&mut self) -> OperationId {
-        self.next_id += 1;
-        OperationId(self.next_id - 1)
-    }
-
     fn begin_step(&mut self, actions: &mut Actions) {
         let step = self.next_step;
         if step == 0 || !step.is_multiple_of(self.every) || self.peers.ranks == 1 {
             return self.compute(actions);
         }
-        let (id, from) = (self.id(), self.peers.target(step / self.every - 1));
+        let (id, from) = (self.ids.take(), self.peers.target(step / self.every - 1));
         self.reading = Some(from);
         actions.push(Action::Read { id, from, into: Vector::Fetched });
     }
@@ -84,7 +79,7 @@ impl Pull {
             return actions.push(Action::Await { from });
         }
         actions.push(Action::Conserved(!self.went_back && self.finish.has_all()));
-        let (id, piece) = (self.id(), 0..self.parameters);
+        let (id, piece) = (self.ids.take(), 0..self.parameters);
         actions.push(Action::Average { id, vector: Vector::Parameters, piece });
     }
 }

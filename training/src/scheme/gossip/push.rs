@@ -20,7 +20,7 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::Peers;
-use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 
@@ -55,7 +55,7 @@ pub(crate) struct Push {
     /// None: the mean.
     weight: Option<u64>,
     next_step: u64,
-    next_id: u64,
+    ids: OperationIds,
     round: Option<Round>,
     come: Come,
     /// By rank: rounds that it has begun.
@@ -81,7 +81,7 @@ impl Push {
             every,
             weight: has_weight.then_some(UNIT),
             next_step: 0,
-            next_id: 0,
+            ids: OperationIds::default(),
             round: None,
             come: Come::default(),
             begun: vec![0; peers.ranks as usize],
@@ -90,11 +90,6 @@ impl Push {
             has_told_weight: false,
             is_averaging: false,
         }
-    }
-
-    fn id(&mut self) -> OperationId {
-        self.next_id += 1;
-        OperationId(self.next_id - 1)
     }
 
     /// The vector that is exchanged.
@@ -165,7 +160,7 @@ impl Push {
             let piece = 0..self.parameters;
             actions.update(Update::Scale { vector: Vector::Sum, factor: 0.5, piece });
         }
-        let (id, from) = (self.id(), self.exchanged());
+        let (id, from) = (self.ids.take(), self.exchanged());
         actions.push(Action::Write { id, to, from, word });
         self.finish.sent(to);
         true
@@ -226,7 +221,7 @@ impl Push {
         let keeps_weight = self.weight.is_none() || self.weights.iter().flatten().sum::<u64>() == all;
         actions.push(Action::Conserved(keeps_weight && self.finish.has_all()));
         self.is_averaging = true;
-        let (id, vector) = (self.id(), self.exchanged());
+        let (id, vector) = (self.ids.take(), self.exchanged());
         actions.push(Action::Average { id, vector, piece: 0..self.parameters });
     }
 
@@ -234,7 +229,7 @@ impl Push {
     fn tell_weight(&mut self, actions: &mut Actions) {
         let Some(weight) = self.weight else { return };
         self.weights[self.peers.rank as usize] = Some(weight);
-        for peer in (0..self.peers.ranks).filter(|peer| *peer != self.peers.rank) {
+        for peer in self.finish.peers() {
             Word::Result(weight).tell(peer, actions);
         }
     }
