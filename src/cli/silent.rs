@@ -1,4 +1,4 @@
-//! What a rank answers that exchanges no messages with the other ranks.
+//! The responder of a rank that exchanges no messages with the other ranks.
 
 use pleach::transport::{LossCause, Rank, Responder};
 

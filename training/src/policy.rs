@@ -155,7 +155,7 @@ pub enum Action {
     Agreed(Vector),
     /// Says that the parameters now hold work of other ranks: staleness is counted from here.
     Exchanged,
-    /// Says whether what the scheme conserves was conserved, as far as this rank can see.
+    /// Says whether the scheme has lost nothing that it conserves, as far as this rank can see.
     Conserved(bool),
 }
 

@@ -63,12 +63,12 @@ impl BlockSums {
         start..self.elements.min(start + BLOCK_ELEMENTS)
     }
 
-    /// What the numbers of no input are like.
+    /// The facts of an input without numbers.
     pub(crate) fn facts_of_nothing(self) -> Vec<i32> {
         [NO_PLACE, NO_PLACE, 0].repeat(self.blocks())
     }
 
-    /// What the numbers of an input are like. Facts of several inputs are combined by maximum.
+    /// The facts of the numbers of an input. Facts of several inputs are combined by maximum.
     pub(crate) fn facts(self, input: &Bytes) -> Vec<i32> {
         fn facts<T: Float>(sums: BlockSums, input: &Bytes) -> Vec<i32> {
             let input = Elements::<T>::of(input);

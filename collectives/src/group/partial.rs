@@ -140,8 +140,8 @@ pub struct RawRound<'a> {
     awaited: Awaited,
 }
 
-/// Fills memory of so many bytes with an element again and again, in pieces: a copy of it all may
-/// be more memory than there is.
+/// Fills this many bytes of memory with copies of an element, piece by piece: the system may not
+/// have the memory for a copy of the whole.
 fn fill(
     bytes: usize,
     element: &[u8],

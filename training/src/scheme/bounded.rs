@@ -4,7 +4,7 @@
 //! A step is a clock. A rank trains at its copy of the table, adds what each step changes, divided
 //! by the number of ranks, to the copy and to the table, and goes on. In clock c with bound s it
 //! takes a new copy if the one it has lacks a clock below c - s: it asks all owners for shards in
-//! which c - s clocks are complete, and waits. What it asks goes to an owner behind its updates, so
+//! which c - s clocks are complete, and waits. Its question goes to an owner behind its updates, so
 //! the answer holds them too.
 //!
 //! **Invariants:** a copy in clock c holds all updates of clocks up to c - s - 1, and all of the
@@ -55,7 +55,7 @@ pub(crate) struct BoundedStaleness {
     answers: Vec<Option<u64>>,
     /// By rank: the clocks that it has added to this rank's shard.
     clocks: Vec<u64>,
-    /// Who asks for how many complete clocks.
+    /// Ranks that ask, and how many complete clocks each asks for.
     asked: Vec<(Rank, u64)>,
     /// Whether the shard was not published as it is.
     is_changed: bool,
@@ -140,7 +140,7 @@ impl BoundedStaleness {
         self.answer(actions);
     }
 
-    /// Answers who asks for no more than there is.
+    /// Answers the ranks that ask for no more clocks than are complete.
     fn answer(&mut self, actions: &mut Actions) {
         let complete = self.complete();
         let (ready, later): (Vec<_>, Vec<_>) =

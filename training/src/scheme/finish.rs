@@ -1,7 +1,7 @@
 //! The end of a training whose ranks write to each other, and the words of such trainings.
 //!
 //! A rank that has made its last step tells each peer how many writes it has sent to it. Words and
-//! writes of one rank come in their order, so who has been told so by all peers has heard of all
+//! writes of one rank come in their order. So a rank that all peers have told has heard of all
 //! writes, and can compare their numbers. No peer reads or writes any more.
 
 use pleach_collectives::Rank;
@@ -20,7 +20,7 @@ pub(crate) enum Word {
     Result(u64),
 }
 
-/// Bits of the number in a word; those above say which word.
+/// Bits of the number in a word. The bits above them say which word it is.
 const NUMBER_BITS: u32 = 62;
 
 impl Word {

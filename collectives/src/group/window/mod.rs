@@ -551,7 +551,7 @@ impl<T: Element> Window<T> {
         seen(Arrival { from: *from, slot: *slot, word: *word, data });
     }
 
-    /// How long a call waits for peers: what the group waited that the window was made from.
+    /// How long a call waits for peers: as long as the group from which the window was made.
     #[must_use]
     pub fn timeout(&self) -> Duration {
         self.group.timeout
@@ -563,8 +563,8 @@ impl<T: Element> Window<T> {
         self.group.abort();
     }
 
-    /// Ends the window on all ranks because of a peer that has not done in time what this rank
-    /// waits for, and returns the verdict that all ranks get. `needed` says what, as "a word".
+    /// Ends the window on all ranks because of a peer for which this rank has waited too long.
+    /// Returns the verdict that all ranks get. `needed`: what the peer owes, as "a word".
     #[must_use]
     pub fn give_up(&self, peer: Rank, needed: &str, waited: Duration) -> CollectiveError {
         if let Err(error) = self.group.expect_open().and(self.expect_rank(peer)) {

@@ -171,7 +171,7 @@ class Worker : public tensorflow::GrpcWorker {
       Offer offer;
       offer.type = tensor.dtype();
       offer.shape = tensor.shape();
-      // Its reference keeps the bytes as they are: who assigns the variable writes a copy.
+      // This reference keeps the bytes as they are: an assignment of the variable writes a copy.
       auto kept = std::make_shared<tensorflow::Tensor>(tensor);
       offer.number = Exchange::Get()->Offer(tensor.tensor_data().data(), tensor.TotalBytes(),
                                             std::string(key.FullKey()), std::nullopt, [kept] {});

@@ -155,7 +155,7 @@ impl Front {
     fn end(self) {
         drop(self.end);
         let serving = self.serving;
-        // Whoever does not take an answer in time loses it.
+        // A client that does not take its answer in time loses it.
         let _ = self.runtime.block_on(async { tokio::time::timeout(LAST_ANSWERS, serving).await });
         self.runtime.shutdown_background();
     }

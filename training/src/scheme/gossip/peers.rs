@@ -1,4 +1,4 @@
-//! With whom a rank exchanges in a round.
+//! The peer with which a rank exchanges in a round.
 
 use pleach_collectives::Rank;
 use pleach_vocabulary::digest::{chain, hash_of_pair};
@@ -18,8 +18,8 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Whom this rank reads from or writes to in a round; there are at least two ranks. It is a
-    /// function of the rank and the round alone.
+    /// The peer that this rank reads from or writes to in a round; there are at least two ranks. It
+    /// is a function of the rank and the round alone.
     pub(crate) fn target(&self, round: u64) -> Rank {
         let Self { rule, rank, ranks } = *self;
         match rule {
@@ -33,7 +33,7 @@ impl Peers {
         }
     }
 
-    /// Who writes to this rank in a round, if a rule says so.
+    /// The peer that writes to this rank in a round, where the rule names one.
     pub(crate) fn source(&self, round: u64) -> Option<Rank> {
         match self.rule {
             Peer::Uniform => None,

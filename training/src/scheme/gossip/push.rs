@@ -14,7 +14,7 @@
 //!
 //! **Invariants:** each write is taken in once. The weights of all ranks and of the writes under
 //! way are together the number of ranks, exactly: they are counted in units. Halving a sum is exact
-//! too, so what is given and what is kept are together what there was.
+//! too: the half that is given and the half that is kept are together the sum before.
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
