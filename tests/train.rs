@@ -47,7 +47,7 @@ fn more_ranks_than_processors_and_batches_that_they_do_not_divide_are_no_trouble
 
 #[test]
 fn a_person_is_told_speeds_checks_and_accuracy_and_sees_no_bar_in_a_pipe() {
-    let output = train(&["--ranks", "2", "--epochs", "3"]);
+    let output = train(&["--ranks", "2", "--epochs", "3", "--model", "mlp:48x24"]);
     let (out, error) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success() && error.is_empty(), "{error}");
     for part in ["steps/s", "communicating", "bit for bit: yes", "up to rounding: yes", "test accuracy 0."] {
@@ -62,6 +62,7 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--fabric", "carrier-pigeon"], "there are shm tcp shm+tcp verbs shm+verbs auto"),
         (&["--ranks", "0"], "--ranks 0"),
         (&["--epochs", "0"], "--epochs"),
+        (&["--model", "mlp:64x0"], "give mlp:H or mlp:HxH"),
         (&["--scheme", "local-sdg"], "did you mean 'local-sgd'?"),
         (&["--scheme", "diloco:outer_lr=1"], "did you mean 'outer-lr'?"),
         (&["--scheme", "local-sgd:every=0"], "bad value of every: '0'"),

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use flate2::read::GzDecoder;
+use pleach_training::Sample;
 
 /// The number of different digits.
 pub(crate) const CLASSES: usize = 10;
@@ -37,6 +38,16 @@ impl Digits {
 
     pub(crate) fn label(&self, index: usize) -> usize {
         self.labels[index].into()
+    }
+
+    /// The images with their labels.
+    pub(crate) fn samples(&self) -> impl Iterator<Item = Sample<'_>> {
+        (0..self.len()).map(|index| self.sample(index))
+    }
+
+    /// An image with its label.
+    pub(crate) fn sample(&self, index: usize) -> Sample<'_> {
+        (self.image(index), self.label(index))
     }
 
     fn pick(&self, which: impl Iterator<Item = usize>) -> Self {

@@ -36,7 +36,7 @@ use crate::cli::metrics::MetricsAddress;
 use crate::cli::output::rounded;
 use crate::cli::skew::Skew;
 use crate::cli::{CommandError, progress};
-use network::{Network, Shape};
+use network::{Model, Network};
 
 mod curves;
 mod learner;
@@ -82,6 +82,9 @@ pub(crate) struct Arguments {
     /// How many times the training passes over all images
     #[arg(long, value_name = "E", default_value_t = DEFAULT_EPOCHS, value_parser = clap::value_parser!(u32).range(1..))]
     epochs: u32,
+    /// The network: a perceptron with hidden layers of these numbers of units
+    #[arg(long, value_name = "mlp:H[xH...]", default_value_t)]
+    model: Model,
     /// Sum gradients without waiting for late ranks; a round opens by: all, solo, majority,
     /// quorum:K, quorum:K+GRACE, deadline:D or deadline:pN (a learned percentile)
     #[arg(long, value_name = "ACTIVATION", conflicts_with = "scheme")]
@@ -164,7 +167,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let (rank, ranks) = (group.rank() as usize, group.world_size() as usize);
 
     let bar = progress::bar("training", steps(&data.train, arguments.epochs), rank == 0);
-    let parameters = Shape::new(data.train.image_pixels).parameters();
+    let model = &arguments.model;
+    let parameters = model.network(&data.train).parameters();
     let shard = Shard { rank, ranks };
     let mut step = 0;
     let mut computed = || {
@@ -176,7 +180,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         None => {
             let mut gradients = group.buffer(parameters).map_err(CommandError::failed)?;
             let mut by_all = ByAll { group: &group };
-            train(&data.train, arguments.epochs, shard, &mut gradients, &mut by_all, &mut computed)
+            train(model, &data.train, arguments.epochs, shard, &mut gradients, &mut by_all, &mut computed)
                 .map_err(CommandError::failed)
         }
         Some(activation) => {
@@ -186,6 +190,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             })?;
             let mut by_rounds = ByRounds { group: &group, rounds };
             train(
+                model,
                 &data.train,
                 arguments.epochs,
                 shard,
@@ -207,7 +212,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
 
     let alone = Shard { rank: 0, ranks: 1 };
     let mut gradients = vec![0.0; trained.network.parameters().len()];
-    let Ok(one_rank) = train(&data.train, arguments.epochs, alone, &mut gradients, &mut Alone, || ());
+    let Ok(one_rank) = train(model, &data.train, arguments.epochs, alone, &mut gradients, &mut Alone, || ());
     let difference = difference(trained.network.parameters(), one_rank.network.parameters());
     let verdict = Verdict {
         accuracy: trained.network.accuracy(&data.test),
@@ -326,6 +331,7 @@ fn steps(digits: &Digits, epochs: u32) -> u64 {
 
 /// The loop.
 fn train<G: DerefMut<Target = [f32]>, A: Averaging<G>>(
+    model: &Model,
     digits: &Digits,
     epochs: u32,
     shard: Shard,
@@ -333,7 +339,7 @@ fn train<G: DerefMut<Target = [f32]>, A: Averaging<G>>(
     averaging: &mut A,
     mut computed: impl FnMut(),
 ) -> Result<Trained, A::Error> {
-    let mut network = Network::new(digits.image_pixels, SEED);
+    let mut network = Network::new(model.network(digits), SEED);
     // The ranks meet once before the clock starts: waiting for the last to come is not
     // communicating.
     averaging.average(gradients)?;
@@ -509,7 +515,7 @@ mod tests {
     /// All ranks in one thread: each computes its share, then all get the average. In one step a
     /// share may be lost.
     fn train_in_turn(digits: &Digits, epochs: u32, ranks: usize, lost_in_step: Option<u64>) -> Network {
-        let mut network = Network::new(digits.image_pixels, SEED);
+        let mut network = Network::new(Model::default().network(digits), SEED);
         let (mut random, mut order) = (Random::new(SEED), (0..digits.len()).collect::<Vec<_>>());
         let mut gradients = vec![0.0; network.parameters().len()];
         let mut step = 0;
@@ -531,9 +537,10 @@ mod tests {
     }
 
     fn train_alone(digits: &Digits, epochs: u32) -> Network {
-        let mut gradients = vec![0.0; Shape::new(digits.image_pixels).parameters()];
+        let model = Model::default();
+        let mut gradients = vec![0.0; model.network(digits).parameters()];
         let alone = Shard { rank: 0, ranks: 1 };
-        let Ok(trained) = train(digits, epochs, alone, &mut gradients, &mut Alone, || ());
+        let Ok(trained) = train(&model, digits, epochs, alone, &mut gradients, &mut Alone, || ());
         assert_eq!(trained.steps, steps(digits, epochs));
         trained.network
     }

@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::{fs, io};
 
+use pleach_training::Reading;
 use pleach_training::simulation::Observation;
 
-use super::network::Reading;
 use crate::cli::chart::{self, Panel};
 use crate::cli::output::put;
 

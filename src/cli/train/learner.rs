@@ -3,12 +3,12 @@
 use std::hash::Hasher as _;
 
 use pleach::Rank;
-use pleach_training::{Layout, Learner, Scheme};
+use pleach_training::{Layout, Learner, Perceptron, Reading, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
 use super::SEED;
-use super::network::{LEARNING_RATE, MOMENTUM, Shape};
+use super::network::{LEARNING_RATE, MOMENTUM, Model};
 use crate::cli::CommandError;
 use crate::cli::digits::Digits;
 
@@ -74,16 +74,16 @@ impl TrainingArguments {
 /// the rank and the step alone.
 #[derive(Debug)]
 pub(crate) struct DigitReader<'a> {
-    shape: Shape,
+    network: Perceptron,
     digits: &'a Digits,
     batch: u32,
     seed: u64,
 }
 
 impl<'a> DigitReader<'a> {
-    pub(crate) fn new(digits: &'a Digits, arguments: &TrainingArguments) -> Self {
-        let shape = Shape::new(digits.image_pixels);
-        Self { shape, digits, batch: arguments.batch, seed: arguments.seed }
+    pub(crate) fn new(digits: &'a Digits, model: &Model, arguments: &TrainingArguments) -> Self {
+        let network = model.network(digits);
+        Self { network, digits, batch: arguments.batch, seed: arguments.seed }
     }
 
     /// The number of images to learn from.
@@ -91,8 +91,9 @@ impl<'a> DigitReader<'a> {
         self.digits.len()
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        self.shape
+    /// How well these parameters read digits.
+    pub(crate) fn reading(&self, parameters: &[f32], digits: &Digits) -> Reading {
+        self.network.reading(parameters, &mut digits.samples())
     }
 
     /// A hash of all that has to be the same on all ranks for them to train one network.
@@ -108,17 +109,17 @@ impl<'a> DigitReader<'a> {
 
 impl Learner for DigitReader<'_> {
     fn layout(&self) -> Layout {
-        Layout::of(&self.shape.lengths())
+        Layout::of(&self.network.lengths())
     }
 
     fn initial(&self) -> Vec<f32> {
-        self.shape.initial(self.seed)
+        self.network.initial(self.seed)
     }
 
     fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
         let mut random = Random::new(chain(hash_of_pair(self.seed, rank.into()), step));
-        let images = (0..self.batch).map(|_| random.index(self.digits.len()));
-        self.shape.gradients(parameters, self.digits, images, 1.0 / self.batch as f32, gradient)
+        let mut samples = (0..self.batch).map(|_| self.digits.sample(random.index(self.digits.len())));
+        self.network.gradient(parameters, &mut samples, 1.0 / self.batch as f32, gradient)
     }
 }
 
@@ -147,7 +148,7 @@ mod tests {
     #[test]
     fn ranks_and_steps_have_batches_of_their_own_that_come_again() {
         let data = DataSet::built_in().expect("is whole");
-        let reader = DigitReader::new(&data.train, &arguments(&[]));
+        let reader = DigitReader::new(&data.train, &Model::default(), &arguments(&[]));
         let parameters = reader.initial();
         let gradient = |rank, step| {
             let mut gradient = vec![0.0; parameters.len()];
@@ -158,9 +159,9 @@ mod tests {
         assert_eq!(gradient(1, 2), gradient(1, 2));
         assert_ne!(gradient(1, 2), gradient(2, 2));
         assert_ne!(gradient(1, 2), gradient(1, 3));
-        let other = DigitReader::new(&data.train, &arguments(&["--seed", "7"]));
+        let other = DigitReader::new(&data.train, &Model::default(), &arguments(&["--seed", "7"]));
         assert_ne!(other.initial(), parameters);
-        assert_ne!(DigitReader::new(&data.test, &arguments(&[])).hash(), reader.hash());
+        assert_ne!(DigitReader::new(&data.test, &Model::default(), &arguments(&[])).hash(), reader.hash());
     }
 
     #[test]

@@ -22,7 +22,7 @@ struct RankRow {
 
 /// Trains by each scheme, one after the other.
 pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result<(), CommandError> {
-    let reader = DigitReader::new(&data.train, &arguments.training);
+    let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training);
     let mut broken = None;
     for scheme in &arguments.scheme {
         let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
@@ -114,7 +114,7 @@ fn report(
     reader: &DigitReader<'_>,
     data: &DataSet,
 ) -> Result<(), CommandError> {
-    let accuracy = reader.shape().reading(&trained.parameters, &data.test).accuracy;
+    let accuracy = reader.reading(&trained.parameters, &data.test).accuracy;
     let holds = trained.guarantee_held && trained.parameters_equal;
     if as_json {
         for (rank, row) in rows.iter().enumerate() {

@@ -9,14 +9,13 @@ use pleach::packing::topology;
 use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
 use pleach::{Collective, Rank};
-use pleach_training::Scheme;
 use pleach_training::simulation::{Network, Settings, Simulated, Simulation, SimulationError, TransferTime};
+use pleach_training::{Reading, Scheme};
 use serde_json::json;
 
 use super::Arguments;
 use super::curves::{self, Curve};
 use super::learner::DigitReader;
-use super::network::Reading;
 use crate::cli::CommandError;
 use crate::cli::digits::DataSet;
 use crate::cli::output::{print, print_json, put, rounded};
@@ -35,7 +34,7 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
         let error = format!("no such rank: straggler {rank} of {ranks} ranks; give 0 to {}", ranks - 1);
         return Err(CommandError::typed(error));
     }
-    let reader = DigitReader::new(&data.train, training);
+    let reader = DigitReader::new(&data.train, &arguments.model, training);
     let steps = training.steps(arguments.epochs, reader.images(), ranks);
     let settings = |(learning_rate, momentum)| Settings {
         ranks,
@@ -60,12 +59,12 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
         })?;
         let simulated = simulation.run(&mut prices, &mut |observed| {
             if arguments.curves.is_some() {
-                curve.add(observed, reader.shape().reading(observed.parameters, &data.test));
+                curve.add(observed, reader.reading(observed.parameters, &data.test));
             }
         });
         prices.verdict()?;
         let simulated = simulated.map_err(CommandError::failed)?;
-        let reading = reader.shape().reading(&simulated.parameters, &data.test);
+        let reading = reader.reading(&simulated.parameters, &data.test);
         if arguments.json {
             print_json("results", &row(scheme, &settings, &simulated, reading))?;
         }
