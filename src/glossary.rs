@@ -19,6 +19,7 @@
 //! | responder | answers control messages, even while no thread polls | MPI: progress thread |
 //! | sever | to cut off a peer | verbs: moving a queue pair to the error state |
 //! | fence | the guarantee after severing: the peer changes no byte of local memory | distributed systems: fencing |
+//! | drain | to wait until all from before has landed at both ends of a pair, which goes on | NVSHMEM: quiet, at both ends; verbs: send queue drained |
 //! | incarnation | one of the processes that have a rank one after the other | TensorFlow: the same; etcd: member id |
 //! | generation | what a device counts up when a rank of a peer is given to another process | Raft: term |
 //! | mapped | a peer's memory at an address of this process | NCCL: P2P direct; CUDA: IPC memory |

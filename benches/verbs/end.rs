@@ -185,7 +185,7 @@ impl End {
                 Event::Connected { .. } | Event::Done { result: Ok(_), .. } => count += 1,
                 Event::Done { result: Err(error), .. } => return Err(error.to_string()),
                 Event::PeerLost { cause, .. } => return Err(cause.to_string()),
-                Event::Departed { .. } | Event::Severed { .. } => {}
+                Event::Departed { .. } | Event::Severed { .. } | Event::Drained { .. } => {}
             }
         }
         Ok(count)

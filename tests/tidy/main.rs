@@ -52,6 +52,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("transport/src/tcp/mod.rs", "promises the device contract"),
     ("transport/src/tcp/memory.rs", "sockets that read and write registered memory"),
     ("transport/tests/conformance/shm.rs", "promises the device contract"),
+    ("transport/tests/conformance/sim.rs", "breaks the device contract"),
     ("collectives/src/compute", "kernels over raw memory"),
     ("collectives/src/simulate/trial.rs", "breaks the device contract"),
     ("collectives/tests/gpu_memory", "kernels over raw memory"),

@@ -50,6 +50,14 @@
 //!     those of memory that was registered for it alone, are bad for the successor (line 8). The
 //!     device knows the last 256 processes that had a rank, and gives it to none of them again.
 //!     Severing a rank severs every process that has had it (line 9).
+//! 17. Drain: the n-th `Drained { peer }` comes once, after the n-th [`Device::drain`] at both ends
+//!     of the pair, counted from its `Connected`. By then all transfers and signals that the peer
+//!     had submitted before its n-th drain have landed here or never will, however they ended, and
+//!     none of them reads memory here any more. This rank's own of before its n-th drain have ended,
+//!     and their `Done` came first. The pair goes on meanwhile and afterwards: later transfers work
+//!     as before, and no `Drained` waits for them or speaks of them. No `Drained` comes while the
+//!     peer does not drain, nor after the pair has ended: then `PeerLost`, `Departed` or `Severed`
+//!     comes in its place. What callers do through mappings they end themselves before they drain.
 
 mod error;
 
@@ -74,6 +82,9 @@ use crate::signals::{Inline, Signal, Signals};
 
 /// Longest control message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
+
+/// Drains of a pair at one end that wait for their `Drained` at most.
+pub const DRAINS_MAX: u64 = 64;
 
 /// Names a transfer to its submitter, who chooses it; returned in [`Event::Done`]. Need not be
 /// unique.
@@ -214,6 +225,12 @@ pub enum Event {
     },
     /// The fence that [`Device::sever`] asked for holds.
     Severed {
+        /// The peer.
+        peer: Rank,
+    },
+    /// Both ends have drained the pair: all that the peer had submitted before has landed or never
+    /// will. Once for each [`Device::drain`].
+    Drained {
         /// The peer.
         peer: Rank,
     },
@@ -527,6 +544,16 @@ pub unsafe trait Device: Send {
     ///
     /// See [`SubmitError`]; it has no effect then.
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError>;
+
+    /// Marks the end of what this rank has submitted to a connected peer so far;
+    /// [`Event::Drained`] comes when both ends have drained and all from before their marks is
+    /// over. The caller has the deadline: a peer that never drains causes no event. Line 17.
+    ///
+    /// # Errors
+    ///
+    /// See [`SubmitError`]; it has no effect then. [`SubmitError::QueueFull`]: [`DRAINS_MAX`]
+    /// drains of this end wait for the peer's; polling makes room when the peer drains.
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError>;
 
     /// The signal slots of this rank for `peer`'s signals. A process that takes the rank of another
     /// has new ones from `connect` on. Lines 1 and 16.

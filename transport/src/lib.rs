@@ -26,6 +26,8 @@ mod control;
 pub mod cuda;
 #[doc(hidden)]
 pub mod device;
+#[cfg_attr(loom, allow(dead_code, reason = "used by devices, which loom does not see"))]
+mod drain;
 #[doc(hidden)]
 pub mod fork;
 #[cfg(not(loom))]
@@ -78,10 +80,10 @@ pub use clock::Nanos;
 #[doc(hidden)]
 pub use control::{host_identity, listening_address, tune_stream};
 pub use device::{
-    Address, Armed, AtomicOp, BackendError, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush,
-    Incarnation, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, Meeting, PostError, Reach, RegisterError,
-    Responder, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency, Wake,
-    WakeSource,
+    Address, Armed, AtomicOp, BackendError, ConnectError, DRAINS_MAX, Device, DeviceConfig, DeviceInfo,
+    Event, Flush, Incarnation, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, Meeting, PostError, Reach,
+    RegisterError, Responder, Source, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
+    Wake, WakeSource,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};
 pub use pleach_vocabulary::Rank;

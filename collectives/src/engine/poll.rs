@@ -278,6 +278,8 @@ impl Engine {
                     self.queries.has_left(peer);
                 }
                 Event::Severed { peer } => self.failure.severed(peer),
+                // A group drains no pair.
+                Event::Drained { .. } => {}
             }
         }
     }

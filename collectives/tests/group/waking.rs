@@ -127,6 +127,9 @@ unsafe impl Device for Interrupted {
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
         self.inner.signal(peer, signal, id)
     }
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        self.inner.drain(peer)
+    }
     fn signal_slots(&self, peer: Rank) -> Signals {
         self.inner.signal_slots(peer)
     }

@@ -417,6 +417,8 @@ impl GetDevice {
                 let result = result.map(drop).map_err(|error| error.to_string());
                 self.transfer_ended(id.0, result);
             }
+            // Nobody drains a link.
+            Event::Drained { .. } => {}
         }
     }
 

@@ -129,7 +129,8 @@ impl<D: MappingDevice> PairedDevice<D> {
                 Event::Connected { peer }
                 | Event::PeerLost { peer, .. }
                 | Event::Departed { peer }
-                | Event::Severed { peer } => *peer,
+                | Event::Severed { peer }
+                | Event::Drained { peer } => *peer,
                 // A transfer is named by its peer.
                 Event::Done { id, .. } => id.0 as Rank,
             };

@@ -520,7 +520,7 @@ impl<D: MappingDevice> Regions<D> {
                     self.under_way -= 1;
                     has_arrived = true;
                 }
-                Event::Departed { .. } | Event::Severed { .. } => {}
+                Event::Departed { .. } | Event::Severed { .. } | Event::Drained { .. } => {}
             }
         }
         Ok(has_arrived && self.must_wake())

@@ -365,7 +365,7 @@ impl Core {
 
     fn event(&mut self, event: Event) {
         match event {
-            Event::Done { id: NO_PUT, .. } | Event::Connected { .. } => {}
+            Event::Done { id: NO_PUT, .. } | Event::Connected { .. } | Event::Drained { .. } => {}
             Event::Done { id, result } => {
                 let stream = &mut self.streams[id.0 as usize / PUTS];
                 let Outgoing { under_way, free, .. } = &mut stream.outgoing;

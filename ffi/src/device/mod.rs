@@ -175,7 +175,7 @@ impl State {
             Event::Departed { peer } => {
                 self.peers[peer as usize].get_or_insert(format!("rank {peer} has closed its device"));
             }
-            Event::Connected { .. } | Event::Severed { .. } => {}
+            Event::Connected { .. } | Event::Severed { .. } | Event::Drained { .. } => {}
         }
     }
 

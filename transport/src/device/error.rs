@@ -461,7 +461,7 @@ pub(crate) fn awaits_end<'a>(mut events: impl Iterator<Item = &'a Event>, peer: 
         Event::PeerLost { peer: of, .. } | Event::Departed { peer: of } | Event::Severed { peer: of } => {
             *of == peer
         }
-        Event::Connected { .. } | Event::Done { .. } => false,
+        Event::Connected { .. } | Event::Done { .. } | Event::Drained { .. } => false,
     })
 }
 

@@ -346,6 +346,10 @@ unsafe impl Device for HybridDevice {
         }
     }
 
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        self.to_mut(peer).drain(peer)
+    }
+
     fn signal_slots(&self, peer: Rank) -> Signals {
         self.to(peer).signal_slots(peer)
     }

@@ -1,7 +1,9 @@
 //! Transfers with an end on a GPU: the GPU makes the copies, in a stream of the device.
 //!
 //! **Invariant:** a copy ends, with success or not, only when the GPU has finished it. Until then
-//! the copy holds both ends, its signal is not raised, and no memory is detached.
+//! the copy holds both ends, its signal is not raised, and no memory is detached. A copy of which no
+//! event tells the end was reported as failed, and may still land: drains wait until a later event
+//! of the stream is reached.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -33,10 +35,12 @@ pub(crate) struct GpuCopy {
     pub(crate) signal: Option<Signal>,
     /// The result after the copy, whatever the GPU does: the peer is gone.
     pub(crate) failure: Option<TransferError>,
+    /// Drains of this rank before it.
+    drains_before: u64,
     event: CudaEvent,
     _ends: CopyEnds,
     /// The ends of earlier copies in the stream that have no event.
-    _before: Vec<CopyEnds>,
+    before: Vec<CopyEnds>,
 }
 
 /// Both ends of a copy, held while the GPU may access them.
@@ -60,6 +64,8 @@ pub(crate) struct GpuCopies {
     under_way: VecDeque<GpuCopy>,
     /// The ends of copies in the stream without an event: held until a later copy has ended.
     unmarked: Vec<CopyEnds>,
+    /// The same, with a later event for a drain.
+    settling: Option<(CudaEvent, Vec<CopyEnds>)>,
 }
 
 impl GpuCopies {
@@ -97,6 +103,7 @@ impl GpuCopies {
         request: TransferRequest,
         id: TransferId,
         region: Arc<PeerRegion>,
+        drains_before: u64,
     ) -> Result<bool, CudaError> {
         let gpu = region.import(self.gpu.as_ref())?;
         // From now on regions on other GPUs are accessed from this one.
@@ -137,9 +144,10 @@ impl GpuCopies {
             id,
             signal,
             failure: None,
+            drains_before,
             event,
             _ends: ends,
-            _before: before,
+            before,
         });
         Ok(true)
     }
@@ -152,6 +160,38 @@ impl GpuCopies {
             Err(error) => Err(error),
         };
         self.under_way.pop_front().map(|copy| (copy, result))
+    }
+
+    /// The least number of drains before a copy with that peer that the GPU may still make; the most
+    /// where there is none.
+    pub(crate) fn drains_before_first(&mut self, peer: Rank) -> u64 {
+        if !self.settle() {
+            return 0;
+        }
+        let copies = self.under_way.iter().filter(|copy| copy.peer == peer);
+        copies.map(|copy| copy.drains_before).min().unwrap_or(u64::MAX)
+    }
+
+    /// Whether copies may be under way of which no event tells the end.
+    pub(crate) fn is_unsettled(&self) -> bool {
+        !self.unmarked.is_empty() || self.settling.is_some()
+    }
+
+    /// Sees to it that an event will tell the end of every copy; returns whether all that had none
+    /// have ended. A GPU that has failed has finished all.
+    fn settle(&mut self) -> bool {
+        if let Some((event, _)) = &self.settling {
+            if let Ok(false) = event.is_reached() {
+                return false;
+            }
+            self.settling = None;
+        }
+        if let (false, Some(stream)) = (self.unmarked.is_empty(), &self.stream)
+            && let Ok(event) = stream.record_event()
+        {
+            self.settling = Some((event, std::mem::take(&mut self.unmarked)));
+        }
+        !self.is_unsettled() && self.under_way.iter().all(|copy| copy.before.is_empty())
     }
 
     /// Sets the result of all copies with that peer.
@@ -169,6 +209,11 @@ impl Drop for GpuCopies {
         {
             tracing::error!(%error, "a GPU is still copying; the memory of its copies is kept for ever");
             std::mem::forget(std::mem::take(&mut self.under_way));
+        }
+        if let Some((event, _)) = &self.settling
+            && event.wait(DROP_LIMIT).is_err()
+        {
+            std::mem::forget(self.settling.take());
         }
         // No event tells when the GPU has finished these.
         std::mem::forget(std::mem::take(&mut self.unmarked));

@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use super::copies::{GpuCopies, gpu_failed};
 use super::fence::{Fence, REFUSAL_LIMIT};
 use super::link::{PeerMemory, PeerRegion, SIGNAL_SLOTS_MAX, WakePage, slot_of};
+use super::message::RegionMessage;
 use super::page_detachment;
 use super::peer_status::{ConnectionEnd, SlotState};
 use super::shared::{Shared, wake_sleepers};
@@ -33,6 +34,7 @@ use crate::device::{
     ConnectError, DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, Source, SubmitError,
     Submitted, TransferError, TransferId, awaits_end,
 };
+use crate::drain::Drains;
 use crate::last_resort;
 use crate::processors;
 use crate::region::{RegionKey, Registry, RemoteSlice, Sharing};
@@ -100,6 +102,10 @@ pub struct ShmDevice {
     fence: Fence,
     severing: Vec<Rank>,
     events: VecDeque<(Rank, Event)>,
+    /// Peers whose drain marks wait for transfers of this rank to end.
+    draining: Vec<Rank>,
+    /// The stream of one of them took no mark.
+    has_unsent_marks: bool,
     is_armed: bool,
     is_leaving: bool,
     control: Control<Shared>,
@@ -138,7 +144,23 @@ struct Connected {
     /// The counts of the peer's signal slots.
     counts: Vec<u64>,
     regions: Vec<SlotState>,
+    /// With the stages [`OWN_MARK`] and [`PEER_MARK`].
+    drains: Drains,
 }
+
+/// Of a transfer that waited for the announcement of its region.
+struct Waited {
+    /// When it is refused.
+    deadline: Nanos,
+    /// Drains of this rank before it.
+    drains_before: u64,
+}
+
+/// The stage of a drain: this rank's transfers of before have ended, and the peer is told so.
+const OWN_MARK: usize = 0;
+
+/// The stage of a drain: the peer's transfers of before have ended.
+const PEER_MARK: usize = 1;
 
 /// The location of a remote slice.
 enum RemoteLocation<'a> {
@@ -201,6 +223,8 @@ impl ShmDevice {
             fence: Fence::default(),
             severing: Vec::new(),
             events: VecDeque::new(),
+            draining: Vec::new(),
+            has_unsent_marks: false,
             is_armed: false,
             is_leaving: false,
             control,
@@ -289,7 +313,7 @@ impl ShmDevice {
         rank: Rank,
         request: TransferRequest,
         id: TransferId,
-        deadline: Option<Nanos>,
+        waited: Option<Waited>,
     ) -> Submitted {
         let State::Connected(connected) = &self.peers[rank as usize].state else {
             unreachable!("the caller looked, and what waits goes when the peer goes")
@@ -297,7 +321,8 @@ impl ShmDevice {
         let (address, region) = match connected.locate(request.remote()) {
             RemoteLocation::OnGpu(region) => {
                 let region = region.clone();
-                return self.start_on_gpu(rank, request, id, region);
+                let drains_before = connected.drains_before(waited.as_ref());
+                return self.start_on_gpu(rank, request, id, region, drains_before);
             }
             RemoteLocation::Mapped(_, region) if !region.is_writable() && request.writes() => {
                 self.refuse(rank, request.remote().key, id);
@@ -305,7 +330,8 @@ impl ShmDevice {
             }
             RemoteLocation::Mapped(_, region) if self.copies.reaches(&request) => {
                 let region = region.clone();
-                return self.start_on_gpu(rank, request, id, region);
+                let drains_before = connected.drains_before(waited.as_ref());
+                return self.start_on_gpu(rank, request, id, region, drains_before);
             }
             RemoteLocation::Mapped(address, region) => (address, region),
             // It will not be announced to this rank.
@@ -314,8 +340,10 @@ impl ShmDevice {
                 return Submitted::UnderWay;
             }
             RemoteLocation::NotAnnounced => {
+                let drains_before = connected.drains_before(waited.as_ref());
+                let deadline = waited.map(|waited| waited.deadline);
                 self.peers[rank as usize].pending += 1;
-                self.waiting.push_back(WaitingTransfer { peer: rank, id, request, deadline });
+                self.waiting.push_back(WaitingTransfer { peer: rank, id, request, deadline, drains_before });
                 return Submitted::UnderWay;
             }
             RemoteLocation::Refused | RemoteLocation::Unmappable => {
@@ -352,8 +380,9 @@ impl ShmDevice {
         if let Some(copy) = copy {
             if len > PIECE_BYTES {
                 let region = region.clone();
+                let drains_before = connected.drains_before(waited.as_ref());
                 self.peers[rank as usize].pending += 1;
-                self.large.push_back(LargeCopy { peer: rank, id, copy, done: 0, region });
+                self.large.push_back(LargeCopy { peer: rank, id, copy, done: 0, region, drains_before });
                 return Submitted::UnderWay;
             }
             // SAFETY: `place` found all of the slice mapped, and submit that both are of one
@@ -377,9 +406,10 @@ impl ShmDevice {
         request: TransferRequest,
         id: TransferId,
         region: Arc<PeerRegion>,
+        drains_before: u64,
     ) -> Submitted {
         let key = request.remote().key;
-        match self.copies.begin(peer, request, id, region) {
+        match self.copies.begin(peer, request, id, region, drains_before) {
             Ok(true) => self.peers[peer as usize].pending += 1,
             Ok(false) => self.refuse(peer, key, id),
             Err(error) => self.done(peer, id, Err(TransferError::Fabric { peer, error: gpu_failed(error) })),
@@ -457,9 +487,8 @@ impl ShmDevice {
                 self.refuse(waiting.peer, waiting.request.remote().key, waiting.id);
                 continue;
             }
-            if let Submitted::Ended(value) =
-                self.start(waiting.peer, waiting.request, waiting.id, Some(deadline))
-            {
+            let waited = Some(Waited { deadline, drains_before: waiting.drains_before });
+            if let Submitted::Ended(value) = self.start(waiting.peer, waiting.request, waiting.id, waited) {
                 self.done(waiting.peer, waiting.id, Ok(value));
             }
         }
@@ -495,6 +524,13 @@ impl ShmDevice {
                         garbage.push(connected.set(slot, state));
                     } else {
                         garbage.push(state);
+                    }
+                }
+                let marks = std::mem::take(&mut status.drain_marks);
+                if let (State::Connected(connected), 1..) = (&mut self.peers[rank as usize].state, marks) {
+                    connected.drains.pass(PEER_MARK, marks);
+                    while let Some(drained) = connected.drains.next_drained(rank) {
+                        self.events.push_back((rank, drained));
                     }
                 }
                 if let Some(end) = status.end.take() {
@@ -549,7 +585,8 @@ impl ShmDevice {
             return;
         }
         let counts = vec![0; link.signal_slots.len()];
-        peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new() }));
+        let drains = Drains::default();
+        peer.state = State::Connected(Box::new(Connected { link, counts, regions: Vec::new(), drains }));
         // Room for all that can be under way, so that the data path does not allocate.
         let links = self.peers.iter().filter(|peer| matches!(peer.state, State::Connected(_))).count();
         let room = links * QUEUE_DEPTH;
@@ -602,6 +639,46 @@ impl ShmDevice {
         drop((before, forgotten));
     }
 
+    /// Sends the drain marks of peers whose transfers of before have ended.
+    #[cold]
+    fn advance_drains(&mut self) {
+        self.has_unsent_marks = false;
+        let draining = std::mem::take(&mut self.draining);
+        self.draining = draining.into_iter().filter(|&rank| !self.advance_drains_of(rank)).collect();
+    }
+
+    /// Returns whether all marks for the peer are sent, or it is gone.
+    fn advance_drains_of(&mut self, rank: Rank) -> bool {
+        let first_under_way = self.drains_before_first(rank);
+        let peer = &mut self.peers[rank as usize];
+        let State::Connected(connected) = &mut peer.state else { return true };
+        if peer.has_sent_bye {
+            return true;
+        }
+        let drains = &mut connected.drains;
+        while drains.passed(OWN_MARK) < drains.begun() && first_under_way > drains.passed(OWN_MARK) {
+            if !self.control.send_message(rank, &RegionMessage::DrainMark.encode()) {
+                // The peer does not read; the next poll tries again, until the peer is lost.
+                self.has_unsent_marks = true;
+                return false;
+            }
+            drains.pass(OWN_MARK, 1);
+        }
+        while let Some(drained) = drains.next_drained(rank) {
+            self.events.push_back((rank, drained));
+        }
+        drains.passed(OWN_MARK) == drains.begun()
+    }
+
+    /// The least number of drains before a transfer to the peer that is under way; the most where
+    /// none is.
+    fn drains_before_first(&mut self, rank: Rank) -> u64 {
+        let large = self.large.iter().filter(|large| large.peer == rank).map(|large| large.drains_before);
+        let waiting = self.waiting.iter().filter(|waiting| waiting.peer == rank);
+        let first = large.chain(waiting.map(|waiting| waiting.drains_before)).min().unwrap_or(u64::MAX);
+        first.min(self.copies.drains_before_first(rank))
+    }
+
     fn advance_fence(&mut self, now: Nanos) {
         if !self.copies.is_empty() {
             return;
@@ -636,6 +713,8 @@ impl ShmDevice {
             || !self.large.is_empty()
             || !self.copies.is_empty()
             || !self.severing.is_empty()
+            || self.has_unsent_marks
+            || (!self.draining.is_empty() && self.copies.is_unsettled())
             || self.waiting.iter().any(|waiting| waiting.deadline.is_none())
     }
 }
@@ -693,6 +772,11 @@ impl Connected {
     #[inline(never)]
     fn is_for_others(&self, key: RegionKey) -> bool {
         !self.link.keys.is_for(key, self.link.own_rank)
+    }
+
+    /// Drains of this rank before a transfer that is started now.
+    fn drains_before(&self, waited: Option<&Waited>) -> u64 {
+        waited.map_or(self.drains.begun(), |waited| waited.drains_before)
     }
 
     fn set(&mut self, slot: u16, state: SlotState) -> SlotState {

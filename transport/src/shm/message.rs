@@ -1,12 +1,12 @@
-//! The messages of `shm` itself, beside those of its users: a rank's regions for its peers. The
-//! [control plane](crate::control) carries them with the files of the regions.
+//! The messages of `shm` itself, beside those of its users: a rank's regions for its peers, and
+//! drain marks. The [control plane](crate::control) carries them with the files of the regions.
 
 use crate::cuda::GpuId;
 use crate::device::ProtocolViolation;
 use crate::region::RegionKey;
 use crate::wire::{Reader, Writer};
 
-/// A message about one slot of the sender's table of regions.
+/// A message about one slot of the sender's table of regions, or a drain mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RegionMessage {
     /// With the region's file: `len` bytes of it from `offset` on.
@@ -28,11 +28,14 @@ pub(crate) enum RegionMessage {
     Revoke {
         slot: u16,
     },
+    /// All that the sender had submitted before its next drain has ended.
+    DrainMark,
 }
 
 const ANNOUNCE: u8 = 1;
 const ANNOUNCE_GPU: u8 = 2;
 const REVOKE: u8 = 3;
+const DRAIN_MARK: u8 = 4;
 
 impl RegionMessage {
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -45,28 +48,29 @@ impl RegionMessage {
                 writer.u8(ANNOUNCE_GPU).u16(slot).u64(key.0).u64(bytes).u64(len).raw(&gpu.0)
             }
             Self::Revoke { slot } => writer.u8(REVOKE).u16(slot),
+            Self::DrainMark => writer.u8(DRAIN_MARK),
         };
         writer.finish()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, ProtocolViolation> {
         let mut reader = Reader::new(bytes);
-        let (kind, slot) = (reader.u8()?, reader.u16()?);
-        let message = match kind {
+        let message = match reader.u8()? {
             ANNOUNCE => Self::Announce {
-                slot,
+                slot: reader.u16()?,
                 key: RegionKey(reader.u64()?),
                 offset: reader.u64()?,
                 len: reader.u64()?,
             },
             ANNOUNCE_GPU => Self::AnnounceGpu {
-                slot,
+                slot: reader.u16()?,
                 key: RegionKey(reader.u64()?),
                 bytes: reader.u64()?,
                 len: reader.u64()?,
                 gpu: GpuId(reader.array()?),
             },
-            REVOKE => Self::Revoke { slot },
+            REVOKE => Self::Revoke { slot: reader.u16()? },
+            DRAIN_MARK => Self::DrainMark,
             _ => return Err(ProtocolViolation::MalformedFrame),
         };
         reader.end()?;
@@ -92,6 +96,7 @@ mod tests {
                 RegionMessage::Announce { slot, key, offset, len },
                 RegionMessage::AnnounceGpu { slot, key, bytes: offset, len, gpu: GpuId(gpu) },
                 RegionMessage::Revoke { slot },
+                RegionMessage::DrainMark,
             ] {
                 let bytes = message.encode();
                 prop_assert_eq!(RegionMessage::decode(&bytes), Ok(message));
@@ -103,7 +108,7 @@ mod tests {
         #[test]
         fn any_bytes_decode_or_are_refused_and_what_decodes_encodes_to_the_same(
             bytes in proptest::collection::vec(any::<u8>(), 0..64),
-            kind in 0..=4_u8,
+            kind in 0..=5_u8,
         ) {
             let mut bytes = bytes;
             if let Some(first) = bytes.first_mut() {

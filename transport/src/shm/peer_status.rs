@@ -74,6 +74,8 @@ pub(crate) struct PeerStatus {
     pub(crate) incarnation: Option<Incarnation>,
     pub(crate) link: Option<PeerMemory>,
     pub(crate) end: Option<ConnectionEnd>,
+    /// Drain marks that have come.
+    pub(crate) drain_marks: u64,
     slots: Vec<Slot>,
     changed: Vec<u16>,
     mapped_bytes: u64,
@@ -116,6 +118,7 @@ impl StatusTable {
         status.former.push(before);
         status.former.retain(PeerProcess::may_map);
         (status.generation, status.link, status.end) = (generation, None, None);
+        status.drain_marks = 0;
         forgotten
     }
 

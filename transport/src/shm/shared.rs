@@ -238,6 +238,19 @@ impl FabricHandler for Shared {
                 }
                 (slot, SlotState::Empty)
             }
+            RegionMessage::DrainMark => {
+                if files.is_some_and(|files| !files.is_empty()) {
+                    return Err(ProtocolViolation::MalformedFrame.into());
+                }
+                // Release, by the lock: the poller that sees the mark sees what the peer wrote
+                // before it sent the mark.
+                let mut peer_status = self.peer_status();
+                let status = peer_status.status_of(peer);
+                status.drain_marks = status.drain_marks.saturating_add(1);
+                drop(peer_status);
+                self.publish();
+                return Ok(());
+            }
         };
         let before = self.peer_status().status_of(peer).set(slot, state);
         self.publish();

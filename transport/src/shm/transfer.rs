@@ -30,6 +30,8 @@ pub(crate) struct LargeCopy {
     pub(crate) copy: HostCopy,
     pub(crate) done: usize,
     pub(crate) region: Arc<PeerRegion>,
+    /// Drains of this rank before it.
+    pub(crate) drains_before: u64,
 }
 
 // SAFETY: the addresses lie in `region`, which is Send + Sync and held by the same value.
@@ -42,6 +44,8 @@ pub(crate) struct WaitingTransfer {
     pub(crate) request: TransferRequest,
     /// When it is refused; set by the first poll.
     pub(crate) deadline: Option<Nanos>,
+    /// Drains of this rank before it.
+    pub(crate) drains_before: u64,
 }
 
 /// A transfer as it was submitted.

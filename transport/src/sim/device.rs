@@ -198,8 +198,10 @@ impl SimDevice {
                 state.event("done", &[number.0, u64::from(succeeded)]);
                 state.note(|| Record::Completed { rank, transfer: number, succeeded });
             }
-            if let Event::PeerLost { peer, .. } = ready.event {
-                state.note(|| Record::Lost { rank, peer });
+            match ready.event {
+                Event::PeerLost { peer, .. } => state.note(|| Record::Lost { rank, peer }),
+                Event::Drained { peer } => state.note(|| Record::Drained { rank, peer }),
+                _ => {}
             }
             events.push(ready.event);
         }
@@ -298,6 +300,13 @@ unsafe impl Device for SimDevice {
             }
             state.start_transfer(ActiveTransfer::of_signal(self.rank, peer, id, *signal, ends_now));
             Ok(if ends_now { Submitted::Ended(0) } else { Submitted::UnderWay })
+        })
+    }
+
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        self.world.with(|state| {
+            self.expect_connected(state, peer)?;
+            state.drain(self.rank, peer)
         })
     }
 

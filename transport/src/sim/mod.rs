@@ -65,6 +65,7 @@
 #[allow(unsafe_code)]
 mod alias;
 mod device;
+mod drains;
 mod faults;
 mod flows;
 mod network;
@@ -103,6 +104,7 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::device::{Event, Incarnation, LossCause, Responder, Wake};
 use crate::region::{RegionKey, Slice};
+use crate::signals::Signal;
 
 /// A call to make when the world's lock is released.
 enum Callback {
@@ -129,6 +131,12 @@ enum SimEvent {
     Detect(Rank, Rank, LossCause, Incarnation),
     /// The first rank has fenced the second.
     Fenced(Rank, Rank),
+    /// A drain mark of the first rank, of this device, arrives at the second.
+    DrainMark(Rank, Rank, Option<Incarnation>),
+    /// For a mutant: a signal of the first rank to the second is late.
+    LateSignal(Rank, Rank, Signal),
+    /// For a mutant: bytes are stored once more in memory of this rank.
+    Rewrite(Rank, Actor, Slice, Vec<u8>),
     InjectFault(Fault),
     Unfreeze(Rank),
     /// A region of the rank becomes known to peers.
@@ -490,6 +498,12 @@ impl State {
                 self.detect(rank, peer, cause, Some(incarnation));
             }
             SimEvent::Fenced(rank, peer) => self.fenced(rank, peer),
+            SimEvent::DrainMark(from, to, device) => self.drain_marked(from, to, device),
+            SimEvent::LateSignal(from, to, signal) => self.raise_late(from, to, &signal),
+            SimEvent::Rewrite(owner, actor, slice, bytes) => {
+                slice.store(&bytes);
+                self.accessed(actor, owner, &slice, AccessKind::Write);
+            }
             SimEvent::InjectFault(fault) => self.inject(fault),
             SimEvent::Unfreeze(rank) => {
                 self.event("thaw", &[u64::from(rank)]);

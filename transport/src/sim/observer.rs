@@ -145,6 +145,20 @@ pub enum Record {
         /// The peer that must be fenced.
         peer: Rank,
     },
+    /// `rank` drains its pair with `peer`: what it submits from now on is after the drain.
+    Drains {
+        /// The rank.
+        rank: Rank,
+        /// The peer.
+        peer: Rank,
+    },
+    /// `rank` has polled that its pair with `peer` is drained.
+    Drained {
+        /// The rank.
+        rank: Rank,
+        /// The peer.
+        peer: Rank,
+    },
     /// A rank ended without a bye.
     Died {
         /// The rank.

@@ -11,6 +11,7 @@ use crate::device::{
     ConnectError, Event, Incarnation, LossCause, MESSAGE_BYTES_MAX, PostError, ProtocolViolation,
     SubmitError, TransferError, awaits_end,
 };
+use crate::drain::Drains;
 use crate::region::RegionKey;
 use crate::signals::Signals;
 use crate::sim::observer::Record;
@@ -57,6 +58,8 @@ pub(super) struct PeerState {
     last_message_at: Nanos,
     /// The bye has arrived at the peer, but earlier transfers have not.
     bye_waits: bool,
+    /// The rank's drains, see [`super::drains`].
+    pub(crate) drains: Drains,
 }
 
 enum QueuedMessage {
@@ -77,13 +80,17 @@ impl State {
         from: Rank,
         device: Option<Incarnation>,
     ) -> Option<Signals> {
+        self.is_of_pair(to, from, device).then(|| self.signal_slots(to, from))
+    }
+
+    /// Whether this device of `from` is the one that `to` is connected with, or will be.
+    pub(crate) fn is_of_pair(&mut self, to: Rank, from: Rank, device: Option<Incarnation>) -> bool {
         let current = self.ranks[from as usize].incarnation;
         let peer_state = self.peer_state(to, from);
-        let is_for_device = match peer_state.incarnation {
+        match peer_state.incarnation {
             Some(_) => peer_state.incarnation == device,
             None => current == device && peer_state.former != device,
-        };
-        is_for_device.then(|| self.signal_slots(to, from))
+        }
     }
 
     pub(super) fn signal_slots(&mut self, rank: Rank, peer: Rank) -> Signals {
@@ -198,6 +205,9 @@ impl State {
             | SimEvent::Piece(_)
             | SimEvent::Arrive(_)
             | SimEvent::Complete(_)
+            | SimEvent::DrainMark(..)
+            | SimEvent::LateSignal(..)
+            | SimEvent::Rewrite(..)
             | SimEvent::InjectFault(_) => true,
         });
     }
@@ -220,6 +230,7 @@ impl State {
             self.cancel(timeout);
         }
         self.push_ready(rank, Event::Connected { peer }, None);
+        self.tell_drained(rank, peer);
         self.deliver_bye_if_quiet(peer, rank);
     }
 

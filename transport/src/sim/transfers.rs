@@ -22,6 +22,9 @@ use crate::sim::world::Mutant;
 /// By this time a mutant delays the bytes after their signal, or the read of a source after `Done`.
 const MUTANT_LATENESS: Duration = Duration::from_micros(20);
 
+/// By this time a mutant delays a signal or a repetition of a put from before a drain.
+const DRAIN_MUTANT_LATENESS: Duration = Duration::from_micros(200);
+
 enum TransferBody {
     /// A signal without data has neither source nor destination.
     Put {
@@ -48,6 +51,8 @@ pub(super) struct ActiveTransfer {
     pub(super) peer: Rank,
     id: TransferId,
     body: TransferBody,
+    /// Drains of its submitter before it.
+    drains_before: u64,
     /// The ranges that have not landed yet.
     pieces: Vec<Range<usize>>,
     landed_bytes: u64,
@@ -97,6 +102,7 @@ impl ActiveTransfer {
             peer,
             id,
             body,
+            drains_before: 0,
             pieces: Vec::new(),
             landed_bytes: 0,
             snapshot: None,
@@ -113,6 +119,12 @@ impl ActiveTransfer {
     /// Whether the device that has this rank submitted it.
     pub(super) fn is_of(&self, rank: Rank) -> bool {
         self.submitter == rank && !self.is_orphaned
+    }
+
+    /// Whether the device that has this rank submitted it to the peer before the drain after
+    /// `drains`.
+    pub(crate) fn is_before_drain(&self, rank: Rank, peer: Rank, drains: u64) -> bool {
+        self.is_of(rank) && self.peer == peer && self.drains_before <= drains
     }
 
     fn len(&self) -> usize {
@@ -190,6 +202,7 @@ impl State {
         self.submitted += 1;
         let (rank, peer) = (active.submitter, active.peer);
         active.incarnation = self.ranks[rank as usize].incarnation;
+        active.drains_before = self.peer_state(rank, peer).drains.begun();
         let kind = match &active.body {
             TransferBody::Put { .. } => 0,
             TransferBody::Get { .. } => 1,
@@ -398,9 +411,10 @@ impl State {
         if let Some(remote) = gone {
             return self.refuse(number, remote.key);
         }
+        self.put_again_if_mutated(number);
         let landed = self.land(number, left);
         debug_assert!(landed, "the range was looked up just now");
-        if first {
+        if first && !self.delays_signal_if_mutated(number) {
             self.raise_signal(number);
         }
         let Some(active) = self.transfers.find_mut(&number) else { return };
@@ -416,6 +430,54 @@ impl State {
         self.forget_if_ended(number);
         self.deliver_bye_if_quiet(submitter, peer);
         self.wake(peer);
+    }
+
+    /// The drains of the submitter since the transfer.
+    fn drains_since(&mut self, number: TransferNumber) -> u64 {
+        let Some(active) = self.transfers.find(&number) else { return 0 };
+        let (rank, peer, before) = (active.submitter, active.peer, active.drains_before);
+        self.peer_state(rank, peer).drains.begun() - before
+    }
+
+    /// For a mutant: lets the signal of a put from before a drain come late.
+    fn delays_signal_if_mutated(&mut self, number: TransferNumber) -> bool {
+        if self.mutant != Some(Mutant::SignalAfterDrained) || self.drains_since(number) == 0 {
+            return false;
+        }
+        let Some(active) = self.transfers.find(&number) else { return false };
+        let TransferBody::Put { signal: Some(signal), .. } = active.body else { return false };
+        self.after(DRAIN_MUTANT_LATENESS, SimEvent::LateSignal(active.submitter, active.peer, signal));
+        true
+    }
+
+    /// For a mutant: lets the bytes of a put from before a drain that are about to land do so once
+    /// more later.
+    fn put_again_if_mutated(&mut self, number: TransferNumber) {
+        if self.mutant != Some(Mutant::PutAgainAfterDrained) || self.drains_since(number) == 0 {
+            return;
+        }
+        let Some(active) = self.transfers.find(&number) else { return };
+        let (submitter, peer) = (active.submitter, active.peer);
+        let TransferBody::Put { source: Some(Source::Slice(source)), destination: Some(destination), .. } =
+            &active.body
+        else {
+            return;
+        };
+        let bytes = source.to_vec();
+        let table = &self.ranks[peer as usize].table;
+        if let Some(there) = table.find(destination, submitter, AccessKind::Write) {
+            let actor = Actor::Transfer(number, submitter);
+            self.after(DRAIN_MUTANT_LATENESS, SimEvent::Rewrite(peer, actor, there, bytes));
+        }
+    }
+
+    /// For a mutant: raises a signal that is late.
+    pub(crate) fn raise_late(&mut self, from: Rank, to: Rank, signal: &Signal) {
+        let incarnation = self.ranks[from as usize].incarnation;
+        if let Some(signal_slots) = self.signal_slots_of(to, from, incarnation) {
+            signal_slots.signal(signal);
+            self.wake(to);
+        }
     }
 
     fn raise_signal(&mut self, number: TransferNumber) {
@@ -580,8 +642,10 @@ impl State {
     }
 
     fn forget_if_ended(&mut self, number: TransferNumber) {
-        if self.transfers.find(&number).is_some_and(ActiveTransfer::is_flushed) {
-            self.transfers.remove(&number);
+        if self.transfers.find(&number).is_some_and(ActiveTransfer::is_flushed)
+            && let Some(ended) = self.transfers.remove(&number)
+        {
+            self.advance_drains(ended.submitter, ended.peer);
         }
     }
 

@@ -32,6 +32,14 @@ pub enum Mutant {
     SignalAfterDone,
     /// Urgent messages are accepted and never sent.
     UrgentLost,
+    /// `Drained` is told when both ends have drained, whatever is still under way.
+    DrainedBeforeLanding,
+    /// Signals from before a drain are raised some time after their bytes have landed, and no
+    /// `Drained` waits for them.
+    SignalAfterDrained,
+    /// Puts from before a drain land once more, some time later, as if a network had sent them
+    /// twice.
+    PutAgainAfterDrained,
 }
 
 /// A violation that [`Options::mutant`] takes: safe code cannot make one.

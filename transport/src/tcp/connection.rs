@@ -49,6 +49,8 @@ pub(super) enum SendCompletion {
     Part(u64),
     /// An answer was sent.
     Answer,
+    /// The answer to a drain mark was sent on this connection, and all answers before it.
+    DrainAnswer(usize),
     /// The bye was sent.
     Bye,
 }

@@ -106,6 +106,11 @@ pub enum Frame {
         /// Names the operation.
         token: Token,
     },
+    /// The sender's drain is behind all that it has submitted on this connection.
+    DrainMark,
+    /// The receiver's next drain marks have come, and all from before them is answered on this
+    /// connection.
+    DrainAnswer,
     /// The last frame.
     Bye,
 }
@@ -147,6 +152,8 @@ const REPLY_TO_ATOMIC: u8 = 7;
 const ACCEPTED: u8 = 8;
 const REFUSED: u8 = 9;
 const BYE: u8 = 10;
+const DRAIN_MARK: u8 = 11;
+const DRAIN_ANSWER: u8 = 12;
 
 const FLAG_SIGNAL: u8 = 1;
 const FLAG_ANSWERED: u8 = 2;
@@ -284,6 +291,8 @@ impl Frame {
             REPLY_TO_ATOMIC => Some(Self::AtomicReply { old: fields.length, token }),
             ACCEPTED => Some(Self::Accepted { key, region_bytes: fields.length, token }),
             REFUSED => Some(Self::Refused { key, token }),
+            DRAIN_MARK => Some(Self::DrainMark),
+            DRAIN_ANSWER => Some(Self::DrainAnswer),
             BYE => Some(Self::Bye),
             _ => None,
         };
@@ -338,6 +347,8 @@ impl Frame {
                 Fields { key: key.0, length: region_bytes, token, ..Fields::new(ACCEPTED) }
             }
             Self::Refused { key, token } => Fields { key: key.0, token, ..Fields::new(REFUSED) },
+            Self::DrainMark => Fields::new(DRAIN_MARK),
+            Self::DrainAnswer => Fields::new(DRAIN_ANSWER),
             Self::Bye => Fields::new(BYE),
         }
     }

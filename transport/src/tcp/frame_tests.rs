@@ -59,6 +59,8 @@ fn frame() -> impl Strategy<Value = Frame> {
             token
         }),
         (key(), any::<u64>()).prop_map(|(key, token)| Frame::Refused { key, token }),
+        Just(Frame::DrainMark),
+        Just(Frame::DrainAnswer),
         Just(Frame::Bye),
     ]
 }

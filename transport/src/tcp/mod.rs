@@ -16,6 +16,12 @@
 //!   owner revokes the key. If a put crosses with the revocation, the target drops the put and
 //!   refuses it; this rank logs the refusal.
 //!
+//! **Draining** marks every connection ([`Frame::DrainMark`](frame::Frame::DrainMark)) behind what
+//! was submitted. When all marks have come the peer answers on every connection, behind its answers
+//! to all from before. So the marks prove that puts have landed, the answers that this rank's
+//! transfers have ended, and sending the answers that the peer's gets read nothing here any more.
+//! `pair.rs` counts all three on each connection.
+//!
 //! **Invariant:** memory is written only by the polling thread, for an open pair, inside a region
 //! of which the thread holds a handle. So dropping a pair's connections is the fence (contract line
 //! 9).
@@ -429,6 +435,11 @@ unsafe impl Device for TcpDevice {
         self.expect_open(peer)?;
         self.expect_room(peer)?;
         self.queue(peer, |state| state.signal(signal, id))
+    }
+
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        self.expect_open(peer)?;
+        self.queue(peer, PairState::drain).map(drop)
     }
 
     fn signal_slots(&self, peer: Rank) -> Signals {

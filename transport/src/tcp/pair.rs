@@ -11,8 +11,9 @@ use super::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
 use crate::Rank;
 use crate::control::{OpenedPair, socket};
 use crate::device::{
-    Event, LossCause, ProtocolViolation, Source, SubmitError, Transfer, TransferError, TransferId,
+    DRAINS_MAX, Event, LossCause, ProtocolViolation, Source, SubmitError, Transfer, TransferError, TransferId,
 };
+use crate::drain::Drains;
 use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Signal, Signals};
 use crate::slab::{NO_TOKEN_BIT, Slab};
@@ -58,6 +59,26 @@ pub(super) struct PutCompletion {
     token: Token,
 }
 
+/// What a drain waits for on each connection.
+#[derive(Clone, Copy)]
+enum DrainStage {
+    /// The peer's mark has come.
+    Marked,
+    /// The answer to the peer's mark was sent.
+    Answering,
+    /// The peer's answer to this rank's mark has come.
+    Answered,
+}
+
+impl DrainStage {
+    const ALL: usize = 3;
+
+    /// Its number on a connection.
+    fn on(self, connection: usize) -> usize {
+        Self::ALL * connection + self as usize
+    }
+}
+
 /// The action when data have arrived.
 pub(super) enum ReceiveAction {
     Put(PutCompletion),
@@ -95,8 +116,11 @@ pub(super) struct PairState {
     accepted: KeyMap<u64>,
     /// Regions that were revoked before they were accepted.
     revoked: Vec<RegionKey>,
-    /// Pieces that connection 0 or a request has announced on connection `n`. Entry 0 is unused.
+    /// Frames that connection 0, a request or a drain has announced on connection `n`. Entry 0 is
+    /// unused.
     announced: [u32; CONNECTIONS],
+    /// With the [`DrainStage`]s of each connection; `None`: the pair gives no `Drained` any more.
+    drains: Option<Drains>,
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
@@ -137,6 +161,7 @@ impl Pair {
                 accepted: KeyMap::default(),
                 revoked: Vec::new(),
                 announced: [0; CONNECTIONS],
+                drains: Some(Drains::new(DrainStage::ALL * CONNECTIONS)),
                 under_way: 0,
                 answers: 0,
                 bye: ByeState::No,
@@ -233,6 +258,10 @@ impl Pair {
                 stream.is_held = true;
                 return Ok(());
             }
+            if frame == Frame::DrainMark && connection > 0 && !state.is_mark_announced(connection) {
+                stream.is_held = true;
+                return Ok(());
+            }
             stream.consume(used);
             stream.incoming = state.handle(connection, &frame, regions, event_queue)?;
         }
@@ -298,6 +327,7 @@ impl PairState {
             self.complete_send(completion, Ok(0), event_queue);
         }
         self.written = written;
+        self.tell_drained(event_queue);
         result
     }
 
@@ -312,6 +342,10 @@ impl PairState {
             SendCompletion::Transfer(id) => self.report(Report::Transfer(id), result, event_queue),
             SendCompletion::Part(token) => self.report(Report::Part(token), result, event_queue),
             SendCompletion::Answer => self.answers -= 1,
+            SendCompletion::DrainAnswer(connection) => {
+                self.answers -= 1;
+                self.pass_drain(DrainStage::Answering, connection);
+            }
             SendCompletion::Bye => {
                 if result.is_ok() {
                     self.bye = ByeState::Sent;
@@ -336,6 +370,7 @@ impl PairState {
     /// Ends every transfer with this error. With `finish`, a frame that is partly sent is still
     /// sent to its end (the peer departed, but reads on).
     pub(super) fn fail_all(&mut self, error: &TransferError, finish: bool, event_queue: &mut EventQueue) {
+        self.drains = None;
         let mut abandoned = std::mem::take(&mut self.written);
         for connection in &mut self.out {
             if finish {
@@ -358,8 +393,84 @@ impl PairState {
     }
 }
 
-/// Answers that wait to be sent at most; a peer has at most this many requests under way.
-const ANSWERS_MAX: usize = QUEUE_DEPTH * CONNECTIONS;
+/// Answers that wait to be sent at most; a peer has at most this many requests and marks under way.
+const ANSWERS_MAX: usize = (QUEUE_DEPTH + DRAINS_MAX as usize) * CONNECTIONS;
+
+impl PairState {
+    /// Queues the marks of a drain.
+    pub(crate) fn drain(&mut self) -> Result<(), SubmitError> {
+        let Some(drains) = &mut self.drains else { return Ok(()) };
+        drains.begin(self.peer)?;
+        for connection in 0..CONNECTIONS {
+            self.push(connection, &Frame::DrainMark, Body::Nothing, SendCompletion::Nothing);
+        }
+        // The peer's answer.
+        self.announced[1..].iter_mut().for_each(|announced| *announced += 1);
+        Ok(())
+    }
+
+    /// Whether connection 0 has brought the mark that is next on this connection.
+    fn is_mark_announced(&self, connection: usize) -> bool {
+        self.drains.as_ref().is_none_or(|drains| {
+            let marked = |connection| drains.passed(DrainStage::Marked.on(connection));
+            marked(connection) < marked(0)
+        })
+    }
+
+    /// Drains of the peer whose marks have come on all connections.
+    fn drains_marked(&self) -> u64 {
+        let Some(drains) = &self.drains else { return 0 };
+        let marks = (0..CONNECTIONS).map(|connection| drains.passed(DrainStage::Marked.on(connection)));
+        marks.min().unwrap_or(0)
+    }
+
+    fn pass_drain(&mut self, stage: DrainStage, connection: usize) {
+        if let Some(drains) = &mut self.drains {
+            drains.pass(stage.on(connection), 1);
+        }
+    }
+
+    /// Handles a mark of the peer.
+    fn drain_marked(&mut self, connection: usize) -> Result<(), ProtocolViolation> {
+        let marked_before = self.drains_marked();
+        self.pass_drain(DrainStage::Marked, connection);
+        if connection > 0 {
+            self.announced[connection] = self.announced[connection].saturating_sub(1);
+        } else {
+            self.announced[1..].iter_mut().for_each(|announced| *announced += 1);
+        }
+        if self.drains_marked() > marked_before {
+            // All before the mark has arrived, so the answers to it are queued.
+            for connection in 0..CONNECTIONS {
+                let answer = SendCompletion::DrainAnswer(connection);
+                self.answer_as(connection, &Frame::DrainAnswer, Body::Nothing, answer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Handles the peer's answer to a mark.
+    fn drain_answered(&mut self, connection: usize) -> Result<(), ProtocolViolation> {
+        let Some(drains) = &mut self.drains else { return Ok(()) };
+        let stage = DrainStage::Answered.on(connection);
+        if drains.passed(stage) >= drains.begun() {
+            return Err(ProtocolViolation::UnexpectedAnswer);
+        }
+        drains.pass(stage, 1);
+        if connection > 0 {
+            self.announced[connection] = self.announced[connection].saturating_sub(1);
+        }
+        Ok(())
+    }
+
+    /// Reports the drains that are over.
+    fn tell_drained(&mut self, event_queue: &mut EventQueue) {
+        let Some(drains) = &mut self.drains else { return };
+        while let Some(drained) = drains.next_drained(self.peer) {
+            event_queue.push_back(drained);
+        }
+    }
+}
 
 impl PairState {
     /// Handles a frame; returns the destination of its data, if data follow.
@@ -370,7 +481,13 @@ impl PairState {
         regions: &mut Regions,
         event_queue: &mut EventQueue,
     ) -> Result<Option<Incoming<ReceiveAction>>, ProtocolViolation> {
-        if connection > 0 && !matches!(frame, Frame::Piece { .. } | Frame::GetReply { .. }) {
+        let is_on_all = |frame: &Frame| {
+            matches!(
+                frame,
+                Frame::Piece { .. } | Frame::GetReply { .. } | Frame::DrainMark | Frame::DrainAnswer
+            )
+        };
+        if connection > 0 && !is_on_all(frame) {
             return Err(ProtocolViolation::MalformedFrame);
         }
         let (dst, action) = match *frame {
@@ -428,6 +545,15 @@ impl PairState {
                     None => Frame::Refused { key, token },
                 };
                 self.answer(0, &reply, Body::Nothing)?;
+                return Ok(None);
+            }
+            Frame::DrainMark | Frame::DrainAnswer => {
+                if *frame == Frame::DrainMark {
+                    self.drain_marked(connection)?;
+                } else {
+                    self.drain_answered(connection)?;
+                }
+                self.tell_drained(event_queue);
                 return Ok(None);
             }
             _ => return self.handle_answer(frame, event_queue).map(|()| None),
@@ -565,11 +691,21 @@ impl PairState {
     }
 
     fn answer(&mut self, connection: usize, frame: &Frame, body: Body) -> Result<(), ProtocolViolation> {
+        self.answer_as(connection, frame, body, SendCompletion::Answer)
+    }
+
+    fn answer_as(
+        &mut self,
+        connection: usize,
+        frame: &Frame,
+        body: Body,
+        completion: SendCompletion,
+    ) -> Result<(), ProtocolViolation> {
         if self.answers >= ANSWERS_MAX {
             return Err(ProtocolViolation::TooManyRequests);
         }
         self.answers += 1;
-        self.push(connection, frame, body, SendCompletion::Answer);
+        self.push(connection, frame, body, completion);
         Ok(())
     }
 

@@ -118,6 +118,21 @@ unsafe impl Device for VerbsDevice {
         Ok(submitted)
     }
 
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) else {
+            return Err(self.not_open(peer));
+        };
+        if self.is_leaving {
+            return Err(SubmitError::Departed { peer });
+        }
+        pair.drain()?;
+        if !self.draining.contains(&peer) {
+            self.draining.push(peer);
+        }
+        self.advance_drains();
+        Ok(())
+    }
+
     fn signal_slots(&self, peer: Rank) -> Signals {
         self.signal_slots[peer as usize].get_or_init(|| Signals::new(self.info.signal_slots)).clone()
     }
@@ -143,6 +158,9 @@ unsafe impl Device for VerbsDevice {
         if self.releases.has_any() {
             self.forget_released();
         }
+        if !self.draining.is_empty() {
+            self.advance_drains();
+        }
         if self.is_leaving && !self.has_left {
             self.finish_leaving();
         }
@@ -166,6 +184,9 @@ unsafe impl Device for VerbsDevice {
         }
         // A completion before the arming causes no event.
         self.unfinished = self.take_completions();
+        if !self.draining.is_empty() {
+            self.advance_drains();
+        }
         if is_woken || self.unfinished || !self.event_queue.is_empty() {
             return None;
         }

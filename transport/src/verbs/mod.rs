@@ -182,6 +182,8 @@ pub struct VerbsDevice {
     remote_regions: Vec<RemoteRegions>,
     /// Peers with work requests to post.
     due: Vec<Rank>,
+    /// Peers with drains of this rank under way.
+    draining: Vec<Rank>,
     /// Counts of peers that are gone.
     past_counts: Counts,
     signal_slots: Vec<OnceLock<Signals>>,
@@ -290,6 +292,7 @@ impl VerbsDevice {
             stripe_bytes: options.stripe_bytes.unwrap_or(STRIPE_BYTES),
             remote_regions: vec![RemoteRegions::default(); world_size as usize],
             due: Vec::with_capacity(world_size as usize),
+            draining: Vec::new(),
             past_counts: Counts::default(),
             signal_slots: (0..world_size).map(|_| OnceLock::new()).collect(),
             incarnations: vec![None; world_size as usize],

@@ -13,6 +13,9 @@
 //!   number of its receives. Each end returns credits with its own immediates, or with a separate
 //!   immediate when half of the credits are due. So an immediate always finds a receive, and a
 //!   submit without credit returns `QueueFull` instead of causing retries of the NIC.
+//! * **Drains.** A mark, an immediate of its own, goes over each queue pair behind all that was
+//!   submitted, and after the reads and atomics there have ended. Its receive proves that the peer's
+//!   writes are placed here, its completion that all of this end has ended.
 
 use std::collections::VecDeque;
 use std::io;
@@ -36,6 +39,7 @@ use crate::device::{
     AtomicOp, Event, LossCause, ProtocolViolation, Source, SubmitError, Submitted, Transfer, TransferError,
     TransferId,
 };
+use crate::drain::Drains;
 use crate::memory::{HostMemory, Memory, Space};
 use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
@@ -70,6 +74,10 @@ pub(super) struct Pair {
     striped: u64,
     /// The queue pair of the last transfer that could use any.
     next: usize,
+    /// With the stages [`own_mark`] and [`peer_mark`] of each queue pair.
+    drains: Drains,
+    /// Drains whose marks were submitted.
+    drains_marked: u64,
     /// Whether the device lists this pair among those to post.
     pub(super) is_listed: bool,
 }
@@ -92,6 +100,7 @@ impl Pair {
         let inboxes = inboxes.collect::<Result<Vec<_>, _>>()?;
         let count = sizes.queue_pairs as usize * nics.len();
         let queues = (0..count).map(|queue| SendQueue::new(nics, queue % nics.len(), sizes, random()));
+        let drains = Drains::new(2 * count);
         Ok(Self {
             peer,
             queues: queues.collect::<Result<Vec<_>, _>>()?,
@@ -109,6 +118,8 @@ impl Pair {
             arriving: IncomingStripedPuts::default(),
             striped: 0,
             next: 0,
+            drains,
+            drains_marked: 0,
             is_listed: false,
         })
     }
@@ -143,6 +154,28 @@ impl Pair {
     /// Drops the queue pairs for which the peer has no counterpart.
     pub(super) fn truncate_queues(&mut self, count: usize) {
         self.queues.truncate(count);
+        self.drains = Drains::new(2 * self.queues.len());
+    }
+
+    /// Begins a drain.
+    pub(crate) fn drain(&mut self) -> Result<(), SubmitError> {
+        self.drains.begin(self.peer)
+    }
+
+    /// Submits the marks of drains for which there is room, and reports the drains that are over.
+    /// Returns whether none is under way any more.
+    pub(crate) fn advance_drains(&mut self, events: &mut VecDeque<Event>) -> bool {
+        while self.drains_marked < self.drains.begun() && self.has_room_for_marks() {
+            self.queues.iter_mut().for_each(SendQueue::push_drain_mark);
+            self.credits -= self.queues.len() as u32;
+            self.drains_marked += 1;
+        }
+        events.extend(std::iter::from_fn(|| self.drains.next_drained(self.peer)));
+        !self.drains.is_under_way()
+    }
+
+    fn has_room_for_marks(&self) -> bool {
+        self.credits as usize >= self.queues.len() && self.queues.iter().all(SendQueue::has_room)
     }
 
     /// Connects one of its queue pairs to the peer's, with the path in `attributes`.
@@ -199,6 +232,10 @@ impl Pair {
                 CompletionOwner::NoOwner => None,
                 CompletionOwner::Transfer(id) => Some(id),
                 CompletionOwner::StripePart => self.striped_transfers.part_ended(queue),
+                CompletionOwner::DrainMark => {
+                    self.drains.pass(own_mark(queue), 1);
+                    None
+                }
             };
             let Some(id) = id else { continue };
             self.waiting -= 1;
@@ -215,14 +252,17 @@ impl Pair {
             }
             self.credits += credits;
         }
-        let Some(signal_slot) = said.signal_slot else { return Ok(()) };
+        let Some(signal_slot) = said.signal_slot else {
+            if said.piggyback == Piggyback::DrainMark {
+                self.consume_credit()?;
+                self.drains.pass(peer_mark(queue), 1);
+            }
+            return Ok(());
+        };
         if usize::from(signal_slot) >= self.signal_slots.len() {
             return Err(ProtocolViolation::UnknownSignalSlot);
         }
-        self.unreturned += 1;
-        if self.unreturned > self.sizes.credits {
-            return Err(ProtocolViolation::TooManyRequests);
-        }
+        self.consume_credit()?;
         let mut payload_bytes = said.has_payload.then_some(bytes);
         if let Piggyback::Stripe(stripe) = said.piggyback {
             let put = self.arriving.part(queue, self.queues.len(), stripe, signal_slot, payload_bytes)?;
@@ -231,6 +271,15 @@ impl Pair {
         }
         let payload = payload_bytes.map_or(Ok(Inline::EMPTY), |bytes| self.payload(signal_slot, bytes))?;
         self.signal_slots.signal(&Signal { signal_slot, payload });
+        Ok(())
+    }
+
+    /// Accounts for a receive that the peer has consumed.
+    fn consume_credit(&mut self) -> Result<(), ProtocolViolation> {
+        self.unreturned += 1;
+        if self.unreturned > self.sizes.credits {
+            return Err(ProtocolViolation::TooManyRequests);
+        }
         Ok(())
     }
 
@@ -316,7 +365,7 @@ impl Pair {
     pub(super) fn refuse(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
         let Some((owner, key)) = self.queues[queue].refuse(number) else { return };
         let id = match owner {
-            CompletionOwner::NoOwner => None,
+            CompletionOwner::NoOwner | CompletionOwner::DrainMark => None,
             CompletionOwner::Transfer(id) => Some(id),
             CompletionOwner::StripePart => self.striped_transfers.part_failed(queue),
         };
@@ -340,6 +389,16 @@ impl Pair {
             queues.into_iter().flat_map(SendQueue::fail).chain(striped_transfers.into_ids()).collect();
         events.extend(ids.into_iter().map(|id| Event::Done { id, result: Err(error.clone()) }));
     }
+}
+
+/// The stage of a drain: this end's mark on a queue pair has ended, and all before it.
+fn own_mark(queue: usize) -> usize {
+    2 * queue
+}
+
+/// The stage of a drain: the peer's mark on a queue pair has come.
+fn peer_mark(queue: usize) -> usize {
+    2 * queue + 1
 }
 
 /// The checked slices of a transfer.

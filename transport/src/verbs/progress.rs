@@ -250,6 +250,20 @@ impl VerbsDevice {
         }
     }
 
+    /// Submits the marks of drains for which there is room, and reports the drains that are over.
+    #[cold]
+    pub(crate) fn advance_drains(&mut self) {
+        for peer in std::mem::take(&mut self.draining) {
+            // A drain of a pair that has ended is never over.
+            let Peer::Open(pair) = &mut self.peers[peer as usize] else { continue };
+            let is_over = pair.advance_drains(&mut self.event_queue);
+            pair.list(&mut self.due);
+            if !is_over {
+                self.draining.push(peer);
+            }
+        }
+    }
+
     fn is_connecting(&self) -> bool {
         self.peers.iter().any(|peer| matches!(peer, Peer::Connecting(_)))
     }

@@ -17,7 +17,7 @@ use super::limits::CreateError;
 use super::objects::{MemoryRegion, QueuePair};
 use super::port::{ChosenPort, GidType, Service};
 use super::status::Operation;
-use super::wire::{Immediate, KeyParts, PairHello, QueuePairHello};
+use super::wire::{Immediate, KeyParts, PairHello, Piggyback, QueuePairHello};
 use super::{Counts, sys};
 use crate::device::{LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
@@ -96,6 +96,8 @@ pub(super) enum CompletionOwner {
     Transfer(TransferId),
     /// The submitter, together with the other parts of a striped transfer.
     StripePart,
+    /// The drains of the pair.
+    DrainMark,
 }
 
 /// A group that ended with success.
@@ -468,6 +470,16 @@ impl SendQueue {
         self.signal_last();
     }
 
+    /// Adds the mark of a drain to the list. It waits for reads and atomics before it to end
+    /// (`IBV_SEND_FENCE`), and follows writes in any case. There must be room.
+    pub(crate) fn push_drain_mark(&mut self) {
+        let piggyback = Piggyback::DrainMark;
+        let immediate = Immediate { signal_slot: None, has_payload: false, piggyback };
+        let mut mark = with_immediate(self.inbox, immediate);
+        mark.flags |= sys::IBV_SEND_FENCE;
+        self.push(CompletionOwner::DrainMark, None, RegionKey::NONE, &[(mark, Local::Nothing)]);
+    }
+
     /// Whether the peer has acknowledged all requests.
     pub(super) fn is_idle(&self) -> bool {
         self.sent.is_empty()
@@ -499,7 +511,7 @@ impl SendQueue {
         drop(queue_pair);
         sent.into_iter().filter_map(|sent| match sent.owner {
             CompletionOwner::Transfer(id) => Some(id),
-            CompletionOwner::NoOwner | CompletionOwner::StripePart => None,
+            CompletionOwner::NoOwner | CompletionOwner::StripePart | CompletionOwner::DrainMark => None,
         })
     }
 }

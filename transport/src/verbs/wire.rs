@@ -3,7 +3,7 @@
 //!
 //! An [`Immediate`] is 32 bits: the signal slot, whether the inbox slot holds a payload, whether it
 //! carries a signal at all, and either the credits that its sender returns or the part of a striped
-//! put. A [`PairHello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
+//! put; or it marks a drain. A [`PairHello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
 //! decoded here before they are used.
 
 use std::{fmt, io};
@@ -18,7 +18,7 @@ use crate::region::RegionKey;
 use crate::wire::{Malformed, Reader, Writer};
 
 /// Version of these formats.
-pub(super) const VERSION: u16 = 3;
+pub(super) const VERSION: u16 = 4;
 
 /// Most credits that one immediate returns.
 pub(super) const CREDITS_MAX: u32 = 255;
@@ -49,6 +49,8 @@ pub(super) enum Piggyback {
     Credits(u32),
     /// It announces a part of a striped put, whose signal is raised when all parts are there.
     Stripe(Stripe),
+    /// It marks a drain on this queue pair. It carries no signal, and consumes a credit as one.
+    DrainMark,
 }
 
 /// A part of a striped put.
@@ -70,6 +72,7 @@ impl Stripe {
 const PAYLOAD: u32 = 1 << 16;
 const SIGNAL: u32 = 1 << 17;
 const STRIPE: u32 = 1 << 18;
+const DRAIN_MARK: u32 = 1 << 19;
 const KNOWN: u32 = 0xff00_0000 | STRIPE | SIGNAL | PAYLOAD | 0xffff;
 
 impl Immediate {
@@ -80,11 +83,15 @@ impl Immediate {
             Piggyback::Stripe(Stripe { number, parts }) => {
                 STRIPE | u32::from(number & 15) << 28 | u32::from((parts - 1) & 15) << 24
             }
+            Piggyback::DrainMark => DRAIN_MARK,
         };
         signal_slot | if self.has_payload { PAYLOAD } else { 0 } | piggyback
     }
 
     pub(super) fn decode(word: u32) -> Result<Self, Malformed> {
+        if word == DRAIN_MARK {
+            return Ok(Self { signal_slot: None, has_payload: false, piggyback: Piggyback::DrainMark });
+        }
         let is_signal = word & SIGNAL != 0;
         let has_payload = word & PAYLOAD != 0;
         if word & !KNOWN != 0 || (!is_signal && word & (STRIPE | PAYLOAD | 0xffff) != 0) {
@@ -519,7 +526,10 @@ mod tests {
                 assert_eq!(Immediate::decode(said.encode()), Ok(said));
             }
         }
-        assert_eq!(Immediate::decode(1 << 19), Err(Malformed));
+        let mark = Immediate { signal_slot: None, has_payload: false, piggyback: Piggyback::DrainMark };
+        assert_eq!(Immediate::decode(mark.encode()), Ok(mark));
+        assert_eq!(Immediate::decode(mark.encode() | SIGNAL), Err(Malformed), "a mark with a signal");
+        assert_eq!(Immediate::decode(1 << 20), Err(Malformed));
         assert_eq!(Immediate::decode(STRIPE), Err(Malformed), "a part without a signal");
         assert_eq!(Immediate::decode(5), Err(Malformed), "a signal slot without a signal");
     }

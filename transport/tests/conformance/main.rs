@@ -15,6 +15,7 @@ mod atomics;
 mod backpressure;
 mod completion;
 mod connect;
+mod drain;
 mod fence;
 mod isolation;
 mod keys;
@@ -163,6 +164,7 @@ macro_rules! suite {
                 a_loss_wakes_a_sleeper
                 a_bye_wakes_a_sleeper
                 a_fence_wakes_a_sleeper
+                a_drain_wakes_a_sleeper
                 a_connection_wakes_a_sleeper
             }
             mappings {
@@ -202,6 +204,19 @@ macro_rules! suite {
                 many_processes_have_one_rank_one_after_the_other
                 severing_takes_back_what_former_processes_could_write
                 devices_of_different_worlds_meet
+            }
+            drain {
+                all_from_before_has_landed_when_a_pair_is_drained
+                nobody_is_told_before_both_ends_have_drained
+                each_drain_is_told_in_turn
+                later_transfers_work_and_keep_no_drain_waiting
+                a_pair_is_drained_whatever_others_have_under_way
+                a_refused_transfer_has_ended
+                the_end_of_a_pair_comes_in_place_of_drained
+                a_peer_that_dies_is_drained_or_lost
+                a_peer_that_is_not_connected_is_not_drained
+                too_many_drains_are_refused_until_the_peer_drains
+                a_successor_is_drained_anew
             }
             messages {
                 messages_arrive_whole_and_in_order

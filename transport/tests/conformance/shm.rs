@@ -146,6 +146,9 @@ unsafe impl Device for ThroughMappings {
     fn sever(&mut self, peer: Rank) {
         self.device.sever(peer);
     }
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        self.device.drain(peer)
+    }
     fn signal_slots(&self, peer: Rank) -> Signals {
         self.device.signal_slots(peer)
     }

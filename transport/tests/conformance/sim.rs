@@ -4,10 +4,11 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::sim::{FaultKinds, Faults, Network, Options, Random, World};
+use pleach_transport::sim::{AllowedMutant, FaultKinds, Faults, Mutant, Network, Options, Random, World};
 use pleach_transport::{Device, DeviceConfig, HostMemory, Memory, Nanos, SharedMemory};
 
-use crate::world::Backend;
+use crate::drain;
+use crate::world::{Backend, BackendKind};
 
 /// How many seeds each test is run for.
 const SEEDS: u64 = 12;
@@ -20,6 +21,7 @@ const TRANSFER_BYTES_MAX: u64 = 300_000;
 
 thread_local! {
     static SEED: Cell<u64> = const { Cell::new(0) };
+    static MUTANT: Cell<Option<Mutant>> = const { Cell::new(None) };
 }
 
 /// A simulated fabric, with or without mappings.
@@ -64,6 +66,7 @@ impl<const MAPS: bool> Backend for Sim<MAPS> {
         options.passive = seed % 2 == 1;
         options.queue_depth = 16;
         options.transfer_bytes_max = TRANSFER_BYTES_MAX;
+        options.mutant = MUTANT.get().map(allow);
         Self(World::new(options))
     }
 
@@ -79,5 +82,31 @@ impl<const MAPS: bool> Backend for Sim<MAPS> {
         let now = self.0.now();
         self.0.advance(Some(now + ROUND));
         self.0.now()
+    }
+}
+
+#[allow(unsafe_code)]
+fn allow(mutant: Mutant) -> AllowedMutant {
+    // SAFETY: the suite touches registered memory by slices alone.
+    unsafe { mutant.allow() }
+}
+
+/// The seeds with which a test of the suite fails over a fabric that breaks the contract.
+fn caught(mutant: Mutant, test: fn(BackendKind)) -> usize {
+    MUTANT.set(Some(mutant));
+    let fails = |seed: &u64| {
+        SEED.set(*seed);
+        std::panic::catch_unwind(|| test(BackendKind::of::<Sim<false>>())).is_err()
+    };
+    let caught = (0..SEEDS).filter(fails).count();
+    MUTANT.set(None);
+    caught
+}
+
+#[test]
+fn the_suite_catches_fabrics_that_say_drained_too_early() {
+    for mutant in [Mutant::DrainedBeforeLanding, Mutant::SignalAfterDrained, Mutant::PutAgainAfterDrained] {
+        let caught = caught(mutant, drain::all_from_before_has_landed_when_a_pair_is_drained);
+        assert!(caught as u64 >= SEEDS / 4, "{mutant:?} was caught with {caught} of {SEEDS} seeds");
     }
 }

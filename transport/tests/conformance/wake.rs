@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -297,6 +298,43 @@ pub(crate) fn a_fence_wakes_a_sleeper(backend: BackendKind) {
     let companion = Companion::start(world.take(1), |_, _| {});
     sleeper.sever(1);
     sleep_until(sleeper.as_mut(), "the fence", |events| events.contains(&Event::Severed { peer: 1 }));
+    companion.finish();
+}
+
+pub(crate) fn a_drain_wakes_a_sleeper(backend: BackendKind) {
+    const DRAINS: usize = 20;
+    if !backend.live {
+        return skip(backend, NO_THREADS);
+    }
+    let mut world = World::connected(backend, 2);
+    let (source, target) = (world.region(0, backend.long_bytes), world.region(1, backend.long_bytes));
+    let mut sleeper = world.take(0);
+    let (asks, asked) = channel();
+    let companion = Companion::start(world.take(1), move |device, _| {
+        if asked.try_recv().is_ok() {
+            device.drain(0).expect("connected");
+        }
+    });
+    let drained = Event::Drained { peer: 1 };
+    let mut seen = 0;
+    for round in 0..DRAINS {
+        // Sometimes the sleeper's own transfer is the last to end, sometimes the peer drains last.
+        let long = put(&source.whole(), target.remote(), Some(SIGNAL_SLOT));
+        sleeper.submit(1, long, TransferId(round as u64)).expect("few under way");
+        let asks_first = round % 2 == 0;
+        if asks_first {
+            asks.send(()).expect("the companion runs");
+        }
+        sleeper.drain(1).expect("connected");
+        if !asks_first {
+            asks.send(()).expect("the companion runs");
+        }
+        sleep_until(sleeper.as_mut(), "a drained pair", |events| {
+            seen = events.iter().filter(|event| **event == drained).count();
+            seen > 0
+        });
+        assert_eq!(seen, 1, "{}: one for one", backend.name);
+    }
     companion.finish();
 }
 

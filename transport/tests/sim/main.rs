@@ -1,6 +1,7 @@
 //! The simulator: that it is exact, reproducible, as free as the contract allows, and that its
 //! mutants are what they claim.
 
+mod drain;
 mod failures;
 mod ranks;
 mod returning;

@@ -351,7 +351,7 @@ impl Channels {
             Event::PeerLost { peer, cause } => self.end(peer, End::Lost(cause.to_string())),
             Event::Departed { peer } => self.end(peer, End::Departed),
             Event::Done { id, result } => self.done(id, result)?,
-            Event::Connected { .. } | Event::Severed { .. } => {}
+            Event::Connected { .. } | Event::Severed { .. } | Event::Drained { .. } => {}
         }
         Ok(())
     }

@@ -173,6 +173,9 @@ unsafe impl Device for PaperDevice {
     fn signal(&mut self, peer: Rank, _: &Signal, _: TransferId) -> Result<Submitted, SubmitError> {
         Err(SubmitError::NotConnected { peer })
     }
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        Err(SubmitError::NotConnected { peer })
+    }
     fn signal_slots(&self, _peer: Rank) -> Signals {
         unreachable!("nothing is sent")
     }

@@ -234,6 +234,19 @@ unsafe impl Device for ShmDevice {
         Ok(Submitted::Ended(0))
     }
 
+    fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {
+        let state = self.peers.get_mut(peer as usize).ok_or(SubmitError::NotConnected { peer })?;
+        let State::Connected(connected) = &mut state.state else { return state.connected(peer).map(drop) };
+        if self.is_leaving {
+            return Err(SubmitError::Departed { peer });
+        }
+        connected.drains.begin(peer)?;
+        if !self.advance_drains_of(peer) && !self.draining.contains(&peer) {
+            self.draining.push(peer);
+        }
+        Ok(())
+    }
+
     /// # Panics
     ///
     /// When there is no such rank.
@@ -267,6 +280,9 @@ unsafe impl Device for ShmDevice {
         }
         if !self.waiting.is_empty() {
             self.retry_waiting(now);
+        }
+        if !self.draining.is_empty() {
+            self.advance_drains();
         }
         self.wake_due_sometime();
         if !self.severing.is_empty() {
