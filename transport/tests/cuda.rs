@@ -54,7 +54,7 @@ macro_rules! on_both {
 
 use shared_by_ranks::{
     a_gpu_reads_lent_host_memory_and_writes_nothing_there,
-    a_host_only_device_refuses_gpu_memory_and_says_what_to_do,
+    a_host_only_device_refuses_gpu_memory_and_says_what_to_do, a_pair_is_drained_when_gpus_have_copied,
     a_put_between_gpus_is_there_when_its_signal_is, a_region_on_a_gpu_that_is_gone_is_refused,
     a_severed_peer_changes_no_byte_on_the_gpu, host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back,
     mapped_memory_of_a_gpu_is_the_peers,
@@ -80,6 +80,7 @@ on_both! {
     host_memory_and_inline_bytes_are_put_on_a_gpu_and_got_back
     mapped_memory_of_a_gpu_is_the_peers
     a_severed_peer_changes_no_byte_on_the_gpu
+    a_pair_is_drained_when_gpus_have_copied
     a_region_on_a_gpu_that_is_gone_is_refused
     a_host_only_device_refuses_gpu_memory_and_says_what_to_do
 }
@@ -409,6 +410,11 @@ mod otherwise {
     fn memory_of_a_copy_that_cannot_be_marked_is_kept() {
         run("marks_no_copy", &[("FAKE_CUDA_UNMARKED_BYTES", "777")]);
     }
+
+    #[test]
+    fn a_drain_waits_for_a_copy_that_cannot_be_marked() {
+        run("drains_a_copy_without_mark", &[("FAKE_CUDA_UNMARKED_BYTES", "777")]);
+    }
 }
 
 /// The tests of NICs, likewise: see [`direct`].
@@ -516,6 +522,12 @@ mod child {
     #[ignore = "started by another test, in a process of its own"]
     fn marks_no_copy() {
         shared_by_ranks::memory_of_a_copy_that_cannot_be_marked_is_kept(&gpu(), 777);
+    }
+
+    #[test]
+    #[ignore = "started by another test, in a process of its own"]
+    fn drains_a_copy_without_mark() {
+        shared_by_ranks::a_drain_waits_for_a_copy_that_cannot_be_marked(&gpu(), 777);
     }
 
     #[test]

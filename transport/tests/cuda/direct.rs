@@ -8,7 +8,7 @@ use std::sync::Arc;
 use pleach_transport::cuda::{CudaMemory, Gpu};
 use pleach_transport::verbs::{MemoryError, VerbsDevice, VerbsOptions};
 use pleach_transport::{
-    Device, Inline, Memory, RegisterError, SharedMemory, Source, Transfer, TransferError, TransferId,
+    Device, Event, Inline, Memory, RegisterError, SharedMemory, Source, Transfer, TransferError, TransferId,
 };
 
 use crate::pair::{Pair, config, signal};
@@ -39,6 +39,19 @@ pub(crate) fn what_a_nic_writes_is_there_when_it_is_told(gpu: &Arc<Gpu>) {
         assert_eq!(pair.carry_out(put, round.into()), Ok(0));
         pair.until("a signal", |_| signal_slots.count(2) == u64::from(round));
         assert!(bytes_of(&into).iter().all(|byte| *byte == round), "the bytes are there when the signal is");
+    }
+    // Of a put without signal only a drain tells.
+    for (drains, byte) in [(1, 7_u8), (2, 4)] {
+        from.store(0, &[byte; LEN], crate::PATIENCE).expect("stored");
+        let src = Source::Slice(source.whole());
+        let put = Transfer::Put { src, dst: target.remote(), signal: None };
+        pair.devices[0].submit(1, put, TransferId(20)).expect("room");
+        pair.devices[0].drain(1).expect("connected");
+        pair.devices[1].drain(0).expect("connected");
+        pair.until("a drained pair", |pair| {
+            pair.log.iter().filter(|event| **event == Event::Drained { peer: 0 }).count() == drains
+        });
+        assert!(bytes_of(&into).iter().all(|there| *there == byte), "the bytes are there when drained");
     }
     // Few bytes go another way: inline, and from a GPU never so.
     let inline = Source::Inline(Inline::new(b"few").expect("few bytes"));

@@ -190,3 +190,61 @@ pub(crate) fn a_host_only_device_refuses_gpu_memory_and_says_what_to_do(gpu: &Ar
     let name = both.info().fabric;
     expect_refusal(&mut both, name, gpu);
 }
+
+pub(crate) fn a_pair_is_drained_when_gpus_have_copied(gpu: &Arc<Gpu>) {
+    const LEN: usize = 100_000;
+    const PUTS: usize = 3;
+    let mut pair = neighbours();
+    let (from, into) = (memory(gpu, &[7; LEN]), memory(gpu, &[0; LEN]));
+    let (source, target) = (pair.region(0, &from), pair.region(1, &into));
+    let (theirs, got) = (memory(gpu, &[8; LEN]), memory(gpu, &[0; LEN]));
+    let (origin, fetched) = (pair.region(1, &theirs), pair.region(0, &got));
+    for number in 0..PUTS {
+        let part = number * LEN / PUTS..(number + 1) * LEN / PUTS;
+        let src = Source::Slice(source.slice(part.clone()).expect("inside"));
+        let dst = target.slice(part).expect("inside").remote();
+        let put = Transfer::Put { src, dst, signal: signal(1) };
+        let submitted = pair.devices[0].submit(1, put, TransferId(number as u64)).expect("room");
+        assert_eq!(submitted, Submitted::UnderWay, "a GPU's copy ends later");
+    }
+    let get = Transfer::Get { src: origin.remote(), dst: fetched.whole() };
+    pair.devices[0].submit(1, get, TransferId(PUTS as u64)).expect("room");
+    pair.devices[0].drain(1).expect("connected");
+    pair.devices[1].drain(0).expect("connected");
+    pair.until("a drained pair", |pair| pair.log.contains(&Event::Drained { peer: 0 }));
+    // Rank 0 sees its copies end, and rank 1 is told later.
+    let told = pair.log.iter().position(|event| *event == Event::Drained { peer: 0 });
+    let ended = pair.log.iter().take(told.unwrap_or(0));
+    let ended = ended.filter(|event| matches!(event, Event::Done { result: Ok(_), .. })).count();
+    assert_eq!(ended, PUTS + 1, "{:?}", pair.log);
+    assert_eq!(pair.devices[1].signal_slots(0).count(1), PUTS as u64, "all signals");
+    assert_eq!(bytes_of(&into), [7; LEN]);
+    assert_eq!(bytes_of(&got), [8; LEN]);
+    pair.until("the other end", |pair| pair.log.contains(&Event::Drained { peer: 1 }));
+}
+
+/// The driver cannot mark the end of a copy of `unmarked_bytes`.
+pub(crate) fn a_drain_waits_for_a_copy_that_cannot_be_marked(gpu: &Arc<Gpu>, unmarked_bytes: usize) {
+    let mut pair = neighbours();
+    let (from, into) = (memory(gpu, &[5; 1000]), memory(gpu, &[0; 1000]));
+    let (source, target) = (pair.region(0, &from), pair.region(1, &into));
+    let src = Source::Slice(source.slice(0..unmarked_bytes).expect("inside"));
+    let dst = target.slice(0..unmarked_bytes).expect("inside").remote();
+    let failed = pair.carry_out(Transfer::Put { src, dst, signal: None }, 1);
+    assert!(matches!(failed, Err(TransferError::Fabric { peer: 1, .. })), "{failed:?}");
+    pair.devices[0].drain(1).expect("connected");
+    pair.devices[1].drain(0).expect("connected");
+    assert!(pair.devices[0].arm().is_none(), "it asks the GPU until the copy has ended");
+    pair.until("a drained pair", |pair| {
+        pair.log.contains(&Event::Drained { peer: 0 }) && pair.log.contains(&Event::Drained { peer: 1 })
+    });
+    let expected = [vec![5; unmarked_bytes], vec![0; 1000 - unmarked_bytes]].concat();
+    assert_eq!(bytes_of(&into), expected, "the copy that failed has landed");
+    into.store(0, &[9; 1000], PATIENCE).expect("stored");
+    pair.devices[0].drain(1).expect("connected");
+    pair.devices[1].drain(0).expect("connected");
+    pair.until("a second drain", |pair| {
+        pair.log.iter().filter(|event| **event == Event::Drained { peer: 0 }).count() == 2
+    });
+    assert_eq!(bytes_of(&into), [9; 1000], "and does not do so once more");
+}
