@@ -65,7 +65,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use self::error::{
@@ -278,6 +278,39 @@ pub enum Meeting<'a> {
     Await,
 }
 
+/// Counts of a device's set-up work, exact. Any thread reads them, at any time.
+#[derive(Debug, Default)]
+pub struct SetupCounts {
+    registered: AtomicU64,
+    connected: AtomicU64,
+}
+
+impl SetupCounts {
+    /// How often memory was made accessible to peers. Another handle of a region that exists counts
+    /// nothing.
+    #[must_use]
+    pub fn registered(&self) -> u64 {
+        // Relaxed, as in all of these: nothing else is read because of the number.
+        self.registered.load(Ordering::Relaxed)
+    }
+
+    /// How many pairs were connected: the number of [`Event::Connected`] so far.
+    #[must_use]
+    pub fn connected(&self) -> u64 {
+        self.connected.load(Ordering::Relaxed)
+    }
+
+    /// For backends: counts a registration.
+    pub(crate) fn count_registered(&self) {
+        self.registered.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// For backends: counts a connection.
+    pub(crate) fn count_connected(&self) {
+        self.connected.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 /// The properties of a device. They never change.
 #[derive(Clone)]
 pub struct DeviceInfo {
@@ -300,6 +333,8 @@ pub struct DeviceInfo {
     pub reach: Vec<Reach>,
     /// Wakes the device's wake source, from any thread.
     pub waker: Arc<dyn Wake>,
+    /// Counts registrations and connections.
+    pub setup: Arc<SetupCounts>,
 }
 
 impl fmt::Debug for DeviceInfo {

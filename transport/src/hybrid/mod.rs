@@ -177,8 +177,14 @@ impl HybridDevice {
             Arc::new(BothRegistries { shm: shm.registry(), network: registry });
         shm.replace_registry(Arc::clone(&registry_of_both));
         match &mut network {
-            NetworkDevice::Tcp(tcp) => tcp.replace_registry(registry_of_both),
-            NetworkDevice::Verbs(verbs) => verbs.replace_registry(registry_of_both),
+            NetworkDevice::Tcp(tcp) => {
+                tcp.replace_registry(registry_of_both);
+                tcp.count_in(&shm.info().setup);
+            }
+            NetworkDevice::Verbs(verbs) => {
+                verbs.replace_registry(registry_of_both);
+                verbs.count_in(&shm.info().setup);
+            }
         }
         let wake_forwarder = WakeForwarder::new(rank, network.wake_file(), Arc::clone(&shm.info().waker))
             .map_err(OpenError::WakeSource)?;
@@ -200,6 +206,8 @@ impl HybridDevice {
             address: Address(format!("{} {}", here.address, there.address)),
             reach: reach.collect(),
             waker: Arc::clone(&here.waker),
+            // Shared memory counts the registrations of both.
+            setup: Arc::clone(&here.setup),
             fabric: network.fabric(),
             registers_freely: here.registers_freely && there.registers_freely,
             signal_slots: here.signal_slots.min(there.signal_slots),

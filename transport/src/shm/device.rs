@@ -106,6 +106,8 @@ pub struct ShmDevice {
     draining: Vec<Rank>,
     /// The stream of one of them took no mark.
     has_unsent_marks: bool,
+    /// A peer is being severed or drained, or this rank leaves: one flag, so that a poll asks once.
+    has_rare_work: bool,
     is_armed: bool,
     is_leaving: bool,
     control: Control<Shared>,
@@ -208,6 +210,7 @@ impl ShmDevice {
             transfer_bytes_max: TRANSFER_BYTES_MAX,
             reach: vec![REACH; world_size as usize],
             waker: shared.clone(),
+            setup: Arc::default(),
         };
         Ok(Self {
             registry: shared.clone(),
@@ -225,6 +228,7 @@ impl ShmDevice {
             events: VecDeque::new(),
             draining: Vec::new(),
             has_unsent_marks: false,
+            has_rare_work: false,
             is_armed: false,
             is_leaving: false,
             control,
@@ -313,7 +317,7 @@ impl ShmDevice {
         rank: Rank,
         request: TransferRequest,
         id: TransferId,
-        waited: Option<Waited>,
+        waited: Option<&Waited>,
     ) -> Submitted {
         let State::Connected(connected) = &self.peers[rank as usize].state else {
             unreachable!("the caller looked, and what waits goes when the peer goes")
@@ -321,7 +325,7 @@ impl ShmDevice {
         let (address, region) = match connected.locate(request.remote()) {
             RemoteLocation::OnGpu(region) => {
                 let region = region.clone();
-                let drains_before = connected.drains_before(waited.as_ref());
+                let drains_before = connected.drains_before(waited);
                 return self.start_on_gpu(rank, request, id, region, drains_before);
             }
             RemoteLocation::Mapped(_, region) if !region.is_writable() && request.writes() => {
@@ -330,7 +334,7 @@ impl ShmDevice {
             }
             RemoteLocation::Mapped(_, region) if self.copies.reaches(&request) => {
                 let region = region.clone();
-                let drains_before = connected.drains_before(waited.as_ref());
+                let drains_before = connected.drains_before(waited);
                 return self.start_on_gpu(rank, request, id, region, drains_before);
             }
             RemoteLocation::Mapped(address, region) => (address, region),
@@ -340,7 +344,7 @@ impl ShmDevice {
                 return Submitted::UnderWay;
             }
             RemoteLocation::NotAnnounced => {
-                let drains_before = connected.drains_before(waited.as_ref());
+                let drains_before = connected.drains_before(waited);
                 let deadline = waited.map(|waited| waited.deadline);
                 self.peers[rank as usize].pending += 1;
                 self.waiting.push_back(WaitingTransfer { peer: rank, id, request, deadline, drains_before });
@@ -380,7 +384,7 @@ impl ShmDevice {
         if let Some(copy) = copy {
             if len > PIECE_BYTES {
                 let region = region.clone();
-                let drains_before = connected.drains_before(waited.as_ref());
+                let drains_before = connected.drains_before(waited);
                 self.peers[rank as usize].pending += 1;
                 self.large.push_back(LargeCopy { peer: rank, id, copy, done: 0, region, drains_before });
                 return Submitted::UnderWay;
@@ -487,8 +491,9 @@ impl ShmDevice {
                 self.refuse(waiting.peer, waiting.request.remote().key, waiting.id);
                 continue;
             }
-            let waited = Some(Waited { deadline, drains_before: waiting.drains_before });
-            if let Submitted::Ended(value) = self.start(waiting.peer, waiting.request, waiting.id, waited) {
+            let waited = Waited { deadline, drains_before: waiting.drains_before };
+            let started = self.start(waiting.peer, waiting.request, waiting.id, Some(&waited));
+            if let Submitted::Ended(value) = started {
                 self.done(waiting.peer, waiting.id, Ok(value));
             }
         }
@@ -592,6 +597,7 @@ impl ShmDevice {
         let room = links * QUEUE_DEPTH;
         self.large.reserve(room.saturating_sub(self.large.len()));
         self.events.reserve(room.saturating_sub(self.events.len()));
+        self.info.setup.count_connected();
         self.events.push_back((rank, Event::Connected { peer: rank }));
     }
 
@@ -639,8 +645,22 @@ impl ShmDevice {
         drop((before, forgotten));
     }
 
-    /// Sends the drain marks of peers whose transfers of before have ended.
+    /// Carries out what few polls have to.
     #[cold]
+    fn advance_rare_work(&mut self, now: Nanos) {
+        if !self.draining.is_empty() {
+            self.advance_drains();
+        }
+        if !self.severing.is_empty() {
+            self.advance_fence(now);
+        }
+        if self.is_leaving {
+            self.send_byes();
+        }
+        self.has_rare_work = self.is_leaving || !self.severing.is_empty() || !self.draining.is_empty();
+    }
+
+    /// Sends the drain marks of peers whose transfers of before have ended.
     fn advance_drains(&mut self) {
         self.has_unsent_marks = false;
         let draining = std::mem::take(&mut self.draining);

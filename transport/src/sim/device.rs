@@ -58,6 +58,7 @@ impl SimDevice {
             rank_state.signal_slots = signal_slots;
             rank_state.responder = Some(responder);
             let (table, wake_source) = (rank_state.table.clone(), rank_state.wake_source.clone());
+            let setup = Arc::clone(&rank_state.setup);
             let reach = (0..world_size).map(|peer| Reach {
                 fabric: FABRIC,
                 maps: state.maps(rank, peer),
@@ -74,6 +75,7 @@ impl SimDevice {
                 transfer_bytes_max: state.transfer_bytes_max,
                 reach: reach.collect(),
                 waker: wake_source.clone(),
+                setup,
             };
             (info, table, wake_source)
         });
@@ -141,6 +143,7 @@ impl SimDevice {
             Some(key)
         });
         let key = key.ok_or(RegisterError::NotShareable { fabric: FABRIC })?;
+        self.info.setup.count_registered();
         Ok(Region::new(memory, key, self.registry.clone()))
     }
 

@@ -102,7 +102,7 @@ use self::trace::Trace;
 use self::transfers::ActiveTransfer;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::{Event, Incarnation, LossCause, Responder, Wake};
+use crate::device::{Event, Incarnation, LossCause, Responder, SetupCounts, Wake};
 use crate::region::{RegionKey, Slice};
 use crate::signals::Signal;
 
@@ -202,6 +202,7 @@ struct RankState {
     responder: Option<Arc<dyn Responder>>,
     made: bool,
     signal_slots: usize,
+    setup: Arc<SetupCounts>,
     dead: bool,
     left: bool,
     frozen_until: Nanos,

@@ -229,6 +229,7 @@ impl State {
         if let Some(timeout) = self.peer_state(rank, peer).timeout.take() {
             self.cancel(timeout);
         }
+        self.ranks[rank as usize].setup.count_connected();
         self.push_ready(rank, Event::Connected { peer }, None);
         self.tell_drained(rank, peer);
         self.deliver_bye_if_quiet(peer, rank);

@@ -51,8 +51,8 @@ use crate::control::{
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, LossCause,
-    MapError, Meeting, PostError, Reach, RegisterError, SubmitError, Submitted, Transfer, TransferError,
-    TransferId, Urgency, WakeSource, awaits_end, check_only,
+    MapError, Meeting, PostError, Reach, RegisterError, SetupCounts, SubmitError, Submitted, Transfer,
+    TransferError, TransferId, Urgency, WakeSource, awaits_end, check_only,
 };
 use crate::memory::{Memory, Space};
 use crate::region::{Mapped, ReadOnlyMapped, Region, Registry, RemoteSlice, random_key};
@@ -164,6 +164,7 @@ impl TcpDevice {
             transfer_bytes_max: frame::TRANSFER_BYTES_MAX,
             reach: vec![reach; world_size as usize],
             waker: Arc::clone(control.handler()) as _,
+            setup: Arc::default(),
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
@@ -194,6 +195,11 @@ impl TcpDevice {
         self.registry = registry;
     }
 
+    /// Counts set-up work together with the other device of a hybrid device.
+    pub(crate) fn count_in(&mut self, setup: &Arc<SetupCounts>) {
+        self.info.setup = Arc::clone(setup);
+    }
+
     /// Makes a region of the shared registry reachable by its key, for one peer or for all.
     pub(crate) fn adopt(&mut self, region: &Region, only: Option<Rank>) {
         debug_assert!(region.belongs_to(&self.registry), "released regions are told to the shared registry");
@@ -213,6 +219,7 @@ impl TcpDevice {
         }
         let region = Region::new(memory, random_key(), Arc::clone(&self.registry));
         self.regions.insert(&region, only);
+        self.info.setup.count_registered();
         Ok(region)
     }
 
@@ -323,6 +330,7 @@ impl TcpDevice {
         self.peers[peer as usize] = Peer::Open(Box::new(open));
         self.open.push(peer);
         self.list_sending(peer);
+        self.info.setup.count_connected();
         self.event_queue.push_back(Event::Connected { peer });
     }
 

@@ -209,6 +209,7 @@ impl VerbsDevice {
         let is_probed = connecting.is_probed;
         self.peers[peer as usize] = match connecting.pair.take() {
             Some(pair) if is_probed && pair.is_idle() => {
+                self.info.setup.count_connected();
                 self.event_queue.push_back(Event::Connected { peer });
                 Peer::Open(Box::new(pair))
             }

@@ -30,6 +30,7 @@ unsafe impl Device for VerbsDevice {
             return Ok(region);
         }
         let key = self.list(&memory, None, None)?;
+        self.info.setup.count_registered();
         let region = Region::new(memory, key, Arc::clone(&self.registry));
         self.cache.add(&region);
         Ok(region)
@@ -40,6 +41,7 @@ unsafe impl Device for VerbsDevice {
         // The NIC does not tell peers apart, so others are kept away by not knowing the key. Not in
         // the cache, whose regions are for all.
         let key = self.list(&memory, None, Some(peer))?;
+        self.info.setup.count_registered();
         Ok(Region::new(memory, key, Arc::clone(&self.registry)))
     }
 

@@ -104,7 +104,9 @@ use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{self, Control, ControlEventQueue, FabricMessage, Network, ReleasedRegions};
 use crate::cuda::FlushScope;
-use crate::device::{DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, RegisterError};
+use crate::device::{
+    DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, RegisterError, SetupCounts,
+};
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
@@ -274,6 +276,7 @@ impl VerbsDevice {
             transfer_bytes_max: TRANSFER_BYTES_MAX.min(message_bytes_max),
             reach: vec![reach; world_size as usize],
             waker: Arc::clone(control.handler()) as _,
+            setup: Arc::default(),
         };
         Ok(Self {
             peers: (0..world_size).map(|_| Peer::Idle).collect(),
@@ -345,6 +348,11 @@ impl VerbsDevice {
     /// The descriptor that `arm` returns, always the same.
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
+    }
+
+    /// Counts set-up work together with the other device of a hybrid device.
+    pub(crate) fn count_in(&mut self, setup: &Arc<SetupCounts>) {
+        self.info.setup = Arc::clone(setup);
     }
 
     /// Registers memory under a key that ends with `slot`; the region of the key belongs to the

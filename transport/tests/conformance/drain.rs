@@ -371,6 +371,71 @@ pub(crate) fn too_many_drains_are_refused_until_the_peer_drains(backend: Backend
     world.check_pair(0, 1);
 }
 
+/// Registrations and connections of each rank so far.
+fn setup<const RANKS: usize>(world: &mut World) -> [[u64; 2]; RANKS] {
+    std::array::from_fn(|rank| {
+        let setup = &world.device(rank as Rank).info().setup;
+        [setup.registered(), setup.connected()]
+    })
+}
+
+pub(crate) fn survivors_of_a_severed_peer_set_nothing_up_anew(backend: BackendKind) {
+    const LEN: usize = 60_000;
+    const RANKS: u32 = 4;
+    /// Rank 3 is out after the first epoch.
+    const SURVIVORS: u32 = 3;
+    const EPOCHS: u64 = 3;
+    let mut world = World::connected(backend, RANKS);
+    assert_eq!(setup(&mut world), [[0, 3]; RANKS as usize], "{}: three pairs a rank", backend.name);
+    let sources: Vec<_> =
+        (0..RANKS).map(|rank| world.region_of(rank, &noise(u64::from(rank), LEN))).collect();
+    // Memory for one peer is taken from nobody else, also where peers map it.
+    let targets: Vec<_> = pairs(RANKS).map(|(from, to)| world.region_for(to, from, &[0; LEN])).collect();
+    let before = setup(&mut world);
+    assert_eq!(before, [[4, 3]; RANKS as usize], "{}: four regions a rank", backend.name);
+    for epoch in 1..=EPOCHS {
+        let is_in = |rank: Rank| epoch == 1 || rank < SURVIVORS;
+        for ((from, to), target) in pairs(RANKS).zip(&targets) {
+            if !is_in(from) || !is_in(to) {
+                continue;
+            }
+            let first = put(&sources[from as usize].whole(), target.remote(), Some(SIGNAL_SLOT));
+            // Later ones need no source, which severing may have taken away.
+            let inline = Source::Inline(Inline::new(&[epoch as u8; 8]).expect("few bytes"));
+            let dst = target.slice(0..8).expect("inside").remote();
+            let later = Transfer::Put { src: inline, dst, signal: Some(signal(SIGNAL_SLOT, b"")) };
+            world.submit(from, to, if epoch == 1 { first } else { later });
+        }
+        // The next epoch: who is out is severed, and all others drain their pairs.
+        if epoch == 1 {
+            (0..SURVIVORS).for_each(|rank| world.device(rank).sever(SURVIVORS));
+            world.until("the fences", |world| {
+                (0..SURVIVORS).all(|rank| world.saw(rank, &Event::Severed { peer: SURVIVORS }) == 1)
+            });
+        }
+        for (rank, peer) in pairs(SURVIVORS) {
+            drain(&mut world, rank, peer);
+        }
+        world.until("drained pairs", |world| {
+            pairs(SURVIVORS).all(|(rank, peer)| drained(world, rank, peer) == epoch as usize)
+        });
+        for ((from, to), target) in pairs(RANKS).zip(&targets) {
+            if from >= SURVIVORS || to >= SURVIVORS {
+                continue;
+            }
+            let name = format!("{}: {from} to {to}", backend.name);
+            assert_eq!(world.count(to, from, SIGNAL_SLOT), epoch, "{name}");
+            let mut want = noise(u64::from(from), LEN);
+            if epoch > 1 {
+                want[..8].copy_from_slice(&[epoch as u8; 8]);
+            }
+            assert_bytes(&target.whole().to_vec(), &want, &name);
+        }
+    }
+    let after = setup::<{ RANKS as usize }>(&mut world);
+    assert_eq!(after[..SURVIVORS as usize], before[..SURVIVORS as usize], "{}", backend.name);
+}
+
 pub(crate) fn a_successor_is_drained_anew(backend: BackendKind) {
     let mut world = World::connected(backend, 2);
     drain_both(&mut world, 0, 1, 1);

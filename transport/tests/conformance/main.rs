@@ -120,6 +120,7 @@ macro_rules! suite {
                 a_region_dropped_while_a_get_fills_it_stays_until_the_end
                 a_target_dropped_while_puts_to_it_are_under_way_harms_nobody
                 memory_may_be_registered_twice_and_again
+                registrations_are_counted
                 a_region_registered_before_connecting_is_reached
                 many_regions_come_and_go
             }
@@ -216,6 +217,7 @@ macro_rules! suite {
                 a_peer_that_dies_is_drained_or_lost
                 a_peer_that_is_not_connected_is_not_drained
                 too_many_drains_are_refused_until_the_peer_drains
+                survivors_of_a_severed_peer_set_nothing_up_anew
                 a_successor_is_drained_anew
             }
             messages {

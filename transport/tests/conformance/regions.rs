@@ -84,6 +84,24 @@ pub(crate) fn memory_may_be_registered_twice_and_again(backend: BackendKind) {
     assert_bytes(&other.whole().to_vec(), &noise(8, 100), "the other registration still works");
 }
 
+pub(crate) fn registrations_are_counted(backend: BackendKind) {
+    let mut world = World::connected(backend, 2);
+    let counted = |world: &mut World| world.device(0).info().setup.registered();
+    let memory = world.backend().memory(5000);
+    let one = world.register(0, Arc::clone(&memory));
+    assert_eq!(counted(&mut world), 1, "{}", backend.name);
+    // Where registering is expensive, this is another handle of the region that exists.
+    let again = world.register(0, Arc::clone(&memory));
+    let regions = if one.key() == again.key() { 1 } else { 2 };
+    assert_eq!(counted(&mut world), regions, "{}", backend.name);
+    let for_one = world.region_for(0, 1, &[1; 100]);
+    assert_eq!(counted(&mut world), regions + 1, "{}", backend.name);
+    world.device(0).register_for(0, memory).expect_err("it is no peer of its own");
+    drop((one, again, for_one));
+    world.announce(0);
+    assert_eq!(counted(&mut world), regions + 1, "{}: neither refused nor dropped ones", backend.name);
+}
+
 pub(crate) fn a_region_registered_before_connecting_is_reached(backend: BackendKind) {
     let mut world = World::new(backend, 2);
     let target = world.region(1, 1000);

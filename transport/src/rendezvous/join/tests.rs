@@ -100,6 +100,7 @@ fn paper_info(rank: Rank, fabric: Fabric, world_size: u32) -> DeviceInfo {
         transfer_bytes_max: 0,
         reach: vec![reach; world_size as usize],
         waker: Arc::new(Silent),
+        setup: Arc::default(),
     }
 }
 

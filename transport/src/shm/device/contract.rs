@@ -113,6 +113,7 @@ impl ShmDevice {
             Ok(key) => {
                 let keys = &self.shared.own.keys;
                 self.shared.change_directory(|directory| directory.insert(memory.clone(), key, only, keys));
+                self.info.setup.count_registered();
                 Ok(Region::new(memory, key, self.registry.clone()))
             }
             Err(error) => {
@@ -200,6 +201,7 @@ unsafe impl Device for ShmDevice {
             }
         }
         self.severing.push(peer);
+        self.has_rare_work = true;
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
@@ -243,6 +245,7 @@ unsafe impl Device for ShmDevice {
         connected.drains.begin(peer)?;
         if !self.advance_drains_of(peer) && !self.draining.contains(&peer) {
             self.draining.push(peer);
+            self.has_rare_work = true;
         }
         Ok(())
     }
@@ -281,15 +284,9 @@ unsafe impl Device for ShmDevice {
         if !self.waiting.is_empty() {
             self.retry_waiting(now);
         }
-        if !self.draining.is_empty() {
-            self.advance_drains();
-        }
         self.wake_due_sometime();
-        if !self.severing.is_empty() {
-            self.advance_fence(now);
-        }
-        if self.is_leaving {
-            self.send_byes();
+        if self.has_rare_work {
+            self.advance_rare_work(now);
         }
         while events.len() < events.capacity()
             && let Some((peer, event)) = self.events.pop_front()
@@ -330,6 +327,7 @@ unsafe impl Device for ShmDevice {
 
     fn leave(&mut self) {
         self.is_leaving = true;
+        self.has_rare_work = true;
         self.send_byes();
     }
 
