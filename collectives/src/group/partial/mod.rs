@@ -1,0 +1,318 @@
+//! Partial all-reduce as users hold it: see [`crate::partial`] for how a round goes.
+//!
+//! [`RawPartial`] does it; [`Partial`] gives it types, and `start` begins it.
+//!
+//! **Invariant:** the caller's thread touches a contribution or a result only while the rounds do
+//! not: a contribution from the moment at which [`Rounds::free_contribution`] names it until it is
+//! handed over (a failed group holds none), and a result while [`Partial`] is borrowed by the
+//! [`Round`] that shows it.
+//!
+//! [`Rounds::free_contribution`]: crate::partial::Rounds::free_contribution
+#![allow(unsafe_code)]
+
+mod error;
+mod start;
+mod typed;
+
+use std::sync::MutexGuard;
+
+use pleach_transport::{Nanos, clock};
+
+use super::Group;
+use super::driver::{Core, Driver, INTERRUPT_INTERVAL};
+use super::error::CollectiveError;
+use super::gpu::GpuBuffer;
+use super::premultiplied::Scaling;
+use crate::compute::{Compute, ComputeError, Job};
+use crate::engine::Bytes;
+use crate::exact::BlockSums;
+use crate::partial::{Awaited, Ended, Own, PartialReport, RankSet, Terms};
+
+pub use error::PartialError;
+pub use typed::{GpuMemory, HostMemory, Partial, Round};
+
+/// As [`Partial`], of elements whose type is known when the program runs.
+pub struct RawPartial {
+    /// Dropped before the memory below: its engine may touch that until then.
+    group: Group,
+    terms: Terms,
+    contributions: Vec<Bytes>,
+    results: [Bytes; 3],
+    corrections: Vec<Bytes>,
+    /// Where sums of floats are exact.
+    exact: Option<BlockSums>,
+    /// What combines a late contribution with the next one.
+    compute: Box<dyn Compute>,
+    /// On a GPU: what the bytes above name, in their order, and the neutral elements.
+    on_gpu: Vec<GpuBuffer<u8>>,
+    /// The contribution that the caller writes.
+    current: usize,
+    /// The contribution whose round was not waited for.
+    started: Option<usize>,
+    has_finished: bool,
+}
+
+/// As [`Round`], of elements whose type is known when the program runs.
+pub struct RawRound<'a> {
+    partial: &'a RawPartial,
+    ended: Ended,
+    awaited: Awaited,
+}
+
+impl RawPartial {
+    /// As [`Partial::contribution`], in bytes.
+    pub fn contribution(&mut self) -> &mut [u8] {
+        let bytes = self.contribution_bytes();
+        // SAFETY: memory of the host: only the rounds of a `GpuPartial` are elsewhere, and that
+        // gives no slices out. The rounds do not hold this contribution (see the module), and the
+        // borrow of `self` keeps the caller from handing it over meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(bytes.base().0, bytes.len()) }
+    }
+
+    fn contribution_bytes(&self) -> &Bytes {
+        &self.contributions[self.current]
+    }
+
+    /// As [`Partial::contribute`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn contribute(&mut self) -> Result<RawRound<'_>, PartialError> {
+        self.start_contribute()?;
+        self.wait()
+    }
+
+    /// As [`Partial::start_contribute`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn start_contribute(&mut self) -> Result<(), PartialError> {
+        self.expect_going()?;
+        self.await_stream()?;
+        let driver = self.group.shared.driver.clone();
+        if let Some(fault) = driver.lock().engine.failure() {
+            return Err(CollectiveError::Failed(fault.clone()).into());
+        }
+        // Other threads and peers go on meanwhile.
+        let bytes = &self.contributions[self.current];
+        if let Some(factor) = self.terms.activation.factor() {
+            let (scaling, base) = (Scaling { data_type: self.terms.data_type, factor }, bytes.base());
+            scaling.products(base, base, bytes.len());
+        }
+        let facts = self.exact.map_or_else(Vec::new, |sums| sums.facts(bytes));
+        let mut core = driver.lock();
+        while let Some(late) = core.expect_rounds().take_late() {
+            drop(core);
+            self.add_to_current(late)?;
+            core = driver.lock();
+        }
+        core.expect_rounds().hand_over(self.current, facts);
+        self.started = Some(self.current);
+        self.current = core.expect_rounds().free_contribution();
+        Ok(())
+    }
+
+    /// As [`Partial::wait`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn wait(&mut self) -> Result<RawRound<'_>, PartialError> {
+        self.group.expect_open()?;
+        let Some(started) = self.started.take() else { return Err(PartialError::NotStarted) };
+        let driver = self.group.shared.driver.clone();
+        let current = std::mem::replace(&mut self.current, started);
+        let (ended, awaited) = match self.await_round(&driver, driver.lock()) {
+            Ok(found) => found,
+            Err(error) => {
+                let companion = driver.lock().expect_rounds().take_companion(started);
+                companion.map_or(Ok(()), |late| self.add_to_current(late))?;
+                return Err(error.into());
+            }
+        };
+        // What the caller has written meanwhile stays where it is.
+        self.current = current;
+        self.round(ended, awaited)
+    }
+
+    /// As [`Partial::abstain`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn abstain(&mut self) -> Result<RawRound<'_>, PartialError> {
+        self.expect_going()?;
+        self.await_stream()?;
+        let driver = self.group.shared.driver.clone();
+        let mut core = driver.lock();
+        core.expect_rounds().abstain();
+        let (ended, awaited) = self.await_round(&driver, core)?;
+        self.round(ended, awaited)
+    }
+
+    /// As [`Partial::finish`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn finish(&mut self) -> Result<RawRound<'_>, PartialError> {
+        self.expect_going()?;
+        self.await_stream()?;
+        self.has_finished = true;
+        let driver = self.group.shared.driver.clone();
+        let mut core = driver.lock();
+        core.expect_rounds().finish();
+        let (ended, awaited) = self.await_round(&driver, core)?;
+        self.round(ended, awaited)
+    }
+
+    /// As [`Partial::report`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn report(&self) -> Result<PartialReport, PartialError> {
+        self.group.expect_own_process()?;
+        Ok(self.group.shared.driver.lock().expect_rounds().report())
+    }
+
+    fn expect_going(&self) -> Result<(), PartialError> {
+        self.group.expect_open()?;
+        match (self.has_finished, self.started) {
+            (true, _) => Err(PartialError::Finished),
+            (false, Some(_)) => Err(PartialError::UnderWay),
+            (false, None) => Ok(()),
+        }
+    }
+
+    /// Waits until the stream has done what was put into it before: the contribution is ready then,
+    /// and the stream reads no result any more. Rounds go on meanwhile.
+    fn await_stream(&self) -> Result<(), CollectiveError> {
+        self.group.stream.as_ref().map_or(Ok(()), |stream| self.group.wait_for_mark(&stream.record_event()?))
+    }
+
+    /// Combines a late contribution with the current one, in the current one.
+    fn add_to_current(&mut self, late: usize) -> Result<(), CollectiveError> {
+        let [current, late] = [self.current, late].map(|index| self.contributions[index].base().0);
+        let mut job = Job::empty();
+        job.begin(self.terms.data_type, self.terms.activation.op(), self.terms.len, 1);
+        job.from.extend([late.cast_const(), current.cast_const()]);
+        job.add_destination(current);
+        // SAFETY: both are contributions of `len` elements that the rounds do not hold: the current
+        // one, and a late one that they have just given up. They are apart.
+        while self.terms.len > 0 && !unsafe { self.compute.advance(&mut job, Nanos::ZERO) } {
+            if let Some(ComputeError::Cuda(error)) = self.compute.failure() {
+                return Err(error.clone().into());
+            }
+            std::hint::spin_loop();
+        }
+        Ok(())
+    }
+
+    /// Waits for a round. The rounds end a wait that takes too long.
+    fn await_round(
+        &self,
+        driver: &Driver,
+        core: MutexGuard<'_, Core>,
+    ) -> Result<(Ended, Awaited), CollectiveError> {
+        let mut core = Some(core);
+        loop {
+            let until = match self.group.interrupted {
+                Some(_) => clock::now() + INTERRUPT_INTERVAL,
+                None => Nanos::MAX,
+            };
+            let locked = core.take().unwrap_or_else(|| driver.lock());
+            let found = driver.drive_core(locked, until, |core| match core.take_round() {
+                Some(round) => {
+                    // Peers wait for the last signals, and this rank may not poll for long.
+                    core.engine.flush();
+                    Some(Ok(round))
+                }
+                None => core.engine.failure().cloned().map(Err),
+            });
+            match found {
+                Some(found) => return found.map_err(CollectiveError::Failed),
+                None if self.group.interrupted.is_some_and(|interrupted| interrupted()) => driver.abort(),
+                None => {}
+            }
+        }
+    }
+
+    /// A round that has ended, if anything was given to it.
+    fn round(&self, ended: Ended, awaited: Awaited) -> Result<RawRound<'_>, PartialError> {
+        let is_empty =
+            ended.contributors.is_empty() && ended.corrected.as_ref().is_none_or(RankSet::is_empty);
+        if is_empty && awaited.round.is_some() {
+            return Err(PartialError::NothingGiven { round: ended.number });
+        }
+        Ok(RawRound { partial: self, ended, awaited })
+    }
+}
+
+impl Drop for RawPartial {
+    /// Ends the active round, which needs this rank, before the group is left.
+    fn drop(&mut self) {
+        let shared = &self.group.shared;
+        if !shared.driver.process.is_current() || std::thread::panicking() {
+            return;
+        }
+        let mut core = shared.driver.lock();
+        core.expect_rounds().stop();
+        let until = clock::now() + shared.close_timeout;
+        shared.driver.drive_core(core, until, |core| {
+            (core.expect_rounds().is_idle() || core.engine.failure().is_some()).then_some(())
+        });
+    }
+}
+
+impl RawRound<'_> {
+    /// As [`Round::result`], in bytes. Also after the borrow, they stay as they are until another
+    /// round is asked for or the rounds are dropped: the C ABI gives their address out.
+    #[must_use]
+    pub fn result(&self) -> &[u8] {
+        bytes_of(self.result_bytes())
+    }
+
+    fn result_bytes(&self) -> &Bytes {
+        &self.partial.results[self.ended.result]
+    }
+
+    /// As [`Round::correction`], in bytes, which stay as those of the result do.
+    #[must_use]
+    pub fn correction(&self) -> Option<(&RankSet, &[u8])> {
+        Some((self.ended.corrected.as_ref()?, bytes_of(&self.partial.corrections[self.ended.result])))
+    }
+
+    /// As [`Round::contributors`].
+    #[must_use]
+    pub fn contributors(&self) -> &RankSet {
+        &self.ended.contributors
+    }
+
+    /// As [`Round::own`].
+    #[must_use]
+    pub fn own(&self) -> Own {
+        self.awaited.own
+    }
+
+    /// As [`Round::number`].
+    #[must_use]
+    pub fn number(&self) -> u64 {
+        self.ended.number
+    }
+
+    /// As [`Round::missed`].
+    #[must_use]
+    pub fn missed(&self) -> u64 {
+        self.ended.number - self.awaited.seen
+    }
+}
+
+/// A result that the caller reads.
+fn bytes_of(bytes: &Bytes) -> &[u8] {
+    // SAFETY: memory of the host, as only a `GpuPartial` has other memory, and that gives no slices
+    // out. The rounds write no result that the caller reads (see the module).
+    unsafe { std::slice::from_raw_parts(bytes.base().0, bytes.len()) }
+}

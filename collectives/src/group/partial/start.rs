@@ -1,0 +1,236 @@
+//! How the rounds of a partial all-reduce begin: the ranks compare what they ask for, meet in a
+//! group of their own, and make the memory and the plans of the rounds.
+
+use std::sync::Arc;
+
+use pleach_transport::Slice;
+use pleach_transport::cuda::PinnedMemory;
+use pleach_vocabulary::{Collective, DataType, ReduceOp};
+
+use super::super::bound::BoundCall;
+use super::super::driver::{Core, Served};
+use super::super::error::{CollectiveError, NotExact};
+use super::super::gpu::GpuBuffer;
+use super::super::{Group, Progress};
+use super::{PartialError, RawPartial};
+use crate::call::Counts;
+use crate::compute::cuda::{CudaCompute, StagingSpace};
+use crate::compute::{Compute, HostCompute};
+use crate::engine::{Bytes, Plan, memory_for_peers};
+use crate::exact::BlockSums;
+use crate::partial::{
+    Activation, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, ExactPlans, ExactSums, Late, Rounds,
+    RoundsMemory, Terms, WORDS, neutral,
+};
+
+/// Most ranks of rounds whose sums of floats are exact and in which a late contribution may go
+/// beside another one of its rank: exact sums have room for 4096 numbers.
+const EXACT_RANKS_MAX: u32 = 2048;
+
+/// Sets the comparison of terms apart from a caller's own all-gather.
+const PARTIAL_MARK: u32 = 0x5041_5254;
+
+/// Fills this many bytes of memory with copies of an element, piece by piece: the system may not
+/// have the memory for a copy of the whole.
+fn fill(
+    bytes: usize,
+    element: &[u8],
+    mut store: impl FnMut(usize, &[u8]) -> Result<(), CollectiveError>,
+) -> Result<(), CollectiveError> {
+    const PIECE_BYTES: usize = 64 << 10;
+    let piece = element.repeat(PIECE_BYTES / element.len().max(1));
+    (0..bytes).step_by(piece.len()).try_for_each(|start| {
+        let end = bytes.min(start + piece.len());
+        store(start, &piece[..end - start])
+    })
+}
+
+impl Group {
+    /// Compares what the ranks ask for.
+    fn agree_on(&self, terms: Terms) -> Result<(), PartialError> {
+        let mut all = vec![0; WORDS * self.world_size() as usize];
+        let plain = Self { variant: None, stream: None, ..self.tagged_further(PARTIAL_MARK) };
+        plain.gather_words(&terms.to_words(), &mut all)?;
+        let Some((rank, theirs)) = terms.find_difference(&all) else { return Ok(()) };
+        let own = terms.to_string();
+        Err(PartialError::Differs { rank, theirs, own_rank: self.rank(), own })
+    }
+
+    /// Begins the rounds in this group, which nothing else uses, for the group `observed`.
+    fn into_partial(self, terms: Terms, observed: &Self) -> Result<RawPartial, CollectiveError> {
+        let Terms { len, data_type, activation, .. } = terms;
+        let is_exact = self.is_exact(data_type, activation.op())?;
+        let exact = is_exact.then(|| BlockSums::new(data_type, len));
+        let bytes = len.saturating_mul(data_type.bytes());
+        let mut on_gpu = Vec::new();
+        let mut memory = || self.memory_for_rounds(bytes, &mut on_gpu);
+        let buffers = if is_exact { EXACT_CONTRIBUTIONS } else { CONTRIBUTIONS };
+        let contributions = (0..buffers).map(|_| memory()).collect::<Result<Vec<_>, _>>()?;
+        let results = [memory()?, memory()?, memory()?];
+        let corrects = activation.late_rule() == Late::Correct;
+        let corrections =
+            (0..if corrects { 3 } else { 0 }).map(|_| memory()).collect::<Result<Vec<_>, _>>()?;
+        let neutral_bytes = if is_exact { Bytes::None } else { memory()? };
+        let element = neutral(data_type, activation.op());
+        fill(neutral_bytes.len(), &element, |start, piece| match (&neutral_bytes, on_gpu.last_mut()) {
+            (_, Some(buffer)) => buffer.store_at(start, piece),
+            (Bytes::Registered(slice), None) => {
+                slice.slice(start..start + piece.len()).expect("inside of the slice").store(piece);
+                Ok(())
+            }
+            _ => Ok(()),
+        })?;
+        let place = (self.rank(), self.world_size());
+        let words = Rounds::set_words(&terms, place.1);
+        let set = [self.memory_for_set(words)?, self.memory_for_set(words)?];
+        let memory = RoundsMemory {
+            contributions: contributions.clone(),
+            results: results.clone(),
+            corrections: corrections.clone(),
+            neutral: neutral_bytes,
+            set,
+        };
+        let compute: Box<dyn Compute> = match self.gpu() {
+            Some(gpu) => Box::new(CudaCompute::new(gpu, StagingSpace::Host)?),
+            None => Box::new(HostCompute::new()),
+        };
+        self.shared.begin_progress()?;
+        let mut core = self.shared.driver.lock();
+        let sum = Self { variant: None, ..self.clone() };
+        let set_plan = sum.all_reduce_plan(&mut core, DataType::U64, ReduceOp::Sum, words)?;
+        let data = match exact {
+            Some(sums) => self.exact_plans(&mut core, sums, corrects)?,
+            None => {
+                let op = Rounds::data_op(&terms);
+                DataPlans::Combined(self.all_reduce_plan(&mut core, data_type, op, len)?)
+            }
+        };
+        let rounds = Rounds::new(place, &terms, self.timeout, (set_plan, data), memory);
+        let rounds = rounds.observed_by(observed.shared.driver.observed.observations().clone());
+        core.served = Some(Served::Rounds(Box::new(rounds)));
+        drop(core);
+        self.shared.wake_progress();
+        Ok(RawPartial {
+            group: self,
+            terms,
+            contributions,
+            results,
+            corrections,
+            exact,
+            compute,
+            on_gpu,
+            current: 0,
+            started: None,
+            has_finished: false,
+        })
+    }
+
+    /// Memory of the kind that the group works on.
+    fn memory_for_rounds(
+        &self,
+        bytes: usize,
+        on_gpu: &mut Vec<GpuBuffer<u8>>,
+    ) -> Result<Bytes, CollectiveError> {
+        if self.gpu().is_none() {
+            return Ok(Bytes::Registered(self.new_registered(bytes)?));
+        }
+        let buffer = self.gpu_buffer(bytes)?;
+        let named = buffer.operand(self.shared.number)?.bytes;
+        on_gpu.push(buffer);
+        Ok(named)
+    }
+
+    /// Memory on the host for a set of so many words, which a GPU reaches as well.
+    fn memory_for_set(&self, words: usize) -> Result<Slice, CollectiveError> {
+        let bytes = words * size_of::<u64>();
+        let Some(gpu) = self.gpu() else { return self.new_registered(bytes) };
+        let memory = memory_for_peers(bytes)
+            .map_err(|source| CollectiveError::Memory { bytes, source: Arc::new(source) })?;
+        self.registered(PinnedMemory::new(gpu, memory)?)
+    }
+
+    /// The plans of exact rounds.
+    fn exact_plans(
+        &self,
+        core: &mut Core,
+        sums: BlockSums,
+        corrects: bool,
+    ) -> Result<DataPlans, CollectiveError> {
+        let parts_max = if corrects { 2 } else { 1 };
+        let plain = Self { variant: None, ..self.clone() };
+        let facts = plain.all_reduce_plan(
+            core,
+            DataType::I32,
+            ReduceOp::Max,
+            ExactSums::facts_len(sums, parts_max),
+        )?;
+        let possible = sums.possible_words().into_iter();
+        let plans = possible
+            .map(|words| Ok((words, self.all_reduce_plan(core, DataType::I64, ReduceOp::Sum, words)?)));
+        let plans = ExactPlans { facts, words: plans.collect::<Result<_, CollectiveError>>()? };
+        let exact = ExactSums::new(sums, plans, parts_max, EXACT_CONTRIBUTIONS);
+        Ok(DataPlans::Exact(Box::new(exact)))
+    }
+
+    pub(super) fn all_reduce_plan(
+        &self,
+        core: &mut Core,
+        data_type: DataType,
+        op: ReduceOp,
+        len: usize,
+    ) -> Result<Arc<Plan>, CollectiveError> {
+        let (collective, counts) = (Collective::AllReduce, Counts::Each(len));
+        let call = BoundCall::new(collective, data_type, op, counts, Bytes::None, Bytes::None);
+        self.plan(&mut core.planner, &call).cloned()
+    }
+}
+
+impl RawPartial {
+    /// As [`Group::partial`].
+    ///
+    /// # Errors
+    ///
+    /// See [`PartialError`]; the same on all ranks.
+    pub fn new(
+        group: &Group,
+        len: usize,
+        data_type: DataType,
+        activation: Activation,
+    ) -> Result<Self, PartialError> {
+        group.expect_host()?;
+        Self::in_any_memory(group, len, data_type, activation)
+    }
+
+    /// The same in the memory that the group works on.
+    pub(crate) fn in_any_memory(
+        group: &Group,
+        len: usize,
+        data_type: DataType,
+        activation: Activation,
+    ) -> Result<Self, PartialError> {
+        group.expect_open()?;
+        group.expect_stream(len)?;
+        let has_thread = group.shared.options.progress == Progress::Thread;
+        let can_multiply = activation
+            .factor()
+            .is_none_or(|factor| group.gpu().is_none() && ReduceOp::PremulSum(factor).fits(data_type));
+        let terms = Terms { len, data_type, activation, has_thread, can_multiply };
+        group.agree_on(terms)?;
+        terms.check(group.world_size())?;
+        if group.is_exact(data_type, activation.op())?
+            && activation.late_rule() != Late::Drop
+            && group.world_size() > EXACT_RANKS_MAX
+        {
+            let (op, reason) = (activation.op(), NotExact::Partial);
+            return Err(CollectiveError::NotExact { op, data_type, reason }.into());
+        }
+        let Some(own) = group.split(Some(0), group.rank())? else { unreachable!("this rank named a colour") };
+        let own = Group {
+            interrupted: group.interrupted,
+            variant: group.variant.clone(),
+            stream: group.stream.clone(),
+            ..own
+        };
+        Ok(own.into_partial(terms, group)?)
+    }
+}
