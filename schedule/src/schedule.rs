@@ -186,6 +186,14 @@ pub enum Part {
     Scratch(u16),
 }
 
+impl Part {
+    /// Whether it is an input, as its rank or as peers read it.
+    #[must_use]
+    pub fn is_input(self) -> bool {
+        matches!(self, Self::Input | Self::SharedInput)
+    }
+}
+
 impl fmt::Display for Part {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

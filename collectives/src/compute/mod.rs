@@ -110,7 +110,8 @@ impl Job {
     /// destinations that are one memory are written once.
     #[inline]
     pub(crate) fn add_destination(&mut self, address: *mut u8) {
-        let is_copy_onto_itself = self.from.len() == 1 && self.from[0] == address.cast_const();
+        let is_copy_onto_itself =
+            self.from.len() == 1 && self.from[0] == address.cast_const() && self.divide_by <= 1;
         if !is_copy_onto_itself && !self.into.contains(&address) {
             self.into.push(address);
         }

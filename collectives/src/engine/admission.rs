@@ -26,7 +26,7 @@ use pleach_vocabulary::digest::chain;
 use super::fault::{Fault, FaultKind};
 use super::plan::Plan;
 use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
-use super::run::{LaneProgress, Parameters, Run};
+use super::run::{LaneProgress, Parameters, RoundInput, Run};
 use super::status_board::{MessageRecords, StatusBoard};
 use super::{
     Banks, Bytes, Engine, MessageBanks, RUNS_MAX, RunId, RunNumber, ScratchLayout, StartError, StepAddress,
@@ -432,16 +432,15 @@ impl Engine {
         self.start_behind(None, plan, input, output, timeout)
     }
 
-    /// As [`Engine::start`], of an average that is divided by another number than that of the
-    /// ranks: the same on all ranks.
-    pub(crate) fn start_divided(
+    /// As [`Engine::start`], of data of a round of a partial all-reduce, on all ranks.
+    pub(crate) fn start_round(
         &mut self,
-        divide_by: Option<u32>,
+        round: RoundInput,
         plan: &Arc<Plan>,
         [input, output]: [Bytes; 2],
         timeout: Duration,
     ) -> Result<RunId, StartError> {
-        self.start_as(None, divide_by, plan, [input, output], timeout)
+        self.start_as(None, Some(round), plan, [input, output], timeout)
     }
 
     /// As [`Engine::start`] with a gate: the run begins when the gate is open and its turn has
@@ -460,7 +459,7 @@ impl Engine {
     fn start_as(
         &mut self,
         gate: Option<Gate>,
-        divide_by: Option<u32>,
+        round: Option<RoundInput>,
         plan: &Arc<Plan>,
         [input, output]: [Bytes; 2],
         timeout: Duration,
@@ -470,7 +469,7 @@ impl Engine {
         }
         plan.check_lengths(&input, &output)?;
         let (slot, number) = self.admission.number(plan).ok_or(StartError::TooManyRuns)?;
-        let parameters = Parameters::new(number, input, output).divided_by(divide_by);
+        let parameters = Parameters::new(number, input, output).in_round(round);
         let (id, run) = self.admission.enter(slot, plan, parameters, None, timeout);
         run.observe_from(self.observer.take_sample());
         self.admission.closed_gates += usize::from(gate.is_some());

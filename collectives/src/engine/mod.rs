@@ -71,6 +71,7 @@ pub use fault::{Fault, FaultKind};
 pub use plan::{Plan, PlanError, Program};
 pub(crate) use poll::memory_for_peers;
 pub use queries::QUERY_AFTER;
+pub(crate) use run::RoundInput;
 pub(crate) use signals::RoundWord;
 pub use signals::Witness;
 pub use status_board::StatusBoard;
@@ -302,6 +303,43 @@ struct Context {
     /// How long this rank has been in the call, in nanoseconds; zero where nobody has read the
     /// clock.
     elapsed_ns: u64,
+    #[cfg(test)]
+    traffic: Traffic,
+}
+
+/// Bytes that runs have read and put.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// Of this rank's own memory, by steps that combine or copy.
+    pub(crate) own: u64,
+    /// Of peers' memory.
+    pub(crate) peers: u64,
+    pub(crate) put: u64,
+}
+
+#[cfg(test)]
+impl Traffic {
+    /// What was read and put since then.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self { own: self.own - before.own, peers: self.peers - before.peers, put: self.put - before.put }
+    }
+
+    fn read(&mut self, bytes: usize, is_own: bool) {
+        *(if is_own { &mut self.own } else { &mut self.peers }) += bytes as u64;
+    }
+
+    fn put(&mut self, bytes: usize) {
+        self.put += bytes as u64;
+    }
+}
+
+#[cfg(test)]
+impl Engine {
+    /// What runs have read and put so far, but for those on the fast path.
+    pub(crate) fn traffic(&self) -> Traffic {
+        self.context.traffic
+    }
 }
 
 impl Context {

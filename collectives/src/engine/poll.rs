@@ -81,6 +81,8 @@ impl Engine {
                 hears_all: false,
                 now: Nanos::ZERO,
                 elapsed_ns: 0,
+                #[cfg(test)]
+                traffic: super::Traffic::default(),
             },
             admission: Admission::new(rank, layout, board.clone()),
             fast_path: FastPath::closed(),

@@ -6,8 +6,10 @@
 //! | --- | --- |
 //! | 0 | run (48 bits), number of earlier runs that the sender has not completed (8 bits, saturating: no more than |
 //! | | [`super::RUNS_MAX`] are under way), and how long the sender has been in the call (8 bits, [`scale`](crate::observe::scale)) |
-//! | 1 | signature of the run and of all runs before it |
-//! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data |
+//! | 1 | signature of the run and of all runs before it; inverted: in place of a put of neutral elements, whose |
+//! | | bytes are not moved |
+//! | 2, 3 | key and offset of the sender's input, zero: in scratch. Or the first half of the data. The highest bit of |
+//! | | the offset: the input is absent |
 //! | 4, 5 | key and offset of the sender's output, zero: in scratch. Or the second half of the data |
 //!
 //! A *credit* is the number of runs that a peer has completed. The group's collectives, which all
@@ -93,6 +95,9 @@ impl RoundWord {
     }
 }
 
+/// In the offset of an input that is absent. No region has so many bytes.
+const ABSENT: u64 = 1 << 63;
+
 /// Where a rank's buffer is: part of a registered region, or in the rank's scratch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BufferAddress {
@@ -112,6 +117,16 @@ impl BufferAddress {
     /// `bytes` further on.
     pub(super) fn further(self, bytes: u64) -> Self {
         Self { offset: self.offset + bytes, ..self }
+    }
+
+    /// The same buffer, an input that is absent.
+    pub(crate) fn absent(self) -> Self {
+        Self { offset: self.offset | ABSENT, ..self }
+    }
+
+    /// The buffer, and whether it is an input that is absent.
+    pub(crate) fn without_absence(self) -> (Self, bool) {
+        (Self { offset: self.offset & !ABSENT, ..self }, self.offset & ABSENT != 0)
     }
 
     pub(super) fn is_in_scratch(self) -> bool {
@@ -147,6 +162,16 @@ impl Header {
     #[inline]
     pub(super) fn is_of(&self, run: u64, history: u64) -> bool {
         self.history == history && self.run == run
+    }
+
+    /// As [`Header::is_of`], of a signal in place of a put of neutral elements.
+    pub(crate) fn is_neutral_of(&self, run: u64, history: u64) -> bool {
+        self.is_of(run, !history)
+    }
+
+    /// The header of a signal in place of a put of neutral elements.
+    pub(crate) fn neutral(self) -> Self {
+        Self { history: !self.history, ..self }
     }
 
     pub(super) fn is_of_run(&self, run: u64) -> bool {
@@ -423,6 +448,10 @@ mod tests {
         let elapsed_ns = decoded.elapsed_ns();
         assert!((5_000_000..5_625_000).contains(&elapsed_ns), "{elapsed_ns}");
         assert_eq!(Header::buffers(&data), [buffer, BufferAddress::IN_SCRATCH]);
+        assert_eq!(buffer.absent().further(8).without_absence(), (buffer.further(8), true));
+        assert_eq!(buffer.without_absence(), (buffer, false));
+        assert!(header.neutral().is_neutral_of(1000, 77) && !header.neutral().is_of(1000, 77));
+        assert!(header.is_of(1000, 77) && !header.is_neutral_of(1000, 77));
         assert_eq!(Header::new(1 << 20, 0, 0).completed(), 0, "too far behind to say: nothing is claimed");
     }
 }

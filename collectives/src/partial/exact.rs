@@ -115,7 +115,8 @@ impl ExactSums {
             let bytes: &mut [u8] = bytemuck::cast_slice_mut(facts);
             Bytes::Private { base: Address::of(bytes), len: bytes.len() }
         });
-        self.stage = Stage::Facts(engine.start_divided(None, &self.plans.facts, bytes, timeout)?);
+        let [input, output] = bytes;
+        self.stage = Stage::Facts(engine.start(&self.plans.facts, input, output, timeout)?);
         Ok(())
     }
 
@@ -153,7 +154,7 @@ impl ExactSums {
                 let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut self.words[..words]);
                 let bytes = Bytes::Private { base: Address::of(bytes), len: bytes.len() };
                 let plan = &self.plans.words[&words];
-                let run = engine.start_divided(None, plan, [bytes.clone(), bytes], timeout)?;
+                let run = engine.start(plan, bytes.clone(), bytes, timeout)?;
                 self.stage = Stage::Blocks { ended, run: Some(run) };
                 return Ok(true);
             }

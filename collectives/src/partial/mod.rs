@@ -33,8 +33,9 @@
 //!
 //! **Cost.** A round in which nobody is late moves the bytes of an all-reduce, those of a second
 //! one of eight bytes for each 64 ranks, and about `2 (n - 1)` signals. A rank without a
-//! contribution gives a buffer of neutral elements, which costs as much traffic as a contribution.
-//! A rank has seven buffers of the data, and three more where late contributions are reduced apart.
+//! contribution gives neutral elements: the headers of its signals say so, and nobody reads them
+//! (the engine's `run::absence`). Where data are put, what is neutral is not moved until something
+//! was combined with it. A rank has seven buffers of the data, and three more where late contributions are reduced apart.
 //! An exact round takes one run of what its blocks span, beside that of the set, and then one run a
 //! block.
 //!

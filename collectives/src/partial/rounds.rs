@@ -17,7 +17,7 @@ use super::exact::{ExactSums, Part};
 use super::opening::{Decision, Opening};
 use super::readiness::{Readiness, ReadyWord, ReadyWords};
 use super::{Activation, RankSet};
-use crate::engine::{Bytes, Engine, FaultKind, Plan, RoundWord, RunId, StartError};
+use crate::engine::{Bytes, Engine, FaultKind, Plan, RoundInput, RoundWord, RunId, StartError};
 use crate::observe::{Observations, PartialReport, RoundCounters};
 
 /// How long a word to rank 0 stays unanswered before it is said again, at first and at most: it may
@@ -198,6 +198,8 @@ pub(crate) enum Mutant {
     Stale,
     /// The caller gets the memory of a contribution that it has dropped, and that may still count.
     ReusedContribution,
+    /// A rank that gives a contribution says that its input is absent.
+    MuteContribution,
 }
 
 /// Whether a run has ended; then it is known no more.
@@ -655,8 +657,8 @@ impl Rounds {
             words[index] *= 2;
         }
         input.store(bytemuck::cast_slice(&words));
-        let bytes = [input, output].map(|slice| Bytes::Staged(slice.clone()));
-        engine.start_divided(None, &self.set_plan, bytes, self.timeout)
+        let [input, output] = [input, output].map(|slice| Bytes::Staged(slice.clone()));
+        engine.start(&self.set_plan, input, output, self.timeout)
     }
 
     /// The set that has come out in the words from `first` on.
@@ -670,17 +672,22 @@ impl Rounds {
     fn start_data(&mut self, engine: &mut Engine, divide_by: Option<u32>) -> Result<(), StartError> {
         let (Some(active), DataPlans::Combined(plan)) = (&mut self.active, &self.data) else { return Ok(()) };
         let RoundsMemory { contributions, results, corrections, neutral, .. } = &self.memory;
-        let input = |given: Option<Contributions>| match given.and_then(|given| given.iter().next()) {
-            Some(contribution) => &contributions[contribution],
-            None => neutral,
-        };
-        let mut start = |input: &Bytes, output: &Bytes| {
-            engine.start_divided(divide_by, plan, [input.clone(), output.clone()], self.timeout)
+        #[cfg(test)]
+        let is_mute = self.mutant == Some(Mutant::MuteContribution) && self.rank == 1;
+        let mut start = |given: Option<Contributions>, output: &Bytes| {
+            let contribution = given.and_then(|given| given.iter().next());
+            let input = contribution.map_or(neutral, |contribution| &contributions[contribution]);
+            let is_absent = contribution.is_none();
+            #[cfg(test)]
+            let is_absent = is_absent || is_mute;
+            // Peers read nothing of an input that is absent.
+            let round = RoundInput { divide_by, neutral: neutral.clone(), is_absent };
+            engine.start_round(round, plan, [input.clone(), output.clone()], self.timeout)
         };
         active.has_started_data = true;
-        active.data[0] = Some(start(input(active.given), &results[active.result])?);
+        active.data[0] = Some(start(active.given, &results[active.result])?);
         if active.corrects {
-            active.data[1] = Some(start(input(active.late), &corrections[active.result])?);
+            active.data[1] = Some(start(active.late, &corrections[active.result])?);
         }
         Ok(())
     }

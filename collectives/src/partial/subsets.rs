@@ -1,12 +1,14 @@
 //! Every schedule with every subset of the ranks absent: a rank that gives the neutral element
-//! changes no bit of the result of the others.
+//! changes no bit of the result of the others, whether its peers read the neutral elements or leave
+//! them out; and what is left out is not read and not put.
 
 use pleach_schedule::Algorithm;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::{Collective, Rank, ReduceOp};
 
 use super::neutral;
-use crate::{CollectiveError, Element, Group, ranks};
+use crate::engine::Traffic;
+use crate::{CollectiveError, Element, Group, bf16, f16, ranks};
 
 /// Elements of a vector: an odd number, and more than a cache line of any type.
 const LEN: usize = 37;
@@ -29,6 +31,8 @@ impl<T: Element> Case<T> {
                 if is_present(&group.rank()) { (self.value)(group.rank(), index) } else { absent }
             };
             let mut data: Vec<T> = (0..LEN).map(own).collect();
+            let input = is_present(&group.rank()).then_some(&data[..]);
+            let (left_out, _) = group.all_reduce_of_present(input, LEN, self.op, None)?;
             group.all_reduce(&mut data, self.op)?;
             let expected = |index| {
                 let values = (0..ranks).filter(is_present).map(|rank| (self.value)(rank, index));
@@ -36,17 +40,22 @@ impl<T: Element> Case<T> {
             };
             let expected: Vec<T> = (0..LEN).map(expected).collect();
             let bytes = bytemuck::cast_slice::<T, u8>;
-            assert!(bytes(&data) == bytes(&expected), "{name}, {}, ranks {present:b} of {ranks}", self.op);
+            let what = format!("{name}, {}, ranks {present:b} of {ranks}", self.op);
+            assert!(bytes(&data) == bytes(&expected), "{what}");
+            assert!(bytes(&left_out) == bytes(&expected), "left out: {what}");
         }
         Ok(())
     }
 }
 
+/// Few bits, whose sums are not rounded in any order; zeros are negative.
+fn small(rank: Rank, index: usize) -> f32 {
+    if index.is_multiple_of(5) { -0.0 } else { rank as f32 - 2.5 }
+}
+
 /// All cases by this algorithm.
 fn check_all(group: &Group, name: &str) -> Result<(), CollectiveError> {
     let group = group.with_variant(Algorithm::named(name, Collective::AllReduce).expect("there is one"));
-    // Sums and products of a few bits, which are not rounded in any order; zeros are negative.
-    let small = |rank: Rank, index: usize| if index.is_multiple_of(5) { -0.0 } else { rank as f32 - 2.5 };
     Case { op: ReduceOp::Sum, value: small, combine: |left, right| left + right }.check(&group, name)?;
     let signed = |rank: Rank, index: usize| {
         (rank as i64 + 1) * if index.is_multiple_of(2) { -3 } else { i64::MAX / 9 }
@@ -62,18 +71,29 @@ fn check_all(group: &Group, name: &str) -> Result<(), CollectiveError> {
         .check(&group, name)?;
     Case { op: ReduceOp::Max, value: power, combine: f64::max }.check(&group, name)?;
     Case { op: ReduceOp::Min, value: power, combine: f64::min }.check(&group, name)?;
+    let short = |rank: Rank, index: usize| f16::from_f32(small(rank, index));
+    let add = |left: f16, right: f16| f16::from_f32(left.to_f32() + right.to_f32());
+    Case { op: ReduceOp::Sum, value: short, combine: add }.check(&group, name)?;
+    let short = |rank: Rank, index: usize| bf16::from_f32(small(rank, index));
+    let most = |left: bf16, right: bf16| bf16::from_f32(left.to_f32().max(right.to_f32()));
+    Case { op: ReduceOp::Max, value: short, combine: most }.check(&group, name)?;
     let bits = |rank: Rank, index: usize| (0x5a ^ (rank as usize * 31 + index)) as u8;
     Case { op: ReduceOp::And, value: bits, combine: |left, right| left & right }.check(&group, name)?;
     Case { op: ReduceOp::Or, value: bits, combine: |left, right| left | right }.check(&group, name)?;
     Case { op: ReduceOp::Xor, value: bits, combine: |left, right| left ^ right }.check(&group, name)
 }
 
+/// The names of all algorithms, with the families as this grid has them.
+fn names(grid: &str) -> Vec<String> {
+    let grids = ["grid", "grid-staged", "hierarchical"].map(|family| format!("{family}:{grid}"));
+    let plain = Algorithm::names(Collective::AllReduce).iter().filter(|name| !name.contains(':'));
+    plain.map(|name| (*name).to_owned()).chain(grids).collect()
+}
+
 #[test]
 fn an_absent_rank_changes_no_bit_whatever_the_schedule() {
     for (ranks, grid) in [(2, "1x2"), (3, "1x3"), (4, "2x2"), (5, "1x5"), (8, "2x4")] {
-        let grids = ["grid", "grid-staged", "hierarchical"].map(|family| format!("{family}:{grid}"));
-        let plain = Algorithm::names(Collective::AllReduce).iter().filter(|name| !name.contains(':'));
-        let names: Vec<String> = plain.map(|name| (*name).to_owned()).chain(grids).collect();
+        let names = names(grid);
         let refused = ranks::with_group(
             Fabric::Shm,
             ranks,
@@ -92,5 +112,94 @@ fn an_absent_rank_changes_no_bit_whatever_the_schedule() {
         // Packed trees need a topology, which these ranks do not have.
         let is_packed = |error: &String| error.starts_with("packed:");
         assert!(refused[0].len() == 1 && refused[0].iter().all(is_packed), "{:?}", refused[0]);
+    }
+}
+
+/// Elements of each rank's block where traffic is counted.
+const BLOCK: usize = 4096;
+
+/// What all ranks together read and put in a sum by this algorithm, by the set of the present
+/// ranks; `None` where there is no such algorithm. The results are checked, also those of averages.
+fn traffic(fabric: Fabric, ranks: u32, name: &str) -> Option<Vec<Traffic>> {
+    let algorithm = Algorithm::named(name, Collective::AllReduce).expect("there is one");
+    let len = BLOCK * ranks as usize;
+    let all = ranks::with_group(
+        fabric,
+        ranks,
+        |_| {},
+        |group| {
+            let group = group.with_variant(algorithm.clone());
+            let input: Vec<f32> = (0..len).map(|index| (index % 50) as f32 + group.rank() as f32).collect();
+            let traffic = (0u32..1 << ranks).map(|present| {
+                let count = present.count_ones();
+                let given = (present >> group.rank() & 1 == 1).then_some(&input[..]);
+                let ranks_present = || (0..ranks).filter(|rank| present >> rank & 1 == 1);
+                let sum: u32 = ranks_present().sum();
+                let expected = |index: usize| (count * (index % 50) as u32 + sum) as f32;
+                let (result, moved) = group.all_reduce_of_present(given, len, ReduceOp::Sum, None)?;
+                let is_right = |(index, it): (usize, &f32)| *it == expected(index);
+                assert!(result.iter().enumerate().all(is_right), "{name}, ranks {present:b}");
+                let divide_by = Some(count.max(1));
+                let (result, _) = group.all_reduce_of_present(given, len, ReduceOp::Avg, divide_by)?;
+                let is_right = |(index, it): (usize, &f32)| *it == expected(index) / count.max(1) as f32;
+                assert!(result.iter().enumerate().all(is_right), "averages, {name}, ranks {present:b}");
+                Ok(moved)
+            });
+            traffic.collect::<Result<Vec<Traffic>, CollectiveError>>()
+        },
+    );
+    let all: Vec<Vec<Traffic>> = all.into_iter().collect::<Result<_, _>>().ok()?;
+    let sum = |left: Traffic, right: &Traffic| Traffic {
+        own: left.own + right.own,
+        peers: left.peers + right.peers,
+        put: left.put + right.put,
+    };
+    let total = |present: usize| all.iter().map(|rank| &rank[present]).fold(Traffic::default(), sum);
+    Some((0..1 << ranks).map(total).collect())
+}
+
+#[test]
+fn an_absent_input_is_not_read_where_peers_map() {
+    for ranks in [2, 3, 4] {
+        // Each rank reads its block of every input, and nothing else is read.
+        let found = traffic(Fabric::Shm, ranks, "direct").expect("any number of ranks");
+        let block = (BLOCK * size_of::<f32>()) as u64;
+        for (moved, present) in found.iter().zip(0u32..).skip(1) {
+            let given = u64::from(present.count_ones()) * block * u64::from(ranks);
+            assert_eq!((moved.own + moved.peers, moved.put), (given, 0), "{present:b} of {ranks}");
+        }
+        assert_eq!(found[0].peers, 0, "nobody gave anything");
+    }
+}
+
+#[test]
+fn an_absent_input_is_not_put_where_bytes_move() {
+    for ranks in [2, 3] {
+        // Each rank puts its part of every block to the block's owner, who puts the result to all.
+        let found = traffic(Fabric::Tcp, ranks, "direct").expect("any number of ranks");
+        let block = (BLOCK * size_of::<f32>()) as u64;
+        let results = block * u64::from(ranks * (ranks - 1));
+        for (moved, present) in found.iter().zip(0u32..) {
+            let given = u64::from(present.count_ones() * (ranks - 1)) * block;
+            assert_eq!(moved.put, given + results, "{present:b} of {ranks}");
+        }
+    }
+}
+
+#[test]
+fn no_algorithm_moves_more_for_absent_ranks_than_for_present_ones() {
+    for (fabric, ranks, grid) in
+        [(Fabric::Shm, 4, "2x2"), (Fabric::Tcp, 4, "2x2"), (Fabric::Hybrid, 4, "2x2")]
+    {
+        for name in names(grid) {
+            let Some(found) = traffic(fabric, ranks, &name) else { continue };
+            let bytes = |moved: &Traffic| moved.own + moved.peers + moved.put;
+            let all = &found[found.len() - 1];
+            for (moved, present) in found.iter().zip(0u32..) {
+                let what = format!("{fabric:?}, {name}, {present:b}: {moved:?}, of all {all:?}");
+                assert!(moved.put <= all.put && bytes(moved) <= bytes(all), "{what}");
+                assert!(bytes(moved) < bytes(all) || present == 0b1111, "{what}");
+            }
+        }
     }
 }

@@ -519,6 +519,7 @@ fn each_mutant_is_caught() {
         Mutant::OtherSet,
         Mutant::Stale,
         Mutant::ReusedContribution,
+        Mutant::MuteContribution,
     ] {
         let caught = (0..300).find_map(|seed| Trial::new(seed, Some(mutant)).carry_out().err());
         let error = caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"));

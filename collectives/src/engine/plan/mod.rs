@@ -65,6 +65,8 @@ pub struct Program {
     chunk_bytes_max: Option<usize>,
     /// Whether any rank touches another's memory through a mapping.
     maps: bool,
+    /// Whether any rank touches another's scratch in that way.
+    maps_scratch: bool,
     exposes_input: bool,
     exposes_output: bool,
     /// Whether only the rank that gives a part and the rank that gets it have lanes for it.
@@ -191,6 +193,8 @@ pub struct Plan {
     shape: Shape,
     /// Data travel in the signal slots themselves.
     is_inline: bool,
+    /// See [`Plan::untouched_by_host`].
+    is_untouched_by_host: bool,
     lanes: Vec<LanePlan>,
     /// Steps of all chunks that can be under way.
     states: u32,
@@ -272,6 +276,7 @@ impl Plan {
             is_inline: !program.maps && chunk_bytes <= INLINE_DATA_BYTES,
             shape: Shape::new(collective, &program.algorithm, bytes),
             skew_limit: program.pace.map_or(u32::MAX, |pace| pace.skew_limit_of(whole_bytes, chunks)),
+            is_untouched_by_host: false,
             fast: None,
             descriptor,
             counts,
@@ -291,7 +296,7 @@ impl Plan {
     /// none of it, and no data travel in signal slots.
     #[must_use]
     pub fn untouched_by_host(self) -> Self {
-        Self { is_inline: false, fast: None, ..self }
+        Self { is_inline: false, is_untouched_by_host: true, fast: None, ..self }
     }
 
     /// Checks that input and output are as long as the counts say. If all parts have one length,
@@ -392,6 +397,11 @@ impl Plan {
     /// Whether any rank touches another's memory through a mapping.
     pub(super) fn maps(&self) -> bool {
         self.program.maps
+    }
+
+    /// Whether no rank reads another's scratch, and the host's processors may write to it.
+    pub(crate) fn keeps_scratch_to_itself(&self) -> bool {
+        !self.is_inline && !self.program.maps_scratch && !self.is_untouched_by_host
     }
 
     /// Whether peers touch this rank's input or output.

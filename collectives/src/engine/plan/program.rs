@@ -115,12 +115,15 @@ impl Program {
             builder.lane(lane, program);
         }
         let most_slots = most_units(schedule, &slots, &extents);
-        let maps = schedule.programs.iter().enumerate().any(|(own, lanes)| {
-            lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
-                matches!(&step.op, Op::Reduce { from, into }
-                    if from.iter().chain(into).any(|place| place.rank != own as Rank))
+        let maps_any = |of: fn(Part) -> bool| {
+            schedule.programs.iter().enumerate().any(|(own, lanes)| {
+                lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
+                    matches!(&step.op, Op::Reduce { from, into }
+                        if from.iter().chain(into).any(|place| place.rank != own as Rank && of(place.part)))
+                })
             })
-        });
+        };
+        let maps = maps_any(|_| true);
         let largest = extents.iter().max_by(|one, other| {
             let share = |cut: &BlockExtent, total: u64| u128::from(cut.weight) * u128::from(total);
             share(one, other.total).cmp(&share(other, one.total))
@@ -162,6 +165,7 @@ impl Program {
             chunk_bytes: None,
             chunk_bytes_max: None,
             maps,
+            maps_scratch: maps_any(|part| matches!(part, Part::Scratch(_))),
             exposes_input: proof.exposes_input(rank),
             exposes_output: proof.exposes_output(rank),
             is_private: is_private(schedule),

@@ -6,12 +6,14 @@
 //! * its [`Lanes`]: how far each lane is in its chunks, and each chunk in its steps;
 //! * its memory ([`steps`]): where the bytes are that steps read and write;
 //! * its [`PendingPuts`], where links set the pace;
-//! * the jobs that are computed piece by piece.
+//! * the jobs that are computed piece by piece;
+//! * in a round of a partial all-reduce, the inputs that are absent ([`absence`]).
 //!
 //! **Invariant:** no byte that a peer sent or shares is used before a signal of that peer *in this
 //! run* was compared with this rank's own signature. Every signal carries run and signature
 //! ([`super::signals`]), and a wait that sees another one does not complete.
 
+mod absence;
 mod steps;
 
 use std::sync::Arc;
@@ -26,6 +28,8 @@ use super::plan::{ChunkStep, OpProgram, Plan, PutProgram};
 use super::signals::{Header, PeerSignals};
 use super::{Bytes, Context, RunNumber, StepAddress, Stream};
 use crate::compute::Job;
+use absence::Absence;
+pub(crate) use absence::RoundInput;
 use steps::{PendingPuts, RunMemory};
 
 /// Why a run cannot go on.
@@ -284,18 +288,18 @@ pub(super) struct Parameters {
     number: RunNumber,
     input: Bytes,
     output: Bytes,
-    /// The divisor of an average, if that is not the number of ranks.
-    divide_by: Option<u32>,
+    /// In a round of a partial all-reduce.
+    round: Option<Box<Absence>>,
 }
 
 impl Parameters {
     pub(super) fn new(number: RunNumber, input: Bytes, output: Bytes) -> Self {
-        Self { number, input, output, divide_by: None }
+        Self { number, input, output, round: None }
     }
 
-    /// The same, of an average that is divided by another number than that of the ranks.
-    pub(crate) fn divided_by(self, divide_by: Option<u32>) -> Self {
-        Self { divide_by, ..self }
+    /// The same in a round, in which inputs may be absent.
+    pub(crate) fn in_round(self, round: Option<RoundInput>) -> Self {
+        Self { round: round.map(|round| Box::new(Absence::new(round))), ..self }
     }
 }
 
@@ -403,6 +407,7 @@ impl Run {
     pub(super) fn release(&mut self) {
         self.parameters.input = Bytes::None;
         self.parameters.output = Bytes::None;
+        self.parameters.round = None;
         self.stop();
     }
 
@@ -588,7 +593,9 @@ impl Run {
 
     /// Whether a peer's signal is of the call that this run carries out.
     fn is_of_this_call(&self, plan: &Plan, from: Rank, header: &Header) -> bool {
-        header.is_of(self.number(), plan.mark(self.parameters.number.history, from))
+        let history = plan.mark(self.parameters.number.history, from);
+        header.is_of(self.number(), history)
+            || self.parameters.round.is_some() && header.is_neutral_of(self.number(), history)
     }
 
     /// A signal has come in a signal slot that is kept for this peer; the lane that waits on it, if

@@ -24,6 +24,8 @@ struct PeerMemory {
     is_known: bool,
     input: BufferAddress,
     output: BufferAddress,
+    /// In a round: its input is absent, and nobody reads it.
+    is_absent: bool,
     input_mapped: Option<Mapped>,
     output_mapped: Option<Mapped>,
     scratch_mapped: Option<Mapped>,
@@ -34,6 +36,7 @@ impl PeerMemory {
         is_known: false,
         input: BufferAddress::IN_SCRATCH,
         output: BufferAddress::IN_SCRATCH,
+        is_absent: false,
         input_mapped: None,
         output_mapped: None,
         scratch_mapped: None,
@@ -95,13 +98,17 @@ impl RunMemory {
     }
 
     /// A signal of the peer says where its buffers are; only the first one of a run counts.
-    fn learn(&mut self, from: Rank, buffers: impl FnOnce() -> [BufferAddress; 2]) {
+    /// `in_round`: its input may be absent.
+    fn learn(&mut self, from: Rank, in_round: bool, buffers: impl FnOnce() -> [BufferAddress; 2]) {
         let peer = &mut self.peers[from as usize];
         if !peer.is_known {
             self.touched.push(from);
             // The mapping of its scratch stays: it may be in use.
             peer.is_known = true;
             [peer.input, peer.output] = buffers();
+            if in_round {
+                (peer.input, peer.is_absent) = peer.input.without_absence();
+            }
         }
     }
 
@@ -109,10 +116,16 @@ impl RunMemory {
         self.peers[peer as usize].is_known
     }
 
+    /// Whether this place of a peer is an input that is absent.
+    pub(crate) fn is_absent(&self, place: &PlaceSlot) -> bool {
+        place.part == Part::SharedInput && self.peers[place.rank as usize].is_absent
+    }
+
     /// Whether all bytes that were read at these places were still those of the ranks that keep
     /// them; see [`Mapped::is_shared`].
     pub(super) fn are_shared(&self, plan: &Plan, places: &[PlaceSlot]) -> bool {
-        places.iter().filter(|place| !plan.is_own(place)).all(|place| {
+        let read = places.iter().filter(|place| !plan.is_own(place) && !self.is_absent(place));
+        read.into_iter().all(|place| {
             let mapping = self.peers[place.rank as usize].mapping(place.part);
             mapping.as_ref().is_some_and(|mapping| mapping.is_shared())
         })
@@ -163,15 +176,15 @@ impl Run {
                 Ok(self.wait(context, step, *from, *signal_slot, *into))
             }
             OpProgram::Signal { to, signal_slot } => {
-                let payload = self.payload(context, step.plan(), *to);
+                let payload = self.payload(context, step.plan(), *to, false);
                 self.signal(context, step, *to, *signal_slot, payload)
             }
             OpProgram::Put(put) => self.put(context, step, put),
             OpProgram::Reduce { from, into, completes } => {
                 let plan = step.plan();
-                let divide_by = match (plan.divisor(*completes), self.parameters.divide_by) {
+                let divide_by = match (plan.divisor(*completes), &self.parameters.round) {
                     (1, _) | (_, None) => plan.divisor(*completes),
-                    (_, Some(divide_by)) => divide_by,
+                    (ranks, Some(round)) => round.divisor(ranks),
                 };
                 self.reduce(context, step, plan.places(*from), plan.places(*into), divide_by)
             }
@@ -192,7 +205,7 @@ impl Run {
             return Issue::NotSignalled { from, signal_slot };
         }
         let (header, data) = context.signals.read(from, signal_slot);
-        if !self.is_of_this_call(plan, from, &header) {
+        if !self.is_of_this_call(plan, from, &header) || !self.note_put(step, from, &header, into) {
             self.mismatch = Some(from);
             return Issue::Blocked;
         }
@@ -205,7 +218,7 @@ impl Run {
                 self.local(context, step, place).store_words(&data, step.bytes());
             }
         } else {
-            self.memory.learn(from, || Header::buffers(&data));
+            self.memory.learn(from, self.parameters.round.is_some(), || Header::buffers(&data));
         }
         Issue::Complete
     }
@@ -218,15 +231,19 @@ impl Run {
         Header::new(number, history, completed).after(context.elapsed_ns)
     }
 
-    /// The payload of a signal to a peer that carries no data.
-    fn payload(&self, context: &Context, plan: &Plan, to: Rank) -> Inline {
+    /// The payload of a signal to a peer that carries no data. `is_neutral`: in place of a put of
+    /// neutral elements.
+    fn payload(&self, context: &Context, plan: &Plan, to: Rank, is_neutral: bool) -> Inline {
         let header = self.header(context, plan, to);
+        let header = if is_neutral { header.neutral() } else { header };
         if plan.is_inline() || !plan.exposes_buffers() {
             return header.with_data(&NO_DATA, 0);
         }
         let (input_start, output_start) = plan.buffer_starts(to);
         let Parameters { input, output, .. } = &self.parameters;
         let input = input.buffer_address().further(input_start);
+        let is_absent = self.parameters.round.as_ref().is_some_and(|round| round.is_absent());
+        let input = if is_absent { input.absent() } else { input };
         header.with_buffers(input, output.buffer_address().further(output_start))
     }
 
@@ -270,6 +287,10 @@ impl Run {
             let payload = self.header(context, plan, put.to).with_data(&data, bytes);
             return self.signal(context, step, put.to, put.signal_slot, payload);
         }
+        if self.is_told_alone(step, put) {
+            let payload = self.payload(context, plan, put.to, true);
+            return self.signal(context, step, put.to, put.signal_slot, payload);
+        }
         if !self.is_staged(context, step, put) {
             return Ok(Issue::Blocked);
         }
@@ -307,8 +328,10 @@ impl Run {
     ) -> Result<Issue, StepError> {
         let (plan, bytes) = (step.plan(), step.bytes());
         let signal_slot = self.bank().outgoing(step.signal_offset(put.signal_slot));
-        let signal = Signal { signal_slot, payload: self.payload(context, plan, put.to) };
+        let signal = Signal { signal_slot, payload: self.payload(context, plan, put.to, false) };
         let src = self.source(context, step, put);
+        #[cfg(test)]
+        context.traffic.put(bytes);
         let dst = self.remote(context, step, put.dst, bytes as u64);
         let transfer = Transfer::Put { src: Source::Slice(src), dst, signal: Some(signal) };
         match context.device.submit(put.to, transfer, step.address().id(self.slot_in_engine)) {
@@ -367,7 +390,7 @@ impl Run {
         divide_by: u32,
     ) -> Result<Issue, StepError> {
         let bytes = step.bytes();
-        if bytes == 0 {
+        if bytes == 0 || self.leaves_out(step, from, into) {
             return Ok(Issue::Complete);
         }
         let mut job = self.spare_jobs.pop().unwrap_or_else(Job::empty);
@@ -381,6 +404,11 @@ impl Run {
             self.spare_jobs.push(job);
             return Ok(Issue::Complete);
         }
+        #[cfg(test)]
+        for place in from.iter().filter(|place| !self.is_neutral(step, **place)) {
+            context.traffic.read(bytes, step.plan().is_own(place));
+        }
+        self.note_stored(step, into);
         self.turn_bytes += bytes;
         if advance(&mut *context.compute, &mut job, context.now) {
             self.spare_jobs.push(job);
@@ -403,8 +431,17 @@ impl Run {
         job: &mut Job,
     ) -> Result<bool, StepError> {
         for place in from {
+            // A copy of this rank's input may be one onto itself, which is nothing.
+            let is_copied = from.len() == 1 && step.plan().is_own(place) && place.part.is_input();
+            if self.is_neutral(step, *place) && !is_copied {
+                continue;
+            }
             let Some(address) = self.reach(context, step, *place)? else { return Ok(false) };
             job.from.push(address.0.cast_const());
+        }
+        if job.from.is_empty() {
+            // There is nothing else: they are stored.
+            job.from.extend(self.neutral_address().map(|elements| elements.0.cast_const()));
         }
         for place in into {
             let Some(address) = self.reach(context, step, *place)? else { return Ok(false) };
@@ -416,6 +453,11 @@ impl Run {
     /// The registered bytes to put: in place, or in the bounce slot, to which they are copied here
     /// if the host computes.
     fn source(&self, context: &Context, step: ChunkStep<'_>, put: &PutProgram) -> Slice {
+        if self.is_neutral(step, put.src)
+            && let Some(elements) = self.neutral_elements()
+        {
+            return elements.slice(0..step.bytes()).expect("as long as the input");
+        }
         let registered = match self.caller_bytes(put) {
             Some(Bytes::Registered(slice)) => Some(slice.clone()),
             Some(Bytes::Lent(slice)) => Some(slice.hold()),
