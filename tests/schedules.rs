@@ -82,6 +82,8 @@ fn what_schedule_prints_verify_proves() {
             stdout.starts_with("proved: ") && !stdout.contains(" a a") && stdout.contains("4 ranks"),
             "{stdout}"
         );
+        let rounds = if collective == "all-reduce" { "admitted, " } else { "not admitted, " };
+        assert!(stdout.contains(&format!("\npartial rounds: {rounds}")), "{stdout}");
     }
 }
 

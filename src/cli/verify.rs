@@ -1,4 +1,5 @@
-//! `pleach verify`: proves a schedule file, or an MSCCL algorithm, or refutes it.
+//! `pleach verify`: proves a schedule file, or an MSCCL algorithm, or refutes it, and says whether
+//! it admits partial rounds.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -8,7 +9,7 @@ use pleach::Collective;
 use pleach::schedule::Schedule;
 use pleach::schedule::msccl;
 use pleach::schedule::text::MAX_TEXT_BYTES;
-use pleach::schedule::verify::verify;
+use pleach::schedule::verify::{expect_partial_rounds, verify};
 
 use super::CommandError;
 use super::schedule::collective;
@@ -55,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         )));
     }
     let ranks = schedule.ranks();
-    verify(schedule).map_err(|violation| {
+    let proof = verify(schedule).map_err(|violation| {
         CommandError::failed(format!(
             "refuted: {path}, {violation}; it must not be run, correct the schedule"
         ))
@@ -63,7 +64,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let article = if found.name().starts_with('a') { "an" } else { "a" };
     // A file in XML says itself for which calls it is.
     let calls = if is_xml { "as MSCCL orders its steps" } else { "in and out of place" };
-    let line = format!("proved: {path} is {article} {found} of {ranks} ranks, {calls}\n");
+    let rounds = match expect_partial_rounds(proof.schedule()) {
+        Ok(()) => "admitted, an absent rank changes nothing but its own contribution".to_owned(),
+        Err(reason) => format!("not admitted, {reason}"),
+    };
+    let line =
+        format!("proved: {path} is {article} {found} of {ranks} ranks, {calls}\npartial rounds: {rounds}\n");
     // Nobody is left to tell when standard output is closed; the exit status still says it.
     let _ = std::io::stdout().write_all(line.as_bytes());
     Ok(())

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
+use pleach_schedule::Schedule;
 use pleach_schedule::cost::Platform;
 use pleach_schedule::generate::{Access, Algorithm, Variant, generate};
 use pleach_schedule::select::{SelectError, Selection, select, select_algorithm, select_variant};
@@ -443,16 +444,27 @@ impl Planner {
         Ok(program)
     }
 
+    /// The schedule of a program that this planner has made, made again.
+    pub(crate) fn schedule_of(&self, program: &Arc<Program>) -> Result<Schedule, CollectiveError> {
+        let made = self.made.iter().find(|(_, known)| Arc::ptr_eq(known, program));
+        let Some(((made, _), _)) = made else { unreachable!("another planner has made this program") };
+        self.schedule(made)
+    }
+
+    fn schedule(&self, made: &Made) -> Result<Schedule, CollectiveError> {
+        let (collective, algorithm, access, window) = made;
+        let ranks = self.platform.ranks();
+        let schedule = generate(*collective, algorithm, ranks, *access).map_err(SelectError::from)?;
+        Ok(Schedule { window: window.unwrap_or(schedule.window), ..schedule })
+    }
+
     fn proof(&self, made: &Made) -> Result<Arc<Proof>, CollectiveError> {
         let mut known = lock(&self.known.proofs);
         if let Some(proof) = known.get(made) {
             return Ok(proof.clone());
         }
-        let (collective, algorithm, access, window) = made;
-        let ranks = self.platform.ranks();
-        let mut schedule = generate(*collective, algorithm, ranks, *access).map_err(SelectError::from)?;
-        schedule.window = window.unwrap_or(schedule.window);
-        let proof = verify(schedule).map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
+        let proof = verify(self.schedule(made)?)
+            .map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         let proof = Arc::new(proof);
         // Other planners of this process take the proof from here before they make their own
         // programs.

@@ -547,14 +547,14 @@ impl Evaluation<'_, '_> {
 
 /// A set of ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Set(Box<[u64]>);
+pub(crate) struct Set(Box<[u64]>);
 
 impl Set {
-    fn empty(ranks: u32) -> Self {
+    pub(crate) fn empty(ranks: u32) -> Self {
         Self(vec![0; ranks.div_ceil(u64::BITS) as usize].into())
     }
 
-    fn insert(&mut self, rank: Rank) {
+    pub(crate) fn insert(&mut self, rank: Rank) {
         self.0[rank as usize / 64] |= 1 << (rank % 64);
     }
 
@@ -562,7 +562,17 @@ impl Set {
         self.0[rank as usize / 64] & (1 << (rank % 64)) != 0
     }
 
-    fn first_not_in(&self, other: &Self) -> Option<Rank> {
+    /// Adds the ranks of the other set.
+    pub(crate) fn join(&mut self, other: &Self) {
+        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own |= other);
+    }
+
+    /// The ranks of both.
+    pub(crate) fn common(&self, other: &Self) -> Self {
+        Self(self.0.iter().zip(&other.0).map(|(own, other)| own & other).collect())
+    }
+
+    pub(crate) fn first_not_in(&self, other: &Self) -> Option<Rank> {
         first_bit(self.0.iter().zip(&other.0).map(|(own, other)| own & !other))
     }
 
@@ -648,7 +658,7 @@ impl Expressions {
         if let Some(twice) = set.first_in_both(union) {
             return Err(twice);
         }
-        union.0.iter_mut().zip(&set.0).for_each(|(own, other)| *own |= other);
+        union.join(set);
         Ok(())
     }
 

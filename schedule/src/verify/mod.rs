@@ -41,12 +41,14 @@ use classes::Classes;
 use memory::{MemoryMap, check_values};
 use order::{Chunk, HappensBefore};
 
+pub use partial::{NotPartial, expect_partial_rounds};
 pub use violation::{Placement, SignalSlotName, Site, StepAccess, Violation};
 
 mod classes;
 pub mod form;
 mod memory;
 mod order;
+mod partial;
 mod violation;
 
 /// A schedule that [`verify`] accepted, with the facts that the proof found.

@@ -1,5 +1,6 @@
 //! Why there is no partial all-reduce, or no result of a round.
 
+use pleach_schedule::verify::NotPartial;
 use pleach_vocabulary::Rank;
 
 use super::super::error::CollectiveError;
@@ -16,6 +17,16 @@ pub enum PartialError {
     /// It cannot be carried out as it was asked for.
     #[error(transparent)]
     Activation(#[from] ActivationError),
+    /// The schedule that the group takes admits no rounds in which ranks are absent.
+    #[error(
+        "algorithm {algorithm} admits no partial rounds: {reason}; take another one (Group::with_variant)"
+    )]
+    Schedule {
+        /// The algorithm.
+        algorithm: String,
+        /// Why not.
+        reason: NotPartial,
+    },
     /// Ranks asked for different things.
     #[error(
         "rank {rank} asks for a partial all-reduce of {theirs}, rank {own_rank} of {own}; ask for the same on all"

@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use pleach_schedule::Schedule;
+use pleach_schedule::verify::expect_partial_rounds;
 use pleach_transport::Slice;
 use pleach_transport::cuda::PinnedMemory;
 use pleach_vocabulary::{Collective, DataType, ReduceOp};
@@ -16,7 +18,7 @@ use super::{PartialError, RawPartial};
 use crate::call::Counts;
 use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, HostCompute};
-use crate::engine::{Bytes, Plan, memory_for_peers};
+use crate::engine::{Bytes, Plan, Program, memory_for_peers};
 use crate::exact::BlockSums;
 use crate::partial::{
     Activation, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, ExactPlans, ExactSums, Late, Rounds,
@@ -29,6 +31,37 @@ const EXACT_RANKS_MAX: u32 = 2048;
 
 /// Sets the comparison of terms apart from a caller's own all-gather.
 const PARTIAL_MARK: u32 = 0x5041_5254;
+
+/// The plans of a group's rounds. **Invariant:** each is of a schedule that admits partial rounds.
+struct RoundPlans<'a> {
+    core: &'a mut Core,
+    /// The programs whose schedules were found to.
+    admitted: Vec<Arc<Program>>,
+}
+
+impl RoundPlans<'_> {
+    /// The plan of an all-reduce of the group.
+    fn all_reduce(
+        &mut self,
+        group: &Group,
+        data_type: DataType,
+        op: ReduceOp,
+        len: usize,
+    ) -> Result<Arc<Plan>, PartialError> {
+        let plan = group.all_reduce_plan(self.core, data_type, op, len)?;
+        let program = plan.program();
+        if !self.admitted.iter().any(|known| Arc::ptr_eq(known, program)) {
+            expect_admitted(program.algorithm(), &self.core.planner.schedule_of(program)?)?;
+            self.admitted.push(program.clone());
+        }
+        Ok(plan)
+    }
+}
+
+fn expect_admitted(algorithm: &str, schedule: &Schedule) -> Result<(), PartialError> {
+    let named = |reason| PartialError::Schedule { algorithm: algorithm.to_owned(), reason };
+    expect_partial_rounds(schedule).map_err(named)
+}
 
 /// Fills this many bytes of memory with copies of an element, piece by piece: the system may not
 /// have the memory for a copy of the whole.
@@ -57,7 +90,7 @@ impl Group {
     }
 
     /// Begins the rounds in this group, which nothing else uses, for the group `observed`.
-    fn into_partial(self, terms: Terms, observed: &Self) -> Result<RawPartial, CollectiveError> {
+    fn into_partial(self, terms: Terms, observed: &Self) -> Result<RawPartial, PartialError> {
         let Terms { len, data_type, activation, .. } = terms;
         let is_exact = self.is_exact(data_type, activation.op())?;
         let exact = is_exact.then(|| BlockSums::new(data_type, len));
@@ -91,18 +124,19 @@ impl Group {
             set,
         };
         let compute: Box<dyn Compute> = match self.gpu() {
-            Some(gpu) => Box::new(CudaCompute::new(gpu, StagingSpace::Host)?),
+            Some(gpu) => Box::new(CudaCompute::new(gpu, StagingSpace::Host).map_err(CollectiveError::from)?),
             None => Box::new(HostCompute::new()),
         };
         self.shared.begin_progress()?;
         let mut core = self.shared.driver.lock();
-        let sum = Self { variant: None, ..self.clone() };
-        let set_plan = sum.all_reduce_plan(&mut core, DataType::U64, ReduceOp::Sum, words)?;
+        let plain = Self { variant: None, ..self.clone() };
+        let mut plans = RoundPlans { core: &mut core, admitted: Vec::new() };
+        let set_plan = plans.all_reduce(&plain, DataType::U64, ReduceOp::Sum, words)?;
         let data = match exact {
-            Some(sums) => self.exact_plans(&mut core, sums, corrects)?,
+            Some(sums) => self.exact_plans(&mut plans, sums, corrects)?,
             None => {
                 let op = Rounds::data_op(&terms);
-                DataPlans::Combined(self.all_reduce_plan(&mut core, data_type, op, len)?)
+                DataPlans::Combined(plans.all_reduce(&self, data_type, op, len)?)
             }
         };
         let rounds = Rounds::new(place, &terms, self.timeout, (set_plan, data), memory);
@@ -152,22 +186,18 @@ impl Group {
     /// The plans of exact rounds.
     fn exact_plans(
         &self,
-        core: &mut Core,
+        plans: &mut RoundPlans<'_>,
         sums: BlockSums,
         corrects: bool,
-    ) -> Result<DataPlans, CollectiveError> {
+    ) -> Result<DataPlans, PartialError> {
         let parts_max = if corrects { 2 } else { 1 };
         let plain = Self { variant: None, ..self.clone() };
-        let facts = plain.all_reduce_plan(
-            core,
-            DataType::I32,
-            ReduceOp::Max,
-            ExactSums::facts_len(sums, parts_max),
-        )?;
+        let facts_len = ExactSums::facts_len(sums, parts_max);
+        let facts = plans.all_reduce(&plain, DataType::I32, ReduceOp::Max, facts_len)?;
         let possible = sums.possible_words().into_iter();
-        let plans = possible
-            .map(|words| Ok((words, self.all_reduce_plan(core, DataType::I64, ReduceOp::Sum, words)?)));
-        let plans = ExactPlans { facts, words: plans.collect::<Result<_, CollectiveError>>()? };
+        let by_words =
+            possible.map(|words| Ok((words, plans.all_reduce(self, DataType::I64, ReduceOp::Sum, words)?)));
+        let plans = ExactPlans { facts, words: by_words.collect::<Result<_, PartialError>>()? };
         let exact = ExactSums::new(sums, plans, parts_max, EXACT_CONTRIBUTIONS);
         Ok(DataPlans::Exact(Box::new(exact)))
     }
@@ -231,6 +261,25 @@ impl RawPartial {
             stream: group.stream.clone(),
             ..own
         };
-        Ok(own.into_partial(terms, group)?)
+        own.into_partial(terms, group)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pleach_schedule::generate::{Access, Algorithm, generate};
+
+    #[test]
+    fn a_schedule_that_admits_no_rounds_is_refused_by_its_name_with_the_reason() {
+        let made = |collective| generate(collective, &Algorithm::Direct, 3, Access::Put).expect("any ranks");
+        expect_admitted("direct", &made(Collective::AllReduce)).expect("it combines");
+        let refused =
+            expect_admitted("direct", &made(Collective::AllGather)).expect_err("nothing is combined");
+        assert_eq!(
+            refused.to_string(),
+            "algorithm direct admits no partial rounds: all-gather combines nothing, so a rank cannot give \
+             something neutral; take another one (Group::with_variant)"
+        );
     }
 }
