@@ -30,6 +30,8 @@ const REFUSAL_SEEDS: u64 = 60;
 const ABORT_SEEDS: u64 = 60;
 /// Scenarios of messages of all forms.
 const MESSAGE_SEEDS: u64 = 60;
+/// Scenarios in which ranks may be late.
+const LATE_SEEDS: u64 = 40;
 /// Scenarios of ranks that wait for each other.
 const CYCLE_SEEDS: u64 = 40;
 
@@ -73,6 +75,28 @@ fn fresh_seeds_hold() {
     let succeeded: u64 = reports.iter().map(|report| report.succeeded).sum();
     let failed: u64 = reports.iter().map(|report| report.failed).sum();
     assert!(succeeded > 10 * FRESH_SEEDS && failed > FRESH_SEEDS, "{succeeded} succeeded, {failed} failed");
+}
+
+#[test]
+fn rounds_with_late_ranks_hold_and_leave_the_calls_of_a_seed_as_they_were() {
+    let limits = |faults: &str| Limits { ranks: None, faults: faults.parse().expect("faults") };
+    let [with, without] = ["delay,reorder,freeze,late", "delay,reorder,freeze"].map(limits);
+    let mut late = 0;
+    for seed in 0..LATE_SEEDS {
+        let [found, of_calls] = [&with, &without].map(|limits| holds(seed, limits));
+        if Scenario::draw(seed, &with).is_late {
+            late += 1;
+            assert!(found.succeeded > of_calls.succeeded && found.events > of_calls.events, "seed {seed}");
+            assert_eq!(found.failed, of_calls.failed, "seed {seed}");
+        } else {
+            assert_eq!(found, of_calls, "seed {seed}");
+        }
+    }
+    assert!(late > LATE_SEEDS / 4, "{late} of {LATE_SEEDS} seeds");
+    let arguments = ["sim", "--seed", "7", "--seeds", "12", "--ranks", "3", "--faults", "late"];
+    let ran = Command::new(env!("CARGO_BIN_EXE_pleach")).args(arguments).output().expect("pleach starts");
+    let text = String::from_utf8_lossy(&ran.stdout);
+    assert!(ran.status.success() && text.contains("everything held"), "{text}");
 }
 
 #[test]

@@ -32,7 +32,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(RANKS_MAX)))]
     ranks: Option<u32>,
     /// Kinds of faults that a seed may draw, separated by commas: delay, reorder, tear,
-    /// queue-full, freeze, link-down, rank-death, one-sided-loss; or all, or none
+    /// queue-full, freeze, link-down, rank-death, one-sided-loss, late (rounds of a partial
+    /// all-reduce follow the calls); or all, or none
     #[arg(long, value_name = "LIST", default_value = "all", value_parser = faults)]
     faults: FaultKinds,
     /// Write a line for every event of the (only) seed to this file

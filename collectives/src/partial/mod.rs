@@ -56,7 +56,6 @@ mod readiness;
 mod rounds;
 #[cfg(test)]
 mod subsets;
-#[cfg(test)]
 mod trial;
 
 pub use crate::observe::PartialReport;
@@ -71,3 +70,4 @@ pub use rounds::Own;
 pub(crate) use rounds::{
     Awaited, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, Rounds, RoundsMemory,
 };
+pub(crate) use trial::run_late;

@@ -164,15 +164,14 @@ pub(crate) struct Rounds {
     counters: RoundCounters,
     /// Of the group that the rounds are for, which counts them as well.
     observations: Option<Arc<Observations>>,
-    /// What was bound, for checkers, and what is to be done wrong.
-    #[cfg(test)]
-    pub(crate) trail: Vec<Bound>,
+    /// What was bound since checkers have looked, where there are any.
+    pub(crate) trail: Option<Vec<Bound>>,
+    /// What is to be done wrong.
     #[cfg(test)]
     pub(crate) mutant: Option<Mutant>,
 }
 
 /// What a rank has bound to a round.
-#[cfg(test)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bound {
     pub(crate) number: u64,
@@ -262,8 +261,7 @@ impl Rounds {
             wakeup: None,
             counters: RoundCounters::new(ranks),
             observations: None,
-            #[cfg(test)]
-            trail: Vec::new(),
+            trail: None,
             #[cfg(test)]
             mutant: None,
         }
@@ -599,8 +597,9 @@ impl Rounds {
         let result =
             (0..3).find(|index| !held.contains(&Some(*index))).expect("at most two of three are held");
         let set = Some(self.start_set(engine, given.is_some(), late.is_some())?);
-        #[cfg(test)]
-        self.trail.push(Bound { number, given, late });
+        if let Some(trail) = &mut self.trail {
+            trail.push(Bound { number, given, late });
+        }
         #[cfg(test)]
         let given = given.filter(|_| self.mutant != Some(Mutant::TornBinding));
         if let DataPlans::Exact(exact) = &mut self.data {

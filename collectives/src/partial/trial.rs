@@ -5,9 +5,12 @@
 //! and sums come about. It checks that all ranks have the same set and the same sum; that the sum
 //! is that of exactly this set; that each contribution is in one round, or in none if late ones are
 //! dropped; that no rank is left out too often in a row; and that every rank comes to an end.
+//!
+//! `pleach sim` runs it where a scenario has late ranks.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::io::Write;
 use std::time::Duration;
 
 use pleach_transport::sim::{self, AccessKind, FaultKind, FaultKinds, Random};
@@ -17,15 +20,17 @@ use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 use super::activation::Terms;
 use super::contributions::Contributions;
 use super::exact::{ExactPlans, ExactSums};
-use super::rounds::{
-    Bound, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Mutant, Own, Rounds, RoundsMemory,
-};
+#[cfg(test)]
+use super::rounds::Mutant;
+use super::rounds::{Bound, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Own, Rounds, RoundsMemory};
 use super::{Activation, Divisor, Late, RankSet, neutral};
 use crate::call::{Counts, Descriptor};
 use crate::engine::Bytes;
 use crate::exact::BlockSums;
-use crate::simulate::{Cluster, Limits, Scenario, TIMEOUT_FAR};
+use crate::simulate::{Checker, Cluster, Failure, Limits, Scenario, TIMEOUT_FAR, TrialReport};
 
+/// Most ranks.
+const RANKS_MAX: u32 = 16;
 /// Events after which a run is called endless.
 const EVENTS_MAX: u64 = 5_000_000;
 
@@ -97,21 +102,44 @@ fn draw_activation(random: &mut Random, ranks: u32) -> (Activation, u32) {
     (activation.late(late).divisor(divisor).staleness_max(staleness_max), staleness_max)
 }
 
+/// Carries out rounds in which ranks are late, on wires that are as bad as those of the scenario.
+pub(crate) fn run_late(
+    scenario: &Scenario,
+    trace: Option<Box<dyn Write + Send>>,
+) -> Result<TrialReport, Failure> {
+    let kinds = scenario.kinds.filtered(|kind| kind.is_harmless() || kind == FaultKind::Freeze);
+    let ranks = Some(scenario.ranks).filter(|ranks| (2..=RANKS_MAX).contains(ranks));
+    let mut trial = Trial::new(scenario.seed, (ranks, &kinds), false);
+    if let Some(trace) = trace {
+        trial.cluster.world.trace_to(trace);
+    }
+    let outcome = trial.carry_out();
+    let world = &trial.cluster.world;
+    let (at, events, hash) = (world.now(), world.events(), world.finish());
+    match outcome {
+        Ok(rounds) => Ok(TrialReport { hash, events, virtual_time: at, succeeded: rounds, failed: 0 }),
+        Err(error) => {
+            let what = format!("{} ranks, {}: {error}", trial.ranks, trial.terms);
+            Err(Failure { checker: Checker::Rounds, at, what })
+        }
+    }
+}
+
 impl Trial {
-    fn new(seed: u64, mutant: Option<Mutant>) -> Self {
+    /// `drops_often`: contributions are dropped, and most of the time a rank abstains.
+    fn new(seed: u64, (ranks, kinds): (Option<u32>, &FaultKinds), drops_often: bool) -> Self {
         let root = Random::new(seed).split("rounds");
         let random = &mut root.split("shape");
-        let ranks = if random.chance(200_000) { random.between(9, 16) } else { random.between(2, 8) } as u32;
-        let mut kinds: Vec<FaultKind> = FaultKinds::harmless().iter().collect();
-        kinds.push(FaultKind::Freeze);
-        let limits = Limits { ranks: Some(ranks), faults: FaultKinds::of(&kinds) };
+        let many = u64::from(RANKS_MAX);
+        let drawn =
+            if random.chance(200_000) { random.between(9, many) } else { random.between(2, 8) } as u32;
+        let ranks = ranks.unwrap_or(drawn);
+        let limits = Limits { ranks: Some(ranks), faults: kinds.clone() };
         let scenario = Scenario::draw(seed, &limits);
         let (activation, staleness_max) = draw_activation(random, ranks);
         // What is dropped counts after all if nobody gave anything: seldom, unless many abstain.
-        let (activation, abstains_ppm) = match mutant {
-            Some(Mutant::ReusedContribution) => (activation.late(Late::Drop), 600_000),
-            _ => (activation, 100_000),
-        };
+        let (activation, abstains_ppm) =
+            if drops_often { (activation.late(Late::Drop), 600_000) } else { (activation, 100_000) };
         // Exact sums of floats take other runs than integers.
         let more = &mut root.split("more");
         let is_exact = more.chance(200_000);
@@ -187,7 +215,7 @@ impl Trial {
                 }
             };
             let mut rounds = Rounds::new((rank, ranks), &terms, TIMEOUT_FAR, (set, data), memory);
-            rounds.mutate(mutant);
+            rounds.trail = Some(Vec::new());
             member.rounds = Some(rounds);
             all.push(own);
         }
@@ -240,7 +268,9 @@ impl Trial {
 
     /// Notes what the rank has bound since the last look.
     fn take_bound(&mut self, rank: Rank) -> Result<(), String> {
-        for Bound { number, given, late } in std::mem::take(&mut self.rounds_of(rank).trail) {
+        for Bound { number, given, late } in
+            self.rounds_of(rank).trail.replace(Vec::new()).unwrap_or_default()
+        {
             let caller = &mut self.callers[rank as usize];
             let expected = self.rounds.entry(number).or_default();
             for (buffer, into) in [(given, &mut expected.given), (late, &mut expected.late)] {
@@ -486,43 +516,58 @@ fn combined_by(
     (0..terms.len).map(|index| bits(element(index), divide_by, terms)).collect()
 }
 
-fn expect_seeds(seeds: std::ops::Range<u64>) {
-    let mut rounds = 0;
-    for seed in seeds {
-        let mut trial = Trial::new(seed, None);
-        match trial.carry_out() {
-            Ok(more) => rounds += more,
-            Err(error) => panic!("seed {seed}, {} ranks, {}: {error}", trial.ranks, trial.terms),
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A trial on wires that do no more than a round survives, and its outcome.
+    fn trial(seed: u64, mutant: Option<Mutant>) -> Result<u64, String> {
+        let kinds = FaultKinds::all().filtered(|kind| kind.is_harmless() || kind == FaultKind::Freeze);
+        let drops_often = mutant == Some(Mutant::ReusedContribution);
+        let mut trial = Trial::new(seed, (None, &kinds), drops_often);
+        for member in trial.cluster.members.iter_mut().flatten() {
+            member.rounds.iter_mut().for_each(|rounds| rounds.mutate(mutant));
         }
+        trial.carry_out().map_err(|error| format!("{} ranks, {}: {error}", trial.ranks, trial.terms))
     }
-    println!("{rounds} rounds");
-}
 
-#[test]
-fn sets_and_sums_are_right_whoever_is_late() {
-    expect_seeds(0..500);
-}
+    fn expect_seeds(seeds: std::ops::Range<u64>) {
+        let mut rounds = 0;
+        for seed in seeds {
+            match trial(seed, None) {
+                Ok(more) => rounds += more,
+                Err(error) => panic!("seed {seed}, {error}"),
+            }
+        }
+        println!("{rounds} rounds");
+    }
 
-#[test]
-#[ignore = "10,000 seeds take minutes: .ci/nightly runs it"]
-fn sets_and_sums_are_right_in_ten_thousand_seeds() {
-    expect_seeds(500..10_500);
-}
+    #[test]
+    fn sets_and_sums_are_right_whoever_is_late() {
+        expect_seeds(0..500);
+    }
 
-#[test]
-fn each_mutant_is_caught() {
-    for mutant in [
-        Mutant::TornBinding,
-        Mutant::UnboundContribution,
-        Mutant::BitTwice,
-        Mutant::LostLate,
-        Mutant::OtherSet,
-        Mutant::Stale,
-        Mutant::ReusedContribution,
-        Mutant::MuteContribution,
-    ] {
-        let caught = (0..300).find_map(|seed| Trial::new(seed, Some(mutant)).carry_out().err());
-        let error = caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"));
-        println!("{mutant:?}: {error}");
+    #[test]
+    #[ignore = "10,000 seeds take minutes: .ci/nightly runs it"]
+    fn sets_and_sums_are_right_in_ten_thousand_seeds() {
+        expect_seeds(500..10_500);
+    }
+
+    #[test]
+    fn each_mutant_is_caught() {
+        for mutant in [
+            Mutant::TornBinding,
+            Mutant::UnboundContribution,
+            Mutant::BitTwice,
+            Mutant::LostLate,
+            Mutant::OtherSet,
+            Mutant::Stale,
+            Mutant::ReusedContribution,
+            Mutant::MuteContribution,
+        ] {
+            let caught = (0..300).find_map(|seed| trial(seed, Some(mutant)).err());
+            let error = caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"));
+            println!("{mutant:?}: {error}");
+        }
     }
 }

@@ -3,7 +3,8 @@
 //! A [`Scenario`] is everything that one simulation does, drawn from a seed; [`run`] carries it out
 //! and checks it, with checkers that share no code with what they check (results against an oracle,
 //! guard bytes, races by vector clocks, fence, liveness, causes of errors, release). A scenario
-//! runs on a [`Cluster`].
+//! runs on a [`Cluster`]. Where ranks are late, rounds of a partial all-reduce follow the calls,
+//! with checkers of their own ([`crate::partial`]).
 //!
 //! **Invariant:** a run is a function of the code and the scenario, so a seed that fails fails
 //! again.
@@ -11,6 +12,7 @@
 mod cause;
 mod cluster;
 mod mutation;
+mod run;
 mod scenario;
 mod time_bound;
 mod trial;
@@ -19,8 +21,9 @@ pub mod wired;
 
 pub use crate::compute::simulated::ComputeMutant;
 pub use cluster::{Cluster, Member, NoProgress};
+pub use run::run;
 pub use scenario::{Abort, CALLS_MAX, DEPTH_MAX, Limits, Mismatch, RANKS_MAX, Scenario, TIMEOUT_FAR};
-pub use trial::{ABORT_NOTICED_WITHIN, Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, TrialReport, run};
+pub use trial::{ABORT_NOTICED_WITHIN, Checker, Failure, GRACE, MISMATCH_NOTICED_WITHIN, TrialReport};
 
 use std::fmt;
 use std::ops::Range;

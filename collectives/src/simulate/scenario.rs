@@ -77,6 +77,8 @@ pub struct Scenario {
     pub is_immediate: bool,
     /// Which kinds of faults were drawn.
     pub kinds: FaultKinds,
+    /// Whether late ranks have rounds of a partial all-reduce after the calls.
+    pub is_late: bool,
     /// The injected faults.
     pub faults: Faults,
     /// The calls of the ranks, one after the other; the last one is the barrier of closing.
@@ -127,7 +129,10 @@ impl Scenario {
             let random = &mut root.split("tiers");
             calls.iter_mut().for_each(|plan| keep_inside(random, plan, &hosts));
         }
-        let kinds = draw_kinds(&mut root.split("kinds"), &limits.faults);
+        // Late ranks have rounds beside the calls, which stay those of their seed.
+        let of_calls = limits.faults.filtered(|kind| kind != FaultKind::Late);
+        let kinds = draw_kinds(&mut root.split("kinds"), &of_calls);
+        let is_late = limits.faults.contains(FaultKind::Late) && root.split("late").coin();
         let within = span(&network, &calls);
         let faults = Faults::draw(&kinds, seed, &network, within);
         let priorities = draw_priorities(&mut root.split("priorities"), ranks, calls.len());
@@ -141,6 +146,7 @@ impl Scenario {
             queue_depth,
             is_immediate,
             kinds,
+            is_late,
             faults,
             calls,
             depth,
@@ -230,6 +236,9 @@ impl fmt::Display for Scenario {
         }
         if self.timeout < TIMEOUT_FAR {
             write!(formatter, "; calls time out after {:?}", self.timeout)?;
+        }
+        if self.is_late {
+            write!(formatter, "; then rounds with late ranks")?;
         }
         Ok(())
     }

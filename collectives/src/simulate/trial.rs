@@ -67,6 +67,9 @@ pub enum Checker {
     Release,
     /// A call was refused.
     Refused,
+    /// In rounds of a partial all-reduce: the sets, the sums, what becomes of contributions, how often
+    /// ranks are left out, and that every rank comes to an end.
+    Rounds,
 }
 
 /// The first check that did not hold, and when.
@@ -103,12 +106,11 @@ pub struct TrialReport {
     pub failed: u64,
 }
 
-/// Carries out a scenario; `trace` gets a line for every event.
-///
-/// # Errors
-///
-/// The first check that did not hold.
-pub fn run(scenario: &Scenario, trace: Option<Box<dyn Write + Send>>) -> Result<TrialReport, Failure> {
+/// Carries out the calls of a scenario; `trace` gets a line for every event.
+pub(crate) fn run_calls(
+    scenario: &Scenario,
+    trace: Option<Box<dyn Write + Send>>,
+) -> Result<TrialReport, Failure> {
     let mut trial = Trial::new(scenario, trace);
     let outcome = trial.carry_out().and_then(|()| trial.end());
     let hash = trial.cluster.world.finish();

@@ -34,11 +34,14 @@ pub enum FaultKind {
     RankDeath,
     /// One end of a pair loses the other, which detects the loss later.
     OneSidedLoss,
+    /// Ranks come late to what they do together. The wires know nothing of it: whoever drives the
+    /// ranks holds them up.
+    Late,
 }
 
 impl FaultKind {
     /// Every kind.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Delay,
         Self::Reorder,
         Self::Tear,
@@ -47,6 +50,7 @@ impl FaultKind {
         Self::LinkDown,
         Self::RankDeath,
         Self::OneSidedLoss,
+        Self::Late,
     ];
 
     /// Its name on the command line.
@@ -61,13 +65,14 @@ impl FaultKind {
             Self::LinkDown => "link-down",
             Self::RankDeath => "rank-death",
             Self::OneSidedLoss => "one-sided-loss",
+            Self::Late => "late",
         }
     }
 
     /// Whether a collective must end correctly in spite of it.
     #[must_use]
     pub const fn is_harmless(self) -> bool {
-        matches!(self, Self::Delay | Self::Reorder | Self::Tear | Self::QueueFull)
+        matches!(self, Self::Delay | Self::Reorder | Self::Tear | Self::QueueFull | Self::Late)
     }
 }
 
@@ -106,6 +111,12 @@ impl FaultKinds {
     #[must_use]
     pub fn swarm(&self, random: &mut Random) -> Self {
         Self(self.0.iter().copied().filter(|_| random.coin()).collect())
+    }
+
+    /// The kinds of the set that are chosen.
+    #[must_use]
+    pub fn filtered(&self, mut is_chosen: impl FnMut(FaultKind) -> bool) -> Self {
+        Self(self.0.iter().copied().filter(|kind| is_chosen(*kind)).collect())
     }
 
     /// Whether this kind is in the set.
@@ -275,7 +286,11 @@ impl Faults {
                     let fault = Fault::OneSidedLoss { rank: rank as Rank, peer: peer as Rank };
                     faults.timed.push((Nanos(random.below(within_ns)), fault));
                 }
-                FaultKind::Freeze | FaultKind::LinkDown | FaultKind::RankDeath | FaultKind::OneSidedLoss => {}
+                FaultKind::Freeze
+                | FaultKind::LinkDown
+                | FaultKind::RankDeath
+                | FaultKind::OneSidedLoss
+                | FaultKind::Late => {}
             }
         }
         if kinds.iter().any(|kind| !kind.is_harmless()) {
