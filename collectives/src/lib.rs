@@ -10,6 +10,13 @@
 
 // Under loom there is only what is tested in all interleavings.
 #[cfg(loom)]
+#[path = "partial/contributions.rs"]
+#[allow(dead_code, reason = "used by rounds, which loom does not see")]
+mod contributions;
+#[cfg(loom)]
+#[path = "partial/handover.rs"]
+mod handover;
+#[cfg(loom)]
 #[path = "window/version_line.rs"]
 mod version_line;
 

@@ -10,6 +10,8 @@
 //! | [`Activation`] | what the ranks agree on before the first round: when a round opens, and what becomes of late contributions |
 //! | `opening` | rank 0 opens a round when the activation says so, and never before all ranks that were left out [`Activation::staleness_max`] times in a row are there |
 //! | [`Rounds`] | one rank binds each round once, in order, and only when the round is open and the round before has ended here |
+//! | `handover` | a contribution's buffer is in one place: with the caller, handed over, late, or in the active round |
+//! | `words` | rounds open in order, and a word that was lost is said again |
 //! | `readiness` | the words of a rank to rank 0 grow, so the greatest is the newest |
 //! | [`RankSet`] | the ranks whose contributions are in a result |
 //! | `exact` | sums of floats in groups of [`Reproducible::Exact`](crate::Reproducible::Exact) depend on the contributions alone |
@@ -49,6 +51,7 @@
 mod activation;
 mod contributions;
 mod exact;
+mod handover;
 mod neutral;
 mod opening;
 mod rank_set;
@@ -57,6 +60,7 @@ mod rounds;
 #[cfg(test)]
 mod subsets;
 mod trial;
+mod words;
 
 pub use crate::observe::PartialReport;
 #[doc(hidden)]

@@ -2,8 +2,8 @@
 //! the [`Engine`] that it starts runs on: it takes `now`, and never blocks.
 //!
 //! **Invariants:** rounds are bound once, in order. The engine knows no contribution before it is
-//! bound, so no byte of it is read before. A buffer is in one place: with the caller, handed over,
-//! late, or in the active round. A result that the caller waits for or reads is written no more.
+//! bound, so no byte of it is read before. A result that the caller waits for or reads is written no
+//! more. (Which buffers the caller has is the matter of `handover`, what is said that of `words`.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,18 +14,14 @@ use pleach_vocabulary::{Rank, ReduceOp};
 use super::activation::{Divisor, Late, Terms};
 use super::contributions::{Contribution, Contributions};
 use super::exact::{ExactSums, Part};
+use super::handover::{Handover, LateGoes};
 use super::opening::{Decision, Opening};
-use super::readiness::{Readiness, ReadyWord, ReadyWords};
+use super::readiness::Readiness;
+use super::words::RoundWords;
 use super::{Activation, RankSet};
-use crate::engine::{Bytes, Engine, FaultKind, Plan, RoundInput, RoundWord, RunId, StartError};
+use crate::engine::{Bytes, Engine, FaultKind, Plan, RoundInput, RunId, StartError};
 use crate::observe::{Observations, PartialReport, RoundCounters};
 
-/// How long a word to rank 0 stays unanswered before it is said again, at first and at most: it may
-/// have been replaced by an older one that it had overtaken.
-const SAID_AGAIN_AFTER: Duration = Duration::from_millis(10);
-const SAID_AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
-/// How often a word is tried that a peer had no room for.
-const RETRIED_AFTER: Duration = Duration::from_micros(50);
 /// How much longer than rank 0 another rank waits for a round to open: rank 0 knows who is late.
 const MORE_THAN_RANK_0: Duration = Duration::from_secs(1);
 
@@ -101,7 +97,6 @@ struct Active {
     is_last: bool,
     result: usize,
     corrects: bool,
-    /// Buffers to give back.
     given: Option<Contributions>,
     late: Option<Contributions>,
     set: Option<RunId>,
@@ -123,27 +118,12 @@ pub(crate) struct Rounds {
     memory: RoundsMemory,
     /// Of rank 0.
     opening: Option<Opening>,
-    /// Of rank 0; of other ranks none.
-    words: ReadyWords,
-    /// The newest word of this rank.
-    own_word: ReadyWord,
-    /// The word that it said last, when it says the word again, and how long after that again.
-    said: (ReadyWord, Nanos, Duration),
-    /// How many rounds are open, and whether the last of them is the last of all.
-    open: u64,
-    is_last_open: bool,
-    /// The ranks that this rank tells of open rounds, each with the word that it was told.
-    children: Vec<(Rank, u64)>,
+    words: RoundWords,
+    handover: Handover,
     /// The first round that this rank has not bound.
     next: u64,
     /// The first round whose result its caller has not seen.
     seen: u64,
-    /// A contribution for the next round, handed over in time.
-    pending: Option<Contributions>,
-    /// A contribution that came too late for its round.
-    late: Option<Contributions>,
-    /// The contribution that the caller has handed over last.
-    handed: Option<Contribution>,
     active: Option<Active>,
     awaited: Option<Awaited>,
     /// The round that the caller waits for or reads, once it has ended.
@@ -208,17 +188,6 @@ fn take_ended(run: &mut Option<RunId>, engine: &mut Engine) -> bool {
     matches!(engine.take_outcome(ended), Some(Ok(())))
 }
 
-/// The children of a rank in the binomial tree with root 0.
-fn children(rank: Rank, ranks: u32) -> impl Iterator<Item = Rank> {
-    let first = Rank::BITS - rank.leading_zeros();
-    (first..Rank::BITS).filter_map(move |bit| rank.checked_add(1 << bit)).filter(move |child| *child < ranks)
-}
-
-/// The parent of a rank other than 0 in that tree.
-fn parent(rank: Rank) -> Rank {
-    rank & !(1 << (Rank::BITS - 1 - rank.leading_zeros()))
-}
-
 impl Rounds {
     /// The rounds of a rank. Every rank has made them with the same terms.
     pub(crate) fn new(
@@ -228,7 +197,7 @@ impl Rounds {
         (set_plan, data): (Arc<Plan>, DataPlans),
         memory: RoundsMemory,
     ) -> Self {
-        let activation = terms.activation;
+        let (activation, memory_buffers) = (terms.activation, memory.contributions.len());
         Self {
             rank,
             ranks,
@@ -238,17 +207,10 @@ impl Rounds {
             data,
             memory,
             opening: (rank == 0).then(|| Opening::new(ranks, activation, timeout)),
-            words: ReadyWords::new(if rank == 0 { ranks } else { 0 }),
-            own_word: ReadyWord::default(),
-            said: (ReadyWord::default(), Nanos::MAX, SAID_AGAIN_AFTER),
-            open: 0,
-            is_last_open: false,
-            children: children(rank, ranks).map(|child| (child, 0)).collect(),
+            words: RoundWords::new(rank, ranks),
+            handover: Handover::new(memory_buffers),
             next: 0,
             seen: 0,
-            pending: None,
-            late: None,
-            handed: None,
             active: None,
             awaited: None,
             kept: None,
@@ -314,16 +276,10 @@ impl Rounds {
 
     /// Which of the contributions the caller may write: one that no round holds.
     pub(crate) fn free_contribution(&self) -> Contribution {
-        let active = self.active.as_ref();
-        let [given, late] = [active.and_then(|it| it.given), active.and_then(|it| it.late)];
-        // What is dropped counts after all if its round was none: see `skip`.
-        let handed = self.handed.filter(|_| self.awaited.is_some()).map(Contributions::of);
+        let waits = self.awaited.is_some();
         #[cfg(test)]
-        let handed = handed.filter(|_| self.mutant != Some(Mutant::ReusedContribution));
-        let all = [self.pending, self.late, given, late, handed];
-        let held = all.into_iter().flatten().fold(Contributions::default(), Contributions::with);
-        let mut buffers = 0..self.memory.contributions.len();
-        buffers.find(|contribution| !held.contains(*contribution)).expect("one is always free")
+        let waits = waits && self.mutant != Some(Mutant::ReusedContribution);
+        self.handover.free(waits)
     }
 
     /// A late contribution with which the next one must be combined before it is handed over,
@@ -338,30 +294,25 @@ impl Rounds {
     /// After the group has failed: a late contribution that went with this one, which the caller
     /// gets back.
     pub(crate) fn take_companion(&mut self, contribution: Contribution) -> Option<Contribution> {
-        let active = self.active.as_mut().map(|active| &mut active.given);
-        let places = [Some(&mut self.pending), Some(&mut self.late), active];
-        let mut held = places.into_iter().flatten();
-        let place = held.find(|given| given.is_some_and(|given| given.contains(contribution)))?;
-        place.take()?.iter().find(|other| *other != contribution)
+        self.handover.take_companion(contribution)
     }
 
     /// The late contribution that goes with the next one.
     fn take_late_with_next(&mut self) -> Option<Contributions> {
         let is_late = self.next > self.seen;
-        if is_late || self.activation.late_rule() == Late::Carry { self.late.take() } else { None }
+        if is_late || self.activation.late_rule() == Late::Carry { self.handover.take_late() } else { None }
     }
 
     /// The caller hands a contribution over, and waits for the round that counts it, or the newest
     /// that was bound without it. `facts`: where sums are exact, those of the contribution.
     pub(crate) fn hand_over(&mut self, contribution: Contribution, facts: Vec<i32>) {
-        self.handed = Some(contribution);
-        let mut contributions = Contributions::of(contribution);
+        let mut with = None;
         if let DataPlans::Exact(exact) = &mut self.data {
             exact.note(contribution, facts);
-            contributions = contributions.with(self.take_late_with_next().unwrap_or_default());
+            with = self.take_late_with_next();
         }
         if self.next == self.seen {
-            self.pending = Some(contributions);
+            self.handover.hand_over(contribution, with);
             self.say(Readiness::Ready);
             return self.awaits(Some(self.next), Own::Counted);
         }
@@ -372,10 +323,7 @@ impl Rounds {
             Late::Correct => Own::Corrected,
             Late::Drop => Own::Dropped,
         };
-        if own != Own::Dropped {
-            debug_assert!(self.late.is_none(), "an older one goes with it");
-            self.late = Some(contributions);
-        }
+        self.handover.hand_over_late(contribution, with, own != Own::Dropped);
         self.awaits(Some(self.newest_missed()), own)
     }
 
@@ -404,7 +352,7 @@ impl Rounds {
 
     /// Has a word for rank 0, about the rounds that this rank has not bound.
     fn say(&mut self, readiness: Readiness) {
-        self.own_word = self.own_word.then(self.next, readiness);
+        self.words.say(self.next, readiness);
     }
 
     fn awaits(&mut self, round: Option<u64>, own: Own) {
@@ -461,13 +409,15 @@ impl Rounds {
         }
         let mut moved = false;
         loop {
-            self.hear(engine);
+            self.words.hear(engine);
             let mut again = self.open_next(engine, now);
             self.expect_all(engine, now);
             if !engine.works() {
                 return moved;
             }
-            self.tell(engine, now);
+            if let Some(at) = self.words.tell(engine, now) {
+                self.wake_by(at);
+            }
             match self.bind(engine).and_then(|bound| Ok(bound | self.advance(engine, now)?)) {
                 Ok(has_moved) => again |= has_moved,
                 // The group is failing.
@@ -494,33 +444,14 @@ impl Rounds {
         self.wakeup = Some(self.wakeup.map_or(at, |wakeup| wakeup.min(at)));
     }
 
-    fn hear(&mut self, engine: &Engine) {
-        if self.rank != 0 {
-            let word = engine.heard(parent(self.rank), RoundWord::Open);
-            self.hear_open(word);
-            return;
-        }
-        let own = self.own_word;
-        self.words.hear(|rank| match rank {
-            0 => own,
-            peer => ReadyWord::heard(engine.heard(peer, RoundWord::Ready)),
-        });
-    }
-
-    fn hear_open(&mut self, word: u64) {
-        if !self.is_last_open && word > self.open_word() {
-            (self.open, self.is_last_open) = (word / 2, word % 2 == 1);
-        }
-    }
-
-    fn open_word(&self) -> u64 {
-        self.open * 2 + u64::from(self.is_last_open)
-    }
-
     /// Rank 0 opens the next round when it is time.
     fn open_next(&mut self, engine: &mut Engine, now: Nanos) -> bool {
         let Some(opening) = &mut self.opening else { return false };
-        if self.active.is_some() || self.open > self.next || self.is_last_open || self.has_stopped {
+        if self.active.is_some()
+            || self.words.open() > self.next
+            || self.words.is_last_open()
+            || self.has_stopped
+        {
             return false;
         }
         let round = self.next;
@@ -530,8 +461,8 @@ impl Rounds {
                 self.wake_by(at);
                 return false;
             }
-            Decision::Open => self.open = round + 1,
-            Decision::OpenLast => (self.open, self.is_last_open) = (round + 1, true),
+            Decision::Open => self.words.open_round(round, false),
+            Decision::OpenLast => self.words.open_round(round, true),
             Decision::TimedOut { rank, waited } => {
                 let detail = format!("its contribution to round {round} of a partial all-reduce");
                 engine.give_up_on(FaultKind::TimedOut, rank, detail, waited, now);
@@ -541,56 +472,19 @@ impl Rounds {
         true
     }
 
-    /// Tells others what they do not know yet.
-    fn tell(&mut self, engine: &mut Engine, now: Nanos) {
-        let word = self.open_word();
-        let mut must_retry = false;
-        for (child, told) in self.children.iter_mut().filter(|(_, told)| *told < word) {
-            if engine.say(*child, RoundWord::Open, word) {
-                *told = word;
-            } else {
-                must_retry = true;
-            }
-        }
-        must_retry |= self.rank != 0 && !self.is_last_open && !self.tell_rank_0(engine, now);
-        if must_retry {
-            self.wake_by(now + RETRIED_AFTER);
-        }
-    }
-
-    /// Tells rank 0 this rank's word, and tells it again as long as its round is not open. False:
-    /// there was no room for it.
-    fn tell_rank_0(&mut self, engine: &mut Engine, now: Nanos) -> bool {
-        let (said, again_at, interval) = self.said;
-        let is_new = said < self.own_word;
-        if !is_new && said.round().is_none_or(|round| self.open > round) {
-            return true;
-        }
-        if is_new || now >= again_at {
-            if !engine.say(0, RoundWord::Ready, self.own_word.number()) {
-                return false;
-            }
-            let interval = if is_new { SAID_AGAIN_AFTER } else { interval * 2 }.min(SAID_AGAIN_AFTER_MAX);
-            self.said = (self.own_word, now + interval, interval);
-        }
-        self.wake_by(self.said.1);
-        true
-    }
-
     /// Binds this rank's input to the next round, if that is open and the one before has ended.
     fn bind(&mut self, engine: &mut Engine) -> Result<bool, StartError> {
-        if self.active.is_some() || self.has_stopped || self.next >= self.open {
+        if self.active.is_some() || self.has_stopped || self.next >= self.words.open() {
             return Ok(false);
         }
         let number = self.next;
-        let is_last = self.is_last_open && number + 1 == self.open;
+        let is_last = self.words.is_last_open() && number + 1 == self.words.open();
         let corrects = self.activation.late_rule() == Late::Correct && (self.must_correct || is_last);
-        let given = self.pending.take();
-        let (given, late) = match self.activation.late_rule() {
-            Late::Carry => (given.or_else(|| self.late.take()), None),
-            Late::Correct if corrects => (given, self.late.take()),
-            Late::Correct | Late::Drop => (given, None),
-        };
+        let [given, late] = self.handover.bind(match self.activation.late_rule() {
+            Late::Carry => LateGoes::InPlace,
+            Late::Correct if corrects => LateGoes::Apart,
+            Late::Correct | Late::Drop => LateGoes::Nowhere,
+        });
         #[cfg(test)]
         let (given, late) = self.mutated(given, late);
         let held = [&self.kept, &self.newest].map(|ended| ended.as_ref().map(|ended| ended.result));
@@ -770,6 +664,7 @@ impl Rounds {
     /// The active round has ended.
     fn end(&mut self) {
         let Some(active) = self.active.take() else { return };
+        self.handover.end();
         let Active { number, is_last, result, corrects, contributors, corrected, .. } = active;
         if let Some(opening) = &mut self.opening {
             opening.ended(&contributors, self.words.of(number, self.all_present));
@@ -801,10 +696,10 @@ impl Rounds {
         if is_empty {
             self.all_present = ended + 1;
         }
-        if self.own_word.round().is_none_or(|round| round > ended) {
+        if self.words.own().round().is_none_or(|round| round > ended) {
             return;
         }
-        match self.own_word.readiness() {
+        match self.words.own().readiness() {
             Readiness::Abstains | Readiness::Absent if is_empty => self.say(Readiness::Silent),
             Readiness::Abstains => self.say(Readiness::Absent),
             Readiness::Ready => {}
@@ -826,8 +721,7 @@ impl Rounds {
                 }
                 (_, None) => {
                     *awaited = Awaited { round: Some(self.next), own: Own::Counted, seen: self.next };
-                    // It came late, unless it was dropped.
-                    self.pending = self.late.take().or(self.handed.map(Contributions::of));
+                    self.handover.count_after_all();
                     self.say(Readiness::Ready);
                     self.seen = self.next;
                 }
@@ -841,7 +735,7 @@ impl Rounds {
     /// Gives up when a rank has left that has not finished: no further round could end.
     fn expect_all(&self, engine: &mut Engine, now: Nanos) {
         // The active round may still end without it.
-        if !self.is_last_open
+        if !self.words.is_last_open()
             && !self.has_stopped
             && self.active.is_none()
             && let Some(rank) = engine.first_departed()
@@ -872,24 +766,5 @@ impl Rounds {
         };
         let detail = format!("{what} round {} of a partial all-reduce", self.next);
         engine.give_up_on(FaultKind::TimedOut, rank, detail, now.since(since), now);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_rank_has_one_parent_which_has_it_as_a_child() {
-        for ranks in 1..70 {
-            let mut told = vec![0; ranks as usize];
-            for rank in 0..ranks {
-                for child in children(rank, ranks) {
-                    assert!(child < ranks && parent(child) == rank, "{rank} of {ranks} tells {child}");
-                    told[child as usize] += 1;
-                }
-            }
-            assert!(told[1..].iter().all(|times| *times == 1) && told[0] == 0, "{told:?}");
-        }
     }
 }

@@ -1,0 +1,167 @@
+//! What a rank tells the others of rounds, and hears: who is ready, and which rounds are open.
+//!
+//! **Invariant:** rounds open in order, and what a rank says of itself grows. Rank 0 hears who is
+//! ready; the word that a round is open goes down a binomial tree. Words may be lost where others
+//! overtake them: a word to rank 0 is said again as long as its round is not open.
+
+use std::time::Duration;
+
+use pleach_transport::Nanos;
+use pleach_vocabulary::Rank;
+
+use super::readiness::{Readiness, ReadyWord, ReadyWords};
+use crate::engine::{Engine, RoundWord};
+
+/// How long a word to rank 0 stays unanswered before it is said again, at first and at most: it may
+/// have been replaced by an older one that it had overtaken.
+const SAID_AGAIN_AFTER: Duration = Duration::from_millis(10);
+const SAID_AGAIN_AFTER_MAX: Duration = Duration::from_secs(1);
+/// How often a word is tried that a peer had no room for.
+const RETRIED_AFTER: Duration = Duration::from_micros(50);
+
+/// See the module.
+pub(crate) struct RoundWords {
+    rank: Rank,
+    /// Of rank 0; of other ranks none.
+    ready: ReadyWords,
+    /// The newest word of this rank.
+    own: ReadyWord,
+    /// The word that it said last, when it says the word again, and how long after that again.
+    said: (ReadyWord, Nanos, Duration),
+    /// How many rounds are open, and whether the last of them is the last of all.
+    open: u64,
+    is_last_open: bool,
+    /// The ranks that this rank tells of open rounds, each with the word that it was told.
+    children: Vec<(Rank, u64)>,
+}
+
+/// The children of a rank in the binomial tree with root 0.
+fn children(rank: Rank, ranks: u32) -> impl Iterator<Item = Rank> {
+    let first = Rank::BITS - rank.leading_zeros();
+    (first..Rank::BITS).filter_map(move |bit| rank.checked_add(1 << bit)).filter(move |child| *child < ranks)
+}
+
+/// The parent of a rank other than 0 in that tree.
+fn parent(rank: Rank) -> Rank {
+    rank & !(1 << (Rank::BITS - 1 - rank.leading_zeros()))
+}
+
+impl RoundWords {
+    /// Nothing was said, and no round is open.
+    pub(crate) fn new(rank: Rank, ranks: u32) -> Self {
+        Self {
+            rank,
+            ready: ReadyWords::new(if rank == 0 { ranks } else { 0 }),
+            own: ReadyWord::default(),
+            said: (ReadyWord::default(), Nanos::MAX, SAID_AGAIN_AFTER),
+            open: 0,
+            is_last_open: false,
+            children: children(rank, ranks).map(|child| (child, 0)).collect(),
+        }
+    }
+
+    /// How many rounds are open.
+    pub(crate) fn open(&self) -> u64 {
+        self.open
+    }
+
+    /// Whether no further round will open.
+    pub(crate) fn is_last_open(&self) -> bool {
+        self.is_last_open
+    }
+
+    /// Rank 0 opens a round: the last one, or not.
+    pub(crate) fn open_round(&mut self, round: u64, is_last: bool) {
+        (self.open, self.is_last_open) = (round + 1, is_last);
+    }
+
+    /// The newest word of this rank.
+    pub(crate) fn own(&self) -> ReadyWord {
+        self.own
+    }
+
+    /// Has a word for rank 0, about the rounds from `round` on.
+    pub(crate) fn say(&mut self, round: u64, readiness: Readiness) {
+        self.own = self.own.then(round, readiness);
+    }
+
+    /// At rank 0, what each rank says of a round; in the rounds from `all_present` on no rank is
+    /// absent that was so before.
+    pub(crate) fn of(&self, round: u64, all_present: u64) -> impl Fn(Rank) -> Readiness {
+        self.ready.of(round, all_present)
+    }
+
+    /// Takes what was said to this rank.
+    pub(crate) fn hear(&mut self, engine: &Engine) {
+        if self.rank != 0 {
+            let word = engine.heard(parent(self.rank), RoundWord::Open);
+            if !self.is_last_open && word > self.open_word() {
+                (self.open, self.is_last_open) = (word / 2, word % 2 == 1);
+            }
+            return;
+        }
+        let own = self.own;
+        self.ready.hear(|rank| match rank {
+            0 => own,
+            peer => ReadyWord::heard(engine.heard(peer, RoundWord::Ready)),
+        });
+    }
+
+    fn open_word(&self) -> u64 {
+        self.open * 2 + u64::from(self.is_last_open)
+    }
+
+    /// Tells others what they do not know yet. Gives when to do so again, if it is to be.
+    pub(crate) fn tell(&mut self, engine: &mut Engine, now: Nanos) -> Option<Nanos> {
+        let word = self.open_word();
+        let mut must_retry = false;
+        for (child, told) in self.children.iter_mut().filter(|(_, told)| *told < word) {
+            if engine.say(*child, RoundWord::Open, word) {
+                *told = word;
+            } else {
+                must_retry = true;
+            }
+        }
+        let again_at =
+            if self.rank != 0 && !self.is_last_open { self.tell_rank_0(engine, now) } else { None };
+        let retry_at = must_retry.then(|| now + RETRIED_AFTER);
+        retry_at.into_iter().chain(again_at).min()
+    }
+
+    /// Tells rank 0 this rank's word, and tells it again as long as its round is not open. Gives
+    /// when.
+    fn tell_rank_0(&mut self, engine: &mut Engine, now: Nanos) -> Option<Nanos> {
+        let (said, again_at, interval) = self.said;
+        let is_new = said < self.own;
+        if !is_new && said.round().is_none_or(|round| self.open > round) {
+            return None;
+        }
+        if is_new || now >= again_at {
+            if !engine.say(0, RoundWord::Ready, self.own.number()) {
+                return Some(now + RETRIED_AFTER);
+            }
+            let interval = if is_new { SAID_AGAIN_AFTER } else { interval * 2 }.min(SAID_AGAIN_AFTER_MAX);
+            self.said = (self.own, now + interval, interval);
+        }
+        Some(self.said.1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_has_one_parent_which_has_it_as_a_child() {
+        for ranks in 1..70 {
+            let mut told = vec![0; ranks as usize];
+            for rank in 0..ranks {
+                for child in children(rank, ranks) {
+                    assert!(child < ranks && parent(child) == rank, "{rank} of {ranks} tells {child}");
+                    told[child as usize] += 1;
+                }
+            }
+            assert!(told[1..].iter().all(|times| *times == 1) && told[0] == 0, "{told:?}");
+        }
+    }
+}
