@@ -260,6 +260,7 @@ impl MemoryMap {
         order: &mut HappensBefore<'_, '_>,
     ) -> Result<(), Violation> {
         let mut wanted = vec![false; graph.schedule.programs.len()];
+        let hubs = order.hubs();
         for step in 0..graph.steps.len() as u32 {
             let own = graph.rank(step);
             let put = matches!(graph.steps[step as usize].op, Op::Put { .. });
@@ -269,7 +270,9 @@ impl MemoryMap {
             let early = |access: &&MemoryAccess| {
                 foreign(access) && !(access.writes && access.place as usize == SCRATCH)
             };
-            let late = |access: &&MemoryAccess| foreign(access) && !put;
+            let late = |access: &&MemoryAccess| {
+                foreign(access) && !put && !hubs.lead_to_rank(step, self.groups[access.group as usize].owner)
+            };
             let accesses = self.of_step(step);
             if let Some(access) = self.absent(accesses.iter().filter(early), &mut wanted, |found| {
                 order.signalled_before(step, found)

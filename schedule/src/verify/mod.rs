@@ -608,6 +608,16 @@ impl<'a> Graph<'a> {
         self.dependents = dependents;
     }
 
+    /// Whether the step is after the event by its own list, or stands behind it in a lane that the
+    /// event blocks.
+    fn is_just_before(&self, event: Event, later: u32) -> bool {
+        let step = event / 2;
+        let listed = |&(earlier, lag): &(u32, u32)| lag == 0 && self.lane_steps(step).start + earlier == step;
+        event == complete(step)
+            && self.same_lane(step, later)
+            && (self.is_wait(step) && step < later || self.steps[later as usize].after.iter().any(listed))
+    }
+
     /// The events just after this one in the same chunk.
     fn successors(&self, event: Event, mut visit: impl FnMut(Event)) {
         let step = event / 2;

@@ -6,6 +6,12 @@
 //! every chunk has the same edges (the first chunks have fewer incoming edges), and all of chunk
 //! `c` of a lane is before its chunk `c + window`. So searches go from chunk `window` back to chunk
 //! 0, or stay in chunk 0.
+//!
+//! Many ways are long and lead through the same few events: in a ring, all from a contribution to
+//! the next chunk lead around the ring, through the complete result. [`Hubs`] knows such events, so
+//! that no search has to go there. A search decides what they leave open.
+
+use std::rc::Rc;
 
 use pleach_vocabulary::Rank;
 
@@ -44,6 +50,7 @@ pub(super) struct HappensBefore<'g, 'a> {
     close: [Rank; 2],
     head: usize,
     visits: u64,
+    hubs: Rc<Hubs>,
 }
 
 /// Nobody is close.
@@ -71,7 +78,13 @@ impl<'g, 'a> HappensBefore<'g, 'a> {
             close: NO_RANKS,
             head: 0,
             visits: 0,
+            hubs: Rc::new(Hubs::new(graph)),
         })
+    }
+
+    /// The hubs of the graph.
+    pub(super) fn hubs(&self) -> Rc<Hubs> {
+        self.hubs.clone()
     }
 
     /// Whether step `later` in chunk `chunk` is issued only after one of the `end_events` of
@@ -87,6 +100,12 @@ impl<'g, 'a> HappensBefore<'g, 'a> {
             && end_events.iter().any(|end| end == &complete(end / 2) && graph.same_lane(end / 2, later))
         {
             return Ok(true); // the window of the lane
+        }
+        if chunk == Chunk::First && end_events.iter().any(|&end| graph.is_just_before(end, later)) {
+            return Ok(true);
+        }
+        if self.hubs.lead(graph, end_events, chunk, later) {
+            return Ok(true);
         }
         // In chunk 0 nothing that is placed before all of the ends can be after one of them.
         let earliest = end_events.iter().map(|&end| graph.position[end as usize]).min().unwrap_or(0);
@@ -208,5 +227,170 @@ impl<'g, 'a> HappensBefore<'g, 'a> {
         let next = self.queue.get(self.head).copied();
         self.head += 1;
         Ok(next)
+    }
+}
+
+/// Most hubs of a graph: one bit of a word each.
+const HUBS_MAX: usize = 64;
+
+/// Events of chunk 0 that are before *every* event that is placed after them, spread over the
+/// order.
+///
+/// An event at position `p` is one if every event at a later position has a predecessor at `p` or
+/// later: the way back along such predecessors ends at `p` and nowhere else. Before a hub are the
+/// events from which a way leads to it, which one pass back over the order finds for all hubs.
+#[derive(Debug)]
+pub(super) struct Hubs {
+    /// Their positions, ascending.
+    positions: Vec<u32>,
+    /// By event: the hubs that it is before, or is; the first hub is bit 0.
+    before: Vec<u64>,
+    /// By lane: the last position of a completion of its steps.
+    lane_ends: Vec<u32>,
+    /// By rank: the last position of an event of it.
+    rank_ends: Vec<u32>,
+}
+
+impl Hubs {
+    fn new(graph: &Graph<'_>) -> Self {
+        let events = graph.events();
+        let mut sorted: Vec<Event> = vec![0; events];
+        let mut lane_ends = vec![0; graph.lanes.len()];
+        let mut rank_ends = vec![0; graph.schedule.programs.len()];
+        for event in 0..events as u32 {
+            let (position, step) = (graph.position[event as usize], event / 2);
+            sorted[position as usize] = event;
+            let rank_end = &mut rank_ends[graph.rank(step) as usize];
+            *rank_end = position.max(*rank_end);
+            if event == complete(step) {
+                let lane_end = &mut lane_ends[graph.lane_of[step as usize] as usize];
+                *lane_end = position.max(*lane_end);
+            }
+        }
+        // From the last position back: the least of the last predecessors of all events behind.
+        let mut hubs: Vec<u32> = Vec::new();
+        let mut least_behind = u32::MAX;
+        for (position, &event) in sorted.iter().enumerate().rev() {
+            let position = position as u32;
+            if least_behind >= position {
+                hubs.push(position);
+            }
+            // An event without a predecessor is behind none.
+            let mut last = None;
+            graph.predecessors(event, |before, lag| {
+                if lag == 0 {
+                    last = last.max(Some(graph.position[before as usize]));
+                }
+            });
+            match last {
+                Some(last) => least_behind = least_behind.min(last),
+                None => break,
+            }
+        }
+        // Of hubs that stand together the last one has most events before it.
+        let gap = (events / HUBS_MAX) as u32;
+        let mut positions: Vec<u32> = Vec::with_capacity(HUBS_MAX);
+        for hub in hubs {
+            let is_apart = positions.last().is_none_or(|&last| last - hub > gap);
+            if is_apart && positions.len() < HUBS_MAX {
+                positions.push(hub);
+            }
+        }
+        positions.reverse();
+        let mut before = vec![0u64; events];
+        for (bit, &position) in positions.iter().enumerate() {
+            before[sorted[position as usize] as usize] |= 1 << bit;
+        }
+        if !positions.is_empty() {
+            for &event in sorted.iter().rev() {
+                let hubs = before[event as usize];
+                graph.predecessors(event, |earlier, lag| {
+                    if lag == 0 {
+                        before[earlier as usize] |= hubs;
+                    }
+                });
+            }
+        }
+        Self { positions, before, lane_ends, rank_ends }
+    }
+
+    /// The hubs that are placed at this position or before.
+    fn up_to(&self, position: u32) -> u64 {
+        match self.positions.partition_point(|&hub| hub <= position) {
+            0 => 0,
+            count => u64::MAX >> (HUBS_MAX - count),
+        }
+    }
+
+    /// Whether a way from one of the end events of chunk 0 to the issue of `later` leads through a
+    /// hub. If not, there may be another way.
+    fn lead(&self, graph: &Graph<'_>, end_events: &[Event], chunk: Chunk, later: u32) -> bool {
+        let issue = graph.position[issued(later) as usize];
+        let leads = |event: Event, position| self.before[event as usize] & self.up_to(position) != 0;
+        end_events.iter().any(|&end| match chunk {
+            Chunk::First => leads(end, issue),
+            // What is before the end of a lane's chunk 0 is before its chunk `window`. So the hub is
+            // in chunk 0, before an end in the lane of `later`; or it is in chunk `window`, after
+            // the beginning of the lane of the end event.
+            Chunk::Window => {
+                let lane = |step: u32| graph.lane_of[step as usize] as usize;
+                let begin = graph.starts[lane(end / 2)];
+                leads(end, self.lane_ends[lane(later)])
+                    || end == complete(end / 2) && leads(issued(begin), issue)
+            }
+        })
+    }
+
+    /// Whether a way from the completion of `earlier` to an event of the rank, in chunk 0, leads
+    /// through a hub. If not, there may be another way.
+    pub(super) fn lead_to_rank(&self, earlier: u32, rank: Rank) -> bool {
+        self.before[complete(earlier) as usize] & self.up_to(self.rank_ends[rank as usize]) != 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_vocabulary::Collective;
+
+    use super::super::LanesByBlock;
+    use super::*;
+    use crate::generate::{Access, Algorithm, generate};
+
+    /// Whatever a hub says, a search that knows none finds too.
+    #[test]
+    fn hubs_lead_only_where_there_is_a_way() {
+        let (mut led, mut open) = (0, 0);
+        for name in ["ring", "double-tree", "grid:2x3", "grid-staged:2x3", "hierarchical:3x2", "exchange"] {
+            for access in [Access::Put, Access::Mapped] {
+                let algorithm = Algorithm::named(name, Collective::AllReduce).expect("a name");
+                let schedule = generate(Collective::AllReduce, &algorithm, 6, access).expect("it fits");
+                let lanes = LanesByBlock::new(&schedule);
+                let graph = Graph::new(&schedule, 0, lanes.of(0)).expect("no deadlock");
+                let mut order = HappensBefore::new(&graph).expect("it is small");
+                let hubs = std::mem::replace(
+                    &mut order.hubs,
+                    Rc::new(Hubs { positions: Vec::new(), ..Hubs::new(&graph) }),
+                );
+                for (earlier, later) in (0..graph.steps.len() as u32)
+                    .flat_map(|one| (0..graph.steps.len() as u32).map(move |other| (one, other)))
+                {
+                    let end = [complete(earlier)];
+                    for chunk in [Chunk::First, Chunk::Window] {
+                        let is_led = hubs.lead(&graph, &end, chunk, later);
+                        let found = order.ended_before(&end, chunk, later).expect("it is small");
+                        assert!(found || !is_led, "{name} {access}: {chunk:?} from {earlier} to {later}");
+                        led += u32::from(is_led);
+                        open += u32::from(found && !is_led);
+                    }
+                    let rank = graph.rank(later);
+                    let found = order.ranks_after(earlier, |after| after == rank).expect("it is small");
+                    assert!(
+                        found || !hubs.lead_to_rank(earlier, rank),
+                        "{name} {access}: {earlier} to rank {rank}"
+                    );
+                }
+            }
+        }
+        assert!(led > 1000 && open > 100, "{led} by hubs, {open} by searches");
     }
 }
