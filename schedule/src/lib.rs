@@ -14,6 +14,7 @@
 
 #[doc(hidden)]
 pub mod cost;
+mod family;
 #[doc(hidden)]
 pub mod generate;
 #[doc(hidden)]
@@ -35,6 +36,7 @@ pub mod verify;
 pub mod wiring;
 
 pub use cost::CostModel;
+pub use family::{Family, LaneOrder, SourceOrder};
 pub use generate::{Access, Algorithm, Variant, generate};
 pub use hosts::HostMap;
 pub use schedule::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};

@@ -61,6 +61,17 @@ impl RankSpace {
         rank - self.coordinate(rank, dimension) * stride + coordinate * stride
     }
 
+    /// The rank that is displaced from `rank` as `displacement` is from the first rank: each
+    /// coordinate is added, modulo its extent.
+    #[must_use]
+    pub(crate) fn translated(&self, rank: Rank, displacement: Rank) -> Rank {
+        let sum = |dimension: usize| {
+            let displaced = displacement / self.strides[dimension] % self.extents[dimension];
+            (self.coordinate(rank, dimension) + displaced) % self.extents[dimension] * self.strides[dimension]
+        };
+        self.offset + (0..self.extents.len()).map(sum).sum::<u32>()
+    }
+
     /// The ranks of the line through `rank` along `dimension`, in the order of that coordinate.
     pub(crate) fn line(&self, rank: Rank, dimension: usize) -> impl Iterator<Item = Rank> + '_ {
         (0..self.extents[dimension]).map(move |coordinate| self.moved(rank, dimension, coordinate))

@@ -22,7 +22,7 @@ use pleach_vocabulary::{Collective, UnknownName};
 
 use super::packed::{self, PackedTrees};
 use super::{
-    Access, GenerateError, Program, chain, direct, double_tree, eager, exchange, grid, grid_staged,
+    Access, Cover, GenerateError, Program, chain, direct, double_tree, eager, exchange, grid, grid_staged,
     halving_doubling, hierarchical, one_block, recursive_doubling, ring,
 };
 use crate::hosts::HostMap;
@@ -242,18 +242,18 @@ pub fn generate(
         })
     };
     Ok(match algorithm {
-        Algorithm::Direct => direct::schedule(collective, ranks, access),
+        Algorithm::Direct => direct::schedule(collective, ranks, access, Cover::All),
         Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::EagerTree::Star),
         Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::EagerTree::Binomial),
         Algorithm::Exchange => exchange::schedule(collective, ranks, access),
         Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
-        Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access),
-        Algorithm::Ring => ring::schedule(collective, ranks, access),
+        Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access, Cover::All),
+        Algorithm::Ring => ring::schedule(collective, ranks, access, Cover::All),
         Algorithm::DoubleTree => double_tree::schedule(collective, ranks, access),
         Algorithm::Chain => chain::schedule(collective, ranks, access),
-        Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access),
-        Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access),
-        Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access),
+        Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access, Cover::All),
+        Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access, Cover::All),
+        Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access, Cover::All),
         Algorithm::Packed(Some(trees)) => packed::schedule(trees, access),
         Algorithm::Packed(None) => return Err(GenerateError::NoTopology { ranks }),
     })
@@ -262,6 +262,16 @@ pub fn generate(
 /// Whether there is such a schedule; for an algorithm of hosts, which rank it has where (else all
 /// on one).
 pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Result<HostMap, GenerateError> {
+    check_up_to(RANKS_MAX, collective, algorithm, ranks)
+}
+
+/// As [`check`], for at most so many ranks.
+pub(super) fn check_up_to(
+    ranks_max: u32,
+    collective: Collective,
+    algorithm: &Algorithm,
+    ranks: u32,
+) -> Result<HostMap, GenerateError> {
     if ranks == 0 {
         return Err(GenerateError::NoRanks);
     }
@@ -277,7 +287,7 @@ pub fn check(collective: Collective, algorithm: &Algorithm, ranks: u32) -> Resul
             DIRECT_RANKS_MAX
         }
         Collective::AllReduce if *algorithm == Algorithm::Exchange => EXCHANGE_RANKS_MAX,
-        _ => RANKS_MAX,
+        _ => ranks_max,
     };
     if ranks > limit {
         return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });

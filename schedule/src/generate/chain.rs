@@ -8,7 +8,7 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, Tree, TreePair, TreeSchedule, one_block};
+use super::{Access, Cover, Tree, TreePair, TreeSchedule, one_block};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;
@@ -23,6 +23,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         blocks: one_block(),
         shape: &|_| TreePair::both(Tree::chain_after(ranks, root)),
         lane_order: &|_, _| 0,
+        cover: Cover::All,
     }
     .schedule()
 }

@@ -23,18 +23,18 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, Tree, TreePair, TreeSchedule, block_for_each_rank, one_block, pairwise};
+use super::{Access, Cover, Tree, TreePair, TreeSchedule, block_for_each_rank, one_block, pairwise};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, cover: Cover) -> Schedule {
     let whole = |tree: &dyn Fn() -> Tree| {
         let shape = |_| TreePair::both(tree());
         let (window, blocks) = (WINDOW, one_block());
         let links = access.into();
-        TreeSchedule { collective, ranks, links, window, blocks, shape: &shape, lane_order: &|_, _| 0 }
-            .schedule()
+        let lane_order = &|_, _| 0;
+        TreeSchedule { collective, ranks, links, window, blocks, shape: &shape, lane_order, cover }.schedule()
     };
     match collective {
         Collective::Reduce { root } | Collective::Broadcast { root } => whole(&|| Tree::star(ranks, root)),
@@ -48,6 +48,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
             shape: &|block| TreePair::both(Tree::star(ranks, block)),
             // Others wait for what this rank gives them, so its own block comes last.
             lane_order: &|rank, block| (block + ranks - rank - 1) % ranks,
+            cover,
         }
         .schedule(),
     }

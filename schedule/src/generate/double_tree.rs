@@ -18,7 +18,7 @@
 use pleach_packing::double_tree_edges;
 use pleach_vocabulary::Collective;
 
-use super::{Access, Tree, TreePair, TreeSchedule};
+use super::{Access, Cover, Tree, TreePair, TreeSchedule};
 use crate::{Block, BlockId, Schedule};
 
 /// Chunks under way where nothing but the way up and down again limits them. More would only cost
@@ -42,6 +42,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         blocks,
         shape: &shape,
         lane_order: &|rank, block| (rank + block) % 2,
+        cover: Cover::All,
     }
     .schedule()
 }

@@ -17,13 +17,13 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, Tree, TreePair, TreeSchedule, block_for_each_rank};
+use super::{Access, Cover, Tree, TreePair, TreeSchedule, block_for_each_rank};
 use crate::Schedule;
 use crate::rank_space::RankSpace;
 
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(collective: Collective, space: &RankSpace, access: Access) -> Schedule {
+pub(super) fn schedule(collective: Collective, space: &RankSpace, access: Access, cover: Cover) -> Schedule {
     let ranks = space.size();
     TreeSchedule {
         collective,
@@ -33,6 +33,7 @@ pub(super) fn schedule(collective: Collective, space: &RankSpace, access: Access
         blocks: block_for_each_rank(collective, ranks),
         shape: &|block| TreePair::both(tree(space, block)),
         lane_order: &|rank, block| (block + ranks - rank - 1) % ranks,
+        cover,
     }
     .schedule()
 }
@@ -42,10 +43,11 @@ fn tree(space: &RankSpace, root: u32) -> Tree {
     let ranks = space.size();
     let dimensions = space.extents().len();
     // Those that have only one coordinate to correct wait for those that have more, which therefore
-    // come first.
+    // come first. Else the order is that of the displacement from the root, so all trees are
+    // translations of one another.
     let mut edges: Vec<(usize, u32, u32)> = Vec::with_capacity(ranks as usize - 1);
-    for lane_order in 1..ranks {
-        let rank = (root + lane_order) % ranks;
+    for displacement in 1..ranks {
+        let rank = space.translated(root, displacement);
         let differs =
             |&dimension: &usize| space.coordinate(rank, dimension) != space.coordinate(root, dimension);
         if let Some(dimension) = (0..dimensions).rev().find(differs) {

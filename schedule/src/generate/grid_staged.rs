@@ -18,7 +18,7 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Access, block_for_each_rank};
+use super::{Access, Cover, block_for_each_rank};
 use super::{Program, Target};
 use crate::rank_space::RankSpace;
 use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
@@ -27,10 +27,13 @@ use crate::{BlockId, Lane, Part, Place, Schedule, SignalSlot};
 const DATA: SignalSlot = SignalSlot(0);
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(space: &RankSpace, access: Access) -> Schedule {
+pub(super) fn schedule(space: &RankSpace, access: Access, cover: Cover) -> Schedule {
     let ranks = space.size();
     let program = |rank: Rank| -> Vec<Lane> {
-        let turns = (1..=ranks).map(|turn| (rank + turn) % ranks);
+        let turns: Box<dyn Iterator<Item = BlockId>> = match cover {
+            Cover::All => Box::new((1..=ranks).map(move |turn| (rank + turn) % ranks)),
+            Cover::First => Box::new(std::iter::once(0)),
+        };
         turns.filter_map(|block| lane(space, access, rank, block)).collect()
     };
     Schedule {

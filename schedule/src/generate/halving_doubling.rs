@@ -22,12 +22,12 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Access, PowerOfTwoGroup, Tree, TreePair, TreeSchedule, block_for_each_rank};
+use super::{Access, Cover, PowerOfTwoGroup, Tree, TreePair, TreeSchedule, block_for_each_rank};
 use crate::{Block, Schedule};
 
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, cover: Cover) -> Schedule {
     let group = PowerOfTwoGroup::new(ranks);
     let (blocks, all_reduce) = match collective {
         Collective::AllReduce => (vec![Block { part: 0, weight: 1 }; group.participants as usize], true),
@@ -44,6 +44,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
         blocks,
         shape: &|block| TreePair::both(group.tree(owner(block))),
         lane_order: &|rank, block| (block + count - position(rank) % count + count - 1) % count,
+        cover,
     }
     .schedule()
 }

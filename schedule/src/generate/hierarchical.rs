@@ -28,7 +28,9 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Access, PeerAccess, Program, Tree, TreePair, TreeSchedule, block_for_each_rank, one_block};
+use super::{
+    Access, Cover, PeerAccess, Program, Tree, TreePair, TreeSchedule, block_for_each_rank, one_block,
+};
 use crate::hosts::HostMap;
 use crate::{Block, BlockId, Lane, Schedule, SignalSlot};
 
@@ -37,7 +39,7 @@ const STAR_HOSTS_MAX: u32 = 8;
 
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(collective: Collective, hosts: &HostMap, access: Access) -> Schedule {
+pub(super) fn schedule(collective: Collective, hosts: &HostMap, access: Access, cover: Cover) -> Schedule {
     let (ranks, members) = (hosts.ranks(), hosts.members());
     if collective == Collective::Barrier {
         let programs = (0..ranks).map(|rank| barrier(hosts, &members, rank).into_iter().collect());
@@ -64,6 +66,7 @@ pub(super) fn schedule(collective: Collective, hosts: &HostMap, access: Access) 
         shape: &|block| shape(collective, hosts, &members, block),
         // Others wait for what this rank gives them, so its own block comes last.
         lane_order: &|rank, block| (block + count - rank % count + count - 1) % count,
+        cover,
     }
     .schedule()
 }
@@ -80,12 +83,15 @@ fn shape(collective: Collective, hosts: &HostMap, members: &[Vec<Rank>], block: 
         if host == home { owner } else { ranks[number % ranks.len()] }
     };
     let count = hosts.hosts();
-    // Inside hosts first: who has others to wait for contributes later.
+    // Inside hosts first: who has others to wait for contributes later. Both orders begin at
+    // the owner and the proxies, so on hosts of one size all trees are translations of one another.
     let inside: Vec<(Rank, Rank)> = (0..count)
         .map(|lane_order| (home + lane_order) % count)
-        .flat_map(|host| members[host as usize].iter().map(move |&rank| (rank, host)))
-        .filter(|&(rank, host)| rank != proxy(host))
-        .map(|(rank, host)| (rank, proxy(host)))
+        .flat_map(|host| {
+            let (ranks, proxy) = (&members[host as usize], proxy(host));
+            let first = ranks.iter().position(|&rank| rank == proxy).unwrap_or(0);
+            (1..ranks.len()).map(move |place| (ranks[(first + place) % ranks.len()], proxy))
+        })
         .collect();
     let tree = |across: &dyn Fn(u32) -> (u32, u32)| {
         let across = (1..count).map(across).map(|(child, parent)| (proxy(child), proxy(parent)));

@@ -24,6 +24,7 @@ mod double_tree;
 pub mod eager;
 mod error;
 mod exchange;
+mod family;
 mod grid;
 mod grid_staged;
 mod halving_doubling;
@@ -41,6 +42,7 @@ pub use algorithm::{
     check, generate,
 };
 pub use error::GenerateError;
+pub use family::{FAMILY_RANKS_MAX, family};
 pub use variant::Variant;
 
 use std::collections::VecDeque;
@@ -477,6 +479,25 @@ enum Flow<'a> {
     Down(&'a Tree),
 }
 
+/// The blocks whose lanes a generator makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cover {
+    /// Every block: the whole schedule.
+    All,
+    /// Block 0 alone: a column, of which a [`family`] makes all other blocks.
+    First,
+}
+
+impl Cover {
+    /// The covered ones of so many blocks.
+    fn of(self, blocks: u32) -> std::ops::Range<BlockId> {
+        match self {
+            Self::All => 0..blocks,
+            Self::First => 0..blocks.min(1),
+        }
+    }
+}
+
 /// The trees of a block.
 struct TreePair {
     up: Tree,
@@ -507,13 +528,15 @@ struct TreeSchedule<'a> {
     shape: &'a dyn Fn(BlockId) -> TreePair,
     /// The time at which a rank turns to a block: the lanes of the rank are sorted by it.
     lane_order: &'a dyn Fn(Rank, BlockId) -> u32,
+    cover: Cover,
 }
 
 impl TreeSchedule<'_> {
     fn schedule(self) -> Schedule {
-        let blocks = self.blocks.len();
-        let mut programs: Vec<Vec<Lane>> = (0..self.ranks).map(|_| Vec::with_capacity(blocks)).collect();
-        for block in 0..blocks as BlockId {
+        let covered = self.cover.of(self.blocks.len() as u32);
+        let mut programs: Vec<Vec<Lane>> =
+            (0..self.ranks).map(|_| Vec::with_capacity(covered.len())).collect();
+        for block in covered {
             let shape = (self.shape)(block);
             let (up, down) = (&shape.up, shape.down.as_ref().unwrap_or(&shape.up));
             let flow = match self.collective {

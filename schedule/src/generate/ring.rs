@@ -16,12 +16,12 @@
 
 use pleach_vocabulary::Collective;
 
-use super::{Access, Tree, TreePair, TreeSchedule, block_for_each_rank};
+use super::{Access, Cover, Tree, TreePair, TreeSchedule, block_for_each_rank};
 use crate::Schedule;
 
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, cover: Cover) -> Schedule {
     TreeSchedule {
         collective,
         ranks,
@@ -37,6 +37,7 @@ pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Sc
             Collective::AllGather => (rank + ranks - block) % ranks,
             _ => (rank + ranks - block - 1) % ranks,
         },
+        cover,
     }
     .schedule()
 }

@@ -23,6 +23,9 @@
 //! * All of this holds for every combination, rank by rank, of two questions (`memory`): shared
 //!   slices are the slice itself or other memory, and the output is the input or other memory.
 //!
+//! [`verify_family`] proves the same of a [`Family`](crate::Family), whose blocks are translations
+//! of one block, on that block alone (`family`).
+//!
 //! # What is not proved
 //!
 //! * That another rank's *scratch* is free of earlier runs when a put or reduce writes it: the
@@ -32,29 +35,38 @@
 //! * How long the schedule takes.
 //! * That the operation is commutative. All operations are.
 
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use pleach_vocabulary::{Collective, Rank};
 
-use crate::{BlockId, Op, Part, Schedule, SignalSlot, Step};
+use crate::{BlockId, Lane, Op, Part, Schedule, SignalSlot, Step};
 use classes::Classes;
 use memory::{MemoryMap, check_values};
 use order::{Chunk, HappensBefore};
 
+pub use family::{FamilyFlaw, ProvedFamily, verify_family};
 pub use partial::{NotPartial, expect_partial_rounds};
 pub use violation::{Placement, SignalSlotName, Site, StepAccess, Violation};
 
 mod classes;
+mod family;
 pub mod form;
 mod memory;
 mod order;
 mod partial;
 mod violation;
 
-/// A schedule that [`verify`] accepted, with the facts that the proof found.
+/// A schedule that [`verify`] accepted, or a family that [`verify_family`] accepted, with the facts
+/// that the proof found. What is said of a rank, a lane and a step is the same for a family and for
+/// the whole of the schedule that it describes.
 #[derive(Debug)]
 pub struct Proof {
-    schedule: Schedule,
+    /// All lanes of all ranks. Of a family: empty until somebody asks for them.
+    whole: OnceLock<Schedule>,
+    family: Option<ProvedFamily>,
+    /// About the steps of the whole; of a family: about those of its column.
     facts: Facts,
 }
 
@@ -90,7 +102,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
             }
         }
     }
-    Ok(Proof { schedule, facts })
+    Ok(Proof { whole: schedule.into(), family: None, facts })
 }
 
 /// Proves one block. Returns also whether equal values in it are copies
@@ -238,17 +250,56 @@ impl Facts {
 }
 
 impl Proof {
-    /// The properties that were proved.
+    fn of_family(family: ProvedFamily, facts: Facts) -> Self {
+        Self { whole: OnceLock::new(), family: Some(family), facts }
+    }
+
+    /// The schedule that was proved, with the lanes of all ranks. Of a family, the first call makes
+    /// them, which takes the time and memory that [`Proof::lanes`] saves.
     #[must_use]
     pub fn schedule(&self) -> &Schedule {
-        &self.schedule
+        self.whole.get_or_init(|| {
+            let Some(family) = &self.family else { unreachable!("a proof is of a schedule or a family") };
+            family.unfolded()
+        })
+    }
+
+    /// The family that was proved, if the proof is of one.
+    #[must_use]
+    pub fn family(&self) -> Option<&ProvedFamily> {
+        self.family.as_ref()
+    }
+
+    /// The lanes of one rank. Of a family, those of other ranks are not made.
+    #[must_use]
+    pub fn lanes(&self, rank: Rank) -> Cow<'_, [Lane]> {
+        match &self.family {
+            Some(family) => Cow::Owned(family.lanes(rank)),
+            None => Cow::Borrowed(&self.schedule().programs[rank as usize]),
+        }
+    }
+
+    /// What was found about a step.
+    fn fact(&self, rank: Rank, lane: usize, step: usize) -> u32 {
+        match &self.family {
+            Some(family) if rank < self.ranks() && lane < self.ranks() as usize => {
+                let block = family.block(rank, lane as u32);
+                self.facts.of(family.position(rank, block), 0, step)
+            }
+            Some(_) => 0,
+            None => self.facts.of(rank, lane, step),
+        }
+    }
+
+    fn ranks(&self) -> u32 {
+        self.facts.ranks.len() as u32
     }
 
     /// The part that a put writes, where this wait consumes the signal of the put. `None` if the
     /// wait consumes a plain signal.
     #[must_use]
     pub fn put_target(&self, rank: Rank, lane: usize, step: usize) -> Option<Part> {
-        match self.facts.of(rank, lane, step) {
+        match self.fact(rank, lane, step) {
             0 | COMPLETES.. => None,
             1 => Some(Part::Input),
             2 => Some(Part::Output),
@@ -262,7 +313,7 @@ impl Proof {
     /// divides here).
     #[must_use]
     pub fn completes(&self, rank: Rank, lane: usize, step: usize) -> bool {
-        self.facts.of(rank, lane, step) == COMPLETES
+        self.fact(rank, lane, step) == COMPLETES
     }
 
     /// Whether every result is the fold of all contributions from rank 0 on, in one pass (with two
@@ -274,12 +325,17 @@ impl Proof {
     ///
     /// None, as the schedule is proved; a [`Violation`] here would be a defect of `verify`.
     pub fn folds_in_rank_order(&self) -> Result<bool, Violation> {
-        if !self.schedule.collective.reduces() {
+        // The blocks of a family differ in the order of their sources.
+        let schedule = match &self.family {
+            Some(family) => &family.unfolded(),
+            None => self.schedule(),
+        };
+        if !schedule.collective.reduces() {
             return Ok(true);
         }
-        let lanes = LanesByBlock::new(&self.schedule);
-        for block in 0..self.schedule.blocks.len() as BlockId {
-            let graph = Graph::new(&self.schedule, block, lanes.of(block))?;
+        let lanes = LanesByBlock::new(schedule);
+        for block in 0..schedule.blocks.len() as BlockId {
+            let graph = Graph::new(schedule, block, lanes.of(block))?;
             if !check_values(&graph, &MemoryMap::new(&graph))?.in_rank_order {
                 return Ok(false);
             }
@@ -290,13 +346,21 @@ impl Proof {
     /// Whether peers read this rank's shared input.
     #[must_use]
     pub fn exposes_input(&self, rank: Rank) -> bool {
-        self.facts.exposes_input.get(rank as usize).copied().unwrap_or(false)
+        self.exposes(&self.facts.exposes_input, rank)
     }
 
     /// Whether peers write or read this rank's shared output.
     #[must_use]
     pub fn exposes_output(&self, rank: Rank) -> bool {
-        self.facts.exposes_output.get(rank as usize).copied().unwrap_or(false)
+        self.exposes(&self.facts.exposes_output, rank)
+    }
+
+    /// In a family, every rank stands at each place of the column in one of its blocks.
+    fn exposes(&self, by_rank: &[bool], rank: Rank) -> bool {
+        match self.family {
+            Some(_) => rank < self.ranks() && by_rank.contains(&true),
+            None => by_rank.get(rank as usize).copied().unwrap_or(false),
+        }
     }
 }
 

@@ -383,6 +383,12 @@ pub enum Violation {
         /// The other.
         other: Rank,
     },
+    /// A family that does not describe a schedule by its first block.
+    #[error("the blocks are no translations of block 0: {flaw}")]
+    NoFamily {
+        /// Why not.
+        flaw: Box<super::family::FamilyFlaw>,
+    },
     /// A rank may leave a barrier too early.
     #[error("rank {rank} may leave the barrier before rank {missing} has entered it")]
     LeavesEarly {

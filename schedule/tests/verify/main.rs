@@ -1,6 +1,7 @@
 //! `verify` on schedules written by hand: good ones are accepted, bad ones refused with a message
 //! that names the place, and damaged ones either refused or harmless.
 
+mod family;
 mod interpreter;
 mod mutants;
 mod refusals;

@@ -30,8 +30,8 @@ use pleach_packing::{Packing, Rate, Tree as WeightedTree};
 use pleach_vocabulary::{Collective, Rank};
 
 use crate::generate::{Access, ordered_lanes};
+use crate::generate::{Cover, Tree, TreePair, TreeSchedule};
 use crate::generate::{Program, Target};
-use crate::generate::{Tree, TreePair, TreeSchedule};
 use crate::{Block, BlockId, Lane, Part, Place, Schedule, SignalSlot};
 use pleach_vocabulary::digest::Hasher64;
 
@@ -168,6 +168,7 @@ pub(super) fn schedule(trees: &PackedTrees, access: Access) -> Schedule {
             let after = (trees.trees[block as usize].root + ranks - rank) % ranks;
             lane_order[block as usize][rank as usize] * ranks + after
         },
+        cover: Cover::All,
     }
     .schedule()
 }
