@@ -1,15 +1,16 @@
-//! Families: schedules whose blocks are translations of one block. Read the first comment of
-//! [`Family`].
+//! Families: schedules of which one block, or one rank, describes all others. Read the first comment
+//! of [`Family`].
 
 use pleach_vocabulary::Rank;
 
 use crate::{BlockId, Schedule};
 
-/// A schedule that one of its blocks describes.
+/// A schedule that one of its blocks, or the lane of one of its ranks, describes.
 ///
 /// A schedule with a block for each of `n` ranks has about `n²` lanes. In a family all blocks are
 /// one block, translated; so it is written down, made and proved in the length of that block, and a
-/// rank finds its own lanes without those of others.
+/// rank finds its own lanes without those of others. A schedule of one block, in which all ranks do
+/// the same, is a family by its ranks.
 ///
 /// # What a family means
 ///
@@ -18,17 +19,23 @@ use crate::{BlockId, Schedule};
 /// the elements of a group: to translate rank `r` by rank `t` is to add their coordinates, each
 /// modulo its extent. Every translation is a bijection of the ranks, and rank 0 translates nothing.
 ///
-/// [`Family::column`] has all blocks of the schedule, as many as ranks, but only the lanes of block
-/// 0. The lanes of block `b` at rank `r` are those of block 0 at the rank that `b` translates to
-/// `r`, with every rank that they name translated by `b`. The sources of a reduce are then ordered
-/// as [`Family::source_order`] says, and the lanes of a rank as [`Family::lane_order`] says.
+/// By blocks ([`Symmetry::Blocks`]), [`Family::column`] has all blocks of the schedule, as many as
+/// ranks, but only the lanes of block 0. The lanes of block `b` at rank `r` are those of block 0 at
+/// the rank that `b` translates to `r`, with every rank that they name translated by `b`. The
+/// sources of a reduce are then ordered as [`Family::source_order`] says, and the lanes of a rank
+/// as [`Family::lane_order`] says.
+///
+/// By ranks ([`Symmetry::Ranks`]), the column has the only block, and the lane of rank 0 alone. The
+/// lane of rank `r` is that of rank 0, with every rank that it names translated by `r`.
 ///
 /// So a family is no claim about a schedule that exists elsewhere: it is the definition of one,
 /// and a rank whose lanes follow the definition needs no word of its peers that theirs do too, but
 /// that they have the same family. [`verify_family`](crate::verify::verify_family) proves it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Family {
-    /// The schedule with the lanes of block 0 alone.
+    /// Of what the others are translations.
+    pub symmetry: Symmetry,
+    /// The schedule with the lanes of block 0 alone, or with the lane of rank 0 alone.
     pub column: Schedule,
     /// The extents of the grid of ranks.
     pub extents: Vec<u32>,
@@ -36,6 +43,15 @@ pub struct Family {
     pub source_order: SourceOrder,
     /// In which order a rank turns to its blocks.
     pub lane_order: LaneOrder,
+}
+
+/// Of what the lanes of a family are translations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Symmetry {
+    /// Those of every block, of the lanes of block 0.
+    Blocks,
+    /// Those of every rank, of the lane of rank 0.
+    Ranks,
 }
 
 /// In which order the reduces of a translated block combine their sources.

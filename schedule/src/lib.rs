@@ -36,7 +36,7 @@ pub mod verify;
 pub mod wiring;
 
 pub use cost::CostModel;
-pub use family::{Family, LaneOrder, SourceOrder};
+pub use family::{Family, LaneOrder, SourceOrder, Symmetry};
 pub use generate::{Access, Algorithm, Variant, generate};
 pub use hosts::HostMap;
 pub use schedule::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};

@@ -11,7 +11,9 @@
 //!    counted.
 //! 4. Add it to [`candidates`](crate::select::candidates), so that selections and `pleach tune`
 //!    consider it.
-//! 5. Add it to `tests.rs` and to `collectives/tests/simulated.rs`. `schedule/tests/verify/`
+//! 5. If all its blocks are translations of block 0, add it to `family.rs`, so that a rank makes its
+//!    own lanes alone.
+//! 6. Add it to `tests.rs` and to `collectives/tests/simulated.rs`. `schedule/tests/verify/`
 //!    proves every name without a change.
 
 use std::fmt;
@@ -22,8 +24,8 @@ use pleach_vocabulary::{Collective, UnknownName};
 
 use super::packed::{self, PackedTrees};
 use super::{
-    Access, Cover, GenerateError, Program, chain, direct, double_tree, eager, exchange, grid, grid_staged,
-    halving_doubling, hierarchical, one_block, recursive_doubling, ring,
+    Access, Cover, FAMILY_RANKS_MAX, GenerateError, Program, chain, direct, double_tree, eager, exchange,
+    grid, grid_staged, halving_doubling, hierarchical, one_block, recursive_doubling, ring,
 };
 use crate::hosts::HostMap;
 use crate::rank_space::RankSpace;
@@ -213,7 +215,7 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Most ranks of a schedule.
+/// Most ranks of a schedule with a block for each rank that is made whole.
 pub const RANKS_MAX: u32 = 4096;
 /// Most ranks of an algorithm in which every rank talks to every other.
 pub const DIRECT_RANKS_MAX: u32 = 1024;
@@ -246,7 +248,7 @@ pub fn generate(
         Algorithm::Eager => eager::schedule(collective, ranks, access, &eager::EagerTree::Star),
         Algorithm::EagerTree => eager::schedule(collective, ranks, access, &eager::EagerTree::Binomial),
         Algorithm::Exchange => exchange::schedule(collective, ranks, access),
-        Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access),
+        Algorithm::RecursiveDoubling => recursive_doubling::schedule(collective, ranks, access, Cover::All),
         Algorithm::HalvingDoubling => halving_doubling::schedule(collective, ranks, access, Cover::All),
         Algorithm::Ring => ring::schedule(collective, ranks, access, Cover::All),
         Algorithm::DoubleTree => double_tree::schedule(collective, ranks, access),
@@ -287,6 +289,8 @@ pub(super) fn check_up_to(
             DIRECT_RANKS_MAX
         }
         Collective::AllReduce if *algorithm == Algorithm::Exchange => EXCHANGE_RANKS_MAX,
+        // These have one block or two, however many ranks.
+        _ if matches!(algorithm, Algorithm::DoubleTree | Algorithm::Chain) => FAMILY_RANKS_MAX,
         _ => ranks_max,
     };
     if ranks > limit {

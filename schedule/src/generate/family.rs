@@ -8,25 +8,26 @@
 //! |--|--|--|
 //! | direct, ring | `p` | all |
 //! | halving-doubling | `2 × 2 × …` | `p` a power of two |
+//! | recursive-doubling, by ranks | `2 × 2 × …` | all-reduce, `p` a power of two |
 //! | grid, grid-staged | those of the grid | all |
 //! | hierarchical | hosts × ranks of a host | hosts of one size, one after the other |
 //!
 //! They are all-reduce, all-gather and reduce-scatter, in which a rank is like any other. Not among
 //! them are collectives with a root, which have few blocks: for them, for double trees and for
-//! recursive doubling the whole schedule is as long as one block or two. Exchange is for few ranks.
+//! barriers the whole schedule is as long as one block or two. Exchange is for few ranks.
 //! Packings, proxies of other numbers than powers of two, and hosts of different size have no such
 //! symmetry: these are made and proved whole.
 
 use pleach_vocabulary::Collective;
 
 use super::algorithm::check_up_to;
-use super::hierarchical;
 use super::{Access, Algorithm, Cover, GenerateError, direct, grid, grid_staged, halving_doubling, ring};
-use crate::family::{Family, LaneOrder, SourceOrder};
+use super::{hierarchical, recursive_doubling};
+use crate::family::{Family, LaneOrder, SourceOrder, Symmetry};
 use crate::hosts::HostMap;
 use crate::rank_space::RankSpace;
 
-/// Most ranks of a family.
+/// Most ranks of a family, and of a schedule that is as short.
 pub const FAMILY_RANKS_MAX: u32 = 16_384;
 
 /// The family by which `ranks` ranks carry out a collective: the schedule that
@@ -51,6 +52,8 @@ pub fn family(
     // Others wait for what a rank gives them, so its own block comes last.
     let mut lane_order = LaneOrder::Ascending(1);
     let mut source_order = SourceOrder::ByContributor;
+    let mut symmetry = Symmetry::Blocks;
+    let bits = || vec![2; ranks.ilog2() as usize];
     let (column, extents) = match algorithm {
         Algorithm::Direct => (direct::schedule(collective, ranks, access, cover), vec![ranks]),
         Algorithm::Ring => {
@@ -58,8 +61,11 @@ pub fn family(
             (ring::schedule(collective, ranks, access, cover), vec![ranks])
         }
         Algorithm::HalvingDoubling if ranks.is_power_of_two() => {
-            let extents = vec![2; ranks.ilog2() as usize];
-            (halving_doubling::schedule(collective, ranks, access, cover), extents)
+            (halving_doubling::schedule(collective, ranks, access, cover), bits())
+        }
+        Algorithm::RecursiveDoubling if ranks.is_power_of_two() => {
+            (symmetry, source_order) = (Symmetry::Ranks, SourceOrder::AsTranslated);
+            (recursive_doubling::schedule(collective, ranks, access, cover), bits())
         }
         Algorithm::Grid(extents) => {
             let Some(space) = RankSpace::row_major(0, extents) else { return Ok(None) };
@@ -76,7 +82,7 @@ pub fn family(
         }
         _ => return Ok(None),
     };
-    Ok(Some(Family { column, extents, source_order, lane_order }))
+    Ok(Some(Family { symmetry, column, extents, source_order, lane_order }))
 }
 
 /// The number of ranks of a host, if all have as many, one host after the other.

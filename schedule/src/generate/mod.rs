@@ -479,12 +479,13 @@ enum Flow<'a> {
     Down(&'a Tree),
 }
 
-/// The blocks whose lanes a generator makes.
+/// The lanes that a generator makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Cover {
-    /// Every block: the whole schedule.
+    /// All: the whole schedule.
     All,
-    /// Block 0 alone: a column, of which a [`family`] makes all other blocks.
+    /// Those of block 0, or those of rank 0 where there is one block and all ranks do the same: a
+    /// column, of which a [`family`] makes all others.
     First,
 }
 

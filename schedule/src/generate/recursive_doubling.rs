@@ -21,16 +21,19 @@
 
 use pleach_vocabulary::{Collective, Rank};
 
-use super::{Access, PowerOfTwoGroup, one_block};
+use super::{Access, Cover, PowerOfTwoGroup, one_block};
 use super::{Program, Target};
 use crate::{Lane, Part, Schedule, SignalSlot};
 
 /// Two instances alternate; see the module.
 const WINDOW: u32 = 2;
 
-pub(super) fn schedule(collective: Collective, ranks: u32, access: Access) -> Schedule {
+pub(super) fn schedule(collective: Collective, ranks: u32, access: Access, cover: Cover) -> Schedule {
     let group = PowerOfTwoGroup::new(ranks);
     let program = |rank| -> Vec<Lane> {
+        if cover == Cover::First && rank > 0 {
+            return Vec::new();
+        }
         let lane = match collective {
             Collective::Barrier => barrier(ranks, access, rank),
             _ if group.proxy(rank) == rank => all_reduce(&group, access, rank),

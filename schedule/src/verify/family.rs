@@ -1,6 +1,6 @@
 //! The proof of a family on one block, and the lanes that each rank makes from it.
 //!
-//! **What is shown.** The column, block 0 at all its ranks, is proved as a block of any schedule is:
+//! **What is shown, by blocks.** The column, block 0 at all its ranks, is proved as a block of any schedule is:
 //! signals, deadlock, races, presence, values, for all placements. And the family is well formed
 //! ([`FamilyFlaw`]): there is one translation for each block; the collective treats block `b` and
 //! its ranks as it treats block 0 and the ranks from which `b` translates them; and where the
@@ -15,6 +15,13 @@
 //! commute; of three or more, the order decides about the bits alone, and all who hold a result of
 //! a block by copies alone hold copies of one result.
 //!
+//! **By ranks.** The lanes of all ranks are made for the proof, from that of rank 0, and signals,
+//! deadlock and values are examined on all. A translation takes the lane of every rank to the lane
+//! of the rank that it translates to, by definition, and the collective treats all ranks alike; so
+//! it takes each signal, each two accesses to a rank's memory and each access of a rank to those of
+//! another rank, and one way of events to another. Whether two events are ordered is therefore
+//! asked for the signals of rank 0, the accesses to its memory, and its own accesses alone.
+//!
 //! **Who shows what.** Every rank that has the same family (the signature of a run says so) makes
 //! its own lanes by the definition, from a column that it has proved itself. So a rank trusts no
 //! lane of a peer, and no rank makes the lanes of another.
@@ -26,7 +33,7 @@ use pleach_vocabulary::{Collective, Rank};
 
 use super::violation::Violation;
 use super::{Facts, LanesByBlock, Proof, form, prove};
-use crate::family::{Family, SourceOrder, Translations};
+use crate::family::{Family, SourceOrder, Symmetry, Translations};
 use crate::{BlockId, Lane, Op, Part, Place, Schedule, Step};
 
 /// Why a family does not say what its schedule is, or cannot be proved on one block.
@@ -40,7 +47,7 @@ pub enum FamilyFlaw {
         /// The number of ranks.
         ranks: u32,
     },
-    /// There is not one block for each rank.
+    /// There is not one block for each rank, or by ranks not one block.
     Blocks {
         /// The number of blocks.
         blocks: u32,
@@ -61,15 +68,15 @@ pub enum FamilyFlaw {
         /// The part that it would have to be of.
         expected: u32,
     },
-    /// A rank has other lanes than one of block 0.
+    /// A rank has other lanes than one of block 0; by ranks, rank 0 has not one or another has any.
     Lanes {
         /// The rank.
         rank: Rank,
         /// The number of its lanes.
         lanes: u32,
     },
-    /// Sources are ordered by contributor, but two steps combine the same contributions, so what
-    /// they make may differ in another order.
+    /// Sources are ordered by contributor, but two steps combine the same contributions (by ranks,
+    /// every rank combines all), so what they make may differ in another order.
     OrderMatters,
 }
 
@@ -80,7 +87,7 @@ impl fmt::Display for FamilyFlaw {
                 write!(formatter, "no grid of extents {extents:?} has {ranks} ranks")
             }
             Self::Blocks { blocks, ranks } => {
-                write!(formatter, "it has {blocks} blocks, not one for each of {ranks} ranks")
+                write!(formatter, "it has {blocks} blocks, not one, nor one for each of {ranks} ranks")
             }
             Self::Collective { collective } => {
                 write!(formatter, "{collective} does not treat all ranks alike")
@@ -89,7 +96,10 @@ impl fmt::Display for FamilyFlaw {
                 write!(formatter, "block {block} is of part {part}, not {expected}, so it is no translation")
             }
             Self::Lanes { rank, lanes } => {
-                write!(formatter, "rank {rank} has {lanes} lanes in the column, not one lane of block 0")
+                write!(
+                    formatter,
+                    "the column has {lanes} lanes of rank {rank}, and not just what is translated"
+                )
             }
             Self::OrderMatters => formatter.write_str(
                 "two steps combine the same contributions, so their order may not depend on the block",
@@ -113,25 +123,38 @@ pub fn verify_family(family: Family) -> Result<Proof, Violation> {
     let Some(translations) = Translations::new(&family.extents, ranks) else {
         return refused(FamilyFlaw::Extents { extents: family.extents, ranks });
     };
-    if let Err(flaw) = check_form(column) {
+    let flaw = match family.symmetry {
+        Symmetry::Blocks => check_blocks(column),
+        Symmetry::Ranks => check_ranks(column, family.source_order),
+    };
+    if let Err(flaw) = flaw {
         return refused(flaw);
+    }
+    let proved = ProvedFamily { writers: writers(column), family, translations };
+    let (column, source_order) = (&proved.family.column, proved.family.source_order);
+    if proved.family.symmetry == Symmetry::Ranks {
+        let whole = proved.unfolded();
+        let steps = form::check(&whole)?;
+        let lanes = LanesByBlock::new(&whole);
+        let mut facts = Facts::new(&whole, steps);
+        prove(&whole, 0, lanes.of(0), Some(0), &mut facts)?;
+        return Ok(Proof::of_family(proved, facts));
     }
     let lanes = LanesByBlock::new(column);
     let mut facts = Facts::new(column, steps);
-    let (_, by_copies_alone) = prove(column, 0, lanes.of(0), &mut facts)?;
+    let (_, by_copies_alone) = prove(column, 0, lanes.of(0), None, &mut facts)?;
     let has_many_sources = || {
         let mut steps = column.programs.iter().flatten().flat_map(|lane| &lane.steps);
         steps.any(|step| matches!(&step.op, Op::Reduce { from, .. } if from.len() > 2))
     };
-    if family.source_order == SourceOrder::ByContributor && !by_copies_alone && has_many_sources() {
+    if source_order == SourceOrder::ByContributor && !by_copies_alone && has_many_sources() {
         return refused(FamilyFlaw::OrderMatters);
     }
-    let writers = writers(column);
-    Ok(Proof::of_family(ProvedFamily { family, translations, writers }, facts))
+    Ok(Proof::of_family(proved, facts))
 }
 
 /// Checks that every block has its translation, which keeps what the collective says of the block.
-fn check_form(column: &Schedule) -> Result<(), FamilyFlaw> {
+fn check_blocks(column: &Schedule) -> Result<(), FamilyFlaw> {
     let (ranks, blocks) = (column.ranks(), column.blocks.len() as u32);
     if blocks != ranks {
         return Err(FamilyFlaw::Blocks { blocks, ranks });
@@ -150,6 +173,27 @@ fn check_form(column: &Schedule) -> Result<(), FamilyFlaw> {
     }
     for (rank, lanes) in (0..).zip(&column.programs) {
         if !matches!(lanes[..], [Lane { block: 0, .. }]) {
+            return Err(FamilyFlaw::Lanes { rank, lanes: lanes.len() as u32 });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that there is one block, that the collective treats all ranks alike, and that the lane of
+/// rank 0 is there alone and is translated as it is.
+fn check_ranks(column: &Schedule, source_order: SourceOrder) -> Result<(), FamilyFlaw> {
+    let (ranks, blocks) = (column.ranks(), column.blocks.len() as u32);
+    if blocks != 1 {
+        return Err(FamilyFlaw::Blocks { blocks, ranks });
+    }
+    if column.collective != Collective::AllReduce {
+        return Err(FamilyFlaw::Collective { collective: column.collective });
+    }
+    if source_order != SourceOrder::AsTranslated {
+        return Err(FamilyFlaw::OrderMatters);
+    }
+    for (rank, lanes) in (0..).zip(&column.programs) {
+        if lanes.len() != usize::from(rank == 0) {
             return Err(FamilyFlaw::Lanes { rank, lanes: lanes.len() as u32 });
         }
     }
@@ -185,7 +229,7 @@ pub struct ProvedFamily {
 }
 
 impl ProvedFamily {
-    /// The lanes of block 0, one for each rank; and all blocks.
+    /// The lanes of block 0, one for each rank, and all blocks; or the lane of rank 0.
     #[must_use]
     pub fn column(&self) -> &Schedule {
         &self.family.column
@@ -200,31 +244,52 @@ impl ProvedFamily {
     /// The rank of the column whose lane is translated to the lane of `block` at `rank`.
     #[must_use]
     pub fn position(&self, rank: Rank, block: BlockId) -> Rank {
-        self.translations.subtract(rank, block)
+        match self.family.symmetry {
+            Symmetry::Blocks => self.translations.subtract(rank, block),
+            Symmetry::Ranks => 0,
+        }
+    }
+
+    /// The rank that is displaced from rank 0 as `rank` is from `origin`.
+    #[must_use]
+    pub fn displacement(&self, origin: Rank, rank: Rank) -> Rank {
+        self.translations.subtract(rank, origin)
     }
 
     /// The lanes of a rank, and no others: as many as blocks.
     #[must_use]
     pub fn lanes(&self, rank: Rank) -> Vec<Lane> {
-        let ranks = self.family.column.ranks();
-        (0..ranks).map(|turn| self.lane(rank, self.block(rank, turn))).collect()
+        match self.family.symmetry {
+            Symmetry::Blocks => {
+                let ranks = self.family.column.ranks();
+                (0..ranks).map(|turn| self.lane(self.block(rank, turn), rank)).collect()
+            }
+            Symmetry::Ranks => vec![self.translated_lane(0, 0, rank)],
+        }
     }
 
-    /// The block of a rank's lane of this number.
+    /// The block of a rank's lane of this number, of those that it has.
     pub(super) fn block(&self, rank: Rank, lane: u32) -> BlockId {
-        self.family.lane_order.block(rank, lane, self.family.column.ranks())
+        match self.family.symmetry {
+            Symmetry::Blocks => self.family.lane_order.block(rank, lane, self.family.column.ranks()),
+            Symmetry::Ranks => 0,
+        }
     }
 
-    fn lane(&self, rank: Rank, block: BlockId) -> Lane {
-        let position = self.position(rank, block);
+    fn lane(&self, block: BlockId, rank: Rank) -> Lane {
+        self.translated_lane(self.position(rank, block), block, block)
+    }
+
+    /// The column's lane at `position`, translated by `by`, as a lane of `block`.
+    fn translated_lane(&self, position: Rank, block: BlockId, by: Rank) -> Lane {
         let steps = self.family.column.programs[position as usize][0].steps.iter();
         let step =
-            |step: &Step| Step { op: self.translated(position, &step.op, block), after: step.after.clone() };
+            |step: &Step| Step { op: self.translated(position, &step.op, by), after: step.after.clone() };
         Lane { block, steps: steps.map(step).collect() }
     }
 
-    fn translated(&self, position: Rank, op: &Op, block: BlockId) -> Op {
-        let renamed = |rank: Rank| self.translations.add(rank, block);
+    fn translated(&self, position: Rank, op: &Op, by: Rank) -> Op {
+        let renamed = |rank: Rank| self.translations.add(rank, by);
         let renamed_place = |place: &Place| Place { rank: renamed(place.rank), part: place.part };
         match op {
             Op::Signal { to, signal_slot } => Op::Signal { to: renamed(*to), signal_slot: *signal_slot },

@@ -23,7 +23,7 @@ use std::collections::HashMap;
 use pleach_vocabulary::Rank;
 
 use super::order::{Chunk, HappensBefore};
-use super::{Event, Graph, NONE, complete, issued};
+use super::{Event, Graph, NONE, complete, issued, skips};
 use crate::verify::form::{has_input, has_output};
 use crate::verify::violation::{Placement, StepAccess, Violation, data_index};
 use crate::{Op, Part, Place};
@@ -194,9 +194,13 @@ impl MemoryMap {
         &self,
         graph: &Graph<'_>,
         order: &mut HappensBefore<'_, '_>,
+        only: Option<Rank>,
     ) -> Result<(), Violation> {
         let mut pairs = 0;
-        for bounds in self.group_starts.windows(2) {
+        for (memory, bounds) in self.groups.iter().zip(self.group_starts.windows(2)) {
+            if skips(only, memory.owner) {
+                continue;
+            }
             let group = &self.by_group[bounds[0] as usize..bounds[1] as usize];
             for (index, &write) in group.iter().enumerate() {
                 let write = &self.accesses[write as usize];
@@ -258,10 +262,11 @@ impl MemoryMap {
         &self,
         graph: &Graph<'_>,
         order: &mut HappensBefore<'_, '_>,
+        only: Option<Rank>,
     ) -> Result<(), Violation> {
         let mut wanted = vec![false; graph.schedule.programs.len()];
         let hubs = order.hubs();
-        for step in 0..graph.steps.len() as u32 {
+        for step in (0..graph.steps.len() as u32).filter(|&step| !skips(only, graph.rank(step))) {
             let own = graph.rank(step);
             let put = matches!(graph.steps[step as usize].op, Op::Put { .. });
             let foreign = |access: &&MemoryAccess| self.groups[access.group as usize].owner != own;

@@ -83,7 +83,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
     if schedule.collective == Collective::Barrier {
         let mut reached = ReachedRanks::new(schedule.ranks());
         for block in 0..schedule.blocks.len() as BlockId {
-            let (graph, _) = prove(&schedule, block, lanes.of(block), &mut facts)?;
+            let (graph, _) = prove(&schedule, block, lanes.of(block), None, &mut facts)?;
             reached.add(&graph)?;
         }
         reached.check(schedule.ranks())?;
@@ -97,7 +97,7 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
                 }
                 facts.copy(&lanes, proved, block, &classes);
             } else {
-                let (_, by_copies_alone) = prove(&schedule, block, lanes.of(block), &mut facts)?;
+                let (_, by_copies_alone) = prove(&schedule, block, lanes.of(block), None, &mut facts)?;
                 classes.learn(block, by_copies_alone);
             }
         }
@@ -106,21 +106,23 @@ pub fn verify(schedule: Schedule) -> Result<Proof, Violation> {
 }
 
 /// Proves one block. Returns also whether equal values in it are copies
-/// ([`memory::BlockResult::by_copies_alone`]).
+/// ([`memory::BlockResult::by_copies_alone`]). Where all ranks are known to be alike, the order of
+/// events is examined for the rank `only`; everything else for all ranks.
 fn prove<'a>(
     schedule: &'a Schedule,
     block: BlockId,
     lanes: &'a [LaneRef],
+    only: Option<Rank>,
     facts: &mut Facts,
 ) -> Result<(Graph<'a>, bool), Violation> {
     let graph = Graph::new(schedule, block, lanes)?;
     let memory = MemoryMap::new(&graph);
     let mut order = HappensBefore::new(&graph)?;
     if !schedule.has_one_chunk() {
-        check_signal_slots(&graph, &mut order)?;
+        check_signal_slots(&graph, &mut order, only)?;
     }
-    memory.check_races(&graph, &mut order)?;
-    memory.check_presence(&graph, &mut order)?;
+    memory.check_races(&graph, &mut order, only)?;
+    memory.check_presence(&graph, &mut order, only)?;
     let outcome = check_values(&graph, &memory)?;
     for step in 0..graph.steps.len() as u32 {
         let site = graph.site(step);
@@ -140,10 +142,17 @@ fn prove<'a>(
 
 /// Checks that a signal slot is signalled for a chunk only after the signal of the chunk a window
 /// before was consumed.
-fn check_signal_slots(graph: &Graph<'_>, order: &mut HappensBefore<'_, '_>) -> Result<(), Violation> {
+fn check_signal_slots(
+    graph: &Graph<'_>,
+    order: &mut HappensBefore<'_, '_>,
+    only: Option<Rank>,
+) -> Result<(), Violation> {
     for signal in 0..graph.steps.len() as u32 {
         let wait = graph.matched[signal as usize];
-        if wait == NONE || matches!(graph.steps[signal as usize].op, Op::Wait { .. }) {
+        if wait == NONE
+            || matches!(graph.steps[signal as usize].op, Op::Wait { .. })
+            || skips(only, graph.rank(signal))
+        {
             continue;
         }
         if !order.ended_before(&[complete(wait)], Chunk::Window, signal)? {
@@ -156,6 +165,11 @@ fn check_signal_slots(graph: &Graph<'_>, order: &mut HappensBefore<'_, '_>) -> R
         }
     }
     Ok(())
+}
+
+/// Whether this rank is not to be examined.
+fn skips(only: Option<Rank>, rank: Rank) -> bool {
+    only.is_some_and(|only| only != rank)
 }
 
 /// Says that a reduce completes; other facts are those of [`put_target_fact`].
@@ -282,7 +296,7 @@ impl Proof {
     /// What was found about a step.
     fn fact(&self, rank: Rank, lane: usize, step: usize) -> u32 {
         match &self.family {
-            Some(family) if rank < self.ranks() && lane < self.ranks() as usize => {
+            Some(family) if rank < self.ranks() && lane < family.column().blocks.len() => {
                 let block = family.block(rank, lane as u32);
                 self.facts.of(family.position(rank, block), 0, step)
             }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use pleach_schedule::generate::{Access, Algorithm, GenerateError, family, generate};
 use pleach_schedule::verify::{FamilyFlaw, Proof, Violation, verify, verify_family};
-use pleach_schedule::{Family, HostMap, LaneOrder, Op, Part, Place, Schedule, SourceOrder};
+use pleach_schedule::{Family, HostMap, LaneOrder, Op, Part, Place, Schedule, SourceOrder, Symmetry};
 use pleach_vocabulary::random::Random;
 use pleach_vocabulary::{Collective, Rank};
 
@@ -15,7 +15,8 @@ const COLLECTIVES: [Collective; 3] =
 /// Every algorithm that makes a family for some number of ranks, with every way to write the number
 /// as a product.
 fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
-    let mut all = vec![Algorithm::Direct, Algorithm::Ring, Algorithm::HalvingDoubling];
+    let mut all =
+        vec![Algorithm::Direct, Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::RecursiveDoubling];
     for first in (1..=ranks).filter(|&first| ranks.is_multiple_of(first)) {
         let rest = ranks / first;
         let mut shapes = vec![vec![first, rest]];
@@ -91,7 +92,7 @@ fn a_family_has_the_lanes_and_the_facts_of_its_whole_for_up_to_twenty_ranks() {
 
 /// `cargo test --release -p pleach-schedule --test verify -- --ignored up_to_64_ranks`
 #[test]
-#[ignore = "takes minutes without optimization; the nightly run has it"]
+#[ignore = "takes minutes; .ci/nightly runs it"]
 fn a_family_has_the_lanes_and_the_facts_of_its_whole_for_up_to_64_ranks() {
     let (compared, proofs) = check_all(2..=64, || true);
     assert!(compared > 3000 && proofs == compared, "{compared}");
@@ -117,7 +118,8 @@ fn families_of_random_worlds_of_up_to_512_ranks_are_their_wholes() {
         let algorithm = &all[(random.bits() % all.len() as u64) as usize];
         let what = format!("{collective} by {algorithm} of {ranks} ({access})");
         let Some(family) = family(collective, algorithm, ranks, access).expect("it fits") else {
-            assert!(*algorithm == Algorithm::HalvingDoubling && !ranks.is_power_of_two(), "{what}");
+            let has_proxies = [Algorithm::HalvingDoubling, Algorithm::RecursiveDoubling].contains(algorithm);
+            assert!(has_proxies && !ranks.is_power_of_two(), "{what}");
             continue;
         };
         let proof = verify_family(family).unwrap_or_else(|violation| panic!("{what}: {violation}"));
@@ -183,6 +185,7 @@ fn a_family_whose_symmetry_is_false_is_refused() {
         column.blocks = vec![column.blocks[0]; 3];
         assert!(verify(column.clone()).is_err(), "blocks without lanes");
         let rooted = Family {
+            symmetry: Symmetry::Blocks,
             column,
             extents: vec![3],
             source_order: SourceOrder::ByContributor,
@@ -202,6 +205,33 @@ fn a_family_whose_symmetry_is_false_is_refused() {
     let mut fewer = ring();
     fewer.column.programs[3].clear();
     assert_eq!(flaw(fewer), FamilyFlaw::Lanes { rank: 3, lanes: 0 });
+}
+
+#[test]
+fn a_family_by_ranks_whose_symmetry_is_false_is_refused() {
+    let pairs = || made(Collective::AllReduce, "recursive-doubling", 8);
+    verify_family(pairs()).expect("as it is");
+    let mut twice = pairs();
+    twice.column.blocks.push(twice.column.blocks[0]);
+    assert_eq!(flaw(twice), FamilyFlaw::Blocks { blocks: 2, ranks: 8 });
+    let mut more = pairs();
+    more.column.programs[5] = more.column.programs[0].clone();
+    more.column.programs[5][0].steps.clear();
+    assert_eq!(flaw(more), FamilyFlaw::Lanes { rank: 5, lanes: 1 });
+    let mut none = pairs();
+    none.column.programs[0].clear();
+    assert_eq!(flaw(none), FamilyFlaw::Lanes { rank: 0, lanes: 0 });
+    let sorted = Family { source_order: SourceOrder::ByContributor, ..pairs() };
+    assert_eq!(flaw(sorted), FamilyFlaw::OrderMatters);
+    // Exchanges at distances 1, 2 and 4 in one direction: each signal goes to a rank that waits for
+    // another.
+    let of_a_ring = Family { extents: vec![8], ..pairs() };
+    assert!(matches!(verify_family(of_a_ring), Err(Violation::Unconsumed { .. })));
+    // The same by blocks, of which there is but one.
+    let by_blocks = Family { symmetry: Symmetry::Blocks, ..pairs() };
+    assert!(matches!(flaw(by_blocks), FamilyFlaw::Blocks { blocks: 1, ranks: 8 }));
+    let ring = Family { symmetry: Symmetry::Ranks, ..made(Collective::AllReduce, "ring", 8) };
+    assert!(matches!(flaw(ring), FamilyFlaw::Blocks { blocks: 8, ranks: 8 }));
 }
 
 /// In a staged grid all lines make the same sums of the second stage. Each makes them in the order
@@ -231,6 +261,7 @@ fn a_damaged_column_is_refused_or_its_whole_is_right() {
     for (collective, name, ranks) in [
         (Collective::AllReduce, "ring", 4),
         (Collective::AllReduce, "halving-doubling", 4),
+        (Collective::AllReduce, "recursive-doubling", 8),
         (Collective::AllReduce, "grid:2x3", 6),
         (Collective::AllReduce, "grid-staged:2x3", 6),
         (Collective::ReduceScatter, "hierarchical:2x2", 4),
@@ -238,7 +269,8 @@ fn a_damaged_column_is_refused_or_its_whole_is_right() {
     ] {
         let good = made(collective, name, ranks);
         for rank in 0..ranks as usize {
-            for step in 0..good.column.programs[rank][0].steps.len() {
+            let lane = good.column.programs[rank].first();
+            for step in 0..lane.map_or(0, |lane| lane.steps.len()) {
                 for damage in 0..5 {
                     let mut family = good.clone();
                     if !damaged(&mut family.column, rank, step, damage) {
