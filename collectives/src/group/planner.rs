@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use pleach_schedule::Schedule;
 use pleach_schedule::cost::Platform;
-use pleach_schedule::generate::{Access, Algorithm, Variant, generate};
+use pleach_schedule::generate::{Access, Algorithm, Variant, family, generate};
 use pleach_schedule::select::{SelectError, Selection, select, select_algorithm, select_variant};
 use pleach_schedule::tuning::{TuningTable, whole_bytes};
-use pleach_schedule::verify::{Proof, verify};
+use pleach_schedule::verify::{Proof, verify, verify_family};
 use pleach_schedule::wiring::Wiring;
 use pleach_transport::Rank;
 use pleach_transport::mutex::lock;
@@ -390,9 +390,7 @@ impl Planner {
         if let Some(&folds) = self.folds.get(&key) {
             return Ok(folds);
         }
-        let schedule =
-            generate(collective, algorithm, self.platform.ranks(), access).map_err(SelectError::from)?;
-        let folds = verify(schedule).and_then(|proof| proof.folds_in_rank_order());
+        let folds = self.proof(&(collective, algorithm.clone(), access, None))?.folds_in_rank_order();
         let folds = folds.map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
         self.folds.insert(key, folds);
         Ok(folds)
@@ -463,9 +461,17 @@ impl Planner {
         if let Some(proof) = known.get(made) {
             return Ok(proof.clone());
         }
-        let proof = verify(self.schedule(made)?)
-            .map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?;
-        let proof = Arc::new(proof);
+        let (collective, algorithm, access, window) = made;
+        let ranks = self.platform.ranks();
+        // A family is proved on one block, and no rank makes the lanes of another.
+        let proof = match family(*collective, algorithm, ranks, *access).map_err(SelectError::from)? {
+            Some(mut family) => {
+                family.column.window = window.unwrap_or(family.column.window);
+                verify_family(family)
+            }
+            None => verify(self.schedule(made)?),
+        };
+        let proof = Arc::new(proof.map_err(|violation| CollectiveError::Violation(Arc::new(violation)))?);
         // Other planners of this process take the proof from here before they make their own
         // programs.
         if Arc::strong_count(&self.known) > 1 {

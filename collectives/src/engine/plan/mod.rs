@@ -598,8 +598,8 @@ impl std::fmt::Display for ChunkStep<'_> {
 mod tests {
     use pleach_packing::topology::preset;
     use pleach_schedule::cost::Platform;
-    use pleach_schedule::generate::{Access, Algorithm};
-    use pleach_schedule::verify::verify;
+    use pleach_schedule::generate::{Access, Algorithm, family};
+    use pleach_schedule::verify::{Proof, verify, verify_family};
     use pleach_schedule::wiring::Wiring;
     use pleach_vocabulary::{Collective, DataType, ReduceOp};
 
@@ -642,6 +642,43 @@ mod tests {
             assert_eq!(sizes > 1, differ, "{name}: whether trees have several weights");
         }
     }
+
+    /// Slots, signal slots and all else of a family's program are those of the whole schedule.
+    #[test]
+    fn the_program_of_a_family_is_that_of_its_whole_schedule() {
+        let mut compared = 0;
+        for ranks in [2, 3, 4, 6, 8, 9, 12, 16] {
+            for collective in [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter] {
+                for name in Algorithm::names(collective) {
+                    let rows = (1..=ranks).filter(|rows| ranks % rows == 0 && rows * rows <= ranks).max();
+                    let shape = rows.map(|rows| format!("{rows}x{}", ranks / rows)).expect("1 at least");
+                    let name = name.replace("AxB", &shape).replace("HxR", &shape);
+                    let algorithm = Algorithm::named(&name, collective).expect("a name");
+                    for access in [Access::Put, Access::Mapped] {
+                        let Ok(Some(family)) = family(collective, &algorithm, ranks, access) else {
+                            continue;
+                        };
+                        let proof = verify_family(family).expect("it is right");
+                        let whole = verify(proof.schedule().clone()).expect("it is right");
+                        for rank in 0..ranks {
+                            let text = |proof: &Proof| {
+                                let program = Program::new(proof, rank, &name);
+                                format!("{:?}", Program { schedule_hash: 0, ..program })
+                            };
+                            assert_eq!(
+                                text(&proof),
+                                text(&whole),
+                                "{collective} by {name}, {access}: {rank}"
+                            );
+                            compared += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(compared > 1000, "{compared}");
+    }
+
     #[test]
     fn counts_of_more_bytes_than_there_are_addresses_are_refused() {
         let group =

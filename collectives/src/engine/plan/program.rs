@@ -3,7 +3,9 @@
 //!
 //! **Invariant:** the numbers follow from the schedule alone, so every rank computes the same ones
 //! for itself and for its peers: a sender knows the signal slot and the scratch slot at its target
-//! without being told.
+//! without being told. Of a [family](pleach_schedule::Family) they are the same as of the whole
+//! schedule, but only the lanes of the rank itself are made: a slot of a peer follows from the
+//! column and from the place of the peer in each block.
 //!
 //! Signal slots of a sender at a target are numbered in the order of (block, signal slot). Scratch
 //! slots of a rank are numbered block by block: first the schedule's slots, then a window of the
@@ -20,8 +22,8 @@ use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
 
 use pleach_schedule::generate::packed::PacingPolicy;
-use pleach_schedule::verify::Proof;
-use pleach_schedule::{BlockId, Op, Part, Place, Schedule, SignalSlot};
+use pleach_schedule::verify::{Proof, ProvedFamily};
+use pleach_schedule::{BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Symmetry};
 use pleach_vocabulary::Rank;
 use pleach_vocabulary::digest::Hasher64;
 
@@ -37,31 +39,21 @@ const UNITS_MAX: u32 = 1 << 15;
 /// The signal slots of one pair of ranks, in the order of their numbers.
 type PairSignals = BTreeMap<(BlockId, SignalSlot), u32>;
 
-/// Numbers the signal slots that `rank` signals (`outgoing`) or waits on, by peer, and says how
-/// many the largest pair of any two ranks has.
-fn number_signal_slots(
-    schedule: &Schedule,
-    rank: Rank,
-) -> (BTreeMap<Rank, PairSignals>, BTreeMap<Rank, PairSignals>, u32) {
+/// Numbers the signal slots that a rank with these lanes signals and those that it waits on, by
+/// peer.
+fn number_signal_slots(lanes: &[Lane]) -> (BTreeMap<Rank, PairSignals>, BTreeMap<Rank, PairSignals>) {
     let (mut outgoing, mut incoming) =
         (BTreeMap::<Rank, PairSignals>::new(), BTreeMap::<Rank, PairSignals>::new());
-    let mut pairs = BTreeMap::<(Rank, Rank), u32>::new();
-    for (own, lanes) in schedule.programs.iter().enumerate() {
-        let own = own as Rank;
-        for lane in lanes {
-            for step in &lane.steps {
-                match step.op {
-                    Op::Signal { to, signal_slot } | Op::Put { to, signal_slot, .. } => {
-                        *pairs.entry((own, to)).or_default() += 1;
-                        if own == rank {
-                            outgoing.entry(to).or_default().insert((lane.block, signal_slot), 0);
-                        }
-                    }
-                    Op::Wait { from, signal_slot } if own == rank => {
-                        incoming.entry(from).or_default().insert((lane.block, signal_slot), 0);
-                    }
-                    _ => {}
+    for lane in lanes {
+        for step in &lane.steps {
+            match step.op {
+                Op::Signal { to, signal_slot } | Op::Put { to, signal_slot, .. } => {
+                    outgoing.entry(to).or_default().insert((lane.block, signal_slot), 0);
                 }
+                Op::Wait { from, signal_slot } => {
+                    incoming.entry(from).or_default().insert((lane.block, signal_slot), 0);
+                }
+                Op::Reduce { .. } => {}
             }
         }
     }
@@ -70,14 +62,41 @@ fn number_signal_slots(
             *signal_slot = number as u32;
         }
     }
-    (outgoing, incoming, pairs.values().copied().max().unwrap_or(0))
+    (outgoing, incoming)
+}
+
+/// How many signal slots the largest pair of any two ranks has.
+///
+/// A family has as many signals between two ranks as its column has between all pairs of the same
+/// displacement: a translation takes each of these to the two ranks in one block, or in the only
+/// one.
+fn most_signals_of_pair(proof: &Proof) -> u32 {
+    let family = proof.family();
+    let pair = |from: Rank, to: Rank| match family {
+        Some(family) => (0, family.displacement(from, to)),
+        None => (from, to),
+    };
+    let mut pairs = BTreeMap::<(Rank, Rank), u32>::new();
+    for (own, lanes) in (0..).zip(&outline(proof).programs) {
+        for step in lanes.iter().flat_map(|lane| &lane.steps) {
+            if let Op::Signal { to, .. } | Op::Put { to, .. } = step.op {
+                *pairs.entry(pair(own, to)).or_default() += 1;
+            }
+        }
+    }
+    pairs.values().copied().max().unwrap_or(0)
+}
+
+/// The blocks and all else of a proved schedule; of a family with the lanes of its column alone.
+fn outline(proof: &Proof) -> &Schedule {
+    proof.family().map_or_else(|| proof.schedule(), ProvedFamily::column)
 }
 
 impl Program {
     /// `rank`'s share of a proved schedule; `algorithm` is its name.
     #[must_use]
     pub fn new(proof: &Proof, rank: Rank, algorithm: &str) -> Self {
-        Self::of(proof, rank, algorithm, extents(proof.schedule()))
+        Self::of(proof, rank, algorithm, extents(outline(proof)))
     }
 
     /// The same with as many chunks of each block as suits links of this pace.
@@ -94,9 +113,17 @@ impl Program {
     }
 
     fn of(proof: &Proof, rank: Rank, algorithm: &str, extents: Vec<BlockExtent>) -> Self {
-        let schedule = proof.schedule();
-        let slots = Slots::new(schedule, &extents);
-        let (outgoing, incoming, pair_signal_slots) = number_signal_slots(schedule, rank);
+        let schedule = outline(proof);
+        let own_lanes = proof.lanes(rank);
+        let (slots, most_slots) = match proof.family() {
+            Some(family) => Slots::of_family(family, rank, &own_lanes, &extents),
+            None => {
+                let slots = Slots::new(schedule, &extents);
+                let most = most_units(schedule, &slots, &extents);
+                (slots, most)
+            }
+        };
+        let (outgoing, incoming) = number_signal_slots(&own_lanes);
         let mut builder = Builder {
             slots: &slots,
             outgoing: &outgoing,
@@ -111,10 +138,9 @@ impl Program {
             after: Vec::new(),
             places: Vec::new(),
         };
-        for (lane, program) in schedule.programs[rank as usize].iter().enumerate() {
-            builder.lane(lane, program);
+        for (number, lane) in own_lanes.iter().enumerate() {
+            builder.lane(number, lane);
         }
-        let most_slots = most_units(schedule, &slots, &extents);
         let maps_any = |of: fn(Part) -> bool| {
             schedule.programs.iter().enumerate().any(|(own, lanes)| {
                 lanes.iter().flat_map(|lane| &lane.steps).any(|step| {
@@ -145,7 +171,7 @@ impl Program {
         own_blocks.sort_unstable_by_key(|(_, place)| *place);
         Self {
             collective: schedule.collective,
-            schedule_hash: hash_schedule(schedule),
+            schedule_hash: hash_proof(proof),
             algorithm: algorithm.to_owned(),
             rank,
             ranks: schedule.ranks(),
@@ -158,7 +184,7 @@ impl Program {
             after: builder.after,
             places: builder.places,
             waits,
-            signal_slots: pair_signal_slots * schedule.window,
+            signal_slots: most_signals_of_pair(proof) * schedule.window,
             slots: most_slots * schedule.window,
             largest_size,
             pace: None,
@@ -246,7 +272,7 @@ struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    fn lane(&mut self, lane_number: usize, lane: &pleach_schedule::Lane) {
+    fn lane(&mut self, lane_number: usize, lane: &Lane) {
         let first_step = self.steps.len() as u32;
         for (step_number, step) in lane.steps.iter().enumerate() {
             let after = self.after.len() as u32;
@@ -300,9 +326,13 @@ impl Builder<'_> {
     }
 }
 
-/// FNV-1a over the schedule's words: equal on all ranks for equal schedules.
-fn hash_schedule(schedule: &Schedule) -> u64 {
-    let mut hasher = Hasher64::default();
+/// FNV-1a over the words of the schedule or the family: equal on all ranks for equal ones.
+fn hash_proof(proof: &Proof) -> u64 {
+    let (schedule, mut hasher) = (outline(proof), Hasher64::default());
+    if let Some(proved) = proof.family() {
+        let family = proved.family();
+        (family.symmetry, &family.extents, family.source_order, family.lane_order).hash(&mut hasher);
+    }
     format!("{}", schedule.collective).hash(&mut hasher);
     (schedule.window, schedule.single_chunk).hash(&mut hasher);
     schedule.blocks.hash(&mut hasher);
@@ -390,6 +420,51 @@ impl Slots {
         Self { at, count }
     }
 
+    /// The slots that a rank with these lanes touches, in a family; and the units of scratch that
+    /// every rank of it needs, with bounce slots. Each rank stands at every place of the column, in
+    /// one block each, so all need as much as the whole column.
+    fn of_family(family: &ProvedFamily, rank: Rank, lanes: &[Lane], extents: &[BlockExtent]) -> (Self, u32) {
+        let column = family.column();
+        let of_column = Self::new(column, extents);
+        let positions = match family.family().symmetry {
+            Symmetry::Blocks => column.ranks(),
+            Symmetry::Ranks => 1,
+        };
+        let mut by_position = vec![BlockSlots { size: 1, ..BlockSlots::default() }; positions as usize];
+        for (&(rank, _), slots) in &of_column.at {
+            // By ranks: as the lane of rank 0 touches another rank, that of another touches rank 0.
+            let position = &mut by_position[if positions == 1 { 0 } else { rank as usize }];
+            position.scratch = position.scratch.max(slots.scratch);
+            position.shared |= slots.shared;
+        }
+        let mut touched: Vec<(Rank, BlockId)> = Vec::new();
+        for lane in lanes {
+            let places = lane.steps.iter().flat_map(|step| places(rank, &step.op));
+            touched.extend(places.map(|place| (place.rank, lane.block)));
+        }
+        touched.sort_unstable();
+        touched.dedup();
+        let mut at = BTreeMap::new();
+        for of_peer in touched.chunk_by(|one, other| one.0 == other.0) {
+            let (mut base, mut next) = (0, 0);
+            for &(peer, block) in of_peer {
+                // The slots of blocks before this one come first.
+                while next < block {
+                    base += by_position[family.position(peer, next) as usize].len();
+                    next += 1;
+                }
+                at.insert(
+                    (peer, block),
+                    BlockSlots { base, ..by_position[family.position(peer, block) as usize] },
+                );
+            }
+        }
+        let units: u32 = by_position.iter().map(|slots| slots.len()).sum();
+        let steps = column.programs.iter().flatten().flat_map(|lane| &lane.steps);
+        let most = units + steps.filter(|step| bounces(&step.op)).count() as u32;
+        (Self { at, count: vec![units; column.programs.len()] }, most)
+    }
+
     fn place(&self, place: Place, block: BlockId) -> PlaceSlot {
         let slot = self.at.get(&(place.rank, block)).map_or(NO_SLOT, |slots| slots.slot(place.part));
         PlaceSlot { rank: place.rank, part: place.part, slot }
@@ -420,7 +495,7 @@ fn size_by_share(schedule: &Schedule, extents: &mut [BlockExtent]) {
 /// The units of scratch of the rank that has most. Bounce slots are the own rank's affair, but the
 /// size of a bank must be the same everywhere.
 fn most_units(schedule: &Schedule, slots: &Slots, extents: &[BlockExtent]) -> u32 {
-    let bounces = |lane: &pleach_schedule::Lane| {
+    let bounces = |lane: &Lane| {
         let puts = lane.steps.iter().filter(|step| bounces(&step.op)).count() as u32;
         puts * extents[lane.block as usize].size
     };
