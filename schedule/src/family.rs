@@ -1,5 +1,5 @@
-//! Families: schedules of which one block, or one rank, describes all others. Read the first comment
-//! of [`Family`].
+//! Families: schedules of which one block, or one rank, describes all others. Read the first
+//! comment of [`Family`].
 
 use pleach_vocabulary::Rank;
 

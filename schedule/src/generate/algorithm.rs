@@ -11,8 +11,8 @@
 //!    counted.
 //! 4. Add it to [`candidates`](crate::select::candidates), so that selections and `pleach tune`
 //!    consider it.
-//! 5. If all its blocks are translations of block 0, add it to `family.rs`, so that a rank makes its
-//!    own lanes alone.
+//! 5. If all its blocks are translations of block 0, add it to `family.rs`, so that a rank makes
+//!    its own lanes alone.
 //! 6. Add it to `tests.rs` and to `collectives/tests/simulated.rs`. `schedule/tests/verify/`
 //!    proves every name without a change.
 

@@ -1,9 +1,9 @@
 //! The proof of a family on one block, and the lanes that each rank makes from it.
 //!
-//! **What is shown, by blocks.** The column, block 0 at all its ranks, is proved as a block of any schedule is:
-//! signals, deadlock, races, presence, values, for all placements. And the family is well formed
-//! ([`FamilyFlaw`]): there is one translation for each block; the collective treats block `b` and
-//! its ranks as it treats block 0 and the ranks from which `b` translates them; and where the
+//! **What is shown, by blocks.** The column, block 0 at all its ranks, is proved as a block of any
+//! schedule is: signals, deadlock, races, presence, values, for all placements. And the family is
+//! well formed ([`FamilyFlaw`]): there is one translation for each block; the collective treats
+//! block `b` and its ranks as block 0 and the ranks from which `b` translates them; and where the
 //! sources of a reduce are put in another order, no result depends on that.
 //!
 //! **Why that suffices.** Lanes of different blocks share neither signal slots nor bytes, so a

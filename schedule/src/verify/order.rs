@@ -329,9 +329,9 @@ impl Hubs {
         let leads = |event: Event, position| self.before[event as usize] & self.up_to(position) != 0;
         end_events.iter().any(|&end| match chunk {
             Chunk::First => leads(end, issue),
-            // What is before the end of a lane's chunk 0 is before its chunk `window`. So the hub is
-            // in chunk 0, before an end in the lane of `later`; or it is in chunk `window`, after
-            // the beginning of the lane of the end event.
+            // What is before the end of a lane's chunk 0 is before its chunk `window`. So the hub
+            // is in chunk 0, before an end in the lane of `later`; or it is in chunk `window`,
+            // after the beginning of the lane of the end event.
             Chunk::Window => {
                 let lane = |step: u32| graph.lane_of[step as usize] as usize;
                 let begin = graph.starts[lane(end / 2)];
