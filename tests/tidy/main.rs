@@ -105,6 +105,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "pleach-collectives",
         &["pleach-derive", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],
     ),
+    ("pleach-membership", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-graph-analyzer", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-exchange", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-training", &["pleach-collectives", "pleach-derive", "pleach-transport", "pleach-vocabulary"]),

@@ -1,0 +1,50 @@
+//! Who is in a group whose processes come and go.
+//!
+//! A job outlives its processes. It runs in **epochs**: an epoch has fixed members, and a
+//! [`Record`] says who they are, with which step the epoch begins, and what became of the step
+//! before. Each record is a **write-once register**: whoever asks for the record of a number gets
+//! the same one. The members of the epoch before make it, or a store outside the job does
+//! ([`Maker`]).
+//!
+//! A [`Process`] is a **seat**, which is a stable number, and an **incarnation**, which no other
+//! process has. Ranks of an epoch are its members in the order of their seats. Signals of an epoch
+//! are seeded with the [`Digest`] of its record, so no signal of another epoch matches.
+//!
+//! [`Participant`] is one process's part in the agreement, and knows no time. All that safety needs
+//! is there, and model checking walks through it.
+//!
+//! # Invariants
+//!
+//! 1. There is one record a number, the dead included.
+//! 2. A step of which anybody was told that it is committed is committed in every later record.
+//! 3. No step is lost or applied twice.
+//!
+//! `docs/membership.md` has the argument and the numbers of states that were walked through.
+
+#![forbid(unsafe_code)]
+
+mod ballot;
+mod certificate;
+mod commit;
+mod encoding;
+mod identity;
+pub mod message;
+#[doc(hidden)]
+pub mod mutant;
+pub mod participant;
+mod quorum;
+mod record;
+mod register;
+mod view;
+
+pub use ballot::Ballot;
+pub use certificate::Certificate;
+pub use encoding::DecodeError;
+pub use identity::{Process, Seat};
+pub use message::Message;
+pub use participant::{NotProposed, Output, Participant};
+pub use record::{
+    CAUSES_MAX, COUNT_MAX, Cause, Digest, MEMBERS_MAX, RECORD_BYTES_MAX, Reason, Record, RecordError, Verdict,
+};
+pub use register::{Answer, Maker};
+pub use view::View;
