@@ -46,6 +46,18 @@
 //! | site | the allocation of a runtime that holds a certain result in each iteration | RPC Considered Harmful: dynamic analysis of allocations |
 //! | memory plan | an offset in one arena for each buffer | TensorFlow Lite: arena plan; XLA: heap simulation |
 //!
+//! # Membership
+//!
+//! | word | meaning | elsewhere |
+//! | --- | --- | --- |
+//! | seat | a stable number that one process after the other may hold | torchrun: rank of a node; Kubernetes: completion index |
+//! | epoch | a time in which a group has fixed members | Raft: configuration; torchft: quorum |
+//! | record | the members of an epoch, its first step, and why it came | ZooKeeper: dynamic configuration |
+//! | write-once register | what holds the record of one number; it never changes | Paxos: a decree |
+//! | certificate of death | the word of a witness that a process has ended, with the last record that it knew | Kubernetes: terminated state |
+//! | suspicion | a reason to propose an epoch without a member | SWIM: the same |
+//! | verdict of a step | committed on all members, or repeated by all | databases: commit, abort |
+//!
 //! # Tensors between programs
 //!
 //! | word | meaning | elsewhere |

@@ -3,10 +3,12 @@
 #![no_main]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
 use pleach_membership::message::MESSAGE_BYTES_MAX;
-use pleach_membership::{Maker, Message, Output, Participant, Process, Record};
+use pleach_membership::{Input, Maker, Membership, Message, Options, Output, Participant, Process, Record};
+use pleach_transport::Nanos;
 
 /// Two members: the one that hears and the one that speaks. Each message follows its length.
 fn talk(bytes: &[u8]) {
@@ -37,6 +39,31 @@ fn talk(bytes: &[u8]) {
     }
 }
 
+/// As [`talk`], to the whole state machine, while time passes.
+fn talk_for_long(bytes: &[u8]) {
+    let members: Vec<Process> = (0..3).map(|seat| Process::new(seat, 1)).collect();
+    let first = Arc::new(Record::first(members.clone()).expect("three members"));
+    let options = Options { suspect_after: Duration::from_micros(800), maker: Maker::Members };
+    let mut membership = Membership::new(members[0], options, Some(first), Nanos(0));
+    let (mut now, mut rest) = (Nanos(0), bytes);
+    while let Some(([length, time], messages)) = rest.split_first_chunk::<2>() {
+        let (message, others) = messages.split_at(messages.len().min(usize::from(*length)));
+        rest = others;
+        now.0 += u64::from(*time) * 10_000;
+        membership.begin();
+        let from = members[1 + usize::from(time % 2)];
+        let input = match Message::decode(message) {
+            Ok(message) => Input::Message { from, message },
+            Err(_) => Input::Ready,
+        };
+        for output in membership.on(input, now) {
+            if let Output::Send { message, .. } = output {
+                assert!(message.encode().len() <= MESSAGE_BYTES_MAX);
+            }
+        }
+    }
+}
+
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(message) = Message::decode(bytes) {
         assert_eq!(message.encode(), bytes);
@@ -45,4 +72,5 @@ fuzz_target!(|bytes: &[u8]| {
         assert_eq!(record.encode(), bytes);
     }
     talk(bytes);
+    talk_for_long(bytes);
 });

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use pleach_transport::wire::{Reader, Writer};
 
 use crate::ballot::Ballot;
+use crate::certificate::Certificate;
 use crate::encoding::{DecodeError, put_process, take_process};
 use crate::record::{MEMBERS_MAX, RECORD_BYTES_MAX};
 use crate::register::Answer;
@@ -89,6 +90,11 @@ pub enum Message {
         /// The view.
         View,
     ),
+    /// A witness says that a process has ended. The receiver passes on what is new to it.
+    Certificate(
+        /// The certificate.
+        Certificate,
+    ),
     /// The sender runs. An answer is asked for or is this.
     Alive {
         /// Whether the receiver answers with another one.
@@ -120,6 +126,12 @@ impl Message {
             Self::Ready { epoch, step, halts } => writer.u8(7).u64(*epoch).u64(*step).u8(u8::from(*halts)),
             Self::Knows { epoch, step } => writer.u8(8).u64(*epoch).u64(*step),
             Self::View(view) => put_view(writer.u8(9), view),
+            Self::Certificate(certificate) => {
+                let writer = put_process(writer.u8(11), certificate.process);
+                put_option(writer, certificate.learned.as_ref(), |writer, record| {
+                    writer.bytes(&record.encode())
+                })
+            }
             Self::Alive { asks } => writer.u8(10).u8(u8::from(*asks)),
         }
         .finish()
@@ -155,6 +167,10 @@ impl Message {
             8 => Self::Knows { epoch: reader.u64()?, step: take_step(reader)? },
             9 => Self::View(take_view(reader, bytes.len())?),
             10 => Self::Alive { asks: take_bool(reader)? },
+            11 => Self::Certificate(Certificate {
+                process: take_process(reader)?,
+                learned: take_option(reader, take_record)?,
+            }),
             _ => return Err(DecodeError::Malformed),
         };
         reader.end()?;

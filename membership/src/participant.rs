@@ -2,7 +2,7 @@
 //!
 //! All that safety needs is here, so the model checker walks through this code alone: whoever calls
 //! may propose at any moment, any members, as often as wanted. When to propose, and whom, is decided
-//! by its caller.
+//! by [`Membership`](crate::Membership).
 //!
 //! **Invariants**
 //!
@@ -21,45 +21,11 @@ use crate::certificate::Certificate;
 use crate::commit::StepCommit;
 use crate::message::Message;
 use crate::mutant::Mutant;
+use crate::output::Output;
 use crate::quorum::{Certificates, suffices};
 use crate::record::Cause;
 use crate::register::{Acceptor, Answer, Maker, Proposal};
 use crate::{Process, Record, RecordError, Seat, Verdict};
-
-/// What a participant asks its process to do, in this order.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Output {
-    /// Writes the record to the word that outlives the process.
-    Persist(
-        /// The record.
-        Arc<Record>,
-    ),
-    /// Sends a message. A message to the process itself is delivered like any other.
-    Send {
-        /// The receiver.
-        to: Process,
-        /// The message.
-        message: Message,
-    },
-    /// Writes the record to the store if no record of its number stands there, and says what stands
-    /// ([`Participant::stands`]).
-    WriteOnce(
-        /// The record.
-        Arc<Record>,
-    ),
-    /// The verdict of a step that this process had begun: the same on all members.
-    Verdict {
-        /// The step.
-        step: u64,
-        /// Its verdict.
-        verdict: Verdict,
-    },
-    /// A record was learned. The process may be in it or not.
-    Learned(
-        /// The record.
-        Arc<Record>,
-    ),
-}
 
 /// Why a record cannot be proposed now.
 #[derive(Clone, Copy, PartialEq, Eq, ErrorDebug, thiserror::Error)]
@@ -353,7 +319,7 @@ impl Participant {
             Message::Knows { epoch, step } => {
                 self.hear_of_step(from, *epoch, &mut outputs, |steps, rank| steps.heard_knows(rank, *step));
             }
-            Message::View(_) | Message::Alive { .. } => {}
+            Message::View(_) | Message::Certificate(_) | Message::Alive { .. } => {}
         }
         outputs
     }

@@ -20,3 +20,10 @@ pub struct View {
     /// The processes that wait to join and that it reaches; for one that waits, the members too.
     pub reached: BTreeSet<Process>,
 }
+
+impl View {
+    pub(crate) fn new(process: Process) -> Self {
+        let (unreached, reached) = (BTreeSet::new(), BTreeSet::new());
+        Self { process, version: 0, epoch: None, leaves: false, unreached, reached }
+    }
+}

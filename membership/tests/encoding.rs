@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use pleach_membership::{
-    Answer, Ballot, Cause, DecodeError, Message, Process, Reason, Record, RecordError, Seat, Verdict, View,
+    Answer, Ballot, Cause, Certificate, DecodeError, Message, Process, Reason, Record, RecordError, Seat,
+    Verdict, View,
 };
 use proptest::collection::{btree_set, vec};
 use proptest::prelude::*;
@@ -85,6 +86,8 @@ fn message() -> impl Strategy<Value = Message> {
         }),
         (any::<u64>(), 0_u64..100).prop_map(|(epoch, step)| Message::Knows { epoch, step }),
         view().prop_map(Message::View),
+        (process(), proptest::option::of(record()))
+            .prop_map(|(process, learned)| Message::Certificate(Certificate { process, learned })),
         any::<bool>().prop_map(|asks| Message::Alive { asks }),
     ]
 }

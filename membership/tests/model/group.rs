@@ -11,8 +11,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use pleach_membership::mutant::Mutant;
-use pleach_membership::participant::{Output, Participant};
 use pleach_membership::{Certificate, Maker, Message, Process, Record, Verdict};
+use pleach_membership::{Output, Participant};
 use stateright::{Model, Property};
 
 /// How much of the protocol is walked through.
@@ -173,6 +173,13 @@ impl Scope {
                     }
                 }
                 Output::Verdict { .. } => {}
+                Output::ReadStore(_)
+                | Output::Connect(_)
+                | Output::Sever(_)
+                | Output::Drain { .. }
+                | Output::Enter(_)
+                | Output::Expelled(_)
+                | Output::NoQuorum { .. } => unreachable!("a participant knows no links and no time"),
                 Output::Learned(record) => {
                     node.ballots = 0;
                     if before.latest().is_none() {

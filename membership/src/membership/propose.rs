@@ -1,0 +1,168 @@
+//! When a member proposes, and whom. Times are eighths of the time until suspicion.
+
+use std::collections::BTreeSet;
+
+use pleach_transport::Nanos;
+
+use super::Membership;
+use crate::message::Message;
+use crate::output::Output;
+use crate::plan::{self, Plan};
+use crate::{Process, Record, Seat};
+
+/// How long the roll is called.
+const ROLL_CALL: usize = 2;
+/// How long an asked member may take to answer.
+const ANSWER: usize = 4;
+/// By how much each member waits longer than the one before.
+const STAGGER: usize = 2;
+/// How much longer waits who is to go, who can propose less than half, and who was overtaken.
+const LONGER: usize = 8;
+
+/// What a member has tried in this epoch, and since when. Times are those of its own clock.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Attempts {
+    /// Since a suspicion, a death or another member's ballot is known.
+    alarm: Option<Nanos>,
+    /// Since a change is needed.
+    needed: Option<Nanos>,
+    /// Since the last ballot of this member.
+    asked: Option<Nanos>,
+    /// Since it has promised a ballot.
+    frozen: Option<Nanos>,
+    /// Since the epoch is being entered.
+    entering: Option<Nanos>,
+    has_called: bool,
+    said_no_quorum: bool,
+}
+
+impl Attempts {
+    /// Whether others should hear of everything often.
+    pub(crate) fn is_restless(&self) -> bool {
+        self.alarm.is_some() || self.entering.is_some()
+    }
+}
+
+/// The time since which something holds.
+fn since(holds: bool, before: Option<Nanos>, clock: Nanos) -> Option<Nanos> {
+    if holds { before.or(Some(clock)) } else { None }
+}
+
+impl Membership {
+    /// Calls the roll, proposes and decides, where it is time to.
+    pub(crate) fn propose(&mut self) {
+        let Some(record) = self.participant.epoch().cloned() else { return };
+        let clock = self.detector.clock();
+        let is_frozen = self.participant.is_frozen();
+        let has_broken = !plan::broken_pairs(&record, &self.views, &self.participant).is_empty();
+        let has_dead = record.members().iter().any(|member| self.participant.is_certified(*member));
+        let attempts = &mut self.attempts;
+        attempts.frozen = since(is_frozen, attempts.frozen, clock);
+        attempts.alarm = since(has_broken || has_dead || is_frozen, attempts.alarm, clock);
+        self.suspect_who_does_not_drain(clock);
+        self.call_the_roll(record.members());
+        let is_called = self.attempts.alarm.is_some_and(|alarm| self.detector.has_passed(ROLL_CALL, alarm));
+        let is_needed = self.participant.is_halted() || has_dead || is_frozen || (has_broken && is_called);
+        self.attempts.needed = since(is_needed, self.attempts.needed, clock);
+        let Some(needed) = self.attempts.needed else { return };
+        let (plan, position) = self.plan(&record);
+        self.suspect_who_does_not_answer(&plan);
+        let is_small = 2 * plan.stay.len() < record.members().len();
+        let delay = position + if is_small { LONGER } else { 0 };
+        let frozen = self.attempts.frozen.filter(|_| !self.has_promised_a_dead(&record));
+        let is_time = match (self.attempts.asked, frozen) {
+            (Some(asked), _) => self.detector.has_passed(LONGER + delay, asked),
+            (None, Some(frozen)) => self.detector.has_passed(LONGER + delay, frozen),
+            (None, None) => self.detector.has_passed(delay, needed),
+        };
+        if is_time && !plan.stay.is_empty() {
+            self.attempts.asked = Some(clock);
+            let outputs = self.participant.propose().unwrap_or_default();
+            self.carry_out(outputs);
+        }
+        self.decide(&plan);
+    }
+
+    /// Whether the proposer of the ballot that this member has promised is certified dead.
+    fn has_promised_a_dead(&self, record: &Record) -> bool {
+        let proposer = self.participant.promised().and_then(|ballot| record.on_seat(ballot.seat));
+        proposer.is_some_and(|proposer| self.participant.is_certified(proposer))
+    }
+
+    /// The plan, and how long this member waits until it proposes: the longer, the more others
+    /// should do so before.
+    fn plan(&self, record: &Record) -> (Plan, usize) {
+        let process = self.process();
+        let position = |stay: &BTreeSet<Process>| stay.iter().position(|member| *member == process);
+        let preferred = plan::plan(record, &self.views, &self.participant, None);
+        match position(&preferred.stay) {
+            Some(position) => (preferred, STAGGER * position),
+            None => {
+                let plan = plan::plan(record, &self.views, &self.participant, Some(process));
+                let rank = record.rank_of(process).unwrap_or(0);
+                (plan, LONGER + STAGGER * rank)
+            }
+        }
+    }
+
+    /// Proposes the record where all that shall stay have answered.
+    fn decide(&mut self, plan: &Plan) {
+        let Some((answered, false)) = self.participant.proposal() else { return };
+        let has = |member: &Process| answered.contains(&member.seat);
+        if plan.stay.iter().all(has)
+            && let Ok(outputs) = self.participant.decide(plan.members(), plan.causes())
+        {
+            self.carry_out(outputs);
+        }
+        self.say_no_quorum(&answered);
+    }
+
+    fn say_no_quorum(&mut self, answered: &BTreeSet<Seat>) {
+        let is_late = self.attempts.asked.is_some_and(|asked| self.detector.has_passed(ANSWER, asked));
+        if is_late && !self.attempts.said_no_quorum && !self.participant.suffices(answered) {
+            self.attempts.said_no_quorum = true;
+            let members = self.participant.epoch().map_or(0, |record| record.members().len());
+            self.outputs.push(Output::NoQuorum { answered: answered.len(), members });
+        }
+    }
+
+    fn call_the_roll(&mut self, members: &[Process]) {
+        let Some(alarm) = self.attempts.alarm else {
+            self.attempts.has_called = false;
+            return;
+        };
+        let others = members.iter().copied().filter(|member| *member != self.process());
+        let others: Vec<Process> = others.filter(|member| !self.participant.is_certified(*member)).collect();
+        if !self.attempts.has_called {
+            self.attempts.has_called = true;
+            for to in others {
+                self.send(to, Message::Alive { asks: true });
+            }
+        } else if self.detector.has_passed(ROLL_CALL, alarm) {
+            for member in others {
+                if self.detector.is_silent_since(member, alarm) {
+                    self.detector.silent(member);
+                }
+            }
+        }
+    }
+
+    fn suspect_who_does_not_answer(&mut self, plan: &Plan) {
+        let Some((answered, _)) = self.participant.proposal() else { return };
+        if self.attempts.asked.is_some_and(|asked| self.detector.has_passed(ANSWER, asked)) {
+            for member in plan.stay.iter().filter(|member| !answered.contains(&member.seat)) {
+                self.detector.silent(*member);
+            }
+        }
+    }
+
+    fn suspect_who_does_not_drain(&mut self, clock: Nanos) {
+        let undrained = self.entry.undrained();
+        self.attempts.entering = since(!undrained.is_empty(), self.attempts.entering, clock);
+        if self.attempts.entering.is_some_and(|entering| self.detector.has_passed(LONGER, entering)) {
+            for member in undrained {
+                self.detector.late(member);
+            }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Single situations, each with what must come of it.
+
+use std::time::Duration;
+
+use pleach_membership::{Maker, Process, Reason};
+use pleach_transport::Nanos;
+
+use crate::world::{Event, Fault, SUSPECT_AFTER, World, ms};
+
+fn at(world: &mut World, time: Duration, fault: Fault) {
+    world.at(Nanos::ZERO + time, Event::Fault(fault));
+}
+
+/// The seats of the newest record.
+fn newest(world: &World) -> Vec<u32> {
+    let newest = world.checkers.records.values().next_back().expect("there is a first record");
+    newest.members().iter().map(|member| member.seat.0).collect()
+}
+
+#[test]
+fn planned_joins_and_leaves_cost_no_retry() {
+    for seed in 0..20 {
+        for maker in [Maker::Members, Maker::Store] {
+            let mut world = World::new(seed, 4, maker);
+            at(&mut world, ms(100), Fault::Join(Process::new(4, 2)));
+            at(&mut world, ms(600), Fault::Leave(Process::new(0, 1)));
+            at(&mut world, ms(610), Fault::Leave(Process::new(2, 1)));
+            at(&mut world, ms(1200), Fault::Join(Process::new(5, 2)));
+            at(&mut world, ms(1201), Fault::Join(Process::new(0, 3)));
+            world.run_until(Nanos::ZERO + ms(3000));
+            assert_eq!(world.checkers.retries, 0, "seed {seed}");
+            assert_eq!(newest(&world), [0, 1, 3, 4, 5], "seed {seed}:\n{}", world.describe());
+        }
+    }
+}
+
+#[test]
+fn a_new_process_replaces_the_one_on_its_seat() {
+    let mut world = World::new(1, 3, Maker::Members);
+    at(&mut world, ms(100), Fault::Join(Process::new(1, 2)));
+    world.run_until(Nanos::ZERO + ms(1500));
+    let newest = world.checkers.records.values().next_back().expect("there is a first record");
+    assert!(newest.contains(Process::new(1, 2)) && !newest.contains(Process::new(1, 1)));
+    assert!(newest.causes().iter().any(|cause| cause.reason == Reason::Replaced));
+    assert!(!world.is_living(Process::new(1, 1)), "it is told that it is out");
+}
+
+#[test]
+fn a_link_that_stays_down_costs_one_member() {
+    for seed in 0..20 {
+        for both_ways in [false, true] {
+            let mut world = World::new(seed, 5, Maker::Members);
+            at(&mut world, ms(100), Fault::Cut(3, 1, true));
+            if both_ways {
+                at(&mut world, ms(100), Fault::Cut(1, 3, true));
+            }
+            world.run_until(Nanos::ZERO + ms(4000));
+            let seats = newest(&world);
+            assert_eq!(seats.len(), 4, "seed {seed}: {seats:?}:\n{}", world.describe());
+            assert!(!(seats.contains(&1) && seats.contains(&3)), "seed {seed}: {seats:?}");
+        }
+    }
+}
+
+/// Without witnesses, as over hosts: two of four are no majority, so the two stand still.
+#[test]
+fn half_of_the_members_stand_still_where_no_store_decides() {
+    let mut world = World::new(1, 4, Maker::Members);
+    world.certifies = false;
+    at(&mut world, ms(100), Fault::Kill(Process::new(0, 1)));
+    at(&mut world, ms(100), Fault::Kill(Process::new(1, 1)));
+    world.run_until(Nanos::ZERO + ms(5000));
+    assert_eq!(world.checkers.records.len(), 1);
+    assert!(world.checkers.no_quorums > 0, "they say so");
+}
+
+#[test]
+fn half_of_the_members_go_on_where_a_store_decides() {
+    let mut world = World::new(1, 4, Maker::Store);
+    world.certifies = false;
+    at(&mut world, ms(100), Fault::Kill(Process::new(0, 1)));
+    at(&mut world, ms(100), Fault::Kill(Process::new(1, 1)));
+    world.run_until(Nanos::ZERO + ms(5000));
+    assert_eq!(newest(&world), [2, 3]);
+}
+
+/// A member that is cut off reaches the store as the others do, and must not win the race.
+#[test]
+fn who_is_cut_off_alone_does_not_win_the_race() {
+    for seed in 0..20 {
+        for alone in 0..4 {
+            let mut world = World::new(seed, 4, Maker::Store);
+            for other in (0..4).filter(|other| *other != alone) {
+                at(&mut world, ms(100), Fault::Cut(alone, other, true));
+                at(&mut world, ms(100), Fault::Cut(other, alone, true));
+            }
+            world.run_until(Nanos::ZERO + ms(4000));
+            let others: Vec<u32> = (0..4).filter(|other| *other != alone).collect();
+            assert_eq!(newest(&world), others, "seed {seed}");
+            assert!(!world.is_living(Process::new(alone, 1)), "seed {seed}: it reads that it is out");
+        }
+    }
+}
+
+/// A process that did not run has not waited: it suspects nobody for that time.
+#[test]
+fn all_that_are_stopped_at_once_go_on_together() {
+    for seed in 0..20 {
+        let mut world = World::new(seed, 4, Maker::Members);
+        for seat in 0..4 {
+            at(&mut world, ms(100), Fault::Freeze(Process::new(seat, 1), 10 * SUSPECT_AFTER));
+        }
+        world.run_until(Nanos::ZERO + 20 * SUSPECT_AFTER);
+        assert_eq!(world.checkers.records.len(), 1, "seed {seed}: nobody is taken out");
+    }
+}
+
+#[test]
+fn any_number_of_kills_is_survived_where_all_are_certified() {
+    let mut world = World::new(3, 6, Maker::Members);
+    for seat in 0..5 {
+        at(&mut world, ms(100 + 3 * u64::from(seat)), Fault::Kill(Process::new(seat, 1)));
+    }
+    world.run_until(Nanos::ZERO + ms(1000));
+    assert_eq!(newest(&world), [5]);
+    let time = world.checkers.last_change.since(world.last_fault);
+    assert!(time < 2 * SUSPECT_AFTER, "{time:?}: silence is waited for in turn");
+}
+
+/// The checker of foreign writes finds a device that does not sever.
+#[test]
+#[should_panic(expected = "which is in another epoch")]
+fn a_device_that_does_not_sever_is_found() {
+    for seed in 0..50 {
+        let mut world = World::new(seed, 4, Maker::Members);
+        world.severs = false;
+        at(&mut world, ms(100), Fault::Freeze(Process::new(3, 1), 4 * SUSPECT_AFTER));
+        world.run_until(Nanos::ZERO + ms(2000));
+    }
+}
