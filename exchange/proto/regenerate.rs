@@ -1,6 +1,7 @@
-//! Makes two files anew. `tests/tensors/generated.rs` is what tonic makes of `proto/tensors.proto`
-//! with the codec of pleach, `src/inference/messages.rs` the messages of `proto/inference.proto`.
-//! With `--check` it writes nothing and fails if a file in the tree differs:
+//! Makes three files anew. `tests/tensors/generated.rs` is what tonic makes of
+//! `proto/tensors.proto` with the codec of pleach, `src/{inference,tensorflow}/messages.rs` the
+//! messages of `proto/{inference,tensorflow}.proto`. With `--check` it writes nothing and fails if
+//! a file in the tree differs:
 //! `cargo run --manifest-path exchange/proto/Cargo.toml -- --check`.
 
 use std::path::Path;
@@ -23,6 +24,9 @@ const SERVICE: Generated = Generated {
 
 const MESSAGES: Generated =
     Generated { definition: "inference.proto", package: "inference.rs", made: "src/inference/messages.rs" };
+
+const TENSORFLOW: Generated =
+    Generated { definition: "tensorflow.proto", package: "tensorflow.rs", made: "src/tensorflow/messages.rs" };
 
 impl Generated {
     /// What is made of the definition.
@@ -72,6 +76,7 @@ fn main() -> ExitCode {
     let bytes = || tonic_prost_build::configure().bytes(".");
     // The two lines that a program of tonic adds for pleach.
     let service = SERVICE.is_made(bytes().codec_path("pleach_exchange::grpc::Codec"), is_check);
-    let messages = MESSAGES.is_made(bytes().build_client(false).build_server(false), is_check);
-    if service && messages { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let messages = || bytes().build_client(false).build_server(false);
+    let are_made = [MESSAGES, TENSORFLOW].map(|generated| generated.is_made(messages(), is_check));
+    if service && are_made == [true; 2] { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -49,6 +49,9 @@ pub mod reference;
 pub mod server;
 #[forbid(unsafe_code)]
 pub mod table;
+#[cfg(feature = "tensorflow")]
+#[forbid(unsafe_code)]
+pub mod tensorflow;
 
 pub use arena::ArenaPlan;
 pub use calls::Calls;

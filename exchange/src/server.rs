@@ -369,8 +369,14 @@ impl<T: Clone> Server<T> {
     /// # Errors
     ///
     /// See [`ReceiveError`].
-    pub fn receive(&mut self, now: Nanos, key: &Key, deadline: Nanos) -> Result<ReceiveId, ReceiveError> {
-        let received = self.table.receive(now, key, Request::default(), deadline);
+    pub fn receive(
+        &mut self,
+        now: Nanos,
+        key: &Key,
+        request: Request,
+        deadline: Nanos,
+    ) -> Result<ReceiveId, ReceiveError> {
+        let received = self.table.receive(now, key, request, deadline);
         self.settle(now);
         received
     }
@@ -380,6 +386,13 @@ impl<T: Clone> Server<T> {
         let is_cancelled = !self.callers.contains_key(&receive) && self.table.cancel_receive(now, receive);
         self.settle(now);
         is_cancelled
+    }
+
+    /// Takes back a tensor that this program received and did not take: see
+    /// [`TensorTable::restore`].
+    pub fn restore(&mut self, now: Nanos, delivered: Delivered<Offer<T>>) {
+        drop(self.table.restore(now, delivered));
+        self.settle(now);
     }
 
     /// Ends a step: see [`TensorTable::abort`]. What it held is dropped.

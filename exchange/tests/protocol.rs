@@ -423,7 +423,7 @@ impl World {
             {
                 let before = self.read.len();
                 // It takes a tensor at once, or fails.
-                is_right(self.server.receive(self.now, &key(number), self.now))?;
+                is_right(self.server.receive(self.now, &key(number), Request::default(), self.now))?;
                 self.events()?;
                 if self.read.len() == before {
                     break;

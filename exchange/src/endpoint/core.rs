@@ -47,7 +47,7 @@ use crate::key::Key;
 use crate::message::Message;
 use crate::reference::LinkId;
 use crate::server::{Offer, Place, Server, ServerEvent};
-use crate::table::{Delivered, Outcome, ReceiveId, Request, SendError, SendId};
+use crate::table::{Outcome, ReceiveId, Request, SendError, SendId};
 
 /// Between two looks at frames that were left in a buffer.
 const UNREAD_PAUSE: Duration = Duration::from_micros(50);
@@ -232,7 +232,13 @@ impl Core {
     }
 
     /// Receives a tensor that this program sends.
-    pub(crate) fn receive(&mut self, now: Nanos, key: &Key, deadline: Nanos) -> ReceiveSlot {
+    pub(crate) fn receive(
+        &mut self,
+        now: Nanos,
+        key: &Key,
+        request: Request,
+        deadline: Nanos,
+    ) -> ReceiveSlot {
         let slot = Arc::new(Slot::new());
         if let Some(published) = self.server.published(key) {
             let result = published
@@ -241,12 +247,21 @@ impl Core {
             drop(slot.end(result));
             return slot;
         }
-        match self.server.receive(now, key, deadline) {
+        match self.server.receive(now, key, request, deadline) {
             Ok(receive) => drop(self.receives.insert(receive, slot.clone())),
             Err(error) => drop(slot.end(Err(error.into()))),
         }
         self.settle(now);
         slot
+    }
+
+    /// A tensor of this program that came and was not taken returns to its place.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn restore(&mut self, now: Nanos, arrived: Arrived) {
+        if let Some(delivered) = arrived.delivered {
+            self.server.restore(now, *delivered);
+            self.settle(now);
+        }
     }
 
     /// Ends a step.
@@ -587,7 +602,7 @@ impl Core {
                     self.counts.inline.add(shape.bytes() as u64);
                     self.counts.receive_latencies.add(now.since(receive.since));
                     let tensor = ReceivedTensor::new(ReceivedBytes::Own(words), shape);
-                    if let Some(Ok(arrived)) = receive.slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
+                    if let Some(Ok(arrived)) = receive.slot.end(Ok(Arrived::inline(tensor, lease))) {
                         arrived.decline();
                     }
                 }
@@ -806,8 +821,9 @@ impl Core {
             Outcome::Sent { send } => self.end_send(send, Ok(())),
             Outcome::SendFailed { send, error, .. } => self.end_send(send, Err(error)),
             Outcome::Received { receive, delivered } => {
-                let Delivered { tensor: Offer { tensor, .. }, .. } = delivered;
-                self.end_receive(receive, Ok(Arrived::local(tensor)));
+                let tensor = delivered.tensor.tensor.clone();
+                let delivered = Some(Box::new(delivered));
+                self.end_receive(receive, Ok(Arrived { delivered, ..Arrived::local(tensor) }));
             }
             Outcome::ReceiveFailed { receive, error } => self.end_receive(receive, Err(error.into())),
         }

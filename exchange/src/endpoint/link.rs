@@ -31,6 +31,8 @@ use crate::key::Key;
 use crate::lease::Lease;
 use crate::message::{Description, Message};
 use crate::reference::LinkId;
+use crate::server::Offer;
+use crate::table::Delivered;
 
 /// The end of a receive.
 pub(crate) type ReceiveResult = Result<Arrived, ReceiveTensorError>;
@@ -43,13 +45,26 @@ pub(crate) struct Arrived {
     pub(crate) tensor: ReceivedTensor,
     /// The lease of bytes that came inline: as long as it is open the sender keeps the tensor.
     pub(crate) lease: Option<Lease>,
+    /// A tensor of this program's own table, which can return to its place there.
+    #[cfg_attr(not(feature = "grpc"), expect(dead_code, reason = "services return tensors"))]
+    pub(crate) delivered: Option<Box<Delivered<Offer<SharedTensor>>>>,
 }
 
 impl Arrived {
     /// A tensor of this program.
     pub(crate) fn local(tensor: SharedTensor) -> Self {
         let shape = tensor.shape().clone();
-        Self { tensor: ReceivedTensor::new(ReceivedBytes::Local(tensor), shape), lease: None }
+        Self::new(ReceivedTensor::new(ReceivedBytes::Local(tensor), shape))
+    }
+
+    /// A tensor whose bytes were copied: its lease ends when it is taken.
+    pub(crate) fn inline(tensor: ReceivedTensor, lease: Lease) -> Self {
+        Self { lease: Some(lease), ..Self::new(tensor) }
+    }
+
+    /// A tensor of a peer.
+    pub(crate) fn new(tensor: ReceivedTensor) -> Self {
+        Self { tensor, lease: None, delivered: None }
     }
 
     /// The receiver takes it.
@@ -446,7 +461,7 @@ impl Link {
                 let range = start..start + slice.len as usize;
                 let mapped = ReceivedBytes::Mapped { mapping: mapping.clone(), range, lease, _link };
                 let tensor = ReceivedTensor::new(mapped, shape);
-                side.end_call(call, Ok(Arrived { tensor, lease: None }));
+                side.end_call(call, Ok(Arrived::new(tensor)));
             }
         }
         Ok(None)

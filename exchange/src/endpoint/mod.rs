@@ -28,6 +28,8 @@ mod lookup;
 mod memory;
 mod metrics;
 mod options;
+#[cfg(feature = "grpc")]
+mod own;
 mod pair;
 mod peer;
 mod regions;
@@ -71,7 +73,7 @@ pub use self::tensor::{
 };
 use crate::introduction::Fabrics;
 use crate::key::Key;
-use crate::table::{ReceiveError, SendError};
+use crate::table::{ReceiveError, Request, SendError};
 
 /// A program's end of the tensor exchange. Clones are handles of one endpoint. It ends with its
 /// last handle, its last peer and the last tensor that is held in a peer's memory.
@@ -333,7 +335,7 @@ impl Endpoint {
         if shared.is_over() {
             return Some(Err(ReceiveTensorError::Closed));
         }
-        let slot = core.receive(now, key, deadline);
+        let slot = core.receive(now, key, Request::default(), deadline);
         drop(core);
         let waited = wait_in_turns(shared, &slot, deadline, turn, &mut goes_on);
         if waited.is_none() {

@@ -224,11 +224,21 @@ pub struct SharedTensor {
     shape: TensorShape,
     /// Dropped when neither this program nor a peer needs the tensor any more.
     _guard: Option<Arc<dyn Any + Send + Sync>>,
+    /// What an interface of this program has noted of the tensor; peers do not see it.
+    #[cfg(feature = "grpc")]
+    note: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl SharedTensor {
     pub(crate) fn of_bytes(buffer: LendableBuffer, shape: TensorShape) -> Self {
-        Self { buffer: Arc::new(buffer), start: 0, shape, _guard: None }
+        Self {
+            buffer: Arc::new(buffer),
+            start: 0,
+            shape,
+            _guard: None,
+            #[cfg(feature = "grpc")]
+            note: None,
+        }
     }
 
     /// The tensor of this shape in the bytes of this one, from byte `start` on; `None` where it
@@ -263,7 +273,19 @@ impl SharedTensor {
     pub(crate) fn of_lendable(memory: &super::memory::LendableMemory, bytes: bytes::Bytes) -> Option<Self> {
         let (buffer, start) = memory.find(&bytes)?;
         let shape = TensorShape::new(DataType::U8, &[bytes.len()]).ok()?;
-        Some(Self { buffer, start, shape, _guard: Some(Arc::new(bytes)) })
+        Some(Self { buffer, start, shape, _guard: Some(Arc::new(bytes)), note: None })
+    }
+
+    /// The same tensor with a note of an interface of this program.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn with_note(self, note: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { note: Some(note), ..self }
+    }
+
+    /// The note, if it is of this type.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn note<T: Any>(&self) -> Option<&T> {
+        self.note.as_ref()?.downcast_ref()
     }
 
     /// Type and dimensions.
@@ -285,6 +307,12 @@ impl SharedTensor {
 
     pub(crate) fn buffer(&self) -> &Arc<LendableBuffer> {
         &self.buffer
+    }
+
+    /// Whether other programs can read it where it lies.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn is_lendable(&self) -> bool {
+        self.buffer.arena().is_some()
     }
 }
 
@@ -396,6 +424,15 @@ impl ReceivedTensor {
         self.shape.check::<T>()?;
         // Own memory and blocks of arenas are aligned for every element.
         Ok(bytemuck::cast_slice(self.as_bytes()))
+    }
+
+    /// The tensor as this program has sent it to itself; nothing for one of another program.
+    #[cfg(feature = "grpc")]
+    pub(crate) fn local(&self) -> Option<&SharedTensor> {
+        match &*self.bytes {
+            ReceivedBytes::Local(tensor) => Some(tensor),
+            _ => None,
+        }
     }
 
     /// Its bytes. They stay where they are until the last clone or slice is dropped.

@@ -70,11 +70,21 @@ pub(crate) fn link_to(
     if theirs.version != VERSION {
         return Err(format!("it speaks version {} of the introduction, and not {VERSION}", theirs.version));
     }
-    let address = reachable(&theirs.address, host)?;
+    link_to_endpoint(endpoint, &theirs.address, theirs.incarnation, host)
+}
+
+/// As [`link_to`], to the endpoint of this incarnation, which says to listen at this address.
+pub(crate) fn link_to_endpoint(
+    endpoint: &Endpoint,
+    said: &str,
+    incarnation: u64,
+    host: Option<IpAddr>,
+) -> Result<(Peer, LinkId), String> {
+    let address = reachable(said, host)?;
     let told = |error: LinkError| error.to_string();
     let peer = endpoint.connect(&address.to_string()).map_err(told)?.within(LIMIT);
     peer.share_regions().map_err(told)?;
-    if peer.incarnation() != Some(theirs.incarnation) {
+    if peer.incarnation() != Some(incarnation) {
         return Err(format!("another program listens at {address}"));
     }
     let link = peer.link_with_regions().ok_or("its connection closed")?;

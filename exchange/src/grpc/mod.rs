@@ -24,6 +24,7 @@
 //!   (`AcceptingBody`), and waits for bytes that have to be got.
 //! * HTTP/2 itself runs over any fabric by [`byte_streams`], also without the rest.
 //! * [`inference`] is the service by which programs ask models for inference today.
+//! * [`tensorflow`] sends to tasks of TensorFlow and receives from them.
 //! * Streams, deadlines, cancellation and interceptors are tonic's. A compressed message has no
 //!   references.
 //!
@@ -41,6 +42,7 @@ mod fields;
 pub mod inference;
 pub mod introduction;
 mod layer;
+pub mod tensorflow;
 
 use std::sync::{Arc, OnceLock};
 

@@ -287,7 +287,7 @@ impl Core {
                 let bytes = shape.bytes() as u64;
                 let tensor = SharedTensor::of_bytes(buffer, shape.clone());
                 let tensor = ReceivedTensor::new(ReceivedBytes::Copied(tensor), shape);
-                match receive.slot.end(Ok(Arrived { tensor, lease: Some(lease) })) {
+                match receive.slot.end(Ok(Arrived::inline(tensor, lease))) {
                     None => {
                         self.counts.copied.add(bytes);
                         let (counts, time) = (&mut self.counts, now.since(receive.since));
