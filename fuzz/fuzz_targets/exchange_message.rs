@@ -1,7 +1,7 @@
 //! Whatever another program sends for the tensor exchange: no panic. An introduction and a
 //! reference that decode survive being encoded, and a reference that is accepted names bytes inside
 //! of the region that was announced, a lease of its slot at a time. A request for inference that is
-//! accepted fits its model.
+//! accepted fits its model. A tensor of TensorFlow has as many elements as its dimensions say.
 #![no_main]
 
 use std::sync::Arc;
@@ -19,8 +19,11 @@ use pleach_exchange::message::Description;
 use pleach_exchange::reference::{LinkId, REFERENCE_BYTES};
 use pleach_exchange::server::{Offer, Place, ServerLimits};
 use pleach_exchange::table::Request;
+use pleach_exchange::tensorflow::messages::{RecvTensorRequest, RecvTensorResponse};
+use pleach_exchange::tensorflow::{TensorflowTensor, TransportOption};
 use pleach_exchange::{Calls, Key, Lease, LeaseHolder, Message, Reference, Server};
 use pleach_transport::{Nanos, RegionKey, RemoteSlice};
+use prost::Message as _;
 
 /// Those of the corpus.
 const LINK: LinkId = LinkId(9);
@@ -115,8 +118,35 @@ fn infer(bytes: &[u8]) {
     assert!(call.outputs.len() == 1 && call.outputs[0].number == 0);
 }
 
+/// RecvTensor, both ways: what is read takes no more memory than it may, and survives being sent.
+fn recv_tensor(bytes: &[u8]) {
+    const BYTES_MAX: u64 = 1 << 16;
+    let options = [
+        RecvTensorRequest::decode(bytes).ok().and_then(|request| request.transport_options),
+        RecvTensorResponse::decode(bytes).ok().and_then(|response| response.transport_options),
+    ];
+    for option in options.iter().flatten().filter_map(TransportOption::read) {
+        assert_eq!(TransportOption::read(&option.write()), Some(option));
+    }
+    let Ok(RecvTensorResponse { tensor: Some(message), .. }) = RecvTensorResponse::decode(bytes) else {
+        return;
+    };
+    let Ok(tensor) = TensorflowTensor::read(message, BYTES_MAX) else { return };
+    let elements = tensor.dimensions().iter().product::<u64>();
+    match (tensor.element().bytes(), tensor.bytes(), tensor.strings()) {
+        (Some(size), Some(bytes), None) => {
+            assert_eq!(bytes.len() as u64, elements * size as u64);
+            assert!(bytes.len() as u64 <= BYTES_MAX);
+        }
+        (None, None, Some(strings)) => assert_eq!(strings.len() as u64, elements),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(TensorflowTensor::read(tensor.clone().write(), BYTES_MAX), Ok(tensor));
+}
+
 fuzz_target!(|bytes: &[u8]| {
     infer(bytes);
+    recv_tensor(bytes);
     if let Ok((version, introduction)) = Introduction::decode(bytes) {
         let encoded = introduction.encode().expect("was decoded");
         assert!(encoded.len() <= INTRODUCTION_BYTES_MAX);
