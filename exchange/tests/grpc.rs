@@ -4,7 +4,7 @@ mod tensors;
 
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes};
@@ -14,6 +14,7 @@ use pleach_exchange::grpc::{self, Channel, ConnectError, Layer};
 use pleach_exchange::reference::{LeaseNumber, LinkId};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
 use pleach_transport::{RegionKey, RemoteSlice, Secret, clock};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::codec::CompressionEncoding;
@@ -31,7 +32,7 @@ use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
 /// Longer than any test takes on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// Clients that are killed.
+/// Clients at a time that are killed.
 const CLIENTS: u64 = 64;
 
 /// Longer than tonic's limit of a message.
@@ -625,13 +626,13 @@ async fn services_lend_their_fields_over_verbs() {
     cancelled_calls_return_what_was_lent(ExchangeFabric::Verbs).await;
 }
 
-/// Tells a child that it is a client of this server.
+/// Tells a child that it is one, and of which server it is a client.
 const PART: &str = "PLEACH_TEST_CLIENT_OF";
 
 /// What a client does that will be killed; nothing in the process of the tests.
 #[tokio::test(flavor = "multi_thread")]
 async fn part_of_a_child() {
-    let Ok(address) = std::env::var(PART) else { return };
+    let Some(address) = std::env::var(PART).ok().filter(|address| !address.is_empty()) else { return };
     let receiver = open(ExchangeFabric::Auto);
     let (client, _) = client(&receiver, address.parse().expect("an address")).await;
     let own = lendable(&receiver, 100_000);
@@ -650,39 +651,63 @@ async fn part_of_a_child() {
     }
 }
 
+/// A child of this test that does the part of a test of this name.
+fn child(test: &str, address: &str) -> (Child, String) {
+    let program = std::env::current_exe().expect("this test");
+    let mut child = Command::new(program)
+        .args(["--exact", test, "--nocapture"])
+        .env(PART, address)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("this test starts");
+    let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
+    // The harness may have begun the line.
+    let mut lines = lines.map_while(Result::ok);
+    let said =
+        lines.find_map(|line| line.find("ready").map(|at| line[at + "ready".len()..].trim().to_owned()));
+    (child, said.expect("it did not end by itself"))
+}
+
+/// How long clients come and are killed.
+const KILLING: Duration = Duration::from_secs(10);
+
 #[tokio::test(flavor = "multi_thread")]
 async fn clients_that_are_killed_leave_nothing_behind() {
     let sender = open(ExchangeFabric::Auto);
     let data = lendable(&sender, 100_000);
     let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
-    // A few at a time, each killed at another point of its calls.
-    let programs = (0..CLIENTS).map(|number| {
-        tokio::task::spawn_blocking(move || {
-            let program = std::env::current_exe().expect("this test");
-            let mut child = Command::new(program)
-                .args(["--exact", "part_of_a_child", "--nocapture"])
-                .env(PART, address.to_string())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::null())
-                .spawn()
-                .expect("this test starts");
-            let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
-            let is_ready = lines.map_while(Result::ok).any(|line| line.contains("ready"));
-            std::thread::park_timeout(Duration::from_millis(number % 16));
-            child.kill().expect("it runs");
-            child.wait().expect("it was killed");
-            assert!(is_ready, "the client ended by itself");
+    let until = clock::now() + KILLING;
+    // Each is killed at another point of its calls, and another one comes.
+    let programs = (1..=CLIENTS).map(|number| {
+        std::thread::spawn(move || {
+            let (mut random, mut killed) = (number.wrapping_mul(0x9e37_79b9_7f4a_7c15), 0);
+            while killed == 0 || clock::now() < until {
+                let (mut program, _) = child("part_of_a_child", &address.to_string());
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                std::thread::park_timeout(Duration::from_micros(random % 50_000));
+                program.kill().expect("it runs");
+                program.wait().expect("it was killed");
+                killed += 1;
+            }
+            killed
         })
     });
-    let mut programs = programs.into_iter();
-    while let Some(first) = programs.next() {
-        for program in std::iter::once(first).chain(programs.by_ref().take(3)).collect::<Vec<_>>() {
-            program.await.expect("does not panic");
-        }
-    }
+    let programs = programs.collect::<Vec<_>>();
+    let killed = tokio::task::spawn_blocking(|| {
+        programs.into_iter().map(|program| program.join().expect("does not panic")).sum::<u64>()
+    });
+    let killed = killed.await.expect("does not panic");
+    assert!(
+        killed >= CLIENTS && sender.counts().sent_in_place.tensors > 0,
+        "{killed}: {:?}",
+        sender.counts()
+    );
     wait_for_returns(&sender).await;
     let until = clock::now() + LONG;
-    while sender.counts().links > 0 {
+    while sender.counts().links > 0 || sender.counts().bytes_lent > 0 {
         assert!(clock::now() < until, "{:?}", sender.counts());
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -691,5 +716,90 @@ async fn clients_that_are_killed_leave_nothing_behind() {
     let (mut client, channel) = client(&receiver, address).await;
     assert!(is_linked(&channel));
     assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, data);
+    server.end().await;
+}
+
+/// A server that will be stopped; nothing in the process of the tests.
+#[tokio::test(flavor = "multi_thread")]
+async fn server_of_a_child() {
+    if std::env::var(PART).is_err() {
+        return;
+    }
+    let sender = open(ExchangeFabric::Auto);
+    let data = lendable(&sender, 100_000);
+    let (address, running) = serve(data, Some(&sender), "127.0.0.1:0").await;
+    println!("ready {address}");
+    running.server.await.expect("does not panic");
+}
+
+/// Sends a signal; of a stop, waits until all threads have stopped.
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+    if signal == Signal::STOP {
+        let state = waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED);
+        assert!(state.expect("is a child").is_some_and(|(_, status)| status.stopped()));
+    }
+}
+
+/// What a stopped program is let go on after: shorter than the deadline of calls.
+const PAUSE: Duration = Duration::from_millis(300);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_server_is_waited_for_and_a_stopped_one_until_the_deadline() {
+    let (mut program, address) = child("server_of_a_child", "");
+    let receiver = open(ExchangeFabric::Auto);
+    let (mut client, channel) = client(&receiver, address.parse().expect("an address")).await;
+    assert!(is_linked(&channel));
+    let own = lendable(&receiver, 100_000);
+    let sum = tensors::sum(&tensor(own.clone()));
+    let held = client.get(ask(100_000)).await.expect("is served").into_inner().data;
+    signal(&program, Signal::STOP);
+    let limited = |message| {
+        let mut request = Request::new(message);
+        request.set_timeout(PAUSE / 3);
+        request
+    };
+    let refused = client.get(limited(ask(100_000))).await.expect_err("is stopped");
+    assert!(matches!(refused.code(), Code::Cancelled | Code::DeadlineExceeded), "{refused}");
+    let mut late = client.clone();
+    let slow = tokio::spawn(async move { late.sum(tensor(own)).await });
+    tokio::time::sleep(PAUSE).await;
+    assert!(!slow.is_finished() && tensors::sum(&tensor(held.clone())) == sum, "what was received stays");
+    signal(&program, Signal::CONT);
+    let total = slow.await.expect("does not panic").expect("is served").into_inner().sum;
+    assert_eq!(total, sum);
+    assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, held);
+    wait_for_returns(&receiver).await;
+    program.kill().expect("it runs");
+    program.wait().expect("it was killed");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_client_keeps_what_it_reads_and_holds_up_nobody() {
+    let sender = open(ExchangeFabric::Auto);
+    let data = lendable(&sender, 100_000);
+    let (address, server) = serve(data.clone(), Some(&sender), "127.0.0.1:0").await;
+    let (mut program, _) = child("part_of_a_child", &address.to_string());
+    let receiver = open(ExchangeFabric::Auto);
+    let (mut client, _) = client(&receiver, address).await;
+    let until = clock::now() + LONG;
+    while sender.counts().leases == 0 {
+        assert!(clock::now() < until, "{:?}", sender.counts());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    signal(&program, Signal::STOP);
+    for _ in 0..10 {
+        assert_eq!(client.get(ask(100_000)).await.expect("is served").into_inner().data, data);
+    }
+    tokio::time::sleep(PAUSE).await;
+    let before = sender.counts().sent_in_place.tensors;
+    signal(&program, Signal::CONT);
+    while sender.counts().sent_in_place.tensors < before + 10 {
+        assert!(clock::now() < until, "{:?}", sender.counts());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    program.kill().expect("it runs");
+    program.wait().expect("it was killed");
+    wait_for_returns(&sender).await;
     server.end().await;
 }

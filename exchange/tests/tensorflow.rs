@@ -15,6 +15,7 @@ use pleach_exchange::tensorflow::messages::{Ignored, RecvTensorRequest, RecvTens
 use pleach_exchange::tensorflow::{ElementKind, TensorflowTensor};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, SharedTensor, TensorWay};
 use pleach_transport::clock;
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
@@ -299,6 +300,89 @@ async fn a_task_that_is_not_there_or_ends_is_unavailable() {
     drop(end);
 }
 
+/// Tells a child that it is one.
+const PART: &str = "PLEACH_TEST_TASK";
+
+/// A task that will be stopped; nothing in the process of the tests.
+#[tokio::test(flavor = "multi_thread")]
+async fn task_of_a_child() {
+    if std::env::var(PART).is_err() {
+        return;
+    }
+    let task = Task::serve(open(ExchangeFabric::Auto), options()).await;
+    let sent = tensor(ElementKind::Uint8, &[1 << 20], counted(1 << 20));
+    let shared = share(&task.endpoint, &sent).expect("there is memory");
+    task.endpoint.publish(ANY_STEP, [(task.service.key("x", THERE), shared)].into());
+    println!("ready {}", task.address);
+    task.server.await.expect("does not panic");
+}
+
+/// Sends a signal; of a stop, waits until all threads have stopped.
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_child(child), signal).expect("it runs");
+    if signal == Signal::STOP {
+        let state = waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED);
+        assert!(state.expect("is a child").is_some_and(|(_, status)| status.stopped()));
+    }
+}
+
+/// What a stopped program is let go on after: shorter than the deadline of calls.
+const PAUSE: Duration = Duration::from_millis(300);
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slow_task_is_waited_for_a_stopped_one_until_the_deadline_and_a_killed_one_not() {
+    let mut child = Command::new(std::env::current_exe().expect("this test"))
+        .args(["--exact", "task_of_a_child", "--nocapture"])
+        .env(PART, "")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("this test starts");
+    let lines = BufReader::new(child.stdout.take().expect("is piped")).lines();
+    let mut lines = lines.map_while(Result::ok);
+    let address = lines.find_map(|line| line.find("ready").map(|at| line[at + 6..].trim().to_owned()));
+    let receiver = open(ExchangeFabric::Auto);
+    let client = WorkerClient::connect(&receiver, &address.expect("it serves")).await.expect("listens");
+    let key = client.devices(LONG).await.expect("is served")[0].name.clone();
+    let key = format!("{key};{INCARNATION:016x};{THERE};x;0:0");
+    let expected = tensor(ElementKind::Uint8, &[1 << 20], counted(1 << 20));
+    let received = client.receive(1, &key, LONG).await.expect("is published");
+    assert_eq!(received, Received { tensor: Some(expected), way: TensorWay::InPlace });
+    signal(&child, Signal::STOP);
+    let late = client.receive(1, &key, PAUSE / 3).await.expect_err("is stopped");
+    assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+    let slow = tokio::spawn({
+        let (client, key) = (client.clone(), key.clone());
+        async move { client.receive(2, &key, LONG).await }
+    });
+    tokio::time::sleep(PAUSE).await;
+    assert!(!slow.is_finished());
+    signal(&child, Signal::CONT);
+    assert_eq!(slow.await.expect("does not panic").expect("is published"), received);
+    let waiting = tokio::spawn({
+        let (client, key) = (client.clone(), key.replace(";x;", ";never;"));
+        async move { (client.receive(3, &key, LONG).await, client) }
+    });
+    // Published names fail at once where they are not there.
+    let (missing, client) = waiting.await.expect("does not panic");
+    assert_eq!(missing.expect_err("is not published").code(), Code::NotFound);
+    signal(&child, Signal::STOP);
+    let waiting = tokio::spawn({
+        let (client, key) = (client.clone(), key.clone());
+        async move { client.receive(4, &key, LONG).await }
+    });
+    tokio::time::sleep(PAUSE).await;
+    let killed = clock::now();
+    child.kill().expect("it runs");
+    child.wait().expect("it was killed");
+    let lost = waiting.await.expect("does not panic").expect_err("was killed");
+    assert!(clock::now().since(killed) < LONG / 6, "it is not waited for");
+    assert_eq!(lost.code(), Code::Unavailable, "{lost}");
+    let again = client.receive(5, &key, LONG).await.expect_err("is gone");
+    assert_eq!(again.code(), Code::Unavailable, "{again}");
+    assert_eq!(received.tensor.and_then(|tensor| tensor.bytes().map(|bytes| bytes[1000])), Some(247));
+}
+
 /// A task of TensorFlow, which is killed at the end.
 struct TensorFlow {
     child: Child,
@@ -457,6 +541,16 @@ async fn drained(task: &Task, receiver: &Endpoint, tensorflow: &mut TensorFlow) 
     let late = client.receive(1, &key("never", device.incarnation), limit).await.expect_err("never comes");
     assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
     client.clean_up(1, LONG).await.expect("is served");
+    signal(&tensorflow.child, Signal::STOP);
+    let stopped = client.devices(limit).await.expect_err("is stopped");
+    assert_eq!(stopped.code(), Code::DeadlineExceeded, "{stopped}");
+    let slow = tokio::spawn({
+        let client = client.clone();
+        async move { client.devices(LONG).await }
+    });
+    tokio::time::sleep(PAUSE).await;
+    signal(&tensorflow.child, Signal::CONT);
+    assert_eq!(slow.await.expect("does not panic").expect("goes on"), devices);
     // The task is killed, and its receives fail with what they were about.
     let never = key("never", device.incarnation);
     let waiting = tokio::spawn({
