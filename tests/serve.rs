@@ -1,13 +1,14 @@
 //! `pleach graph serve`, as clients of KServe's protocol use it.
 
 use std::collections::HashMap;
-use std::io::{BufRead as _, BufReader, Read as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
 use bytes::Bytes;
+use pleach::exchange::grpc::{self, inference};
 use pleach::exchange::inference::messages::infer_parameter::ParameterChoice;
 use pleach::exchange::inference::messages::model_infer_request::{
     InferInputTensor, InferRequestedOutputTensor,
@@ -20,6 +21,7 @@ use pleach::exchange::inference::messages::{
     SystemSharedMemoryStatusRequest, SystemSharedMemoryStatusResponse, SystemSharedMemoryUnregisterRequest,
     SystemSharedMemoryUnregisterResponse,
 };
+use pleach::exchange::{Endpoint, EndpointOptions};
 use pleach::graph::onnx::Model;
 use pleach::graph::run::{Job, Rten, Tensor};
 use pleach::graph::{Costs, Machine, Partition, Placement};
@@ -30,10 +32,14 @@ use tokio::runtime::Runtime;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 use tonic_prost::ProstCodec;
 
 #[allow(dead_code)] // Not every test reads JSON.
 mod launcher;
+mod ports;
 
 use launcher::{Folder, finish, pleach, rank_process, signal, status_of, text, wait_until};
 
@@ -295,6 +301,104 @@ fn a_server_says_what_it_is_and_what_its_model_takes() {
             client.call::<_, SystemSharedMemoryStatusResponse>("SystemSharedMemoryStatus", all).await;
         let (code, text) = code_and_text(refused);
         assert!(code == Code::Unimplemented && text.contains("--allow-client-shm"), "{text}");
+    });
+}
+
+#[test]
+fn a_client_asks_for_the_health_of_the_server() {
+    let folder = Folder::new("serve-health");
+    let server = Server::of_model(&folder, &[]);
+    runtime().block_on(async {
+        let Client(channel) = Client::connect(&server).await;
+        let mut client = HealthClient::new(channel);
+        let of = |service: &str| HealthCheckRequest { service: service.to_owned() };
+        for service in ["", inference::SERVICE] {
+            let answer = client.check(of(service)).await.expect("it is served").into_inner();
+            assert_eq!(answer.status(), ServingStatus::Serving, "{service:?}");
+        }
+        let unknown = client.check(of("nobody")).await.expect_err("it is not served");
+        assert_eq!(unknown.code(), Code::NotFound);
+    });
+}
+
+/// The metrics that a server has at this port.
+fn metrics(port: u16) -> String {
+    let mut stream = std::net::TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+    stream.set_read_timeout(Some(Duration::from_secs(60))).expect("it is a socket");
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").expect("it reads");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("it answers");
+    text
+}
+
+#[test]
+fn long_inputs_and_outputs_go_by_reference_between_programs_of_pleach() {
+    const ROWS: usize = 64;
+    let model = "pleach-graph 1\ngraph g\nopset 17\ninput x f32 [rows, 1024]\nnode y Relu(x) -> y ? ?\n\
+                 output y\n";
+    let folder = Folder::new("serve-references");
+    let port = ports::reserve(1);
+    let (model, port_text) = (folder.file("model.graph", model), port.to_string());
+    let server = Server::start(&model, &["--name", "m", "--metrics", &port_text]);
+    let endpoint = Endpoint::open(&EndpointOptions::default()).expect("a port is free");
+    let mut values = endpoint.tensor::<f32>(&[ROWS, 1024]).expect("there is memory");
+    values.iter_mut().enumerate().for_each(|(at, value)| *value = at as f32 - 1000.0);
+    let expected: Vec<f32> = values.iter().map(|value| value.max(0.0)).collect();
+    let request = ModelInferRequest {
+        model_name: "m".to_owned(),
+        inputs: vec![input("x", "FP32", &[ROWS as i64, 1024])],
+        raw_input_contents: vec![values.share().into_bytes()],
+        ..ModelInferRequest::default()
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    runtime.expect("it starts").block_on(async {
+        let Client(plain) = Client::connect(&server).await;
+        let channel = grpc::Channel::over(&endpoint, plain.clone(), Some("127.0.0.1")).await;
+        let channel = channel.expect("it opens");
+        assert!(channel.requests_by_reference() && channel.answers_by_reference());
+        for _ in 0..3 {
+            let mut client = tonic::client::Grpc::new(channel.clone());
+            client.ready().await.expect("it listens");
+            let path = PathAndQuery::from_static("/inference.GRPCInferenceService/ModelInfer");
+            let codec = grpc::Codec::<ModelInferRequest, ModelInferResponse>::default();
+            let answer = client.unary(Request::new(request.clone()), path, codec).await;
+            let answer = answer.expect("it is served").into_inner();
+            assert_eq!(answer.raw_output_contents, [bytes_of(&expected)]);
+        }
+        // A client without pleach is served by the same call.
+        let answer = Client(plain).infer(request).await.expect("it is served");
+        assert_eq!(answer.raw_output_contents, [bytes_of(&expected)]);
+    });
+    let counts = endpoint.counts();
+    assert_eq!((counts.sent_in_place.tensors, counts.in_place.tensors), (3, 3), "{counts:?}");
+    let text = metrics(port);
+    for line in [
+        "pleach_exchange_tensors_total{direction=\"sent\",way=\"in_place\"} 3\n",
+        "pleach_exchange_tensors_total{direction=\"received\",way=\"in_place\"} 3\n",
+        "pleach_exchange_inline_total{reason=\"no_regions\"} 1\n",
+    ] {
+        assert!(text.contains(line), "{line}{text}");
+    }
+    wait_until("all bytes are back", || endpoint.counts().bytes_lent == 0);
+    wait_until("all bytes are back", || metrics(port).contains("\npleach_exchange_lent_bytes 0\n"));
+}
+
+#[test]
+fn a_slow_rank_is_waited_for() {
+    let folder = Folder::new("serve-slow");
+    let server = Server::of_model(&folder, &[]);
+    let process = server.rank(0);
+    runtime().block_on(async {
+        let client = Client::connect(&server).await;
+        stop(process);
+        let calls = send_requests(&client, 4);
+        // Longer than a healthy rank takes, and shorter than the server waits.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        assert!(calls.iter().all(|call| !call.is_finished()));
+        signal(process, Signal::CONT);
+        for call in calls {
+            call.await.expect("no panic").expect("the rank goes on");
+        }
     });
 }
 
@@ -707,7 +811,13 @@ fn what_cannot_be_served_is_said_in_a_line() {
     let unknown = file("unknown", "input x f32 [2]\nnode a Nonsense(x) -> a f32 [2]\noutput a\n");
     let taken = std::net::TcpListener::bind(("127.0.0.1", 0)).expect("a port is free");
     let taken = taken.local_addr().map(|address| (address.to_string(), taken)).expect("it is bound");
-    let cases: [(&str, &[&str], i32, &str); 7] = [
+    let rendezvous = format!("file://{}", folder.path("rendezvous"));
+    let by_hand = ["--rank", "0", "--world-size", "2", "--rendezvous", &rendezvous];
+    let contradicting = [&["--listen", "127.0.0.1:0", "--ranks", "2"], &by_hand[..]].concat();
+    let busy = ["--listen", "127.0.0.1:0", "--metrics", &taken.0];
+    let cases: [(&str, &[&str], i32, &str); 9] = [
+        (&good, &contradicting, 2, "--ranks 2 and 1 more that listens, but"),
+        (&good, &busy, 2, &taken.0),
         (&good, &["--listen", &taken.0], 1, "Address already in use"),
         (&good, &["--listen", "127.0.0.1"], 2, "write HOST:PORT"),
         (&good, &["--listen", "127.0.0.1:99999"], 2, "write HOST:PORT"),

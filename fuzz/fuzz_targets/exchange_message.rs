@@ -102,7 +102,7 @@ fn model() -> ModelInterface {
 /// A request for inference: what is accepted has all inputs in their sizes.
 fn infer(bytes: &[u8]) {
     let model = model();
-    let Ok(request) = inference::decode(bytes.to_vec().into()) else { return };
+    let Ok(request) = inference::decode(bytes) else { return };
     let fields = request.inputs.len() + request.outputs.len() + request.raw_input_contents.len();
     assert!(fields <= inference::FIELDS_MAX);
     let Ok(call) = model.check(request) else { return };

@@ -24,7 +24,7 @@ use crate::endpoint::InlineReason;
 use crate::gathered::{self, Beginning, FIELDS_MAX, Field};
 
 /// Shorter fields are copied: that costs less than a lease.
-const FIELD_BYTES_MIN: usize = 16 << 10;
+pub(crate) const FIELD_BYTES_MIN: usize = 16 << 10;
 
 /// A codec of protobuf whose long fields go by reference: for `codec_path` of `tonic-prost-build`.
 pub struct Codec<E, D> {
@@ -205,15 +205,17 @@ unsafe impl BufMut for Writing<'_, '_> {
     }
 }
 
-/// A message by reference as it is decoded.
-struct Pieces {
+/// A message by reference as it is decoded. Clones share the bytes.
+#[derive(Clone)]
+pub(crate) struct Pieces {
     pieces: VecDeque<Bytes>,
     left: usize,
 }
 
 impl Pieces {
-    /// The message of these bytes, with the fields that were accepted for it.
-    fn of(whole: &Bytes) -> Result<Self, Status> {
+    /// The message of these bytes, which begin with a zero, with the fields that were accepted for
+    /// it.
+    pub(crate) fn of(whole: &Bytes) -> Result<Self, Status> {
         let malformed = || Status::internal("a message by reference is malformed");
         let decoded = gathered::decode(whole, whole.len()).map_err(|_| malformed())?;
         let Beginning::Fields(fields, start) = decoded else { return Err(malformed()) };

@@ -11,9 +11,10 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use bytes::Bytes;
 use pleach_transport::mutex::lock;
+use pleach_vocabulary::DataType;
 
 use crate::endpoint::rpcs::RpcLends;
-use crate::endpoint::{Endpoint, InlineReason};
+use crate::endpoint::{Endpoint, InlineReason, SharedTensor, TensorMemoryError, TensorShape};
 use crate::gathered::RegisteredPart;
 use crate::reference::{LeaseNumber, LinkId, Reference};
 
@@ -50,6 +51,20 @@ impl Lender {
             self.endpoint.lend_for_rpc(link, self.rpc, &self.lends, &tensor)
         });
         lent.map_err(|reason| self.field_goes_inline(length, reason)).ok()
+    }
+
+    /// The same bytes in lendable memory, where there is some; a copy, if they lie elsewhere.
+    pub(crate) fn lendable(&self, bytes: Bytes) -> Bytes {
+        if self.endpoint.lendable(bytes.clone()).is_some() {
+            return bytes;
+        }
+        let copied = TensorShape::new(DataType::U8, &[bytes.len()]).and_then(|shape| {
+            self.endpoint.tensor_of_bytes(&shape, |target| {
+                target.copy_from_slice(&bytes);
+                Ok::<(), TensorMemoryError>(())
+            })
+        });
+        copied.map_or(bytes, SharedTensor::into_bytes)
     }
 
     /// Counts a field of so many bytes.

@@ -5,6 +5,9 @@
 //! ModelInfer, and SystemSharedMemoryStatus, -Register and -Unregister. Anything else is
 //! UNIMPLEMENTED. All texts of errors are one line and say what was expected.
 //!
+//! Behind a [`super::Layer`], long inputs and outputs go by reference to and from programs whose
+//! channel is one of pleach: their messages have the codec [`super::Codec`].
+//!
 //! A call that is cancelled, or whose deadline is over, drops the future of
 //! [`InferenceModel::infer`]; nothing waits for its result any more.
 //!
@@ -22,11 +25,13 @@ use bytes::{Buf as _, Bytes};
 use prost::Message;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder};
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::{Request, Response};
 use tonic::server::{Grpc, NamedService, UnaryService};
-use tonic_prost::{ProstCodec, ProstEncoder};
+use tonic_prost::ProstCodec;
 
+use super::codec::{FIELD_BYTES_MIN, Pieces};
+use super::fields;
 use crate::inference::messages::infer_parameter::ParameterChoice;
 use crate::inference::messages::model_infer_response::InferOutputTensor;
 use crate::inference::messages::model_metadata_response::TensorMetadata;
@@ -390,23 +395,42 @@ impl<M: InferenceModel> NamedService for InferenceService<M> {
     const NAME: &'static str = SERVICE;
 }
 
-/// The codec of ModelInfer: requests are decoded by [`decode`].
+/// The codec of ModelInfer: requests are decoded by [`decode`], and long inputs and outputs go by
+/// reference where the server has a [`super::Layer`].
 struct InferCodec;
 
 struct InferDecoder;
 
+struct InferEncoder;
+
 impl Codec for InferCodec {
     type Encode = ModelInferResponse;
     type Decode = ModelInferRequest;
-    type Encoder = ProstEncoder<ModelInferResponse>;
+    type Encoder = InferEncoder;
     type Decoder = InferDecoder;
 
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::default()
+    fn encoder(&mut self) -> InferEncoder {
+        InferEncoder
     }
 
     fn decoder(&mut self) -> InferDecoder {
         InferDecoder
+    }
+}
+
+impl Encoder for InferEncoder {
+    type Item = ModelInferResponse;
+    type Error = Status;
+
+    fn encode(&mut self, mut answer: ModelInferResponse, target: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        // What a model gives lies anywhere, and a client that reads references is worth a copy.
+        if let Some(lender) = fields::lender().filter(|lender| lender.refusal().is_none()) {
+            let outputs = answer.raw_output_contents.iter_mut();
+            for output in outputs.filter(|output| output.len() >= FIELD_BYTES_MIN) {
+                *output = lender.lendable(std::mem::take(output));
+            }
+        }
+        super::Codec::<ModelInferResponse, ModelInferRequest>::default().encoder().encode(answer, target)
     }
 }
 
@@ -415,6 +439,8 @@ impl Decoder for InferDecoder {
     type Error = Status;
 
     fn decode(&mut self, source: &mut DecodeBuf<'_>) -> Result<Option<ModelInferRequest>, Status> {
-        Ok(Some(decode(source.copy_to_bytes(source.remaining()))?))
+        let whole = source.copy_to_bytes(source.remaining());
+        let request = if whole.first() == Some(&0) { decode(Pieces::of(&whole)?) } else { decode(whole) };
+        Ok(Some(request?))
     }
 }

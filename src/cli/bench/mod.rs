@@ -279,7 +279,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let joined = wiring.as_ref().map(|wiring| wiring.topology().ranks());
     let ranks = match joined {
         Some(ranks) if arguments.fabric == Some(BenchFabric::Simulated) => ranks,
-        _ => rank_count(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS)?,
+        _ => rank_count(&arguments.world, arguments.ranks.or(joined), DEFAULT_RANKS, 0)?,
     };
     let task = task(arguments, collective, ranks, wiring.as_ref())?;
     let sweep = if matches!(task.collective, Collective::Barrier) {

@@ -99,8 +99,7 @@ impl Loaded {
     /// Reads a model for the ranks of the world; with a caller, the last of them computes nothing.
     pub(crate) fn read(arguments: &JobArguments, has_caller: bool) -> Result<Self, CommandError> {
         let callers = u32::from(has_caller);
-        let asked = arguments.model.ranks.map(|ranks| ranks + callers);
-        let ranks = rank_count(&arguments.world, asked, 1 + callers)?;
+        let ranks = rank_count(&arguments.world, arguments.model.ranks, 1, callers)?;
         let Some(ranks) = ranks.checked_sub(callers).filter(|ranks| *ranks > 0) else {
             let text = "no run: there is one rank, and one more has to serve; start two ranks or more";
             return Err(CommandError::typed(text));

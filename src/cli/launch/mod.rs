@@ -137,14 +137,22 @@ pub(crate) struct WorldArguments {
     rendezvous: Option<Rendezvous>,
 }
 
-/// The world in which this process was started. `ranks` must not contradict it.
-fn find_world(arguments: &WorldArguments, ranks: Option<u32>) -> Result<Option<World>, CommandError> {
+/// The world in which this process was started. `ranks`, and `beside` more that a person does not
+/// count with `--ranks`, must not contradict it.
+fn find_world(
+    arguments: &WorldArguments,
+    ranks: Option<u32>,
+    beside: u32,
+) -> Result<Option<World>, CommandError> {
     let WorldArguments { rank, world_size, rendezvous } = arguments.clone();
     let world = World::find(&ExplicitWorld { rank, world_size, rendezvous }).map_err(CommandError::usage)?;
     match (&world, ranks) {
-        (Some(World { world_size, launcher, .. }), Some(ranks)) if ranks != *world_size => {
+        (Some(World { world_size, launcher, .. }), Some(ranks))
+            if world_size.checked_sub(beside) != Some(ranks) =>
+        {
+            let more = if beside == 0 { String::new() } else { format!(" and {beside} more that listens") };
             Err(CommandError::typed(format!(
-                "ranks contradict: --ranks {ranks}, but {launcher} says {world_size}; leave --ranks away"
+                "ranks contradict: --ranks {ranks}{more}, but {launcher} says {world_size}; leave --ranks away"
             )))
         }
         _ => Ok(world),
@@ -153,24 +161,25 @@ fn find_world(arguments: &WorldArguments, ranks: Option<u32>) -> Result<Option<W
 
 /// Whether this process was started as one of several ranks.
 pub(crate) fn is_one_of_several(arguments: &WorldArguments) -> Result<bool, CommandError> {
-    Ok(find_world(arguments, None)?.is_some_and(|world| world.world_size > 1))
+    Ok(find_world(arguments, None, 0)?.is_some_and(|world| world.world_size > 1))
 }
 
 /// The number of ranks of a later [`rank_or_launch`], so that arguments can be checked before any
-/// rank is started.
+/// rank is started. There are `beside` more than `ranks` says.
 pub(crate) fn rank_count(
     arguments: &WorldArguments,
     ranks: Option<u32>,
     default_ranks: u32,
+    beside: u32,
 ) -> Result<u32, CommandError> {
-    if let Some(world) = find_world(arguments, ranks)? {
+    if let Some(world) = find_world(arguments, ranks, beside)? {
         return Ok(world.world_size);
     }
-    let ranks = ranks.unwrap_or(default_ranks);
-    if (1..=WORLD_SIZE_MAX).contains(&ranks) {
-        return Ok(ranks);
+    let (ranks, most) = (ranks.unwrap_or(default_ranks), WORLD_SIZE_MAX - beside);
+    if (1..=most).contains(&ranks) {
+        return Ok(ranks + beside);
     }
-    Err(CommandError::typed(format!("bad number of ranks: --ranks {ranks}; give 1 to {WORLD_SIZE_MAX}")))
+    Err(CommandError::typed(format!("bad number of ranks: --ranks {ranks}; give 1 to {most}")))
 }
 
 /// This process's place in the world in which it was started. Outside a world: starts this same
@@ -182,10 +191,10 @@ pub(crate) fn rank_or_launch(
     default_ranks: u32,
     bind: Option<Bind>,
 ) -> Result<Option<World>, CommandError> {
-    if let Some(world) = find_world(arguments, ranks)? {
+    if let Some(world) = find_world(arguments, ranks, 0)? {
         return Ok(Some(world));
     }
-    let ranks = rank_count(arguments, ranks, default_ranks)?;
+    let ranks = rank_count(arguments, ranks, default_ranks, 0)?;
     if ranks == 1 {
         return Ok(Some(World::alone()));
     }
@@ -234,6 +243,18 @@ const SECRET_VARIABLE: &str = "PLEACH_SECRET_FILE";
 /// The file's name in its folder.
 const FILE: &str = "secret";
 
+/// How the folder's name begins.
+const FOLDER: &str = "pleach-job-";
+
+/// Whether the secret of this rank is one that the launcher drew for the job, so that no program
+/// beside the job can know it.
+#[cfg(feature = "grpc")]
+pub(crate) fn has_secret_of_job() -> bool {
+    let file = std::env::var_os(SECRET_VARIABLE).map(PathBuf::from);
+    let folder = file.as_deref().and_then(Path::parent).and_then(Path::file_name);
+    folder.is_some_and(|name| name.as_encoded_bytes().starts_with(FOLDER.as_bytes()))
+}
+
 /// A folder with a secret, removed when dropped.
 struct JobSecret {
     folder: PathBuf,
@@ -248,7 +269,7 @@ impl JobSecret {
             own.filter(|path| path.is_absolute() && access(path, Access::WRITE_OK | Access::EXEC_OK).is_ok());
         let random: String = challenge()[..12].iter().map(|byte| format!("{byte:02x}")).collect();
         let place = own.unwrap_or_else(std::env::temp_dir);
-        Self { folder: place.join(format!("pleach-job-{random}")) }
+        Self { folder: place.join(format!("{FOLDER}{random}")) }
     }
 
     /// Makes the folder and writes a fresh secret. The caller has ensured before that signals do

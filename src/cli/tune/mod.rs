@@ -147,7 +147,7 @@ fn measure_all(
 
 /// The table of the cost model, as it is where nothing is pinned.
 fn predict(arguments: &Arguments, sizes: &[u64]) -> Result<(), CommandError> {
-    let ranks = rank_count(&arguments.world, arguments.ranks, DEFAULT_RANKS)?;
+    let ranks = rank_count(&arguments.world, arguments.ranks, DEFAULT_RANKS, 0)?;
     let fabric = match arguments.fabric {
         FabricChoice::Only(fabric) => fabric,
         FabricChoice::Auto => Fabric::Shm,

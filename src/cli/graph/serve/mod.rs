@@ -5,6 +5,7 @@
 
 use super::job::JobArguments;
 use crate::cli::CommandError;
+use crate::cli::metrics::MetricsAddress;
 
 #[cfg(feature = "grpc")]
 mod model;
@@ -31,6 +32,9 @@ pub(crate) struct Arguments {
     /// outputs are written: any that this user may open
     #[arg(long)]
     allow_client_shm: bool,
+    /// Serve metrics of tensors by way, at PORT of loopback, or at IP:PORT
+    #[arg(long, value_name = "ADDR")]
+    metrics: Option<MetricsAddress>,
 }
 
 /// Runs `pleach graph serve`.

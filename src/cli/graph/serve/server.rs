@@ -4,7 +4,9 @@ use std::fmt::Display;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs as _};
 use std::time::Duration;
 
-use pleach::exchange::grpc::inference::InferenceService;
+use pleach::exchange::grpc::Layer;
+use pleach::exchange::grpc::inference::{self, InferenceService};
+use pleach::exchange::{Endpoint, EndpointOptions};
 use pleach::graph::run::{Caller, Job, Part, Regions, serve_rank};
 use pleach::transport::Rank;
 use pleach::transport::rendezvous::Joined;
@@ -13,6 +15,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use super::super::job::{
     JobArguments, Loaded, PATIENCE, TransferChoice, join_ranks, open_regions, slots, wrong,
@@ -20,7 +24,7 @@ use super::super::job::{
 use super::Arguments;
 use super::model::{Served, interface, requests};
 use crate::cli::CommandError;
-use crate::cli::launch::rank_or_launch;
+use crate::cli::launch::{has_secret_of_job, rank_or_launch};
 use crate::cli::output::{print, visible};
 
 /// How long a rank waits for a request. The caller's own patience bounds an iteration, and a rank
@@ -64,6 +68,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let caller = ranks - 1;
     // What is taken or refused is said before ranks wait for each other.
     let listener = (rank == caller).then(|| listen(arguments, &addresses)).transpose()?;
+    let endpoint = (rank == caller).then(|| endpoint(arguments)).transpose()?;
     let part = job.load_part(rank).map_err(|error| wrong(of_job, &error))?;
     let joined = join_ranks(of_job, &job, &world, slots(of_job, &job), &[])?;
     // The store is rank 0's, and others may still ask it.
@@ -71,10 +76,13 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let patience = if rank == caller { PATIENCE } else { IDLE };
     let regions = open_regions(of_job, &job, (device, events), patience, is_crowded);
     let regions = regions.map_err(|error| ended(rank, &error))?;
-    let Some(listener) = listener else { return Err(compute(of_job, &job, part, regions, rank)) };
+    let (Some(listener), Some(endpoint)) = (listener, endpoint) else {
+        return Err(compute(of_job, &job, part, regions, rank));
+    };
     let mut caller = Caller::new(&job, part, regions, of_job.depth).map_err(|error| ended(rank, &error))?;
     let (served, requests) = requests(job.graph, interface, caller.waker());
-    let front = Front::open(listener, InferenceService::new(served, arguments.allow_client_shm));
+    let service = InferenceService::new(served, arguments.allow_client_shm);
+    let front = Front::open(listener, &endpoint, service);
     let front = front.map_err(|error| CommandError::failed(format!("nothing is served: {error}")))?;
     print("address", &format!("listening on {}\n", front.address))?;
     let text = requests.carry(&mut caller);
@@ -122,16 +130,33 @@ fn listen(arguments: &Arguments, addresses: &[SocketAddr]) -> Result<TcpListener
     })
 }
 
+/// The end of the exchange: by it, inputs and outputs go by reference to clients of pleach.
+fn endpoint(arguments: &Arguments) -> Result<Endpoint, CommandError> {
+    let mut options = EndpointOptions::from_env().map_err(CommandError::usage)?;
+    if has_secret_of_job() {
+        options.secret = None;
+    }
+    if let Some(address) = arguments.metrics {
+        options.metrics = Some(address.0);
+    }
+    Endpoint::open(&options).map_err(CommandError::usage)
+}
+
 /// The server, and its threads.
 struct Front {
     runtime: Runtime,
     address: SocketAddr,
+    health: HealthReporter,
     end: oneshot::Sender<()>,
     serving: JoinHandle<Result<(), tonic::transport::Error>>,
 }
 
 impl Front {
-    fn open(listener: TcpListener, service: InferenceService<Served>) -> std::io::Result<Self> {
+    fn open(
+        listener: TcpListener,
+        endpoint: &Endpoint,
+        service: InferenceService<Served>,
+    ) -> std::io::Result<Self> {
         let address = listener.local_addr()?;
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build()?;
@@ -141,18 +166,27 @@ impl Front {
         };
         let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         let (end, ended) = oneshot::channel::<()>();
+        let (health, health_service) = tonic_health::server::health_reporter();
+        runtime.block_on(health.set_serving::<InferenceService<Served>>());
         let server = Server::builder()
+            .layer(Layer::new(endpoint))
             .initial_stream_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_concurrent_streams(CALLS_MAX)
+            .add_service(health_service)
             .add_service(service);
         let ended = async { drop(ended.await) };
         let serving = runtime.spawn(server.serve_with_incoming_shutdown(incoming, ended));
-        Ok(Self { runtime, address, end, serving })
+        Ok(Self { runtime, address, health, end, serving })
     }
 
     /// Ends once the last answers are sent.
     fn end(self) {
+        self.runtime.block_on(async {
+            for service in ["", inference::SERVICE] {
+                self.health.set_service_status(service, ServingStatus::NotServing).await;
+            }
+        });
         drop(self.end);
         let serving = self.serving;
         // A client that does not take its answer in time loses it.
