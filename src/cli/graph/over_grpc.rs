@@ -211,6 +211,102 @@ pub(crate) struct Plan {
     pub(crate) patience: Duration,
 }
 
+/// A connection to a rank that sends, on its way.
+type Connecting = (Rank, BoxFuture<Result<transport::Channel, transport::Error>>);
+
+/// The servers of a rank, and its connections to others.
+struct Front<'a> {
+    runtime: &'a Runtime,
+    mailbox: &'a Arc<Mailbox>,
+    /// The ranks that send to this one.
+    senders: &'a [Rank],
+    servers: Vec<Serving>,
+    connecting: Vec<Connecting>,
+}
+
+impl Front<'_> {
+    /// Serves on a socket of loopback and dials those of the senders: the ranks of a comparison are
+    /// on one host.
+    fn open_sockets(
+        &mut self,
+        plan: &Plan,
+        store: Option<&mut (dyn Store + 'static)>,
+    ) -> Result<(), TransportError> {
+        let own = {
+            let _in_runtime = self.runtime.enter();
+            let (own, incoming) = listen().map_err(|error| not_started(&error))?;
+            self.serve(incoming);
+            own
+        };
+        let addresses = exchange_addresses(store, plan, own).map_err(|error| not_started(&error))?;
+        for from in self.senders {
+            let server = endpoint(&format!("http://{}", addresses[*from as usize]));
+            let server = server.map_err(|error| not_started(&error))?;
+            self.connecting.push((*from, Box::pin(async move { server.connect().await })));
+        }
+        Ok(())
+    }
+
+    /// Serves and dials over streams of a device.
+    fn open_streams(
+        &mut self,
+        plan: &Plan,
+        device: Box<dyn Device>,
+        events: Vec<Event>,
+    ) -> Result<ByteStreams, TransportError> {
+        let peers: Vec<Rank> = (0..plan.ranks).filter(|peer| *peer != plan.rank).collect();
+        let opened = ByteStreams::open(device, events, &peers, STREAMS);
+        let (streams, opened) = opened.map_err(|error| not_started(&error))?;
+        for (number, stream) in opened.into_iter().enumerate() {
+            let (peer, is_first) = (stream.peer(), number % usize::from(STREAMS) == 0);
+            if is_first == (plan.rank < peer) {
+                self.serve(only(stream));
+            } else if self.senders.contains(&peer) {
+                let server = endpoint("http://rank").map_err(|error| not_started(&error))?;
+                self.connecting.push((peer, Box::pin(stream.channel(server))));
+            }
+        }
+        Ok(streams)
+    }
+
+    /// Starts a server for what comes in.
+    fn serve<I, S, E>(&mut self, incoming: I)
+    where
+        I: tokio_stream::Stream<Item = Result<S, E>> + Send + 'static,
+        S: tokio::io::AsyncRead
+            + tokio::io::AsyncWrite
+            + transport::server::Connected
+            + Unpin
+            + Send
+            + 'static,
+        S::ConnectInfo: Clone + Send + Sync + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let (end, ended) = oneshot::channel::<()>();
+        let service = Served(Service(self.mailbox.clone()));
+        let serving = async move {
+            let ended = async { drop(ended.await) };
+            server().add_service(service).serve_with_incoming_shutdown(incoming, ended).await
+        };
+        self.servers.push((end, self.runtime.spawn(serving)));
+    }
+
+    /// Waits for the connections. Returns the clients, by rank.
+    fn connect(&mut self, patience: Duration) -> Result<BTreeMap<Rank, transport::Channel>, TransportError> {
+        let mut clients = BTreeMap::new();
+        for (from, connecting) in self.connecting.drain(..) {
+            let connected = self.runtime.block_on(async { tokio::time::timeout(patience, connecting).await });
+            let connected = connected.map_err(|_| not_started(&format!("rank {from} does not answer")))?;
+            clients.insert(from, connected.map_err(|error| not_started(&format!("rank {from}: {error}")))?);
+        }
+        Ok(clients)
+    }
+}
+
+fn not_started(error: &dyn std::fmt::Display) -> TransportError {
+    other(GrpcError::Start(error.to_string()))
+}
+
 impl OverGrpc {
     /// Serves this rank's tensors and connects to the ranks that send to it: over sockets, or over
     /// streams of the device, which gives memory for tensors as well.
@@ -220,74 +316,45 @@ impl OverGrpc {
         (device, events): (Box<dyn Device>, Vec<Event>),
         store: Option<&mut (dyn Store + 'static)>,
     ) -> Result<Self, TransportError> {
-        let Plan { rank, ranks, channels, depth, iterations, patience } = plan;
-        let start = |error: &dyn std::fmt::Display| other(GrpcError::Start(error.to_string()));
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
-        let runtime = runtime.map_err(|error| start(&error))?;
+        let runtime = runtime.map_err(|error| not_started(&error))?;
         let mailbox = Arc::new(Mailbox::default());
-        let senders: Vec<Rank> = (0..ranks)
-            .filter(|from| channels.iter().any(|channel| (channel.from, channel.to) == (*from, rank)))
-            .collect();
-        let mut servers = Vec::new();
-        let connecting: Vec<(Rank, BoxFuture<Result<transport::Channel, transport::Error>>)>;
+        let sends_here = |from: &Rank| {
+            plan.channels.iter().any(|channel| (channel.from, channel.to) == (*from, plan.rank))
+        };
+        let senders: Vec<Rank> = (0..plan.ranks).filter(sends_here).collect();
+        let (servers, connecting) = (Vec::new(), Vec::new());
+        let mut front =
+            Front { runtime: &runtime, mailbox: &mailbox, senders: &senders, servers, connecting };
         let keeper = if is_on_sockets {
-            let own = {
-                let _in_runtime = runtime.enter();
-                serve_sockets(&runtime, &mailbox, &mut servers).map_err(|error| start(&error))?
-            };
-            let addresses =
-                exchange_addresses(store, rank, ranks, own, patience).map_err(|error| start(&error))?;
-            let dial = |from: &Rank| {
-                let server = endpoint(&format!("http://{}", addresses[*from as usize]))?;
-                Ok((*from, Box::pin(async move { server.connect().await }) as BoxFuture<_>))
-            };
-            let dialled: Result<Vec<_>, transport::Error> = senders.iter().map(dial).collect();
-            connecting = dialled.map_err(|error| start(&error))?;
+            front.open_sockets(&plan, store)?;
             Keeper::Device(device)
         } else {
-            let peers: Vec<Rank> = (0..ranks).filter(|peer| *peer != rank).collect();
-            let opened = ByteStreams::open(device, events, &peers, STREAMS);
-            let (streams, opened) = opened.map_err(|error| start(&error))?;
-            let mut dialled = Vec::new();
-            for (number, stream) in opened.into_iter().enumerate() {
-                let (peer, is_first) = (stream.peer(), number % usize::from(STREAMS) == 0);
-                if is_first == (rank < peer) {
-                    serve(&runtime, &mailbox, &mut servers, only(stream));
-                } else if senders.contains(&peer) {
-                    let server = endpoint("http://rank").map_err(|error| start(&error))?;
-                    dialled.push((peer, Box::pin(stream.channel(server)) as BoxFuture<_>));
-                }
-            }
-            connecting = dialled;
-            Keeper::Streams(streams)
+            Keeper::Streams(front.open_streams(&plan, device, events)?)
         };
-        let mut clients = BTreeMap::new();
-        for (from, connecting) in connecting {
-            let connected = runtime.block_on(async { tokio::time::timeout(patience, connecting).await });
-            let connected = connected.map_err(|_| start(&format!("rank {from} does not answer")))?;
-            clients.insert(from, connected.map_err(|error| start(&format!("rank {from}: {error}")))?);
-        }
-        let (asked, free, held) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let depth = depth.into();
+        let clients = front.connect(plan.patience)?;
+        let servers = front.servers;
         let mut opened = Self {
             runtime,
             keeper,
             mailbox,
             clients,
             servers,
-            channels,
-            depth,
-            iterations,
-            patience,
-            asked,
-            free,
-            held,
+            channels: plan.channels,
+            depth: plan.depth.into(),
+            iterations: plan.iterations,
+            patience: plan.patience,
+            asked: HashMap::new(),
+            free: HashMap::new(),
+            held: HashMap::new(),
             registered_bytes: 0,
         };
-        let comes_here = opened.channels.iter().map(|channel| channel.to == rank).collect::<Vec<_>>();
-        for (crossing, _) in comes_here.into_iter().enumerate().filter(|(_, comes_here)| *comes_here) {
-            for iteration in 0..depth {
+        for crossing in 0..opened.channels.len() {
+            if opened.channels[crossing].to != plan.rank {
+                continue;
+            }
+            for iteration in 0..opened.depth {
                 opened.ask(Ask { crossing: crossing as u64, iteration });
             }
         }
@@ -325,47 +392,17 @@ impl OverGrpc {
     }
 }
 
-/// Starts a server for what comes in.
-fn serve<I, S, E>(runtime: &Runtime, mailbox: &Arc<Mailbox>, servers: &mut Vec<Serving>, incoming: I)
-where
-    I: tokio_stream::Stream<Item = Result<S, E>> + Send + 'static,
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + transport::server::Connected + Unpin + Send + 'static,
-    S::ConnectInfo: Clone + Send + Sync + 'static,
-    E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
-{
-    let (end, ended) = oneshot::channel::<()>();
-    let service = Served(Service(mailbox.clone()));
-    let serving = async move {
-        let ended = async { drop(ended.await) };
-        server().add_service(service).serve_with_incoming_shutdown(incoming, ended).await
-    };
-    servers.push((end, runtime.spawn(serving)));
-}
-
-/// Serves on a socket of loopback; the ranks of a comparison are on one host.
-fn serve_sockets(
-    runtime: &Runtime,
-    mailbox: &Arc<Mailbox>,
-    servers: &mut Vec<Serving>,
-) -> std::io::Result<SocketAddr> {
-    let (address, incoming) = listen()?;
-    serve(runtime, mailbox, servers, incoming);
-    Ok(address)
-}
-
 /// The addresses of all ranks, by rank.
 fn exchange_addresses(
     store: Option<&mut (dyn Store + 'static)>,
-    rank: Rank,
-    ranks: u32,
+    plan: &Plan,
     own: SocketAddr,
-    patience: Duration,
 ) -> Result<Vec<String>, String> {
     let Some(store) = store else { return Ok(vec![own.to_string()]) };
-    let deadline = clock::now() + patience;
+    let deadline = clock::now() + plan.patience;
     let key = |rank: Rank| format!("graph-run-grpc/{rank}");
-    store.set(&key(rank), own.to_string().as_bytes(), deadline).map_err(|error| error.to_string())?;
-    let keys: Vec<String> = (0..ranks).map(key).collect();
+    store.set(&key(plan.rank), own.to_string().as_bytes(), deadline).map_err(|error| error.to_string())?;
+    let keys: Vec<String> = (0..plan.ranks).map(key).collect();
     let addresses = store.wait(&keys, deadline, deadline).map_err(|error| error.to_string())?;
     Ok(addresses.iter().map(|address| String::from_utf8_lossy(address).into_owned()).collect())
 }
