@@ -12,6 +12,7 @@ use std::process::{Child, Output};
 use std::time::Duration;
 
 use links::{Hosts, Wire, ended};
+use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key};
 use pleach::transport::clock::now;
 use rustix::process::{Pid, Signal, kill_process};
 use skipped::skip;
@@ -96,6 +97,81 @@ fn a_rank_killed_on_the_other_host_is_named_on_both() {
         assert!(error.contains("rank 3"), "rank {rank}: {error}");
     }
     assert!(took < FOUND_WITHIN, "{took:?}");
+}
+
+/// Tells a child of this test its part in the exchange of tensors.
+const PART: &str = "PLEACH_TEST_PART";
+
+/// After which a host that vanished is given up at the latest: what the kernel's probes take (3 s
+/// and 5 s), and more for busy machines. Far below what a receive here waits.
+const VANISHED_WITHIN: Duration = Duration::from_secs(25);
+
+/// What a child does; nothing in the process of the tests.
+#[test]
+fn part_of_a_child() {
+    let Ok(part) = std::env::var(PART) else { return };
+    let mut options = EndpointOptions::from_env().expect("they are right");
+    options.fabric = ExchangeFabric::Tcp;
+    let endpoint = Endpoint::open(&options).expect("a free port");
+    if part == "send" {
+        let until = now() + 10 * VANISHED_WITHIN;
+        let wait_for = |links: u64| {
+            while endpoint.counts().links != links {
+                assert!(now() < until, "{:?}", endpoint.counts());
+                std::thread::park_timeout(Duration::from_millis(1));
+            }
+        };
+        println!("ready {}", endpoint.address());
+        wait_for(1);
+        println!("linked");
+        wait_for(0);
+        println!("left");
+        return;
+    }
+    let peer = endpoint.connect(&part).expect("an address").within(10 * VANISHED_WITHIN);
+    peer.share_regions().expect("it is reached");
+    let pending = peer.start_receive(&Key::new(1, "never").expect("a good name")).expect("it is reached");
+    println!("ready");
+    let error = pending.wait().expect_err("its host vanished");
+    println!("error {:?} {error}", error.kind());
+}
+
+/// A child of this test on a host, and what it prints.
+fn part(hosts: &Hosts, host: usize, part: &str) -> (Child, impl Iterator<Item = String> + use<>) {
+    let program = std::env::current_exe().expect("this test");
+    let line = format!("exec {} --exact part_of_a_child --nocapture", program.display());
+    let mut command = hosts.shell(host, &line);
+    command.env(PART, part).env("PLEACH_INTERFACE", hosts.address(host).to_string());
+    command.env("PLEACH_SECRET_FILE", hosts.secret());
+    let mut child = command.spawn().expect("ip starts");
+    let out = std::io::BufReader::new(child.stdout.take().expect("is piped"));
+    (child, std::io::BufRead::lines(out).map_while(Result::ok))
+}
+
+/// The rest of the line that has this word.
+fn heard(lines: &mut impl Iterator<Item = String>, word: &str) -> String {
+    // The harness may have begun the line.
+    let rest = lines.find_map(|line| line.find(word).map(|at| line[at + word.len()..].trim().to_owned()));
+    rest.unwrap_or_else(|| panic!("it ended without '{word}'"))
+}
+
+#[test]
+fn a_link_of_the_exchange_to_a_host_that_vanished_ends_at_both_ends() {
+    let Some(hosts) = hosts() else { return };
+    let (sender, mut sent) = part(&hosts, 0, "send");
+    let address = heard(&mut sent, "ready");
+    let (receiver, mut received) = part(&hosts, 1, &address);
+    heard(&mut received, "ready");
+    heard(&mut sent, "linked");
+    // Nobody closes anything: packets come no more.
+    hosts.ip(0, &["link", "set", "wire0", "down"]).expect("the wire is there");
+    let cut_at = now();
+    let error = heard(&mut received, "error");
+    heard(&mut sent, "left");
+    let took = now().since(cut_at);
+    assert!(error.starts_with("Unavailable ") && error.contains(&address), "{error}");
+    assert!(took < VANISHED_WITHIN, "{took:?}");
+    drop(ended(vec![sender, receiver]));
 }
 
 /// How the ranks of a host are told who they are and where they meet.
