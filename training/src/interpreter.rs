@@ -10,10 +10,12 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 use pleach_vocabulary::digest::chain;
 
+use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::layout::Bucket;
 use crate::ledger::{Ledger, PolicyError, User};
 use crate::policy::{Action, Actions, Event, OperationId, Policy, TableAction, Update, Vector};
 use crate::shares::WindowPlan;
+use crate::state::{State, StateError};
 use crate::table::Table;
 
 /// The vectors of one rank, as a driver keeps them.
@@ -97,6 +99,8 @@ pub struct Interpreter {
     /// The step that comes next.
     next_step: u64,
     is_stopped: bool,
+    /// Whether the policy comes to rest for a checkpoint.
+    is_paused: bool,
     /// A rank for whose word the policy waits.
     awaits: Option<Rank>,
     /// Whether a write has come, of which the policy is being told.
@@ -163,12 +167,19 @@ impl Interpreter {
             actions: Actions::default(),
             next_step: 0,
             is_stopped: false,
+            is_paused: false,
             awaits: None,
             has_arrival: false,
             table: None,
             agreement: Agreement { is_hashed: hashes, ..Agreement::default() },
             staleness: Staleness::default(),
         }
+    }
+
+    /// From here on, vectors are hashed wherever the policy says that they are the same on all
+    /// ranks.
+    pub fn hash_agreements(&mut self) {
+        self.agreement.is_hashed = true;
     }
 
     /// The buckets of the gradient.
@@ -207,6 +218,91 @@ impl Interpreter {
         self.is_stopped && self.awaits.is_none() && self.ledger.is_empty()
     }
 
+    /// Whether the policy has come to rest after [`Event::Pause`].
+    #[must_use]
+    pub fn is_at_rest(&self) -> bool {
+        self.is_paused && self.awaits.is_none() && self.ledger.is_empty()
+    }
+
+    /// The state of this rank, which is at rest, with numbers of the driver and without the vectors
+    /// of the program.
+    ///
+    /// # Errors
+    ///
+    /// The policy does not say what it remembers.
+    pub fn save(&mut self, vectors: &mut impl Vectors, own: &mut [u64]) -> Result<RankState, StateError> {
+        let mut state = State::saving();
+        self.state(&mut state);
+        state.field(own);
+        let mut saved = RankState::new(state.finish()?);
+        for name in self.saved_vectors() {
+            let [elements] = vectors.pieces([name], &(0..self.plan.parameters));
+            saved.insert(name.name(), elements);
+        }
+        Ok(saved)
+    }
+
+    /// Takes the state of a rank over, before [`Event::Resume`] takes the place of
+    /// [`Event::Start`].
+    ///
+    /// # Errors
+    ///
+    /// The state is not that of a rank with such a plan. Then this rank is of no use any more.
+    pub fn restore(
+        &mut self,
+        saved: &RankState,
+        vectors: &mut impl Vectors,
+        own: &mut [u64],
+    ) -> Result<(), CheckpointError> {
+        for name in self.saved_vectors() {
+            let [elements] = vectors.pieces([name], &(0..self.plan.parameters));
+            elements.copy_from_slice(vector(saved, name.name(), self.plan.parameters)?);
+        }
+        let mut state = State::restoring(saved.state());
+        self.state(&mut state);
+        state.field(own);
+        state.finish()?;
+        self.is_paused = true;
+        Ok(())
+    }
+
+    /// The vectors whose elements outlive a step.
+    fn saved_vectors(&self) -> impl Iterator<Item = Vector> + use<> {
+        let of_a_step = |vector: &Vector| matches!(vector, Vector::Gradient | Vector::Arrival);
+        self.plan.vectors.clone().into_iter().filter(move |vector| !of_a_step(vector))
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        let Agreement { places, digest, is_broken, is_hashed: _ } = &mut self.agreement;
+        state.field(places);
+        state.field(digest);
+        state.field(is_broken);
+        let Staleness { next, sum, steps, most } = &mut self.staleness;
+        [next, sum, steps, most].into_iter().for_each(|number| state.field(number));
+        let mut has_table = self.table.is_some();
+        state.field(&mut has_table);
+        if has_table && self.table.is_none() {
+            match self.plan.window {
+                Some(plan) => {
+                    let shard = vec![0.0; plan.share(plan.rank, self.plan.parameters).len()];
+                    self.table = Some(Table::new(&shard, plan.ranks));
+                }
+                None => state.refuse(StateError::Value),
+            }
+        }
+        if let Some(table) = &mut self.table {
+            state.field(table);
+        }
+        self.plan.policy.state(state);
+    }
+
+    /// The step that comes next.
+    #[must_use]
+    pub fn next_step(&self) -> u64 {
+        self.next_step
+    }
+
     /// How old parameters were.
     #[must_use]
     pub fn staleness(&self) -> Staleness {
@@ -237,7 +333,8 @@ impl Interpreter {
         self.actions = actions;
         self.has_arrival = false;
         carried_out?;
-        if self.ledger.is_empty() && !self.is_stopped && self.awaits.is_none() {
+        let is_held = self.is_stopped || self.is_paused || self.awaits.is_some();
+        if self.ledger.is_empty() && !is_held {
             return Err(PolicyError::Stuck { step: self.next_step });
         }
         Ok(())
@@ -258,6 +355,16 @@ impl Interpreter {
                 Ok(())
             }
             Event::Done(id, _) => self.ledger.end_operation(id),
+            Event::Pause => {
+                self.ledger.end_computing();
+                self.next_step = self.next_step.saturating_sub(1);
+                self.is_paused = true;
+                Ok(())
+            }
+            Event::Resume => {
+                self.is_paused = false;
+                Ok(())
+            }
             Event::Stop => {
                 self.ledger.end_computing();
                 self.is_stopped = true;

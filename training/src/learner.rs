@@ -33,6 +33,17 @@ impl Sgd {
         Self { learning_rate, momentum, velocity: vec![0.0; parameters] }
     }
 
+    /// What a checkpoint has to keep of it.
+    #[must_use]
+    pub fn velocity(&self) -> &[f32] {
+        &self.velocity
+    }
+
+    /// The velocity, to be restored.
+    pub fn velocity_mut(&mut self) -> &mut [f32] {
+        &mut self.velocity
+    }
+
     /// Goes a step against the gradient.
     pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32]) {
         let moving = parameters.iter_mut().zip(&mut self.velocity);

@@ -9,6 +9,7 @@
 //! The planners are pure. [`parallelize`] plans how a network is split over ranks, [`order`] in
 //! which order gradients are exchanged, [`zipline`] where the barriers of ElasticBSP stand.
 
+pub mod checkpoint;
 pub mod interpreter;
 pub mod layout;
 mod learner;
@@ -20,6 +21,7 @@ pub mod policy;
 mod scheme;
 pub mod shares;
 pub mod simulation;
+pub mod state;
 pub mod svm;
 pub mod table;
 mod trainer;

@@ -27,12 +27,21 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use crate::layout::Bucket;
+use crate::state::{Remembered, State, StateError};
 
 /// One rank's decisions.
 pub trait Policy: Send {
     /// Takes an event and appends the actions that follow from it. `now` is the time since the
     /// training began.
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions);
+
+    /// Names all that it remembers, for a checkpoint. It is asked only between [`Event::Pause`] and
+    /// [`Event::Resume`], with nothing under way; a policy that is restored is a new one.
+    ///
+    /// A policy that does not say keeps no checkpoints.
+    fn state(&mut self, state: &mut State<'_>) {
+        state.refuse(StateError::Unsupported);
+    }
 }
 
 /// What happened on this rank.
@@ -65,6 +74,13 @@ pub enum Event {
         /// The word.
         word: u64,
     },
+    /// A checkpoint will be made before the step that was asked for by [`Action::Compute`]; it is
+    /// not computed. Ranks pause before the same step, and what is under way comes to its end. A
+    /// policy that others wait for goes on until they do not.
+    Pause,
+    /// The training goes on after [`Event::Pause`], perhaps in another process, where nothing is
+    /// published. The policy asks for the step again.
+    Resume,
     /// The last step was the one before: what was asked for by [`Action::Compute`] is not computed.
     Stop,
 }
@@ -197,6 +213,12 @@ impl OperationIds {
     pub fn take(&mut self) -> OperationId {
         self.0 += 1;
         OperationId(self.0 - 1)
+    }
+}
+
+impl Remembered for OperationIds {
+    fn visit(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.0);
     }
 }
 

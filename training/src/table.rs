@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 
 use pleach_collectives::Rank;
 
+use crate::state::{Remembered, State, StateError};
+
 /// See the module.
 #[derive(Clone, Debug)]
 pub struct Table {
@@ -77,6 +79,18 @@ impl Table {
         if with_pending {
             self.pending.values().for_each(|update| add(into, update));
         }
+    }
+}
+
+/// A table all of whose clocks are complete.
+impl Remembered for Table {
+    fn visit(&mut self, state: &mut State<'_>) {
+        if !self.pending.is_empty() {
+            state.refuse(StateError::Pending);
+        }
+        state.field(&mut self.base);
+        state.field(&mut self.complete);
+        state.field(&mut self.clocks);
     }
 }
 

@@ -29,6 +29,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::collections::binary_heap::PeekMut;
 
+use crate::state::{Remembered, State};
+
 #[cfg(test)]
 mod tests;
 
@@ -82,6 +84,14 @@ impl Intervals {
             Predictor::Last => (self.count > 0).then_some(self.last)?,
         };
         Some(predicted.max(1))
+    }
+}
+
+impl Remembered for Intervals {
+    fn visit(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.sum);
+        state.field(&mut self.count);
+        state.field(&mut self.last);
     }
 }
 

@@ -19,6 +19,7 @@ use pleach_transport::clock::Nanos;
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, TableAction, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
+use crate::state::State;
 
 /// What a rank does besides owning a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -224,7 +225,11 @@ impl Policy for BoundedStaleness {
                 actions.push(Action::Table(TableAction::Begin { from: Vector::Parameters }));
                 actions.compute(0);
             }
-            Event::Ready(_) => {}
+            Event::Ready(_) | Event::Pause => {}
+            Event::Resume => {
+                self.is_changed = true;
+                actions.compute(self.next_step);
+            }
             Event::Computed { .. } => self.phase = Phase::Computed,
             Event::Done(_, Outcome::Written) => self.writing -= 1,
             Event::Done(..) => self.reading -= 1,
@@ -246,5 +251,14 @@ impl Policy for BoundedStaleness {
             }
         }
         self.advance(actions);
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.copied);
+        state.field(&mut self.clocks);
+        state.field(&mut self.is_exceeded);
+        state.field(&mut self.finish);
     }
 }

@@ -8,6 +8,7 @@ use pleach_collectives::Rank;
 
 use crate::policy::{Action, Actions};
 use crate::shares::WindowPlan;
+use crate::state::{Remembered, State};
 
 /// A word between policies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,6 +109,13 @@ impl Finish {
     /// Whether each write of each peer has come once. To be asked when none is missing.
     pub(crate) fn has_all(&self) -> bool {
         self.plan.peers().all(|peer| self.told[peer as usize] == Some(self.come[peer as usize]))
+    }
+}
+
+impl Remembered for Finish {
+    fn visit(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.sent);
+        state.field(&mut self.come);
     }
 }
 

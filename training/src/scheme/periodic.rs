@@ -12,6 +12,7 @@ use std::ops::Range;
 use pleach_transport::clock::Nanos;
 
 use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
+use crate::state::State;
 
 /// The parameters of an outer optimizer.
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +107,8 @@ impl Policy for Periodic {
                 }
                 actions.compute(0);
             }
-            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}
+            Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
             Event::Done(..) => self.averaged(actions),
             Event::Stop => {
@@ -116,5 +118,11 @@ impl Policy for Periodic {
                 }
             }
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.local_steps);
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
     }
 }

@@ -7,7 +7,8 @@
 //! one. The paper's ranks send each update to a server during a superstep; here ranks train by
 //! themselves until the barrier.
 //!
-//! A rank that has made its last step comes to each barrier at once, until all have.
+//! A rank that has made its last step comes to each barrier at once, until all have. It does so too
+//! before a checkpoint, after which the first superstep has one step again.
 //!
 //! **Invariants:** no superstep has more steps of a rank than the lookahead, and at least one rank
 //! makes one. All ranks have the same parameters after each barrier.
@@ -18,6 +19,7 @@ use pleach_transport::clock::Nanos;
 use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 use crate::scheme::finish::Word;
 use crate::shares::WindowPlan;
+use crate::state::State;
 use crate::zipline::{Intervals, Objective, Prediction, Predictor, place};
 
 /// The policy of [`Scheme::ElasticBsp`](crate::Scheme::ElasticBsp).
@@ -38,7 +40,9 @@ pub(crate) struct Supersteps {
     is_averaging: bool,
     /// The steps of the next superstep, once they are told.
     told: Option<Word>,
+    /// Whether it makes no step, for ever or before a checkpoint.
     is_stopped: bool,
+    /// Whether no rank makes a step any more.
     has_ended: bool,
     is_exceeded: bool,
     /// On rank 0, by rank: the predicted interval; 0 after a rank's last step.
@@ -189,11 +193,23 @@ impl Policy for Supersteps {
                 self.heard(from, word);
                 self.advance(now, actions);
             }
-            Event::Stop => {
+            Event::Pause | Event::Stop => {
                 self.is_stopped = true;
                 self.left = 0;
                 self.come_to_barrier(actions);
             }
+            Event::Resume => {
+                (self.is_stopped, self.has_ended) = (false, false);
+                self.left = 1;
+                self.compute(now, actions);
+            }
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.intervals);
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.is_exceeded);
     }
 }

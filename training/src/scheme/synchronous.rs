@@ -10,6 +10,7 @@ use pleach_transport::clock::Nanos;
 
 use crate::layout::Bucket;
 use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
+use crate::state::State;
 
 /// The policy of [`Scheme::Sync`](super::Scheme::Sync).
 #[derive(Debug)]
@@ -22,15 +23,24 @@ pub(crate) struct Synchronous {
     /// The buckets whose average is there.
     averaged: usize,
     ids: OperationIds,
-    /// The step whose gradient is complete.
-    computed: Option<u64>,
+    next_step: u64,
+    /// Whether the gradient of the step is complete.
+    is_computed: bool,
 }
 
 impl Synchronous {
     /// For these buckets.
     pub(crate) fn new(buckets: Vec<Range<usize>>) -> Self {
         let is_ready = vec![false; buckets.len()];
-        Self { buckets, is_ready, started: 0, averaged: 0, ids: OperationIds::default(), computed: None }
+        Self {
+            buckets,
+            is_ready,
+            started: 0,
+            averaged: 0,
+            ids: OperationIds::default(),
+            next_step: 0,
+            is_computed: false,
+        }
     }
 
     fn ready(&mut self, bucket: Bucket, actions: &mut Actions) {
@@ -44,22 +54,25 @@ impl Synchronous {
 
     /// Makes the step if everything for it is there.
     fn step(&mut self, actions: &mut Actions) {
-        let Some(step) = self.computed.filter(|_| self.averaged == self.buckets.len()) else { return };
+        if !self.is_computed || self.averaged < self.buckets.len() {
+            return;
+        }
         actions.update(Update::Step);
         actions.push(Action::Agreed(Vector::Parameters));
         self.is_ready.fill(false);
-        (self.started, self.averaged, self.computed) = (0, 0, None);
-        actions.compute(step + 1);
+        (self.started, self.averaged, self.is_computed) = (0, 0, false);
+        self.next_step += 1;
+        actions.compute(self.next_step);
     }
 }
 
 impl Policy for Synchronous {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
-            Event::Start => actions.compute(0),
+            Event::Start | Event::Resume => actions.compute(self.next_step),
             Event::Ready(bucket) => self.ready(bucket, actions),
-            Event::Computed { step } => {
-                self.computed = Some(step);
+            Event::Computed { .. } => {
+                self.is_computed = true;
                 self.step(actions);
             }
             Event::Done(..) => {
@@ -67,7 +80,12 @@ impl Policy for Synchronous {
                 self.step(actions);
             }
             // The parameters are the same already, and nobody tells anything.
-            Event::Stop | Event::Arrived { .. } | Event::Told { .. } => {}
+            Event::Pause | Event::Stop | Event::Arrived { .. } | Event::Told { .. } => {}
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
     }
 }

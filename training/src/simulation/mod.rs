@@ -26,12 +26,14 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 use pleach_vocabulary::digest::chain;
 
+use crate::checkpoint::{CheckpointError, RankState};
 use crate::interpreter::{Plan, Request, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
 use crate::scheme::{Refusal, Scheme};
+use crate::state::StateError;
 use network::Transfers;
 use rank::{Message, Outgoing, SimulatedRank};
 
@@ -115,6 +117,22 @@ pub enum SimulationError {
         number: u64,
         /// The first rank that is missing.
         missing: Rank,
+    },
+    /// States of another number of ranks.
+    #[error("{saved} states for {ranks} ranks; give one for each rank")]
+    World {
+        /// The states.
+        saved: usize,
+        /// The ranks.
+        ranks: u32,
+    },
+    /// The state of a rank is not saved, or not taken.
+    #[error("rank {rank}: {reason}")]
+    Checkpoint {
+        /// The rank.
+        rank: Rank,
+        /// The [`CheckpointError`] as text.
+        reason: String,
     },
     /// The loss is not finite.
     #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate")]
@@ -233,6 +251,10 @@ pub struct Simulation<'a, L> {
     requests: Vec<Request>,
     /// Whether rank 0 has begun a step that is to be observed.
     is_observed: bool,
+    /// The event with which ranks go on.
+    begins_with: Event,
+    /// The step before which ranks come to rest.
+    pauses_at: Option<u64>,
 }
 
 impl<'a, L: Learner> Simulation<'a, L> {
@@ -286,7 +308,71 @@ impl<'a, L: Learner> Simulation<'a, L> {
             sent: 0,
             requests: Vec::new(),
             is_observed: false,
+            begins_with: Event::Start,
+            pauses_at: None,
         })
+    }
+
+    /// Ranks that go on from where [`Simulation::save`] was called, by the same scheme and with the
+    /// same settings, but for the number of steps.
+    ///
+    /// # Errors
+    ///
+    /// As [`Simulation::new`], and the states are not those of such ranks.
+    pub fn restored(
+        learner: &'a L,
+        scheme: &Scheme,
+        settings: &Settings,
+        saved: &[RankState],
+    ) -> Result<Self, SimulationError> {
+        let mut simulation = Self::new(learner, scheme, settings)?;
+        if saved.len() != simulation.ranks.len() {
+            return Err(SimulationError::World { saved: saved.len(), ranks: settings.ranks });
+        }
+        for (rank, saved) in simulation.ranks.iter_mut().zip(saved) {
+            let number = rank.number();
+            let failed = |error: CheckpointError| SimulationError::Checkpoint {
+                rank: number,
+                reason: error.to_string(),
+            };
+            simulation.now = rank.restore(saved).map_err(failed)?;
+        }
+        simulation.begins_with = Event::Resume;
+        Ok(simulation)
+    }
+
+    /// Trains until each rank has come to rest before this step, over these links.
+    ///
+    /// # Errors
+    ///
+    /// See [`SimulationError`].
+    pub fn run_to(
+        &mut self,
+        step: u64,
+        network: &mut dyn Network,
+        observe: &mut dyn FnMut(&Observation<'_>),
+    ) -> Result<(), SimulationError> {
+        self.pauses_at = Some(step.min(self.settings.steps));
+        self.work(network, observe)?;
+        self.pauses_at = None;
+        self.begins_with = Event::Resume;
+        self.expect_all(SimulatedRank::is_at_rest)
+    }
+
+    /// The states of all ranks, which are at rest.
+    ///
+    /// # Errors
+    ///
+    /// The scheme keeps no checkpoints.
+    pub fn save(&mut self) -> Result<Vec<RankState>, SimulationError> {
+        let now = self.now;
+        let save = |rank: &mut SimulatedRank| {
+            let number = rank.number();
+            let failed = |error: StateError| (number, error.to_string());
+            rank.save(now).map_err(failed)
+        };
+        let saved: Result<_, _> = self.ranks.iter_mut().map(save).collect();
+        saved.map_err(|(rank, reason)| SimulationError::Checkpoint { rank, reason })
     }
 
     /// Trains to the end, over these links. `observe` is called whenever rank 0 has begun a step
@@ -300,8 +386,20 @@ impl<'a, L: Learner> Simulation<'a, L> {
         network: &mut dyn Network,
         observe: &mut dyn FnMut(&Observation<'_>),
     ) -> Result<Simulated, SimulationError> {
+        self.work(network, observe)?;
+        self.expect_all(SimulatedRank::has_ended)?;
+        self.observe(observe);
+        Ok(self.simulated())
+    }
+
+    /// Lets ranks go on until nothing happens any more.
+    fn work(
+        &mut self,
+        network: &mut dyn Network,
+        observe: &mut dyn FnMut(&Observation<'_>),
+    ) -> Result<(), SimulationError> {
         for rank in 0..self.settings.ranks {
-            self.deliver(rank, Event::Start, network)?;
+            self.deliver(rank, self.begins_with, network)?;
         }
         while let Some(Reverse((now, _, happening))) = self.happenings.pop() {
             if self.is_observed {
@@ -333,16 +431,20 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Checks that all ranks are done.
+    fn expect_all(&self, is_done: fn(&SimulatedRank) -> bool) -> Result<(), SimulationError> {
         if let Some(call) = self.calls.front() {
             let missing = call.asked.iter().position(Option::is_none).unwrap_or_default() as Rank;
             return Err(SimulationError::Stuck { number: self.calls_ended, missing });
         }
-        if let Some(rank) = self.ranks.iter().find(|rank| !rank.has_ended()) {
+        if let Some(rank) = self.ranks.iter().find(|rank| !is_done(rank)) {
             let (peer, step) = (rank.awaits(), rank.step());
             return Err(SimulationError::Silence { rank: rank.number(), peer, step });
         }
-        self.observe(observe);
-        Ok(self.simulated())
+        Ok(())
     }
 
     /// Tells a rank of messages that have come, until it computes or there are no more.
@@ -425,11 +527,12 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let mut requests = std::mem::take(&mut self.requests);
         let delivered = self.ranks[rank as usize].deliver(event, self.now, &mut requests);
         delivered.map_err(|error| SimulationError::Policy { rank, error })?;
-        let mut stops = false;
+        let mut ends_with = None;
         for request in requests.drain(..) {
             match request {
+                Request::Compute { step } if self.pauses_at == Some(step) => ends_with = Some(Event::Pause),
                 Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),
-                Request::Compute { .. } => stops = true,
+                Request::Compute { .. } => ends_with = Some(Event::Stop),
                 Request::Average { id, vector, piece } => self.ask(rank, id, vector, piece, network)?,
                 Request::Read { id, from, into, piece } => {
                     self.begin_reading(rank, from, (id, into, piece), network);
@@ -445,7 +548,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             }
         }
         self.requests = requests;
-        if stops { self.deliver(rank, Event::Stop, network) } else { Ok(()) }
+        ends_with.map_or(Ok(()), |event| self.deliver(rank, event, network))
     }
 
     fn begin_computing(&mut self, rank: Rank, step: u64) {

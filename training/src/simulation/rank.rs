@@ -9,10 +9,12 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::Settings;
+use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors};
 use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Vector};
+use crate::state::StateError;
 
 /// A forward pass is one of so many equal parts of a step's computing, as a backward pass takes
 /// about twice as long.
@@ -62,6 +64,9 @@ pub(crate) enum Outgoing {
     /// A word.
     Word { to: Rank, word: u64 },
 }
+
+/// The vector of a checkpoint with the velocity of the optimizer.
+const OPTIMIZER: &str = "optimizer";
 
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
@@ -117,6 +122,31 @@ impl SimulatedRank {
             outgoing: VecDeque::new(),
             unheard: HashMap::new(),
         }
+    }
+
+    /// The state of this rank, which is at rest at this time.
+    pub(crate) fn save(&mut self, now: Nanos) -> Result<RankState, StateError> {
+        let mut own = [now.0, self.computed.as_nanos() as u64, self.bytes];
+        let mut saved = self.interpreter.save(&mut self.vectors, &mut own)?;
+        saved.insert(OPTIMIZER, self.sgd.velocity());
+        Ok(saved)
+    }
+
+    /// Takes the state of a rank over; returns the time at which it was saved.
+    pub(crate) fn restore(&mut self, saved: &RankState) -> Result<Nanos, CheckpointError> {
+        let mut own = [0; 3];
+        self.interpreter.restore(saved, &mut self.vectors, &mut own)?;
+        let velocity = vector(saved, OPTIMIZER, self.interpreter.parameters())?;
+        self.sgd.velocity_mut().copy_from_slice(velocity);
+        let [now, computed, bytes] = own;
+        (self.computed, self.bytes) = (Duration::from_nanos(computed), bytes);
+        self.step = self.interpreter.next_step();
+        Ok(Nanos(now))
+    }
+
+    /// Whether it has come to rest before a checkpoint.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.interpreter.is_at_rest() && self.outgoing.is_empty()
     }
 
     /// Takes what is to be sent after everything before.

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use pleach_collectives::{Rank, Window, Word};
+use pleach_collectives::{Buffer, Operation, Rank, ReduceOp, Window, Word};
 use pleach_transport::clock::{self, Nanos};
 
 use super::{TrainError, Trainer};
@@ -21,6 +21,12 @@ use crate::policy::{Event, OperationId, Outcome, Vector};
 
 /// How long a rank that waits for a credit waits for messages in between.
 const CREDIT_TURN: Duration = Duration::from_millis(1);
+
+/// Says that its sender is at rest; policies' words have zeros where this one has none.
+fn at_rest_word() -> Word {
+    const REST_MARK: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    Word::new(&REST_MARK).expect("a word has more bytes")
+}
 
 /// A message that has come.
 struct Message {
@@ -38,6 +44,12 @@ pub(crate) struct Messages {
     written: Vec<u64>,
     /// By peer: the newest version that was seen of what it publishes.
     versions: Vec<u64>,
+    /// Writes and words that the policy has asked for, and those of which it was told.
+    exchanged: [u64; 2],
+    /// Peers that were not told yet that this rank is at rest.
+    untold: VecDeque<Rank>,
+    /// By rank: whether it is at rest, as far as this one knows.
+    at_rest: Vec<bool>,
     /// Since when this rank waits without a message.
     waits_since: Option<Nanos>,
     /// Vectors of messages that were heard.
@@ -51,6 +63,9 @@ impl Messages {
             come: VecDeque::new(),
             written: vec![0; ranks as usize],
             versions: vec![0; ranks as usize],
+            exchanged: [0; 2],
+            untold: VecDeque::new(),
+            at_rest: vec![false; ranks as usize],
             waits_since: None,
             spare: Vec::new(),
         }
@@ -58,14 +73,24 @@ impl Messages {
 
     /// Takes a request, to be carried out after those before.
     pub(crate) fn ask(&mut self, request: Request) {
+        self.exchanged[0] += u64::from(!matches!(request, Request::Read { .. }));
         self.asked.push_back(request);
+    }
+
+    /// A peer that is not known to be at rest.
+    fn restless(&self, own: Rank) -> Option<Rank> {
+        (0..).zip(&self.at_rest).find(|(rank, at_rest)| *rank != own && !**at_rest).map(|(rank, _)| rank)
     }
 
     /// Takes what has come out of a window; waits for it at most that long.
     fn receive(&mut self, window: &mut Window<f32>, limit: Duration) -> Result<usize, TrainError> {
         let words_slot = window.slots() - 1;
-        let Self { come, spare, .. } = self;
+        let Self { come, spare, at_rest, .. } = self;
         let seen = |arrival: pleach_collectives::Arrival<'_, f32>| {
+            if arrival.word == at_rest_word() {
+                at_rest[arrival.from as usize] = true;
+                return;
+            }
             let elements = (arrival.slot != words_slot).then(|| {
                 let mut elements: Vec<f32> = spare.pop().unwrap_or_default();
                 elements.clear();
@@ -108,7 +133,7 @@ impl Trainer {
         let Some(window) = &mut self.vectors.window else { return Ok(false) };
         let words_slot = window.slots() - 1;
         let credit = match self.messages.asked.front() {
-            None => return Ok(false),
+            None => return self.tell_rest(),
             Some(Request::Write { to, .. }) => {
                 let slot = self.messages.written[*to as usize] % u64::from(words_slot);
                 Some((*to, slot as u16))
@@ -132,6 +157,57 @@ impl Trainer {
             self.deliver(Event::Done(id, outcome), optimizer)?;
         }
         Ok(true)
+    }
+
+    /// Tells the next peer that this rank is at rest, behind all messages to it.
+    fn tell_rest(&mut self) -> Result<bool, TrainError> {
+        let Some(window) = &mut self.vectors.window else { return Ok(false) };
+        let words_slot = window.slots() - 1;
+        match self.messages.untold.front() {
+            Some(to) if window.is_free(*to, words_slot)? => {
+                window.write(*to, words_slot, &[0.0_f32; 0], at_rest_word())?;
+                self.messages.untold.pop_front();
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Comes to rest with all ranks: each has paused, nothing is under way, and each message was
+    /// heard.
+    pub(crate) fn come_to_rest(&mut self) -> Result<(), TrainError> {
+        self.drive(Event::Pause, &mut |_, _| {})?;
+        let Some(plan) = self.interpreter.window().copied() else { return Ok(()) };
+        // A rank may take long until it pauses. Until then it may need answers of this one.
+        self.messages.untold.extend(plan.peers());
+        while self.messages.restless(plan.rank).is_some() || !self.messages.untold.is_empty() {
+            if !self.send_next(&mut |_, _| {})? && !self.hear_next(&mut |_, _| {})? {
+                self.await_message()?;
+            }
+        }
+        // Now ranks send answers alone. All were heard if, twice one after the other, as many
+        // messages were heard as were sent (Mattern 1987, the four counter method).
+        let mut before = None;
+        loop {
+            let mut counts: Buffer<u64> = self.group.buffer(2)?;
+            counts.copy_from_slice(&self.messages.exchanged);
+            let pending = self.group.start(Operation::all_reduce(counts, ReduceOp::Sum));
+            let mut pending = pending.map_err(|failed| failed.error)?;
+            while !pending.wait_for(CREDIT_TURN) {
+                self.hear_all(&mut |_, _| {})?;
+                while self.send_next(&mut |_, _| {})? {}
+            }
+            let counts = pending.wait().map_err(|failed| failed.error)?;
+            let counts = [counts[0], counts[1]];
+            if counts[0] == counts[1] && before == Some(counts) {
+                break;
+            }
+            before = Some(counts);
+            self.hear_all(&mut |_, _| {})?;
+            while self.send_next(&mut |_, _| {})? {}
+        }
+        self.messages.at_rest.fill(false);
+        Ok(())
     }
 
     fn carry_out(
@@ -192,6 +268,7 @@ impl Trainer {
         let Some(Message { from, word, elements }) = self.messages.come.pop_front() else {
             return Ok(false);
         };
+        self.messages.exchanged[1] += 1;
         let event = match elements {
             None => Event::Told { from, word },
             Some(elements) => {
@@ -246,7 +323,11 @@ impl Trainer {
         }
         let (peer, needed) = match (self.messages.asked.front(), self.interpreter.awaits()) {
             (Some(Request::Write { to, .. } | Request::Tell { to, .. }), _) => (*to, "a credit"),
-            (_, awaited) => (awaited.unwrap_or_else(|| self.group.rank()), "a word of its training"),
+            (_, awaited) => {
+                let own = self.group.rank();
+                let awaited = awaited.or_else(|| self.messages.restless(own));
+                (awaited.unwrap_or(own), "a word of its training")
+            }
         };
         Err(window.give_up(peer, needed, now.since(since)).into())
     }

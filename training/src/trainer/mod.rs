@@ -24,11 +24,13 @@
 //! scheme go through a [`Window`](pleach_collectives::Window) on the program's thread: a rank hears
 //! of what its peers have written when its gradient is complete, or when it waits.
 
+mod checkpoints;
 mod messages;
 mod registered;
 
 use std::collections::VecDeque;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pleach_collectives::{
@@ -37,6 +39,7 @@ use pleach_collectives::{
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
 
+use crate::checkpoint::CheckpointError;
 use crate::interpreter::{Interpreter, Request, Staleness, Vectors, digest};
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
@@ -44,6 +47,9 @@ use crate::policy::{Event, OperationId, Outcome, Vector};
 use crate::scheme::{Refusal, Scheme};
 use messages::Messages;
 use registered::RegisteredVectors;
+
+/// Compared between ranks: the checkpoint that they go on from.
+const CHECKPOINT: &str = "the mark of the checkpoint";
 
 /// Why a training on real ranks has ended early.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -81,7 +87,7 @@ pub enum TrainError {
     #[error("nothing to train: the layout has no parameters; give the lengths of the layers")]
     NoParameters,
     /// The loss is not finite.
-    #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate")]
+    #[error("loss {loss} of rank {rank} in step {step}; lower the learning rate{}", going_on(.checkpoint.as_ref()))]
     Loss {
         /// The rank.
         rank: Rank,
@@ -89,7 +95,12 @@ pub enum TrainError {
         step: u64,
         /// The loss.
         loss: f32,
+        /// The last checkpoint of this training.
+        checkpoint: Option<PathBuf>,
     },
+    /// A checkpoint was not written, or is not taken.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A part of the gradient is wanted that is averaged already.
     #[error("gradient in use: bucket {bucket} of step {step} is being averaged; write it before it is ready")]
     UnderWay {
@@ -98,6 +109,10 @@ pub enum TrainError {
         /// The step.
         step: u64,
     },
+}
+
+fn going_on(checkpoint: Option<&PathBuf>) -> String {
+    checkpoint.map_or_else(String::new, |path| format!(", and resume from {}", path.display()))
 }
 
 impl From<WindowError> for TrainError {
@@ -149,6 +164,10 @@ pub struct Trainer {
     /// The step that the policy has asked for.
     requested: Option<u64>,
     began: Option<Nanos>,
+    /// The event with which the policy begins.
+    begins_with: Event,
+    /// The checkpoint that was saved or taken last.
+    checkpoint: Option<PathBuf>,
     times: Times,
 }
 
@@ -199,7 +218,7 @@ impl Trainer {
             scheme: *scheme,
             layout: layout.clone(),
             steps,
-            compared: vec![("the hash of the layout", hash), ("the number of steps", steps)],
+            compared: vec![("the hash of the layout", hash), ("the number of steps", steps), (CHECKPOINT, 0)],
             interpreter: Interpreter::new(plan, false),
             vectors,
             requests: Vec::new(),
@@ -208,6 +227,8 @@ impl Trainer {
             messages: Messages::new(group.world_size()),
             requested: None,
             began: None,
+            begins_with: Event::Start,
+            checkpoint: None,
             times: Times::default(),
         })
     }
@@ -216,9 +237,9 @@ impl Trainer {
     /// have the same. [`Trainer::finish`] compares the hashes. Otherwise only the parameters at the
     /// end are compared.
     #[must_use]
-    pub fn checked(self) -> Self {
-        let plan = self.scheme.plan(&self.layout, self.group.rank(), self.group.world_size());
-        Self { interpreter: Interpreter::new(plan.expect("it was not refused before"), true), ..self }
+    pub fn checked(mut self) -> Self {
+        self.interpreter.hash_agreements();
+        self
     }
 
     /// The same training, which compares one more number between all ranks before the first step,
@@ -294,14 +315,17 @@ impl Trainer {
 
     fn begin(&mut self) -> Result<(), TrainError> {
         self.compare()?;
-        let all = 0..self.layout.parameters();
-        let mut parameters = self.vectors.take(Vector::Parameters, &all).expect("nothing is under way");
-        let sent = self.group.broadcast(&mut parameters, 0);
-        self.vectors.put(Vector::Parameters, 0, parameters);
-        sent?;
+        // In a checkpoint each rank has its own.
+        if self.begins_with == Event::Start {
+            let all = 0..self.layout.parameters();
+            let mut parameters = self.vectors.take(Vector::Parameters, &all).expect("nothing is under way");
+            let sent = self.group.broadcast(&mut parameters, 0);
+            self.vectors.put(Vector::Parameters, 0, parameters);
+            sent?;
+        }
         self.open_window()?;
         self.began = Some(clock::now());
-        self.drive(Event::Start, &mut |_, _| {})?;
+        self.drive(self.begins_with, &mut |_, _| {})?;
         if self.vectors.window.is_some() {
             self.group.barrier()?;
         }
@@ -373,7 +397,7 @@ impl Trainer {
                 self.await_started(started, optimizer)?;
                 continue;
             }
-            if self.interpreter.has_ended() {
+            if self.interpreter.has_ended() || self.interpreter.is_at_rest() {
                 return Ok(());
             }
             self.await_message()?;
@@ -549,7 +573,8 @@ impl Step<'_> {
         let Self { trainer, number: step } = self;
         if !loss.is_finite() {
             trainer.abort();
-            return Err(TrainError::Loss { rank: trainer.group.rank(), step, loss });
+            let (rank, checkpoint) = (trainer.group.rank(), trainer.checkpoint.take());
+            return Err(TrainError::Loss { rank, step, loss, checkpoint });
         }
         for bucket in 0..trainer.interpreter.buckets().len() {
             if trainer.interpreter.is_unfinished(bucket) {

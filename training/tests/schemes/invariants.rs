@@ -11,7 +11,7 @@ use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-const ALL: [&str; 22] = [
+pub(crate) const ALL: [&str; 22] = [
     "sync",
     "sync:bucket=16",
     "local-sgd",

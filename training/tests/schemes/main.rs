@@ -2,6 +2,7 @@
 //! that the drivers must catch.
 
 mod bounded;
+mod checkpoints;
 mod elastic;
 mod gossip;
 mod invariants;
@@ -10,6 +11,7 @@ mod mutants;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
 mod ranks;
 mod real;
+mod resume;
 mod superstep;
 mod swarm;
 mod virtual_time;

@@ -8,10 +8,10 @@ use pleach_transport::rendezvous::{Fabric, World};
 use super::model::{Linear, STEPS, scheme, settings, simulate};
 use super::ranks;
 
-const RANKS: u32 = 4;
+pub(crate) const RANKS: u32 = 4;
 
 /// Runs `body` as every rank of a group that adds in the order of ranks.
-fn with_group<T: Send>(fabric: Fabric, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
+pub(crate) fn with_group<T: Send>(fabric: Fabric, body: impl Fn(Group) -> T + Sync) -> Vec<T> {
     ranks::with_group(fabric, RANKS, |options| options.reproducible = Reproducible::PerWorldSize, body)
 }
 
@@ -39,7 +39,7 @@ fn train(group: &Group, text: &str, settings: &Settings, is_overlapped: bool) ->
 }
 
 /// Schemes whose result does not depend on times.
-const DETERMINISTIC: [&str; 15] = [
+pub(crate) const DETERMINISTIC: [&str; 15] = [
     "sync",
     "sync:bucket=16",
     "local-sgd:every=3,warmup=4",
@@ -58,7 +58,7 @@ const DETERMINISTIC: [&str; 15] = [
 ];
 
 /// Schemes whose result depends on times.
-const ASYNCHRONOUS: [&str; 10] = [
+pub(crate) const ASYNCHRONOUS: [&str; 10] = [
     "gossip",
     "gossip:peer=butterfly,every=2",
     "gossip:direction=push",
@@ -317,7 +317,7 @@ fn a_loss_that_is_not_finite_ends_the_training_on_all_ranks() {
     });
     for (rank, error) in all {
         match (rank, &error) {
-            (1, TrainError::Loss { rank: 1, step: 2, loss }) => assert!(loss.is_nan()),
+            (1, TrainError::Loss { rank: 1, step: 2, loss, .. }) => assert!(loss.is_nan()),
             (0 | 2 | 3, TrainError::Collective(_)) => {
                 assert!(error.to_string().contains("rank 1"), "{error}")
             }

@@ -23,6 +23,7 @@ use super::turns::Turns;
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
+use crate::state::State;
 
 /// How a rank and the centre change each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -257,7 +258,12 @@ impl Policy for SharedCentre {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.start(actions),
-            Event::Ready(_) => {}
+            Event::Ready(_) | Event::Pause => {}
+            Event::Resume => {
+                self.publish(actions);
+                // It has looked ahead already.
+                actions.compute(self.next_step);
+            }
             Event::Computed { step } => self.computed(step, actions),
             Event::Done(_, Outcome::Written) => {
                 self.writing -= 1;
@@ -278,5 +284,16 @@ impl Policy for SharedCentre {
             }
         }
         self.advance(actions);
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        if let Some(turns) = &mut self.turns {
+            state.field(turns);
+        }
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.is_pulled);
+        state.field(&mut self.published);
+        state.field(&mut self.finish);
     }
 }

@@ -8,6 +8,7 @@ use pleach_transport::clock::Nanos;
 
 use super::LocalStep;
 use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
+use crate::state::State;
 
 /// The policy of [`Scheme::Elastic`](crate::Scheme::Elastic) whose mode is `sync`.
 #[derive(Debug)]
@@ -106,7 +107,9 @@ impl Policy for ReplicatedCentre {
                 self.copy(Vector::Parameters, Vector::Centre, actions);
                 self.compute(actions);
             }
-            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}
+            // It has looked ahead already.
+            Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
             Event::Done(..) => self.averaged(actions),
             Event::Stop => {
@@ -116,5 +119,11 @@ impl Policy for ReplicatedCentre {
                 }
             }
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.is_pulled);
     }
 }

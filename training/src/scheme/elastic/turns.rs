@@ -7,6 +7,7 @@ use pleach_collectives::Rank;
 
 use crate::policy::Actions;
 use crate::scheme::finish::Word;
+use crate::state::{Remembered, State};
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -52,5 +53,12 @@ impl Turns {
         } else {
             Word::Round(self.added).tell(next, actions);
         }
+    }
+}
+
+impl Remembered for Turns {
+    fn visit(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.added);
+        state.field(&mut self.ready);
     }
 }

@@ -11,6 +11,7 @@ use super::Peers;
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
+use crate::state::State;
 
 /// The policy of [`Scheme::Gossip`](crate::Scheme::Gossip) that reads.
 #[derive(Debug)]
@@ -88,7 +89,12 @@ impl Policy for Pull {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.begin_step(actions),
-            Event::Ready(_) | Event::Arrived { .. } => {}
+            Event::Ready(_) | Event::Arrived { .. } | Event::Pause => {}
+            Event::Resume => {
+                // Peers count their versions from 1 again, in another process.
+                self.versions.fill(1);
+                self.compute(actions);
+            }
             Event::Computed { step } => {
                 actions.update(Update::Step);
                 self.next_step = step + 1;
@@ -109,5 +115,12 @@ impl Policy for Pull {
                 self.try_finish(actions);
             }
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.went_back);
+        state.field(&mut self.finish);
     }
 }

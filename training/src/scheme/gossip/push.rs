@@ -23,6 +23,7 @@ use super::Peers;
 use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
+use crate::state::State;
 
 /// Units in a weight of 1.
 const UNIT: u64 = 1 << 48;
@@ -254,7 +255,9 @@ impl Policy for Push {
                 }
                 actions.compute(0);
             }
-            Event::Ready(_) => {}
+            Event::Ready(_) | Event::Pause => {}
+            // The parameters are those at which it computes already.
+            Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
             Event::Done(_, Outcome::Written) => {
                 if let Some(round) = &mut self.round {
@@ -280,5 +283,15 @@ impl Policy for Push {
                 self.try_finish(actions);
             }
         }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.weight);
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.come.writes);
+        state.field(&mut self.come.weight);
+        state.field(&mut self.begun);
+        state.field(&mut self.finish);
     }
 }

@@ -1,0 +1,166 @@
+//! Checkpoints of a trainer: all ranks come to rest, and each writes its state.
+//!
+//! **Invariants:** either all ranks have the checkpoint or none: they tell each other what failed,
+//! and rank 0 gives it its name when all files are on the disk. A training whose checkpoint failed
+//! goes on.
+
+use std::path::{Path, PathBuf};
+
+use super::{CHECKPOINT, TrainError, Trainer};
+use crate::checkpoint::{Checkpoint, CheckpointError, Manifest, RankFile, RankState, Writing};
+use crate::interpreter::Vectors;
+use crate::policy::{Event, Vector};
+
+/// Hexadecimal digits of a SHA-256.
+const DIGITS: usize = 64;
+
+impl Trainer {
+    /// The step that comes next, from 0; after the last one their number.
+    #[must_use]
+    pub fn next_step(&self) -> u64 {
+        let next = self.interpreter.next_step();
+        next.saturating_sub(u64::from(self.requested.is_some())).min(self.steps)
+    }
+
+    /// Saves a checkpoint to a folder, which all ranks share. All ranks call this before the same
+    /// step, with vectors of the program by their names, as the velocity of its optimizer. Returns
+    /// the checkpoint's own folder. The two newest checkpoints of a folder are kept.
+    ///
+    /// Reads and writes of ranks come to their end first, so ranks wait for each other here.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`]: then no rank has the checkpoint, and the training may go on. Others end
+    /// the training; see [`TrainError`].
+    pub fn save(&mut self, folder: &Path, own: &[(&str, &[f32])]) -> Result<PathBuf, TrainError> {
+        if self.began.is_none() {
+            self.begin()?;
+        }
+        let step = self.requested.take().ok_or(CheckpointError::Ended)?;
+        self.come_to_rest()?;
+        let saved = self.write(folder, step, own);
+        if let Err(error) = &saved
+            && !matches!(error, TrainError::Checkpoint(_))
+        {
+            return saved;
+        }
+        self.drive(Event::Resume, &mut |_, _| {})?;
+        if let Ok(path) = &saved {
+            self.checkpoint = Some(path.clone());
+        }
+        saved
+    }
+
+    /// Goes on from the newest checkpoint of a folder, which is of the same scheme, layout and number
+    /// of ranks. All ranks call this before the first step, and in place of setting parameters.
+    /// Returns the state of this rank, with the program's vectors.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`]: then the trainer is of no use any more, but after
+    /// [`CheckpointError::World`], which [`Trainer::restore_parameters`] may follow.
+    pub fn restore(&mut self, folder: &Path) -> Result<RankState, TrainError> {
+        let restored = self.try_restore(folder);
+        // Ranks of another world find that out alike.
+        if matches!(restored, Err(CheckpointError::World { .. })) {
+            return Ok(restored.map(|(_, saved)| saved)?);
+        }
+        let (checkpoint, saved) = self.shared(restored)?;
+        self.begins_with = Event::Resume;
+        self.is_from(&checkpoint);
+        Ok(saved)
+    }
+
+    fn try_restore(&mut self, folder: &Path) -> Result<(Checkpoint, RankState), CheckpointError> {
+        let checkpoint = Checkpoint::newest(folder)?;
+        checkpoint.expect(Some(&self.scheme.to_string()), self.layout.layers())?;
+        let (path, theirs, own) = (checkpoint.path().to_owned(), checkpoint.ranks(), self.group.world_size());
+        if theirs != own {
+            return Err(CheckpointError::World { path, theirs, own });
+        }
+        let saved = checkpoint.rank(self.group.rank())?;
+        self.interpreter.restore(&saved, &mut self.vectors, &mut [])?;
+        Ok((checkpoint, saved))
+    }
+
+    /// Begins with the mean parameters of all ranks of the newest checkpoint of a folder: by any
+    /// scheme, on any number of ranks, from step 0. All ranks call this before the first step.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`].
+    pub fn restore_parameters(&mut self, folder: &Path) -> Result<Checkpoint, TrainError> {
+        let read = || {
+            let checkpoint = Checkpoint::newest(folder)?;
+            checkpoint.expect(None, self.layout.layers())?;
+            let parameters = checkpoint.mean_parameters()?;
+            Ok((checkpoint, parameters))
+        };
+        let read = read();
+        let (checkpoint, parameters) = self.shared(read)?;
+        let [own] = self.vectors.pieces([Vector::Parameters], &(0..self.layout.parameters()));
+        own.copy_from_slice(&parameters);
+        self.is_from(&checkpoint);
+        Ok(checkpoint)
+    }
+
+    fn is_from(&mut self, checkpoint: &Checkpoint) {
+        let mark = self.compared.iter_mut().find(|(what, _)| *what == CHECKPOINT);
+        mark.expect("each trainer compares it").1 = checkpoint.mark();
+        self.checkpoint = Some(checkpoint.path().to_owned());
+    }
+
+    /// A result of this rank, if all ranks have one.
+    fn shared<T>(&self, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
+        let failed = u8::from(own.is_err());
+        let mut all = vec![0; self.group.world_size() as usize];
+        self.group.all_gather(&[failed], &mut all)?;
+        let own = own?;
+        match all.iter().position(|failed| *failed != 0) {
+            None => Ok(own),
+            Some(rank) => Err(CheckpointError::Peer { rank: rank as u32 }.into()),
+        }
+    }
+
+    fn write(&mut self, folder: &Path, step: u64, own: &[(&str, &[f32])]) -> Result<PathBuf, TrainError> {
+        let (rank, writing) = (self.group.rank(), Writing::new(folder, step));
+        let begun = if rank == 0 { writing.begin() } else { Ok(()) };
+        self.shared(begun)?;
+        let file = self.state(own).and_then(|state| writing.rank(rank, &state));
+        let completed = match self.files_of_all(file) {
+            Ok(files) if rank == 0 => {
+                let layers = self.layout.layers().to_vec();
+                writing.complete(&Manifest::new(self.scheme.to_string(), layers, step, files))
+            }
+            Ok(_) => Ok(writing.path()),
+            Err(TrainError::Checkpoint(error)) => Err(error),
+            Err(error) => return Err(error),
+        };
+        let shared = self.shared(completed);
+        if rank == 0 && shared.is_err() {
+            writing.discard();
+        }
+        shared
+    }
+
+    fn state(&mut self, own: &[(&str, &[f32])]) -> Result<RankState, CheckpointError> {
+        let mut state = self.interpreter.save(&mut self.vectors, &mut [])?;
+        own.iter().for_each(|(name, elements)| state.insert_own(name, elements));
+        Ok(state)
+    }
+
+    /// The files of all ranks.
+    fn files_of_all(&self, own: Result<RankFile, CheckpointError>) -> Result<Vec<RankFile>, TrainError> {
+        let own = self.shared(own)?;
+        let mut block = own.bytes.to_le_bytes().to_vec();
+        block.extend_from_slice(own.sha256.as_bytes());
+        let mut all = vec![0; block.len() * self.group.world_size() as usize];
+        self.group.all_gather(&block, &mut all)?;
+        let file = |block: &[u8]| {
+            let (bytes, sha256) = block.split_at(block.len() - DIGITS);
+            let bytes = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+            RankFile { bytes, sha256: String::from_utf8_lossy(sha256).into_owned() }
+        };
+        Ok(all.chunks_exact(block.len()).map(file).collect())
+    }
+}
