@@ -81,6 +81,12 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "6", "--scheme", "gossip:peer=butterfly"], "take peer=ring"),
         (&["--simulate", "4", "--scheme", "easgd:moving=1.7,mode=sync"], "give moving at most 1.6"),
         (&["--simulate", "4", "--scheme", "eamsgd", "--momentum", "0.5"], "give eamsgd:momentum=0.5"),
+        (&["--scheme", "sync", "--scheme", "ssp", "--checkpoint", "x"], "give one --scheme"),
+        (&["--checkpoint", "x"], "--scheme"),
+        (&["--scheme", "sync", "--every", "5"], "--checkpoint"),
+        (&["--simulate", "4", "--scheme", "sync", "--resume", "x"], "--resume"),
+        (&["--replay", "x", "--scheme", "sync"], "--replay"),
+        (&["--replay", "/nonexistent"], "/nonexistent"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -256,4 +262,96 @@ fn curves_of_simulated_ranks_are_drawn_and_written_as_numbers() {
     assert_eq!(steps, (0..=40).map(|step| step.to_string()).collect::<Vec<_>>());
     let last = &rows[rows.len() - 1];
     assert_eq!((last[0], last.len()), ("local-sgd:every=4;warmup=3", 7));
+}
+
+/// The accuracy that a training of four ranks ends with.
+fn accuracy(arguments: &[&str]) -> String {
+    let output = train(&[&["--batch", "8", "--json"], arguments].concat());
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    let last = text(&output.stdout).lines().last().expect("prints");
+    assert_eq!(field(last, "guarantee_held"), "true", "{last}");
+    field(last, "test_accuracy").to_owned()
+}
+
+#[test]
+fn a_training_goes_on_from_its_checkpoint_and_its_log_is_replayed() {
+    let folder = Folder::new("train-kept");
+    let path = |name: &str| folder.path(name);
+    for (scheme, fabric) in [("local-sgd:every=7", "shm"), ("easgd:mode=round-robin,every=3", "tcp")] {
+        let (kept, events) = (path(&format!("kept-{fabric}")), path(&format!("events-{fabric}")));
+        let common = ["--scheme", scheme, "--fabric", fabric];
+        let with = |more: &[&str]| accuracy(&[&common, more].concat());
+        let whole = with(&["--steps", "100"]);
+        with(&["--steps", "50", "--checkpoint", &kept, "--every", "20"]);
+        let names = || {
+            let mut names: Vec<String> = std::fs::read_dir(&kept)
+                .expect("was made")
+                .map(|entry| entry.expect("is there").file_name().into_string().expect("is text"))
+                .collect();
+            names.sort();
+            names
+        };
+        assert_eq!(names(), ["step-40", "step-50"]);
+        let resumed = with(&["--steps", "100", "--resume", &kept, "--checkpoint", &kept, "--log", &events]);
+        assert_eq!(resumed, whole, "{scheme}");
+        assert_eq!(names(), ["step-100", "step-50"]);
+        let output = train(&["--replay", &events, "--json"]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        for line in lines {
+            assert_eq!((field(line, "same"), field(line, "complete")), ("true", "true"), "{line}");
+            assert!(number(line, "events") > 50.0, "{line}");
+        }
+        // The accuracy of another training is no witness, so bits are compared here.
+        let bits = |step: &str| {
+            std::fs::read(std::path::Path::new(&kept).join(step).join("rank-1.safetensors")).expect("is kept")
+        };
+        let other = path(&format!("other-{fabric}"));
+        with(&["--steps", "100", "--checkpoint", &other]);
+        let whole = std::fs::read(std::path::Path::new(&other).join("step-100/rank-1.safetensors"));
+        assert_eq!(parameters(&bits("step-100")), parameters(&whole.expect("is kept")), "{scheme}");
+        assert_ne!(parameters(&bits("step-100")), parameters(&bits("step-50")));
+    }
+    // Other worlds, schemes and folders.
+    let kept = path("kept-shm");
+    let output = train(&[
+        "--ranks",
+        "2",
+        "--steps",
+        "5",
+        "--scheme",
+        "local-sgd:every=7",
+        "--resume",
+        &kept,
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let told = text(&output.stderr);
+    assert!(told.contains("of 4 ranks, and there are 2") && told.contains("step 0"), "{told}");
+    for (arguments, parts) in [
+        (
+            &["--scheme", "local-sgd:every=6", "--resume", &kept][..],
+            ["local-sgd:every=7", "local-sgd:every=6"],
+        ),
+        (&["--scheme", "local-sgd:every=7", "--steps", "5", "--resume", &kept], ["step 100", "5 are asked"]),
+        (&["--scheme", "local-sgd:every=7", "--steps", "5", "--checkpoint", &kept], ["step 100", "step 5"]),
+    ] {
+        let output = train(arguments);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+/// The bytes of the parameters in a file of safetensors.
+fn parameters(file: &[u8]) -> &[u8] {
+    let header = u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize;
+    let (header, data) = file[8..].split_at(header);
+    let header = text(header);
+    let begin = header.find("\"parameters\"").expect("has parameters");
+    let offsets = header[begin..].split("\"data_offsets\":[").nth(1).expect("has a place");
+    let (begin, rest) = offsets.split_once(',').expect("has a begin");
+    let (end, _) = rest.split_once(']').expect("has an end");
+    &data[begin.parse().expect("a number")..end.parse().expect("a number")]
 }

@@ -18,6 +18,12 @@ pub(super) fn print(what: &str, text: &str) -> Result<(), CommandError> {
     }
 }
 
+/// Prints a remark beside the result.
+pub(super) fn note(words: &str) {
+    // Nobody is left to tell when standard error is closed.
+    let _ = std::io::stderr().write_all(format!("note: {words}\n").as_bytes());
+}
+
 /// Prints a value as one line of JSON.
 pub(super) fn print_json(what: &str, value: &Value) -> Result<(), CommandError> {
     print(what, &format!("{value}\n"))

@@ -19,7 +19,7 @@ use pleach::{Collective, Rank};
 
 use crate::cli::CommandError;
 use crate::cli::bench::Size;
-use crate::cli::output::{print, print_json};
+use crate::cli::output::{note, print, print_json};
 use crate::cli::schedule::collective;
 
 mod dot;
@@ -616,10 +616,4 @@ fn save(what: &str, path: &Path, text: &str) -> Result<(), CommandError> {
     std::fs::write(path, text).map_err(|error| {
         CommandError::usage(format!("{what} not written: {} ({error}); name another file", path.display()))
     })
-}
-
-/// Prints a remark beside the result.
-fn note(words: &str) {
-    // Nobody is left to tell when standard error is closed.
-    let _ = std::io::stderr().write_all(format!("note: {words}\n").as_bytes());
 }

@@ -39,6 +39,7 @@ use crate::cli::{CommandError, progress};
 use network::{Model, Network};
 
 mod curves;
+mod keeping;
 mod learner;
 mod network;
 mod scheme;
@@ -67,7 +68,7 @@ const ACCURACY_LOSS_MAX: f64 = 0.02;
 #[derive(Debug, clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -137,6 +138,8 @@ pub(crate) struct Arguments {
     curves: Option<PathBuf>,
     #[command(flatten)]
     training: learner::TrainingArguments,
+    #[command(flatten)]
+    keeping: keeping::KeepingArguments,
     /// Print results as JSON, one object a line
     #[arg(long)]
     json: bool,
@@ -146,6 +149,10 @@ pub(crate) struct Arguments {
 
 /// Runs `pleach train`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    if let Some(folder) = &arguments.keeping.replay {
+        return keeping::replay(folder, arguments.json);
+    }
+    arguments.keeping.check(&arguments.scheme)?;
     let data = match &arguments.data {
         Some(folder) => DataSet::from_folder(folder).map_err(CommandError::usage)?,
         None => DataSet::built_in().map_err(CommandError::failed)?,

@@ -182,6 +182,17 @@ impl Interpreter {
         self.agreement.is_hashed = true;
     }
 
+    /// Puts another policy around that of this rank, before its first event.
+    pub(crate) fn wrap(&mut self, around: impl FnOnce(Box<dyn Policy>) -> Box<dyn Policy>) {
+        /// Holds a policy's place while it is moved.
+        struct Nothing;
+        impl Policy for Nothing {
+            fn on(&mut self, _: Event, _: Nanos, _: &mut Actions) {}
+        }
+        let policy = std::mem::replace(&mut self.plan.policy, Box::new(Nothing));
+        self.plan.policy = around(policy);
+    }
+
     /// The buckets of the gradient.
     #[must_use]
     pub fn buckets(&self) -> &[Range<usize>] {

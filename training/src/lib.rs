@@ -18,6 +18,7 @@ pub mod order;
 pub mod parallelize;
 mod perceptron;
 pub mod policy;
+pub mod replay;
 mod scheme;
 pub mod shares;
 pub mod simulation;

@@ -25,6 +25,7 @@ use std::ops::Range;
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
+use serde::{Deserialize, Serialize};
 
 use crate::layout::Bucket;
 use crate::state::{Remembered, State, StateError};
@@ -45,7 +46,7 @@ pub trait Policy: Send {
 }
 
 /// What happened on this rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// The training begins; all ranks have the same parameters. No rank reads before all have
     /// published what they publish now.
@@ -86,7 +87,7 @@ pub enum Event {
 }
 
 /// The result of an operation, besides what it left in a vector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// An average is there.
     Averaged,
@@ -103,7 +104,7 @@ pub enum Outcome {
 }
 
 /// What is to be done on this rank.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Action {
     /// Computes the gradient of a batch at the present parameters into [`Vector::Gradient`].
     Compute {
@@ -177,7 +178,7 @@ pub enum Action {
 
 /// What is done with a rank's shard of a [`Table`](crate::table::Table), whose elements are the
 /// rank's share.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum TableAction {
     /// The table begins with the elements of a vector.
     Begin {
@@ -201,7 +202,7 @@ pub enum TableAction {
 }
 
 /// The number of an operation on its rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct OperationId(pub u64);
 
 /// Numbers for the operations of a policy, each larger than those before.
@@ -223,7 +224,7 @@ impl Remembered for OperationIds {
 }
 
 /// A vector of one rank, as long as the parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub enum Vector {
     /// The parameters.
     Parameters,
@@ -275,7 +276,7 @@ impl Vector {
 }
 
 /// Arithmetic on vectors of one rank, element by element.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Update {
     /// A step of the local optimizer: [`Vector::Parameters`] by [`Vector::Gradient`], all elements.
     Step,

@@ -1,5 +1,7 @@
 //! `pleach train --scheme`: real ranks that train by a scheme, and what the scheme guarantees.
 
+use std::path::PathBuf;
+
 use pleach::{CollectiveError, Group};
 use pleach_training::{Learner as _, Scheme, Sgd, TrainError, Trained, Trainer};
 use serde_json::json;
@@ -26,14 +28,18 @@ pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result
     let mut broken = None;
     for scheme in &arguments.scheme {
         let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
-        let trained = train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
-            TrainError::Refused(refusal) => CommandError::usage(refusal),
-            error => CommandError::failed(error),
-        })?;
+        let (trained, kept) =
+            train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
+                TrainError::Refused(refusal) => CommandError::usage(refusal),
+                error => CommandError::failed(error),
+            })?;
         let rows = RankRow::gather(&group, &trained).map_err(CommandError::failed)?;
         let holds = trained.guarantee_held && trained.parameters_equal;
         if group.rank() == 0 {
             report(arguments.json, scheme, &rows, &trained, &reader, data)?;
+            if let (Some(path), false) = (kept, arguments.json) {
+                print("results", &format!("checkpoint in {}\n", path.display()))?;
+            }
         }
         if !holds && broken.is_none() {
             broken = Some(scheme);
@@ -56,20 +62,24 @@ fn train(
     scheme: &Scheme,
     reader: &DigitReader<'_>,
     (learning_rate, momentum): (f32, f32),
-) -> Result<Trained, TrainError> {
-    let training = &arguments.training;
+) -> Result<(Trained, Option<PathBuf>), TrainError> {
+    let (training, keeping) = (&arguments.training, &arguments.keeping);
     let (layout, rank, ranks) = (reader.layout(), group.rank(), group.world_size());
     let steps = training.steps(arguments.epochs, reader.images(), ranks);
-    let mut trainer = Trainer::new(group, scheme, &layout, steps)?
+    let trainer = Trainer::new(group, scheme, &layout, steps)?
         .checked()
         .comparing("the hash of the data and the batch", reader.hash())
         .comparing("the seed", training.seed)
         .comparing("the bits of the learning rate", learning_rate.to_bits().into())
         .comparing("the bits of the momentum", momentum.to_bits().into());
-    trainer.parameters_mut().copy_from_slice(&reader.initial());
     let mut sgd = Sgd::new(layout.parameters(), learning_rate, momentum);
-    let bar = progress::bar("training", steps, rank == 0);
-    while let Some(mut step) = trainer.step()? {
+    let mut trainer = keeping.begin(trainer, &mut sgd, rank, &reader.initial())?;
+    let first = trainer.next_step();
+    let bar = progress::bar("training", steps - first, rank == 0);
+    let mut kept = None;
+    loop {
+        kept = keeping.save(&mut trainer, &sgd, first, steps)?.or(kept);
+        let Some(mut step) = trainer.step()? else { break };
         let number = step.number();
         let (parameters, gradient) = step.vectors()?;
         let loss = reader.gradient(rank, number, parameters, gradient);
@@ -78,7 +88,7 @@ fn train(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    trainer.finish()
+    Ok((trainer.finish()?, kept))
 }
 
 impl RankRow {

@@ -137,6 +137,16 @@ pub enum CheckpointError {
         /// Those of the training.
         own: u32,
     },
+    /// It has made more steps than there are to make.
+    #[error("no step left: {} is of step {step}, and {steps} are asked for; give more steps", .path.display())]
+    Steps {
+        /// The checkpoint.
+        path: PathBuf,
+        /// Its step.
+        step: u64,
+        /// The steps of the training.
+        steps: u64,
+    },
     /// It lacks a vector, or has it with another length.
     #[error(
         "checkpoint without {expected} elements of '{name}': it has {found:?}; take one of the same program"

@@ -78,6 +78,10 @@ impl Trainer {
         if theirs != own {
             return Err(CheckpointError::World { path, theirs, own });
         }
+        let (step, steps) = (checkpoint.manifest().step, self.steps);
+        if step > steps {
+            return Err(CheckpointError::Steps { path, step, steps });
+        }
         let saved = checkpoint.rank(self.group.rank())?;
         self.interpreter.restore(&saved, &mut self.vectors, &mut [])?;
         Ok((checkpoint, saved))

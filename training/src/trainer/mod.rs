@@ -30,7 +30,7 @@ mod registered;
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pleach_collectives::{
@@ -44,6 +44,7 @@ use crate::interpreter::{Interpreter, Request, Staleness, Vectors, digest};
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
+use crate::replay::{Log, LogError};
 use crate::scheme::{Refusal, Scheme};
 use messages::Messages;
 use registered::RegisteredVectors;
@@ -101,6 +102,9 @@ pub enum TrainError {
     /// A checkpoint was not written, or is not taken.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A log was not written.
+    #[error(transparent)]
+    Log(#[from] LogError),
     /// A part of the gradient is wanted that is averaged already.
     #[error("gradient in use: bucket {bucket} of step {step} is being averaged; write it before it is ready")]
     UnderWay {
@@ -168,6 +172,7 @@ pub struct Trainer {
     begins_with: Event,
     /// The checkpoint that was saved or taken last.
     checkpoint: Option<PathBuf>,
+    log: Option<Log>,
     times: Times,
 }
 
@@ -229,6 +234,7 @@ impl Trainer {
             began: None,
             begins_with: Event::Start,
             checkpoint: None,
+            log: None,
             times: Times::default(),
         })
     }
@@ -240,6 +246,21 @@ impl Trainer {
     pub fn checked(mut self) -> Self {
         self.interpreter.hash_agreements();
         self
+    }
+
+    /// The same training, which writes what its policy is told, and what that does, to a file of this
+    /// rank in a folder; see [`crate::replay`]. Before the first step, and before
+    /// [`Trainer::restore`].
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be made. That it cannot be written is an error of [`Trainer::finish`].
+    pub fn logged(mut self, folder: &Path) -> Result<Self, TrainError> {
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        let log = Log::create(folder, &self.scheme, &self.layout, rank, ranks)?;
+        self.interpreter.wrap(|policy| log.of(policy));
+        self.log = Some(log);
+        Ok(self)
     }
 
     /// The same training, which compares one more number between all ranks before the first step,
@@ -297,6 +318,7 @@ impl Trainer {
         if let Some(window) = self.vectors.window.take() {
             window.close()?;
         }
+        self.log.take().map_or(Ok(()), |log| log.end())?;
         let Times { steps, waiting, communicating, bytes, .. } = self.times;
         let (staleness, agreements) = (self.interpreter.staleness(), agreement.places);
         Ok(Trained {

@@ -11,6 +11,7 @@ mod mutants;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
 mod ranks;
 mod real;
+mod replay;
 mod resume;
 mod superstep;
 mod swarm;

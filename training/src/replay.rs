@@ -1,0 +1,360 @@
+//! What a rank's policy was told, as a file, and the same told to a new policy.
+//!
+//! A log has a line of JSON for each event, with its time and, behind a tab, the actions that
+//! followed. [`replay`] feeds the events to a policy of the same scheme and compares each action. So
+//! what a rank did can be looked at again, step by step, without its data and without its peers.
+//!
+//! **Invariant:** actions are a function of the events so far and their times, so each log is
+//! replayed without a difference, also that of a rank that failed.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pleach_collectives::Rank;
+use pleach_transport::clock::Nanos;
+use serde::{Deserialize, Serialize};
+
+use crate::layout::Layout;
+use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy};
+use crate::scheme::Scheme;
+use crate::state::State;
+
+/// Counts changes of the form of logs.
+const FORMAT: u32 = 1;
+
+/// Why a log is not written, or not replayed.
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogError {
+    /// A file cannot be written or read.
+    #[error("log not {done}: {} ({error}); name a folder with space that can be written and read", .path.display())]
+    Io {
+        /// What was not done, as "written".
+        done: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        error: io::Error,
+    },
+    /// The folder has no logs, or not those of all ranks of one training.
+    #[error("no logs of one training in {}: {reason}; name a folder that was given by --log", .folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A line is none of a log.
+    #[error("bad log: {} line {line}: {reason}; replay it with the version of pleach that wrote it", .path.display())]
+    Form {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The policy acts otherwise now.
+    #[error(
+        "policy differs: {} line {line}: after {event} it did {logged}, and now {replayed}; \
+         replay it with the version of pleach that wrote it, or report it",
+        .path.display()
+    )]
+    Different {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// The event.
+        event: String,
+        /// The actions in the log.
+        logged: String,
+        /// The actions now.
+        replayed: String,
+    },
+}
+
+/// A line of a log; actions follow an event behind a tab.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Line {
+    Training {
+        format: u32,
+        scheme: String,
+        layers: Vec<usize>,
+        rank: Rank,
+        ranks: u32,
+    },
+    /// What the policy remembered when it began, from a checkpoint.
+    State(Vec<u8>),
+    Event {
+        at: u64,
+        event: Event,
+    },
+    End {
+        events: u64,
+    },
+}
+
+struct Writer {
+    path: PathBuf,
+    out: BufWriter<File>,
+    events: u64,
+    failed: Option<io::Error>,
+}
+
+impl Writer {
+    fn line(&mut self, line: &Line, actions: Option<&Actions>) {
+        let mut write = || -> io::Result<()> {
+            serde_json::to_writer(&mut self.out, line)?;
+            if let Some(actions) = actions {
+                self.out.write_all(b"\t")?;
+                serde_json::to_writer(&mut self.out, actions.as_slice())?;
+            }
+            self.out.write_all(b"\n")
+        };
+        if self.failed.is_none()
+            && let Err(error) = write()
+        {
+            self.failed = Some(error);
+        }
+    }
+}
+
+/// The log of a rank that is written. Its policy writes, and its driver asks whether that failed.
+#[derive(Clone)]
+pub(crate) struct Log(Arc<Mutex<Writer>>);
+
+impl Log {
+    /// Begins the log of a rank in a folder.
+    pub(crate) fn create(
+        folder: &Path,
+        scheme: &Scheme,
+        layout: &Layout,
+        rank: Rank,
+        ranks: u32,
+    ) -> Result<Self, LogError> {
+        let path = folder.join(format!("rank-{rank}.log"));
+        let created = fs::create_dir_all(folder).and_then(|()| File::create(&path));
+        let file = created.map_err(|error| LogError::Io { done: "written", path: path.clone(), error })?;
+        let mut writer = Writer { path, out: BufWriter::new(file), events: 0, failed: None };
+        let (scheme, layers) = (scheme.to_string(), layout.layers().to_vec());
+        writer.line(&Line::Training { format: FORMAT, scheme, layers, rank, ranks }, None);
+        Ok(Self(Arc::new(Mutex::new(writer))))
+    }
+
+    /// The same policy, whose events are written.
+    pub(crate) fn of(&self, policy: Box<dyn Policy>) -> Box<dyn Policy> {
+        Box::new(Logged { policy, log: self.clone() })
+    }
+
+    fn with<T>(&self, body: impl FnOnce(&mut Writer) -> T) -> T {
+        body(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Ends the log.
+    pub(crate) fn end(&self) -> Result<(), LogError> {
+        self.with(|writer| {
+            let events = writer.events;
+            writer.line(&Line::End { events }, None);
+            let flushed = writer.failed.take().map_or_else(|| writer.out.flush(), Err);
+            let path = writer.path.clone();
+            flushed.map_err(|error| LogError::Io { done: "written", path, error })
+        })
+    }
+}
+
+struct Logged {
+    policy: Box<dyn Policy>,
+    log: Log,
+}
+
+impl Policy for Logged {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        self.policy.on(event, now, actions);
+        self.log.with(|writer| {
+            writer.line(&Line::Event { at: now.0, event }, Some(actions));
+            writer.events += 1;
+        });
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        self.policy.state(state);
+        if state.is_restoring() {
+            let mut own = State::saving();
+            self.policy.state(&mut own);
+            if let Ok(bytes) = own.finish() {
+                self.log.with(|writer| writer.line(&Line::State(bytes), None));
+            }
+        }
+    }
+}
+
+/// A log that was replayed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replayed {
+    /// The text of the scheme.
+    pub scheme: String,
+    /// The rank.
+    pub rank: Rank,
+    /// The number of ranks.
+    pub ranks: u32,
+    /// The events.
+    pub events: u64,
+    /// The actions, all of which are the same.
+    pub actions: u64,
+    /// Whether the log was ended; that of a rank that failed is not.
+    pub is_complete: bool,
+}
+
+/// Replays the logs of all ranks of a training.
+///
+/// # Errors
+///
+/// See [`LogError`].
+pub fn replay_all(folder: &Path) -> Result<Vec<Replayed>, LogError> {
+    let wrong = |reason| LogError::Folder { folder: folder.to_owned(), reason };
+    let read = |error| LogError::Io { done: "read", path: folder.to_owned(), error };
+    let mut logs = 0;
+    for entry in fs::read_dir(folder).map_err(read)? {
+        let name = entry.map_err(read)?.file_name();
+        let name = name.to_string_lossy();
+        logs += u32::from(name.starts_with("rank-") && name.ends_with(".log"));
+    }
+    if logs == 0 {
+        return Err(wrong("there is no rank-0.log".to_owned()));
+    }
+    let mut all: Vec<Replayed> = Vec::new();
+    for rank in 0..logs {
+        let replayed = replay(&folder.join(format!("rank-{rank}.log")))?;
+        let first = all.first().unwrap_or(&replayed);
+        if (replayed.rank, replayed.ranks, &replayed.scheme) != (rank, logs, &first.scheme) {
+            return Err(wrong(format!(
+                "log {rank} of {logs} is of rank {} of {}, by {}",
+                replayed.rank, replayed.ranks, replayed.scheme
+            )));
+        }
+        all.push(replayed);
+    }
+    Ok(all)
+}
+
+/// Feeds a log to a policy again and compares each action.
+///
+/// # Errors
+///
+/// The log cannot be read, or the policy acts otherwise.
+pub fn replay(path: &Path) -> Result<Replayed, LogError> {
+    let read = |error| LogError::Io { done: "read", path: path.to_owned(), error };
+    let mut lines = BufReader::new(File::open(path).map_err(read)?).lines().zip(1..);
+    let form = |line, reason| LogError::Form { path: path.to_owned(), line, reason };
+    let first = lines.next().map(|(line, _)| line).transpose().map_err(read)?.unwrap_or_default();
+    let mut rank = Replay::begin(&first).map_err(|reason| form(1, reason))?;
+    for (text, line) in lines {
+        let text = text.map_err(read)?;
+        let step = rank.line(&text).map_err(|reason| form(line, reason))?;
+        if let Some(Difference { event, logged, replayed }) = step {
+            return Err(LogError::Different { path: path.to_owned(), line, event, logged, replayed });
+        }
+    }
+    Ok(rank.replayed)
+}
+
+struct Difference {
+    event: String,
+    logged: String,
+    replayed: String,
+}
+
+/// A policy that is told a log.
+struct Replay {
+    policy: Box<dyn Policy>,
+    buckets: usize,
+    actions: Actions,
+    /// What was asked for and has not ended. A log that was changed must not tell the policy of
+    /// more.
+    under_way: Vec<OperationId>,
+    computing: Option<u64>,
+    replayed: Replayed,
+}
+
+impl Replay {
+    fn begin(line: &str) -> Result<Self, String> {
+        let Ok(Line::Training { format, scheme, layers, rank, ranks }) = serde_json::from_str(line) else {
+            return Err("it does not begin as a log".to_owned());
+        };
+        if format != FORMAT {
+            return Err(format!("format {format}, and this version of pleach reads {FORMAT}"));
+        }
+        let layout = Layout::of(&layers);
+        if rank >= ranks || layout.parameters() == 0 {
+            return Err(format!("rank {rank} of {ranks}, {} parameters", layout.parameters()));
+        }
+        let parsed: Scheme = scheme.parse().map_err(|error| format!("{error}"))?;
+        let plan = parsed.plan(&layout, rank, ranks).map_err(|error| error.to_string())?;
+        Ok(Self {
+            policy: plan.policy,
+            buckets: plan.buckets.len(),
+            actions: Actions::default(),
+            under_way: Vec::new(),
+            computing: None,
+            replayed: Replayed { scheme, rank, ranks, events: 0, actions: 0, is_complete: false },
+        })
+    }
+
+    fn line(&mut self, text: &str) -> Result<Option<Difference>, String> {
+        let (line, actions) = text.split_once('\t').unwrap_or((text, ""));
+        match serde_json::from_str(line).map_err(|error| error.to_string())? {
+            Line::Event { at, event } => self.event(event, at, actions),
+            Line::State(bytes) if self.replayed.events == 0 => {
+                let mut state = State::restoring(&bytes);
+                self.policy.state(&mut state);
+                state.finish().map(|_| None).map_err(|error| error.to_string())
+            }
+            Line::End { events } if events == self.replayed.events => {
+                self.replayed.is_complete = true;
+                Ok(None)
+            }
+            line => Err(format!("{line:?} after {} events", self.replayed.events)),
+        }
+    }
+
+    fn event(&mut self, event: Event, at: u64, logged: &str) -> Result<Option<Difference>, String> {
+        if !self.may_come(event) {
+            return Err(format!("{event:?} cannot come here"));
+        }
+        self.policy.on(event, Nanos(at), &mut self.actions);
+        let replayed = serde_json::to_string(self.actions.as_slice()).map_err(|error| error.to_string())?;
+        for action in self.actions.drain() {
+            self.replayed.actions += 1;
+            match action {
+                Action::Compute { step } => self.computing = Some(step),
+                Action::Average { id, .. } | Action::Read { id, .. } | Action::Write { id, .. } => {
+                    self.under_way.push(id);
+                }
+                _ => {}
+            }
+        }
+        self.replayed.events += 1;
+        let differs = replayed != logged;
+        let logged = logged.to_owned();
+        Ok(differs.then(|| Difference { event: format!("{event:?}"), logged, replayed }))
+    }
+
+    /// Whether an event follows from what was asked for.
+    fn may_come(&mut self, event: Event) -> bool {
+        let Replayed { rank: own, ranks, .. } = self.replayed;
+        match event {
+            Event::Start | Event::Resume | Event::Pause | Event::Stop => true,
+            Event::Ready(bucket) => self.computing.is_some() && bucket < self.buckets,
+            Event::Computed { step } => self.computing.take() == Some(step),
+            Event::Done(id, Outcome::Averaged | Outcome::Read { .. } | Outcome::Written) => {
+                let place = self.under_way.iter().position(|asked| *asked == id);
+                place.map(|place| self.under_way.swap_remove(place)).is_some()
+            }
+            Event::Arrived { from, .. } | Event::Told { from, .. } => from < ranks && from != own,
+        }
+    }
+}
