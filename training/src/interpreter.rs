@@ -11,6 +11,7 @@ use pleach_transport::clock::Nanos;
 use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState, vector};
+use crate::compression::{Compression, Parts};
 use crate::layout::Bucket;
 use crate::ledger::{Ledger, PolicyError, User};
 use crate::policy::{Action, Actions, Event, OperationId, Policy, TableAction, Update, Vector};
@@ -35,7 +36,7 @@ pub enum Request {
         /// The step.
         step: u64,
     },
-    /// Start an all-reduce; see [`Action::Average`].
+    /// Start an all-reduce; see [`Action::Average`] and [`Action::AverageCompressed`].
     Average {
         /// Its number.
         id: OperationId,
@@ -43,6 +44,8 @@ pub enum Request {
         vector: Vector,
         /// The elements.
         piece: Range<usize>,
+        /// How they are encoded.
+        compression: Compression,
     },
     /// Start a read; see [`Action::Read`].
     Read {
@@ -414,10 +417,10 @@ impl Interpreter {
                 requests.push(Request::Compute { step });
             }
             Action::Average { id, vector, piece } => {
-                self.expect_inside(&piece)?;
-                self.expect_no_arrival(vector)?;
-                self.ledger.begin_operation(id, vector, &piece, true)?;
-                requests.push(Request::Average { id, vector, piece });
+                self.average(id, vector, piece, Compression::None, requests)?;
+            }
+            Action::AverageCompressed { id, vector, piece, compression } => {
+                self.average(id, vector, piece, compression, requests)?;
             }
             Action::Read { id, from, into } => {
                 let piece = self.share_of_peer(from)?;
@@ -452,6 +455,21 @@ impl Interpreter {
             Action::Exchanged => self.staleness.next = 0,
             Action::Conserved(is_conserved) => self.agreement.is_broken |= !is_conserved,
         }
+        Ok(())
+    }
+
+    fn average(
+        &mut self,
+        id: OperationId,
+        vector: Vector,
+        piece: Range<usize>,
+        compression: Compression,
+        requests: &mut Vec<Request>,
+    ) -> Result<(), PolicyError> {
+        self.expect_inside(&piece)?;
+        self.expect_no_arrival(vector)?;
+        self.ledger.begin_operation(id, vector, &piece, true)?;
+        requests.push(Request::Average { id, vector, piece, compression });
         Ok(())
     }
 
@@ -561,6 +579,42 @@ pub fn digest(elements: &[f32]) -> u64 {
     }
     let rest = blocks.remainder().chunks(2).map(word);
     lanes.into_iter().chain(rest).fold(elements.len() as u64, chain)
+}
+
+/// Encodes a piece of a rank for all owners of its parts.
+pub(crate) fn encode(
+    vectors: &mut impl Vectors,
+    parts: &Parts,
+    vector: Vector,
+    piece: &Range<usize>,
+    out: &mut Vec<u8>,
+) {
+    if parts.compression.keeps_residuals() {
+        let [elements, residual] = vectors.pieces([vector, Vector::Residual], piece);
+        parts.encode(elements, residual, out);
+    } else {
+        let [elements] = vectors.pieces([vector], piece);
+        parts.encode(elements, &mut [], out);
+    }
+}
+
+/// Encodes the average of the parts of all ranks that this rank owns.
+pub(crate) fn combine(
+    vectors: &mut impl Vectors,
+    parts: &Parts,
+    own: Rank,
+    piece: &Range<usize>,
+    blocks: &[u8],
+    out: &mut Vec<u8>,
+) {
+    if parts.compression.keeps_residuals() {
+        let part = parts.part(own);
+        let owned = piece.start + part.start..piece.start + part.end;
+        let [residual] = vectors.pieces([Vector::OwnedResidual], &owned);
+        parts.combine(own, blocks, residual, out);
+    } else {
+        parts.combine(own, blocks, &mut [], out);
+    }
 }
 
 /// The arithmetic of an update.

@@ -10,6 +10,7 @@
 //! which order gradients are exchanged, [`zipline`] where the barriers of ElasticBSP stand.
 
 pub mod checkpoint;
+pub mod compression;
 pub mod interpreter;
 pub mod layout;
 mod learner;

@@ -27,6 +27,7 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 use serde::{Deserialize, Serialize};
 
+use crate::compression::Compression;
 use crate::layout::Bucket;
 use crate::state::{Remembered, State, StateError};
 
@@ -120,6 +121,19 @@ pub enum Action {
         vector: Vector,
         /// The elements.
         piece: Range<usize>,
+    },
+    /// As [`Action::Average`], of elements that are encoded on their way; see
+    /// [`crate::compression`]. What encoding loses is kept in [`Vector::Residual`] and
+    /// [`Vector::OwnedResidual`].
+    AverageCompressed {
+        /// Its number, larger than those of all operations before.
+        id: OperationId,
+        /// The vector.
+        vector: Vector,
+        /// The elements.
+        piece: Range<usize>,
+        /// How they are encoded.
+        compression: Compression,
     },
     /// Reads the share that a peer has published: one version of all its elements.
     Read {
@@ -243,6 +257,10 @@ pub enum Vector {
     Fetched,
     /// This rank's part of a sum over all ranks.
     Sum,
+    /// What encoding has lost of this rank's elements, and sends the next time.
+    Residual,
+    /// What encoding has lost of averages that this rank owns.
+    OwnedResidual,
     /// The elements of a write that has come, at their own places. Nothing else than
     /// [`Event::Arrived`] fills it, and no event but that may read it.
     Arrival,
@@ -250,7 +268,7 @@ pub enum Vector {
 
 impl Vector {
     /// The number of vectors.
-    pub const COUNT: usize = 9;
+    pub const COUNT: usize = 11;
 
     /// Its place among all.
     #[must_use]
@@ -270,6 +288,8 @@ impl Vector {
             Self::Centre => "centre",
             Self::Fetched => "fetched elements",
             Self::Sum => "sum",
+            Self::Residual => "residual",
+            Self::OwnedResidual => "owned residual",
             Self::Arrival => "arrival",
         }
     }
@@ -392,6 +412,14 @@ impl Actions {
     /// Appends [`Action::Update`].
     pub fn update(&mut self, update: Update) {
         self.push(Action::Update(update));
+    }
+
+    /// Appends [`Action::Average`], or [`Action::AverageCompressed`].
+    pub fn average(&mut self, id: OperationId, vector: Vector, piece: Range<usize>, by: Compression) {
+        self.push(match by {
+            Compression::None => Action::Average { id, vector, piece },
+            compression => Action::AverageCompressed { id, vector, piece, compression },
+        });
     }
 
     /// Appends [`Action::Compute`].

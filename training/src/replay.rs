@@ -331,7 +331,10 @@ impl Replay {
             self.replayed.actions += 1;
             match action {
                 Action::Compute { step } => self.computing = Some(step),
-                Action::Average { id, .. } | Action::Read { id, .. } | Action::Write { id, .. } => {
+                Action::Average { id, .. }
+                | Action::AverageCompressed { id, .. }
+                | Action::Read { id, .. }
+                | Action::Write { id, .. } => {
                     self.under_way.push(id);
                 }
                 _ => {}

@@ -166,10 +166,12 @@ pub enum CheckpointError {
     #[error("nothing to save: the training has ended; save before the step that would be the next one")]
     Ended,
     /// Another rank failed.
-    #[error("no checkpoint: rank {rank} failed, and its error says why")]
+    #[error("no checkpoint: rank {rank} failed: {reason}")]
     Peer {
         /// The rank.
         rank: u32,
+        /// Its error, as text.
+        reason: String,
     },
 }
 

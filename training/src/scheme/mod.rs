@@ -13,12 +13,14 @@ mod elastic;
 mod finish;
 mod gossip;
 mod periodic;
+mod streaming;
 mod superstep;
 mod synchronous;
 mod text;
 
 use pleach_collectives::Rank;
 
+use crate::compression::Compression;
 use crate::interpreter::Plan;
 use crate::layout::Layout;
 use crate::policy::{Policy, Vector};
@@ -28,6 +30,7 @@ use bounded::BoundedStaleness;
 use elastic::{LocalStep, ReplicatedCentre, Rule, SharedCentre};
 use gossip::{Peers, Pull, Push};
 use periodic::{Outer, Periodic};
+use streaming::{Streaming, Streams};
 use superstep::Supersteps;
 use synchronous::Synchronous;
 
@@ -86,6 +89,17 @@ pub enum Refusal {
         /// The largest `moving` that may be given, as text.
         most: String,
     },
+    /// Fragments or a delay do not fit in a period.
+    #[error(
+        "{scheme}: a fragment is exchanged once in {every} steps, and applied before the next time; give at most \
+         {every} fragments, and a delay below {every}"
+    )]
+    Streaming {
+        /// The scheme.
+        scheme: String,
+        /// The steps of a period.
+        every: u64,
+    },
     /// A butterfly needs a power of two.
     #[error(
         "{scheme} on {ranks} ranks: a butterfly needs 2, 4, 8 or another power of two; take peer=ring or peer=uniform"
@@ -107,6 +121,8 @@ pub enum Scheme {
     Sync {
         /// The most bytes of a bucket, at least 4.
         bucket_bytes: usize,
+        /// How gradients travel.
+        compression: Compression,
     },
     /// Local SGD: each rank makes steps by itself, and parameters are averaged every `every` steps.
     LocalSgd {
@@ -115,6 +131,8 @@ pub enum Scheme {
         /// Synchronous steps before the first local one, in which gradients are averaged (as in
         /// post-local SGD).
         warmup: u64,
+        /// How changes travel; with [`Compression::None`] parameters travel instead.
+        compression: Compression,
     },
     /// DiLoCo: what `every` local steps changed is averaged, and an outer optimizer (SGD with
     /// Nesterov momentum) takes its step by that.
@@ -125,6 +143,15 @@ pub enum Scheme {
         outer_learning_rate: f32,
         /// The momentum of the outer optimizer, from 0 to below 1.
         outer_momentum: f32,
+        /// Parts of the parameters that are exchanged in turn, from 1 to `every` (streaming DiLoCo,
+        /// Douillard et al. 2025).
+        fragments: u32,
+        /// Steps from the begin of an exchange to its outer step, less than `every`.
+        delay: u64,
+        /// The share of a rank's own parameters after an outer step, from 0 to below 1.
+        mix: f32,
+        /// How changes travel.
+        compression: Compression,
     },
     /// Gossip: ranks mix their parameters with those of single peers (Jin et al. 2016).
     Gossip {
@@ -179,9 +206,17 @@ pub enum Scheme {
 impl Scheme {
     /// Each scheme, with its usual parameters.
     pub const ALL: [Self; 10] = [
-        Self::Sync { bucket_bytes: 1 << 20 },
-        Self::LocalSgd { every: 8, warmup: 0 },
-        Self::Diloco { every: 50, outer_learning_rate: 0.7, outer_momentum: 0.9 },
+        Self::Sync { bucket_bytes: 1 << 20, compression: Compression::None },
+        Self::LocalSgd { every: 8, warmup: 0, compression: Compression::None },
+        Self::Diloco {
+            every: 50,
+            outer_learning_rate: 0.7,
+            outer_momentum: 0.9,
+            fragments: 1,
+            delay: 0,
+            mix: 0.0,
+            compression: Compression::None,
+        },
         Self::Gossip { direction: Direction::Pull, every: 1, peer: Peer::Uniform },
         Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: None },
         Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: Some(0.9) },
@@ -255,17 +290,44 @@ impl Scheme {
         let window = |shares| WindowPlan { rank, ranks, shares, slots: SLOTS };
         let mut vectors = vec![Vector::Parameters, Vector::Gradient];
         let (policy, more, window): (Box<dyn Policy>, &[Vector], _) = match *self {
-            Self::Sync { bucket_bytes } => {
+            Self::Sync { bucket_bytes, compression } => {
                 let buckets = layout.buckets(bucket_bytes);
-                let policy = Box::new(Synchronous::new(buckets.clone()));
+                let policy = Box::new(Synchronous::new(buckets.clone(), compression));
+                vectors.extend(residuals(compression));
                 return Ok(Plan { policy, buckets, vectors, parameters, window: None });
             }
-            Self::LocalSgd { every, warmup } => {
-                (Box::new(Periodic::new(parameters, every, warmup, None)), &[], None)
+            Self::LocalSgd { every, warmup, compression: Compression::None } => {
+                let policy = Periodic::new(parameters, every, warmup, None, Compression::None);
+                (Box::new(policy), &[], None)
             }
-            Self::Diloco { every, outer_learning_rate: learning_rate, outer_momentum: momentum } => {
+            Self::LocalSgd { every, warmup, compression } => {
+                let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
+                vectors.extend(residuals(compression));
+                let policy = Periodic::new(parameters, every, warmup, Some(outer), compression);
+                (Box::new(policy), ANCHORED, None)
+            }
+            Self::Diloco {
+                every,
+                outer_learning_rate: learning_rate,
+                outer_momentum: momentum,
+                fragments,
+                delay,
+                mix,
+                compression,
+            } => {
                 let outer = Outer { learning_rate, momentum };
-                (Box::new(Periodic::new(parameters, every, 0, Some(outer))), ANCHORED, None)
+                vectors.extend(residuals(compression));
+                if fragments > 1 || delay > 0 || mix > 0.0 {
+                    let streams = self.streams(every, fragments, delay, mix)?;
+                    if mix > 0.0 {
+                        vectors.push(Vector::Fetched);
+                    }
+                    vectors.extend(ANCHORED);
+                    let policy = Box::new(Streaming::new(parameters, streams, outer, compression));
+                    let buckets = layout.buckets(usize::MAX);
+                    return Ok(Plan { policy, buckets, vectors, parameters, window: None });
+                }
+                (Box::new(Periodic::new(parameters, every, 0, Some(outer), compression)), ANCHORED, None)
             }
             Self::Gossip { direction, every, peer } => {
                 if peer == Peer::Butterfly && !ranks.is_power_of_two() {
@@ -316,6 +378,14 @@ impl Scheme {
         Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })
     }
 
+    /// How fragments of [`Scheme::Diloco`] are exchanged.
+    fn streams(&self, every: u64, fragments: u32, delay: u64, mix: f32) -> Result<Streams, Refusal> {
+        if u64::from(fragments) > every || delay >= every {
+            return Err(Refusal::Streaming { scheme: self.to_string(), every });
+        }
+        Ok(Streams { every, fragments, delay, mix })
+    }
+
     /// The moving rate of a rank. All ranks at once are stable as learning rates go to 0 if
     /// a(p + 1) ≤ 2, and one after the other if a ≤ 1.
     fn moving_rate(&self, moving: f32, mode: Mode, ranks: u32) -> Result<f32, Refusal> {
@@ -328,6 +398,11 @@ impl Scheme {
         }
         Ok(rate)
     }
+}
+
+/// The vectors of error feedback.
+fn residuals(compression: Compression) -> &'static [Vector] {
+    if compression.keeps_residuals() { &[Vector::Residual, Vector::OwnedResidual] } else { &[] }
 }
 
 /// Writes that a rank may be ahead of a peer.

@@ -4,6 +4,8 @@
 //! exchange changed (the pseudo-gradient), and an outer optimizer takes its step by that
 //! (Douillard et al. 2023, algorithm 1).
 //!
+//! Compressed local SGD averages changes too: that is DiLoCo whose outer step is the average.
+//!
 //! **Invariants:** exchanges are after the same steps on all ranks, and the last step of a training
 //! is followed by one. While an exchange is under way nothing is computed.
 
@@ -11,6 +13,7 @@ use std::ops::Range;
 
 use pleach_transport::clock::Nanos;
 
+use crate::compression::Compression;
 use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 use crate::state::State;
 
@@ -31,6 +34,8 @@ pub(crate) struct Periodic {
     every: u64,
     warmup: u64,
     outer: Option<Outer>,
+    /// Of changes; the gradients of synchronous steps are not compressed.
+    compression: Compression,
     /// Local steps since the parameters of all ranks were the same.
     local_steps: u64,
     next_step: u64,
@@ -40,13 +45,20 @@ pub(crate) struct Periodic {
 
 impl Periodic {
     /// An exchange every `every` steps, after `warmup` synchronous ones.
-    pub(crate) fn new(parameters: usize, every: u64, warmup: u64, outer: Option<Outer>) -> Self {
+    pub(crate) fn new(
+        parameters: usize,
+        every: u64,
+        warmup: u64,
+        outer: Option<Outer>,
+        compression: Compression,
+    ) -> Self {
         let whole = 0..parameters;
         Self {
             whole,
             every,
             warmup,
             outer,
+            compression,
             local_steps: 0,
             next_step: 0,
             ids: OperationIds::default(),
@@ -54,24 +66,32 @@ impl Periodic {
         }
     }
 
-    fn average(&mut self, vector: Vector, actions: &mut Actions) {
+    fn average(&mut self, vector: Vector, compression: Compression, actions: &mut Actions) {
         let id = self.ids.take();
-        actions.push(Action::Average { id, vector, piece: self.whole.clone() });
+        actions.average(id, vector, self.whole.clone(), compression);
+    }
+
+    /// Changes are counted from here.
+    fn set_anchor(&self, actions: &mut Actions) {
+        if self.outer.is_some() {
+            let (from, into) = (Vector::Parameters, Vector::Anchor);
+            actions.update(Update::Copy { from, into, piece: self.whole.clone() });
+        }
     }
 
     fn exchange(&mut self, actions: &mut Actions) {
         if self.outer.is_some() {
             actions.update(Update::Difference { piece: self.whole.clone() });
-            self.average(Vector::Delta, actions);
+            self.average(Vector::Delta, self.compression, actions);
         } else {
-            self.average(Vector::Parameters, actions);
+            self.average(Vector::Parameters, Compression::None, actions);
         }
     }
 
     fn computed(&mut self, step: u64, actions: &mut Actions) {
         self.next_step = step + 1;
         if step < self.warmup {
-            return self.average(Vector::Gradient, actions);
+            return self.average(Vector::Gradient, Compression::None, actions);
         }
         actions.update(Update::Step);
         self.local_steps += 1;
@@ -86,6 +106,7 @@ impl Periodic {
         if self.local_steps == 0 {
             // The gradient of a synchronous step.
             actions.update(Update::Step);
+            self.set_anchor(actions);
         } else if let Some(Outer { learning_rate, momentum }) = self.outer {
             actions.update(Update::Outer { learning_rate, momentum, piece: self.whole.clone() });
         }
@@ -101,10 +122,7 @@ impl Policy for Periodic {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => {
-                if self.outer.is_some() {
-                    let (from, into) = (Vector::Parameters, Vector::Anchor);
-                    actions.update(Update::Copy { from, into, piece: self.whole.clone() });
-                }
+                self.set_anchor(actions);
                 actions.compute(0);
             }
             Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 use pleach_transport::clock::Nanos;
 
+use crate::compression::Compression;
 use crate::layout::Bucket;
 use crate::policy::{Action, Actions, Event, OperationIds, Policy, Update, Vector};
 use crate::state::State;
@@ -16,6 +17,7 @@ use crate::state::State;
 #[derive(Debug)]
 pub(crate) struct Synchronous {
     buckets: Vec<Range<usize>>,
+    compression: Compression,
     /// By bucket: whether its gradient is ready in this step.
     is_ready: Vec<bool>,
     /// The buckets whose average was started in this step.
@@ -30,10 +32,11 @@ pub(crate) struct Synchronous {
 
 impl Synchronous {
     /// For these buckets.
-    pub(crate) fn new(buckets: Vec<Range<usize>>) -> Self {
+    pub(crate) fn new(buckets: Vec<Range<usize>>, compression: Compression) -> Self {
         let is_ready = vec![false; buckets.len()];
         Self {
             buckets,
+            compression,
             is_ready,
             started: 0,
             averaged: 0,
@@ -47,7 +50,7 @@ impl Synchronous {
         self.is_ready[bucket] = true;
         while self.is_ready.get(self.started) == Some(&true) {
             let (id, piece) = (self.ids.take(), self.buckets[self.started].clone());
-            actions.push(Action::Average { id, vector: Vector::Gradient, piece });
+            actions.average(id, Vector::Gradient, piece, self.compression);
             self.started += 1;
         }
     }

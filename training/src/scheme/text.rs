@@ -6,6 +6,7 @@ use std::str::FromStr;
 use pleach_vocabulary::nearest;
 
 use super::{Direction, Mode, Peer, Scheme};
+use crate::compression::Compression;
 use crate::zipline::{Objective, Predictor};
 
 /// Why a text names no scheme.
@@ -95,6 +96,9 @@ const MODES: Named<Mode> = &[("async", Mode::Async), ("sync", Mode::Sync), ("rou
 const OBJECTIVES: Named<Objective> = &[("share", Objective::Share), ("range", Objective::Range)];
 const PREDICTIONS: Named<Predictor> = &[("mean", Predictor::Mean), ("last", Predictor::Last)];
 
+const COMPRESSIONS: Named<Compression> =
+    &[("none", Compression::None), ("bf16", Compression::Bf16), ("f8", Compression::F8)];
+
 fn of_name<T: Copy>(all: Named<T>, name: &str) -> Option<T> {
     all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
 }
@@ -102,6 +106,8 @@ fn of_name<T: Copy>(all: Named<T>, name: &str) -> Option<T> {
 fn name_of<T: PartialEq>(all: Named<T>, value: &T) -> String {
     all.iter().find(|(_, known)| known == value).map_or_else(String::new, |(name, _)| (*name).to_owned())
 }
+
+const COMPRESS: Key = Key { name: "compress", expected: "none, bf16 or f8" };
 
 /// Those of `eamsgd`; `easgd` has no momentum.
 const ELASTIC: &[Key] = &[
@@ -114,15 +120,22 @@ const ELASTIC: &[Key] = &[
 impl Scheme {
     fn keys(&self) -> &'static [Key] {
         match self {
-            Self::Sync { .. } => &[Key { name: "bucket", expected: "bytes, at least 4, as 64K or 1M" }],
+            Self::Sync { .. } => {
+                &[Key { name: "bucket", expected: "bytes, at least 4, as 64K or 1M" }, COMPRESS]
+            }
             Self::LocalSgd { .. } => &[
                 Key { name: "every", expected: STEPS },
                 Key { name: "warmup", expected: "a number of steps" },
+                COMPRESS,
             ],
             Self::Diloco { .. } => &[
                 Key { name: "every", expected: STEPS },
                 Key { name: "outer-lr", expected: "a number above 0" },
                 Key { name: "outer-momentum", expected: SHARE },
+                Key { name: "fragments", expected: "a number of parts, at least 1" },
+                Key { name: "delay", expected: "a number of steps" },
+                Key { name: "mix", expected: SHARE },
+                COMPRESS,
             ],
             Self::Gossip { .. } => &[
                 Key { name: "direction", expected: "pull, push or push-sum" },
@@ -144,10 +157,19 @@ impl Scheme {
 
     fn value(&self, key: &str) -> String {
         match (self, key) {
-            (Self::Sync { bucket_bytes }, _) => size_text(*bucket_bytes),
+            (
+                Self::Sync { compression, .. }
+                | Self::LocalSgd { compression, .. }
+                | Self::Diloco { compression, .. },
+                "compress",
+            ) => name_of(COMPRESSIONS, compression),
+            (Self::Sync { bucket_bytes, .. }, _) => size_text(*bucket_bytes),
             (Self::LocalSgd { warmup, .. }, "warmup") => warmup.to_string(),
             (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => outer_learning_rate.to_string(),
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
+            (Self::Diloco { fragments, .. }, "fragments") => fragments.to_string(),
+            (Self::Diloco { delay, .. }, "delay") => delay.to_string(),
+            (Self::Diloco { mix, .. }, "mix") => mix.to_string(),
             (Self::Ssp { staleness }, _) => staleness.to_string(),
             (Self::Bsp, _) => String::new(),
             (Self::ElasticBsp { lookahead, .. }, "lookahead") => lookahead.to_string(),
@@ -172,7 +194,13 @@ impl Scheme {
     /// Takes a value; `None` if it is none of this key.
     fn take(&mut self, key: &str, value: &str) -> Option<()> {
         match (self, key) {
-            (Self::Sync { bucket_bytes }, _) => {
+            (
+                Self::Sync { compression, .. }
+                | Self::LocalSgd { compression, .. }
+                | Self::Diloco { compression, .. },
+                "compress",
+            ) => *compression = of_name(COMPRESSIONS, value)?,
+            (Self::Sync { bucket_bytes, .. }, _) => {
                 *bucket_bytes = size(value).filter(|bytes| *bytes >= size_of::<f32>())?;
             }
             (Self::LocalSgd { warmup, .. }, "warmup") => *warmup = value.parse().ok()?,
@@ -181,6 +209,13 @@ impl Scheme {
             }
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => {
                 *outer_momentum = number(value).filter(|momentum| (0.0..1.0).contains(momentum))?;
+            }
+            (Self::Diloco { fragments, .. }, "fragments") => {
+                *fragments = value.parse().ok().filter(|fragments| *fragments >= 1)?;
+            }
+            (Self::Diloco { delay, .. }, "delay") => *delay = value.parse().ok()?,
+            (Self::Diloco { mix, .. }, "mix") => {
+                *mix = number(value).filter(|mix| (0.0..1.0).contains(mix))?;
             }
             (Self::Ssp { staleness }, _) => *staleness = value.parse().ok()?,
             (Self::Bsp, _) => return None,
@@ -290,11 +325,17 @@ mod tests {
     #[test]
     fn what_is_left_out_has_its_usual_value_and_the_text_leaves_it_out_again() {
         for (text, scheme) in [
-            ("sync", Scheme::Sync { bucket_bytes: 1 << 20 }),
-            ("sync:bucket=64K", Scheme::Sync { bucket_bytes: 64 << 10 }),
-            ("sync:bucket=1000", Scheme::Sync { bucket_bytes: 1000 }),
-            ("local-sgd", Scheme::LocalSgd { every: 8, warmup: 0 }),
-            ("local-sgd:every=1,warmup=20", Scheme::LocalSgd { every: 1, warmup: 20 }),
+            ("sync", Scheme::Sync { bucket_bytes: 1 << 20, compression: Compression::None }),
+            (
+                "sync:bucket=64K,compress=bf16",
+                Scheme::Sync { bucket_bytes: 64 << 10, compression: Compression::Bf16 },
+            ),
+            ("sync:bucket=1000", Scheme::Sync { bucket_bytes: 1000, compression: Compression::None }),
+            ("local-sgd", Scheme::LocalSgd { every: 8, warmup: 0, compression: Compression::None }),
+            (
+                "local-sgd:every=1,warmup=20,compress=f8",
+                Scheme::LocalSgd { every: 1, warmup: 20, compression: Compression::F8 },
+            ),
             (
                 "gossip:direction=push-sum,peer=butterfly",
                 Scheme::Gossip { direction: Direction::PushSum, every: 1, peer: Peer::Butterfly },
@@ -319,8 +360,28 @@ mod tests {
                 },
             ),
             (
+                "diloco:fragments=4,delay=2,mix=0.5",
+                Scheme::Diloco {
+                    every: 50,
+                    outer_learning_rate: 0.7,
+                    outer_momentum: 0.9,
+                    fragments: 4,
+                    delay: 2,
+                    mix: 0.5,
+                    compression: Compression::None,
+                },
+            ),
+            (
                 "diloco:outer-lr=1,outer-momentum=0",
-                Scheme::Diloco { every: 50, outer_learning_rate: 1.0, outer_momentum: 0.0 },
+                Scheme::Diloco {
+                    every: 50,
+                    outer_learning_rate: 1.0,
+                    outer_momentum: 0.0,
+                    fragments: 1,
+                    delay: 0,
+                    mix: 0.0,
+                    compression: Compression::None,
+                },
             ),
         ] {
             assert_eq!(text.parse(), Ok(scheme));
@@ -342,8 +403,11 @@ mod tests {
         );
         let SchemeTextError::Key { nearest, .. } = error("easgd:momentum=0.5") else { panic!("a key") };
         assert_eq!(nearest, None, "easgd has no momentum");
-        let message = error("diloco:fragments=4").to_string();
-        assert!(message.ends_with("there are every outer-lr outer-momentum"), "{message}");
+        let message = error("diloco:pieces=4").to_string();
+        assert!(
+            message.ends_with("there are every outer-lr outer-momentum fragments delay mix compress"),
+            "{message}"
+        );
     }
 
     #[test]
@@ -351,12 +415,15 @@ mod tests {
         for text in [
             "sync:bucket=3",
             "sync:bucket=-1",
+            "sync:compress=f16",
             "sync:bucket=99999999999G",
             "local-sgd:every=0",
             "local-sgd:warmup=-1",
             "diloco:outer-lr=0",
             "diloco:outer-lr=nan",
             "diloco:outer-momentum=1",
+            "diloco:fragments=0",
+            "diloco:mix=1",
             "diloco:every=",
             "gossip:direction=pul",
             "gossip:peer=all",

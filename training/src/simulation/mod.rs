@@ -27,6 +27,7 @@ use pleach_transport::clock::Nanos;
 use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::{CheckpointError, RankState};
+use crate::compression::{Compression, Parts};
 use crate::interpreter::{Plan, Request, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
@@ -225,6 +226,7 @@ struct Call {
     first: Rank,
     vector: Vector,
     piece: Range<usize>,
+    compression: Compression,
     /// By rank.
     asked: Vec<Option<OperationId>>,
     missing: u32,
@@ -533,7 +535,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Request::Compute { step } if self.pauses_at == Some(step) => ends_with = Some(Event::Pause),
                 Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),
                 Request::Compute { .. } => ends_with = Some(Event::Stop),
-                Request::Average { id, vector, piece } => self.ask(rank, id, vector, piece, network)?,
+                Request::Average { id, vector, piece, compression } => {
+                    self.ask(rank, id, (vector, piece, compression), network)?;
+                }
                 Request::Read { id, from, into, piece } => {
                     self.begin_reading(rank, from, (id, into, piece), network);
                 }
@@ -597,20 +601,26 @@ impl<'a, L: Learner> Simulation<'a, L> {
         &mut self,
         rank: Rank,
         id: OperationId,
-        vector: Vector,
-        piece: Range<usize>,
+        (vector, piece, compression): (Vector, Range<usize>, Compression),
         network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
-        let bytes = size_of::<f32>() as u64 * piece.len() as u64;
+        let bytes = compression.bytes(piece.len()) as u64;
         let place = self.ranks[rank as usize].ask(bytes) - self.calls_ended;
         let place = place as usize;
         if place == self.calls.len() {
             let asked = vec![None; self.ranks.len()];
             let missing = self.settings.ranks;
-            self.calls.push_back(Call { first: rank, vector, piece: piece.clone(), asked, missing });
+            self.calls.push_back(Call {
+                first: rank,
+                vector,
+                piece: piece.clone(),
+                compression,
+                asked,
+                missing,
+            });
         }
         let call = &mut self.calls[place];
-        if call.vector != vector || call.piece != piece {
+        if call.vector != vector || call.piece != piece || call.compression != compression {
             return Err(SimulationError::Mismatch {
                 number: self.calls_ended + place as u64,
                 first: call.first,
@@ -632,6 +642,21 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn averaged(&mut self, network: &mut dyn Network) -> Result<(), SimulationError> {
         let call = self.calls.pop_front().expect("an all-reduce began");
         self.calls_ended += 1;
+        let average = match call.compression {
+            Compression::None => self.average_of(&call),
+            _ => self.compressed_average_of(&call),
+        };
+        for rank in &mut self.ranks {
+            rank.piece(call.vector, &call.piece).copy_from_slice(&average);
+        }
+        for (rank, id) in (0..).zip(call.asked) {
+            let id = id.expect("all ranks have asked");
+            self.deliver(rank, Event::Done(id, Outcome::Averaged), network)?;
+        }
+        Ok(())
+    }
+
+    fn average_of(&mut self, call: &Call) -> Vec<f32> {
         let mut sum = self.ranks[0].piece(call.vector, &call.piece).to_vec();
         for rank in &mut self.ranks[1..] {
             let piece = rank.piece(call.vector, &call.piece);
@@ -639,14 +664,30 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         let ranks = self.settings.ranks as f32;
         sum.iter_mut().for_each(|sum| *sum /= ranks);
+        sum
+    }
+
+    /// As real ranks exchange it.
+    fn compressed_average_of(&mut self, call: &Call) -> Vec<f32> {
+        let Call { vector, piece, compression, .. } = call;
+        let parts = Parts { compression: *compression, ranks: self.settings.ranks, elements: piece.len() };
+        let mut encoded = Vec::new();
         for rank in &mut self.ranks {
-            rank.piece(call.vector, &call.piece).copy_from_slice(&sum);
+            let mut out = Vec::new();
+            rank.encode(&parts, *vector, piece, &mut out);
+            encoded.push(out);
         }
-        for (rank, id) in (0..).zip(call.asked) {
-            let id = id.expect("all ranks have asked");
-            self.deliver(rank, Event::Done(id, Outcome::Averaged), network)?;
+        let mut averages = Vec::new();
+        for (owner, rank) in self.ranks.iter_mut().enumerate() {
+            let place = owner * parts.block_bytes();
+            let blocks = encoded.iter().flat_map(|all| &all[place..place + parts.block_bytes()]);
+            let (blocks, mut out) = (blocks.copied().collect::<Vec<_>>(), Vec::new());
+            rank.combine(&parts, piece, &blocks, &mut out);
+            averages.extend(out);
         }
-        Ok(())
+        let mut average = vec![0.0; piece.len()];
+        parts.decode(&averages, &mut average);
+        average
     }
 
     /// The mean of all ranks' parameters.

@@ -10,7 +10,8 @@ use pleach_transport::clock::Nanos;
 
 use super::Settings;
 use crate::checkpoint::{CheckpointError, RankState, vector};
-use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors};
+use crate::compression::Parts;
+use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors, combine, encode};
 use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Vector};
@@ -255,6 +256,16 @@ impl SimulatedRank {
         self.bytes += bytes;
         self.operations += 1;
         self.operations - 1
+    }
+
+    /// Encodes a piece for all owners of its parts.
+    pub(crate) fn encode(&mut self, parts: &Parts, vector: Vector, piece: &Range<usize>, out: &mut Vec<u8>) {
+        encode(&mut self.vectors, parts, vector, piece, out);
+    }
+
+    /// Encodes the average of the parts of all ranks that this rank owns.
+    pub(crate) fn combine(&mut self, parts: &Parts, piece: &Range<usize>, blocks: &[u8], out: &mut Vec<u8>) {
+        combine(&mut self.vectors, parts, self.number, piece, blocks, out);
     }
 
     /// A piece of a vector.

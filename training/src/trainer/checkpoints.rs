@@ -11,6 +11,9 @@ use crate::checkpoint::{Checkpoint, CheckpointError, Manifest, RankFile, RankSta
 use crate::interpreter::Vectors;
 use crate::policy::{Event, Vector};
 
+/// Longest text of an error that other ranks are told, in bytes.
+const REASON_BYTES: usize = 512;
+
 /// Hexadecimal digits of a SHA-256.
 const DIGITS: usize = 64;
 
@@ -116,13 +119,17 @@ impl Trainer {
 
     /// A result of this rank, if all ranks have one.
     fn shared<T>(&self, own: Result<T, CheckpointError>) -> Result<T, TrainError> {
-        let failed = u8::from(own.is_err());
-        let mut all = vec![0; self.group.world_size() as usize];
-        self.group.all_gather(&[failed], &mut all)?;
+        let mut reason = own.as_ref().err().map_or_else(Vec::new, |error| error.to_string().into_bytes());
+        reason.resize(REASON_BYTES, 0);
+        let mut all = vec![0; REASON_BYTES * self.group.world_size() as usize];
+        self.group.all_gather(&reason, &mut all)?;
         let own = own?;
-        match all.iter().position(|failed| *failed != 0) {
+        match (0..).zip(all.chunks_exact(REASON_BYTES)).find(|(_, reason)| reason[0] != 0) {
             None => Ok(own),
-            Some(rank) => Err(CheckpointError::Peer { rank: rank as u32 }.into()),
+            Some((rank, reason)) => {
+                let reason = String::from_utf8_lossy(reason).trim_end_matches('\0').to_owned();
+                Err(CheckpointError::Peer { rank, reason }.into())
+            }
         }
     }
 

@@ -40,7 +40,8 @@ use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
 
 use crate::checkpoint::CheckpointError;
-use crate::interpreter::{Interpreter, Request, Staleness, Vectors, digest};
+use crate::compression::{Compression, Parts};
+use crate::interpreter::{Interpreter, Request, Staleness, Vectors, combine, digest, encode};
 use crate::layout::{Bucket, Layout};
 use crate::ledger::PolicyError;
 use crate::policy::{Event, OperationId, Outcome, Vector};
@@ -130,10 +131,24 @@ impl From<WindowError> for TrainError {
 
 /// An operation that was started.
 struct Started {
+    asked: Asked,
+    work: Work,
+}
+
+/// What of an operation is under way.
+enum Work {
+    /// All of it, with the piece.
+    Average(Pending<Buffer<f32>>),
+    /// Encoded parts travel to their owners; what comes is the second buffer.
+    Parts(Pending<(Buffer<u8>, Buffer<u8>)>),
+}
+
+/// An all-reduce that the policy has asked for.
+struct Asked {
     id: OperationId,
     vector: Vector,
-    begin: usize,
-    pending: Pending<Buffer<f32>>,
+    piece: Range<usize>,
+    compression: Compression,
 }
 
 /// What a rank did, and how long that took.
@@ -162,8 +177,11 @@ pub struct Trainer {
     vectors: RegisteredVectors,
     requests: Vec<Request>,
     /// Operations that the policy has asked for and that are not started.
-    asked: VecDeque<(OperationId, Vector, Range<usize>)>,
+    asked: VecDeque<Asked>,
     started: VecDeque<Started>,
+    /// Registered memory of encoded pieces that are there, and memory to encode in.
+    spare_bytes: Vec<[Buffer<u8>; 2]>,
+    encoded: Vec<u8>,
     messages: Messages,
     /// The step that the policy has asked for.
     requested: Option<u64>,
@@ -229,6 +247,8 @@ impl Trainer {
             requests: Vec::new(),
             asked: VecDeque::new(),
             started: VecDeque::new(),
+            spare_bytes: Vec::new(),
+            encoded: Vec::new(),
             messages: Messages::new(group.world_size()),
             requested: None,
             began: None,
@@ -403,13 +423,17 @@ impl Trainer {
                 continue;
             }
             if self.requested.is_some() {
-                return Ok(());
+                // What the policy does not wait for travels while the program computes.
+                return self.start_asked();
             }
             if self.hear_next(optimizer)? {
                 continue;
             }
-            if self.started.is_empty() && self.asked.len() == 1 {
-                let (id, vector, piece) = self.asked.pop_front().expect("one is asked for");
+            if self.started.is_empty()
+                && self.asked.len() == 1
+                && let Some(Asked { id, vector, piece, .. }) =
+                    self.asked.pop_front_if(|asked| asked.compression == Compression::None)
+            {
                 self.run(vector, &piece)?;
                 self.deliver(Event::Done(id, Outcome::Averaged), optimizer)?;
                 continue;
@@ -432,9 +456,12 @@ impl Trainer {
         started: Started,
         optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
     ) -> Result<(), TrainError> {
-        let Started { id, vector, begin, pending } = started;
+        let Started { asked: Asked { id, vector, piece, compression }, work } = started;
         let before = clock::now();
-        let part = self.back(vector, begin, pending.wait());
+        let part = match work {
+            Work::Average(pending) => self.back(vector, piece.start, pending.wait()),
+            Work::Parts(pending) => self.exchange_averages(vector, &piece, compression, pending),
+        };
         let now = clock::now();
         self.times.waiting += now.since(before);
         if self.started.is_empty() {
@@ -472,7 +499,9 @@ impl Trainer {
         for request in self.requests.drain(..) {
             match request {
                 Request::Compute { step } => self.requested = Some(step),
-                Request::Average { id, vector, piece } => self.asked.push_back((id, vector, piece)),
+                Request::Average { id, vector, piece, compression } => {
+                    self.asked.push_back(Asked { id, vector, piece, compression });
+                }
                 request => self.messages.ask(request),
             }
         }
@@ -493,17 +522,63 @@ impl Trainer {
     }
 
     fn start_asked(&mut self) -> Result<(), TrainError> {
-        while let Some((id, vector, piece)) = self.asked.pop_front() {
-            let part = self.vectors.take(vector, &piece).expect("the ledger found it free");
+        while let Some(asked) = self.asked.pop_front() {
+            if asked.compression != Compression::None {
+                self.start_compressed(asked)?;
+                continue;
+            }
+            let Asked { vector, ref piece, .. } = asked;
+            let part = self.vectors.take(vector, piece).expect("the ledger found it free");
             self.times.bytes += size_of_val(&part[..]) as u64;
             self.times.busy_since.get_or_insert_with(clock::now);
             match self.group.start(Operation::all_reduce(part, ReduceOp::Avg)) {
-                Ok(pending) => {
-                    self.started.push_back(Started { id, vector, begin: piece.start, pending });
-                }
+                Ok(pending) => self.started.push_back(Started { asked, work: Work::Average(pending) }),
                 Err(error) => return self.back(vector, piece.start, Err(error)),
             }
         }
+        Ok(())
+    }
+}
+
+/// Compressed averages: encoded parts go to their owners while the program computes, and what the
+/// owners make of them comes back when this rank waits for it.
+impl Trainer {
+    fn parts(&self, piece: &Range<usize>, compression: Compression) -> Parts {
+        Parts { compression, ranks: self.group.world_size(), elements: piece.len() }
+    }
+
+    fn start_compressed(&mut self, asked: Asked) -> Result<(), TrainError> {
+        let Asked { vector, ref piece, compression, .. } = asked;
+        let parts = self.parts(piece, compression);
+        encode(&mut self.vectors, &parts, vector, piece, &mut self.encoded);
+        let len = self.encoded.len();
+        let [mut input, output] = match self.spare_bytes.iter().position(|[one, _]| one.len() == len) {
+            Some(place) => self.spare_bytes.swap_remove(place),
+            None => [self.group.buffer(len)?, self.group.buffer(len)?],
+        };
+        input.copy_from_slice(&self.encoded);
+        self.times.bytes += compression.bytes(piece.len()) as u64;
+        self.times.busy_since.get_or_insert_with(clock::now);
+        let pending =
+            self.group.start(Operation::all_to_all(input, output)).map_err(|failed| failed.error)?;
+        self.started.push_back(Started { asked, work: Work::Parts(pending) });
+        Ok(())
+    }
+
+    fn exchange_averages(
+        &mut self,
+        vector: Vector,
+        piece: &Range<usize>,
+        compression: Compression,
+        pending: Pending<(Buffer<u8>, Buffer<u8>)>,
+    ) -> Result<(), TrainError> {
+        let parts = self.parts(piece, compression);
+        let (input, mut output) = pending.wait().map_err(|failed| failed.error)?;
+        combine(&mut self.vectors, &parts, self.group.rank(), piece, &output, &mut self.encoded);
+        self.group.all_gather(&self.encoded[..], &mut output)?;
+        let [elements] = self.vectors.pieces([vector], piece);
+        parts.decode(&output, elements);
+        self.spare_bytes.push([input, output]);
         Ok(())
     }
 }

@@ -2,20 +2,30 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use pleach_training::interpreter::Plan;
 use pleach_training::policy::{Action, Actions, Event, Vector};
 use pleach_training::simulation::Settings;
-use pleach_training::{Learner, Policy};
+use pleach_training::{Learner, Policy, Simulation};
 use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-pub(crate) const ALL: [&str; 22] = [
+pub(crate) const ALL: [&str; 31] = [
     "sync",
     "sync:bucket=16",
+    "sync:bucket=24,compress=bf16",
+    "sync:compress=f8",
     "local-sgd",
     "local-sgd:every=3,warmup=5",
+    "local-sgd:every=3,warmup=5,compress=f8",
+    "diloco:every=4,compress=bf16",
+    "diloco:every=4,compress=f8",
+    "diloco:every=6,fragments=3",
+    "diloco:every=6,fragments=3,delay=2,mix=0.5",
+    "diloco:every=4,delay=3",
+    "diloco:every=5,fragments=5,delay=4,compress=f8",
     "diloco:every=4",
     "diloco:every=7,outer-lr=1,outer-momentum=0",
     "gossip",
@@ -70,6 +80,50 @@ fn a_warmup_to_the_end_is_synchronous_bit_for_bit() {
     let synchronous = simulate("sync", &settings(4)).parameters;
     assert_eq!(simulate("local-sgd:warmup=25", &settings(4)).parameters, synchronous);
     assert_ne!(simulate("local-sgd:warmup=24,every=2", &settings(4)).parameters, synchronous);
+}
+
+#[test]
+fn fragments_send_as_much_at_other_times_and_a_delay_hides_the_exchange() {
+    let world = Settings { steps: 24, ..settings(4) };
+    let whole = simulate("diloco:every=6,outer-lr=1,outer-momentum=0", &world);
+    let cut = simulate("diloco:every=6,outer-lr=1,outer-momentum=0,fragments=3", &world);
+    // Each of 4 periods sends all; at the end all is sent once more.
+    assert_eq!((whole.bytes_per_rank, cut.bytes_per_rank), (4 * 84, 5 * 84));
+    // The fragments that ranks do not exchange are local, so results differ, but not by much.
+    let apart = difference(&whole.parameters, &cut.parameters);
+    assert!(apart > ROUNDING && apart < 0.5, "{apart:e}");
+    // With a price of 3 ms and steps of 10 ms an exchange of one step before hides.
+    let timed = |text: &str| {
+        let steady = Settings { computing: "10ms,cv=0".parse().expect("is a text"), ..world };
+        let simulation = Simulation::new(&Linear, &scheme(text), &steady).expect("is not refused");
+        let slow = &mut |_: u64| Duration::from_millis(3);
+        simulation.run(slow, &mut |_| {}).expect("trains").time
+    };
+    let millis = Duration::from_millis;
+    assert_eq!(timed("diloco:every=6"), millis(24 * 10 + 4 * 3));
+    // The last of the four is under way at the end, and one more follows.
+    assert_eq!(timed("diloco:every=6,delay=1"), millis(24 * 10 + 2 * 3));
+    for text in ["diloco:every=4,fragments=5", "diloco:every=4,delay=4"] {
+        let refused = scheme(text).plan(&Linear.layout(), 0, 4).err().expect("does not fit").to_string();
+        assert!(refused.contains("at most 4"), "{refused}");
+    }
+}
+
+#[test]
+fn compressed_averages_come_near_and_what_encoding_loses_is_sent_later() {
+    for (exact, compressed) in [
+        ("sync:bucket=24", ["sync:bucket=24,compress=bf16", "sync:bucket=24,compress=f8"]),
+        ("local-sgd:every=3", ["local-sgd:every=3,compress=bf16", "local-sgd:every=3,compress=f8"]),
+        ("diloco:every=4", ["diloco:every=4,compress=bf16", "diloco:every=4,compress=f8"]),
+    ] {
+        let parameters = simulate(exact, &settings(4)).parameters;
+        let bytes = |text| simulate(text, &settings(4)).bytes_per_rank;
+        for (text, most, share) in [(compressed[0], 0.01, 0.51), (compressed[1], 0.04, 0.32)] {
+            let worst = difference(&parameters, &simulate(text, &settings(4)).parameters);
+            assert!(worst > ROUNDING && worst < most, "{text}: {worst:e}");
+            assert!(bytes(text) as f64 <= share * bytes(exact) as f64, "{text}");
+        }
+    }
 }
 
 #[test]

@@ -70,12 +70,13 @@ fn half_a_training_ends_where_the_checkpoint_is_taken() {
 
 #[test]
 fn a_part_of_the_state_that_is_lost_shows() {
-    let (states, whole) = saved("diloco:every=4", &world(4));
-    for lost in ["anchor", "velocity", "optimizer"] {
+    let text = "diloco:every=4,compress=f8";
+    let (states, whole) = saved(text, &world(4));
+    for lost in ["anchor", "velocity", "optimizer", "residual", "owned residual"] {
         let mut states = states.clone();
         let zeros = vec![0.0; 21];
         states.iter_mut().for_each(|state| state.insert(lost, &zeros));
-        let wrong = resumed("diloco:every=4", &world(4), &states).expect("goes on");
+        let wrong = resumed(text, &world(4), &states).expect("goes on");
         assert_ne!(wrong.parameters, whole.parameters, "{lost}");
     }
 }

@@ -1,0 +1,271 @@
+//! Streaming DiLoCo (Douillard et al. 2025): parameters are cut in fragments, which are exchanged in
+//! turn, and the result of an exchange is applied some steps after it has begun.
+//!
+//! Of each `every` steps fragment f of F is exchanged after the (f + 1)·`every`/F-th. The average of
+//! what the fragment has changed travels while `delay` more steps are computed. Then the outer
+//! optimizer takes its step, and the parameters become `mix` parts their own and `1 - mix` parts
+//! those of the outer optimizer.
+//!
+//! **Invariants:** a fragment is exchanged every `every` steps, after the same steps on all ranks.
+//! The anchor, which the outer optimizer moves, has the same bits on all ranks. After the last step
+//! what is under way is applied and all fragments are exchanged once more, without mixing.
+
+use std::ops::Range;
+
+use pleach_transport::clock::Nanos;
+
+use super::periodic::Outer;
+use crate::compression::Compression;
+use crate::policy::{Action, Actions, Event, OperationId, OperationIds, Policy, Update, Vector};
+use crate::state::State;
+
+/// How fragments are exchanged.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Streams {
+    pub(crate) every: u64,
+    pub(crate) fragments: u32,
+    pub(crate) delay: u64,
+    pub(crate) mix: f32,
+}
+
+/// A part of the parameters.
+#[derive(Debug)]
+struct Fragment {
+    piece: Range<usize>,
+    /// The steps after which it is exchanged, modulo the period.
+    phase: u64,
+    /// Its average, while it travels.
+    travels: Option<OperationId>,
+    /// The number of steps after which what was averaged is applied.
+    applied_after: Option<u64>,
+}
+
+/// The policy of [`Scheme::Diloco`](super::Scheme::Diloco) with fragments, a delay or mixing.
+#[derive(Debug)]
+pub(crate) struct Streaming {
+    streams: Streams,
+    outer: Outer,
+    compression: Compression,
+    whole: Range<usize>,
+    fragments: Vec<Fragment>,
+    next_step: u64,
+    /// Whether fragments whose turn it is before the next step were exchanged.
+    has_exchanged: bool,
+    ids: OperationIds,
+    is_stopped: bool,
+    /// The last exchange of all.
+    last: Option<OperationId>,
+    has_ended: bool,
+}
+
+impl Streaming {
+    pub(crate) fn new(parameters: usize, streams: Streams, outer: Outer, compression: Compression) -> Self {
+        let count = u64::from(streams.fragments.max(1));
+        let longest = parameters.div_ceil(count as usize).max(1);
+        let fragment = |number: u64| {
+            let begin = parameters.min(longest * number as usize);
+            let piece = begin..parameters.min(begin + longest);
+            let phase = (number + 1) * streams.every / count % streams.every;
+            Fragment { piece, phase, travels: None, applied_after: None }
+        };
+        Self {
+            streams,
+            outer,
+            compression,
+            whole: 0..parameters,
+            fragments: (0..count).map(fragment).filter(|fragment| !fragment.piece.is_empty()).collect(),
+            next_step: 0,
+            has_exchanged: true,
+            ids: OperationIds::default(),
+            is_stopped: false,
+            last: None,
+            has_ended: false,
+        }
+    }
+
+    /// Goes on after the steps that were made.
+    fn advance(&mut self, actions: &mut Actions) {
+        if self.has_ended || self.last.is_some() || !self.apply(actions) {
+            return;
+        }
+        if self.is_stopped {
+            return self.exchange_all(actions);
+        }
+        if !std::mem::replace(&mut self.has_exchanged, true) {
+            self.exchange(actions);
+            if !self.apply(actions) {
+                return;
+            }
+        }
+        actions.compute(self.next_step);
+    }
+
+    /// Applies what is due; returns whether nothing that is due travels still.
+    fn apply(&mut self, actions: &mut Actions) -> bool {
+        let Self { outer: Outer { learning_rate, momentum }, streams: Streams { mix, .. }, .. } = *self;
+        let (next_step, is_stopped) = (self.next_step, self.is_stopped);
+        let is_due = |fragment: &Fragment| {
+            fragment.applied_after.is_some_and(|after| after <= next_step || is_stopped)
+        };
+        // All together, so that ranks agree at the same places.
+        if self.fragments.iter().any(|fragment| is_due(fragment) && fragment.travels.is_some()) {
+            return false;
+        }
+        let mut has_applied = false;
+        for fragment in self.fragments.iter_mut().filter(|fragment| is_due(fragment)) {
+            fragment.applied_after = None;
+            let piece = fragment.piece.clone();
+            let own = (Vector::Parameters, Vector::Fetched);
+            if mix > 0.0 {
+                actions.update(Update::Copy { from: own.0, into: own.1, piece: piece.clone() });
+            }
+            actions.update(Update::Outer { learning_rate, momentum, piece: piece.clone() });
+            if mix > 0.0 {
+                let (into, from) = own;
+                actions.update(Update::Mix { into, alpha: 1.0 - mix, from, beta: mix, piece });
+            }
+            has_applied = true;
+        }
+        if has_applied {
+            actions.push(Action::Agreed(Vector::Anchor));
+        }
+        true
+    }
+
+    /// Begins the exchange of the fragments whose turn it is.
+    fn exchange(&mut self, actions: &mut Actions) {
+        let Streams { every, delay, .. } = self.streams;
+        for fragment in &mut self.fragments {
+            if self.next_step % every == fragment.phase {
+                let (id, piece) = (self.ids.take(), fragment.piece.clone());
+                actions.update(Update::Difference { piece: piece.clone() });
+                actions.average(id, Vector::Delta, piece, self.compression);
+                fragment.travels = Some(id);
+                fragment.applied_after = Some(self.next_step + delay);
+            }
+        }
+    }
+
+    /// Begins the last exchange.
+    fn exchange_all(&mut self, actions: &mut Actions) {
+        let id = self.ids.take();
+        actions.update(Update::Difference { piece: self.whole.clone() });
+        actions.average(id, Vector::Delta, self.whole.clone(), self.compression);
+        self.last = Some(id);
+    }
+
+    fn averaged(&mut self, id: OperationId, actions: &mut Actions) {
+        if self.last == Some(id) {
+            let Outer { learning_rate, momentum } = self.outer;
+            actions.update(Update::Outer { learning_rate, momentum, piece: self.whole.clone() });
+            actions.push(Action::Agreed(Vector::Parameters));
+            (self.last, self.has_ended) = (None, true);
+            return;
+        }
+        if let Some(fragment) = self.fragments.iter_mut().find(|fragment| fragment.travels == Some(id)) {
+            fragment.travels = None;
+        }
+    }
+
+    /// Whether it waits for an exchange, and computes nothing.
+    fn is_waiting(&self) -> bool {
+        let due = |fragment: &Fragment| fragment.applied_after.is_some_and(|after| after <= self.next_step);
+        self.is_stopped || self.fragments.iter().any(due)
+    }
+}
+
+impl Policy for Streaming {
+    fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => {
+                let (from, into) = (Vector::Parameters, Vector::Anchor);
+                actions.update(Update::Copy { from, into, piece: self.whole.clone() });
+                actions.compute(0);
+            }
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}
+            Event::Resume => actions.compute(self.next_step),
+            Event::Computed { step } => {
+                actions.update(Update::Step);
+                self.next_step = step + 1;
+                self.has_exchanged = false;
+                self.advance(actions);
+            }
+            Event::Done(id, _) => {
+                let was_waiting = self.is_waiting();
+                self.averaged(id, actions);
+                if was_waiting {
+                    self.advance(actions);
+                }
+            }
+            Event::Stop => {
+                self.is_stopped = true;
+                self.advance(actions);
+            }
+        }
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        // Nothing travels.
+        self.fragments.iter_mut().for_each(|fragment| state.field(&mut fragment.applied_after));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fragments whose averages begin after each step, and those that are applied.
+    fn exchanges(streams: Streams, steps: u64) -> Vec<(u64, usize, bool)> {
+        let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
+        let mut policy = Streaming::new(10, streams, outer, Compression::None);
+        let (mut actions, mut seen) = (Actions::default(), Vec::new());
+        policy.on(Event::Start, Nanos::ZERO, &mut actions);
+        actions.drain().for_each(drop);
+        for step in 0..steps {
+            let mut events = vec![Event::Computed { step }];
+            while let Some(event) = events.pop() {
+                policy.on(event, Nanos::ZERO, &mut actions);
+                for action in actions.drain() {
+                    match action {
+                        Action::Average { id, piece, .. } => {
+                            seen.push((step + 1, piece.start, false));
+                            events.push(Event::Done(id, crate::policy::Outcome::Averaged));
+                        }
+                        Action::Update(Update::Outer { piece, .. }) => {
+                            seen.push((step + 1, piece.start, true));
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+        seen
+    }
+
+    #[test]
+    fn each_fragment_is_exchanged_once_in_a_period_and_applied_after_the_delay() {
+        let streams = Streams { every: 6, fragments: 3, delay: 1, mix: 0.0 };
+        let begun_and_applied = [
+            (2, 0, false),
+            (3, 0, true),
+            (4, 4, false),
+            (5, 4, true),
+            (6, 8, false),
+            (7, 8, true),
+            (8, 0, false),
+            (9, 0, true),
+        ];
+        assert_eq!(exchanges(streams, 9), begun_and_applied);
+        let at_once = Streams { every: 4, fragments: 1, delay: 0, mix: 0.0 };
+        assert_eq!(exchanges(at_once, 8), [(4, 0, false), (4, 0, true), (8, 0, false), (8, 0, true)]);
+    }
+
+    #[test]
+    fn a_fragment_of_which_there_is_nothing_is_left_out() {
+        let streams = Streams { every: 20, fragments: 20, delay: 0, mix: 0.0 };
+        let begun = exchanges(streams, 20).into_iter().filter(|(.., applied)| !applied).count();
+        assert_eq!(begun, 10);
+    }
+}
