@@ -9,9 +9,9 @@
 //! * `f8` (E4M3): a block of [`BLOCK`] elements shares a scale, a power of two. What encoding loses
 //!   is kept and added the next time (error feedback): at the sender, and at the owner.
 //!
-//! **Invariants:** what an `f8` encodes and what is kept of it are together the element with what was
-//! kept before, bit for bit in `f32`, as nothing else is rounded. The drivers do the same arithmetic,
-//! so simulated and real ranks have the same bits.
+//! **Invariants:** what an `f8` encodes and what is kept of it are together the element with what
+//! was kept before, bit for bit in `f32`, as nothing else is rounded. The drivers do the same
+//! arithmetic, so simulated and real ranks have the same bits.
 
 use std::ops::Range;
 
@@ -160,8 +160,8 @@ impl Parts {
         }
     }
 
-    /// The encoded average of the parts of all ranks, one after the other. `residual` is the owner's
-    /// own for its part, or empty.
+    /// The encoded average of the parts of all ranks, one after the other. `residual` is the
+    /// owner's own for its part, or empty.
     pub(crate) fn combine(&self, owner: Rank, blocks: &[u8], residual: &mut [f32], out: &mut Vec<u8>) {
         let mut sums = vec![0.0; self.part(owner).len()];
         for (rank, block) in blocks.chunks_exact(self.block_bytes()).enumerate() {

@@ -1,8 +1,8 @@
 //! What a rank's policy was told, as a file, and the same told to a new policy.
 //!
 //! A log has a line of JSON for each event, with its time and, behind a tab, the actions that
-//! followed. [`replay`] feeds the events to a policy of the same scheme and compares each action. So
-//! what a rank did can be looked at again, step by step, without its data and without its peers.
+//! followed. [`replay`] feeds the events to a policy of the same scheme and compares each action.
+//! So what a rank did can be looked at again, step by step, without its data and without its peers.
 //!
 //! **Invariant:** actions are a function of the events so far and their times, so each log is
 //! replayed without a difference, also that of a rank that failed.

@@ -3,8 +3,8 @@
 //! [`Policy::state`](crate::Policy::state) names each field once. A [`State`] either takes it or
 //! gives it back, so what is saved and what is restored cannot differ.
 //!
-//! **Invariants:** lengths of lists are those of the policy, not of the bytes, so restoring from any
-//! bytes allocates nothing. After the first byte that is wrong nothing more is read.
+//! **Invariants:** lengths of lists are those of the policy, not of the bytes, so restoring from
+//! any bytes allocates nothing. After the first byte that is wrong nothing more is read.
 
 /// Why bytes are no state of a policy.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use pleach::Rank;
-use pleach_training::checkpoint::CheckpointError;
+use pleach_training::checkpoint::{Checkpoint, CheckpointError};
 use pleach_training::replay::{LogError, replay_all};
 use pleach_training::{Scheme, Sgd, TrainError, Trainer};
 use serde_json::json;
@@ -66,31 +66,18 @@ impl KeepingArguments {
             Some(folder) => trainer.logged(folder)?,
             None => trainer,
         };
-        let Some(folder) = &self.resume else {
-            trainer.parameters_mut().copy_from_slice(initial);
-            return Ok(trainer);
-        };
-        match trainer.restore(folder) {
-            Ok(saved) => {
-                let expected = sgd.velocity().len();
-                let found = saved.own_vector(VELOCITY);
-                let velocity = found.filter(|elements| elements.len() == expected).ok_or_else(|| {
-                    let (name, found) = (VELOCITY.to_owned(), found.map(<[f32]>::len));
-                    CheckpointError::Vector { name, found, expected }
-                })?;
-                sgd.velocity_mut().copy_from_slice(velocity);
+        match &self.resume {
+            None => trainer.parameters_mut().copy_from_slice(initial),
+            Some(folder) => resume(&mut trainer, folder, sgd, rank)?,
+        }
+        // Otherwise the training would find that out at its first checkpoint.
+        if let Some(folder) = &self.checkpoint
+            && let Ok(newest) = Checkpoint::newest(folder)
+        {
+            let (found, step) = (newest.manifest().step, trainer.next_step());
+            if found > step {
+                return Err(CheckpointError::Later { folder: folder.clone(), found, step }.into());
             }
-            Err(TrainError::Checkpoint(CheckpointError::World { path, theirs, own })) => {
-                trainer.restore_parameters(folder)?;
-                if rank == 0 {
-                    note(&format!(
-                        "{} is of {theirs} ranks, and there are {own}: the training begins at step 0 with the mean of \
-                         their parameters, and without anything else of it",
-                        path.display()
-                    ));
-                }
-            }
-            Err(error) => return Err(error),
         }
         Ok(trainer)
     }
@@ -112,6 +99,34 @@ impl KeepingArguments {
             _ => Ok(None),
         }
     }
+}
+
+/// Goes on from the newest checkpoint of a folder, or with another number of ranks from its
+/// parameters.
+fn resume(trainer: &mut Trainer, folder: &Path, sgd: &mut Sgd, rank: Rank) -> Result<(), TrainError> {
+    match trainer.restore(folder) {
+        Ok(saved) => {
+            let expected = sgd.velocity().len();
+            let found = saved.own_vector(VELOCITY);
+            let velocity = found.filter(|elements| elements.len() == expected).ok_or_else(|| {
+                let (name, found) = (VELOCITY.to_owned(), found.map(<[f32]>::len));
+                CheckpointError::Vector { name, found, expected }
+            })?;
+            sgd.velocity_mut().copy_from_slice(velocity);
+        }
+        Err(TrainError::Checkpoint(CheckpointError::World { path, theirs, own })) => {
+            trainer.restore_parameters(folder)?;
+            if rank == 0 {
+                note(&format!(
+                    "{} is of {theirs} ranks, and there are {own}: the training begins at step 0 with the mean of \
+                         their parameters, and without anything else of it",
+                    path.display()
+                ));
+            }
+        }
+        Err(error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// Runs `pleach train --replay`.

@@ -4,9 +4,9 @@
 //! ([`RankState`]), and `manifest.json` ([`Manifest`]) with the scheme, the layout and a digest
 //! (SHA-256) of each file. All ranks write to the same folder.
 //!
-//! **Invariants:** a folder `step-N` is complete: it was written as `step-N.partial` and renamed when
-//! all files were on the disk. A checkpoint is never overwritten; the two newest are kept. What is
-//! read is what was written, or an error says which file differs.
+//! **Invariants:** a folder `step-N` is complete: it was written as `step-N.partial` and renamed
+//! when all files were on the disk. A checkpoint is never overwritten; the two newest are kept.
+//! What is read is what was written, or an error says which file differs.
 
 mod rank_state;
 mod writing;

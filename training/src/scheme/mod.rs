@@ -249,6 +249,9 @@ impl Scheme {
         match self {
             Self::Sync { .. } => "all ranks have the same parameters after each step, bit for bit",
             Self::LocalSgd { .. } => "all ranks have the same parameters after each average, bit for bit",
+            Self::Diloco { fragments, delay, mix, .. } if *fragments > 1 || *delay > 0 || *mix > 0.0 => {
+                "all ranks have the same outer parameters after each outer step, bit for bit, and end with them"
+            }
             Self::Diloco { .. } => "all ranks have the same parameters after each outer step, bit for bit",
             Self::Gossip { direction: Direction::Pull, .. } => {
                 "each rank reads newer and newer versions of its peers, and all end with the same parameters, bit for bit"
@@ -296,39 +299,7 @@ impl Scheme {
                 vectors.extend(residuals(compression));
                 return Ok(Plan { policy, buckets, vectors, parameters, window: None });
             }
-            Self::LocalSgd { every, warmup, compression: Compression::None } => {
-                let policy = Periodic::new(parameters, every, warmup, None, Compression::None);
-                (Box::new(policy), &[], None)
-            }
-            Self::LocalSgd { every, warmup, compression } => {
-                let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
-                vectors.extend(residuals(compression));
-                let policy = Periodic::new(parameters, every, warmup, Some(outer), compression);
-                (Box::new(policy), ANCHORED, None)
-            }
-            Self::Diloco {
-                every,
-                outer_learning_rate: learning_rate,
-                outer_momentum: momentum,
-                fragments,
-                delay,
-                mix,
-                compression,
-            } => {
-                let outer = Outer { learning_rate, momentum };
-                vectors.extend(residuals(compression));
-                if fragments > 1 || delay > 0 || mix > 0.0 {
-                    let streams = self.streams(every, fragments, delay, mix)?;
-                    if mix > 0.0 {
-                        vectors.push(Vector::Fetched);
-                    }
-                    vectors.extend(ANCHORED);
-                    let policy = Box::new(Streaming::new(parameters, streams, outer, compression));
-                    let buckets = layout.buckets(usize::MAX);
-                    return Ok(Plan { policy, buckets, vectors, parameters, window: None });
-                }
-                (Box::new(Periodic::new(parameters, every, 0, Some(outer), compression)), ANCHORED, None)
-            }
+            Self::LocalSgd { .. } | Self::Diloco { .. } => return self.periodic(layout),
             Self::Gossip { direction, every, peer } => {
                 if peer == Peer::Butterfly && !ranks.is_power_of_two() {
                     return Err(Refusal::Butterfly { scheme: self.to_string(), ranks });
@@ -376,6 +347,45 @@ impl Scheme {
         };
         vectors.extend(more);
         Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })
+    }
+
+    /// The plan of [`Scheme::LocalSgd`] or [`Scheme::Diloco`], which is the same on all ranks.
+    fn periodic(&self, layout: &Layout) -> Result<Plan, Refusal> {
+        let parameters = layout.parameters();
+        let mut vectors = vec![Vector::Parameters, Vector::Gradient];
+        let policy: Box<dyn Policy> = match *self {
+            Self::Diloco {
+                every,
+                outer_learning_rate,
+                outer_momentum,
+                fragments,
+                delay,
+                mix,
+                compression,
+            } => {
+                let outer = Outer { learning_rate: outer_learning_rate, momentum: outer_momentum };
+                vectors.extend(ANCHORED.iter().chain(residuals(compression)));
+                if mix > 0.0 {
+                    vectors.push(Vector::Fetched);
+                }
+                if fragments > 1 || delay > 0 || mix > 0.0 {
+                    let streams = self.streams(every, fragments, delay, mix)?;
+                    Box::new(Streaming::new(parameters, streams, outer, compression))
+                } else {
+                    Box::new(Periodic::new(parameters, every, 0, Some(outer), compression))
+                }
+            }
+            Self::LocalSgd { every, warmup, compression } if compression != Compression::None => {
+                let outer = Outer { learning_rate: 1.0, momentum: 0.0 };
+                vectors.extend(ANCHORED.iter().chain(residuals(compression)));
+                Box::new(Periodic::new(parameters, every, warmup, Some(outer), compression))
+            }
+            Self::LocalSgd { every, warmup, compression } => {
+                Box::new(Periodic::new(parameters, every, warmup, None, compression))
+            }
+            _ => unreachable!("the others have no periods"),
+        };
+        Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window: None })
     }
 
     /// How fragments of [`Scheme::Diloco`] are exchanged.

@@ -1,8 +1,8 @@
-//! Streaming DiLoCo (Douillard et al. 2025): parameters are cut in fragments, which are exchanged in
-//! turn, and the result of an exchange is applied some steps after it has begun.
+//! Streaming DiLoCo (Douillard et al. 2025): parameters are cut in fragments, which are exchanged
+//! in turn, and the result of an exchange is applied some steps after it has begun.
 //!
-//! Of each `every` steps fragment f of F is exchanged after the (f + 1)·`every`/F-th. The average of
-//! what the fragment has changed travels while `delay` more steps are computed. Then the outer
+//! Of each `every` steps fragment f of F is exchanged after the (f + 1)·`every`/F-th. The average
+//! of what the fragment has changed travels while `delay` more steps are computed. Then the outer
 //! optimizer takes its step, and the parameters become `mix` parts their own and `1 - mix` parts
 //! those of the outer optimizer.
 //!

@@ -54,9 +54,9 @@ impl Trainer {
         saved
     }
 
-    /// Goes on from the newest checkpoint of a folder, which is of the same scheme, layout and number
-    /// of ranks. All ranks call this before the first step, and in place of setting parameters.
-    /// Returns the state of this rank, with the program's vectors.
+    /// Goes on from the newest checkpoint of a folder, which is of the same scheme, layout and
+    /// number of ranks. All ranks call this before the first step, and in place of setting
+    /// parameters. Returns the state of this rank, with the program's vectors.
     ///
     /// # Errors
     ///

@@ -268,8 +268,8 @@ impl Trainer {
         self
     }
 
-    /// The same training, which writes what its policy is told, and what that does, to a file of this
-    /// rank in a folder; see [`crate::replay`]. Before the first step, and before
+    /// The same training, which writes what its policy is told, and what that does, to a file of
+    /// this rank in a folder; see [`crate::replay`]. Before the first step, and before
     /// [`Trainer::restore`].
     ///
     /// # Errors

@@ -11,7 +11,7 @@ use pleach_training::{Learner, Policy, PolicyError, Refusal};
 use pleach_transport::clock::Nanos;
 
 use super::invariants::diloco_by_hand;
-use super::model::{Linear, ROUNDING, difference, scheme, simulate_plans};
+use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
 /// A change of the actions that follow from an event.
 pub(crate) type Mutation = fn(Rank, Event, Vec<Action>) -> Vec<Action>;
@@ -195,4 +195,22 @@ fn a_step_after_the_last_gradient_is_refused() {
         actions
     });
     assert_eq!(error, PolicyError::AfterStop);
+}
+
+#[test]
+fn what_encoding_loses_and_nobody_sends_again_shows() {
+    let exact = simulate("sync", &settings(4)).parameters;
+    let kept = simulate("sync:compress=f8", &settings(4)).parameters;
+    let dropped = mutant("sync:compress=f8", |_, event, mut actions| {
+        if matches!(event, Event::Computed { .. }) {
+            for vector in [Vector::Residual, Vector::OwnedResidual] {
+                actions.push(Action::Update(Update::Scale { vector, factor: 0.0, piece: 0..21 }));
+            }
+        }
+        actions
+    });
+    let dropped = dropped.expect("trains");
+    assert!(dropped.guarantee_held && dropped.parameters_equal, "all ranks drop the same");
+    let [kept, dropped] = [&kept, &dropped.parameters].map(|parameters| difference(&exact, parameters));
+    assert!(dropped > 2.0 * kept, "kept {kept:e}, dropped {dropped:e}");
 }
