@@ -80,6 +80,8 @@ struct Worker {
     endpoint: Endpoint,
     options: WorkerOptions,
     incarnation: u64,
+    /// After which an offer that nobody has taken is withdrawn.
+    offer_wait: Duration,
 }
 
 impl std::fmt::Debug for WorkerService {
@@ -93,7 +95,8 @@ impl WorkerService {
     #[must_use]
     pub fn new(endpoint: &Endpoint, options: WorkerOptions) -> Self {
         let incarnation = options.incarnation.unwrap_or_else(|| endpoint.incarnation());
-        Self { worker: Arc::new(Worker { endpoint: endpoint.clone(), options, incarnation }) }
+        let (endpoint, offer_wait) = (endpoint.clone(), OFFER_WAIT);
+        Self { worker: Arc::new(Worker { endpoint, options, incarnation, offer_wait }) }
     }
 
     /// The device.
@@ -234,10 +237,10 @@ impl Worker {
             element: tensor.element(),
             dimensions: tensor.dimensions().to_vec(),
         };
-        let (number, endpoint) = (offer.number, self.endpoint.clone());
+        let (number, endpoint, wait) = (offer.number, self.endpoint.clone(), self.offer_wait);
         let key = offer.key(rendezvous_key)?;
         let timer = tokio::spawn(async move {
-            tokio::time::sleep(OFFER_WAIT).await;
+            tokio::time::sleep(wait).await;
             endpoint.clean_up(number);
         });
         let guard = Withdrawal { timer: timer.abort_handle(), _tensor: shared.clone() };
@@ -336,4 +339,60 @@ impl tonic::codegen::Service<Request<Body>> for WorkerService {
 
 impl NamedService for WorkerService {
     const NAME: &'static str = SERVICE;
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_transport::clock;
+
+    use super::*;
+    use crate::endpoint::EndpointOptions;
+
+    /// Longer than any test takes on a busy machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    const BYTES: usize = 1 << 20;
+
+    /// A worker that has offered a tensor, and the key of the offer.
+    async fn offered(offer_wait: Duration) -> (Endpoint, Key) {
+        let endpoint = Endpoint::open(&EndpointOptions::default()).expect("a free port of loopback");
+        let service = WorkerService::new(&endpoint, WorkerOptions::of("pleach", 0));
+        let name = service.key("x", "/job:worker/replica:0/task:0/device:CPU:0");
+        let tensor = endpoint.tensor::<u8>(&[BYTES]).expect("there is memory").share();
+        endpoint.send(&Key::new(ANY_STEP, &name).expect("a good name"), tensor).expect("there is room");
+        let (options, incarnation) = (WorkerOptions::of("pleach", 0), service.incarnation());
+        let worker = Worker { endpoint: endpoint.clone(), options, incarnation, offer_wait };
+        let asks = TransportOption::Ask { incarnation: endpoint.incarnation() }.write();
+        let asked = RecvTensorRequest {
+            rendezvous_key: name.clone(),
+            transport_options: Some(asks),
+            ..RecvTensorRequest::default()
+        };
+        let answer = worker.receive(asked).await.expect("was sent");
+        let options = answer.transport_options.expect("an offer");
+        let Some(TransportOption::Offer(offer)) = TransportOption::read(&options) else {
+            panic!("no offer: {options:?}")
+        };
+        assert!(answer.tensor.is_none() && offer.dimensions == [BYTES as u64]);
+        (endpoint, offer.key(&name).expect("a good name"))
+    }
+
+    #[tokio::test]
+    async fn an_offer_that_nobody_takes_is_withdrawn() {
+        let (endpoint, _) = offered(Duration::from_millis(20)).await;
+        let until = clock::now() + LONG;
+        while endpoint.counts().bytes_held > 0 {
+            assert!(clock::now() < until, "{:?}", endpoint.counts());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn an_offer_is_received_once() {
+        let (endpoint, key) = offered(LONG).await;
+        assert_eq!(endpoint.counts().bytes_held, BYTES as u64);
+        assert_eq!(endpoint.receive(&key, LONG).expect("is offered").as_bytes().len(), BYTES);
+        assert_eq!(endpoint.counts().bytes_held, 0);
+        endpoint.receive(&key, Duration::ZERO).expect_err("was received");
+    }
 }
