@@ -53,11 +53,11 @@
 //! 17. Drain: the n-th `Drained { peer }` comes once, after the n-th [`Device::drain`] at both ends
 //!     of the pair, counted from its `Connected`. By then all transfers and signals that the peer
 //!     had submitted before its n-th drain have landed here or never will, however they ended, and
-//!     none of them reads memory here any more. This rank's own of before its n-th drain have ended,
-//!     and their `Done` came first. The pair goes on meanwhile and afterwards: later transfers work
-//!     as before, and no `Drained` waits for them or speaks of them. No `Drained` comes while the
-//!     peer does not drain, nor after the pair has ended: then `PeerLost`, `Departed` or `Severed`
-//!     comes in its place. What callers do through mappings they end themselves before they drain.
+//!     none of them reads memory here any more. This rank's transfers from before its n-th drain
+//!     have ended, and their `Done` came first. The pair goes on: later transfers work as before,
+//!     and no `Drained` waits for them or speaks of them. No `Drained` comes while the peer does
+//!     not drain. None comes after the pair has ended: `PeerLost`, `Departed` or `Severed` comes in
+//!     its place. Accesses through mappings are the callers' own, who end them before they drain.
 
 mod error;
 

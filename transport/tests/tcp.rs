@@ -152,7 +152,7 @@ struct Hello {
 impl Hello {
     fn new(role: u8, connection: u8) -> Self {
         Self {
-            magic: *b"pleach\0\x02",
+            magic: *b"pleach\0\x03",
             role,
             connection,
             rank: 1,
@@ -286,7 +286,7 @@ fn unauthenticated_connections_are_dropped_and_harm_nobody() {
     }
     check_pair(&mut low, &mut high);
     // The hello of version 1 had 8 bytes less; a later one may have more.
-    for (version, bytes) in [(1, HELLO_BYTES - 8), (3, HELLO_BYTES), (3, HELLO_BYTES + 8)] {
+    for (version, bytes) in [(1, HELLO_BYTES - 8), (2, HELLO_BYTES), (4, HELLO_BYTES), (4, HELLO_BYTES + 8)] {
         let mut other_version = Hello::new(0, 0);
         other_version.magic[7] = version;
         let mut hello = other_version.bytes();
@@ -296,7 +296,7 @@ fn unauthenticated_connections_are_dropped_and_harm_nobody() {
         let answer = until_closed(&mut stream);
         // A longer hello is not read to its end, so the answer may be lost with the connection.
         if bytes <= HELLO_BYTES {
-            assert_eq!(&answer[..8], b"pleach\0\x02", "version {version} is told ours");
+            assert_eq!(&answer[..8], b"pleach\0\x03", "version {version} is told ours");
         }
     }
     check_pair(&mut low, &mut high);

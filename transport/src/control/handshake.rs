@@ -12,7 +12,7 @@ use crate::device::{Incarnation, ProtocolViolation};
 use crate::wire::{Reader, Writer};
 
 /// The beginning of every hello: the name and, as its last two bytes, the version of the protocol.
-const MAGIC: [u8; 8] = *b"pleach\0\x02";
+const MAGIC: [u8; 8] = *b"pleach\0\x03";
 const NAME_BYTES: usize = 6;
 
 /// Length of a hello, in bytes.

@@ -1,9 +1,9 @@
 //! Transfers with an end on a GPU: the GPU makes the copies, in a stream of the device.
 //!
 //! **Invariant:** a copy ends, with success or not, only when the GPU has finished it. Until then
-//! the copy holds both ends, its signal is not raised, and no memory is detached. A copy of which no
-//! event tells the end was reported as failed, and may still land: drains wait until a later event
-//! of the stream is reached.
+//! the copy holds both ends, its signal is not raised, and no memory is detached. The exception is
+//! a copy whose end no event tells. It was reported as failed and may still land: drains wait until
+//! a later event of the stream is reached.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -162,8 +162,8 @@ impl GpuCopies {
         self.under_way.pop_front().map(|copy| (copy, result))
     }
 
-    /// The least number of drains before a copy with that peer that the GPU may still make; the most
-    /// where there is none.
+    /// The least number of drains before a copy with that peer that the GPU may still make; the
+    /// largest number where there is none.
     pub(crate) fn drains_before_first(&mut self, peer: Rank) -> u64 {
         if !self.settle() {
             return 0;

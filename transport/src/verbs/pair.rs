@@ -14,8 +14,8 @@
 //!   immediate when half of the credits are due. So an immediate always finds a receive, and a
 //!   submit without credit returns `QueueFull` instead of causing retries of the NIC.
 //! * **Drains.** A mark, an immediate of its own, goes over each queue pair behind all that was
-//!   submitted, and after the reads and atomics there have ended. Its receive proves that the peer's
-//!   writes are placed here, its completion that all of this end has ended.
+//!   submitted, and after the reads and atomics there have ended. The receive of a mark proves that
+//!   the peer's writes are placed here, its completion that all requests of its sender have ended.
 
 use std::collections::VecDeque;
 use std::io;

@@ -3,8 +3,8 @@
 //!
 //! An [`Immediate`] is 32 bits: the signal slot, whether the inbox slot holds a payload, whether it
 //! carries a signal at all, and either the credits that its sender returns or the part of a striped
-//! put; or it marks a drain. A [`PairHello`] and [`Announcement`]s travel on the control stream. All bytes of a peer are
-//! decoded here before they are used.
+//! put; or it marks a drain. A [`PairHello`] and [`Announcement`]s travel on the control stream.
+//! All bytes of a peer are decoded here before they are used.
 
 use std::{fmt, io};
 

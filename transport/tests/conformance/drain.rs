@@ -77,7 +77,8 @@ impl Traffic {
         world.region_of(self.to, &noise(self.seed + 77, self.sizes[4]))
     }
 
-    /// Submits a put of every length, an inline put, a bare signal, an atomic and a get of `origin`.
+    /// Submits a put of every length, an inline put, a bare signal, an atomic and a get of
+    /// `origin`.
     fn submit(&mut self, world: &mut World, seed: u64, origin: &Region) {
         self.seed = seed;
         self.ids.clear();
