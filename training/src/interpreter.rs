@@ -132,6 +132,12 @@ impl Staleness {
         self.sum as f64 / self.steps.max(1) as f64
     }
 
+    /// Of the step that comes next: 0 where an exchange has just ended.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
     /// The largest of all steps.
     #[must_use]
     pub fn most(&self) -> u64 {

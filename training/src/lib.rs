@@ -36,4 +36,4 @@ pub use perceptron::{Perceptron, Reading, Sample};
 pub use policy::Policy;
 pub use scheme::{Refusal, Scheme, SchemeTextError};
 pub use simulation::Simulation;
-pub use trainer::{Step, TrainError, Trained, Trainer};
+pub use trainer::{Progress, Step, TrainError, Trained, Trainer};

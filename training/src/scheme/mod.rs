@@ -283,6 +283,24 @@ impl Scheme {
         matches!(self, Self::Elastic { momentum: Some(_), .. })
     }
 
+    /// Whether gradients are averaged, at least in some steps. Otherwise an optimizer may take the
+    /// gradient from where it likes.
+    #[must_use]
+    pub fn averages_gradients(&self) -> bool {
+        match self {
+            Self::LocalSgd { warmup, .. } => *warmup > 0,
+            Self::Diloco { .. }
+            | Self::Gossip { .. }
+            | Self::Elastic { .. }
+            | Self::Downpour { .. }
+            | Self::Ssp { .. }
+            | Self::Bsp
+            | Self::ElasticBsp { .. } => false,
+            // Right for each scheme.
+            _ => true,
+        }
+    }
+
     /// A rank's policy for a model of this layout, trained by `ranks` ranks.
     ///
     /// # Errors

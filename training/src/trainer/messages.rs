@@ -19,8 +19,9 @@ use super::{TrainError, Trainer};
 use crate::interpreter::{Request, Vectors};
 use crate::policy::{Event, OperationId, Outcome, Vector};
 
-/// How long a rank that waits for a credit waits for messages in between.
-const CREDIT_TURN: Duration = Duration::from_millis(1);
+/// How long a rank that waits for something else, as a credit, waits for it or for messages in
+/// turn.
+pub(crate) const TURN: Duration = Duration::from_millis(1);
 
 /// Says that its sender is at rest; policies' words have zeros where this one has none.
 fn at_rest_word() -> Word {
@@ -118,7 +119,7 @@ impl Trainer {
     }
 
     /// Ends the training on all ranks.
-    pub(crate) fn abort(&self) {
+    pub fn abort(&self) {
         if let Some(window) = &self.vectors.window {
             window.abort();
         }
@@ -298,7 +299,7 @@ impl Trainer {
         let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
         let deadline = window.timeout();
         let since = *self.messages.waits_since.get_or_insert_with(clock::now);
-        let limit = if self.messages.asked.is_empty() { deadline } else { CREDIT_TURN };
+        let limit = if self.messages.asked.is_empty() { deadline } else { TURN };
         let before = clock::now();
         let count = self.messages.receive(window, limit)?;
         let now = clock::now();

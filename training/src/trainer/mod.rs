@@ -194,6 +194,25 @@ pub struct Trainer {
     times: Times,
 }
 
+/// How far a training has come on this rank.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// The steps that this rank has made.
+    pub steps: u64,
+    /// Since the first step.
+    pub time: Duration,
+    /// As in [`Trained`].
+    pub waiting: Duration,
+    /// As in [`Trained`].
+    pub communicating: Duration,
+    /// As in [`Trained`].
+    pub bytes: u64,
+    /// How old parameters were when gradients were computed at them.
+    pub staleness: Staleness,
+    /// The places so far at which all ranks had to have the same parameters, or the same centre.
+    pub agreements: u64,
+}
+
 /// A finished training.
 #[derive(Debug)]
 pub struct Trained {
@@ -297,6 +316,46 @@ impl Trainer {
         parameters
     }
 
+    /// Where the parameters and the gradient begin: each has as many elements as the layout. Both
+    /// stay there as long as this trainer, and parameters that [`Trainer::end`] returns stay too.
+    /// Whoever gets the addresses leaves a bucket alone that is being averaged, and everything
+    /// while a call is under way, but for what [`Step::update`] hands to the optimizer.
+    pub fn addresses(&mut self) -> [*mut f32; 2] {
+        let names = [Vector::Parameters, Vector::Gradient];
+        self.vectors.pieces(names, &(0..self.layout.parameters())).map(<[f32]>::as_mut_ptr)
+    }
+
+    /// How far this rank has come.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let time = self.began.map_or(Duration::ZERO, |began| clock::now().since(began));
+        let Times { steps, waiting, communicating, bytes, .. } = self.times;
+        let (staleness, agreements) = (self.interpreter.staleness(), self.interpreter.agreement().places);
+        Progress { steps, time, waiting, communicating, bytes, staleness, agreements }
+    }
+
+    /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
+    /// the same place among the averages of the scheme on each: after as many steps, but for
+    /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before.
+    ///
+    /// # Errors
+    ///
+    /// [`TrainError::UnderWay`], if a bucket is ready already; see [`TrainError`].
+    pub fn averaged(&mut self) -> Result<Buffer<f32>, TrainError> {
+        if let Some(mut step) = self.step()? {
+            step.vectors()?;
+        }
+        let mut mean = self.group.buffer(self.layout.parameters())?;
+        mean.copy_from_slice(self.parameters_mut());
+        let started = self.group.start(Operation::all_reduce(mean, ReduceOp::Avg));
+        let mut pending = started.map_err(|PendingError { error, .. }| error)?;
+        while self.vectors.window.is_some() && !pending.wait_for(messages::TURN) {
+            self.hear_all(&mut |_, _| {})?;
+            while self.send_next(&mut |_, _| {})? {}
+        }
+        pending.wait().map_err(|PendingError { error, .. }| error.into())
+    }
+
     /// The next step of this rank; `None` after the last one. The first call compares the arguments
     /// of all ranks and gives all ranks the parameters of rank 0.
     ///
@@ -323,15 +382,25 @@ impl Trainer {
     ///
     /// See [`TrainError`].
     pub fn finish(mut self) -> Result<Trained, TrainError> {
+        self.end()
+    }
+
+    /// As [`Trainer::finish`], for a program that has lent the memory of the vectors to others
+    /// ([`Trainer::addresses`]): the trainer keeps what it does not return, and all of it after an
+    /// error. To be called once.
+    ///
+    /// # Errors
+    ///
+    /// See [`TrainError`].
+    pub fn end(&mut self) -> Result<Trained, TrainError> {
         if self.began.is_none() {
             self.begin()?;
         }
         self.stop()?;
         let time = clock::now().since(self.began.unwrap_or_default());
         let all = 0..self.layout.parameters();
-        let parameters = self.vectors.take(Vector::Parameters, &all).expect("no operation is under way");
         let agreement = self.interpreter.agreement();
-        let hashes = [digest(&parameters), chain(agreement.digest, agreement.places)];
+        let hashes = [digest(self.parameters_mut()), chain(agreement.digest, agreement.places)];
         let broken = u64::from(agreement.is_broken);
         let ([parameters_equal, agreed], broken) = compare_on_all(&self.group, hashes, broken)?;
         let guarantee_held = agreed && broken == 0;
@@ -341,6 +410,7 @@ impl Trainer {
         self.log.take().map_or(Ok(()), |log| log.end())?;
         let Times { steps, waiting, communicating, bytes, .. } = self.times;
         let (staleness, agreements) = (self.interpreter.staleness(), agreement.places);
+        let parameters = self.vectors.take(Vector::Parameters, &all).expect("no operation is under way");
         Ok(Trained {
             parameters,
             steps,

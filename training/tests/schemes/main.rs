@@ -6,6 +6,7 @@ mod checkpoints;
 mod elastic;
 mod gossip;
 mod invariants;
+mod lent;
 mod model;
 mod mutants;
 #[path = "../../../collectives/tests/ranks/mod.rs"]

@@ -1,0 +1,91 @@
+//! A trainer whose memory is lent to a program in another language: addresses, means under way, and
+//! the end.
+
+use pleach_collectives::{Buffer, Group, Operation, ReduceOp, Reproducible};
+use pleach_training::{Learner, Sgd, TrainError, Trained, Trainer};
+use pleach_transport::rendezvous::Fabric;
+
+use super::model::{Linear, STEPS, scheme};
+use super::ranks;
+
+const RANKS: u32 = 4;
+
+/// A mean of all ranks' parameters under way, with the parameters of this rank there.
+type Mean = (Vec<f32>, Buffer<f32>);
+
+/// Trains; before each fifth step the ranks take the mean of their parameters, if they do.
+fn train(group: &Group, text: &str, takes_means: bool) -> Result<(Trained, Vec<Mean>), TrainError> {
+    let layout = Linear.layout();
+    let mut trainer = Trainer::new(group, &scheme(text), &layout, u64::MAX)?.checked();
+    trainer.parameters_mut().copy_from_slice(&Linear.initial());
+    let addresses = trainer.addresses();
+    let mut sgd = Sgd::new(layout.parameters(), 0.005, 0.0);
+    let mut means = Vec::new();
+    for number in 0..STEPS {
+        if takes_means && number % 5 == 4 {
+            let own = trainer.parameters_mut().to_vec();
+            means.push((own.clone(), trainer.averaged()?));
+            assert_eq!(trainer.parameters_mut(), own, "{text}: the training is as before");
+        }
+        let mut step = trainer.step()?.expect("there is no last step");
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(group.rank(), number, parameters, gradient);
+        step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
+        assert_eq!(trainer.addresses(), addresses, "{text}: the vectors stay where they are");
+        assert_eq!(trainer.progress().steps, number + 1);
+    }
+    let trained = trainer.end()?;
+    assert_eq!(trained.parameters.as_ptr(), addresses[0].cast_const(), "{text}");
+    Ok((trained, means))
+}
+
+#[test]
+fn means_under_way_are_those_of_all_ranks_and_change_no_bit() {
+    // Where ranks do not wait for each other the result depends on times.
+    let is_deterministic = |text: &str| !matches!(text, "gossip" | "easgd:every=3" | "ssp:staleness=2");
+    for text in
+        ["sync", "local-sgd:every=3", "diloco:every=4", "bsp", "gossip", "easgd:every=3", "ssp:staleness=2"]
+    {
+        let run = |takes_means| {
+            let reproducible = |options: &mut pleach_collectives::Options| {
+                options.reproducible = Reproducible::PerWorldSize;
+            };
+            ranks::with_group(Fabric::Shm, RANKS, reproducible, |group| {
+                let (trained, means) = train(&group, text, takes_means).expect("trains");
+                for (own, mean) in &means {
+                    let mut expected = own.clone();
+                    group.run(Operation::all_reduce(&mut expected, ReduceOp::Avg)).expect("averages");
+                    assert_eq!(&mean[..], expected, "{text}");
+                }
+                assert!(trained.guarantee_held && trained.parameters_equal, "{text}");
+                assert_eq!(means.len(), if takes_means { 5 } else { 0 });
+                group.close().expect("all ranks close");
+                trained.parameters.to_vec()
+            })
+        };
+        let (with, without) = (run(true), run(false));
+        assert!(with.iter().all(|parameters| *parameters == with[0]), "{text}");
+        assert!(!is_deterministic(text) || with == without, "{text}");
+    }
+}
+
+#[test]
+fn a_mean_while_a_bucket_is_averaged_is_refused() {
+    ranks::with_group(
+        Fabric::Shm,
+        2,
+        |_| {},
+        |group| {
+            let layout = Linear.layout();
+            let mut trainer =
+                Trainer::new(&group, &scheme("sync:bucket=16"), &layout, 1).expect("has memory");
+            trainer.step().expect("goes on").expect("there is a step").ready(0).expect("goes on");
+            let refused = trainer.averaged().expect_err("a bucket is under way");
+            assert!(matches!(refused, TrainError::UnderWay { bucket: 0, step: 0 }), "{refused}");
+            let step = trainer.step().expect("goes on").expect("there is a step");
+            step.update(|_, _| {}, 1.0).expect("goes on");
+            assert!(trainer.end().expect("ends").parameters_equal);
+            group.close().expect("all ranks close");
+        },
+    );
+}
