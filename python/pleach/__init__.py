@@ -35,6 +35,7 @@ from pleach._errors import (
     ForkedError,
     GroupError,
     JoinError,
+    LossError,
     LostError,
     MismatchError,
     NothingGivenError,
@@ -43,7 +44,7 @@ from pleach._errors import (
     TensorNotFoundError,
     TensorTimeoutError,
 )
-from pleach._native import Endpoint, Group, Peer, Pending, PendingTensor, PremulSum, Registered
+from pleach._native import Endpoint, Group, Peer, Pending, PendingTensor, PremulSum, Registered, Trainer
 
 if TYPE_CHECKING:
     from pleach._launch import RankError as RankError, launch as launch
@@ -61,6 +62,7 @@ __all__ = [
     "Group",
     "GroupError",
     "JoinError",
+    "LossError",
     "LostError",
     "MismatchError",
     "NothingGivenError",
@@ -74,6 +76,7 @@ __all__ = [
     "TensorAbortedError",
     "TensorNotFoundError",
     "TensorTimeoutError",
+    "Trainer",
     "join",
     "join_in_store",
     "launch",

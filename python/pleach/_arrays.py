@@ -52,3 +52,10 @@ def over(memory: Any, shape: Any, dtype: Any) -> Any:
         raise TypeError(f"registered memory cannot hold {kind}")
     nbytes = bytes_of(shape, kind)
     return numpy.asarray(memory)[:nbytes].view(kind).reshape(shape)
+
+
+def over_vector(vector: Any) -> Any:
+    """An array over a vector of a trainer, which it keeps."""
+    import numpy
+
+    return numpy.asarray(vector)

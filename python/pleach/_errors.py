@@ -38,6 +38,10 @@ class ForkedError(Error, RuntimeError):
     """The group, or the endpoint, belongs to the process that this one was forked from."""
 
 
+class LossError(Error, ArithmeticError):
+    """The loss of a rank is not finite. The training has ended on all ranks."""
+
+
 class NothingGivenError(Error):
     """A round of a partial all-reduce has no result: all ranks have abstained."""
 
@@ -96,6 +100,7 @@ _CLASSES: dict[str, type[Error]] = {
     "join": JoinError,
     "closed": ClosedError,
     "forked": ForkedError,
+    "loss": LossError,
     "nothing-given": NothingGivenError,
     "lost": LostError,
     "left": LostError,

@@ -57,6 +57,11 @@ pub(crate) fn interrupted() -> bool {
     is_raised
 }
 
+/// Takes what a handler of a signal has raised while this thread was in a call.
+pub(crate) fn raised() -> Option<PyErr> {
+    RAISED.take()
+}
+
 impl Call {
     pub(crate) fn new(collective: Collective, input: Option<Memory>, output: Option<Memory>) -> Self {
         let (op, blocks) = (ReduceOp::Sum, Blocks::Equal);

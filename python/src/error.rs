@@ -41,6 +41,11 @@ pub(crate) fn named(py: Python<'_>, kind: &str, text: &str) -> PyErr {
     make(py, kind, text, Fields::default())
 }
 
+/// An error of this kind, about a rank.
+pub(crate) fn about_rank(py: Python<'_>, kind: &str, text: &str, rank: u32) -> PyErr {
+    make(py, kind, text, Fields { rank: Some(rank), ..Fields::default() })
+}
+
 /// Ranks that did not meet.
 pub(crate) fn join(py: Python<'_>, error: &JoinGroupError) -> PyErr {
     make(py, "join", &error.to_string(), Fields::default())

@@ -200,6 +200,11 @@ impl Group {
         self.inner.group(py, self.manner(None, 0, false))
     }
 
+    /// The group with its operations, which outlive this object where something else needs them.
+    pub(crate) fn inner(&self) -> Arc<Inner> {
+        Arc::clone(&self.inner)
+    }
+
     fn manner(&self, timeout: Option<f64>, tag: u32, is_started: bool) -> Manner {
         Manner { timeout: timeout.or(self.timeout), tag, is_started }
     }

@@ -1,5 +1,5 @@
-//! The native module of the Python package: groups, operations under way, registered memory, and
-//! tensors by key.
+//! The native module of the Python package: groups, operations under way, registered memory,
+//! training schemes, and tensors by key.
 //!
 //! Every call becomes an untyped [`pleach_collectives::Operation`]. **Invariants:** memory that an
 //! operation works on is held by [`memory::Memory`] until the operation has ended, also where
@@ -20,6 +20,7 @@ mod pending;
 mod registered;
 mod store;
 mod svm;
+mod trainer;
 mod types;
 mod view;
 
@@ -49,6 +50,8 @@ mod _native {
     use crate::registered::Registered;
     #[pymodule_export]
     use crate::svm::{SvmModel, svm_model, svm_train};
+    #[pymodule_export]
+    use crate::trainer::{TrainedVector, Trainer, scheme_facts};
     #[pymodule_export]
     use crate::types::PremulSum;
 }

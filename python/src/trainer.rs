@@ -1,0 +1,405 @@
+//! The driver of training schemes as a Python class. The parameters and the gradient are memory that
+//! Python reaches by its address.
+//!
+//! **Invariant:** that memory stays as long as the trainer or a [`TrainedVector`] over it, also after
+//! an error and after the end.
+
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+
+use pleach_collectives::Buffer;
+use pleach_training::{Layout, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::calls::raised;
+use crate::error::{self, argument};
+use crate::group::{Group, Inner};
+
+/// What a rank trains with, and its end.
+struct State {
+    trainer: RustTrainer,
+    /// Has the parameters after the end.
+    trained: Option<Trained>,
+    /// Why no further call is made.
+    failed: Option<PyErr>,
+}
+
+/// Owns the memory of the vectors.
+struct Shared {
+    state: Mutex<State>,
+    /// Of the parameters and the gradient.
+    addresses: [usize; 2],
+    /// Elements of a vector.
+    count: usize,
+}
+
+/// Trains on the ranks of a group by a training scheme: the program computes gradients, and the
+/// trainer says when the optimizer steps, and exchanges what the scheme exchanges.
+///
+/// group: all its ranks make a trainer. Its calls have the same order on all of them, so other calls
+/// go through a group of their own (``group.split(0)``). scheme: ``NAME[:KEY=VALUE,…]``. layers: the
+/// numbers of parameters of the layers, which are float32. steps: how many there will be, None for as
+/// many as are made. model: a number that must be the same on all ranks, such as a hash of what the
+/// parameters mean. checked: whether parameters are hashed wherever the scheme says that they are the
+/// same on all ranks.
+///
+/// Raises ArgumentError for a scheme that there is not, or that does not train on so many ranks.
+#[pyclass(frozen, weakref, module = "pleach._native", name = "Trainer")]
+pub(crate) struct Trainer {
+    shared: Arc<Shared>,
+    scheme: RustScheme,
+    group: Arc<Inner>,
+}
+
+/// Memory of a trainer. ``numpy.asarray(vector)`` is an array of float32 over it, which keeps it.
+#[pyclass(frozen, weakref, module = "pleach._native", name = "TrainedVector")]
+pub(crate) struct TrainedVector {
+    address: usize,
+    count: usize,
+    _keep: Keep,
+}
+
+/// Owns the memory of a vector.
+enum Keep {
+    Trainer {
+        _shared: Arc<Shared>,
+    },
+    /// The lock makes the type one that threads may share.
+    Alone {
+        _memory: Mutex<Buffer<f32>>,
+    },
+}
+
+/// The scheme of a text.
+fn scheme_of(py: Python<'_>, text: &str) -> PyResult<RustScheme> {
+    text.parse().map_err(|error: pleach_training::SchemeTextError| argument(py, error.to_string()))
+}
+
+/// The facts of a scheme as a dictionary: ``text`` without usual values, ``name``, ``guarantee``,
+/// ``averages_gradients`` (at least in some steps), ``has_momentum`` (so local optimizers have none),
+/// ``meets`` (all ranks exchange together, each after the same steps). Raises ArgumentError for a scheme that there is not, or
+/// that does not train on so many ranks.
+#[pyfunction]
+#[pyo3(signature = (text, ranks=1))]
+pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyResult<Bound<'py, PyDict>> {
+    let scheme = scheme_of(py, text)?;
+    let plan = scheme.plan(&Layout::of(&[1]), 0, ranks.max(1));
+    let plan = plan.map_err(|refusal| argument(py, refusal.to_string()))?;
+    let facts = PyDict::new(py);
+    facts.set_item("text", scheme.to_string())?;
+    facts.set_item("name", scheme.name())?;
+    facts.set_item("guarantee", scheme.guarantee())?;
+    facts.set_item("averages_gradients", scheme.averages_gradients())?;
+    facts.set_item("has_momentum", scheme.has_momentum())?;
+    facts.set_item("meets", plan.window.is_none())?;
+    Ok(facts)
+}
+
+/// An error as an exception.
+fn exception(py: Python<'_>, group: &Inner, error: &TrainError) -> PyErr {
+    let text = error.to_string();
+    match error {
+        TrainError::Collective(error) => {
+            raised().unwrap_or_else(|| error::collective(py, group.info(), error))
+        }
+        TrainError::Different { other, .. } => error::about_rank(py, "mismatch", &text, *other),
+        TrainError::Loss { rank, .. } => error::about_rank(py, "loss", &text, *rank),
+        TrainError::Window(_) => error::named(py, "join", &text),
+        TrainError::Policy(_) => error::named(py, "protocol", &text),
+        _ => argument(py, text),
+    }
+}
+
+impl Trainer {
+    /// Makes a call without the GIL, if no other thread makes one and none has failed.
+    fn call<T: Send>(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&mut State) -> Result<T, TrainError> + Send,
+    ) -> PyResult<T> {
+        enum Refused {
+            Busy,
+            Failed(PyErr),
+        }
+        let made = py.detach(|| {
+            let mut state = match self.shared.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return Err(Refused::Busy),
+            };
+            if let Some(failed) = &state.failed {
+                return Err(Refused::Failed(Python::attach(|py| failed.clone_ref(py))));
+            }
+            Ok(make(&mut state).inspect_err(|error| {
+                let ends = !matches!(error, TrainError::UnderWay { .. });
+                if ends {
+                    let failed = Python::attach(|py| exception(py, &self.group, error));
+                    state.failed = Some(failed);
+                }
+            }))
+        });
+        match made {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => {
+                let state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+                let failed = state.failed.as_ref().map(|failed| failed.clone_ref(py));
+                Err(failed.unwrap_or_else(|| exception(py, &self.group, &error)))
+            }
+            Err(Refused::Failed(failed)) => Err(failed),
+            Err(Refused::Busy) => Err(argument(py, BUSY)),
+        }
+    }
+
+    /// As `call`, before the end.
+    fn train<T: Send>(
+        &self,
+        py: Python<'_>,
+        make: impl FnOnce(&mut RustTrainer) -> Result<T, TrainError> + Send,
+    ) -> PyResult<T> {
+        let made = self.call(py, |state| match state.trained {
+            Some(_) => Ok(None),
+            None => make(&mut state.trainer).map(Some),
+        })?;
+        made.ok_or_else(|| argument(py, ENDED))
+    }
+
+    fn vector(&self, place: usize) -> TrainedVector {
+        let (address, count) = (self.shared.addresses[place], self.shared.count);
+        TrainedVector { address, count, _keep: Keep::Trainer { _shared: Arc::clone(&self.shared) } }
+    }
+}
+
+/// A NumPy array over a vector.
+fn array(py: Python<'_>, vector: TrainedVector) -> PyResult<Bound<'_, PyAny>> {
+    py.import("pleach._arrays")?.getattr("over_vector")?.call1((vector,))
+}
+
+const BUSY: &str = "another call of this trainer is under way; make one at a time";
+const ENDED: &str = "the training has ended; make a new trainer";
+
+/// A report as a dictionary.
+fn report_of<'py>(py: Python<'py>, scheme: &RustScheme, progress: &Progress) -> PyResult<Bound<'py, PyDict>> {
+    let report = PyDict::new(py);
+    report.set_item("scheme", scheme.to_string())?;
+    report.set_item("guarantee", scheme.guarantee())?;
+    report.set_item("steps", progress.steps)?;
+    report.set_item("time_s", progress.time.as_secs_f64())?;
+    report.set_item("waiting_s", progress.waiting.as_secs_f64())?;
+    report.set_item("communicating_s", progress.communicating.as_secs_f64())?;
+    report.set_item("bytes", progress.bytes)?;
+    report.set_item("staleness_mean", progress.staleness.mean())?;
+    report.set_item("staleness_max", progress.staleness.most())?;
+    report.set_item("agreements", progress.agreements)?;
+    Ok(report)
+}
+
+#[pymethods]
+impl Trainer {
+    #[new]
+    #[pyo3(signature = (group, scheme, layers, *, steps=None, model=0, checked=false))]
+    fn new(
+        py: Python<'_>,
+        group: &Group,
+        scheme: &str,
+        layers: Vec<usize>,
+        steps: Option<u64>,
+        model: u64,
+        checked: bool,
+    ) -> PyResult<Self> {
+        let scheme = scheme_of(py, scheme)?;
+        let (handle, inner) = (group.handle(py)?, group.inner());
+        let layout = Layout::of(&layers);
+        let made = py.detach(|| RustTrainer::new(&handle, &scheme, &layout, steps.unwrap_or(u64::MAX)));
+        let trainer = made.map_err(|error| exception(py, &inner, &error))?;
+        let trainer = trainer.comparing("the hash of the model", model);
+        let mut trainer = if checked { trainer.checked() } else { trainer };
+        let addresses = trainer.addresses().map(<*mut f32>::expose_provenance);
+        let state = Mutex::new(State { trainer, trained: None, failed: None });
+        let shared = Arc::new(Shared { state, addresses, count: layout.parameters() });
+        Ok(Self { shared, scheme, group: inner })
+    }
+
+    /// The scheme, without usual values.
+    #[getter]
+    fn scheme(&self) -> String {
+        self.scheme.to_string()
+    }
+
+    /// The parameters as a NumPy array, which keeps its memory. Before the first step: those of rank
+    /// 0 are where all ranks begin.
+    #[getter]
+    fn parameters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array(py, self.vector(0))
+    }
+
+    /// The gradient as a NumPy array, which keeps its memory. A bucket that is ready is not touched
+    /// before the next step.
+    #[getter]
+    fn gradient<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array(py, self.vector(1))
+    }
+
+    /// The memory of the parameters and of the gradient, for other libraries.
+    fn memory(&self) -> (TrainedVector, TrainedVector) {
+        (self.vector(0), self.vector(1))
+    }
+
+    /// Whether there is a next step, which begins. The first call compares the arguments of all
+    /// ranks, raises MismatchError if they differ, and gives all ranks the parameters of rank 0.
+    fn step(&self, py: Python<'_>) -> PyResult<bool> {
+        self.train(py, |trainer| Ok(trainer.step()?.is_some()))
+    }
+
+    /// The number of the step that has begun, from 0.
+    #[getter]
+    fn number(&self, py: Python<'_>) -> PyResult<Option<u64>> {
+        self.train(py, |trainer| Ok(trainer.step()?.map(|step| step.number())))
+    }
+
+    /// The buckets of the gradient as pairs of places, in the order in which they should become
+    /// ready.
+    fn buckets(&self, py: Python<'_>) -> PyResult<Vec<(usize, usize)>> {
+        let pairs = |trainer: &mut RustTrainer| {
+            let step = trainer.step()?;
+            let buckets = step.as_ref().map_or(&[][..], |step| step.buckets());
+            Ok(buckets.iter().map(|bucket| (bucket.start, bucket.end)).collect())
+        };
+        self.train(py, pairs)
+    }
+
+    /// Says that a bucket of the gradient is complete. It may travel while the others are computed.
+    fn ready(&self, py: Python<'_>, bucket: usize) -> PyResult<()> {
+        self.train(py, |trainer| trainer.step()?.map_or(Ok(()), |mut step| step.ready(bucket)))
+    }
+
+    /// Says that the gradient is complete, and goes on until there is a next step to compute.
+    /// ``optimizer()`` is called once, when the parameters are to make a step by the gradient: in
+    /// ``update``, on this thread. An exception of it ends the training on all ranks and is raised
+    /// here. loss: only checked.
+    #[pyo3(signature = (optimizer, loss=0.0))]
+    fn update(&self, py: Python<'_>, optimizer: Py<PyAny>, loss: f32) -> PyResult<()> {
+        let mut raised = None;
+        let updated = self.train(py, |trainer| {
+            let Some(step) = trainer.step()? else { return Ok(false) };
+            let optimize = |parameters: &mut [f32], gradient: &[f32]| {
+                // Python reaches the elements by the address that it has. Neither slice is used
+                // until it returns.
+                parameters.as_mut_ptr().expose_provenance();
+                gradient.as_ptr().expose_provenance();
+                let called = Python::attach(|py| optimizer.call0(py).map(drop));
+                if let Err(error) = called {
+                    raised.get_or_insert(error);
+                }
+            };
+            let updated = step.update(optimize, loss).map(|()| true);
+            if raised.is_some() {
+                trainer.abort();
+            }
+            updated
+        });
+        if let Some(raised) = raised {
+            let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.failed = Some(raised.clone_ref(py));
+            return Err(raised);
+        }
+        if updated? { Ok(()) } else { Err(argument(py, ENDED)) }
+    }
+
+    /// How many steps this rank has made since it last took in work of others.
+    #[getter]
+    fn steps_alone(&self, py: Python<'_>) -> PyResult<u64> {
+        self.train(py, |trainer| Ok(trainer.progress().staleness.next()))
+    }
+
+    /// The mean of all ranks' parameters at present, as a new NumPy array. All ranks call it after the
+    /// same number of steps; not with ``elastic-bsp``, where these differ. The training goes on as if
+    /// it was not called.
+    fn averaged<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        array(py, self.mean(py)?)
+    }
+
+    /// As ``averaged``, for other libraries.
+    fn mean(&self, py: Python<'_>) -> PyResult<TrainedVector> {
+        if matches!(self.scheme, RustScheme::ElasticBsp { .. }) {
+            let text = "ranks make different numbers of steps with elastic-bsp, so they have no common \
+                        place for a mean; where steps_alone is 0 all have the same parameters";
+            return Err(argument(py, text));
+        }
+        let mut mean = self.train(py, RustTrainer::averaged)?;
+        let (address, count) = (mean.as_mut_ptr().expose_provenance(), mean.len());
+        Ok(TrainedVector { address, count, _keep: Keep::Alone { _memory: Mutex::new(mean) } })
+    }
+
+    /// How far this rank has come: a dictionary with scheme, guarantee, steps, time_s, waiting_s,
+    /// communicating_s, bytes, staleness_mean, staleness_max and agreements; after the end also
+    /// guarantee_held and parameters_equal.
+    fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (progress, ended) = self.call(py, |state| {
+            let ended = state.trained.as_ref();
+            let mut progress = state.trainer.progress();
+            progress.time = ended.map_or(progress.time, |trained| trained.time);
+            Ok((progress, ended.map(|trained| (trained.guarantee_held, trained.parameters_equal))))
+        })?;
+        let report = report_of(py, &self.scheme, &progress)?;
+        if let Some((guarantee_held, parameters_equal)) = ended {
+            report.set_item("guarantee_held", guarantee_held)?;
+            report.set_item("parameters_equal", parameters_equal)?;
+        }
+        Ok(report)
+    }
+
+    /// Ends the training after the steps made so far, which are as many on all ranks, by the last
+    /// exchange of the scheme. All ranks have the same parameters then. Returns the report. Does
+    /// nothing after the end.
+    fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.call(py, |state| {
+            if state.trained.is_none() {
+                state.trained = Some(state.trainer.end()?);
+            }
+            Ok(())
+        })?;
+        self.report(py)
+    }
+
+    /// Ends the training on all ranks: their calls raise AbortedError. Does nothing after the end.
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let is_busy = py.detach(|| match self.shared.state.try_lock() {
+            Ok(state) if state.trained.is_none() => {
+                state.trainer.abort();
+                false
+            }
+            Err(TryLockError::WouldBlock) => true,
+            _ => false,
+        });
+        if is_busy { Err(argument(py, BUSY)) } else { Ok(()) }
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<pleach.Trainer: {}, {} parameters>", self.scheme, self.shared.count)
+    }
+}
+
+#[pymethods]
+impl TrainedVector {
+    /// Where the memory begins.
+    #[getter]
+    fn address(&self) -> usize {
+        self.address
+    }
+
+    /// Length of the memory, in bytes.
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.count * size_of::<f32>()
+    }
+
+    #[getter]
+    fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", (self.count,))?;
+        interface.set_item("typestr", "<f4")?;
+        interface.set_item("data", (self.address, false))?;
+        Ok(interface)
+    }
+}
