@@ -7,7 +7,7 @@ elsewhere, and gives its exceptions::
     torch.distributed.init_process_group("pleach")
 
 The backend is a subclass of :class:`torch.distributed.ProcessGroup` over the groups of this package,
-and works on CPU tensors.
+and works on CPU tensors. :func:`attach` trains a model by a training scheme.
 """
 
 from __future__ import annotations
@@ -15,17 +15,39 @@ from __future__ import annotations
 from pleach_torch_backend import register as _register
 
 from ._buffers import all_reduce_registered, buffer
-from ._errors import PleachError, PleachTimeout, PleachUnsupported
+from ._errors import PleachError, PleachSchemeError, PleachTimeout, PleachUnsupported
 from ._partial import PartialAllReduce, partial_all_reduce
 from ._process_group import PleachProcessGroup
+from ._scheme import Scheme, attach
+from ._schemes import (
+    BoundedStaleness,
+    DiLoCo,
+    Downpour,
+    ElasticAveraging,
+    ElasticBSP,
+    Gossip,
+    LocalSGD,
+    Synchronous,
+)
 
 __all__ = [
+    "BoundedStaleness",
+    "DiLoCo",
+    "Downpour",
+    "ElasticAveraging",
+    "ElasticBSP",
+    "Gossip",
+    "LocalSGD",
     "PartialAllReduce",
     "PleachError",
     "PleachProcessGroup",
+    "PleachSchemeError",
     "PleachTimeout",
     "PleachUnsupported",
+    "Scheme",
+    "Synchronous",
     "all_reduce_registered",
+    "attach",
     "buffer",
     "partial_all_reduce",
 ]

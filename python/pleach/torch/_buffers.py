@@ -23,11 +23,15 @@ def allocate(comm: Comm, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     count = math.prod(shape)
     if count == 0:
         return torch.zeros(shape, dtype=dtype)
-    registered = comm.register(count * dtype.itemsize)
-    memory = (ctypes.c_uint8 * registered.nbytes).from_address(registered.address)
-    # torch keeps the array as long as the storage lives, and the array keeps the registration.
-    memory._registered = registered  # type: ignore[attr-defined]
-    return torch.frombuffer(memory, dtype=dtype, count=count).view(shape)
+    return over(comm.register(count * dtype.itemsize), dtype).view(shape)
+
+
+def over(memory: Any, dtype: torch.dtype) -> torch.Tensor:
+    """Returns a tensor over memory of the package, which is kept as long as the storage lives."""
+    array: Any = (ctypes.c_uint8 * memory.nbytes).from_address(memory.address)
+    # torch keeps the array as long as the storage lives, and the array keeps the memory.
+    array._memory = memory
+    return torch.frombuffer(array, dtype=dtype)
 
 
 def buffer(shape: Any, dtype: torch.dtype = torch.float32, group: Any = None) -> torch.Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import pleach
 from pleach import _native
 
-from ._errors import PleachError, PleachTimeout
+from ._errors import PleachError, PleachSchemeError, PleachTimeout
 
 #: Calls of one list that are under way at a time.
 CALLS_UNDER_WAY_MAX = 16
@@ -130,3 +131,14 @@ def translated(error: pleach.Error) -> PleachError | ValueError:
     kind = PleachTimeout if isinstance(error, TimeoutError) else PleachError
     names = ("kind", "rank", "found_by", "host", "operation", "waited_s")
     return kind(str(error), **{name: getattr(error, name) for name in names})
+
+
+@contextlib.contextmanager
+def translating() -> Iterator[None]:
+    """Raises exceptions of the package as those of a training scheme."""
+    try:
+        yield
+    except pleach.ArgumentError as error:
+        raise PleachSchemeError(str(error), kind=error.kind) from error
+    except pleach.Error as error:
+        raise translated(error) from error

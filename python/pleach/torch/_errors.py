@@ -40,3 +40,7 @@ class PleachTimeout(PleachError, TimeoutError):
 
 class PleachUnsupported(PleachError, TypeError):
     """The backend has no such operation for these arguments; nothing was sent."""
+
+
+class PleachSchemeError(PleachError, ValueError):
+    """A training scheme cannot be attached so, or something was changed under it; the text says what to do."""

@@ -1,0 +1,57 @@
+"""What a training scheme may be attached to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ._errors import PleachSchemeError, PleachUnsupported
+
+#: Optimizers whose step is more than a function of the gradient, by name.
+_OTHER_OPTIMIZERS = {
+    "LBFGS": "evaluates the loss several times in a step",
+    "ZeroRedundancyOptimizer": "exchanges parameters by itself",
+}
+
+
+def parameters_of(model: Any, optimizer: Any) -> list[tuple[str, Any]]:
+    """The parameters that the optimizer trains, with their names, in the model's order."""
+    if not isinstance(model, torch.nn.Module):
+        raise PleachSchemeError(f"{type(model).__name__} is no torch.nn.Module; pass the model")
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise PleachSchemeError("DistributedDataParallel averages gradients already; pass model.module")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise PleachSchemeError(f"{type(optimizer).__name__} is no torch.optim.Optimizer; pass the optimizer")
+    kind = type(optimizer).__name__
+    if kind in _OTHER_OPTIMIZERS:
+        raise PleachUnsupported(f"{kind} {_OTHER_OPTIMIZERS[kind]}; take another optimizer")
+    trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    named = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in trained]
+    if len(named) != len(trained):
+        raise PleachSchemeError("the optimizer has parameters that the model has not; attach a model that has all")
+    for name, parameter in named:
+        if hasattr(parameter, "device_mesh"):
+            raise PleachUnsupported(
+                f"parameter {name} is a DTensor, as of FSDP; pass a model with all parameters on each rank"
+            )
+        if parameter.device.type != "cpu":
+            raise PleachUnsupported(
+                f"parameter {name} is on {parameter.device}, and schemes train parameters on the CPU; take "
+                "model.cpu(), or average gradients by DistributedDataParallel over another backend"
+            )
+        if parameter.dtype != torch.float32:
+            raise PleachUnsupported(
+                f"parameter {name} is of {parameter.dtype}, and schemes train torch.float32; take model.float()"
+            )
+    return named
+
+
+def expect_parameters(optimizer: Any, named: list[tuple[str, Any]]) -> None:
+    """The optimizer has these parameters and no others."""
+    own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if own != {id(parameter) for _, parameter in named}:
+        raise PleachSchemeError(
+            f"{type(optimizer).__name__} has other parameters than those of the scheme; make it of the model's "
+            "parameters before the block"
+        )

@@ -1,0 +1,110 @@
+"""The parameters of a model as views of one registered vector, and their gradients as views of another.
+
+**Invariant:** from :meth:`ParameterVector.move_in` to :meth:`ParameterVector.move_out` each parameter
+is a view of its place in the vector. A program may break that; :meth:`ParameterVector.check` finds out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from ._buffers import over
+from ._errors import PleachSchemeError, PleachUnsupported
+
+
+class Place(NamedTuple):
+    """Where a parameter lies."""
+
+    name: str
+    parameter: Any
+    view: torch.Tensor
+    gradient: torch.Tensor
+    begin: int
+    #: Of the view and of the gradient's view.
+    addresses: tuple[int, int]
+
+
+class ParameterVector:
+    """The parameters of these names, in this order; both memories are those of a trainer."""
+
+    def __init__(self, named: list[tuple[str, Any]], parameters: Any, gradient: Any) -> None:
+        #: All parameters, one after the other.
+        self.flat = over(parameters, torch.float32)
+        self.places: list[Place] = []
+        flat_gradient = over(gradient, torch.float32)
+        begin = 0
+        for name, parameter in named:
+            # The strides are kept, as those of channels_last, unless elements lie apart or twice.
+            strides = torch.empty_like(parameter, device="meta").stride()
+            view, own = (flat.as_strided(parameter.shape, strides, begin) for flat in (self.flat, flat_gradient))
+            self.places.append(Place(name, parameter, view, own, begin, (view.data_ptr(), own.data_ptr())))
+            begin += parameter.numel()
+
+    def move_in(self) -> None:
+        """Makes each parameter a view of its place, with the values that it has."""
+        with torch.no_grad():
+            for place in self.places:
+                place.view.copy_(place.parameter)
+                place.parameter.data = place.view
+
+    def move_out(self) -> None:
+        """Gives each parameter and each gradient memory of its own, but for those that were changed."""
+        for place in self.places:
+            parameter, gradient = place.parameter, place.parameter.grad
+            is_view = (
+                gradient is not None
+                and gradient.layout == torch.strided
+                and gradient.data_ptr() == place.addresses[1]
+            )
+            if not self._is_in_place(place):
+                if is_view:
+                    parameter.grad = None
+                continue
+            parameter.data = parameter.data.clone()
+            if is_view:
+                parameter.grad = gradient.clone()
+
+    @staticmethod
+    def _is_in_place(place: Place) -> bool:
+        parameter = place.parameter
+        return bool(parameter.data_ptr() == place.addresses[0] and parameter.shape == place.view.shape)
+
+    def check(self) -> None:
+        """Raises PleachSchemeError if a parameter was freed, resized or replaced."""
+        for place in self.places:
+            if not self._is_in_place(place):
+                raise PleachSchemeError(
+                    f"parameter {place.name} is no longer in the memory of the scheme: it was freed, resized or moved; "
+                    f"store values by copy_ in the block, and change shapes, types and devices before it",
+                    kind="argument",
+                )
+
+    def take_gradient(self, place: Place) -> None:
+        """Makes the gradient of a parameter a view of its place; zeros where there is none."""
+        gradient = place.parameter.grad
+        if gradient is not None and gradient.layout != torch.strided:
+            raise PleachUnsupported(
+                f"the gradient of {place.name} is sparse, and this scheme averages gradients; take sparse=False, or "
+                "local-sgd"
+            )
+        if gradient is None:
+            place.gradient.zero_()
+        elif gradient.data_ptr() == place.addresses[1]:
+            return
+        else:
+            place.gradient.copy_(gradient)
+        place.parameter.grad = place.gradient
+
+    def take_gradients(self) -> None:
+        """Takes all gradients that are not in their places yet."""
+        with torch.no_grad():
+            for place in self.places:
+                self.take_gradient(place)
+
+    def named_parts(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Returns the parts of a vector with this layout by the names of the parameters."""
+        return {
+            place.name: flat.as_strided(place.view.shape, place.view.stride(), place.begin) for place in self.places
+        }
