@@ -218,6 +218,8 @@ pub struct Progress {
 pub struct Trained {
     /// The parameters at the end.
     pub parameters: Buffer<f32>,
+    /// The gradient of the last step: the program's, or the average.
+    pub gradient: Buffer<f32>,
     /// The steps that this rank made.
     pub steps: u64,
     /// From the first step to the end of the last exchange.
@@ -317,12 +319,16 @@ impl Trainer {
     }
 
     /// Where the parameters and the gradient begin: each has as many elements as the layout. Both
-    /// stay there as long as this trainer, and parameters that [`Trainer::end`] returns stay too.
-    /// Whoever gets the addresses leaves a bucket alone that is being averaged, and everything
-    /// while a call is under way, but for what [`Step::update`] hands to the optimizer.
-    pub fn addresses(&mut self) -> [*mut f32; 2] {
-        let names = [Vector::Parameters, Vector::Gradient];
-        self.vectors.pieces(names, &(0..self.layout.parameters())).map(<[f32]>::as_mut_ptr)
+    /// stay there as long as this trainer, and then as long as the [`Trained`]. `None` while a
+    /// bucket is being averaged.
+    ///
+    /// Whoever gets the addresses leaves such a bucket alone, and everything while a call is under
+    /// way, but for what [`Step::update`] hands to the optimizer.
+    pub fn addresses(&mut self) -> Option<[*mut f32; 2]> {
+        let parameters = self.layout.parameters();
+        let (_, gradient) = self.vectors.for_computing(parameters, &(0..parameters))?;
+        let gradient = gradient.as_mut_ptr();
+        Some([self.parameters_mut().as_mut_ptr(), gradient])
     }
 
     /// How far this rank has come.
@@ -382,17 +388,23 @@ impl Trainer {
     ///
     /// See [`TrainError`].
     pub fn finish(mut self) -> Result<Trained, TrainError> {
-        self.end()
+        self.last_exchange()
     }
 
     /// As [`Trainer::finish`], for a program that has lent the memory of the vectors to others
-    /// ([`Trainer::addresses`]): the trainer keeps what it does not return, and all of it after an
-    /// error. To be called once.
+    /// ([`Trainer::addresses`]). After an error it gets the trainer back, which has the memory still.
     ///
     /// # Errors
     ///
     /// See [`TrainError`].
-    pub fn end(&mut self) -> Result<Trained, TrainError> {
+    pub fn end(mut self) -> Result<Trained, (TrainError, Box<Self>)> {
+        match self.last_exchange() {
+            Ok(trained) => Ok(trained),
+            Err(error) => Err((error, Box::new(self))),
+        }
+    }
+
+    fn last_exchange(&mut self) -> Result<Trained, TrainError> {
         if self.began.is_none() {
             self.begin()?;
         }
@@ -410,9 +422,11 @@ impl Trainer {
         self.log.take().map_or(Ok(()), |log| log.end())?;
         let Times { steps, waiting, communicating, bytes, .. } = self.times;
         let (staleness, agreements) = (self.interpreter.staleness(), agreement.places);
-        let parameters = self.vectors.take(Vector::Parameters, &all).expect("no operation is under way");
+        let [parameters, gradient] = [Vector::Parameters, Vector::Gradient]
+            .map(|vector| self.vectors.take(vector, &all).expect("no operation is under way"));
         Ok(Trained {
             parameters,
+            gradient,
             steps,
             time,
             waiting,

@@ -34,8 +34,9 @@ fn train(group: &Group, text: &str, takes_means: bool) -> Result<(Trained, Vec<M
         assert_eq!(trainer.addresses(), addresses, "{text}: the vectors stay where they are");
         assert_eq!(trainer.progress().steps, number + 1);
     }
-    let trained = trainer.end()?;
-    assert_eq!(trained.parameters.as_ptr(), addresses[0].cast_const(), "{text}");
+    let trained = trainer.end().map_err(|(error, _)| error)?;
+    let vectors = [&trained.parameters, &trained.gradient].map(|vector| vector.as_ptr());
+    assert_eq!(Some(vectors), addresses.map(|both| both.map(<*mut f32>::cast_const)), "{text}");
     Ok((trained, means))
 }
 
@@ -82,10 +83,32 @@ fn a_mean_while_a_bucket_is_averaged_is_refused() {
             trainer.step().expect("goes on").expect("there is a step").ready(0).expect("goes on");
             let refused = trainer.averaged().expect_err("a bucket is under way");
             assert!(matches!(refused, TrainError::UnderWay { bucket: 0, step: 0 }), "{refused}");
+            assert_eq!(trainer.addresses(), None);
             let step = trainer.step().expect("goes on").expect("there is a step");
             step.update(|_, _| {}, 1.0).expect("goes on");
-            assert!(trainer.end().expect("ends").parameters_equal);
+            assert!(trainer.finish().expect("ends").parameters_equal);
             group.close().expect("all ranks close");
         },
     );
+}
+
+#[test]
+fn memory_is_there_after_an_end_that_fails() {
+    let both = |group: Group| {
+        let layout = Linear.layout();
+        let mut trainer = Trainer::new(&group, &scheme("sync"), &layout, 9).expect("has memory");
+        let addresses = trainer.addresses();
+        assert!(addresses.is_some());
+        let begun = trainer.step().map(|step| step.is_some());
+        if group.rank() == 1 {
+            assert!(begun.expect("goes on"));
+            return trainer.abort();
+        }
+        // The abort may have come that early.
+        let (error, mut trainer) = trainer.end().expect_err("the other rank has aborted");
+        assert!(error.to_string().contains("rank 1 aborted"), "{error}");
+        assert_eq!(trainer.addresses(), addresses);
+        assert_eq!(trainer.parameters_mut().len(), layout.parameters());
+    };
+    ranks::with_group(Fabric::Shm, 2, |_| {}, both);
 }
