@@ -15,12 +15,17 @@ use crate::calls::raised;
 use crate::error::{self, argument};
 use crate::group::{Group, Inner};
 
-/// What a rank trains with, and its end.
+/// A training, which owns the memory of the vectors.
+enum Training {
+    Live(Box<RustTrainer>),
+    Ended(Trained),
+    /// Only while a call ends it.
+    Ending,
+}
+
+/// A training, and why no further call of it is made.
 struct State {
-    trainer: RustTrainer,
-    /// Has the parameters after the end.
-    trained: Option<Trained>,
-    /// Why no further call is made.
+    training: Training,
     failed: Option<PyErr>,
 }
 
@@ -156,9 +161,9 @@ impl Trainer {
         py: Python<'_>,
         make: impl FnOnce(&mut RustTrainer) -> Result<T, TrainError> + Send,
     ) -> PyResult<T> {
-        let made = self.call(py, |state| match state.trained {
-            Some(_) => Ok(None),
-            None => make(&mut state.trainer).map(Some),
+        let made = self.call(py, |state| match &mut state.training {
+            Training::Live(trainer) => make(trainer).map(Some),
+            _ => Ok(None),
         })?;
         made.ok_or_else(|| argument(py, ENDED))
     }
@@ -213,8 +218,9 @@ impl Trainer {
         let trainer = made.map_err(|error| exception(py, &inner, &error))?;
         let trainer = trainer.comparing("the hash of the model", model);
         let mut trainer = if checked { trainer.checked() } else { trainer };
-        let addresses = trainer.addresses().map(<*mut f32>::expose_provenance);
-        let state = Mutex::new(State { trainer, trained: None, failed: None });
+        let addresses = trainer.addresses().ok_or_else(|| argument(py, BUSY))?;
+        let addresses = addresses.map(<*mut f32>::expose_provenance);
+        let state = Mutex::new(State { training: Training::Live(Box::new(trainer)), failed: None });
         let shared = Arc::new(Shared { state, addresses, count: layout.parameters() });
         Ok(Self { shared, scheme, group: inner })
     }
@@ -334,12 +340,24 @@ impl Trainer {
     /// communicating_s, bytes, staleness_mean, staleness_max and agreements; after the end also
     /// guarantee_held and parameters_equal.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let (progress, ended) = self.call(py, |state| {
-            let ended = state.trained.as_ref();
-            let mut progress = state.trainer.progress();
-            progress.time = ended.map_or(progress.time, |trained| trained.time);
-            Ok((progress, ended.map(|trained| (trained.guarantee_held, trained.parameters_equal))))
-        })?;
+        let so_far = |state: &mut State| match &state.training {
+            Training::Live(trainer) => Ok(Some((trainer.progress(), None))),
+            Training::Ended(trained) => Ok(Some((
+                Progress {
+                    steps: trained.steps,
+                    time: trained.time,
+                    waiting: trained.waiting,
+                    communicating: trained.communicating,
+                    bytes: trained.bytes,
+                    staleness: trained.staleness,
+                    agreements: trained.agreements,
+                },
+                Some((trained.guarantee_held, trained.parameters_equal)),
+            ))),
+            Training::Ending => Ok(None),
+        };
+        let found = self.call(py, so_far)?;
+        let (progress, ended) = found.ok_or_else(|| argument(py, ENDED))?;
         let report = report_of(py, &self.scheme, &progress)?;
         if let Some((guarantee_held, parameters_equal)) = ended {
             report.set_item("guarantee_held", guarantee_held)?;
@@ -352,11 +370,21 @@ impl Trainer {
     /// exchange of the scheme. All ranks have the same parameters then. Returns the report. Does
     /// nothing after the end.
     fn finish<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.call(py, |state| {
-            if state.trained.is_none() {
-                state.trained = Some(state.trainer.end()?);
+        self.call(py, |state| match std::mem::replace(&mut state.training, Training::Ending) {
+            Training::Live(trainer) => match trainer.end() {
+                Ok(trained) => {
+                    state.training = Training::Ended(trained);
+                    Ok(())
+                }
+                Err((error, trainer)) => {
+                    state.training = Training::Live(trainer);
+                    Err(error)
+                }
+            },
+            ended => {
+                state.training = ended;
+                Ok(())
             }
-            Ok(())
         })?;
         self.report(py)
     }
@@ -364,12 +392,13 @@ impl Trainer {
     /// Ends the training on all ranks: their calls raise AbortedError. Does nothing after the end.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let is_busy = py.detach(|| match self.shared.state.try_lock() {
-            Ok(state) if state.trained.is_none() => {
-                state.trainer.abort();
+            Ok(state) => {
+                if let Training::Live(trainer) = &state.training {
+                    trainer.abort();
+                }
                 false
             }
-            Err(TryLockError::WouldBlock) => true,
-            _ => false,
+            Err(error) => matches!(error, TryLockError::WouldBlock),
         });
         if is_busy { Err(argument(py, BUSY)) } else { Ok(()) }
     }

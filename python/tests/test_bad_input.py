@@ -375,6 +375,30 @@ def test_ctrl_c_during_a_call_raises_here_and_aborts_there(ranks, tmp_path):
     assert job.line(1) == "AbortedError"
 
 
+@pytest.mark.parametrize("scheme", ["sync", "bsp"])
+def test_ctrl_c_during_a_training_ends_it_on_all_ranks(ranks, tmp_path, scheme):
+    go_on = tmp_path / "go_on"
+    job = ranks(2, """
+        import os, time, pleach
+        trainer = pleach.Trainer(pleach.join(), "SCHEME", [4])
+        trainer.step()
+        try:
+            print("ready")
+            while os.environ["PLEACH_RANK"] == "1" and not os.path.exists("GO_ON"):
+                time.sleep(0.01)
+            while trainer.step():
+                trainer.update(lambda: None)
+        except (KeyboardInterrupt, pleach.GroupError) as error:
+            print(type(error).__name__)
+    """.replace("GO_ON", str(go_on)).replace("SCHEME", scheme))  # fmt: skip
+    assert [job.line(0), job.line(1)] == ["ready", "ready"]
+    wait_until_asleep(job.processes[0])
+    job.processes[0].send_signal(signal.SIGINT)
+    assert job.line(0) == "KeyboardInterrupt"
+    go_on.touch()
+    assert job.line(1) in ("AbortedError", "LostError")  # a barrier of a step, or of the window
+
+
 def test_ctrl_c_during_a_wait_leaves_the_operation_under_way(ranks, tmp_path):
     go_on = tmp_path / "go_on"
     job = ranks(2, """
