@@ -101,7 +101,10 @@ class Scheme:
         self._warmup = int(_value_of(self._facts["text"], "warmup") or 0)
         self._outer: Any = None
         self._overlaps = False
+        #: Before this block, where a state was loaded; and in it.
+        self._steps_before = 0
         self._steps = 0
+        self._was_entered = False
         self._report: dict[str, Any] | None = None
         # From the beginning of the block to its end.
         self._group: pleach.Group | None = None
@@ -138,7 +141,7 @@ class Scheme:
     # ---- The block
 
     def __enter__(self) -> Scheme:
-        if self._report is not None or self._trainer is not None:
+        if self._was_entered:
             raise PleachSchemeError("this scheme was entered before; attach a new one")
         for name, parameter in self._named:
             if parameter in _attached:
@@ -146,6 +149,7 @@ class Scheme:
                     f"parameter {name} has the scheme {_attached[parameter]} already; leave its block first"
                 )
         self._expect_right_places()
+        self._was_entered = True
         try:
             for _, parameter in self._named:
                 _attached[parameter] = self._facts["text"]
@@ -201,7 +205,10 @@ class Scheme:
         """A hash of what must be the same on all ranks."""
         shapes = [(name, tuple(one.shape), one.stride()) for name, one in self._named]
         rest = [(name, tuple(one.shape), str(one.dtype)) for name, one in self._rest()]
-        outer = self._outer and (type(self._outer).__name__, repr(self._outer.defaults))
+        outer = None
+        if self._outer is not None:
+            plain = {key: one for key, one in self._outer.defaults.items() if isinstance(one, (bool, int, float, tuple))}
+            outer = (type(self._outer).__name__, sorted(plain.items()))
         options = (self._averages_buffers, self._optimizer_state, outer)
         digest = hashlib.sha256(repr((shapes, rest, options)).encode()).digest()
         return int.from_bytes(digest[:8], "little")
@@ -253,7 +260,7 @@ class Scheme:
                     self._trainer.abort()
         if self._vector is not None:
             self._vector.move_out()
-        self._group = self._vector = self._anchor = self._buckets = None
+        self._group = self._trainer = self._vector = self._anchor = self._buckets = None
 
     # ---- A step
 
@@ -406,7 +413,7 @@ class Scheme:
                 f"this rank has made {alone} steps since the last exchange of {text}; save right after an exchange"
             )
         outer = None if self._outer is None else self._outer.state_dict()
-        return {"scheme": text, "steps": self._steps, "outer": outer}
+        return {"scheme": text, "steps": self._steps_before + self._steps, "outer": outer}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a saved state; all ranks call it, before the first step of the block. The model and the
@@ -420,9 +427,9 @@ class Scheme:
             raise PleachSchemeError(f"the state is of {state.get('scheme')!r}, not of {text!r}; attach that scheme")
         if self._steps > 0:
             raise PleachSchemeError(f"{self._steps} steps were made already; load the state before the first one")
-        steps = int(state["steps"])
+        self._steps_before = int(state["steps"])
         if self._warmup > 0:
-            self._warmup = max(0, self._warmup - steps)
+            self._warmup = max(0, self._warmup - self._steps_before)
             name, _, rest = self._facts["text"].partition(":")
             others = [part for part in rest.split(",") if not part.startswith("warmup=")]
             self._vector.move_out()
