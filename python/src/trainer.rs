@@ -1,8 +1,8 @@
-//! The driver of training schemes as a Python class. The parameters and the gradient are memory that
-//! Python reaches by its address.
+//! The driver of training schemes as a Python class. The parameters and the gradient are memory
+//! that Python reaches by its address.
 //!
-//! **Invariant:** that memory stays as long as the trainer or a [`TrainedVector`] over it, also after
-//! an error and after the end.
+//! **Invariant:** that memory stays as long as the trainer or a [`TrainedVector`] over it, also
+//! after an error and after the end.
 
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
@@ -41,12 +41,12 @@ struct Shared {
 /// Trains on the ranks of a group by a training scheme: the program computes gradients, and the
 /// trainer says when the optimizer steps, and exchanges what the scheme exchanges.
 ///
-/// group: all its ranks make a trainer. Its calls have the same order on all of them, so other calls
-/// go through a group of their own (``group.split(0)``). scheme: ``NAME[:KEY=VALUE,…]``. layers: the
-/// numbers of parameters of the layers, which are float32. steps: how many there will be, None for as
-/// many as are made. model: a number that must be the same on all ranks, such as a hash of what the
-/// parameters mean. checked: whether parameters are hashed wherever the scheme says that they are the
-/// same on all ranks.
+/// group: all its ranks make a trainer. Its calls have the same order on all of them, so other
+/// calls go through a group of their own (``group.split(0)``). scheme: ``NAME[:KEY=VALUE,…]``.
+/// layers: the numbers of parameters of the layers, which are float32. steps: how many there will
+/// be, None for as many as are made. model: a number that must be the same on all ranks, such as a
+/// hash of what the parameters mean. checked: whether parameters are hashed wherever the scheme
+/// says that they are the same on all ranks.
 ///
 /// Raises ArgumentError for a scheme that there is not, or that does not train on so many ranks.
 #[pyclass(frozen, weakref, module = "pleach._native", name = "Trainer")]
@@ -81,9 +81,9 @@ fn scheme_of(py: Python<'_>, text: &str) -> PyResult<RustScheme> {
 }
 
 /// The facts of a scheme as a dictionary: ``text`` without usual values, ``name``, ``guarantee``,
-/// ``averages_gradients`` (at least in some steps), ``has_momentum`` (so local optimizers have none),
-/// ``meets`` (all ranks exchange together, each after the same steps). Raises ArgumentError for a scheme that there is not, or
-/// that does not train on so many ranks.
+/// ``averages_gradients`` (at least in some steps), ``has_momentum`` (so local optimizers have
+/// none), ``meets`` (all ranks exchange together, each after the same steps). Raises ArgumentError
+/// for a scheme that there is not, or that does not train on so many ranks.
 #[pyfunction]
 #[pyo3(signature = (text, ranks=1))]
 pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyResult<Bound<'py, PyDict>> {
@@ -231,8 +231,8 @@ impl Trainer {
         self.scheme.to_string()
     }
 
-    /// The parameters as a NumPy array, which keeps its memory. Before the first step: those of rank
-    /// 0 are where all ranks begin.
+    /// The parameters as a NumPy array, which keeps its memory. Before the first step: those of
+    /// rank 0 are where all ranks begin.
     #[getter]
     fn parameters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         array(py, self.vector(0))
@@ -317,9 +317,9 @@ impl Trainer {
         self.train(py, |trainer| Ok(trainer.progress().staleness.next()))
     }
 
-    /// The mean of all ranks' parameters at present, as a new NumPy array. All ranks call it after the
-    /// same number of steps; not with ``elastic-bsp``, where these differ. The training goes on as if
-    /// it was not called.
+    /// The mean of all ranks' parameters at present, as a new NumPy array. All ranks call it after
+    /// the same number of steps; not with ``elastic-bsp``, where these differ. The training goes on
+    /// as if it was not called.
     fn averaged<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         array(py, self.mean(py)?)
     }

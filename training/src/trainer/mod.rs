@@ -392,7 +392,8 @@ impl Trainer {
     }
 
     /// As [`Trainer::finish`], for a program that has lent the memory of the vectors to others
-    /// ([`Trainer::addresses`]). After an error it gets the trainer back, which has the memory still.
+    /// ([`Trainer::addresses`]). After an error it gets the trainer back, which has the memory
+    /// still.
     ///
     /// # Errors
     ///
