@@ -248,7 +248,7 @@ class Scheme:
                 del self._optimizer.step
                 if self._step_before is not None:
                     self._optimizer.step = self._step_before
-            # A scheduler that was made in the block keeps the function, which only steps from now on.
+            # A scheduler that was made in the block keeps the function, which only steps now.
             self._own_step = None
         if self._buckets is not None:
             self._buckets.remove()
