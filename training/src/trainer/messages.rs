@@ -194,7 +194,7 @@ impl Trainer {
             counts.copy_from_slice(&self.messages.exchanged);
             let pending = self.group.start(Operation::all_reduce(counts, ReduceOp::Sum));
             let mut pending = pending.map_err(|failed| failed.error)?;
-            while !pending.wait_for(CREDIT_TURN) {
+            while !pending.wait_for(TURN) {
                 self.hear_all(&mut |_, _| {})?;
                 while self.send_next(&mut |_, _| {})? {}
             }
