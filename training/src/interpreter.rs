@@ -14,7 +14,8 @@ use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::compression::{Compression, Parts};
 use crate::layout::Bucket;
 use crate::ledger::{Ledger, PolicyError, User};
-use crate::policy::{Action, Actions, Event, OperationId, Policy, TableAction, Update, Vector};
+use crate::lines::Line;
+use crate::policy::{Action, Actions, Event, OperationId, Policy, Reads, TableAction, Update, Vector};
 use crate::shares::WindowPlan;
 use crate::state::{State, StateError};
 use crate::table::Table;
@@ -57,6 +58,32 @@ pub enum Request {
         into: Vector,
         /// The elements: the share of the peer.
         piece: Range<usize>,
+        /// Whether they are of one version.
+        reads: Reads,
+    },
+    /// Contribute to a round; see [`Action::Contribute`].
+    Contribute {
+        /// Its number.
+        id: OperationId,
+        /// Which of the plan's lines.
+        line: usize,
+        /// The vector.
+        vector: Vector,
+    },
+    /// Have nothing to give; see [`Action::StepAside`].
+    StepAside {
+        /// Which of the plan's lines.
+        line: usize,
+    },
+    /// Be waited for; see [`Action::ComeBack`].
+    ComeBack {
+        /// Which of the plan's lines.
+        line: usize,
+    },
+    /// Give nothing to any line any more; see [`Action::Leave`].
+    Leave {
+        /// Its number.
+        id: OperationId,
     },
     /// Start a write; see [`Action::Write`].
     Write {
@@ -92,6 +119,8 @@ pub struct Plan {
     pub parameters: usize,
     /// For schemes with one-sided exchanges.
     pub window: Option<WindowPlan>,
+    /// For schemes whose ranks contribute to rounds: as many on all ranks.
+    pub lines: Vec<Line>,
 }
 
 /// The state of a rank; see the module.
@@ -224,6 +253,12 @@ impl Interpreter {
     #[must_use]
     pub fn window(&self) -> Option<&WindowPlan> {
         self.plan.window.as_ref()
+    }
+
+    /// The lines of this rank.
+    #[must_use]
+    pub fn lines(&self) -> &[Line] {
+        &self.plan.lines
     }
 
     /// A peer for whose word or write the policy waits.
@@ -428,11 +463,29 @@ impl Interpreter {
             Action::AverageCompressed { id, vector, piece, compression } => {
                 self.average(id, vector, piece, compression, requests)?;
             }
-            Action::Read { id, from, into } => {
+            Action::Contribute { id, line, vector } => {
+                self.expect_line(line)?;
+                self.expect_no_arrival(vector)?;
+                self.ledger.begin_operation(id, vector, &(0..self.plan.parameters), true)?;
+                requests.push(Request::Contribute { id, line, vector });
+            }
+            Action::StepAside { line } => {
+                self.expect_line(line)?;
+                requests.push(Request::StepAside { line });
+            }
+            Action::ComeBack { line } => {
+                self.expect_line(line)?;
+                requests.push(Request::ComeBack { line });
+            }
+            Action::Leave { id } => {
+                self.ledger.begin_operation(id, Vector::Parameters, &(0..0), false)?;
+                requests.push(Request::Leave { id });
+            }
+            Action::Read { id, from, into, reads } => {
                 let piece = self.share_of_peer(from)?;
                 self.expect_no_arrival(into)?;
                 self.ledger.begin_operation(id, into, &piece, true)?;
-                requests.push(Request::Read { id, from, into, piece });
+                requests.push(Request::Read { id, from, into, piece, reads });
             }
             Action::Write { id, to, from, word } => {
                 let piece = self.share_of_peer(to)?;
@@ -486,6 +539,11 @@ impl Interpreter {
             return Err(PolicyError::Peer { rank: peer, own: plan.rank, ranks: plan.ranks });
         }
         Ok(plan.share(peer, self.plan.parameters))
+    }
+
+    fn expect_line(&self, line: usize) -> Result<(), PolicyError> {
+        let lines = self.plan.lines.len();
+        if line < lines { Ok(()) } else { Err(PolicyError::NoLine { line, lines }) }
     }
 
     fn work_with_table(

@@ -103,6 +103,14 @@ pub enum PolicyError {
         /// The number of ranks.
         ranks: u32,
     },
+    /// A contribution to a line that the plan does not have.
+    #[error("bad policy: line {line} of a plan that has {lines}; name another")]
+    NoLine {
+        /// The line that was named.
+        line: usize,
+        /// The number of lines.
+        lines: usize,
+    },
     /// The elements of a write are wanted when none has come, or they are written.
     #[error("bad policy: the elements of a write are read when it comes, and never written; copy them then")]
     NoArrival,

@@ -15,6 +15,7 @@ pub mod interpreter;
 pub mod layout;
 mod learner;
 pub mod ledger;
+pub mod lines;
 pub mod order;
 pub mod parallelize;
 mod perceptron;

@@ -92,12 +92,19 @@ pub enum Event {
 pub enum Outcome {
     /// An average is there.
     Averaged,
+    /// The combined contributions of a round are there.
+    Combined {
+        /// The number of ranks whose contributions they are.
+        contributors: u32,
+    },
+    /// All ranks have left the lines.
+    Left,
     /// A share of a peer is there.
     Read {
         /// Which of the versions that the peer has published, from 1; 0 before the first, which is
-        /// zeros.
+        /// zeros. A torn share has elements of this version and of newer ones.
         version: u64,
-        /// The word that the peer published with it.
+        /// The word that the peer published with it; 0 with a torn share.
         word: u64,
     },
     /// A write is on its way, and its elements may be changed.
@@ -135,7 +142,34 @@ pub enum Action {
         /// How they are encoded.
         compression: Compression,
     },
-    /// Reads the share that a peer has published: one version of all its elements.
+    /// Contributes a vector to a round of a [line](crate::lines::Line): replaces it by the combined
+    /// contributions of the round that counts it, or of the newest round that did not wait for it.
+    Contribute {
+        /// Its number, larger than those of all operations before.
+        id: OperationId,
+        /// Which of the plan's lines.
+        line: usize,
+        /// The vector.
+        vector: Vector,
+    },
+    /// Says, at once, that this rank gives nothing to a line before it contributes again: nobody
+    /// waits for it there.
+    StepAside {
+        /// Which of the plan's lines.
+        line: usize,
+    },
+    /// Says, at once, that a line is to wait for this rank again.
+    ComeBack {
+        /// Which of the plan's lines.
+        line: usize,
+    },
+    /// Says that this rank gives nothing to any line any more; ends when all ranks of its lines
+    /// have said so.
+    Leave {
+        /// Its number, larger than those of all operations before.
+        id: OperationId,
+    },
+    /// Reads the share that a peer has published.
     Read {
         /// Its number, larger than those of all operations before.
         id: OperationId,
@@ -143,6 +177,8 @@ pub enum Action {
         from: Rank,
         /// Where the elements go, at their own places.
         into: Vector,
+        /// Whether they are of one version.
+        reads: Reads,
     },
     /// Writes to a peer what lies in the peer's share. It waits while the peer has as many writes
     /// of this rank that it has not heard of as [`WindowPlan::slots`] says.
@@ -188,6 +224,15 @@ pub enum Action {
     Exchanged,
     /// Says whether the scheme has lost nothing that it conserves, as far as this rank can see.
     Conserved(bool),
+}
+
+/// What a read takes while the peer publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Reads {
+    /// One version of all elements.
+    Consistent,
+    /// The bytes as they are, of several versions.
+    Torn,
 }
 
 /// What is done with a rank's shard of a [`Table`](crate::table::Table), whose elements are the

@@ -333,6 +333,8 @@ impl Replay {
                 Action::Compute { step } => self.computing = Some(step),
                 Action::Average { id, .. }
                 | Action::AverageCompressed { id, .. }
+                | Action::Contribute { id, .. }
+                | Action::Leave { id }
                 | Action::Read { id, .. }
                 | Action::Write { id, .. } => {
                     self.under_way.push(id);
@@ -353,7 +355,7 @@ impl Replay {
             Event::Start | Event::Resume | Event::Pause | Event::Stop => true,
             Event::Ready(bucket) => self.computing.is_some() && bucket < self.buckets,
             Event::Computed { step } => self.computing.take() == Some(step),
-            Event::Done(id, Outcome::Averaged | Outcome::Read { .. } | Outcome::Written) => {
+            Event::Done(id, _) => {
                 let place = self.under_way.iter().position(|asked| *asked == id);
                 place.map(|place| self.under_way.swap_remove(place)).is_some()
             }

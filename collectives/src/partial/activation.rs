@@ -70,13 +70,16 @@ pub struct Activation {
 const STALENESS_MAX: u32 = 8;
 
 impl Activation {
-    fn of(opener: Opener) -> Self {
+    /// [`Activation::eager_majority`] by seed 0.
+    pub const MAJORITY: Self = Self { divisor: Divisor::World, ..Self::of(Opener::Drawn { seed: 0 }) };
+
+    const fn of(opener: Opener) -> Self {
         Self {
             op: ReduceOp::Sum,
             opener,
             grace: Grace::Fixed(Duration::ZERO),
-            late: Late::default(),
-            divisor: Divisor::default(),
+            late: Late::Carry,
+            divisor: Divisor::None,
             staleness_max: STALENESS_MAX,
         }
     }
@@ -188,6 +191,37 @@ impl Activation {
     #[must_use]
     pub fn staleness_max(self, rounds: u32) -> Self {
         Self { staleness_max: rounds, ..self }
+    }
+
+    /// Whether rounds of so many ranks can open by it.
+    ///
+    /// # Errors
+    ///
+    /// See [`ActivationError`].
+    pub fn expect_ranks(&self, ranks: u32) -> Result<(), ActivationError> {
+        if let Grace::Learned { permille } = self.grace
+            && !(1..=1000).contains(&permille)
+        {
+            return Err(ActivationError::Percentile);
+        }
+        match self.opener {
+            Opener::Quorum(quorum) if quorum == 0 || quorum > ranks => {
+                Err(ActivationError::Quorum { quorum, ranks })
+            }
+            Opener::AllBut(backups) if backups >= ranks => Err(ActivationError::Quorum { quorum: 0, ranks }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether each round of so many ranks waits for all that have not abstained.
+    #[must_use]
+    pub fn waits_for_all(&self, ranks: u32) -> bool {
+        match self.opener {
+            _ if self.staleness_max == 0 => true,
+            Opener::Quorum(quorum) => quorum == ranks,
+            Opener::AllBut(backups) => backups == 0,
+            Opener::Drawn { .. } => ranks == 1,
+        }
     }
 
     /// By what contributions are combined, before anything is divided.
@@ -437,18 +471,7 @@ impl Terms {
         if activation.division() != Divisor::None && op != ReduceOp::Sum {
             return Err(ActivationError::Divisor { op, divisor: activation.division() });
         }
-        if let Grace::Learned { permille } = activation.grace
-            && !(1..=1000).contains(&permille)
-        {
-            return Err(ActivationError::Percentile);
-        }
-        match activation.opener {
-            Opener::Quorum(quorum) if quorum == 0 || quorum > ranks => {
-                Err(ActivationError::Quorum { quorum, ranks })
-            }
-            Opener::AllBut(backups) if backups >= ranks => Err(ActivationError::Quorum { quorum: 0, ranks }),
-            _ => Ok(()),
-        }
+        activation.expect_ranks(ranks)
     }
 }
 

@@ -69,7 +69,11 @@ pub use activation::{Activation, ActivationError, Divisor, Late};
 pub(crate) use activation::{Terms, WORDS};
 pub(crate) use exact::{ExactPlans, ExactSums};
 pub(crate) use neutral::neutral;
+#[doc(hidden)]
+pub use opening::{Decision, Opening};
 pub use rank_set::RankSet;
+#[doc(hidden)]
+pub use readiness::Readiness;
 pub use rounds::Own;
 pub(crate) use rounds::{
     Awaited, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, Rounds, RoundsMemory,

@@ -20,7 +20,7 @@ use super::readiness::Readiness;
 
 /// What rank 0 does about the next round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub enum Decision {
     /// It waits, and looks again at this time at the latest.
     Wait(Option<Nanos>),
     Open,
@@ -37,7 +37,7 @@ pub(crate) enum Decision {
 const LEARNED_ROUNDS: usize = 20;
 
 /// The rule for one group; see the module.
-pub(crate) struct Opening {
+pub struct Opening {
     ranks: u32,
     activation: Activation,
     timeout: Duration,
@@ -58,7 +58,7 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    pub(crate) fn new(ranks: u32, activation: Activation, timeout: Duration) -> Self {
+    pub fn new(ranks: u32, activation: Activation, timeout: Duration) -> Self {
         let left_out = vec![0; ranks as usize];
         let ready_at = vec![None; ranks as usize];
         Self {
@@ -108,7 +108,7 @@ impl Opening {
 
     /// A round has ended with the contributions of these ranks; `of` says what each rank had said
     /// of it.
-    pub(crate) fn ended(&mut self, contributors: &RankSet, of: impl Fn(Rank) -> Readiness) {
+    pub fn ended(&mut self, contributors: &RankSet, of: impl Fn(Rank) -> Readiness) {
         for (left_out, rank) in self.left_out.iter_mut().zip(0..) {
             let gives_nothing =
                 matches!(of(rank), Readiness::Abstains | Readiness::Absent | Readiness::Finished);
@@ -122,7 +122,7 @@ impl Opening {
     }
 
     /// What to do about round `round`, of which the ranks have said these words.
-    pub(crate) fn decide(&mut self, round: u64, of: impl Fn(Rank) -> Readiness, now: Nanos) -> Decision {
+    pub fn decide(&mut self, round: u64, of: impl Fn(Rank) -> Readiness, now: Nanos) -> Decision {
         let (mut ready, mut abstaining, mut silent, mut finished) = (0, 0, 0, 0);
         for rank in 0..self.ranks {
             match of(rank) {

@@ -8,7 +8,7 @@ use pleach_vocabulary::Rank;
 
 /// What a rank has said of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Readiness {
+pub enum Readiness {
     /// Nothing: its caller computes.
     Silent,
     /// It has a contribution.

@@ -344,6 +344,16 @@ impl Rounds {
         }
     }
 
+    /// The caller has nothing to give until it hands over again, and waits for no round.
+    pub(crate) fn step_aside(&mut self) {
+        self.say(Readiness::Absent);
+    }
+
+    /// The caller will give something again.
+    pub(crate) fn come_back(&mut self) {
+        self.say(Readiness::Silent);
+    }
+
     /// The caller will give nothing any more, and waits for the last round.
     pub(crate) fn finish(&mut self) {
         self.say(Readiness::Finished);

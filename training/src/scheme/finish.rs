@@ -17,30 +17,37 @@ pub(crate) enum Word {
     Round(u64),
     /// The sender writes no more; it has sent so many writes to the receiver.
     Finished(u64),
-    /// The sender has heard of all writes; its result.
+    /// The sender has heard of all writes; its result. Also the answer to a question.
     Result(u64),
+    /// The sender holds so many updates of the receiver.
+    Held(u64),
 }
 
 /// Bits of the number in a word. The bits above them say which word it is.
 const NUMBER_BITS: u32 = 62;
 
 impl Word {
+    /// The largest number.
+    pub(crate) const MOST: u64 = (1 << NUMBER_BITS) - 1;
+
     pub(crate) fn encode(self) -> u64 {
         let (kind, number) = match self {
             Self::Round(number) => (0, number),
             Self::Finished(number) => (1, number),
             Self::Result(number) => (2, number),
+            Self::Held(number) => (3, number),
         };
         debug_assert!(number >> NUMBER_BITS == 0, "numbers of words are small");
         kind << NUMBER_BITS | number
     }
 
     pub(crate) fn decode(word: u64) -> Self {
-        let number = word & ((1 << NUMBER_BITS) - 1);
+        let number = word & Self::MOST;
         match word >> NUMBER_BITS {
             0 => Self::Round(number),
             1 => Self::Finished(number),
-            _ => Self::Result(number),
+            2 => Self::Result(number),
+            _ => Self::Held(number),
         }
     }
 
@@ -125,8 +132,10 @@ mod tests {
 
     #[test]
     fn a_word_comes_back_from_its_number() {
-        for number in [0, 1, 77, (1 << NUMBER_BITS) - 1] {
-            for word in [Word::Round(number), Word::Finished(number), Word::Result(number)] {
+        for number in [0, 1, 77, Word::MOST] {
+            for word in
+                [Word::Round(number), Word::Finished(number), Word::Result(number), Word::Held(number)]
+            {
                 assert_eq!(Word::decode(word.encode()), word);
             }
         }

@@ -9,9 +9,11 @@
 //! [`Action::Conserved`](crate::policy::Action::Conserved) says whether it did.
 
 mod bounded;
+mod eager;
 mod elastic;
 mod finish;
 mod gossip;
+mod grid;
 mod periodic;
 mod streaming;
 mod superstep;
@@ -19,16 +21,20 @@ mod synchronous;
 mod text;
 
 use pleach_collectives::Rank;
+use pleach_collectives::partial::{Activation, ActivationError, Divisor, Late};
 
 use crate::compression::Compression;
 use crate::interpreter::Plan;
 use crate::layout::Layout;
-use crate::policy::{Policy, Vector};
+use crate::lines::{Line, line, side};
+use crate::policy::{Policy, Reads, Vector};
 use crate::shares::{Shares, WindowPlan};
 use crate::zipline::{Objective, Predictor};
-use bounded::BoundedStaleness;
+use bounded::{Bound, BoundedStaleness};
+use eager::Eager;
 use elastic::{LocalStep, ReplicatedCentre, Rule, SharedCentre};
 use gossip::{Peers, Pull, Push};
+use grid::Grid;
 use periodic::{Outer, Periodic};
 use streaming::{Streaming, Streams};
 use superstep::Supersteps;
@@ -100,6 +106,27 @@ pub enum Refusal {
         /// The steps of a period.
         every: u64,
     },
+    /// No rank could push an update that another rank's copy lacks.
+    #[error(
+        "{scheme} on {ranks} ranks: each of the {others} others could push no update; give distance at least {others}",
+        others = .ranks - 1
+    )]
+    Distance {
+        /// The scheme.
+        scheme: String,
+        /// The number of ranks.
+        ranks: u32,
+    },
+    /// Rounds of so many ranks would not open.
+    #[error("{scheme} on {ranks} ranks: {error}")]
+    Activation {
+        /// The scheme.
+        scheme: String,
+        /// The number of ranks.
+        ranks: u32,
+        /// Why not.
+        error: ActivationError,
+    },
     /// A butterfly needs a power of two.
     #[error(
         "{scheme} on {ranks} ranks: a butterfly needs 2, 4, 8 or another power of two; take peer=ring or peer=uniform"
@@ -161,6 +188,8 @@ pub enum Scheme {
         every: u64,
         /// With whom.
         peer: Peer,
+        /// What a rank reads while a peer publishes; for [`Direction::Pull`].
+        reads: Reads,
     },
     /// Elastic averaging: ranks are pulled towards a common centre, and the centre towards them
     /// (Zhang et al. 2015). Each rank owns a share of the centre; with [`Mode::Sync`] all have the
@@ -191,6 +220,45 @@ pub enum Scheme {
     },
     /// Bulk synchronous: as [`Scheme::Ssp`] with a bound of 0.
     Bsp,
+    /// Bounded staleness whose bound is chosen at run time (DSSP; Zhao et al. 2019).
+    Dssp {
+        /// The bound in steps at which a rank waits, or goes on where it is predicted to wait less.
+        low: u64,
+        /// The bound in steps that always holds, at least `low`.
+        high: u64,
+    },
+    /// Bounded versions (BAP; Li et al. 2016): ranks add what their steps change to a table, and no
+    /// update is computed at a copy that lacks more than so many updates of others.
+    Bap {
+        /// The bound, in updates of others; at least the number of other ranks.
+        distance: u64,
+    },
+    /// Asynchronous: ranks add what their steps change to a table, and none waits for another.
+    Asp,
+    /// Eager-SGD (Li et al. 2020): gradients are averaged in rounds that do not wait for late ranks,
+    /// and parameters now and then.
+    Eager {
+        /// When rounds open.
+        activation: Activation,
+        /// What becomes of late gradients.
+        late: Late,
+        /// By what sums of gradients are divided: [`Divisor::None`] by nothing.
+        divisor: Divisor,
+        /// Steps between two averages of the parameters, at least 1.
+        every: u64,
+    },
+    /// Elastic averaging along the lines of a grid of ranks, the dimensions in turn (BIDMach; Peng
+    /// 2018).
+    Bidmach {
+        /// Steps between two exchanges, at least 1.
+        every: u64,
+        /// The share of the average, above 0 and at most 1.
+        rate: f32,
+        /// The dimensions of the grid, at least 1.
+        dimensions: u32,
+        /// The share of a line that opens a round, above 0 and at most 1.
+        threshold: f32,
+    },
     /// ElasticBSP: parameters are averaged at barriers that are placed where ranks are predicted to
     /// end steps at nearly the same time (Zhao et al. 2019).
     ElasticBsp {
@@ -205,7 +273,7 @@ pub enum Scheme {
 
 impl Scheme {
     /// Each scheme, with its usual parameters.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 15] = [
         Self::Sync { bucket_bytes: 1 << 20, compression: Compression::None },
         Self::LocalSgd { every: 8, warmup: 0, compression: Compression::None },
         Self::Diloco {
@@ -217,12 +285,22 @@ impl Scheme {
             mix: 0.0,
             compression: Compression::None,
         },
-        Self::Gossip { direction: Direction::Pull, every: 1, peer: Peer::Uniform },
+        Self::Gossip { direction: Direction::Pull, every: 1, peer: Peer::Uniform, reads: Reads::Consistent },
         Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: None },
         Self::Elastic { every: 10, moving: 0.9, mode: Mode::Async, momentum: Some(0.9) },
         Self::Downpour { every: 10 },
         Self::Ssp { staleness: 3 },
         Self::Bsp,
+        Self::Dssp { low: 3, high: 15 },
+        Self::Bap { distance: 32 },
+        Self::Asp,
+        Self::Eager {
+            activation: Activation::MAJORITY,
+            late: Late::Carry,
+            divisor: Divisor::World,
+            every: 100,
+        },
+        Self::Bidmach { every: 1, rate: 0.3, dimensions: 2, threshold: 1.0 },
         Self::ElasticBsp { lookahead: 60, objective: Objective::Share, prediction: Predictor::Mean },
     ];
 
@@ -239,6 +317,11 @@ impl Scheme {
             Self::Downpour { .. } => "downpour",
             Self::Ssp { .. } => "ssp",
             Self::Bsp => "bsp",
+            Self::Dssp { .. } => "dssp",
+            Self::Bap { .. } => "bap",
+            Self::Asp => "asp",
+            Self::Eager { .. } => "eager",
+            Self::Bidmach { .. } => "bidmach",
             Self::ElasticBsp { .. } => "elastic-bsp",
         }
     }
@@ -271,7 +354,17 @@ impl Scheme {
             Self::ElasticBsp { .. } => {
                 "no superstep is longer than the lookahead, and all ranks have the same parameters after each, bit for bit"
             }
-            Self::Ssp { .. } | Self::Bsp => {
+            Self::Bap { .. } => {
+                "no update is computed at parameters that lack more updates of others than the distance, each counts once, and all end with the same parameters, bit for bit"
+            }
+            Self::Asp => "each change counts once, and all end with the same parameters, bit for bit",
+            Self::Eager { .. } => {
+                "all ranks have the same parameters after each average of them, bit for bit"
+            }
+            Self::Bidmach { .. } => {
+                "no exchange has more ranks than the side of the grid, and all end with the same parameters, bit for bit"
+            }
+            Self::Ssp { .. } | Self::Bsp | Self::Dssp { .. } => {
                 "no rank is further ahead than it may, each change counts once, and all end with the same parameters, bit for bit"
             }
         }
@@ -281,6 +374,14 @@ impl Scheme {
     #[must_use]
     pub fn has_momentum(&self) -> bool {
         matches!(self, Self::Elastic { momentum: Some(_), .. })
+    }
+
+    /// Whether a training can be saved and go on in other processes
+    /// ([`Trainer::save`](crate::Trainer::save)). Rounds of partial all-reduces keep what they carry
+    /// to themselves, and where versions are bounded a rank may wait for one that is at rest.
+    #[must_use]
+    pub fn keeps_checkpoints(&self) -> bool {
+        !matches!(self, Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp)
     }
 
     /// Whether gradients are averaged, at least in some steps. Otherwise an optimizer may take the
@@ -309,16 +410,17 @@ impl Scheme {
     pub fn plan(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
         let parameters = layout.parameters();
         let window = |shares| WindowPlan { rank, ranks, shares, slots: SLOTS };
+        let mut lines = Vec::new();
         let mut vectors = vec![Vector::Parameters, Vector::Gradient];
         let (policy, more, window): (Box<dyn Policy>, &[Vector], _) = match *self {
             Self::Sync { bucket_bytes, compression } => {
                 let buckets = layout.buckets(bucket_bytes);
                 let policy = Box::new(Synchronous::new(buckets.clone(), compression));
                 vectors.extend(residuals(compression));
-                return Ok(Plan { policy, buckets, vectors, parameters, window: None });
+                return Ok(Plan { policy, buckets, vectors, parameters, window: None, lines });
             }
             Self::LocalSgd { .. } | Self::Diloco { .. } => return self.periodic(layout),
-            Self::Gossip { direction, every, peer } => {
+            Self::Gossip { direction, every, peer, reads } => {
                 if peer == Peer::Butterfly && !ranks.is_power_of_two() {
                     return Err(Refusal::Butterfly { scheme: self.to_string(), ranks });
                 }
@@ -326,7 +428,7 @@ impl Scheme {
                 let push = |has_weight| Box::new(Push::new(parameters, every, peers, plan, has_weight));
                 match direction {
                     Direction::Pull => {
-                        (Box::new(Pull::new(parameters, every, peers, plan)), FETCHING, Some(plan))
+                        (Box::new(Pull::new(parameters, every, peers, reads, plan)), FETCHING, Some(plan))
                     }
                     Direction::Push => (push(false), FETCHING, Some(plan)),
                     Direction::PushSum => (push(true), SUMMING, Some(plan)),
@@ -352,10 +454,30 @@ impl Scheme {
                 vectors.push(Vector::Anchor);
                 (Box::new(policy), SHARED, Some(plan))
             }
-            Self::Ssp { .. } | Self::Bsp => {
-                let staleness = if let Self::Ssp { staleness } = *self { staleness } else { 0 };
-                let plan = window(Shares::Parts);
-                (Box::new(BoundedStaleness::new(parameters, staleness, plan)), TABLED, Some(plan))
+            Self::Ssp { .. } | Self::Bsp | Self::Dssp { .. } | Self::Bap { .. } | Self::Asp => {
+                let bound = self.bound(ranks)?;
+                let plan = WindowPlan { slots: bound.slots(ranks).max(SLOTS), ..window(Shares::Parts) };
+                (Box::new(BoundedStaleness::new(parameters, bound, plan)), TABLED, Some(plan))
+            }
+            Self::Eager { activation, late, divisor, every } => {
+                let activation = activation.late(late).divisor(divisor);
+                activation.expect_ranks(ranks).map_err(|error| Refusal::Activation {
+                    scheme: self.to_string(),
+                    ranks,
+                    error,
+                })?;
+                lines.push(Line { ranks: (0..ranks).collect(), activation });
+                (Box::new(Eager::new(parameters, every, !activation.waits_for_all(ranks))), &[], None)
+            }
+            Self::Bidmach { every, rate, dimensions, threshold } => {
+                lines.extend((0..dimensions).map(|dimension| {
+                    let ranks = line(rank, ranks, dimensions, dimension);
+                    let activation = Activation::laggard_resistant(threshold.into(), ranks.len() as u32);
+                    Line { ranks, activation: activation.divisor(Divisor::Contributors) }
+                }));
+                let lengths = lines.iter().map(|line| line.ranks.len()).collect();
+                let policy = Grid::new(parameters, every, rate, side(ranks, dimensions), lengths);
+                (Box::new(policy), &[Vector::Fetched], None)
             }
             Self::ElasticBsp { lookahead, objective, prediction } => {
                 let plan = window(Shares::Parts);
@@ -364,7 +486,21 @@ impl Scheme {
             }
         };
         vectors.extend(more);
-        Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window })
+        Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window, lines })
+    }
+
+    /// How far apart ranks may go that train at copies of a table.
+    fn bound(&self, ranks: u32) -> Result<Bound, Refusal> {
+        Ok(match *self {
+            Self::Ssp { staleness } => Bound::Clocks { low: staleness, high: staleness },
+            Self::Dssp { low, high } => Bound::Clocks { low, high },
+            Self::Bap { distance } if distance < u64::from(ranks - 1) => {
+                return Err(Refusal::Distance { scheme: self.to_string(), ranks });
+            }
+            Self::Bap { distance } => Bound::Versions { distance },
+            Self::Asp => Bound::None,
+            _ => Bound::Clocks { low: 0, high: 0 },
+        })
     }
 
     /// The plan of [`Scheme::LocalSgd`] or [`Scheme::Diloco`], which is the same on all ranks.
@@ -403,7 +539,8 @@ impl Scheme {
             }
             _ => unreachable!("the others have no periods"),
         };
-        Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window: None })
+        let buckets = layout.buckets(usize::MAX);
+        Ok(Plan { policy, buckets, vectors, parameters, window: None, lines: Vec::new() })
     }
 
     /// How fragments of [`Scheme::Diloco`] are exchanged.

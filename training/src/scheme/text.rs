@@ -3,10 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use pleach_collectives::partial::{Divisor, Late};
 use pleach_vocabulary::nearest;
 
 use super::{Direction, Mode, Peer, Scheme};
 use crate::compression::Compression;
+use crate::policy::Reads;
 use crate::zipline::{Objective, Predictor};
 
 /// Why a text names no scheme.
@@ -83,6 +85,7 @@ struct Key {
 }
 
 const STEPS: &str = "a number of steps, at least 1";
+const PART: &str = "a number above 0, at most 1";
 const SHARE: &str = "a number from 0 to below 1";
 
 /// A value with its name.
@@ -93,6 +96,10 @@ const DIRECTIONS: Named<Direction> =
 const PEERS: Named<Peer> =
     &[("uniform", Peer::Uniform), ("butterfly", Peer::Butterfly), ("ring", Peer::Ring)];
 const MODES: Named<Mode> = &[("async", Mode::Async), ("sync", Mode::Sync), ("round-robin", Mode::RoundRobin)];
+const READS: Named<Reads> = &[("consistent", Reads::Consistent), ("torn", Reads::Torn)];
+const LATES: Named<Late> = &[("carry", Late::Carry), ("drop", Late::Drop), ("correct", Late::Correct)];
+/// A sum that nobody divides is as many times too large as there are ranks, so there is no `none`.
+const DIVISORS: Named<Divisor> = &[("world", Divisor::World), ("contributors", Divisor::Contributors)];
 const OBJECTIVES: Named<Objective> = &[("share", Objective::Share), ("range", Objective::Range)];
 const PREDICTIONS: Named<Predictor> = &[("mean", Predictor::Mean), ("last", Predictor::Last)];
 
@@ -141,12 +148,33 @@ impl Scheme {
                 Key { name: "direction", expected: "pull, push or push-sum" },
                 Key { name: "every", expected: STEPS },
                 Key { name: "peer", expected: "uniform, butterfly or ring" },
+                Key { name: "reads", expected: "consistent or torn, with direction=pull" },
             ],
             Self::Elastic { momentum: None, .. } => ELASTIC.split_at(3).0,
             Self::Elastic { .. } => ELASTIC,
             Self::Downpour { .. } => &[Key { name: "every", expected: STEPS }],
             Self::Ssp { .. } => &[Key { name: "staleness", expected: "a number of steps" }],
-            Self::Bsp => &[],
+            Self::Bsp | Self::Asp => &[],
+            Self::Dssp { .. } => &[
+                Key { name: "low", expected: "a number of steps" },
+                Key { name: "high", expected: "a number of steps, at least low" },
+            ],
+            Self::Bap { .. } => &[Key { name: "distance", expected: "a number of updates, at least 1" }],
+            Self::Eager { .. } => &[
+                Key {
+                    name: "activation",
+                    expected: "all, solo, majority, quorum:K, quorum:K+GRACE, deadline:D or deadline:pN",
+                },
+                Key { name: "late", expected: "carry, drop or correct" },
+                Key { name: "divisor", expected: "world or contributors" },
+                Key { name: "every", expected: STEPS },
+            ],
+            Self::Bidmach { .. } => &[
+                Key { name: "every", expected: STEPS },
+                Key { name: "rate", expected: PART },
+                Key { name: "dimensions", expected: "a number from 1 to 32" },
+                Key { name: "threshold", expected: PART },
+            ],
             Self::ElasticBsp { .. } => &[
                 Key { name: "lookahead", expected: STEPS },
                 Key { name: "objective", expected: "share or range" },
@@ -171,12 +199,22 @@ impl Scheme {
             (Self::Diloco { delay, .. }, "delay") => delay.to_string(),
             (Self::Diloco { mix, .. }, "mix") => mix.to_string(),
             (Self::Ssp { staleness }, _) => staleness.to_string(),
-            (Self::Bsp, _) => String::new(),
+            (Self::Bsp | Self::Asp, _) => String::new(),
+            (Self::Dssp { low, .. }, "low") => low.to_string(),
+            (Self::Dssp { high, .. }, _) => high.to_string(),
+            (Self::Bap { distance }, _) => distance.to_string(),
+            (Self::Eager { activation, .. }, "activation") => activation.to_string(),
+            (Self::Eager { late, .. }, "late") => late.to_string(),
+            (Self::Eager { divisor, .. }, "divisor") => divisor.to_string(),
+            (Self::Bidmach { rate, .. }, "rate") => rate.to_string(),
+            (Self::Bidmach { dimensions, .. }, "dimensions") => dimensions.to_string(),
+            (Self::Bidmach { threshold, .. }, "threshold") => threshold.to_string(),
             (Self::ElasticBsp { lookahead, .. }, "lookahead") => lookahead.to_string(),
             (Self::ElasticBsp { objective, .. }, "objective") => name_of(OBJECTIVES, objective),
             (Self::ElasticBsp { prediction, .. }, _) => name_of(PREDICTIONS, prediction),
             (Self::Gossip { direction, .. }, "direction") => name_of(DIRECTIONS, direction),
             (Self::Gossip { peer, .. }, "peer") => name_of(PEERS, peer),
+            (Self::Gossip { reads, .. }, "reads") => name_of(READS, reads),
             (Self::Elastic { moving, .. }, "moving") => moving.to_string(),
             (Self::Elastic { mode, .. }, "mode") => name_of(MODES, mode),
             (Self::Elastic { momentum, .. }, "momentum") => momentum.unwrap_or_default().to_string(),
@@ -185,6 +223,8 @@ impl Scheme {
                 | Self::Diloco { every, .. }
                 | Self::Gossip { every, .. }
                 | Self::Elastic { every, .. }
+                | Self::Eager { every, .. }
+                | Self::Bidmach { every, .. }
                 | Self::Downpour { every },
                 _,
             ) => every.to_string(),
@@ -218,7 +258,20 @@ impl Scheme {
                 *mix = number(value).filter(|mix| (0.0..1.0).contains(mix))?;
             }
             (Self::Ssp { staleness }, _) => *staleness = value.parse().ok()?,
-            (Self::Bsp, _) => return None,
+            (Self::Bsp | Self::Asp, _) => return None,
+            (Self::Dssp { low, .. }, "low") => *low = value.parse().ok()?,
+            (Self::Dssp { high, .. }, _) => *high = value.parse().ok()?,
+            (Self::Bap { distance }, _) => {
+                *distance = value.parse().ok().filter(|distance| *distance >= 1)?;
+            }
+            (Self::Eager { activation, .. }, "activation") => *activation = value.parse().ok()?,
+            (Self::Eager { late, .. }, "late") => *late = of_name(LATES, value)?,
+            (Self::Eager { divisor, .. }, "divisor") => *divisor = of_name(DIVISORS, value)?,
+            (Self::Bidmach { rate, .. }, "rate") => *rate = number(value).filter(is_part)?,
+            (Self::Bidmach { dimensions, .. }, "dimensions") => {
+                *dimensions = value.parse().ok().filter(|dimensions| (1..=32).contains(dimensions))?;
+            }
+            (Self::Bidmach { threshold, .. }, "threshold") => *threshold = number(value).filter(is_part)?,
             (Self::ElasticBsp { lookahead, .. }, "lookahead") => {
                 *lookahead = value.parse().ok().filter(|lookahead| *lookahead >= 1)?;
             }
@@ -226,6 +279,7 @@ impl Scheme {
             (Self::ElasticBsp { prediction, .. }, _) => *prediction = of_name(PREDICTIONS, value)?,
             (Self::Gossip { direction, .. }, "direction") => *direction = of_name(DIRECTIONS, value)?,
             (Self::Gossip { peer, .. }, "peer") => *peer = of_name(PEERS, value)?,
+            (Self::Gossip { reads, .. }, "reads") => *reads = of_name(READS, value)?,
             (Self::Elastic { moving, .. }, "moving") => {
                 *moving = number(value).filter(|moving| *moving > 0.0)?;
             }
@@ -238,6 +292,8 @@ impl Scheme {
                 | Self::Diloco { every, .. }
                 | Self::Gossip { every, .. }
                 | Self::Elastic { every, .. }
+                | Self::Eager { every, .. }
+                | Self::Bidmach { every, .. }
                 | Self::Downpour { every },
                 _,
             ) => {
@@ -246,6 +302,10 @@ impl Scheme {
         }
         Some(())
     }
+}
+
+fn is_part(number: &f32) -> bool {
+    *number > 0.0 && *number <= 1.0
 }
 
 fn number(text: &str) -> Option<f32> {
@@ -295,6 +355,18 @@ impl FromStr for Scheme {
                 expected: key.expected,
             })?;
         }
+        // What no key can see by itself.
+        let contradicted = match scheme {
+            Self::Dssp { low, high } if low > high => Some("high"),
+            Self::Gossip { direction, reads: Reads::Torn, .. } if direction != Direction::Pull => {
+                Some("reads")
+            }
+            _ => None,
+        };
+        if let Some(key) = contradicted.and_then(|name| keys.iter().find(|key| key.name == name)) {
+            let (value, expected) = (scheme.value(key.name), key.expected);
+            return Err(SchemeTextError::Value { scheme: name, key: key.name, value, expected });
+        }
         Ok(scheme)
     }
 }
@@ -316,6 +388,8 @@ impl fmt::Display for Scheme {
 
 #[cfg(test)]
 mod tests {
+    use pleach_collectives::partial::Activation;
+
     use super::*;
 
     fn error(text: &str) -> SchemeTextError {
@@ -338,7 +412,12 @@ mod tests {
             ),
             (
                 "gossip:direction=push-sum,peer=butterfly",
-                Scheme::Gossip { direction: Direction::PushSum, every: 1, peer: Peer::Butterfly },
+                Scheme::Gossip {
+                    direction: Direction::PushSum,
+                    every: 1,
+                    peer: Peer::Butterfly,
+                    reads: Reads::Consistent,
+                },
             ),
             (
                 "easgd:moving=0.5,mode=round-robin",
@@ -351,6 +430,31 @@ mod tests {
             ("downpour:every=5", Scheme::Downpour { every: 5 }),
             ("ssp:staleness=0", Scheme::Ssp { staleness: 0 }),
             ("bsp", Scheme::Bsp),
+            ("asp", Scheme::Asp),
+            ("dssp:low=1,high=4", Scheme::Dssp { low: 1, high: 4 }),
+            ("bap:distance=9", Scheme::Bap { distance: 9 }),
+            (
+                "gossip:reads=torn",
+                Scheme::Gossip {
+                    direction: Direction::Pull,
+                    every: 1,
+                    peer: Peer::Uniform,
+                    reads: Reads::Torn,
+                },
+            ),
+            (
+                "eager:activation=quorum:3+20ms,late=drop,divisor=contributors,every=5",
+                Scheme::Eager {
+                    activation: Activation::quorum(3).grace(std::time::Duration::from_millis(20)),
+                    late: Late::Drop,
+                    divisor: Divisor::Contributors,
+                    every: 5,
+                },
+            ),
+            (
+                "bidmach:rate=0.5,dimensions=3,threshold=0.75",
+                Scheme::Bidmach { every: 1, rate: 0.5, dimensions: 3, threshold: 0.75 },
+            ),
             (
                 "elastic-bsp:lookahead=15,objective=range,prediction=last",
                 Scheme::ElasticBsp {
@@ -399,7 +503,7 @@ mod tests {
         let message = error("xyz").to_string();
         assert_eq!(
             message,
-            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour ssp bsp elastic-bsp"
+            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour ssp bsp dssp bap asp eager bidmach elastic-bsp"
         );
         let SchemeTextError::Key { nearest, .. } = error("easgd:momentum=0.5") else { panic!("a key") };
         assert_eq!(nearest, None, "easgd has no momentum");
@@ -431,6 +535,18 @@ mod tests {
             "easgd:mode=robin",
             "eamsgd:momentum=1",
             "downpour:every=0",
+            "dssp:low=4,high=3",
+            "dssp:high=x",
+            "bap:distance=0",
+            "gossip:direction=push,reads=torn",
+            "gossip:reads=both",
+            "eager:activation=most",
+            "eager:late=never",
+            "eager:divisor=none",
+            "eager:every=0",
+            "bidmach:rate=0",
+            "bidmach:threshold=1.5",
+            "bidmach:dimensions=0",
             "elastic-bsp:lookahead=0",
             "elastic-bsp:objective=least",
         ] {

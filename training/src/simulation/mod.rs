@@ -15,6 +15,7 @@
 mod computing;
 mod network;
 mod rank;
+mod rounds;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -32,11 +33,13 @@ use crate::interpreter::{Plan, Request, digest};
 use crate::layout::Bucket;
 use crate::learner::Learner;
 use crate::ledger::PolicyError;
-use crate::policy::{Event, OperationId, Outcome, Vector};
+use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 use crate::scheme::{Refusal, Scheme};
 use crate::state::StateError;
 use network::Transfers;
 use rank::{Message, Outgoing, SimulatedRank};
+
+use rounds::{Completed, Rounds};
 
 pub use computing::{Computing, ComputingTextError};
 pub use network::{Network, TransferTime};
@@ -204,6 +207,12 @@ enum Happening {
     Arrives { rank: Rank, message: u64 },
     /// The elements of a read are at the reader.
     ReadEnds { rank: Rank, message: u64 },
+    /// The round of a line has ended.
+    RoundEnds { line: usize },
+    /// The next round of a line may open.
+    Look { line: usize },
+    /// An operation of a rank in a round has ended.
+    Combined { rank: Rank, message: u64 },
     /// The elements of a write may be changed.
     Written { rank: Rank, id: OperationId },
 }
@@ -214,6 +223,8 @@ struct Reading {
     id: OperationId,
     into: Vector,
     piece: Range<usize>,
+    from: Rank,
+    reads: Reads,
     version: u64,
     word: u64,
     /// None: nothing was published yet.
@@ -249,6 +260,10 @@ pub struct Simulation<'a, L> {
     /// Messages and reads on their way, by a number.
     messages: HashMap<u64, Message>,
     readings: HashMap<u64, Reading>,
+    rounds: Vec<Rounds>,
+    /// By rank and its line: which of the rounds.
+    lines: Vec<Vec<usize>>,
+    completed: HashMap<u64, Completed>,
     sent: u64,
     requests: Vec<Request>,
     /// Whether rank 0 has begun a step that is to be observed.
@@ -294,10 +309,22 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
         let initial = learner.initial();
         let ranks = (0..settings.ranks).map(|rank| SimulatedRank::new(rank, plan(rank), &initial, settings));
+        let ranks: Vec<SimulatedRank> = ranks.collect();
+        let (mut rounds, mut lines) = (Vec::new(), Vec::new());
+        let mut found = HashMap::new();
+        for rank in &ranks {
+            let own = rank.lines().iter().enumerate().map(|(dimension, line)| {
+                *found.entry((dimension, line.ranks[0])).or_insert_with(|| {
+                    rounds.push(Rounds::new(line.clone()));
+                    rounds.len() - 1
+                })
+            });
+            lines.push(own.collect());
+        }
         Ok(Self {
             learner,
             settings: *settings,
-            ranks: ranks.collect(),
+            ranks,
             now: Nanos::ZERO,
             happenings: BinaryHeap::new(),
             happenings_made: 0,
@@ -307,6 +334,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
             transfers: Transfers::default(),
             messages: HashMap::new(),
             readings: HashMap::new(),
+            rounds,
+            lines,
+            completed: HashMap::new(),
             sent: 0,
             requests: Vec::new(),
             is_observed: false,
@@ -428,6 +458,21 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     }
                 }
                 Happening::ReadEnds { rank, message } => self.read(rank, message, network)?,
+                Happening::RoundEnds { line } => {
+                    self.rounds[line].end();
+                    self.look_at_round(line, network);
+                }
+                Happening::Look { line } => self.look_at_round(line, network),
+                Happening::Combined { rank, message } => {
+                    let completed = self.completed.remove(&message).expect("it has ended once");
+                    if let Some((vector, result)) = completed.result {
+                        let all = 0..result.len();
+                        self.ranks[rank as usize].piece(vector, &all).copy_from_slice(&result);
+                    }
+                    if completed.outcome != Outcome::Left || self.ranks[rank as usize].has_left() {
+                        self.deliver(rank, Event::Done(completed.id, completed.outcome), network)?;
+                    }
+                }
                 Happening::Written { rank, id } => {
                     self.deliver(rank, Event::Done(id, Outcome::Written), network)?;
                 }
@@ -484,12 +529,44 @@ impl<'a, L: Learner> Simulation<'a, L> {
         }
     }
 
+    fn leave(&mut self, rank: Rank, id: OperationId, network: &mut dyn Network) {
+        self.ranks[rank as usize].leave();
+        for line in self.lines[rank as usize].clone() {
+            self.rounds[line].leave(rank, id);
+            self.look_at_round(line, network);
+        }
+    }
+
+    /// Ends operations of a line that have come to their end, and opens its next round if it is
+    /// time.
+    fn look_at_round(&mut self, line: usize, network: &mut dyn Network) {
+        for completed in self.rounds[line].completed() {
+            self.sent += 1;
+            self.happen(self.now, Happening::Combined { rank: completed.rank, message: self.sent });
+            self.completed.insert(self.sent, completed);
+        }
+        let (is_open, look_at) = self.rounds[line].open(self.now);
+        if is_open {
+            let bytes = (size_of::<f32>() * self.learner.layout().parameters()) as u64;
+            let ranks = self.rounds[line].ranks();
+            let time = if ranks.len() == self.ranks.len() {
+                network.all_reduce(bytes)
+            } else {
+                network.all_reduce_among(ranks, bytes)
+            };
+            self.happen(self.now + time, Happening::RoundEnds { line });
+        }
+        if let Some(at) = look_at {
+            self.happen(at, Happening::Look { line });
+        }
+    }
+
     /// Begins a read of what a rank has published.
     fn begin_reading(
         &mut self,
         rank: Rank,
         from: Rank,
-        (id, into, piece): (OperationId, Vector, Range<usize>),
+        (id, into, piece, reads): (OperationId, Vector, Range<usize>, Reads),
         network: &mut dyn Network,
     ) {
         let bytes = size_of::<f32>() as u64 * piece.len() as u64;
@@ -499,17 +576,24 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let (version, word, elements) = self.ranks[from as usize].published();
         let at = self.transfers.send(network, asked, from, rank, bytes);
         self.sent += 1;
-        self.readings.insert(self.sent, Reading { id, into, piece, version, word, elements });
+        self.readings.insert(self.sent, Reading { id, into, piece, from, reads, version, word, elements });
         self.happen(at, Happening::ReadEnds { rank, message: self.sent });
     }
 
     fn read(&mut self, rank: Rank, message: u64, network: &mut dyn Network) -> Result<(), SimulationError> {
-        let Reading { id, into, piece, version, word, elements } =
+        let Reading { id, into, piece, from, reads, version, mut word, elements } =
             self.readings.remove(&message).expect("it was begun once");
+        let (_, _, newest) = self.ranks[from as usize].published();
         let target = self.ranks[rank as usize].piece(into, &piece);
         match elements {
             Some(elements) => target.copy_from_slice(&elements),
             None => target.fill(0.0),
+        }
+        if let (Reads::Torn, Some(newest)) = (reads, newest) {
+            // The owner publishes while the elements are on their way: the second half is newer.
+            let half = target.len() / 2;
+            target[half..].copy_from_slice(&newest[half..]);
+            word = 0;
         }
         self.deliver(rank, Event::Done(id, Outcome::Read { version, word }), network)
     }
@@ -538,8 +622,27 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Request::Average { id, vector, piece, compression } => {
                     self.ask(rank, id, (vector, piece, compression), network)?;
                 }
-                Request::Read { id, from, into, piece } => {
-                    self.begin_reading(rank, from, (id, into, piece), network);
+                Request::Contribute { id, line, vector } => {
+                    let all = 0..self.learner.layout().parameters();
+                    let rank_state = &mut self.ranks[rank as usize];
+                    rank_state.count((size_of::<f32>() * all.len()) as u64);
+                    let given = rank_state.piece(vector, &all).to_vec();
+                    let line = self.lines[rank as usize][line];
+                    self.rounds[line].contribute(rank, id, vector, given);
+                    self.look_at_round(line, network);
+                }
+                Request::StepAside { line } => {
+                    let line = self.lines[rank as usize][line];
+                    self.rounds[line].step_aside(rank);
+                    self.look_at_round(line, network);
+                }
+                Request::ComeBack { line } => {
+                    let line = self.lines[rank as usize][line];
+                    self.rounds[line].come_back(rank);
+                }
+                Request::Leave { id } => self.leave(rank, id, network),
+                Request::Read { id, from, into, piece, reads } => {
+                    self.begin_reading(rank, from, (id, into, piece, reads), network);
                 }
                 Request::Write { id, to, from, piece, word } => {
                     self.ranks[rank as usize].send(Outgoing::Write { id, to, from, piece, word });

@@ -14,6 +14,19 @@ pub trait Network {
     /// How long an all-reduce of that many bytes takes.
     fn all_reduce(&mut self, bytes: u64) -> Duration;
 
+    /// How long an all-reduce of that many bytes takes among some of the ranks: as a ring, unless
+    /// changed.
+    fn all_reduce_among(&mut self, ranks: &[Rank], bytes: u64) -> Duration {
+        let part = bytes.div_ceil(ranks.len().max(1) as u64);
+        let mut step = Duration::ZERO;
+        for (from, to) in ranks.iter().zip(ranks.iter().cycle().skip(1)) {
+            let TransferTime { latency, sending } = self.transfer(*from, *to, part);
+            step = step.max(latency + sending);
+        }
+        // As many to add the parts up as to hand the sums out.
+        step * 2 * (ranks.len().saturating_sub(1) as u32)
+    }
+
     /// How long bytes of one rank take to another, if nothing else is on the links between them.
     fn transfer(&mut self, from: Rank, to: Rank, bytes: u64) -> TransferTime;
 }

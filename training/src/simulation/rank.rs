@@ -14,6 +14,7 @@ use crate::compression::Parts;
 use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors, combine, encode};
 use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
+use crate::lines::Line;
 use crate::policy::{Event, OperationId, Vector};
 use crate::state::StateError;
 
@@ -97,6 +98,8 @@ pub(crate) struct SimulatedRank {
     /// What has come and was not heard of.
     pub(crate) inbox: VecDeque<Message>,
     outgoing: VecDeque<Outgoing>,
+    /// Lines that it leaves and that have not ended.
+    leaving: usize,
     /// By peer: writes that it has not heard of.
     unheard: HashMap<Rank, u16>,
 }
@@ -121,6 +124,7 @@ impl SimulatedRank {
             bytes: 0,
             inbox: VecDeque::new(),
             outgoing: VecDeque::new(),
+            leaving: 0,
             unheard: HashMap::new(),
         }
     }
@@ -209,6 +213,22 @@ impl SimulatedRank {
     /// Whether its policy has come to its end.
     pub(crate) fn has_ended(&self) -> bool {
         self.interpreter.has_ended()
+    }
+
+    /// Leaves all of its lines; there is at least one.
+    pub(crate) fn leave(&mut self) {
+        self.leaving = self.lines().len();
+    }
+
+    /// A line that it leaves has ended; returns whether all have.
+    pub(crate) fn has_left(&mut self) -> bool {
+        self.leaving = self.leaving.saturating_sub(1);
+        self.leaving == 0
+    }
+
+    /// Its lines.
+    pub(crate) fn lines(&self) -> &[Line] {
+        self.interpreter.lines()
     }
 
     pub(crate) fn is_computing(&self) -> bool {

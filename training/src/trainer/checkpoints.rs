@@ -10,6 +10,7 @@ use super::{CHECKPOINT, TrainError, Trainer};
 use crate::checkpoint::{Checkpoint, CheckpointError, Manifest, RankFile, RankState, Writing};
 use crate::interpreter::Vectors;
 use crate::policy::{Event, Vector};
+use crate::state::StateError;
 
 /// Longest text of an error that other ranks are told, in bytes.
 const REASON_BYTES: usize = 512;
@@ -36,6 +37,9 @@ impl Trainer {
     /// [`CheckpointError`]: then no rank has the checkpoint, and the training may go on. Others end
     /// the training; see [`TrainError`].
     pub fn save(&mut self, folder: &Path, own: &[(&str, &[f32])]) -> Result<PathBuf, TrainError> {
+        if !self.scheme.keeps_checkpoints() {
+            return Err(CheckpointError::State(StateError::Unsupported).into());
+        }
         if self.began.is_none() {
             self.begin()?;
         }

@@ -17,7 +17,7 @@ use pleach_transport::clock::{self, Nanos};
 
 use super::{TrainError, Trainer};
 use crate::interpreter::{Request, Vectors};
-use crate::policy::{Event, OperationId, Outcome, Vector};
+use crate::policy::{Event, OperationId, Outcome, Reads, Vector};
 
 /// How long a rank that waits for something else, as a credit, waits for it or for messages in
 /// turn.
@@ -83,6 +83,11 @@ impl Messages {
         (0..).zip(&self.at_rest).find(|(rank, at_rest)| *rank != own && !**at_rest).map(|(rank, _)| rank)
     }
 
+    /// Whether all requests were carried out: a peer may wait for a word that waits for a credit.
+    pub(crate) fn are_sent(&self) -> bool {
+        self.asked.is_empty()
+    }
+
     /// Takes what has come out of a window; waits for it at most that long.
     fn receive(&mut self, window: &mut Window<f32>, limit: Duration) -> Result<usize, TrainError> {
         let words_slot = window.slots() - 1;
@@ -119,7 +124,8 @@ impl Trainer {
     }
 
     /// Ends the training on all ranks.
-    pub fn abort(&self) {
+    pub fn abort(&mut self) {
+        self.lines.abort();
         if let Some(window) = &self.vectors.window {
             window.abort();
         }
@@ -217,8 +223,8 @@ impl Trainer {
         slot: u16,
     ) -> Result<Option<(OperationId, Outcome)>, TrainError> {
         match request {
-            Request::Read { id, from, into, piece } => {
-                let (version, word) = self.read(from, into, &piece)?;
+            Request::Read { id, from, into, piece, reads } => {
+                let (version, word) = self.read(from, into, &piece, reads)?;
                 Ok(Some((id, Outcome::Read { version, word })))
             }
             Request::Write { id, to, from, piece, word } => {
@@ -241,12 +247,18 @@ impl Trainer {
                 window.write(to, slot, &[0.0_f32; 0], word.into())?;
                 Ok(None)
             }
-            Request::Compute { .. } | Request::Average { .. } => unreachable!("these go another way"),
+            _ => unreachable!("these go another way"),
         }
     }
 
     /// Reads the share of a peer.
-    fn read(&mut self, from: Rank, into: Vector, piece: &Range<usize>) -> Result<(u64, u64), TrainError> {
+    fn read(
+        &mut self,
+        from: Rank,
+        into: Vector,
+        piece: &Range<usize>,
+        reads: Reads,
+    ) -> Result<(u64, u64), TrainError> {
         self.times.bytes += size_of::<f32>() as u64 * piece.len() as u64;
         if piece.is_empty() {
             let window = self.vectors.window.as_mut().expect("a plan with reads has a window");
@@ -255,9 +267,14 @@ impl Trainer {
         }
         let mut part = self.vectors.take(into, piece).expect("the ledger found it free");
         let window = self.vectors.window.as_mut().expect("a plan with reads has a window");
-        let read = window.read(from, 0..piece.len(), &mut part);
+        let read = match reads {
+            Reads::Consistent => window.read(from, 0..piece.len(), &mut part),
+            Reads::Torn => {
+                window.read_torn(from, 0..piece.len(), &mut part).map(|version| (version, Word::EMPTY))
+            }
+        };
         self.vectors.put(into, piece.start, part);
-        let (version, word): (u64, Word) = read?;
+        let (version, word) = read?;
         Ok((version, word.number()))
     }
 

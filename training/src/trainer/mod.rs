@@ -27,6 +27,7 @@
 mod checkpoints;
 mod messages;
 mod registered;
+mod rounds;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -34,7 +35,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use pleach_collectives::{
-    Buffer, CollectiveError, Group, Operation, Pending, PendingError, Rank, ReduceOp, WindowError,
+    Buffer, CollectiveError, Group, Operation, PartialError, Pending, PendingError, Rank, ReduceOp,
+    WindowError,
 };
 use pleach_transport::clock::{self, Nanos};
 use pleach_vocabulary::digest::chain;
@@ -49,6 +51,7 @@ use crate::replay::{Log, LogError};
 use crate::scheme::{Refusal, Scheme};
 use messages::Messages;
 use registered::RegisteredVectors;
+use rounds::Lines;
 
 /// Compared between ranks: the checkpoint that they go on from.
 const CHECKPOINT: &str = "the mark of the checkpoint";
@@ -63,6 +66,17 @@ pub enum TrainError {
     /// A bucket was reported wrongly, or a policy broke an invariant.
     #[error(transparent)]
     Policy(#[from] PolicyError),
+    /// There are no rounds for contributions.
+    #[error(transparent)]
+    Partial(PartialError),
+    /// A line of ranks cannot go on, which are numbered from 0 there.
+    #[error("in the line of ranks {ranks}, numbered from 0 there: {error}")]
+    Line {
+        /// The ranks of the line.
+        ranks: String,
+        /// What happened.
+        error: CollectiveError,
+    },
     /// There is no window for reads and writes.
     #[error(transparent)]
     Window(WindowError),
@@ -183,6 +197,7 @@ pub struct Trainer {
     spare_bytes: Vec<[Buffer<u8>; 2]>,
     encoded: Vec<u8>,
     messages: Messages,
+    lines: Lines,
     /// The step that the policy has asked for.
     requested: Option<u64>,
     began: Option<Nanos>,
@@ -271,6 +286,7 @@ impl Trainer {
             spare_bytes: Vec::new(),
             encoded: Vec::new(),
             messages: Messages::new(group.world_size()),
+            lines: Lines::default(),
             requested: None,
             began: None,
             begins_with: Event::Start,
@@ -451,6 +467,7 @@ impl Trainer {
             sent?;
         }
         self.open_window()?;
+        self.open_lines()?;
         self.began = Some(clock::now());
         self.drive(self.begins_with, &mut |_, _| {})?;
         if self.vectors.window.is_some() {
@@ -507,6 +524,9 @@ impl Trainer {
             if self.send_next(optimizer)? {
                 continue;
             }
+            if self.give_next(optimizer)? {
+                continue;
+            }
             if self.requested.is_some() {
                 // What the policy does not wait for travels while the program computes.
                 return self.start_asked();
@@ -528,7 +548,7 @@ impl Trainer {
                 self.await_started(started, optimizer)?;
                 continue;
             }
-            if self.interpreter.has_ended() || self.interpreter.is_at_rest() {
+            if (self.interpreter.has_ended() && self.messages.are_sent()) || self.interpreter.is_at_rest() {
                 return Ok(());
             }
             self.await_message()?;
@@ -586,6 +606,12 @@ impl Trainer {
                 Request::Compute { step } => self.requested = Some(step),
                 Request::Average { id, vector, piece, compression } => {
                     self.asked.push_back(Asked { id, vector, piece, compression });
+                }
+                Request::Contribute { .. }
+                | Request::StepAside { .. }
+                | Request::ComeBack { .. }
+                | Request::Leave { .. } => {
+                    self.lines.ask(request);
                 }
                 request => self.messages.ask(request),
             }

@@ -83,6 +83,66 @@ fn a_rank_is_as_far_ahead_as_the_bound_allows_and_no_further() {
 }
 
 #[test]
+fn a_dynamic_bound_is_never_above_the_high_one_and_of_equal_bounds_is_the_fixed_one() {
+    let mut furthest = 0;
+    for (low, high) in [(0, 2), (1, 4), (2, 9)] {
+        let (trained, ahead) = watch(&format!("dssp:low={low},high={high}"), right);
+        let trained = trained.expect("trains");
+        assert!(trained.guarantee_held && trained.parameters_equal && ahead <= high, "{ahead} of {high}");
+        furthest = furthest.max(ahead - low);
+    }
+    assert!(furthest > 0, "no credit was ever given");
+    for (bound, ranks) in [(0, 4), (1, 7), (3, 4)] {
+        let fixed = simulate(&format!("ssp:staleness={bound}"), &settings(ranks));
+        let dynamic = simulate(&format!("dssp:low={bound},high={bound}"), &settings(ranks));
+        assert_eq!(fixed.parameters, dynamic.parameters, "{bound}, {ranks} ranks");
+        assert_eq!((fixed.time, fixed.hash), (dynamic.time, dynamic.hash), "{bound}, {ranks} ranks");
+    }
+}
+
+#[test]
+fn versions_bound_what_copies_lack_and_not_how_far_ranks_are_apart() {
+    let ahead = |text: &str| {
+        let (trained, ahead) = watch(text, right);
+        let trained = trained.expect("trains");
+        assert!(trained.guarantee_held && trained.parameters_equal, "{text}");
+        ahead
+    };
+    // The slow rank takes three times as long, and has a new copy after each of its steps.
+    let [clocks, few, versions] = ["ssp:staleness=3", "bap:distance=3", "bap:distance=32"].map(ahead);
+    assert!(clocks == 3 && few < versions && versions > 8, "{clocks} {few} {versions}");
+}
+
+#[test]
+fn a_rank_that_pushes_more_than_copies_may_lack_shows_in_the_guarantee() {
+    let laxer = |of_rank_0: &str| {
+        let plan = |rank| {
+            let text = if rank == 0 { of_rank_0 } else { "bap:distance=3" };
+            mutated(scheme(text).plan(&Linear.layout(), rank, RANKS), rank, right)
+        };
+        let computing = "10ms,cv=0.3,straggler=2:9".parse().expect("is a text");
+        let settings = Settings { computing, ..settings(RANKS) };
+        let simulation = Simulation::of_plans(&Linear, &settings, plan).expect("there are ranks");
+        simulation.run(&mut price, &mut |_| {}).expect("trains").guarantee_held
+    };
+    assert!(laxer("bap:distance=3") && !laxer("bap:distance=30"));
+}
+
+#[test]
+fn without_a_bound_no_rank_waits_before_the_end() {
+    let computing = "10ms,cv=0.1,straggler=2:5".parse().expect("is a text");
+    let settings = Settings { computing, ..settings(RANKS) };
+    let trained = simulate("asp", &settings);
+    assert!(trained.guarantee_held && trained.parameters_equal);
+    // Three ranks of four wait at the end, when one makes four fifths of its steps.
+    let at_the_end = 0.75 * 0.8;
+    assert!((trained.wait_share - at_the_end).abs() < 0.05, "{}", trained.wait_share);
+    assert!(trained.staleness_max <= 9, "{}", trained.staleness_max);
+    let refused = scheme("bap:distance=2").plan(&Linear.layout(), 0, RANKS).err().expect("is refused");
+    assert!(refused.to_string().contains("give distance at least 3"), "{refused}");
+}
+
+#[test]
 fn a_rank_whose_bound_is_laxer_shows_in_the_guarantee_of_owners() {
     let held = |of_rank_0: &str| {
         let plan = |rank| {

@@ -11,6 +11,7 @@ use pleach_transport::rendezvous::Fabric;
 
 use super::model::{Linear, STEPS, scheme, settings, simulate};
 use super::real::{ASYNCHRONOUS, DETERMINISTIC, RANKS, with_group};
+use super::resume::kept;
 
 /// The step of the checkpoint: no multiple of the periods in the tests.
 const HALF: u64 = 11;
@@ -83,7 +84,7 @@ fn trained(fabric: Fabric, text: &str, steps: u64, from: Option<&Path>, to: Opti
 #[test]
 fn a_real_training_goes_on_where_a_process_saved_it_bit_for_bit() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in DETERMINISTIC {
+        for text in kept(&DETERMINISTIC) {
             let folder = Folder::new("bits");
             let whole = simulate(text, &world());
             // The first process ends at the checkpoint.
@@ -102,7 +103,7 @@ fn a_real_training_goes_on_where_a_process_saved_it_bit_for_bit() {
 #[test]
 fn asynchronous_schemes_keep_what_they_guarantee_across_a_checkpoint() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in ASYNCHRONOUS.into_iter().chain(["elastic-bsp:lookahead=7"]) {
+        for text in kept(&ASYNCHRONOUS).into_iter().chain(["elastic-bsp:lookahead=7"]) {
             let folder = Folder::new("asynchronous");
             for (from, to) in [(None, Some(&*folder.0)), (Some(&*folder.0), None)] {
                 for trained in trained(fabric, text, STEPS, from, to) {

@@ -12,7 +12,7 @@ use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-pub(crate) const ALL: [&str; 31] = [
+pub(crate) const ALL: [&str; 43] = [
     "sync",
     "sync:bucket=16",
     "sync:bucket=24,compress=bf16",
@@ -42,6 +42,18 @@ pub(crate) const ALL: [&str; 31] = [
     "ssp",
     "ssp:staleness=1",
     "bsp",
+    "dssp:low=1,high=4",
+    "dssp",
+    "bap",
+    "bap:distance=9",
+    "asp",
+    "eager",
+    "eager:activation=solo,every=3",
+    "eager:activation=all,divisor=contributors,every=4",
+    "eager:activation=solo,late=correct,every=5",
+    "bidmach",
+    "bidmach:every=2,dimensions=3,threshold=0.6",
+    "gossip:reads=torn",
     "elastic-bsp",
     "elastic-bsp:lookahead=3,objective=range,prediction=last",
 ];

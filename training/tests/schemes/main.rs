@@ -14,6 +14,7 @@ mod ranks;
 mod real;
 mod replay;
 mod resume;
+mod rounds;
 mod superstep;
 mod swarm;
 mod virtual_time;

@@ -39,7 +39,7 @@ fn train(group: &Group, text: &str, settings: &Settings, is_overlapped: bool) ->
 }
 
 /// Schemes whose result does not depend on times.
-pub(crate) const DETERMINISTIC: [&str; 22] = [
+pub(crate) const DETERMINISTIC: [&str; 26] = [
     "sync",
     "sync:bucket=16",
     "sync:bucket=24,compress=bf16",
@@ -60,12 +60,16 @@ pub(crate) const DETERMINISTIC: [&str; 22] = [
     "bsp",
     "elastic-bsp:lookahead=1",
     "ssp:staleness=0",
+    "eager:activation=all,every=4",
+    "eager:activation=quorum:4,late=drop,divisor=contributors,every=7",
+    "bidmach",
+    "bidmach:every=2,rate=0.5,dimensions=1",
     "eamsgd:every=2,mode=sync,momentum=0.5",
     "eamsgd:every=3,mode=round-robin,momentum=0.5",
 ];
 
 /// Schemes whose result depends on times.
-pub(crate) const ASYNCHRONOUS: [&str; 10] = [
+pub(crate) const ASYNCHRONOUS: [&str; 21] = [
     "gossip",
     "gossip:peer=butterfly,every=2",
     "gossip:direction=push",
@@ -76,6 +80,17 @@ pub(crate) const ASYNCHRONOUS: [&str; 10] = [
     "downpour:every=3",
     "ssp",
     "ssp:staleness=1",
+    "gossip:reads=torn",
+    "dssp:low=1,high=4",
+    "bap:distance=9",
+    "bap",
+    "asp",
+    "eager",
+    "eager:activation=solo,every=6",
+    "eager:activation=solo,late=drop,divisor=contributors",
+    "eager:activation=quorum:2,late=correct,every=9",
+    "bidmach:threshold=0.5",
+    "bidmach:dimensions=1,threshold=0.5,every=2",
 ];
 
 #[test]
@@ -90,7 +105,7 @@ fn asynchronous_schemes_end_on_all_ranks_with_what_they_guarantee() {
             });
             for trained in &all {
                 assert!(trained.guarantee_held && trained.parameters_equal, "{text}, {fabric:?}");
-                assert_eq!((trained.steps, trained.agreements), (STEPS, 1), "{text}");
+                assert!(trained.steps == STEPS && trained.agreements >= 1, "{text}");
                 assert!(trained.bytes > 0 && trained.waiting <= trained.time, "{text}");
                 assert!(trained.parameters.iter().all(|element| element.is_finite()), "{text}");
             }
@@ -100,9 +115,18 @@ fn asynchronous_schemes_end_on_all_ranks_with_what_they_guarantee() {
 
 #[test]
 fn ranks_wait_at_the_end_for_one_that_takes_much_longer() {
-    for text in
-        ["gossip", "gossip:direction=push-sum", "easgd:every=2", "downpour:every=2", "ssp", "elastic-bsp"]
-    {
+    for text in [
+        "gossip",
+        "gossip:direction=push-sum",
+        "easgd:every=2",
+        "downpour:every=2",
+        "ssp",
+        "bap:distance=9",
+        "asp",
+        "eager:activation=solo",
+        "bidmach:threshold=0.5",
+        "elastic-bsp",
+    ] {
         let all = with_group(Fabric::Shm, |group| {
             let layout = Linear.layout();
             let mut trainer = Trainer::new(&group, &scheme(text), &layout, 10).expect("has memory");
@@ -129,9 +153,16 @@ fn compute_for_a_moment() {
 #[test]
 fn a_rank_that_gives_up_ends_an_asynchronous_training_on_all_ranks() {
     for fabric in [Fabric::Shm, Fabric::Tcp] {
-        for text in
-            ["gossip", "gossip:direction=push", "easgd:every=2", "easgd:every=2,mode=round-robin", "ssp"]
-        {
+        for text in [
+            "gossip",
+            "gossip:direction=push",
+            "easgd:every=2",
+            "easgd:every=2,mode=round-robin",
+            "ssp",
+            "bap:distance=9",
+            "asp",
+            "eager",
+        ] {
             let all = with_group(fabric, |group| {
                 let layout = Linear.layout();
                 let mut trainer = Trainer::new(&group, &scheme(text), &layout, 50).expect("has memory");
@@ -200,7 +231,16 @@ fn a_rank_that_stops_without_a_word_is_named_by_those_that_wait_for_it() {
 
 #[test]
 fn a_rank_that_leaves_is_named_by_those_that_need_it() {
-    for text in ["gossip", "gossip:direction=push,peer=ring", "easgd:every=2", "ssp", "elastic-bsp"] {
+    for text in [
+        "gossip",
+        "gossip:direction=push,peer=ring",
+        "easgd:every=2",
+        "ssp",
+        "dssp:low=1,high=3",
+        "bap:distance=9",
+        "eager",
+        "elastic-bsp",
+    ] {
         let errors = ranks::with_group(
             Fabric::Shm,
             RANKS,

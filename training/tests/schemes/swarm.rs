@@ -10,7 +10,7 @@ use pleach_vocabulary::random::Random;
 use super::model::{Linear, scheme, settings};
 
 /// Schemes, and whether their result depends on times.
-const SCHEMES: [(&str, bool); 22] = [
+const SCHEMES: [(&str, bool); 38] = [
     ("sync:bucket=16", false),
     ("local-sgd:every=3", false),
     ("diloco:every=4", false),
@@ -31,6 +31,22 @@ const SCHEMES: [(&str, bool); 22] = [
     ("ssp:staleness=1", true),
     ("ssp:staleness=4", true),
     ("bsp", false),
+    ("dssp:low=1,high=4", true),
+    ("dssp:low=0,high=2", true),
+    ("bap:distance=8", true),
+    ("bap:distance=30", true),
+    ("asp", true),
+    ("eager", true),
+    ("eager:activation=solo,every=3", true),
+    ("eager:activation=solo,late=drop,divisor=contributors,every=4", true),
+    ("eager:activation=majority,late=correct,every=7", true),
+    ("eager:activation=deadline:5ms,every=6", true),
+    ("eager:activation=all,every=5", false),
+    ("bidmach", false),
+    ("bidmach:every=2,dimensions=3", false),
+    ("bidmach:threshold=0.6", true),
+    ("bidmach:dimensions=1,threshold=0.3,every=2", true),
+    ("gossip:reads=torn,every=2", true),
     ("elastic-bsp:lookahead=1", false),
     ("elastic-bsp:lookahead=9", true),
 ];
@@ -62,7 +78,7 @@ const COMPUTING: [&str; 4] =
 
 const SCALES: [u64; 4] = [1, 100_000, 10_000_000, 100_000_000];
 
-const SEEDS: u64 = 1000;
+const SEEDS: u64 = 1600;
 
 #[test]
 fn each_scheme_ends_with_what_it_guarantees_whatever_the_times() {

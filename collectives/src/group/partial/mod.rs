@@ -154,6 +154,28 @@ impl RawPartial {
         self.round(ended, awaited)
     }
 
+    /// As [`Partial::step_aside`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn step_aside(&mut self) -> Result<(), PartialError> {
+        self.expect_going()?;
+        self.group.shared.driver.lock().expect_rounds().step_aside();
+        Ok(())
+    }
+
+    /// As [`Partial::come_back`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn come_back(&mut self) -> Result<(), PartialError> {
+        self.expect_going()?;
+        self.group.shared.driver.lock().expect_rounds().come_back();
+        Ok(())
+    }
+
     /// As [`Partial::finish`].
     ///
     /// # Errors

@@ -181,6 +181,27 @@ impl<T: Element, M> Partial<T, M> {
         self.raw.finish().map(Round::of)
     }
 
+    /// Says that this rank gives nothing until it contributes again, and waits for no round, other
+    /// than [`Partial::abstain`]: for something else that all ranks do together, as an average of
+    /// parameters. Rounds go on meanwhile, and nobody waits for this rank there.
+    ///
+    /// # Errors
+    ///
+    /// A contribution is under way, or this rank has finished.
+    pub fn step_aside(&mut self) -> Result<(), PartialError> {
+        self.raw.step_aside()
+    }
+
+    /// Says that rounds are to wait for this rank again, which has stepped aside. The others may
+    /// hear of it a moment later than of a contribution.
+    ///
+    /// # Errors
+    ///
+    /// A contribution is under way, or this rank has finished.
+    pub fn come_back(&mut self) -> Result<(), PartialError> {
+        self.raw.come_back()
+    }
+
     /// How the rounds went so far.
     ///
     /// # Errors

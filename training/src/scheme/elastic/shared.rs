@@ -20,7 +20,7 @@ use pleach_transport::clock::Nanos;
 
 use super::LocalStep;
 use super::turns::Turns;
-use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Reads, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 use crate::state::State;
@@ -153,7 +153,7 @@ impl SharedCentre {
     fn read(&mut self, actions: &mut Actions) {
         for from in self.plan.peers() {
             let id = self.ids.take();
-            actions.push(Action::Read { id, from, into: Vector::Centre });
+            actions.push(Action::Read { id, from, into: Vector::Centre, reads: Reads::Consistent });
             self.reading += 1;
         }
         self.has_read(actions);
@@ -218,6 +218,7 @@ impl SharedCentre {
             }
             Word::Finished(sent) => self.finish.told(from, sent),
             Word::Result(_) => self.is_final[from as usize] = true,
+            Word::Held(_) => {}
         }
     }
 

@@ -2,13 +2,14 @@
 //!
 //! The exchange is `x ← (x + x_j)/2`. A rank publishes its parameters before each gradient.
 //!
-//! **Invariant:** the versions that a rank reads of a peer never go back.
+//! **Invariant:** the versions that a rank reads of a peer never go back. A torn read may have
+//! elements of newer versions besides (Jin et al. read so).
 
 use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::Peers;
-use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Reads, Update, Vector};
 use crate::scheme::finish::{Finish, Word};
 use crate::shares::WindowPlan;
 use crate::state::State;
@@ -19,6 +20,7 @@ pub(crate) struct Pull {
     parameters: usize,
     peers: Peers,
     every: u64,
+    reads: Reads,
     next_step: u64,
     ids: OperationIds,
     /// The peer that is read.
@@ -30,11 +32,12 @@ pub(crate) struct Pull {
 }
 
 impl Pull {
-    pub(crate) fn new(parameters: usize, every: u64, peers: Peers, plan: WindowPlan) -> Self {
+    pub(crate) fn new(parameters: usize, every: u64, peers: Peers, reads: Reads, plan: WindowPlan) -> Self {
         Self {
             parameters,
             peers,
             every,
+            reads,
             next_step: 0,
             ids: OperationIds::default(),
             reading: None,
@@ -51,7 +54,8 @@ impl Pull {
         }
         let (id, from) = (self.ids.take(), self.peers.target(step / self.every - 1));
         self.reading = Some(from);
-        actions.push(Action::Read { id, from, into: Vector::Fetched });
+        let (into, reads) = (Vector::Fetched, self.reads);
+        actions.push(Action::Read { id, from, into, reads });
     }
 
     fn compute(&mut self, actions: &mut Actions) {

@@ -240,6 +240,7 @@ impl Push {
             Word::Round(rounds) => self.begun[from as usize] = rounds,
             Word::Finished(sent) => self.finish.told(from, sent),
             Word::Result(weight) => self.weights[from as usize] = Some(weight),
+            Word::Held(_) => {}
         }
         self.advance(actions);
         self.try_finish(actions);

@@ -1,0 +1,457 @@
+//! Parameter tables whose shards the ranks own, and how far apart ranks may go.
+//!
+//! A step is a clock. A rank trains at its copy of the table. What a step changes, divided by the
+//! number of ranks, it adds to the copy and to the table. For a new copy it asks all owners, who
+//! answer once their shards hold what it asks for, and reads the shards. Its question goes to an
+//! owner behind its updates, so the answer holds them too.
+//!
+//! * *SSP* (Ho et al. 2013): in clock c with bound s it takes a new copy if the one it has lacks a
+//!   clock below c - s, and asks for c - s complete clocks. Bound 0 is bulk synchronous (BSP).
+//! * *DSSP* (Zhao et al. 2019): the bound is from `low` to `high`. The quickest rank goes on for a
+//!   few steps where the next push of the slowest is predicted to come sooner then. Its credits are
+//!   never more than `high` allows.
+//! * *BAP* (Li et al. 2016): versions are bounded, not clocks. With distance D and p ranks a rank
+//!   may push d = D / (p - 1) updates that the copy of another rank lacks; then it waits until that
+//!   rank has a newer copy. A rank takes one when half of that came from a rank. So ranks of
+//!   unlike speed need not wait, as they do with SSP, if d updates come in a step of the slowest.
+//! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step.
+//!
+//! **Invariants:** a copy holds all updates of its rank. With SSP and DSSP a copy in clock c holds
+//! all updates of clocks up to c - s - 1, so no rank is more than s clocks ahead of the slowest.
+//! With BAP an update is added to a shard that holds at most D updates of others which the copy
+//! lacks by which it was computed. Owners check both. With bound 0 owners show complete clocks
+//! alone, so the result has the same bits in each run.
+
+mod bound;
+
+use std::ops::Range;
+
+use pleach_collectives::Rank;
+use pleach_transport::clock::Nanos;
+
+use crate::policy::{
+    Action, Actions, Event, OperationIds, Outcome, Policy, Reads, TableAction, Update, Vector,
+};
+use crate::scheme::finish::{Finish, Word};
+use crate::shares::WindowPlan;
+use crate::state::{State, StateError};
+use bound::{Known, credits};
+
+pub(crate) use bound::Bound;
+
+/// What follows when a rank has a copy, or its questions are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    /// It goes on with the next step.
+    GoOn,
+    /// It makes the step whose gradient it has.
+    Step,
+    /// All updates of this rank are in the shards, and it asks for the last copy.
+    Leave,
+    /// It has the last copy.
+    End,
+}
+
+/// What a rank does besides owning a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// It computes.
+    Computing,
+    /// It has computed, and the last change is still being written.
+    Computed,
+    /// It waits until the shards of owners hold so many clocks or versions.
+    Asking(u64, Then),
+    /// It reads.
+    Reading(Then),
+    /// It waits until the copies of all ranks hold enough of its updates.
+    Waiting,
+    /// It has the last copy, and answers others.
+    Finishing,
+    /// It has ended.
+    Ended,
+}
+
+/// The policy of schemes with tables.
+#[derive(Debug)]
+pub(crate) struct BoundedStaleness {
+    parameters: usize,
+    plan: WindowPlan,
+    bound: Bound,
+    phase: Phase,
+    is_stopped: bool,
+    next_step: u64,
+    ids: OperationIds,
+    reading: u32,
+    writing: u32,
+    /// Complete clocks in the copy.
+    copied: u64,
+    /// Steps that this rank may make before it waits.
+    credits: u64,
+    /// When the step began that is computed, and how long the last one took.
+    began: Nanos,
+    interval: u64,
+    /// By rank.
+    known: Vec<Known>,
+    /// Ranks that ask, and how many clocks or versions each asks for.
+    asked: Vec<(Rank, u64)>,
+    /// With no bound: whether this rank has asked for a copy that it has not taken.
+    has_asked: bool,
+    /// Whether the shard was not published as it is.
+    is_changed: bool,
+    /// Whether a bound did not hold.
+    is_exceeded: bool,
+    finish: Finish,
+}
+
+impl BoundedStaleness {
+    pub(crate) fn new(parameters: usize, bound: Bound, plan: WindowPlan) -> Self {
+        Self {
+            parameters,
+            plan,
+            bound,
+            phase: Phase::Computing,
+            is_stopped: false,
+            next_step: 0,
+            ids: OperationIds::default(),
+            reading: 0,
+            writing: 0,
+            copied: 0,
+            credits: 0,
+            began: Nanos::ZERO,
+            interval: 0,
+            known: vec![Known::default(); plan.ranks as usize],
+            asked: Vec::new(),
+            has_asked: false,
+            is_changed: true,
+            is_exceeded: false,
+            finish: Finish::new(plan),
+        }
+    }
+
+    fn whole(&self) -> Range<usize> {
+        0..self.parameters
+    }
+
+    fn copy(&self, from: Vector, into: Vector, actions: &mut Actions) {
+        actions.update(Update::Copy { from, into, piece: self.whole() });
+    }
+
+    fn mix(&self, into: Vector, from: Vector, beta: f32, actions: &mut Actions) {
+        actions.update(Update::Mix { into, alpha: 1.0, from, beta, piece: self.whole() });
+    }
+
+    /// Complete clocks of this rank's shard.
+    fn complete(&self) -> u64 {
+        self.known.iter().map(|known| known.clocks).min().unwrap_or(0)
+    }
+
+    /// Updates that this rank's shard holds.
+    fn version(&self) -> u64 {
+        self.known.iter().map(|known| known.clocks).sum()
+    }
+
+    /// Those of other ranks than this one.
+    fn others(&self, rank: Rank) -> u64 {
+        self.version() - self.known[rank as usize].clocks
+    }
+
+    /// What is asked for, and answered with.
+    fn measure(&self) -> u64 {
+        if self.bound.is_of_clocks() { self.complete() } else { self.version() }
+    }
+
+    /// Whether the value of the shard has updates of clocks that are not complete.
+    fn has_pending(&self) -> bool {
+        !matches!(self.bound, Bound::Clocks { high: 0, .. })
+    }
+
+    /// Makes the step, and sends what it changes.
+    fn step(&mut self, now: Nanos, actions: &mut Actions) {
+        self.copy(Vector::Parameters, Vector::Anchor, actions);
+        actions.update(Update::Step);
+        self.copy(Vector::Parameters, Vector::Delta, actions);
+        self.mix(Vector::Delta, Vector::Anchor, -1.0, actions);
+        let factor = 1.0 / self.plan.ranks as f32;
+        actions.update(Update::Scale { vector: Vector::Delta, factor, piece: self.whole() });
+        self.copy(Vector::Anchor, Vector::Parameters, actions);
+        self.mix(Vector::Parameters, Vector::Delta, 1.0, actions);
+        self.add(self.plan.rank, self.interval, Vector::Delta, now, actions);
+        for to in self.plan.peers() {
+            let id = self.ids.take();
+            actions.push(Action::Write { id, to, from: Vector::Delta, word: self.interval });
+            self.writing += 1;
+            self.finish.sent(to);
+        }
+        self.next_step += 1;
+        self.go_on(now, actions);
+    }
+
+    fn compute(&mut self, now: Nanos, actions: &mut Actions) {
+        self.phase = Phase::Computing;
+        self.began = now;
+        actions.compute(self.next_step);
+    }
+
+    /// Begins the next step, if the bound allows it.
+    fn go_on(&mut self, now: Nanos, actions: &mut Actions) {
+        match self.bound {
+            Bound::Clocks { low, high } => {
+                let needed = self.next_step.saturating_sub(low);
+                if self.copied >= needed {
+                    return self.compute(now, actions);
+                }
+                if self.credits == 0 {
+                    let most = (self.copied + high + 1).saturating_sub(self.next_step);
+                    self.credits = self.credits(now, needed, most);
+                }
+                if self.credits == 0 {
+                    return self.ask(needed, Then::GoOn, actions);
+                }
+                self.credits -= 1;
+            }
+            Bound::Versions { distance } => {
+                let most = Bound::of_a_rank(distance, self.plan.ranks);
+                let mut peers = self.plan.peers().map(|peer| &self.known[peer as usize]);
+                if peers.any(|peer| peer.clocks - peer.asked_with >= most.div_ceil(2)) {
+                    return self.refresh(Then::GoOn, actions);
+                }
+                if self.without_my_updates(most).is_some() {
+                    self.phase = Phase::Waiting;
+                    return;
+                }
+            }
+            Bound::None if !self.has_asked => {
+                self.has_asked = true;
+                self.tell_question(0, actions);
+            }
+            Bound::None => {}
+        }
+        self.compute(now, actions);
+    }
+
+    /// How many steps are made before the slowest rank is waited for.
+    fn credits(&self, now: Nanos, needed: u64, most: u64) -> u64 {
+        let Some(slowest) = self.known.iter().min_by_key(|known| known.clocks) else { return 0 };
+        let is_quickest = self.known.iter().all(|known| known.clocks <= self.next_step);
+        // If all have come so far, the copy is old, and owners need not be waited for.
+        if slowest.clocks >= needed || !is_quickest { 0 } else { credits(now, self.interval, slowest, most) }
+    }
+
+    /// A rank whose copy would lack more than so many updates of this rank after its next one.
+    fn without_my_updates(&self, most: u64) -> Option<Rank> {
+        self.plan.peers().find(|peer| self.next_step + 1 > self.known[*peer as usize].holds + most)
+    }
+
+    /// Adds an update to this rank's shard.
+    fn add(&mut self, rank: Rank, interval: u64, from: Vector, now: Nanos, actions: &mut Actions) {
+        actions.push(Action::Table(TableAction::Add { rank, from }));
+        let Known { clocks, others_answered, .. } = self.known[rank as usize];
+        self.is_exceeded |= match self.bound {
+            Bound::Clocks { high, .. } => clocks > self.complete() + high,
+            Bound::Versions { distance } => self.others(rank) - others_answered > distance,
+            Bound::None => false,
+        };
+        let known = &mut self.known[rank as usize];
+        (known.clocks, known.came, known.interval) = (clocks + 1, now, interval);
+        self.is_changed = true;
+        self.answer(actions);
+    }
+
+    /// Answers the ranks that ask for no more than the shard holds.
+    fn answer(&mut self, actions: &mut Actions) {
+        let held = self.measure();
+        let (ready, later): (Vec<_>, Vec<_>) = self.asked.drain(..).partition(|(_, needed)| *needed <= held);
+        self.asked = later;
+        if !ready.is_empty() && std::mem::take(&mut self.is_changed) {
+            let with_pending = self.has_pending();
+            actions.push(Action::Table(TableAction::Read { into: Vector::Centre, with_pending }));
+            actions.push(Action::Publish { vector: Vector::Centre, word: held });
+        }
+        for (rank, _) in ready {
+            self.known[rank as usize].others_answered = self.others(rank);
+            Word::Result(held).tell(rank, actions);
+        }
+    }
+
+    /// Asks all owners for so many clocks or versions, and waits.
+    fn ask(&mut self, needed: u64, then: Then, actions: &mut Actions) {
+        self.phase = Phase::Asking(needed, then);
+        self.tell_question(needed, actions);
+    }
+
+    fn tell_question(&mut self, needed: u64, actions: &mut Actions) {
+        for owner in self.plan.peers() {
+            self.known[owner as usize].answer = None;
+            Word::Round(needed).tell(owner, actions);
+        }
+    }
+
+    /// With BAP: takes a copy that holds all updates that this rank knows of.
+    fn refresh(&mut self, then: Then, actions: &mut Actions) {
+        self.known.iter_mut().for_each(|known| known.asked_with = known.clocks);
+        self.ask(self.version(), then, actions);
+    }
+
+    /// All owners have answered. They hold all updates of this rank, so with BAP others may push
+    /// as many more as this rank's next copy may lack.
+    fn answered(&mut self, then: Then, actions: &mut Actions) {
+        let answers = self.plan.peers().filter_map(|peer| self.known[peer as usize].answer);
+        self.copied = answers.chain([self.measure()]).min().unwrap_or(0);
+        if let Bound::Versions { .. } = self.bound {
+            for peer in self.plan.peers() {
+                let held = if self.is_stopped { Word::MOST } else { self.known[peer as usize].asked_with };
+                Word::Held(held).tell(peer, actions);
+            }
+        }
+        if then == Then::Leave {
+            return self.ask(self.next_step * u64::from(self.plan.ranks), Then::End, actions);
+        }
+        self.read(then, actions);
+    }
+
+    fn read(&mut self, then: Then, actions: &mut Actions) {
+        self.phase = Phase::Reading(then);
+        for from in self.plan.peers() {
+            let id = self.ids.take();
+            actions.push(Action::Read { id, from, into: Vector::Fetched, reads: Reads::Consistent });
+            self.reading += 1;
+        }
+        self.known[self.plan.rank as usize].others_answered = self.others(self.plan.rank);
+        let with_pending = self.has_pending();
+        actions.push(Action::Table(TableAction::Read { into: Vector::Fetched, with_pending }));
+    }
+
+    /// Goes on where this rank waits for others.
+    fn advance(&mut self, now: Nanos, actions: &mut Actions) {
+        while self.advance_once(now, actions) {}
+        if let Some(from) = self.missing() {
+            actions.push(Action::Await { from });
+        }
+    }
+
+    /// Returns whether it did.
+    fn advance_once(&mut self, now: Nanos, actions: &mut Actions) -> bool {
+        match self.phase {
+            Phase::Computed if self.writing == 0 => {
+                if self.has_asked && self.unanswered(0).is_none() {
+                    self.has_asked = false;
+                    self.read(Then::Step, actions);
+                } else {
+                    self.step(now, actions);
+                }
+            }
+            Phase::Asking(_, then) if self.missing().is_none() => self.answered(then, actions),
+            Phase::Reading(then) if self.reading == 0 => {
+                self.copy(Vector::Fetched, Vector::Parameters, actions);
+                actions.push(Action::Exchanged);
+                match then {
+                    Then::Step => self.step(now, actions),
+                    Then::GoOn | Then::Leave => self.go_on(now, actions),
+                    Then::End => {
+                        self.phase = Phase::Finishing;
+                        self.finish.begin(actions);
+                    }
+                }
+            }
+            Phase::Waiting => {
+                self.go_on(now, actions);
+                return self.phase != Phase::Waiting;
+            }
+            Phase::Finishing if self.missing().is_none() => {
+                self.phase = Phase::Ended;
+                actions.push(Action::Conserved(!self.is_exceeded && self.finish.has_all()));
+                actions.push(Action::Agreed(Vector::Parameters));
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// An owner that has not answered that it holds so much.
+    fn unanswered(&self, needed: u64) -> Option<Rank> {
+        self.plan.peers().find(|peer| self.known[*peer as usize].answer.is_none_or(|held| held < needed))
+    }
+
+    /// A rank for whose word or update this one waits.
+    fn missing(&self) -> Option<Rank> {
+        match self.phase {
+            Phase::Asking(needed, _) => {
+                let slowest = || self.plan.peers().min_by_key(|peer| self.known[*peer as usize].clocks);
+                let slow = || if self.measure() < needed { slowest() } else { None };
+                self.unanswered(needed).or_else(slow)
+            }
+            Phase::Waiting => {
+                let Bound::Versions { distance } = self.bound else { return None };
+                self.without_my_updates(Bound::of_a_rank(distance, self.plan.ranks))
+            }
+            Phase::Finishing => self.finish.missing(),
+            Phase::Computing | Phase::Computed | Phase::Reading(_) | Phase::Ended => None,
+        }
+    }
+
+    fn told(&mut self, from: Rank, word: u64, actions: &mut Actions) {
+        match Word::decode(word) {
+            Word::Round(needed) => {
+                self.asked.push((from, needed));
+                self.answer(actions);
+            }
+            Word::Result(held) => self.known[from as usize].answer = Some(held),
+            Word::Held(clocks) => self.known[from as usize].holds = clocks,
+            Word::Finished(sent) => self.finish.told(from, sent),
+        }
+    }
+
+    /// After the last step: takes the last copy, which holds all updates of all ranks.
+    fn stop(&mut self, actions: &mut Actions) {
+        self.is_stopped = true;
+        match self.bound {
+            Bound::Clocks { .. } => self.ask(self.next_step, Then::End, actions),
+            Bound::Versions { .. } => self.refresh(Then::Leave, actions),
+            Bound::None => self.ask(self.next_step * u64::from(self.plan.ranks), Then::End, actions),
+        }
+    }
+}
+
+impl Policy for BoundedStaleness {
+    fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => {
+                actions.push(Action::Table(TableAction::Begin { from: Vector::Parameters }));
+                self.compute(now, actions);
+            }
+            Event::Ready(_) | Event::Pause => {}
+            Event::Resume => {
+                self.is_changed = true;
+                self.compute(now, actions);
+            }
+            Event::Computed { .. } => {
+                self.interval = u64::try_from(now.since(self.began).as_nanos()).unwrap_or(u64::MAX);
+                self.phase = Phase::Computed;
+            }
+            Event::Done(_, Outcome::Written) => self.writing -= 1,
+            Event::Done(..) => self.reading -= 1,
+            Event::Arrived { from, word } => {
+                self.finish.came(from);
+                self.add(from, word, Vector::Arrival, now, actions);
+            }
+            Event::Told { from, word } => self.told(from, word, actions),
+            Event::Stop => self.stop(actions),
+        }
+        self.advance(now, actions);
+    }
+
+    fn state(&mut self, state: &mut State<'_>) {
+        if !self.bound.is_of_clocks() {
+            // A rank may wait until one that is at rest has a newer copy.
+            return state.refuse(StateError::Unsupported);
+        }
+        state.field(&mut self.next_step);
+        state.field(&mut self.ids);
+        state.field(&mut self.copied);
+        state.field(&mut self.credits);
+        state.field(&mut self.interval);
+        state.field(&mut self.known);
+        state.field(&mut self.is_exceeded);
+        state.field(&mut self.finish);
+    }
+}

@@ -1,0 +1,95 @@
+//! Eager-SGD (Li et al. 2020): gradients are combined in rounds that do not wait for late ranks, so
+//! ranks miss results now and then, and their parameters drift apart. Now and then parameters are
+//! averaged over all ranks.
+//!
+//! For that average a rank steps aside: nobody waits for its gradient while it waits for theirs.
+//!
+//! **Invariant:** all ranks have the same parameters after each average, and the last step of a
+//! training is followed by one.
+
+use pleach_transport::clock::Nanos;
+
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
+
+/// The policy of [`Scheme::Eager`](super::Scheme::Eager).
+#[derive(Debug)]
+pub(crate) struct Eager {
+    parameters: usize,
+    every: u64,
+    /// Whether ranks may be in different rounds when they come to an average.
+    steps_aside: bool,
+    next_step: u64,
+    /// Steps since the parameters of all ranks were the same.
+    steps: u64,
+    ids: OperationIds,
+    is_stopped: bool,
+}
+
+impl Eager {
+    pub(crate) fn new(parameters: usize, every: u64, steps_aside: bool) -> Self {
+        Self {
+            parameters,
+            every,
+            steps_aside,
+            next_step: 0,
+            steps: 0,
+            ids: OperationIds::default(),
+            is_stopped: false,
+        }
+    }
+
+    fn combined(&mut self, actions: &mut Actions) {
+        actions.update(Update::Step);
+        actions.push(Action::Exchanged);
+        self.next_step += 1;
+        self.steps += 1;
+        if self.steps == self.every {
+            if self.steps_aside {
+                actions.push(Action::StepAside { line: 0 });
+            }
+            self.average(actions);
+        } else {
+            actions.compute(self.next_step);
+        }
+    }
+
+    fn average(&mut self, actions: &mut Actions) {
+        let (id, vector) = (self.ids.take(), Vector::Parameters);
+        actions.push(Action::Average { id, vector, piece: 0..self.parameters });
+    }
+}
+
+impl Policy for Eager {
+    fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => actions.compute(0),
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
+            // Nobody asks for a checkpoint: rounds keep what is carried.
+            Event::Pause | Event::Resume => {}
+            Event::Computed { .. } => {
+                let (id, vector) = (self.ids.take(), Vector::Gradient);
+                actions.push(Action::Contribute { id, line: 0, vector });
+            }
+            Event::Done(_, Outcome::Combined { .. }) => self.combined(actions),
+            Event::Done(_, Outcome::Left) => {
+                if self.steps > 0 {
+                    self.average(actions);
+                }
+            }
+            Event::Done(..) => {
+                self.steps = 0;
+                actions.push(Action::Agreed(Vector::Parameters));
+                if !self.is_stopped {
+                    if self.steps_aside {
+                        actions.push(Action::ComeBack { line: 0 });
+                    }
+                    actions.compute(self.next_step);
+                }
+            }
+            Event::Stop => {
+                self.is_stopped = true;
+                actions.push(Action::Leave { id: self.ids.take() });
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! Elastic averaging along the lines of a grid (BIDMach; Peng, UCB/EECS-2018-77).
+//!
+//! After its steps a rank meets the ranks of its line in one dimension, the dimensions in turn:
+//! `w ← (1 - a)w + a·average`. A round opens when a share of the line is there, so a slow rank holds
+//! nobody up; what it gives too late is dropped, and it takes the average of the newest round.
+//!
+//! **Invariant:** no operation before the end has more ranks than the side of the grid. At the end
+//! the parameters of all ranks are averaged.
+
+use pleach_transport::clock::Nanos;
+
+use crate::policy::{Action, Actions, Event, OperationIds, Outcome, Policy, Update, Vector};
+
+/// The policy of [`Scheme::Bidmach`](super::Scheme::Bidmach).
+#[derive(Debug)]
+pub(crate) struct Grid {
+    parameters: usize,
+    every: u64,
+    rate: f32,
+    side: u32,
+    /// By dimension: the ranks of this rank's line.
+    lengths: Vec<usize>,
+    next_step: u64,
+    ids: OperationIds,
+    is_exceeded: bool,
+}
+
+impl Grid {
+    pub(crate) fn new(parameters: usize, every: u64, rate: f32, side: u32, lengths: Vec<usize>) -> Self {
+        let (next_step, ids, is_exceeded) = (0, OperationIds::default(), false);
+        Self { parameters, every, rate, side, lengths, next_step, ids, is_exceeded }
+    }
+
+    fn computed(&mut self, actions: &mut Actions) {
+        actions.update(Update::Step);
+        self.next_step += 1;
+        if self.next_step.is_multiple_of(self.every) {
+            let exchange = self.next_step / self.every - 1;
+            let line = (exchange % self.lengths.len() as u64) as usize;
+            if self.lengths[line] > 1 {
+                let (from, into, piece) = (Vector::Parameters, Vector::Fetched, 0..self.parameters);
+                actions.update(Update::Copy { from, into, piece });
+                let (id, vector) = (self.ids.take(), Vector::Fetched);
+                return actions.push(Action::Contribute { id, line, vector });
+            }
+        }
+        actions.compute(self.next_step);
+    }
+
+    fn combined(&mut self, contributors: u32, actions: &mut Actions) {
+        self.is_exceeded |= contributors > self.side;
+        let (into, from, piece) = (Vector::Parameters, Vector::Fetched, 0..self.parameters);
+        actions.update(Update::Mix { into, alpha: 1.0 - self.rate, from, beta: self.rate, piece });
+        actions.push(Action::Exchanged);
+        actions.compute(self.next_step);
+    }
+}
+
+impl Policy for Grid {
+    fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
+        match event {
+            Event::Start => actions.compute(0),
+            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
+            // Nobody asks for a checkpoint: rounds keep what is carried.
+            Event::Pause | Event::Resume => {}
+            Event::Computed { .. } => self.computed(actions),
+            Event::Done(_, Outcome::Combined { contributors }) => self.combined(contributors, actions),
+            Event::Done(_, Outcome::Left) => {
+                let (id, vector) = (self.ids.take(), Vector::Parameters);
+                actions.push(Action::Average { id, vector, piece: 0..self.parameters });
+            }
+            Event::Done(..) => {
+                actions.push(Action::Conserved(!self.is_exceeded));
+                actions.push(Action::Agreed(Vector::Parameters));
+            }
+            Event::Stop => actions.push(Action::Leave { id: self.ids.take() }),
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! The rounds of a trainer's lines: partial all-reduces of the group, or of groups split from it.
+//!
+//! A contribution is copied into memory of the rounds, and their result back, as late contributions
+//! stay with the rounds.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use pleach_collectives::{Group, Partial, PartialError, Rank};
+use pleach_transport::clock;
+
+use super::{TrainError, Trainer};
+use crate::interpreter::{Request, Vectors};
+use crate::policy::{Event, Outcome};
+
+/// The rounds of one line.
+struct LineRounds {
+    ranks: Vec<Rank>,
+    partial: Partial<f32>,
+    /// Where the line is not the whole group.
+    _group: Option<Group>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Lines {
+    lines: Vec<LineRounds>,
+    asked: VecDeque<Request>,
+}
+
+impl Lines {
+    /// Takes a request, to be carried out after those before.
+    pub(crate) fn ask(&mut self, request: Request) {
+        self.asked.push_back(request);
+    }
+
+    /// Ends the rounds for the other ranks of the lines.
+    pub(crate) fn abort(&mut self) {
+        self.lines.clear();
+    }
+}
+
+impl LineRounds {
+    /// Ends the rounds when all ranks of the line do.
+    fn finish(&mut self) -> Result<(), PartialError> {
+        self.partial.finish().map(drop)
+    }
+}
+
+impl Trainer {
+    /// Makes the rounds of all lines of the scheme's plan.
+    pub(crate) fn open_lines(&mut self) -> Result<(), TrainError> {
+        for line in self.interpreter.lines().to_vec() {
+            let is_whole = line.ranks.len() == self.group.world_size() as usize;
+            let own = self.group.rank();
+            let place = line.ranks.iter().position(|rank| *rank == own).unwrap_or_default();
+            let group = if is_whole {
+                None
+            } else {
+                // The line's first rank names it.
+                let split = self.group.split(line.ranks.first().copied(), place as u32);
+                split.map_err(|error| TrainError::Partial(error.into()))?
+            };
+            let members = group.as_ref().unwrap_or(&self.group);
+            let partial = members.partial(self.layout.parameters(), line.activation);
+            let partial = partial.map_err(|error| of_line(&line.ranks, is_whole, error))?;
+            self.lines.lines.push(LineRounds { ranks: line.ranks, partial, _group: group });
+        }
+        Ok(())
+    }
+
+    /// Carries the next contribution, or the word that there is none, out.
+    pub(crate) fn give_next(
+        &mut self,
+        optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
+    ) -> Result<bool, TrainError> {
+        let Some(request) = self.lines.asked.pop_front() else { return Ok(false) };
+        let before = clock::now();
+        let done = match request {
+            Request::Contribute { id, line, vector } => {
+                let all = 0..self.layout.parameters();
+                self.times.bytes += (size_of::<f32>() * all.len()) as u64;
+                let [elements] = self.vectors.pieces([vector], &all);
+                let outcome = contribute(&mut self.lines.lines[line].partial, elements, &all);
+                outcome.map_err(|error| self.error_of_line(line, error)).map(|outcome| (id, outcome))
+            }
+            Request::StepAside { line } => {
+                let stepped = self.lines.lines[line].partial.step_aside();
+                return stepped.map(|()| true).map_err(|error| self.error_of_line(line, error));
+            }
+            Request::ComeBack { line } => {
+                let back = self.lines.lines[line].partial.come_back();
+                return back.map(|()| true).map_err(|error| self.error_of_line(line, error));
+            }
+            Request::Leave { id } => self.leave_lines().map(|()| (id, Outcome::Left)),
+            _ => unreachable!("these go another way"),
+        };
+        let time = clock::now().since(before);
+        self.times.waiting += time;
+        self.times.communicating += time;
+        let (id, outcome) = done?;
+        self.deliver(Event::Done(id, outcome), optimizer)?;
+        Ok(true)
+    }
+
+    /// Leaves all lines at once: ranks of one line may still wait in another.
+    fn leave_lines(&mut self) -> Result<(), TrainError> {
+        let left: Vec<Result<(), PartialError>> = if let [line] = &mut self.lines.lines[..] {
+            vec![line.finish()]
+        } else {
+            std::thread::scope(|scope| {
+                let leaving: Vec<_> =
+                    self.lines.lines.iter_mut().map(|line| scope.spawn(|| line.finish())).collect();
+                leaving.into_iter().map(|line| line.join().expect("it does not panic")).collect()
+            })
+        };
+        for (line, left) in left.into_iter().enumerate() {
+            left.map_err(|error| self.error_of_line(line, error))?;
+        }
+        Ok(())
+    }
+
+    fn error_of_line(&self, line: usize, error: PartialError) -> TrainError {
+        let ranks = &self.lines.lines[line].ranks;
+        of_line(ranks, ranks.len() == self.group.world_size() as usize, error)
+    }
+}
+
+/// Gives these elements to the next round, and takes its result.
+fn contribute(
+    partial: &mut Partial<f32>,
+    elements: &mut [f32],
+    all: &Range<usize>,
+) -> Result<Outcome, PartialError> {
+    partial.contribution()[all.clone()].copy_from_slice(elements);
+    let round = partial.contribute()?;
+    elements.copy_from_slice(round.result());
+    if let Some((_, late)) = round.correction() {
+        elements.iter_mut().zip(late).for_each(|(element, late)| *element += late);
+    }
+    Ok(Outcome::Combined { contributors: round.contributors().len() })
+}
+
+/// The error of a line, whose group numbers its ranks from 0.
+fn of_line(ranks: &[Rank], is_whole: bool, error: PartialError) -> TrainError {
+    match error {
+        PartialError::Collective(error) if is_whole => TrainError::Collective(error),
+        PartialError::Collective(error) => TrainError::Line { ranks: named(ranks), error },
+        error => TrainError::Partial(error),
+    }
+}
+
+fn named(ranks: &[Rank]) -> String {
+    ranks.iter().map(Rank::to_string).collect::<Vec<_>>().join(" ")
+}
