@@ -87,6 +87,17 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--resume", "x"], "--resume"),
         (&["--replay", "x", "--scheme", "sync"], "--replay"),
         (&["--replay", "/nonexistent"], "/nonexistent"),
+        (&["--scheme", "dssp:lo=3"], "did you mean 'low'?"),
+        (&["--scheme", "dssp:low=5,high=3"], "at least low"),
+        (&["--scheme", "eagr"], "did you mean 'eager'?"),
+        (&["--simulate", "4", "--scheme", "bap:distance=2"], "give distance at least 3"),
+        (&["--simulate", "4", "--scheme", "eager:activation=quorum:5"], "name 1 to 4 ranks"),
+        (&["--simulate", "4", "--scheme", "ssp", "--sweep", "stalenes=1"], "did you mean 'staleness'?"),
+        (&["--simulate", "4", "--scheme", "ssp", "--sweep", "staleness"], "give KEY=VALUE"),
+        (&["--simulate", "4", "--scheme", "sync", "--until", "loss=0"], "give accuracy=F"),
+        (&["--simulate", "4", "--scheme", "sync", "--seeds", "0"], "--seeds"),
+        (&["--scheme", "sync", "--sweep", "bucket=1M"], "--simulate"),
+        (&["--schemes", "--scheme", "sync"], "--scheme"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -171,6 +182,18 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
         ("tcp", "bsp"),
         ("shm", "elastic-bsp"),
         ("tcp", "elastic-bsp"),
+        ("shm", "dssp"),
+        ("tcp", "dssp"),
+        ("shm", "bap"),
+        ("tcp", "bap"),
+        ("shm", "asp"),
+        ("tcp", "asp"),
+        ("shm", "eager"),
+        ("tcp", "eager"),
+        ("shm", "bidmach"),
+        ("tcp", "bidmach"),
+        ("tcp", "bidmach:threshold=0.5"),
+        ("shm", "gossip:reads=torn"),
     ] {
         let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
@@ -220,6 +243,81 @@ fn simulated_ranks_end_with_the_same_hash_for_the_same_seed() {
     }
     let bytes: Vec<f64> = one.lines().map(|line| number(line, "bytes_per_rank")).collect();
     assert_eq!(bytes, SCHEMES.map(|scheme| bytes_of_rank_0(scheme, 8, 60) as f64));
+}
+
+#[test]
+fn the_schemes_are_printed_with_their_places_in_the_taxonomy() {
+    let output = train(&["--schemes", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 15);
+    let of = |name: &str| lines.iter().find(|line| field(line, "scheme") == format!("\"{name}\""));
+    let bounded = of("dssp").expect("is one");
+    assert_eq!((field(bounded, "timing"), field(bounded, "exchange")), ("\"bounded\"", "\"tables\""));
+    let output = train(&["--schemes"]);
+    let printed = text(&output.stdout);
+    for part in
+        ["parallelism", "decentralized", "bap:distance=32: no update", "eager:activation=majority,late=carry"]
+    {
+        assert!(printed.contains(part), "no '{part}' in\n{printed}");
+    }
+}
+
+#[test]
+fn a_simulation_ends_when_what_was_asked_for_is_reached() {
+    let simulate = |until: &str| {
+        let output = train(&["--simulate", "4", "--scheme", "sync", "--until", until, "--json"]);
+        assert!(output.status.success(), "{until}: {}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    let reached = simulate("accuracy=0.9");
+    assert!(number(&reached, "test_accuracy") >= 0.9 && number(&reached, "steps") < 675.0, "{reached}");
+    assert_eq!(field(&reached, "time_to_target_s"), field(&reached, "virtual_s"));
+    let loss = simulate("loss=0.4");
+    assert!(number(&loss, "test_loss") <= 0.4 && number(&loss, "time_to_target_s") > 0.0, "{loss}");
+    let time = simulate("time=500ms");
+    assert!((0.5..0.53).contains(&number(&time, "virtual_s")), "{time}");
+    assert_eq!(field(&time, "time_to_target_s"), "null");
+    assert_eq!(field(&simulate("steps=7"), "steps"), "7");
+}
+
+#[test]
+fn seeds_learning_rates_and_values_of_a_key_are_compared() {
+    let output = train(&[
+        "--simulate",
+        "4",
+        "--scheme",
+        "ssp",
+        "--sweep",
+        "staleness=0,3",
+        "--steps",
+        "40",
+        "--seeds",
+        "2",
+        "--compute",
+        "10ms,cv=0.3",
+        "--json",
+    ]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 5, "{lines:?}");
+    for (line, (scheme, seed)) in
+        lines.iter().zip([("ssp:staleness=0", 42), ("ssp:staleness=0", 43), ("ssp", 42), ("ssp", 43)])
+    {
+        assert_eq!(
+            (field(line, "scheme"), field(line, "seed")),
+            (&*format!("\"{scheme}\""), &*seed.to_string())
+        );
+        let product = number(line, "progress_per_update") * number(line, "updates_per_s");
+        assert!((product / number(line, "progress_per_s") - 1.0).abs() < 1e-3, "{line}");
+    }
+    let of = |lines: &[&str]| lines.iter().map(|line| number(line, "progress_per_s")).sum::<f64>();
+    let best = if of(&lines[..2]) > of(&lines[2..4]) { "\"ssp:staleness=0\"" } else { "\"ssp\"" };
+    assert_eq!((field(lines[4], "sweep"), field(lines[4], "best")), ("\"staleness\"", best));
+    let output =
+        train(&["--simulate", "2", "--scheme", "sync", "--steps", "60", "--lr", "0.0001,0.1", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!((number(text(&output.stdout), "lr") - 0.1).abs() < 1e-6, "{}", text(&output.stdout));
 }
 
 #[test]

@@ -50,6 +50,12 @@ impl Digits {
         (self.image(index), self.label(index))
     }
 
+    /// Every fifth image apart from the others: those to learn from, and those to choose by.
+    pub(crate) fn validation(&self) -> (Self, Self) {
+        let (chosen_by, learned): (Vec<_>, Vec<_>) = (0..self.len()).partition(|index| index % 5 == 4);
+        (self.pick(learned.into_iter()), self.pick(chosen_by.into_iter()))
+    }
+
     fn pick(&self, which: impl Iterator<Item = usize>) -> Self {
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
         for index in which {

@@ -37,13 +37,16 @@ use crate::cli::output::rounded;
 use crate::cli::skew::Skew;
 use crate::cli::{CommandError, progress};
 use network::{Model, Network};
+use until::{Sweep, Until};
 
 mod curves;
 mod keeping;
 mod learner;
 mod network;
 mod scheme;
+mod schemes;
 mod simulated;
+mod until;
 
 /// Ranks that are started where nothing says how many.
 const DEFAULT_RANKS: u32 = 4;
@@ -68,7 +71,7 @@ const ACCURACY_LOSS_MAX: f64 = 0.02;
 #[derive(Debug, clap::Args)]
 #[command(
     allow_negative_numbers = true,
-    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out"
+    after_help = "Examples:\n  pleach train\n  pleach train --ranks 2 --fabric tcp --data ~/mnist --epochs 5\n  pleach train --scheme local-sgd:every=8 --scheme diloco\n  pleach train --scheme gossip:direction=push-sum --scheme easgd:mode=round-robin --fabric tcp\n  pleach train --scheme easgd --checkpoint kept --every 100 --log events\n  pleach train --scheme easgd --epochs 60 --resume kept\n  pleach train --replay events\n  pleach train --simulate 64 --scheme sync --scheme local-sgd --compute 10ms,cv=0.3 --curves out\n  pleach train --simulate 16 --scheme ssp --sweep staleness=0,1,3,10 --until time=2s --seeds 3\n  pleach train --schemes"
 )]
 pub(crate) struct Arguments {
     /// How many ranks to start here [default: 4]
@@ -108,8 +111,9 @@ pub(crate) struct Arguments {
     /// without IP the address is loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
-    /// Train by a scheme: sync, local-sgd, diloco, gossip, easgd, eamsgd, downpour, ssp, bsp or
-    /// elastic-bsp, with keys as local-sgd:every=8; several times: by each
+    /// Train by a scheme: sync, local-sgd, diloco, gossip, easgd, eamsgd, downpour, ssp, bsp, dssp,
+    /// bap, asp, eager, bidmach or elastic-bsp, with keys as local-sgd:every=8; several times: by
+    /// each
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]")]
     scheme: Vec<Scheme>,
     /// Simulate N ranks in virtual time, with real gradients
@@ -136,6 +140,20 @@ pub(crate) struct Arguments {
     /// Draw loss, accuracy, staleness and waiting of simulated ranks in this folder
     #[arg(long, value_name = "DIR", requires = "simulate")]
     curves: Option<PathBuf>,
+    /// When simulated ranks stop: accuracy=F, loss=F (of the test images), time=D or steps=K
+    /// [default: after --epochs or --steps]
+    #[arg(long, value_name = "WHAT=VALUE", requires = "simulate")]
+    until: Option<Until>,
+    /// Simulate by K seeds: S and those after it
+    #[arg(long, value_name = "K", requires = "simulate", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    seeds: u32,
+    /// Simulate each scheme with each of these values of a key, as staleness=0,1,3, and name the
+    /// one of most progress in a second
+    #[arg(long, value_name = "KEY=LIST", requires = "simulate")]
+    sweep: Option<Sweep>,
+    /// Print the schemes that there are, with their places in the taxonomy
+    #[arg(long, conflicts_with_all = ["scheme", "simulate", "partial"])]
+    schemes: bool,
     #[command(flatten)]
     training: learner::TrainingArguments,
     #[command(flatten)]
@@ -149,6 +167,9 @@ pub(crate) struct Arguments {
 
 /// Runs `pleach train`.
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    if arguments.schemes {
+        return schemes::print_all(arguments.json);
+    }
     if let Some(folder) = &arguments.keeping.replay {
         return keeping::replay(folder, arguments.json);
     }

@@ -21,7 +21,7 @@ use pleach_collectives::{F8E4M3, Rank, bf16};
 pub const BLOCK: usize = 64;
 
 /// How elements travel.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize)]
 pub enum Compression {
     /// As `f32`.
     #[default]
@@ -33,6 +33,19 @@ pub enum Compression {
 }
 
 impl Compression {
+    /// All forms.
+    pub const ALL: &[Self] = &[Self::None, Self::Bf16, Self::F8];
+
+    /// Its name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Bf16 => "bf16",
+            Self::F8 => "f8",
+        }
+    }
+
     /// Bytes of so many encoded elements.
     #[must_use]
     pub fn bytes(self, elements: usize) -> usize {

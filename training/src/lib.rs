@@ -35,6 +35,8 @@ pub use learner::{Learner, Sgd};
 pub use ledger::PolicyError;
 pub use perceptron::{Perceptron, Reading, Sample};
 pub use policy::Policy;
-pub use scheme::{Refusal, Scheme, SchemeTextError};
+pub use scheme::{
+    Axes, Exchange, ExchangeRule, Parallelism, Refusal, Scheme, SchemeTextError, State, Timing,
+};
 pub use simulation::Simulation;
 pub use trainer::{Progress, Step, TrainError, Trained, Trainer};

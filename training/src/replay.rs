@@ -17,7 +17,7 @@ use pleach_transport::clock::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
-use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy};
+use crate::policy::{Action, Actions, Event, OperationId, Policy};
 use crate::scheme::Scheme;
 use crate::state::State;
 

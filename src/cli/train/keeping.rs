@@ -49,13 +49,15 @@ impl KeepingArguments {
                 "{} schemes in one folder: {option} is for one training; give one --scheme",
                 schemes.len()
             ))),
-            Some((option, _)) if *option != "--log" => match schemes.iter().find(|one| !one.keeps_checkpoints()) {
-                Some(scheme) => Err(CommandError::typed(format!(
-                    "no checkpoints of {}: {option} cannot keep what its ranks have under way; leave {option} away",
-                    scheme.name()
-                ))),
-                None => Ok(()),
-            },
+            Some((option, _)) if *option != "--log" => {
+                match schemes.iter().find(|one| !one.keeps_checkpoints()) {
+                    Some(scheme) => Err(CommandError::typed(format!(
+                        "no checkpoints of {}: {option} cannot keep what its ranks have under way; leave {option} away",
+                        scheme.name()
+                    ))),
+                    None => Ok(()),
+                }
+            }
             _ => Ok(()),
         }
     }

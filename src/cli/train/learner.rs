@@ -21,15 +21,26 @@ pub(crate) struct TrainingArguments {
     /// Images in a batch of one rank
     #[arg(long, value_name = "B", requires = "scheme", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch: u32,
-    /// The learning rate [default: 0.1; with downpour, which adds up what all ranks change, 0.1/N]
-    #[arg(long = "lr", value_name = "F", requires = "scheme", value_parser = rate)]
-    learning_rate: Option<f32>,
-    /// The momentum of the ranks' optimizers [default: 0.9; with downpour and eamsgd 0]
+    /// The learning rate; simulated, of several the one of the least loss on images held out
+    /// [default: 0.1; with downpour, which adds up what all ranks change, 0.1/N; with dssp, bap and
+    /// asp, which have no momentum, 0.3]
+    #[arg(long = "lr", value_name = "F,...", requires = "scheme", value_delimiter = ',', value_parser = rate)]
+    learning_rates: Vec<f32>,
+    /// The momentum of the ranks' optimizers [default: 0.9; with downpour, eamsgd, dssp, bap
+    /// and asp 0]
     #[arg(long, value_name = "F", requires = "scheme", value_parser = momentum)]
     momentum: Option<f32>,
     /// The seed of weights, batches and computing times
     #[arg(long, value_name = "S", requires = "scheme", default_value_t = SEED)]
     pub(crate) seed: u64,
+}
+
+/// The learning rate where ranks have no momentum, as late changes would count again and again.
+const LEARNING_RATE_ALONE: f32 = 0.3;
+
+/// Whether changes may come many steps late.
+fn is_far_apart(scheme: &Scheme) -> bool {
+    matches!(scheme, Scheme::Dssp { .. } | Scheme::Bap { .. } | Scheme::Asp)
 }
 
 fn rate(text: &str) -> Result<f32, &'static str> {
@@ -47,11 +58,38 @@ impl TrainingArguments {
     ///
     /// # Errors
     ///
-    /// A momentum was given, and the scheme has its own.
+    /// Several learning rates; a momentum was given, and the scheme has its own.
     pub(crate) fn optimizer(&self, scheme: &Scheme, ranks: u32) -> Result<(f32, f32), CommandError> {
-        let is_downpour = matches!(scheme, Scheme::Downpour { .. });
-        let usual_rate = if is_downpour { LEARNING_RATE / ranks as f32 } else { LEARNING_RATE };
-        let usual_momentum = if is_downpour || scheme.has_momentum() { 0.0 } else { MOMENTUM };
+        match self.rates(scheme, ranks)[..] {
+            [rate] => Ok((rate, self.momentum(scheme)?)),
+            _ => Err(CommandError::usage("several learning rates: of real ranks; give one, or --simulate")),
+        }
+    }
+
+    /// Whether one of several learning rates is to be chosen.
+    pub(crate) fn has_several_rates(&self) -> bool {
+        self.learning_rates.len() > 1
+    }
+
+    /// The learning rates that were given, or the usual one.
+    pub(crate) fn rates(&self, scheme: &Scheme, ranks: u32) -> Vec<f32> {
+        let usual = match scheme {
+            Scheme::Downpour { .. } => LEARNING_RATE / ranks as f32,
+            _ if is_far_apart(scheme) => LEARNING_RATE_ALONE,
+            _ => LEARNING_RATE,
+        };
+        if self.learning_rates.is_empty() { vec![usual] } else { self.learning_rates.clone() }
+    }
+
+    /// The momentum of optimizers in a scheme.
+    ///
+    /// # Errors
+    ///
+    /// It was given, and the scheme has its own.
+    pub(crate) fn momentum(&self, scheme: &Scheme) -> Result<f32, CommandError> {
+        let has_none =
+            matches!(scheme, Scheme::Downpour { .. }) || scheme.has_momentum() || is_far_apart(scheme);
+        let usual_momentum = if has_none { 0.0 } else { MOMENTUM };
         let momentum = self.momentum.unwrap_or(usual_momentum);
         if scheme.has_momentum() && momentum > 0.0 {
             return Err(CommandError::usage(format!(
@@ -60,7 +98,7 @@ impl TrainingArguments {
                 scheme.name()
             )));
         }
-        Ok((self.learning_rate.unwrap_or(usual_rate), momentum))
+        Ok(momentum)
     }
 
     /// The steps of each of that many ranks.
@@ -84,6 +122,11 @@ impl<'a> DigitReader<'a> {
     pub(crate) fn new(digits: &'a Digits, model: &Model, arguments: &TrainingArguments) -> Self {
         let network = model.network(digits);
         Self { network, digits, batch: arguments.batch, seed: arguments.seed }
+    }
+
+    /// The same with another seed.
+    pub(crate) fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
     }
 
     /// The number of images to learn from.
@@ -180,7 +223,9 @@ mod tests {
         assert_eq!(optimizer(&[], "easgd"), Ok((0.1, 0.9)));
         assert_eq!(optimizer(&[], "eamsgd"), Ok((0.1, 0.0)));
         assert_eq!(optimizer(&[], "downpour"), Ok((0.025, 0.0)));
+        assert_eq!(optimizer(&[], "asp"), Ok((0.3, 0.0)));
         assert_eq!(optimizer(&["--lr", "0.5", "--momentum", "0.2"], "downpour"), Ok((0.5, 0.2)));
+        assert!(optimizer(&["--lr", "0.5,0.1"], "sync").is_err(), "which one?");
         let error = optimizer(&["--momentum", "0.2"], "eamsgd").expect_err("it has its own");
         let CommandError::Usage(error) = error else { panic!("the arguments are wrong") };
         assert!(error.contains("give eamsgd:momentum=0.2"), "{error}");

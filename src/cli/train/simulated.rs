@@ -1,6 +1,7 @@
 //! `pleach train --simulate`: schemes in virtual time, over links of a topology.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,13 +10,16 @@ use pleach::packing::topology;
 use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
 use pleach::{Collective, Rank};
-use pleach_training::simulation::{Network, Settings, Simulated, Simulation, SimulationError, TransferTime};
-use pleach_training::{Reading, Scheme};
+use pleach_training::simulation::{
+    Network, Observation, Settings, Simulated, Simulation, SimulationError, TransferTime,
+};
+use pleach_training::{Learner as _, Reading, Scheme};
 use serde_json::json;
 
 use super::Arguments;
 use super::curves::{self, Curve};
 use super::learner::DigitReader;
+use super::until::Until;
 use crate::cli::CommandError;
 use crate::cli::digits::DataSet;
 use crate::cli::output::{print, print_json, put, rounded};
@@ -26,53 +30,85 @@ pub(crate) const RANKS_MAX: u32 = 1024;
 /// Points of a curve, besides the last.
 const POINTS: u64 = 50;
 
+/// Observations for `--until`, at most.
+const LOOKS: u64 = 200;
+
+/// Steps of a simulation that ends by time: more than any makes.
+const ENDLESS: u64 = 1 << 40;
+
+/// A simulation and what came of it.
+struct Run {
+    scheme: Scheme,
+    settings: Settings,
+    simulated: Simulated,
+    reading: Reading,
+    /// Of the test images, before the first step.
+    loss_before: f64,
+    /// When what was asked for was reached.
+    target: Option<Duration>,
+}
+
+/// What is the same for all runs.
+struct Runs<'a> {
+    arguments: &'a Arguments,
+    data: &'a DataSet,
+    ranks: u32,
+    steps: u64,
+    prices: Prices,
+}
+
 /// Trains by each scheme, one after the other.
 pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(), CommandError> {
-    let mut prices = Prices::new(arguments, ranks)?;
+    let prices = Prices::new(arguments, ranks)?;
     let training = &arguments.training;
     if let Some(rank) = arguments.compute.straggler().filter(|rank| *rank >= ranks) {
         let error = format!("no such rank: straggler {rank} of {ranks} ranks; give 0 to {}", ranks - 1);
         return Err(CommandError::typed(error));
     }
-    let reader = DigitReader::new(&data.train, &arguments.model, training);
-    let steps = training.steps(arguments.epochs, reader.images(), ranks);
-    let settings = |(learning_rate, momentum)| Settings {
-        ranks,
-        steps,
-        seed: training.seed,
-        computing: arguments.compute,
-        learning_rate,
-        momentum,
-        observed_every: if arguments.curves.is_some() { steps.div_ceil(POINTS) } else { steps },
+    let steps = match arguments.until {
+        Some(Until::Steps(steps)) => steps,
+        Some(Until::Time(_)) if training.steps.is_none() => ENDLESS,
+        _ => training.steps(arguments.epochs, data.train.len(), ranks),
     };
+    let length = if steps == ENDLESS { String::new() } else { format!("{steps} steps of ") };
     let title = format!(
-        "{ranks} simulated ranks over {}, computing {}, {steps} steps of {} images",
+        "{ranks} simulated ranks over {}, computing {}, {length}{} images",
         prices.source, arguments.compute, training.batch
     );
+    let mut runs = Runs { arguments, data, ranks, steps, prices };
     let (mut all, mut drawn) = (Vec::new(), Vec::new());
     for scheme in &arguments.scheme {
-        let mut curve = Curve::new(scheme.to_string());
-        let settings = settings(training.optimizer(scheme, ranks)?);
-        let simulation = Simulation::new(&reader, scheme, &settings).map_err(|error| match error {
-            SimulationError::Refused(refusal) => CommandError::usage(refusal),
-            error => CommandError::failed(error),
-        })?;
-        let simulated = simulation.run(&mut prices, &mut |observed| {
-            if arguments.curves.is_some() {
-                curve.add(observed, reader.reading(observed.parameters, &data.test));
+        let swept = match &arguments.sweep {
+            Some(sweep) => sweep.of(scheme).map_err(CommandError::usage)?,
+            None => vec![*scheme],
+        };
+        let from = all.len();
+        for scheme in swept {
+            let rate = runs.best_rate(&scheme)?;
+            for seed in (0..arguments.seeds).map(|more| training.seed.wrapping_add(more.into())) {
+                let mut curve = Curve::new(scheme.to_string());
+                let run = runs.run(&scheme, seed, rate, &mut curve)?;
+                if arguments.json {
+                    print_json("results", &run.row(arguments.sweep.is_some()))?;
+                }
+                all.push(run);
+                drawn.push(curve);
             }
-        });
-        prices.verdict()?;
-        let simulated = simulated.map_err(CommandError::failed)?;
-        let reading = reader.reading(&simulated.parameters, &data.test);
-        if arguments.json {
-            print_json("results", &row(scheme, &settings, &simulated, reading))?;
         }
-        all.push((scheme, simulated, reading));
-        drawn.push(curve);
+        if let (Some(sweep), true) = (&arguments.sweep, arguments.json) {
+            let best = best(&all[from..]).to_string();
+            print_json("results", &json!({ "sweep": sweep.key, "best": best }))?;
+        }
     }
     if !arguments.json {
-        print("results", &table(&title, &all))?;
+        let mut out = table(&title, &all);
+        if training.has_several_rates() {
+            put!(out, "learning rates were chosen by the loss on a fifth of the images to learn from");
+        }
+        if arguments.sweep.is_some() {
+            out += &sweep_table(&all);
+        }
+        print("results", &out)?;
     }
     if let Some(folder) = &arguments.curves {
         curves::write(folder, &title, &drawn).map_err(|error| {
@@ -81,6 +117,94 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
         })?;
     }
     verdict(&all)
+}
+
+impl Runs<'_> {
+    fn settings(&self, seed: u64, (learning_rate, momentum): (f32, f32)) -> Settings {
+        let (ranks, steps) = (self.ranks, self.steps);
+        let observed_every = match self.arguments.until {
+            Some(Until::Time(_)) => 1,
+            Some(Until::Accuracy(_) | Until::Loss(_)) => steps.div_ceil(LOOKS),
+            _ if self.arguments.curves.is_some() => steps.div_ceil(POINTS),
+            _ => steps,
+        };
+        let computing = self.arguments.compute;
+        Settings { ranks, steps, seed, computing, learning_rate, momentum, observed_every }
+    }
+
+    /// The learning rate of the least loss on images held out; the one that there is.
+    fn best_rate(&mut self, scheme: &Scheme) -> Result<f32, CommandError> {
+        let training = &self.arguments.training;
+        let rates = training.rates(scheme, self.ranks);
+        if let [rate] = rates[..] {
+            return Ok(rate);
+        }
+        let (learned, chosen_by) = self.data.train.validation();
+        let reader = DigitReader::new(&learned, &self.arguments.model, training);
+        let mut best: Option<(f64, f32)> = None;
+        for rate in rates {
+            let settings = self.settings(training.seed, (rate, training.momentum(scheme)?));
+            let simulation = Simulation::new(&reader, scheme, &settings).map_err(refused)?;
+            let mut watch = |observed: &Observation<'_>| self.arguments.is_late(observed.time);
+            let loss = match simulation.run_until(&mut self.prices, &mut watch) {
+                Ok(simulated) => reader.reading(&simulated.parameters, &chosen_by).loss,
+                // Too large a rate is what a choice is for.
+                Err(SimulationError::Loss { .. }) => f64::INFINITY,
+                Err(error) => return Err(CommandError::failed(error)),
+            };
+            if best.is_none_or(|(least, _)| loss < least) {
+                best = Some((loss, rate));
+            }
+        }
+        Ok(best.expect("there are several rates").1)
+    }
+
+    fn run(&mut self, scheme: &Scheme, seed: u64, rate: f32, curve: &mut Curve) -> Result<Run, CommandError> {
+        let (arguments, data) = (self.arguments, self.data);
+        let settings = self.settings(seed, (rate, arguments.training.momentum(scheme)?));
+        let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training).with_seed(seed);
+        let simulation = Simulation::new(&reader, scheme, &settings).map_err(refused)?;
+        let mut target = None;
+        let simulated = simulation.run_until(&mut self.prices, &mut |observed| {
+            let is_target = matches!(arguments.until, Some(Until::Accuracy(_) | Until::Loss(_)));
+            if arguments.curves.is_some() || is_target {
+                let reading = reader.reading(observed.parameters, &data.test);
+                curve.add(observed, reading);
+                let is_reached = match arguments.until {
+                    Some(Until::Accuracy(share)) => reading.accuracy >= share,
+                    Some(Until::Loss(loss)) => reading.loss <= loss,
+                    _ => false,
+                };
+                if is_reached {
+                    target = Some(observed.time);
+                    return ControlFlow::Break(());
+                }
+            }
+            arguments.is_late(observed.time)
+        });
+        self.prices.verdict()?;
+        let simulated = simulated.map_err(CommandError::failed)?;
+        let reading = reader.reading(&simulated.parameters, &data.test);
+        let loss_before = reader.reading(&reader.initial(), &data.test).loss;
+        Ok(Run { scheme: *scheme, settings, simulated, reading, loss_before, target })
+    }
+}
+
+impl Arguments {
+    /// Breaks off when the time is over.
+    fn is_late(&self, time: Duration) -> ControlFlow<()> {
+        match self.until {
+            Some(Until::Time(limit)) if time >= limit => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        }
+    }
+}
+
+fn refused(error: SimulationError) -> CommandError {
+    match error {
+        SimulationError::Refused(refusal) => CommandError::usage(refusal),
+        error => CommandError::failed(error),
+    }
 }
 
 /// How long all-reduces take, by bytes, and transfers, by their links.
@@ -159,34 +283,62 @@ impl Network for Prices {
     }
 }
 
-fn row(scheme: &Scheme, settings: &Settings, simulated: &Simulated, reading: Reading) -> serde_json::Value {
-    let virtual_s = simulated.time.as_secs_f64();
-    json!({
-        "scheme": scheme.to_string(),
-        "ranks": settings.ranks,
-        "seed": settings.seed,
-        "lr": settings.learning_rate,
-        "virtual_s": rounded(virtual_s, 9),
-        "steps": simulated.steps,
-        "test_loss": rounded(reading.loss, 6),
-        "test_accuracy": rounded(reading.accuracy, 4),
-        "time_to_target_s": null,
-        "steps_per_s": rounded(simulated.steps as f64 / virtual_s, 3),
-        "wait_share": rounded(simulated.wait_share, 6),
-        "staleness_mean": rounded(simulated.staleness_mean, 4),
-        "staleness_max": simulated.staleness_max,
-        "bytes_per_rank": simulated.bytes_per_rank,
-        "hash": format!("{:016x}", simulated.hash),
-    })
+impl Run {
+    /// How much the test loss has become less by an update of one rank, and updates in a second.
+    fn progress(&self) -> [f64; 2] {
+        let updates = self.simulated.steps as f64 * f64::from(self.settings.ranks);
+        [(self.loss_before - self.reading.loss) / updates, updates / self.simulated.time.as_secs_f64()]
+    }
+
+    fn row(&self, is_swept: bool) -> serde_json::Value {
+        let Self { scheme, settings, simulated, reading, target, .. } = self;
+        let virtual_s = simulated.time.as_secs_f64();
+        let mut row = json!({
+            "scheme": scheme.to_string(),
+            "ranks": settings.ranks,
+            "seed": settings.seed,
+            "lr": settings.learning_rate,
+            "virtual_s": rounded(virtual_s, 9),
+            "steps": simulated.steps,
+            "test_loss": rounded(reading.loss, 6),
+            "test_accuracy": rounded(reading.accuracy, 4),
+            "time_to_target_s": target.map(|time| rounded(time.as_secs_f64(), 9)),
+            "steps_per_s": rounded(simulated.steps as f64 / virtual_s, 3),
+            "wait_share": rounded(simulated.wait_share, 6),
+            "staleness_mean": rounded(simulated.staleness_mean, 4),
+            "staleness_max": simulated.staleness_max,
+            "bytes_per_rank": simulated.bytes_per_rank,
+            "hash": format!("{:016x}", simulated.hash),
+        });
+        if is_swept {
+            let [by_update, updates] = self.progress();
+            row["progress_per_update"] = json!(rounded(by_update, 9));
+            row["updates_per_s"] = json!(rounded(updates, 3));
+            row["progress_per_s"] = json!(rounded(by_update * updates, 6));
+        }
+        row
+    }
+
+    fn holds(&self) -> bool {
+        // One that was broken off has ranks in the middle of exchanges.
+        let simulated = &self.simulated;
+        simulated.guarantee_held && (simulated.parameters_equal || !simulated.has_ended)
+    }
 }
 
-fn table(title: &str, all: &[(&Scheme, Simulated, Reading)]) -> String {
+fn width(all: &[Run]) -> usize {
+    all.iter().map(|run| run.scheme.to_string().len()).max().unwrap_or(0).max(10)
+}
+
+fn table(title: &str, all: &[Run]) -> String {
     let mut out = format!("# {title}\n");
-    let width = all.iter().map(|(scheme, ..)| scheme.to_string().len()).max().unwrap_or(0).max(10);
+    let width = width(all);
     put!(
         out,
-        "{:<width$} {:>10} {:>9} {:>9} {:>9} {:>12} {:>9} {:>8}  {:<16}",
+        "{:<width$} {:>6} {:>7} {:>10} {:>9} {:>9} {:>9} {:>12} {:>9} {:>8} {:>9}  {:<16}",
         "scheme",
+        "seed",
+        "lr",
         "virtual s",
         "steps/s",
         "waiting",
@@ -194,14 +346,18 @@ fn table(title: &str, all: &[(&Scheme, Simulated, Reading)]) -> String {
         "bytes a rank",
         "test loss",
         "accuracy",
+        "target s",
         "hash"
     );
-    for (scheme, simulated, reading) in all {
+    for Run { scheme, settings, simulated, reading, target, .. } in all {
         let virtual_s = simulated.time.as_secs_f64();
+        let target = target.map_or_else(|| "-".to_owned(), |time| format!("{:.3}", time.as_secs_f64()));
         put!(
             out,
-            "{:<width$} {virtual_s:>10.3} {:>9.1} {:>7.1} % {:>9.2} {:>12} {:>9.4} {:>8.4}  {:016x}",
+            "{:<width$} {:>6} {:>7} {virtual_s:>10.3} {:>9.1} {:>7.1} % {:>9.2} {:>12} {:>9.4} {:>8.4} {target:>9}  {:016x}",
             scheme.to_string(),
+            settings.seed,
+            settings.learning_rate,
             simulated.steps as f64 / virtual_s,
             simulated.wait_share * 100.0,
             simulated.staleness_mean,
@@ -211,21 +367,53 @@ fn table(title: &str, all: &[(&Scheme, Simulated, Reading)]) -> String {
             simulated.hash
         );
     }
-    for (scheme, simulated, _) in all {
-        let held = if holds(simulated) { "yes" } else { "NO" };
-        put!(out, "{}: {}: {held}", scheme.name(), scheme.guarantee());
+    for run in all {
+        let held = match (run.holds(), run.simulated.has_ended) {
+            (false, _) => "NO",
+            (true, true) => "yes",
+            (true, false) => "broken off before the end, so far yes",
+        };
+        put!(out, "{}: {}: {held}", run.scheme.name(), run.scheme.guarantee());
     }
     out
 }
 
-fn holds(simulated: &Simulated) -> bool {
-    simulated.guarantee_held && simulated.parameters_equal
+/// Progress of each value, and the best one.
+fn sweep_table(all: &[Run]) -> String {
+    let mut out = String::new();
+    let width = width(all);
+    put!(out, "{:<width$} {:>19} {:>12} {:>12}", "scheme", "progress an update", "updates/s", "progress/s");
+    for run in all {
+        let [by_update, updates] = run.progress();
+        put!(
+            out,
+            "{:<width$} {by_update:>19.3e} {updates:>12.1} {:>12.5}",
+            run.scheme.to_string(),
+            by_update * updates
+        );
+    }
+    put!(out, "most progress in a second: {}", best(all));
+    out
 }
 
-fn verdict(all: &[(&Scheme, Simulated, Reading)]) -> Result<(), CommandError> {
-    match all.iter().find(|(_, simulated, _)| !holds(simulated)) {
+/// The scheme that made most progress in a second, in the mean of its seeds.
+fn best(all: &[Run]) -> Scheme {
+    let mean = |scheme: &Scheme| {
+        let own: Vec<f64> = all
+            .iter()
+            .filter(|run| run.scheme == *scheme)
+            .map(|run| run.progress().into_iter().product())
+            .collect();
+        own.iter().sum::<f64>() / own.len() as f64
+    };
+    let schemes = all.iter().map(|run| run.scheme);
+    schemes.max_by(|left, right| mean(left).total_cmp(&mean(right))).expect("a sweep has values")
+}
+
+fn verdict(all: &[Run]) -> Result<(), CommandError> {
+    match all.iter().find(|run| !run.holds()) {
         None => Ok(()),
-        Some((scheme, ..)) => Err(CommandError::failed(format!(
+        Some(Run { scheme, .. }) => Err(CommandError::failed(format!(
             "guarantee broken: {scheme} says that {}, and that did not hold; report this with PLEACH_LOG=debug",
             scheme.guarantee()
         ))),

@@ -8,6 +8,7 @@
 //! What ranks write to each other counts once:
 //! [`Action::Conserved`](crate::policy::Action::Conserved) says whether it did.
 
+mod axes;
 mod bounded;
 mod eager;
 mod elastic;
@@ -40,6 +41,7 @@ use streaming::{Streaming, Streams};
 use superstep::Supersteps;
 use synchronous::Synchronous;
 
+pub use axes::{Axes, Exchange, ExchangeRule, Parallelism, State, Timing};
 pub use text::SchemeTextError;
 
 /// Which way parameters go in an exchange of [`Scheme::Gossip`].
@@ -105,6 +107,14 @@ pub enum Refusal {
         scheme: String,
         /// The steps of a period.
         every: u64,
+    },
+    /// No scheme has these places on the axes.
+    #[error("no scheme with {axes}: {reason}")]
+    Axes {
+        /// The places.
+        axes: Axes,
+        /// Why not, with what to take.
+        reason: &'static str,
     },
     /// No rank could push an update that another rank's copy lacks.
     #[error(

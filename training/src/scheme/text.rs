@@ -103,8 +103,11 @@ const DIVISORS: Named<Divisor> = &[("world", Divisor::World), ("contributors", D
 const OBJECTIVES: Named<Objective> = &[("share", Objective::Share), ("range", Objective::Range)];
 const PREDICTIONS: Named<Predictor> = &[("mean", Predictor::Mean), ("last", Predictor::Last)];
 
-const COMPRESSIONS: Named<Compression> =
-    &[("none", Compression::None), ("bf16", Compression::Bf16), ("f8", Compression::F8)];
+const COMPRESSIONS: Named<Compression> = &[
+    (Compression::None.name(), Compression::None),
+    (Compression::Bf16.name(), Compression::Bf16),
+    (Compression::F8.name(), Compression::F8),
+];
 
 fn of_name<T: Copy>(all: Named<T>, name: &str) -> Option<T> {
     all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value)
@@ -371,6 +374,16 @@ impl FromStr for Scheme {
     }
 }
 
+impl Scheme {
+    /// Its text with the values of all keys, usual or not.
+    #[must_use]
+    pub fn text_with_all_keys(&self) -> String {
+        let keys = self.keys().iter().map(|key| format!("{}={}", key.name, self.value(key.name)));
+        let keys: Vec<String> = keys.collect();
+        if keys.is_empty() { self.name().to_owned() } else { format!("{}:{}", self.name(), keys.join(",")) }
+    }
+}
+
 /// The text without the values that are the usual ones.
 impl fmt::Display for Scheme {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -490,6 +503,9 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(scheme));
             assert_eq!(scheme.to_string(), text);
+        }
+        for scheme in Scheme::ALL {
+            assert_eq!(scheme.text_with_all_keys().parse(), Ok(scheme));
         }
         assert_eq!("local-sgd:every=8".parse::<Scheme>().expect("is one").to_string(), "local-sgd");
     }

@@ -19,7 +19,7 @@ mod rounds;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -172,8 +172,10 @@ pub struct Simulated {
     pub time: Duration,
     /// The mean of all ranks' parameters.
     pub parameters: Vec<f32>,
-    /// The steps of each rank.
+    /// The steps of each rank; of rank 0, if it was broken off.
     pub steps: u64,
+    /// Whether it came to its end.
+    pub has_ended: bool,
     /// The share of time in which ranks had nothing to compute.
     pub wait_share: f64,
     /// The mean staleness of all steps ([`Staleness`](crate::interpreter::Staleness)).
@@ -182,7 +184,8 @@ pub struct Simulated {
     pub staleness_max: u64,
     /// Bytes of the vectors that a rank gave to be averaged, read and wrote.
     pub bytes_per_rank: u64,
-    /// Whether ranks were the same wherever the scheme says so, and conserved what it conserves.
+    /// Whether ranks were the same wherever the scheme says so, and conserved what it conserves; of
+    /// a simulation that was broken off only the latter.
     pub guarantee_held: bool,
     /// Whether all ranks have the same parameters at the end, bit for bit.
     pub parameters_equal: bool,
@@ -385,7 +388,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
         observe: &mut dyn FnMut(&Observation<'_>),
     ) -> Result<(), SimulationError> {
         self.pauses_at = Some(step.min(self.settings.steps));
-        self.work(network, observe)?;
+        let _ = self.work(network, &mut |observed| {
+            observe(observed);
+            ControlFlow::Continue(())
+        })?;
         self.pauses_at = None;
         self.begins_with = Event::Resume;
         self.expect_all(SimulatedRank::is_at_rest)
@@ -407,36 +413,56 @@ impl<'a, L: Learner> Simulation<'a, L> {
         saved.map_err(|(rank, reason)| SimulationError::Checkpoint { rank, reason })
     }
 
-    /// Trains to the end, over these links. `observe` is called whenever rank 0 has begun a step
-    /// that is to be observed, and at the end.
+    /// As [`Simulation::run_until`], to the end.
     ///
     /// # Errors
     ///
     /// See [`SimulationError`].
     pub fn run(
-        mut self,
+        self,
         network: &mut dyn Network,
         observe: &mut dyn FnMut(&Observation<'_>),
     ) -> Result<Simulated, SimulationError> {
-        self.work(network, observe)?;
-        self.expect_all(SimulatedRank::has_ended)?;
-        self.observe(observe);
-        Ok(self.simulated())
+        self.run_until(network, &mut |observed| {
+            observe(observed);
+            ControlFlow::Continue(())
+        })
     }
 
-    /// Lets ranks go on until nothing happens any more.
+    /// Trains over these links until `observe` breaks off, or to the end. `observe` is called
+    /// whenever rank 0 has begun a step that is to be observed, and at the end.
+    ///
+    /// # Errors
+    ///
+    /// See [`SimulationError`].
+    pub fn run_until(
+        mut self,
+        network: &mut dyn Network,
+        observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>,
+    ) -> Result<Simulated, SimulationError> {
+        if self.work(network, observe)?.is_break() {
+            return Ok(self.simulated(false));
+        }
+        self.expect_all(SimulatedRank::has_ended)?;
+        let _ = self.observe(observe);
+        Ok(self.simulated(true))
+    }
+
+    /// Lets ranks go on until nothing happens any more, or `observe` breaks off.
     fn work(
         &mut self,
         network: &mut dyn Network,
-        observe: &mut dyn FnMut(&Observation<'_>),
-    ) -> Result<(), SimulationError> {
+        observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, SimulationError> {
         for rank in 0..self.settings.ranks {
             self.deliver(rank, self.begins_with, network)?;
         }
         while let Some(Reverse((now, _, happening))) = self.happenings.pop() {
             if self.is_observed {
                 self.is_observed = false;
-                self.observe(observe);
+                if self.observe(observe).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
             }
             self.now = now;
             match happening {
@@ -478,7 +504,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 }
             }
         }
-        Ok(())
+        Ok(ControlFlow::Continue(()))
     }
 
     /// Checks that all ranks are done.
@@ -805,7 +831,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         sum.into_iter().map(|sum| (sum / ranks) as f32).collect()
     }
 
-    fn observe(&mut self, observe: &mut dyn FnMut(&Observation<'_>)) {
+    fn observe(&mut self, observe: &mut dyn FnMut(&Observation<'_>) -> ControlFlow<()>) -> ControlFlow<()> {
         let parameters = self.mean();
         observe(&Observation {
             time: self.now.since(Nanos::ZERO),
@@ -813,7 +839,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
             parameters: &parameters,
             staleness: self.staleness_mean(),
             wait_share: self.wait_share(),
-        });
+        })
     }
 
     fn staleness_mean(&self) -> f64 {
@@ -827,7 +853,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         if all > 0.0 { 1.0 - computing / all } else { 0.0 }
     }
 
-    fn simulated(mut self) -> Simulated {
+    fn simulated(mut self, has_ended: bool) -> Simulated {
         let all = 0..self.learner.layout().parameters();
         let digests = self.ranks.iter_mut().map(|rank| digest(rank.piece(Vector::Parameters, &all)));
         let digests: Vec<u64> = digests.collect();
@@ -835,13 +861,14 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Simulated {
             time: self.now.since(Nanos::ZERO),
             parameters: self.mean(),
-            steps: self.settings.steps,
+            steps: if has_ended { self.settings.steps } else { self.ranks[0].step() },
+            has_ended,
             wait_share: self.wait_share(),
             staleness_mean: self.staleness_mean(),
             staleness_max: self.ranks.iter().map(|rank| rank.staleness().most()).max().unwrap_or(0),
             bytes_per_rank: self.ranks[0].bytes(),
-            guarantee_held: !agreement.is_broken
-                && self.ranks.iter().all(|rank| rank.agreement() == agreement),
+            guarantee_held: self.ranks.iter().all(|rank| !rank.agreement().is_broken)
+                && (!has_ended || self.ranks.iter().all(|rank| rank.agreement() == agreement)),
             parameters_equal: digests.iter().all(|digest| *digest == digests[0]),
             hash: digests.into_iter().fold(self.now.0, chain),
         }

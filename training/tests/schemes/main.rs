@@ -17,4 +17,5 @@ mod resume;
 mod rounds;
 mod superstep;
 mod swarm;
+mod taxonomy;
 mod virtual_time;
