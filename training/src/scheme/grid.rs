@@ -1,8 +1,8 @@
 //! Elastic averaging along the lines of a grid (BIDMach; Peng, UCB/EECS-2018-77).
 //!
 //! After its steps a rank meets the ranks of its line in one dimension, the dimensions in turn:
-//! `w ← (1 - a)w + a·average`. A round opens when a share of the line is there, so a slow rank holds
-//! nobody up; what it gives too late is dropped, and it takes the average of the newest round.
+//! `w ← (1 - a)w + a·average`. A round opens when a share of the line is there, so a slow rank
+//! holds nobody up; what it gives too late is dropped, and it takes the newest round's average.
 //!
 //! **Invariant:** no operation before the end has more ranks than the side of the grid. At the end
 //! the parameters of all ranks are averaged.

@@ -245,8 +245,8 @@ pub enum Scheme {
     },
     /// Asynchronous: ranks add what their steps change to a table, and none waits for another.
     Asp,
-    /// Eager-SGD (Li et al. 2020): gradients are averaged in rounds that do not wait for late ranks,
-    /// and parameters now and then.
+    /// Eager-SGD (Li et al. 2020): gradients are averaged in rounds that do not wait for late
+    /// ranks, and parameters now and then.
     Eager {
         /// When rounds open.
         activation: Activation,

@@ -1,8 +1,8 @@
 //! The rounds of a line in virtual time: a partial all-reduce whose rule is that of real groups.
 //!
-//! A round opens at the instant at which the rule is met ([`Opening`]), and binds each rank then: its
-//! contribution, if it has handed one over, else nothing. One round is under way at a time. What
-//! becomes of late contributions is as in [`pleach_collectives::partial`].
+//! A round opens at the instant at which the rule is met ([`Opening`]), and binds each rank then:
+//! its contribution, if it has handed one over, else nothing. One round is under way at a time.
+//! What becomes of late contributions is as in [`pleach_collectives::partial`].
 //!
 //! **Invariant:** rounds are bound in order, each rank once a round. A contribution that is carried
 //! is in one result, one that is dropped in none.
