@@ -216,7 +216,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 PartialError::Activation(error) => CommandError::usage(error),
                 error => CommandError::failed(error),
             })?;
-            let mut by_rounds = ByRounds { group: &group, rounds };
+            let waits_for_all = activation.waits_for_all(group.world_size());
+            let mut by_rounds = ByRounds { group: &group, rounds, waits_for_all };
             train(
                 model,
                 &data.train,
@@ -299,6 +300,8 @@ impl Averaging<Buffer<f32>> for ByAll<'_> {
 struct ByRounds<'a> {
     group: &'a Group,
     rounds: Partial<f32>,
+    /// Whether each round waits for all ranks.
+    waits_for_all: bool,
 }
 
 impl Averaging<Vec<f32>> for ByRounds<'_> {
@@ -315,14 +318,16 @@ impl Averaging<Vec<f32>> for ByRounds<'_> {
     }
 
     fn synchronize(&mut self, parameters: &mut [f32]) -> Result<(), PartialError> {
-        // Ranks that are still in the epoch must not wait for this one. Once all ranks are here, a
-        // round to which nobody gives anything ends the epoch, and rounds wait for all again. A
-        // gradient of the last step that came too late is lost with the result of such a round.
-        match self.rounds.abstain() {
-            Ok(_) | Err(PartialError::NothingGiven { .. }) => {}
-            Err(error) => return Err(error),
+        // Ranks that are still in the epoch must not wait for this one. Where each round has all
+        // ranks, none is.
+        if !self.waits_for_all {
+            self.rounds.step_aside()?;
         }
-        Ok(self.group.all_reduce(parameters, ReduceOp::Avg)?)
+        self.group.all_reduce(parameters, ReduceOp::Avg)?;
+        if !self.waits_for_all {
+            self.rounds.come_back()?;
+        }
+        Ok(())
     }
 }
 
