@@ -521,13 +521,13 @@ mod tests {
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
             changes in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 0..6),
         ) {
-            let _ = decode(bytes.into()).and_then(|request| model().check(request));
+            let _ = decode(&bytes[..]).and_then(|request| model().check(request));
             let mut message = request(two(), &[b"12345678", b"abcdefgh"]).encode_to_vec();
             for (place, byte) in changes {
                 let place = place.index(message.len());
                 message[place] = byte;
             }
-            if let Ok(call) = decode(message.into()).and_then(|request| model().check(request)) {
+            if let Ok(call) = decode(&message[..]).and_then(|request| model().check(request)) {
                 prop_assert_eq!(&call.inputs[0].shape[1..], &[2]);
                 prop_assert_eq!(call.inputs[0].shape[0], call.inputs[1].shape[0]);
             }
