@@ -226,7 +226,11 @@ impl Shared {
             // A status of the task has no source; one of this end has what ended the connection.
             Ok(Err(status)) => Err(match status.source() {
                 Some(source) => {
-                    let cause = source.source().map_or_else(|| source.to_string(), ToString::to_string);
+                    // Those of tonic and hyper say less than the last one.
+                    let mut cause = source;
+                    while let Some(deeper) = cause.source() {
+                        cause = deeper;
+                    }
                     Status::unavailable(format!("the task is lost: {cause}"))
                 }
                 None => status,
