@@ -43,6 +43,10 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// Largest tensor in a message, in bytes: protobuf has no larger ones.
 const MESSAGE_TENSOR_MAX: u64 = 2 << 30;
 
+/// How much later the task gives a call up than this end. Where both ended a call at once, the last
+/// frames of the task were seen to be taken for an error of the whole connection.
+const TASK_GRACE: Duration = Duration::from_secs(1);
+
 /// A device of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -212,7 +216,7 @@ impl Shared {
         let mut client = tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         let deadline = clock::now() + limit;
         let mut request = tonic::Request::new(ask);
-        request.set_timeout(limit);
+        request.set_timeout(limit + TASK_GRACE);
         let path = path(method)?;
         let call = async move {
             client.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
