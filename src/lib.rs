@@ -111,7 +111,7 @@ pub mod errors {
     pub use pleach_schedule::generate::GenerateError;
     pub use pleach_schedule::generate::packed::PackedError;
     pub use pleach_schedule::select::SelectError;
-    pub use pleach_schedule::verify::Violation;
+    pub use pleach_schedule::verify::{NotPartial, Violation};
     pub use pleach_schedule::wiring::WiringError;
     pub use pleach_transport::RegisterError;
     pub use pleach_transport::auth::SecretError;

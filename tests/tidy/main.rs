@@ -65,6 +65,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/exact/elements.rs", "elements of a call by their addresses"),
     ("collectives/src/group/temporary_registration.rs", "memory lent for one call"),
     ("collectives/src/group/partial/mod.rs", "registered memory as slices, while no round holds it"),
+    ("collectives/src/partial/handover.rs", "what loom sees of contributions"),
     ("collectives/src/group/window/mod.rs", "elements of a write as a slice, until its credit"),
     ("collectives/src/window/memory.rs", "how a process reaches the bytes of a window"),
     ("collectives/src/group/premultiplied.rs", "products of a call's elements by their addresses"),

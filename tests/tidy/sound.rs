@@ -38,6 +38,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "NodeId",
             "NodeKind",
             "NotExact",
+            "NotPartial",
             "Observe",
             "Own",
             "PartialReport",

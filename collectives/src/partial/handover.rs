@@ -208,8 +208,8 @@ mod loom_tests {
             sum
         }
 
-        /// Contributes as a caller does: while a round goes on that it waits for, it writes the next
-        /// contribution. `free`: where.
+        /// Contributes as a caller does: while a round goes on that it waits for, it writes the
+        /// next contribution. `free`: where.
         fn contribute(&self, free: fn(&Handover) -> Contribution) {
             let (mut seen, mut current) = (0, 0);
             self.write(current, VALUES[0]);

@@ -37,9 +37,9 @@
 //! one of eight bytes for each 64 ranks, and about `2 (n - 1)` signals. A rank without a
 //! contribution gives neutral elements: the headers of its signals say so, and nobody reads them
 //! (the engine's `run::absence`). Where data are put, what is neutral is not moved until something
-//! was combined with it. A rank has seven buffers of the data, and three more where late contributions are reduced apart.
-//! An exact round takes one run of what its blocks span, beside that of the set, and then one run a
-//! block.
+//! was combined with it. A rank has seven buffers of the data, and three more where late
+//! contributions are reduced apart. An exact round takes one run of what its blocks span, beside
+//! that of the set, and then one run a block.
 //!
 //! A rank takes part in rounds while its caller computes. So the rounds have a group of their own,
 //! as [`Group::split`](crate::Group::split) makes it, and the progress thread of that group binds.

@@ -2,8 +2,9 @@
 //! the [`Engine`] that it starts runs on: it takes `now`, and never blocks.
 //!
 //! **Invariants:** rounds are bound once, in order. The engine knows no contribution before it is
-//! bound, so no byte of it is read before. A result that the caller waits for or reads is written no
-//! more. (Which buffers the caller has is the matter of `handover`, what is said that of `words`.)
+//! bound, so no byte of it is read before. A result that the caller waits for or reads is written
+//! no more. (Which buffers the caller has is the matter of `handover`, what is said that of
+//! `words`.)
 
 use std::sync::Arc;
 use std::time::Duration;
