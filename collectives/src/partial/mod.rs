@@ -59,7 +59,6 @@ mod readiness;
 mod rounds;
 #[cfg(test)]
 mod subsets;
-mod trial;
 mod words;
 
 pub use crate::observe::PartialReport;
@@ -67,6 +66,7 @@ pub use crate::observe::PartialReport;
 pub use activation::duration;
 pub use activation::{Activation, ActivationError, Divisor, Late};
 pub(crate) use activation::{Terms, WORDS};
+pub(crate) use contributions::Contributions;
 pub(crate) use exact::{ExactPlans, ExactSums};
 pub(crate) use neutral::neutral;
 #[doc(hidden)]
@@ -74,8 +74,9 @@ pub use opening::{Decision, Opening};
 pub use rank_set::RankSet;
 #[doc(hidden)]
 pub use readiness::Readiness;
+#[cfg(test)]
+pub(crate) use rounds::Mutant;
 pub use rounds::Own;
 pub(crate) use rounds::{
-    Awaited, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, Rounds, RoundsMemory,
+    Awaited, Bound, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Ended, Rounds, RoundsMemory,
 };
-pub(crate) use trial::run_late;

@@ -11,6 +11,7 @@
 
 mod cause;
 mod cluster;
+mod late;
 mod mutation;
 mod run;
 mod scenario;

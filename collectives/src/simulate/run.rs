@@ -8,9 +8,9 @@ use pleach_transport::mutex::lock;
 use pleach_transport::sim::TraceHash;
 use pleach_vocabulary::digest::chain;
 
+use super::late::run_late;
 use super::scenario::Scenario;
 use super::trial::{Failure, TrialReport, run_calls};
-use crate::partial::run_late;
 
 /// A trace of several worlds.
 #[derive(Clone)]

@@ -67,7 +67,7 @@ pub enum Checker {
     Release,
     /// A call was refused.
     Refused,
-    /// In rounds of a partial all-reduce: the sets, the sums, what becomes of contributions, how often
+    /// In rounds of a partial all-reduce: sets, sums, what becomes of contributions, how often
     /// ranks are left out, and that every rank comes to an end.
     Rounds,
 }

@@ -576,7 +576,7 @@ impl Set {
     }
 
     /// The ranks of both.
-    pub(crate) fn common(&self, other: &Self) -> Self {
+    pub(crate) fn intersection(&self, other: &Self) -> Self {
         Self(self.0.iter().zip(&other.0).map(|(own, other)| own & other).collect())
     }
 

@@ -169,7 +169,7 @@ impl Content {
 
     fn add(&mut self, other: &Self) {
         self.again.join(&other.again);
-        self.again.join(&self.once.common(&other.once));
+        self.again.join(&self.once.intersection(&other.once));
         self.once.join(&other.once);
     }
 }

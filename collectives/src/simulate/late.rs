@@ -17,17 +17,16 @@ use pleach_transport::sim::{self, AccessKind, FaultKind, FaultKinds, Random};
 use pleach_transport::{Nanos, SharedMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
-use super::activation::Terms;
-use super::contributions::Contributions;
-use super::exact::{ExactPlans, ExactSums};
-#[cfg(test)]
-use super::rounds::Mutant;
-use super::rounds::{Bound, CONTRIBUTIONS, DataPlans, EXACT_CONTRIBUTIONS, Own, Rounds, RoundsMemory};
-use super::{Activation, Divisor, Late, RankSet, neutral};
+use super::{Checker, Cluster, Failure, Limits, Scenario, TIMEOUT_FAR, TrialReport};
 use crate::call::{Counts, Descriptor};
 use crate::engine::Bytes;
 use crate::exact::BlockSums;
-use crate::simulate::{Checker, Cluster, Failure, Limits, Scenario, TIMEOUT_FAR, TrialReport};
+#[cfg(test)]
+use crate::partial::Mutant;
+use crate::partial::{
+    Activation, Bound, CONTRIBUTIONS, Contributions, DataPlans, Divisor, EXACT_CONTRIBUTIONS, ExactPlans,
+    ExactSums, Late, Own, RankSet, Rounds, RoundsMemory, Terms, neutral,
+};
 
 /// Most ranks.
 const RANKS_MAX: u32 = 16;
