@@ -266,6 +266,7 @@ impl MemoryMap {
     ) -> Result<(), Violation> {
         let mut wanted = vec![false; graph.schedule.programs.len()];
         let hubs = order.hubs();
+        let heard = first_waits(graph);
         for step in (0..graph.steps.len() as u32).filter(|&step| !skips(only, graph.rank(step))) {
             let own = graph.rank(step);
             let put = matches!(graph.steps[step as usize].op, Op::Put { .. });
@@ -273,7 +274,10 @@ impl MemoryMap {
             // Writing into scratch needs no earlier word: the runtime's credits guard the bank. A
             // put ends at its wait.
             let early = |access: &&MemoryAccess| {
-                foreign(access) && !(access.writes && access.place as usize == SCRATCH)
+                let owner = self.groups[access.group as usize].owner;
+                let has_heard =
+                    || heard.get(&(graph.lane_of[step as usize], owner)).is_some_and(|&wait| wait < step);
+                foreign(access) && !(access.writes && access.place as usize == SCRATCH) && !has_heard()
             };
             let late = |access: &&MemoryAccess| {
                 foreign(access) && !put && !hubs.lead_to_rank(step, self.groups[access.group as usize].owner)
@@ -335,6 +339,18 @@ impl MemoryMap {
         let part = graph.schedule.blocks[graph.block as usize].part;
         has_input(graph.schedule, self.groups[group as usize].owner, part)
     }
+}
+
+/// By lane and sender: the first step of the lane that waits for the sender. What stands behind it in
+/// the lane is after it.
+fn first_waits(graph: &Graph<'_>) -> HashMap<(u32, Rank), u32> {
+    let mut waits = HashMap::new();
+    for (step, lane) in (0..graph.steps.len() as u32).zip(&graph.lane_of) {
+        if let Op::Wait { from, .. } = graph.steps[step as usize].op {
+            waits.entry((*lane, from)).or_insert(step);
+        }
+    }
+    waits
 }
 
 /// In which placements a copy between two places of a rank is nothing.
