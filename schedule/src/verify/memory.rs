@@ -341,8 +341,8 @@ impl MemoryMap {
     }
 }
 
-/// By lane and sender: the first step of the lane that waits for the sender. What stands behind it in
-/// the lane is after it.
+/// By lane and sender: the first step of the lane that waits for the sender. What stands behind it
+/// in the lane is after it.
 fn first_waits(graph: &Graph<'_>) -> HashMap<(u32, Rank), u32> {
     let mut waits = HashMap::new();
     for (step, lane) in (0..graph.steps.len() as u32).zip(&graph.lane_of) {

@@ -239,13 +239,13 @@ impl<'g, 'a> HappensBefore<'g, 'a> {
     }
 }
 
-/// Whether the completion `end` of chunk 0 is before `later` of chunk `window` by one signal between
-/// their two lanes.
+/// Whether the completion `end` of chunk 0 is before `later` of chunk `window` by one signal
+/// between their two lanes.
 ///
 /// * The lane of the end signals the lane of `later`, which waits for that before `later`: in chunk
 ///   `window`, whose steps come after all of the lane of the end in chunk 0.
-/// * A signal that is issued after the end goes to the lane of `later`, which waits for it: in chunk
-///   0, which ends before its chunk `window`.
+/// * A signal that is issued after the end goes to the lane of `later`, which waits for it: in
+///   chunk 0, which ends before its chunk `window`.
 fn lanes_have_met(graph: &Graph<'_>, end: Event, later: u32) -> bool {
     let step = end / 2;
     if end != complete(step) {
