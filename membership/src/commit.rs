@@ -1,11 +1,11 @@
 //! The commit of a step, in two rounds.
 //!
 //! A member that is done with a step says [`Message::Ready`] to all. A member that has heard this
-//! of all members *knows* the step, and says [`Message::Knows`]. A member that has heard this of all
-//! is *told* that the step is committed, and may begin the next one.
+//! of all members *knows* the step, and says [`Message::Knows`]. A member that has heard this of
+//! all is *told* that the step is committed, and may begin the next one.
 //!
-//! **Invariant:** when a member is told of a step, every member knows the step. So whichever members
-//! are asked for the next record, each of them knows, and the record says that the step is
+//! **Invariant:** when a member is told of a step, every member knows the step. So whichever
+//! members are asked for the next record, each of them knows, and the record says that the step is
 //! committed. Members that know different numbers of steps differ by one.
 //!
 //! A planned change waits for the edge of a step: who has heard of one says so in its `Ready`. A

@@ -2,9 +2,9 @@
 //!
 //! Pairs of processes that do not reach each other are the edges of a graph. The fewest processes
 //! whose removal leaves no edge are a minimum vertex cover. It is found by branching on a vertex of
-//! the highest degree; where that takes more than [`BRANCHES_MAX`] branches, the vertex is taken out
-//! without the second branch. Equal graphs give equal covers on all members: ties go by seats, the
-//! highest seat goes.
+//! the highest degree; where that takes more than [`BRANCHES_MAX`] branches, the vertex is taken
+//! out without the second branch. Equal graphs give equal covers on all members: ties go by seats,
+//! the highest seat goes.
 
 use std::collections::BTreeSet;
 

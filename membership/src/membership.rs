@@ -6,14 +6,14 @@
 //! 1. A process hears the next three members of the ring; a member that is silent for
 //!    `suspect_after`, a lost connection and an expired deadline make it a suspect. Each process
 //!    floods its [`View`] when it changes.
-//! 2. A suspicion calls the roll: for two eighths every member asks every other one. Then the fewest
-//!    members go so that any two of the rest reach each other. Members that are certified dead go
-//!    at once.
+//! 2. A suspicion calls the roll: for two eighths every member asks every other one. Then the
+//!    fewest members go so that any two of the rest reach each other. Members that are certified
+//!    dead go at once.
 //! 3. The member on the lowest seat that stays proposes, the next one two eighths later. Who is to
 //!    go waits `suspect_after` longer and then proposes without those that it does not reach. Who
 //!    can propose less than half of the members waits one more `suspect_after`.
-//! 4. Who learns a record severs who is out, drains the pair with every other member, and has entered.
-//!    Who does not drain within `suspect_after` is suspected.
+//! 4. Who learns a record severs who is out, drains the pair with every other member, and has
+//!    entered. Who does not drain within `suspect_after` is suspected.
 //! 5. A planned join or leave waits for the end of a step (see `commit`). A joiner is admitted when
 //!    it and every member reach each other.
 

@@ -11,7 +11,7 @@ use pleach_transport::wire::{Reader, Writer};
 use crate::ballot::Ballot;
 use crate::certificate::Certificate;
 use crate::encoding::{DecodeError, put_process, take_process};
-use crate::record::{MEMBERS_MAX, RECORD_BYTES_MAX};
+use crate::record::{COUNT_MAX, MEMBERS_MAX, RECORD_BYTES_MAX};
 use crate::register::Answer;
 use crate::view::View;
 use crate::{Process, Record, Seat};
@@ -153,8 +153,8 @@ impl Message {
                 number: reader.u64()?,
                 ballot: take_ballot(reader)?,
                 answer: Answer {
-                    known: reader.u64()?,
-                    begun: take_option(reader, |reader| Ok(reader.u64()?))?,
+                    known: take_step(reader)?,
+                    begun: take_option(reader, take_step)?,
                     accepted: take_option(reader, |reader| Ok((take_ballot(reader)?, take_record(reader)?)))?,
                 },
             },
@@ -182,16 +182,16 @@ fn put_ballot(writer: Writer, ballot: Ballot) -> Writer {
     writer.u64(ballot.round).u32(ballot.seat.0)
 }
 
-/// A round that cannot be counted up is none.
+/// A round that no proposer reaches by counting up is none.
 fn take_ballot(reader: &mut Reader<'_>) -> Result<Ballot, DecodeError> {
     let (round, seat) = (reader.u64()?, Seat(reader.u32()?));
-    if round == 0 || round == u64::MAX { Err(DecodeError::Malformed) } else { Ok(Ballot { round, seat }) }
+    if round == 0 || round > COUNT_MAX { Err(DecodeError::Malformed) } else { Ok(Ballot { round, seat }) }
 }
 
-/// A step that can be counted up twice.
+/// A step that no job reaches is none.
 fn take_step(reader: &mut Reader<'_>) -> Result<u64, DecodeError> {
     let step = reader.u64()?;
-    if step < u64::MAX - 1 { Ok(step) } else { Err(DecodeError::Malformed) }
+    if step <= COUNT_MAX { Ok(step) } else { Err(DecodeError::Malformed) }
 }
 
 fn take_bool(reader: &mut Reader<'_>) -> Result<bool, DecodeError> {

@@ -14,7 +14,8 @@ pub enum Output {
         /// The record.
         Arc<Record>,
     ),
-    /// Sends a message. A message to the process itself is delivered like any other.
+    /// Sends a message. A message to the process itself is delivered like any other. Where no
+    /// connection to the receiver is open, one is opened.
     Send {
         /// The receiver.
         to: Process,

@@ -1,8 +1,8 @@
 //! The part of one process in the agreement on records and steps. It knows no time.
 //!
 //! All that safety needs is here, so the model checker walks through this code alone: whoever calls
-//! may propose at any moment, any members, as often as wanted. When to propose, and whom, is decided
-//! by [`Membership`](crate::Membership).
+//! may propose at any moment, any members, as often as wanted. When to propose, and whom, is
+//! decided by [`Membership`](crate::Membership).
 //!
 //! **Invariants**
 //!
@@ -216,7 +216,8 @@ impl Participant {
     ///
     /// # Errors
     ///
-    /// When the answers do not suffice, a higher ballot was promised, or the members make no record.
+    /// When the answers do not suffice, a higher ballot was promised, or the members make no
+    /// record.
     pub fn decide(&mut self, members: Vec<Process>, causes: Vec<Cause>) -> Result<Vec<Output>, NotProposed> {
         let record = Arc::clone(self.epoch().ok_or(NotProposed::NotMember)?);
         let proposal = self.proposal.as_ref().ok_or(NotProposed::NoBallot)?;

@@ -5,9 +5,9 @@
 //! counts only while it names no newer record than the asker's: a newer one is adopted
 //! ([`crate::participant`]).
 //!
-//! **Invariant:** of two sets that suffice, one has a member of the other, or all that the one lacks
-//! have ended without learning a newer record. In the second case nobody but a live proposer can
-//! have counted the votes of the dead, and this proposer has promised the higher ballot.
+//! **Invariant:** of two sets that suffice, one has a member of the other, or all that the one
+//! lacks have ended without learning a newer record. In the second case nobody but a live proposer
+//! can have counted the votes of the dead, and this proposer has promised the higher ballot.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,8 +1,8 @@
 //! An epoch as data: its members, the step that it begins with, why it came.
 //!
-//! **Invariant:** a [`Record`] cannot be made or decoded in another than its canonical form: at least
-//! one member, seats strictly ascending, causes strictly ascending, the digest that of the bytes.
-//! So equal records have equal bytes, and a MAC over the bytes is a MAC over the record.
+//! **Invariant:** a [`Record`] cannot be made or decoded in another than its canonical form: at
+//! least one member, seats strictly ascending, causes strictly ascending, the digest that of the
+//! bytes. So equal records have equal bytes, and a MAC over the bytes is a MAC over the record.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -6,8 +6,8 @@
 //! what stands. In both cases the proposer first asks members what they know of the step under way,
 //! and a member that was asked goes no further in this epoch.
 //!
-//! **Invariant:** an acceptor promises ballots in ascending order and accepts none below its promise.
-//! A proposer counts no votes of its ballot once it has promised a higher one.
+//! **Invariant:** an acceptor promises ballots in ascending order and accepts none below its
+//! promise. A proposer counts no votes of its ballot once it has promised a higher one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

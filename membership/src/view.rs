@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use crate::Process;
 
-/// Whom a process reaches, and what it wants. Of two views of one process the higher version counts.
+/// Whom a process reaches, and what it wants. Of two views of one process the higher version
+/// counts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct View {
     /// Whose view it is.

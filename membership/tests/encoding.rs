@@ -64,9 +64,8 @@ prop_compose! {
 }
 
 fn message() -> impl Strategy<Value = Message> {
-    let answer =
-        (proptest::option::of((ballot(), record())), any::<u64>(), proptest::option::of(any::<u64>()))
-            .prop_map(|(accepted, known, begun)| Answer { accepted, known, begun });
+    let answer = (proptest::option::of((ballot(), record())), 0_u64..1000, proptest::option::of(0_u64..1000))
+        .prop_map(|(accepted, known, begun)| Answer { accepted, known, begun });
     prop_oneof![
         (any::<u64>(), ballot()).prop_map(|(number, ballot)| Message::Prepare { number, ballot }),
         (any::<u64>(), ballot(), answer).prop_map(|(number, ballot, answer)| Message::Promise {

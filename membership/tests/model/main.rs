@@ -1,7 +1,8 @@
 //! The protocol in all its states where these are few enough, and by random walks where not. The
 //! code that is walked through is the one that processes run.
 //!
-//! Searches go depth first: the stack of states is short, and only fingerprints are kept of the rest.
+//! Searches go depth first: the stack of states is short, and only fingerprints are kept of the
+//! rest.
 
 mod group;
 mod late_votes;

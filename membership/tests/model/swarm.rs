@@ -1,8 +1,9 @@
 //! Random walks that are each biased in another way.
 //!
 //! A uniform choice delivers about everything before anything rare happens. Here each walk draws a
-//! weight for each kind of action and for each process (swarm testing: Groce et al., ISSTA 2012), so in
-//! some walks a process hears nearly nothing, in others votes come late or processes end early.
+//! weight for each kind of action and for each process (swarm testing: Groce et al., ISSTA 2012),
+//! so in some walks a process hears nearly nothing, in others votes come late or processes end
+//! early.
 
 use pleach_membership::Message;
 use pleach_vocabulary::digest::{chain, mixed};
