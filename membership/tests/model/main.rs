@@ -122,25 +122,25 @@ fn a_step_told_by_one_is_found() {
 }
 
 #[test]
-#[ignore = "takes minutes: nightly"]
+#[ignore = "more states than CI has time for: nightly"]
 fn three_members_that_all_propose() {
     holds_everywhere(Scope::default());
 }
 
 #[test]
-#[ignore = "takes minutes: nightly"]
+#[ignore = "more states than CI has time for: nightly"]
 fn three_members_commit_a_step() {
     holds_everywhere(Scope { steps: 1, proposers: Some(&[1, 2]), ..Scope::default() });
 }
 
 #[test]
-#[ignore = "takes minutes: nightly"]
+#[ignore = "more states than CI has time for: nightly"]
 fn two_members_and_a_joiner_in_two_epochs() {
     holds_everywhere(Scope { members: 2, joiners: 1, epochs: 2, ..Scope::default() });
 }
 
 #[test]
-#[ignore = "takes minutes: nightly"]
+#[ignore = "more states than CI has time for: nightly"]
 fn long_walks() {
     let scope = Scope { members: 5, joiners: 1, ballots: 2, epochs: 3, crashes: 4, ..Scope::default() };
     holds_on_walks(Scope { steps: 3, ..scope }, 100 * WALKED);
