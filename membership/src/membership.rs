@@ -198,8 +198,8 @@ impl Membership {
 
     fn certificate(&mut self, certificate: Certificate) {
         let dead = certificate.process;
-        let is_of_member = self.participant.epoch().is_some_and(|record| record.contains(dead));
-        if !is_of_member || self.participant.is_certified(dead) || dead == self.process() {
+        // A process that waits to join may be the only witness, so it passes on what it hears.
+        if self.participant.is_certified(dead) || self.participant.is_out() || dead == self.process() {
             return;
         }
         for to in self.peers() {

@@ -127,6 +127,19 @@ fn any_number_of_kills_is_survived_where_all_are_certified() {
     assert!(time < 2 * SUSPECT_AFTER, "{time:?}: silence is waited for in turn");
 }
 
+/// The two witnesses of each death are drawn among all that run, so some wait to join.
+#[test]
+fn a_witness_that_waits_to_join_is_heard() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, 2, Maker::Members);
+        at(&mut world, ms(100), Fault::Join(Process::new(2, 2)));
+        at(&mut world, ms(101), Fault::Join(Process::new(3, 2)));
+        at(&mut world, ms(102), Fault::Kill(Process::new(1, 1)));
+        world.run_until(Nanos::ZERO + ms(3000));
+        assert!(!newest(&world).contains(&1), "seed {seed}:\n{}", world.describe());
+    }
+}
+
 /// The checker of foreign writes finds a device that does not sever.
 #[test]
 #[should_panic(expected = "which is in another epoch")]
