@@ -298,8 +298,14 @@ impl World {
         if self.is_cut(process, peer) || self.is_cut(peer, process) {
             return self.at(self.now + ms(10), Event::Drain(process, peer, epoch));
         }
+        // A process that is stopped makes its copies later than it had begun to.
         let landed = |pair| self.landed.get(pair).copied().unwrap_or(Nanos::ZERO);
-        let time = landed(&(process, peer)).max(landed(&(peer, process))).max(self.now) + ms(1);
+        let stopped = self.nodes[&process].frozen_until.max(self.nodes[&peer].frozen_until);
+        let quiet = landed(&(process, peer)).max(landed(&(peer, process))).max(stopped);
+        if quiet > self.now {
+            return self.at(quiet, Event::Drain(process, peer, epoch));
+        }
+        let time = self.now + ms(1);
         self.at(time, Event::Input(process, Input::Drained { peer, epoch }));
         self.at(time, Event::Input(peer, Input::Drained { peer: process, epoch }));
     }
