@@ -332,7 +332,7 @@ impl World {
             Fault::Freeze(process, time) => {
                 let until = self.now + time;
                 if let Some(node) = self.nodes.get_mut(&process) {
-                    node.frozen_until = until;
+                    node.frozen_until = node.frozen_until.max(until);
                 }
             }
             Fault::Join(process) => {
