@@ -62,7 +62,7 @@ enum Command {
     /// Start N local ranks of a command, and end them all when one fails
     Run(run::Arguments),
     /// Train a small network on handwritten digits with several ranks
-    Train(train::Arguments),
+    Train(Box<train::Arguments>),
     /// Train a support vector machine with several ranks
     Svm(svm::Arguments),
     /// Plan how a network is split over ranks, and what that brings
