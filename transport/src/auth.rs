@@ -234,6 +234,16 @@ pub fn challenge() -> [u8; TAG_BYTES] {
     random_bytes()
 }
 
+/// A random number of the kernel.
+///
+/// # Panics
+///
+/// When the kernel has no random bytes, which cannot be after boot.
+#[must_use]
+pub fn random_number() -> u64 {
+    u64::from_le_bytes(random_bytes())
+}
+
 /// Random bytes of the kernel, at most 256.
 ///
 /// # Panics

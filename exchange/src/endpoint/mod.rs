@@ -49,7 +49,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pleach_transport::auth::challenge;
+use pleach_transport::auth::random_number;
 use pleach_transport::metrics_server::MetricsServer;
 use pleach_transport::mutex::lock;
 use pleach_transport::{Nanos, clock, host_identity};
@@ -146,8 +146,7 @@ impl Endpoint {
                  inline; set PLEACH_SECRET_FILE"
             );
         }
-        let [a, b, c, d, e, f, g, h, ..] = challenge();
-        let incarnation = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
+        let incarnation = random_number();
         let host = options.host.as_deref().map_or_else(host_identity, named_host);
         let introduction = shared::own_introduction(options, address, host, incarnation);
         let descriptor = || refused("descriptor");

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::accepting::{ACCEPTS_AT_ONCE, AcceptPause, UnauthenticatedConnections};
-use pleach_transport::auth::challenge;
+use pleach_transport::auth::random_number;
 use pleach_transport::{Nanos, clock, tune_stream};
 use rustix::event::epoll;
 
@@ -185,8 +185,7 @@ impl Acceptor {
             self.remove(number);
         }
         let number = self.shared.core().next_number();
-        let [a, b, c, d, e, f, g, h, ..] = challenge();
-        let link = LinkId(u64::from_le_bytes([a, b, c, d, e, f, g, h]));
+        let link = LinkId(random_number());
         let secret = self.shared.options.secret.clone();
         let handshake = Handshake::listen(self.shared.introduce(), secret, link);
         let Ok(handshake) = handshake else { return };

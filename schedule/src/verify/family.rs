@@ -269,7 +269,8 @@ impl ProvedFamily {
     }
 
     /// The block of a rank's lane of this number, of those that it has.
-    pub(super) fn block(&self, rank: Rank, lane: u32) -> BlockId {
+    #[must_use]
+    pub fn block(&self, rank: Rank, lane: u32) -> BlockId {
         match self.family.symmetry {
             Symmetry::Blocks => self.family.lane_order.block(rank, lane, self.family.column.ranks()),
             Symmetry::Ranks => 0,
@@ -325,7 +326,8 @@ impl ProvedFamily {
     }
 
     /// The schedule with the lanes of all ranks.
-    pub(super) fn unfolded(&self) -> Schedule {
+    #[must_use]
+    pub fn unfolded(&self) -> Schedule {
         let Schedule { collective, window, single_chunk, .. } = self.family.column;
         let programs = (0..self.family.column.ranks()).map(|rank| self.lanes(rank)).collect();
         Schedule { collective, window, single_chunk, blocks: self.family.column.blocks.clone(), programs }

@@ -316,7 +316,8 @@ impl Trainer {
         let window = self.vectors.window.as_mut().expect("only a plan with a window waits for words");
         let deadline = window.timeout();
         let since = *self.messages.waits_since.get_or_insert_with(clock::now);
-        let limit = if self.messages.asked.is_empty() { deadline } else { TURN };
+        let awaits_credit = !self.messages.asked.is_empty() || !self.messages.untold.is_empty();
+        let limit = if awaits_credit { TURN } else { deadline };
         let before = clock::now();
         let count = self.messages.receive(window, limit)?;
         let now = clock::now();

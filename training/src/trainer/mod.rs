@@ -792,6 +792,11 @@ impl Step<'_> {
         trainer.hear_all(&mut optimizer)?;
         trainer.times.steps += 1;
         trainer.requested = None;
+        if trainer.vectors.window.is_some() {
+            // Ranks that share a processor take turns step by step. Otherwise one would make all the
+            // steps of its time slice against parameters that no other rank renews meanwhile.
+            std::thread::yield_now();
+        }
         trainer.drive(Event::Computed { step }, &mut optimizer)
     }
 }

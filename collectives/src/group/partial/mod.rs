@@ -10,8 +10,6 @@
 //! [`Rounds::free_contribution`]: crate::partial::Rounds::free_contribution
 #![allow(unsafe_code)]
 
-#[cfg(test)]
-mod absent;
 mod error;
 mod start;
 mod typed;

@@ -1,6 +1,9 @@
 //! How the rounds of a partial all-reduce begin: the ranks compare what they ask for, meet in a
 //! group of their own, and make the memory and the plans of the rounds.
 
+#[cfg(test)]
+mod absent;
+
 use std::sync::Arc;
 
 use pleach_schedule::Schedule;
@@ -202,7 +205,7 @@ impl Group {
         Ok(DataPlans::Exact(Box::new(exact)))
     }
 
-    pub(super) fn all_reduce_plan(
+    fn all_reduce_plan(
         &self,
         core: &mut Core,
         data_type: DataType,

@@ -5,13 +5,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use pleach_transport::auth::random_number;
 use pleach_transport::{Nanos, clock};
 use tokio::sync::{Mutex, oneshot};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Status, transport};
 use tonic_prost::ProstCodec;
 
-use super::service::random;
 use super::{OFFERED_BYTES_MIN, failed};
 use crate::endpoint::{Endpoint, Peer, PendingTensor, ReceivedTensor, TensorWay};
 use crate::grpc::introduction;
@@ -246,7 +246,7 @@ impl Shared {
         let peer = self.link(deadline).await?;
         let incarnation = peer.as_ref().and_then(Peer::incarnation);
         // Positive, and never the number of no request.
-        let request_id = (random() >> 1 | 1).cast_signed();
+        let request_id = (random_number() >> 1 | 1).cast_signed();
         let ask = RecvTensorRequest {
             step_id: step,
             rendezvous_key: key.to_owned(),

@@ -14,6 +14,8 @@ use tonic::codegen::http::{Request, Response};
 use tonic::server::{Grpc, NamedService, UnaryService};
 use tonic_prost::ProstCodec;
 
+use pleach_transport::auth::random_number;
+
 use super::local::of_own;
 use super::{MESSAGE_BYTES_BESIDE, MESSAGE_BYTES_MAX, OFFERED_BYTES_MIN, SERVICE, failed};
 use crate::endpoint::{Endpoint, InlineReason, ReceivedTensor, SharedTensor};
@@ -233,7 +235,7 @@ impl Worker {
             return goes_inline(InlineReason::NotLendable);
         };
         let offer = Offer {
-            number: random() | 1,
+            number: random_number() | 1,
             element: tensor.element(),
             dimensions: tensor.dimensions().to_vec(),
         };
@@ -251,12 +253,6 @@ impl Worker {
             Err(_) => goes_inline(InlineReason::Limit),
         }
     }
-}
-
-/// A random number.
-pub(super) fn random() -> u64 {
-    let [a, b, c, d, e, f, g, h, ..] = pleach_transport::auth::challenge();
-    u64::from_le_bytes([a, b, c, d, e, f, g, h])
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;

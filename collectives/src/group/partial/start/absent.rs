@@ -2,8 +2,8 @@
 
 use pleach_transport::Nanos;
 
-use super::super::Group;
-use super::super::error::CollectiveError;
+use super::super::super::Group;
+use super::super::super::error::CollectiveError;
 use crate::Element;
 use crate::engine::{Bytes, RoundInput, Traffic};
 use crate::partial::neutral;
