@@ -23,7 +23,7 @@ pub enum Output {
         message: Message,
     },
     /// Writes the record to the store if no record of its number stands there, and says what stands
-    /// ([`Participant::stands`]).
+    /// ([`Participant::stands`](crate::Participant::stands)).
     WriteOnce(
         /// The record.
         Arc<Record>,

@@ -1,8 +1,9 @@
 //! Whole groups in one process and in virtual time: the real engine over the simulated device.
 //!
-//! A [`Scenario`] is everything that one simulation does, drawn from a seed; [`run`] carries it out
-//! and checks it, with checkers that share no code with what they check (results against an oracle,
-//! guard bytes, races by vector clocks, fence, liveness, causes of errors, release). A scenario
+//! A [`Scenario`] is everything that one simulation does, drawn from a seed; [`run`](fn@run)
+//! carries it out and checks it, with checkers that share no code with what they check (results
+//! against an oracle, guard bytes, races by vector clocks, fence, liveness, causes of errors,
+//! release). A scenario
 //! runs on a [`Cluster`]. Where ranks are late, rounds of a partial all-reduce follow the calls,
 //! with checkers of their own ([`crate::partial`]).
 //!

@@ -485,7 +485,7 @@ enum Cover {
     /// All: the whole schedule.
     All,
     /// Those of block 0, or those of rank 0 where there is one block and all ranks do the same: a
-    /// column, of which a [`family`] makes all others.
+    /// column, of which a [`family`](fn@family) makes all others.
     First,
 }
 

@@ -387,8 +387,8 @@ impl Scheme {
     }
 
     /// Whether a training can be saved and go on in other processes
-    /// ([`Trainer::save`](crate::Trainer::save)). It cannot where rounds of partial all-reduces carry
-    /// contributions, nor where a rank may wait until one that is at rest has a newer copy.
+    /// ([`Trainer::save`](crate::Trainer::save)). It cannot where rounds of partial all-reduces
+    /// carry contributions, nor where a rank may wait until one that is at rest has a newer copy.
     #[must_use]
     pub fn keeps_checkpoints(&self) -> bool {
         !matches!(self, Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp)

@@ -793,7 +793,7 @@ impl Step<'_> {
         trainer.times.steps += 1;
         trainer.requested = None;
         if trainer.vectors.window.is_some() {
-            // Ranks that share a processor take turns step by step. Otherwise one would make all the
+            // Ranks that share a processor take turns step by step. Otherwise one would make all
             // steps of its time slice against parameters that no other rank renews meanwhile.
             std::thread::yield_now();
         }

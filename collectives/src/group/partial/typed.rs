@@ -232,9 +232,9 @@ impl<T: Element> Round<'_, T> {
         bytemuck::cast_slice(self.raw.result())
     }
 
-    /// With [`Late::Correct`], the combined contributions that came too late for an earlier round,
-    /// divided as the result is, and whose they are. `None`: all ranks were in the round before, or
-    /// there was none.
+    /// With [`Late::Correct`](crate::partial::Late::Correct), the combined contributions that came
+    /// too late for an earlier round, divided as the result is, and whose they are. `None`: all
+    /// ranks were in the round before, or there was none.
     #[must_use]
     pub fn correction(&self) -> Option<(&RankSet, &[T])> {
         self.raw.correction().map(|(set, bytes)| (set, bytemuck::cast_slice(bytes)))
