@@ -96,7 +96,7 @@ pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyRe
     facts.set_item("guarantee", scheme.guarantee())?;
     facts.set_item("averages_gradients", scheme.averages_gradients())?;
     facts.set_item("has_momentum", scheme.has_momentum())?;
-    facts.set_item("meets", plan.window.is_none())?;
+    facts.set_item("meets", plan.window.is_none() && plan.lines.is_empty())?;
     Ok(facts)
 }
 
@@ -109,7 +109,10 @@ fn exception(py: Python<'_>, group: &Inner, error: &TrainError) -> PyErr {
         }
         TrainError::Different { other, .. } => error::about_rank(py, "mismatch", &text, *other),
         TrainError::Loss { rank, .. } => error::about_rank(py, "loss", &text, *rank),
-        TrainError::Window(_) => error::named(py, "join", &text),
+        TrainError::Line { error, .. } => {
+            raised().unwrap_or_else(|| error::collective(py, group.info(), error))
+        }
+        TrainError::Window(_) | TrainError::Partial(_) => error::named(py, "join", &text),
         TrainError::Policy(_) => error::named(py, "protocol", &text),
         _ => argument(py, text),
     }
@@ -392,8 +395,8 @@ impl Trainer {
     /// Ends the training on all ranks: their calls raise AbortedError. Does nothing after the end.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let is_busy = py.detach(|| match self.shared.state.try_lock() {
-            Ok(state) => {
-                if let Training::Live(trainer) = &state.training {
+            Ok(mut state) => {
+                if let Training::Live(trainer) = &mut state.training {
                     trainer.abort();
                 }
                 false

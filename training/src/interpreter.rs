@@ -341,7 +341,7 @@ impl Interpreter {
             match self.plan.window {
                 Some(plan) => {
                     let shard = vec![0.0; plan.share(plan.rank, self.plan.parameters).len()];
-                    self.table = Some(Table::new(&shard, plan.ranks));
+                    self.table = Some(Table::new(&shard, plan.ranks, true));
                 }
                 None => state.refuse(StateError::Value),
             }
@@ -554,7 +554,7 @@ impl Interpreter {
         let plan = self.plan.window.ok_or(PolicyError::NoWindow)?;
         let share = plan.share(plan.rank, self.plan.parameters);
         let (vector, writes) = match action {
-            TableAction::Begin { from } | TableAction::Add { from, .. } => (from, false),
+            TableAction::Begin { from, .. } | TableAction::Add { from, .. } => (from, false),
             TableAction::Read { into, .. } => (into, true),
         };
         if vector == Vector::Arrival && (writes || !self.has_arrival) {
@@ -563,7 +563,9 @@ impl Interpreter {
         self.ledger.check(User::Update, vector, &share, writes)?;
         let [elements] = vectors.pieces([vector], &share);
         match (action, &mut self.table) {
-            (TableAction::Begin { .. }, table) => *table = Some(Table::new(elements, plan.ranks)),
+            (TableAction::Begin { is_ordered, .. }, table) => {
+                *table = Some(Table::new(elements, plan.ranks, is_ordered));
+            }
             (TableAction::Add { rank, .. }, Some(table)) if rank < plan.ranks => table.add(rank, elements),
             (TableAction::Read { with_pending, .. }, Some(table)) => table.read(elements, with_pending),
             _ => return Err(PolicyError::NoTable),

@@ -243,6 +243,9 @@ pub enum TableAction {
     Begin {
         /// The vector.
         from: Vector,
+        /// Whether values depend only on which updates the shard holds. If not, updates are added
+        /// in the order in which they come, and none is pending.
+        is_ordered: bool,
     },
     /// Adds the next clock's update of a rank.
     Add {

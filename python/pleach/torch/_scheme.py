@@ -133,7 +133,7 @@ class Scheme:
                 f"optimizer_state={self._optimizer_state!r} with sync: ranks make the same steps, so their states "
                 "are the same; take 'keep'"
             )
-        if self._optimizer_state == "reset" and name in ("ssp", "bsp"):
+        if self._optimizer_state == "reset" and name in ("ssp", "bsp", "dssp", "bap", "asp"):
             raise PleachSchemeError(
                 f"optimizer_state='reset' with {text}: a rank takes new copies whenever it needs them; take 'keep'"
             )
@@ -401,7 +401,8 @@ class Scheme:
         """
         self._vector_of_block()
         text = self._facts["text"]
-        if self._facts["name"] not in ("sync", "local-sgd"):
+        keeps_errors = "compress=f8" in text
+        if self._facts["name"] not in ("sync", "local-sgd") or keeps_errors:
             raise PleachUnsupported(
                 f"{text} has state in the driver, which cannot be saved yet; end the block, save the model and "
                 "attach anew"

@@ -287,6 +287,9 @@ impl Run {
     /// How much the test loss has become less by an update of one rank, and updates in a second.
     fn progress(&self) -> [f64; 2] {
         let updates = self.simulated.steps as f64 * f64::from(self.settings.ranks);
+        if updates == 0.0 {
+            return [0.0; 2];
+        }
         [(self.loss_before - self.reading.loss) / updates, updates / self.simulated.time.as_secs_f64()]
     }
 

@@ -64,7 +64,7 @@ impl Policy for Eager {
         match event {
             Event::Start => actions.compute(0),
             Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
-            // Nobody asks for a checkpoint: rounds keep what is carried.
+            // Drivers that save refuse the scheme: rounds keep what is carried.
             Event::Pause | Event::Resume => {}
             Event::Computed { .. } => {
                 let (id, vector) = (self.ids.take(), Vector::Gradient);

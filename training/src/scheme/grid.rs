@@ -61,7 +61,7 @@ impl Policy for Grid {
         match event {
             Event::Start => actions.compute(0),
             Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
-            // Nobody asks for a checkpoint: rounds keep what is carried.
+            // Drivers that save refuse the scheme: rounds keep what is carried.
             Event::Pause | Event::Resume => {}
             Event::Computed { .. } => self.computed(actions),
             Event::Done(_, Outcome::Combined { contributors }) => self.combined(contributors, actions),

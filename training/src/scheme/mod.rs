@@ -388,7 +388,8 @@ impl Scheme {
 
     /// Whether a training can be saved and go on in other processes
     /// ([`Trainer::save`](crate::Trainer::save)). It cannot where rounds of partial all-reduces
-    /// carry contributions, nor where a rank may wait until one that is at rest has a newer copy.
+    /// carry contributions, where a rank may wait until one that is at rest has a newer copy, nor
+    /// where questions may be unanswered.
     #[must_use]
     pub fn keeps_checkpoints(&self) -> bool {
         !matches!(self, Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp)
@@ -406,6 +407,10 @@ impl Scheme {
             | Self::Downpour { .. }
             | Self::Ssp { .. }
             | Self::Bsp
+            | Self::Dssp { .. }
+            | Self::Bap { .. }
+            | Self::Asp
+            | Self::Bidmach { .. }
             | Self::ElasticBsp { .. } => false,
             // Right for each scheme.
             _ => true,

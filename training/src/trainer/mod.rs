@@ -369,13 +369,16 @@ impl Trainer {
         }
         let mut mean = self.group.buffer(self.layout.parameters())?;
         mean.copy_from_slice(self.parameters_mut());
+        self.step_aside(true)?;
         let started = self.group.start(Operation::all_reduce(mean, ReduceOp::Avg));
         let mut pending = started.map_err(|PendingError { error, .. }| error)?;
         while self.vectors.window.is_some() && !pending.wait_for(messages::TURN) {
             self.hear_all(&mut |_, _| {})?;
             while self.send_next(&mut |_, _| {})? {}
         }
-        pending.wait().map_err(|PendingError { error, .. }| error.into())
+        let mean = pending.wait().map_err(|PendingError { error, .. }| error)?;
+        self.step_aside(false)?;
+        Ok(mean)
     }
 
     /// The next step of this rank; `None` after the last one. The first call compares the arguments

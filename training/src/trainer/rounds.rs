@@ -16,6 +16,8 @@ use crate::policy::{Event, Outcome};
 /// The rounds of one line.
 struct LineRounds {
     ranks: Vec<Rank>,
+    /// No round opens before all ranks have contributed.
+    waits_for_all: bool,
     partial: Partial<f32>,
     /// Where the line is not the whole group.
     _group: Option<Group>,
@@ -34,7 +36,7 @@ impl Lines {
         self.asked.push_back(request);
     }
 
-    /// Ends the rounds for the other ranks of the lines.
+    /// Ends the rounds for the other ranks of the lines. There are no lines any more.
     pub(crate) fn abort(&mut self) {
         self.lines.clear();
     }
@@ -64,7 +66,8 @@ impl Trainer {
             let members = group.as_ref().unwrap_or(&self.group);
             let partial = members.partial(self.layout.parameters(), line.activation);
             let partial = partial.map_err(|error| of_line(&line.ranks, is_whole, error))?;
-            self.lines.lines.push(LineRounds { ranks: line.ranks, partial, _group: group });
+            let waits_for_all = line.activation.waits_for_all(members.world_size());
+            self.lines.lines.push(LineRounds { ranks: line.ranks, waits_for_all, partial, _group: group });
         }
         Ok(())
     }
@@ -80,15 +83,18 @@ impl Trainer {
             Request::Contribute { id, line, vector } => {
                 let all = 0..self.layout.parameters();
                 self.times.bytes += (size_of::<f32>() * all.len()) as u64;
+                self.expect_lines()?;
                 let [elements] = self.vectors.pieces([vector], &all);
                 let outcome = contribute(&mut self.lines.lines[line].partial, elements, &all);
                 outcome.map_err(|error| self.error_of_line(line, error)).map(|outcome| (id, outcome))
             }
             Request::StepAside { line } => {
+                self.expect_lines()?;
                 let stepped = self.lines.lines[line].partial.step_aside();
                 return stepped.map(|()| true).map_err(|error| self.error_of_line(line, error));
             }
             Request::ComeBack { line } => {
+                self.expect_lines()?;
                 let back = self.lines.lines[line].partial.come_back();
                 return back.map(|()| true).map_err(|error| self.error_of_line(line, error));
             }
@@ -101,6 +107,28 @@ impl Trainer {
         let (id, outcome) = done?;
         self.deliver(Event::Done(id, outcome), optimizer)?;
         Ok(true)
+    }
+
+    /// Checks that the training was not aborted, which ends all rounds.
+    fn expect_lines(&self) -> Result<(), TrainError> {
+        if self.lines.lines.is_empty() {
+            self.group.barrier()?;
+        }
+        Ok(())
+    }
+
+    /// Lets rounds go on without this rank while all ranks do something else together, where they
+    /// would wait for it: a rank whose contribution came late may still be in a round.
+    pub(crate) fn step_aside(&mut self, is_aside: bool) -> Result<(), TrainError> {
+        for number in 0..self.lines.lines.len() {
+            let line = &mut self.lines.lines[number];
+            if line.waits_for_all {
+                continue;
+            }
+            let told = if is_aside { line.partial.step_aside() } else { line.partial.come_back() };
+            told.map_err(|error| self.error_of_line(number, error))?;
+        }
+        Ok(())
     }
 
     /// Leaves all lines at once: ranks of one line may still wait in another.

@@ -432,6 +432,12 @@ impl PairState {
 
     /// Handles a mark of the peer.
     fn drain_marked(&mut self, connection: usize) -> Result<(), ProtocolViolation> {
+        // An honest peer has at most so many drains of its own that wait for this end's.
+        if let Some(drains) = &self.drains
+            && drains.passed(DrainStage::Marked.on(connection)) >= drains.begun() + DRAINS_MAX
+        {
+            return Err(ProtocolViolation::TooManyRequests);
+        }
         let marked_before = self.drains_marked();
         self.pass_drain(DrainStage::Marked, connection);
         if connection > 0 {

@@ -12,7 +12,7 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Code, Status, transport};
 use tonic_prost::ProstCodec;
 
-use super::{OFFERED_BYTES_MIN, failed};
+use super::{MESSAGE_BYTES_MAX, OFFERED_BYTES_MIN, OTHER_ANSWER_BYTES_MAX, RECV_TENSOR, failed};
 use crate::endpoint::{Endpoint, Peer, PendingTensor, ReceivedTensor, TensorWay};
 use crate::grpc::introduction;
 use crate::tensorflow::messages::{
@@ -213,7 +213,10 @@ impl Shared {
         Ask: prost::Message + Send + Sync + 'static,
         Answer: prost::Message + Default + Send + Sync + 'static,
     {
-        let mut client = tonic::client::Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
+        // A task says how long its answer is before it sends it.
+        let answer_bytes_max = if method == RECV_TENSOR { MESSAGE_BYTES_MAX } else { OTHER_ANSWER_BYTES_MAX };
+        let client = tonic::client::Grpc::new(self.channel.clone());
+        let mut client = client.max_decoding_message_size(answer_bytes_max);
         let deadline = clock::now() + limit;
         let mut request = tonic::Request::new(ask);
         request.set_timeout(limit + TASK_GRACE);
@@ -254,7 +257,7 @@ impl Shared {
             transport_options: incarnation.map(|incarnation| TransportOption::Ask { incarnation }.write()),
             request_id,
         };
-        let answer: RecvTensorResponse = self.call("RecvTensor", ask, deadline.since(clock::now())).await?;
+        let answer: RecvTensorResponse = self.call(RECV_TENSOR, ask, deadline.since(clock::now())).await?;
         if answer.require_ack {
             let ask = MarkRecvFinishedRequest { request_id };
             let _: Ignored = self.call("MarkRecvFinished", ask, deadline.since(clock::now())).await?;
@@ -326,7 +329,7 @@ impl Shared {
             transport_options: Some(TransportOption::Ask { incarnation: 0 }.write()),
             ..RecvTensorRequest::default()
         };
-        let answer: RecvTensorResponse = self.call("RecvTensor", ask, limit).await?;
+        let answer: RecvTensorResponse = self.call(RECV_TENSOR, ask, limit).await?;
         let option = answer.transport_options.as_ref().and_then(TransportOption::read);
         let Some(TransportOption::Introduction { incarnation, address }) = option else {
             return Err(Status::unimplemented("it has no pleach, or another version of it"));

@@ -50,6 +50,12 @@ const OFFERED_BYTES_MIN: usize = 512 << 10;
 const MESSAGE_BYTES_MAX: usize = i32::MAX as usize;
 const MESSAGE_BYTES_BESIDE: usize = 64 << 10;
 
+/// The longest answer of a task, in bytes, that has no tensor: its devices are in one.
+const OTHER_ANSWER_BYTES_MAX: usize = 4 << 20;
+
+/// The method whose answer has a tensor.
+const RECV_TENSOR: &str = "RecvTensor";
+
 /// A failure in gRPC's words.
 fn failed(kind: FailureKind, text: impl Into<String>) -> Status {
     match kind {

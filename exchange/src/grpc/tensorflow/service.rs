@@ -17,7 +17,7 @@ use tonic_prost::ProstCodec;
 use pleach_transport::auth::random_number;
 
 use super::local::of_own;
-use super::{MESSAGE_BYTES_BESIDE, MESSAGE_BYTES_MAX, OFFERED_BYTES_MIN, SERVICE, failed};
+use super::{MESSAGE_BYTES_BESIDE, MESSAGE_BYTES_MAX, OFFERED_BYTES_MIN, RECV_TENSOR, SERVICE, failed};
 use crate::endpoint::{Endpoint, InlineReason, ReceivedTensor, SharedTensor};
 use crate::key::{Key, RendezvousKey};
 use crate::table;
@@ -295,7 +295,7 @@ impl WorkerService {
     async fn answer(self, request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();
         match path.rsplit('/').next().unwrap_or_default() {
-            "RecvTensor" => {
+            RECV_TENSOR => {
                 self.by(request, |worker, asked| Box::pin(async move { worker.receive(asked).await })).await
             }
             "GetStatus" => self.by(request, |worker, _: Ignored| now(worker.status())).await,

@@ -66,6 +66,9 @@ impl Remembered for Known {
     }
 }
 
+/// Most steps that are weighed at a time.
+const CREDITS_MAX: u64 = 1 << 12;
+
 /// How many more steps a rank makes before it waits (Zhao et al. 2019, DSSP, algorithm 2): those
 /// after which the next push of the slowest rank comes soonest. `most`: so many may be made.
 pub(crate) fn credits(now: Nanos, interval: u64, slowest: &Known, most: u64) -> u64 {
@@ -78,7 +81,7 @@ pub(crate) fn credits(now: Nanos, interval: u64, slowest: &Known, most: u64) -> 
         let pushes = since.div_ceil(slowest.interval).max(1);
         pushes.saturating_mul(slowest.interval) - since
     };
-    (0..=most).min_by_key(waiting).unwrap_or(0)
+    (0..=most.min(CREDITS_MAX)).min_by_key(waiting).unwrap_or(0)
 }
 
 #[cfg(test)]

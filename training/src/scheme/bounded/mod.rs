@@ -16,11 +16,11 @@
 //!   unlike speed need not wait, as they do with SSP, if d updates come in a step of the slowest.
 //! * *ASP*: a rank asks and goes on. It takes the copy when it is there at the end of a step.
 //!
-//! **Invariants:** a copy holds all updates of its rank. With SSP and DSSP a copy in clock c holds
-//! all updates of clocks up to c - s - 1, so no rank is more than s clocks ahead of the slowest.
-//! With BAP an update is added to a shard that holds at most D updates of others which the copy
-//! lacks by which it was computed. Owners check both. With bound 0 owners show complete clocks
-//! alone, so the result has the same bits in each run.
+//! **Invariants:** a copy holds all updates of its rank; with ASP, all until it asked. With SSP and
+//! DSSP a copy in clock c holds all updates of clocks up to c - s - 1, so no rank is more than s
+//! clocks ahead of the slowest. With BAP an update is added to a shard that holds at most D updates
+//! of others which the copy lacks by which it was computed. Owners check both. With bound 0 owners
+//! show complete clocks alone, so the result has the same bits in each run.
 
 mod bound;
 
@@ -96,6 +96,8 @@ pub(crate) struct BoundedStaleness {
     asked: Vec<(Rank, u64)>,
     /// With no bound: whether this rank has asked for a copy that it has not taken.
     has_asked: bool,
+    /// Whether no step was made since this rank took a copy.
+    is_fresh: bool,
     /// Whether the shard was not published as it is.
     is_changed: bool,
     /// Whether a bound did not hold.
@@ -122,6 +124,7 @@ impl BoundedStaleness {
             known: vec![Known::default(); plan.ranks as usize],
             asked: Vec::new(),
             has_asked: false,
+            is_fresh: false,
             is_changed: true,
             is_exceeded: false,
             finish: Finish::new(plan),
@@ -183,6 +186,7 @@ impl BoundedStaleness {
             self.finish.sent(to);
         }
         self.next_step += 1;
+        self.is_fresh = false;
         self.go_on(now, actions);
     }
 
@@ -201,7 +205,8 @@ impl BoundedStaleness {
                     return self.compute(now, actions);
                 }
                 if self.credits == 0 {
-                    let most = (self.copied + high + 1).saturating_sub(self.next_step);
+                    let ahead = self.copied.saturating_add(high).saturating_add(1);
+                    let most = ahead.saturating_sub(self.next_step);
                     self.credits = self.credits(now, needed, most);
                 }
                 if self.credits == 0 {
@@ -212,10 +217,13 @@ impl BoundedStaleness {
             Bound::Versions { distance } => {
                 let most = Bound::of_a_rank(distance, self.plan.ranks);
                 let mut peers = self.plan.peers().map(|peer| &self.known[peer as usize]);
-                if peers.any(|peer| peer.clocks - peer.asked_with >= most.div_ceil(2)) {
+                let is_old = peers.any(|peer| peer.clocks - peer.asked_with >= most.div_ceil(2));
+                let waits = self.without_my_updates(most).is_some();
+                // With a new copy a rank makes a step first: quick ranks may not keep it from that.
+                if is_old && (waits || !self.is_fresh) {
                     return self.refresh(Then::GoOn, actions);
                 }
-                if self.without_my_updates(most).is_some() {
+                if waits {
                     self.phase = Phase::Waiting;
                     return;
                 }
@@ -239,7 +247,9 @@ impl BoundedStaleness {
 
     /// A rank whose copy would lack more than so many updates of this rank after its next one.
     fn without_my_updates(&self, most: u64) -> Option<Rank> {
-        self.plan.peers().find(|peer| self.next_step + 1 > self.known[*peer as usize].holds + most)
+        self.plan
+            .peers()
+            .find(|peer| self.next_step + 1 > self.known[*peer as usize].holds.saturating_add(most))
     }
 
     /// Adds an update to this rank's shard.
@@ -247,7 +257,7 @@ impl BoundedStaleness {
         actions.push(Action::Table(TableAction::Add { rank, from }));
         let Known { clocks, others_answered, .. } = self.known[rank as usize];
         self.is_exceeded |= match self.bound {
-            Bound::Clocks { high, .. } => clocks > self.complete() + high,
+            Bound::Clocks { high, .. } => clocks > self.complete().saturating_add(high),
             Bound::Versions { distance } => self.others(rank) - others_answered > distance,
             Bound::None => false,
         };
@@ -344,6 +354,7 @@ impl BoundedStaleness {
             Phase::Reading(then) if self.reading == 0 => {
                 self.copy(Vector::Fetched, Vector::Parameters, actions);
                 actions.push(Action::Exchanged);
+                self.is_fresh = true;
                 match then {
                     Then::Step => self.step(now, actions),
                     Then::GoOn | Then::Leave => self.go_on(now, actions),
@@ -416,7 +427,9 @@ impl Policy for BoundedStaleness {
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => {
-                actions.push(Action::Table(TableAction::Begin { from: Vector::Parameters }));
+                // Without a bound of clocks ranks may be any number of them apart.
+                let is_ordered = self.bound.is_of_clocks();
+                actions.push(Action::Table(TableAction::Begin { from: Vector::Parameters, is_ordered }));
                 self.compute(now, actions);
             }
             Event::Ready(_) | Event::Pause => {}
@@ -442,7 +455,8 @@ impl Policy for BoundedStaleness {
 
     fn state(&mut self, state: &mut State<'_>) {
         if !self.bound.is_of_clocks() {
-            // A rank may wait until one that is at rest has a newer copy.
+            // With versions a rank may wait until one that is at rest has a newer copy. Without a
+            // bound a question may be unanswered.
             return state.refuse(StateError::Unsupported);
         }
         state.field(&mut self.next_step);
