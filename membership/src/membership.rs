@@ -34,7 +34,7 @@ use crate::participant::Participant;
 use crate::plan::{self, Views};
 use crate::register::Maker;
 use crate::view::View;
-use crate::{Process, Record};
+use crate::{MEMBERS_MAX, Process, Record};
 use entry::Entry;
 use propose::Attempts;
 
@@ -69,7 +69,8 @@ pub enum Input {
     Lost(Process),
     /// A call waits for a member beyond its deadline.
     Late(Process),
-    /// A witness says that a process has ended.
+    /// A witness says that a process has ended. It says so again to a living member until a record
+    /// stands without the dead: those that heard of it may have died since.
     Certificate(Certificate),
     /// A record stands in the store.
     Stands(Arc<Record>),
@@ -186,13 +187,25 @@ impl Membership {
         self.detector.heard(from);
         match message {
             Message::View(view) => self.view(from, view),
-            Message::Certificate(certificate) => self.certificate(certificate),
+            // Others are as a message that is lost: who holds a certificate gives it again.
+            Message::Certificate(certificate) if self.concerns(certificate.process) => {
+                self.certificate(certificate);
+            }
+            Message::Certificate(_) => {}
             Message::Alive { asks: true } => self.send(from, Message::Alive { asks: false }),
             Message::Alive { asks: false } => {}
             message => {
                 let outputs = self.participant.on(from, &message);
                 self.carry_out(outputs);
             }
+        }
+    }
+
+    /// Whether the death of a process is of any use here: it bounds the certificates that are kept.
+    fn concerns(&self, process: Process) -> bool {
+        match self.participant.latest() {
+            Some(latest) => latest.contains(process) || self.views.contains_key(&process),
+            None => self.participant.certificates().count() < MEMBERS_MAX,
         }
     }
 
@@ -220,10 +233,13 @@ impl Membership {
             } else if view.epoch.is_some_and(|epoch| epoch > latest.number()) {
                 self.send(from, Message::Query(Some(latest.number())));
             }
-            let is_member = latest.contains(process);
-            if !is_member && (view.epoch.is_some() || self.views.len() >= JOINERS_MAX) {
-                return; // It is out, or there are too many.
+            if !latest.contains(process) && view.epoch.is_some() {
+                return; // It is out.
             }
+        }
+        let members = self.participant.latest().map_or(0, |latest| latest.members().len());
+        if self.views.len() >= members + JOINERS_MAX && !self.views.contains_key(&process) {
+            return;
         }
         let is_new = self.views.get(&process).is_none_or(|known| known.version < view.version);
         if process == self.process() || !is_new {
@@ -339,9 +355,16 @@ impl Membership {
         } else {
             self.own_view().cloned().into_iter().collect()
         };
+        // Who was not there when a death was told hears of it, so a death is known until the next
+        // record stands.
+        let dead: Vec<Certificate> =
+            if is_restless { self.participant.certificates().collect() } else { Vec::new() };
         for to in receivers {
             for view in views.iter().filter(|view| view.process != to) {
                 self.send(to, Message::View(view.clone()));
+            }
+            for certificate in &dead {
+                self.send(to, Message::Certificate(certificate.clone()));
             }
         }
     }
@@ -366,6 +389,10 @@ impl Membership {
         self.detector.enter(record.members());
         let number = record.number();
         self.views.retain(|other, view| *other == process || record.contains(*other) || view.epoch.is_none());
+        // Who is admitted does not wait any more, even if nothing is heard of it.
+        let admitted =
+            self.views.iter_mut().filter(|(other, _)| **other != process && record.contains(**other));
+        admitted.for_each(|(_, view)| view.epoch = view.epoch.or(Some(number)));
         self.change_view(|view| view.epoch = Some(number));
     }
 }

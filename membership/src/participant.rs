@@ -170,6 +170,15 @@ impl Participant {
         self.certificates.contains_key(&process)
     }
 
+    /// All certificates that count in this epoch.
+    pub fn certificates(&self) -> impl Iterator<Item = Certificate> {
+        let certificate = |(process, learned): (&Process, &Option<Arc<Record>>)| Certificate {
+            process: *process,
+            learned: learned.clone(),
+        };
+        self.certificates.iter().map(certificate)
+    }
+
     /// Whether answers of these seats suffice for the next record.
     #[must_use]
     pub fn suffices(&self, seats: &BTreeSet<Seat>) -> bool {

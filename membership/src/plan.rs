@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::cover::{self, Pairs};
 use crate::participant::Participant;
-use crate::record::{Cause, Reason};
+use crate::record::{Cause, MEMBERS_MAX, Reason};
 use crate::view::View;
 use crate::{Process, Record};
 
@@ -86,7 +86,8 @@ pub(crate) fn plan(
         };
         let others = stay.iter().filter(|member| Some(**member) != replaced).chain(&join);
         let is_taken = join.iter().any(|other| other.seat == seat);
-        if is_taken || !others.clone().all(reach) || others.count() == 0 {
+        let is_full = replaced.is_none() && stay.len() + join.len() >= MEMBERS_MAX;
+        if is_full || is_taken || !others.clone().all(reach) || others.count() == 0 {
             continue;
         }
         if let Some(replaced) = replaced {

@@ -37,6 +37,8 @@ pub(crate) enum Event {
     StoreRead(Process, u64),
     /// A pair is drained as soon as its link is there.
     Drain(Process, Process, u64),
+    /// A death is told.
+    Witness(Certificate),
     /// A fault or its end, or a planned change.
     Fault(Fault),
 }
@@ -165,7 +167,7 @@ impl World {
             | Event::StoreRead(process, _) => Some(*process),
             // A process that is stopped goes on with its copies when it is continued.
             Event::Write { from, .. } => Some(*from),
-            Event::Drain(..) | Event::Fault(_) => None,
+            Event::Drain(..) | Event::Witness(_) | Event::Fault(_) => None,
         };
         if let Some(node) = process.and_then(|process| self.nodes.get(&process)) {
             if !node.is_alive {
@@ -198,6 +200,7 @@ impl World {
                 }
             }
             Event::Drain(one, other, epoch) => self.drain(one, other, epoch),
+            Event::Witness(certificate) => self.witness(certificate),
             Event::Fault(fault) => self.fault(fault),
         }
     }
@@ -365,12 +368,24 @@ impl World {
                 self.after(5_000, Event::Input(*other, Input::Lost(process)));
             }
         }
-        if self.certifies && !others.is_empty() {
-            for _ in 0..2 {
-                let witness = others[self.random.index(others.len())];
-                self.after(20_000, Event::Input(witness, Input::Certificate(certificate.clone())));
-            }
+        if self.certifies {
+            self.after(20_000, Event::Witness(certificate));
         }
+    }
+
+    /// A launcher tells two processes of a death, and again until a record stands without the dead:
+    /// those that it told may have died since.
+    fn witness(&mut self, certificate: Certificate) {
+        let newest = self.checkers.records.values().next_back();
+        let others: Vec<Process> = self.living().collect();
+        if others.is_empty() || !newest.is_some_and(|newest| newest.contains(certificate.process)) {
+            return;
+        }
+        for _ in 0..2 {
+            let witness = others[self.random.index(others.len())];
+            self.after(1, Event::Input(witness, Input::Certificate(certificate.clone())));
+        }
+        self.after(SUSPECT_AFTER.as_micros() as u64 / 4, Event::Witness(certificate));
     }
 
     /// Processes that run and are not out.

@@ -16,6 +16,12 @@ const RANKS: u32 = 4;
 /// A mean of all ranks' parameters under way, with the parameters of this rank there.
 type Mean = (Vec<f32>, Buffer<f32>);
 
+/// Long enough for rounds that do not wait for a rank.
+#[expect(clippy::disallowed_methods, reason = "a rank that is late")]
+fn be_late() {
+    thread::sleep(Duration::from_millis(3));
+}
+
 /// Trains; before each fifth step the ranks take the mean of their parameters, if they do.
 fn train(group: &Group, text: &str, takes_means: bool) -> Result<(Trained, Vec<Mean>), TrainError> {
     let layout = Linear.layout();
@@ -34,8 +40,7 @@ fn train(group: &Group, text: &str, takes_means: bool) -> Result<(Trained, Vec<M
         let (parameters, gradient) = step.vectors()?;
         let loss = Linear.gradient(group.rank(), number, parameters, gradient);
         if group.rank() == 1 && number < 6 {
-            // Long enough for rounds that do not wait for it.
-            thread::sleep(Duration::from_millis(3));
+            be_late();
         }
         step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
         assert_eq!(trainer.addresses(), addresses, "{text}: the vectors stay where they are");
