@@ -132,3 +132,27 @@ fn memory_is_there_after_an_end_that_fails() {
     };
     ranks::with_group(Fabric::Shm, 2, |_| {}, both);
 }
+
+#[test]
+fn a_step_after_an_abort_is_an_error_also_where_rounds_are_gone() {
+    for text in ["eager", "bidmach", "sync", "gossip"] {
+        let both = |group: Group| {
+            let layout = Linear.layout();
+            let mut trainer = Trainer::new(&group, &scheme(text), &layout, 9).expect("has memory");
+            // The abort may come while the other rank still begins.
+            let begun = trainer.step().map(|step| step.is_some());
+            if group.rank() == 0 {
+                assert!(begun.expect("begins"), "{text}");
+                trainer.abort();
+            }
+            let mut go_on = || -> Result<(), TrainError> {
+                while let Some(step) = trainer.step()? {
+                    step.update(|_, _| {}, 1.0)?;
+                }
+                trainer.averaged().map(drop)
+            };
+            assert!(go_on().is_err(), "{text}: rank 0 has aborted");
+        };
+        ranks::with_group(Fabric::Shm, 2, |_| {}, both);
+    }
+}
