@@ -1,5 +1,6 @@
 //! Services of tonic whose fields go by reference; over RDMA where there is a device.
 
+mod stopping;
 mod tensors;
 
 use std::io::{BufRead, BufReader};
@@ -14,7 +15,8 @@ use pleach_exchange::grpc::{self, Channel, ConnectError, Layer};
 use pleach_exchange::reference::{LeaseNumber, LinkId};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Reference};
 use pleach_transport::{RegionKey, RemoteSlice, Secret, clock};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::Signal;
+use stopping::{PAUSE, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::codec::CompressionEncoding;
@@ -731,18 +733,6 @@ async fn server_of_a_child() {
     println!("ready {address}");
     running.server.await.expect("does not panic");
 }
-
-/// Sends a signal; of a stop, waits until all threads have stopped.
-fn signal(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).expect("it runs");
-    if signal == Signal::STOP {
-        let state = waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED);
-        assert!(state.expect("is a child").is_some_and(|(_, status)| status.stopped()));
-    }
-}
-
-/// What a stopped program is let go on after: shorter than the deadline of calls.
-const PAUSE: Duration = Duration::from_millis(300);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_server_is_waited_for_and_a_stopped_one_until_the_deadline() {

@@ -1,6 +1,8 @@
 //! The service of TensorFlow's workers: between programs of Rust, and with TensorFlow itself where
 //! `PLEACH_TENSORFLOW_PYTHON` names a Python that has it.
 
+mod stopping;
+
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::net::SocketAddr;
@@ -15,9 +17,10 @@ use pleach_exchange::tensorflow::messages::{Ignored, RecvTensorRequest, RecvTens
 use pleach_exchange::tensorflow::{ElementKind, TensorflowTensor};
 use pleach_exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, SharedTensor, TensorWay};
 use pleach_transport::clock;
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
+use stopping::{PAUSE, signal};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::transport::Server;
@@ -316,18 +319,6 @@ async fn task_of_a_child() {
     println!("ready {}", task.address);
     task.server.await.expect("does not panic");
 }
-
-/// Sends a signal; of a stop, waits until all threads have stopped.
-fn signal(child: &Child, signal: Signal) {
-    kill_process(Pid::from_child(child), signal).expect("it runs");
-    if signal == Signal::STOP {
-        let state = waitpid(Some(Pid::from_child(child)), WaitOptions::UNTRACED);
-        assert!(state.expect("is a child").is_some_and(|(_, status)| status.stopped()));
-    }
-}
-
-/// What a stopped program is let go on after: shorter than the deadline of calls.
-const PAUSE: Duration = Duration::from_millis(300);
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_task_is_waited_for_a_stopped_one_until_the_deadline_and_a_killed_one_not() {

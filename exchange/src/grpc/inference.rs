@@ -27,11 +27,11 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::{Request, Response};
-use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::server::{NamedService, UnaryService};
 use tonic_prost::ProstCodec;
 
 use super::codec::{FIELD_BYTES_MIN, Pieces};
-use super::fields;
+use super::{answered, fields};
 use crate::inference::messages::infer_parameter::ParameterChoice;
 use crate::inference::messages::model_infer_response::InferOutputTensor;
 use crate::inference::messages::model_metadata_response::TensorMetadata;
@@ -348,9 +348,8 @@ impl<M: InferenceModel> InferenceService<M> {
         Ask: Message + Default + Send + 'static,
         Answer: Message + Send + 'static,
     {
-        let grpc = Grpc::new(ProstCodec::<Answer, Ask>::default());
-        let mut grpc = grpc.apply_max_message_size_config(Some(SMALL_BYTES), None);
-        grpc.unary(AtOnce { shared: self.shared, answer }, request).await
+        let method = AtOnce { shared: self.shared, answer };
+        answered(ProstCodec::<Answer, Ask>::default(), SMALL_BYTES, method, request).await
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
@@ -368,8 +367,7 @@ impl<M: InferenceModel> InferenceService<M> {
             "SystemSharedMemoryUnregister" => self.at_once(request, Shared::unregister).await,
             "ModelInfer" => {
                 let most = self.shared.model.interface().request_bytes_max();
-                let mut grpc = Grpc::new(InferCodec).apply_max_message_size_config(Some(most), None);
-                grpc.unary(Infer(self.shared), request).await
+                answered(InferCodec, most, Infer(self.shared), request).await
             }
             _ => Status::unimplemented(format!("{method:?} is not served here")).into_http(),
         }

@@ -46,12 +46,32 @@ pub mod tensorflow;
 
 use std::sync::{Arc, OnceLock};
 
+use tonic::body::Body;
+use tonic::codec::Codec as MessageCodec;
+use tonic::codegen::http::{Request, Response};
+use tonic::server::{Grpc, UnaryService};
+
 pub use self::channel::{Channel, ConnectError, connect};
 pub use self::codec::{Codec, Decoder, Encoder};
 pub use self::layer::{Layer, Service};
 #[cfg(doc)]
 use crate::SharedTensor;
 use crate::endpoint::{Endpoint, EndpointOptions, OpenEndpointError};
+
+/// Answers a request of at most so many bytes by a method.
+async fn answered<C, M>(
+    codec: C,
+    request_bytes_max: usize,
+    method: M,
+    request: Request<Body>,
+) -> Response<Body>
+where
+    C: MessageCodec,
+    M: UnaryService<C::Decode, Response = C::Encode>,
+{
+    let mut grpc = Grpc::new(codec).apply_max_message_size_config(Some(request_bytes_max), None);
+    grpc.unary(method, request).await
+}
 
 /// The endpoint of this program for its channels, which [`connect`] uses. The first call opens it
 /// with [`EndpointOptions::from_env`].

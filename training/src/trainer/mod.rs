@@ -369,7 +369,7 @@ impl Trainer {
         }
         let mut mean = self.group.buffer(self.layout.parameters())?;
         mean.copy_from_slice(self.parameters_mut());
-        self.step_aside(true)?;
+        self.step_aside()?;
         let started = self.group.start(Operation::all_reduce(mean, ReduceOp::Avg));
         let mut pending = started.map_err(|PendingError { error, .. }| error)?;
         while self.vectors.window.is_some() && !pending.wait_for(messages::TURN) {
@@ -377,7 +377,7 @@ impl Trainer {
             while self.send_next(&mut |_, _| {})? {}
         }
         let mean = pending.wait().map_err(|PendingError { error, .. }| error)?;
-        self.step_aside(false)?;
+        self.come_back()?;
         Ok(mean)
     }
 

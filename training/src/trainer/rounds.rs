@@ -119,14 +119,26 @@ impl Trainer {
 
     /// Lets rounds go on without this rank while all ranks do something else together, where they
     /// would wait for it: a rank whose contribution came late may still be in a round.
-    pub(crate) fn step_aside(&mut self, is_aside: bool) -> Result<(), TrainError> {
+    pub(crate) fn step_aside(&mut self) -> Result<(), TrainError> {
+        self.tell_lines(Partial::step_aside)
+    }
+
+    /// Takes part in rounds again after [`Trainer::step_aside`].
+    pub(crate) fn come_back(&mut self) -> Result<(), TrainError> {
+        self.tell_lines(Partial::come_back)
+    }
+
+    /// Tells something to all lines whose rounds do not wait for all ranks.
+    fn tell_lines(
+        &mut self,
+        tell: fn(&mut Partial<f32>) -> Result<(), PartialError>,
+    ) -> Result<(), TrainError> {
         for number in 0..self.lines.lines.len() {
             let line = &mut self.lines.lines[number];
             if line.waits_for_all {
                 continue;
             }
-            let told = if is_aside { line.partial.step_aside() } else { line.partial.come_back() };
-            told.map_err(|error| self.error_of_line(number, error))?;
+            tell(&mut line.partial).map_err(|error| self.error_of_line(number, error))?;
         }
         Ok(())
     }

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use pleach_transport::auth::random_number;
 use prost::Message;
 use tokio::task::AbortHandle;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
-use tonic::server::{Grpc, NamedService, UnaryService};
+use tonic::server::{NamedService, UnaryService};
 use tonic_prost::ProstCodec;
-
-use pleach_transport::auth::random_number;
 
 use super::local::of_own;
 use super::{MESSAGE_BYTES_BESIDE, MESSAGE_BYTES_MAX, OFFERED_BYTES_MIN, RECV_TENSOR, SERVICE, failed};
 use crate::endpoint::{Endpoint, InlineReason, ReceivedTensor, SharedTensor};
+use crate::grpc::answered;
 use crate::key::{Key, RendezvousKey};
 use crate::table;
 use crate::tensorflow::messages::{
@@ -287,9 +287,8 @@ impl WorkerService {
         Ask: Message + Default + Send + 'static,
         Answer: Message + Send + 'static,
     {
-        let grpc = Grpc::new(ProstCodec::<Answer, Ask>::default());
-        let mut grpc = grpc.apply_max_message_size_config(Some(REQUEST_BYTES_MAX), None);
-        grpc.unary(Method { worker: self.worker, answer }, request).await
+        let method = Method { worker: self.worker, answer };
+        answered(ProstCodec::<Answer, Ask>::default(), REQUEST_BYTES_MAX, method, request).await
     }
 
     async fn answer(self, request: Request<Body>) -> Response<Body> {
