@@ -52,7 +52,7 @@ fn connected(mut device: ShmDevice, peer: Rank, address: &Address, board: Arc<St
         events: Vec::new(),
         board,
         platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
-        is_crowded: false,
+        ranks_a_processor: 1,
         store: None,
     };
     connection.into_group(Box::new(HostCompute::new()), &Options::new(World::alone())).unwrap()

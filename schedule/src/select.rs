@@ -450,15 +450,22 @@ mod tests {
             (2, 2047, RecursiveDoubling),
             (2, 4095, Direct),
             (2, 16 << 20, Direct),
+            // Of these, two to sixteen take turns on a processor.
             (3, 64, Exchange),
             (3, 16 << 10, Direct),
             (4, 2047, Exchange),
             (4, 16 << 10, Direct),
             (4, 16 << 20, Direct),
+            (16, 64, RecursiveDoubling),
+            (16, 1 << 20, Direct),
+            (32, 64, RecursiveDoubling),
+            (32, 4096, RecursiveDoubling),
+            (32, 64 << 10, RecursiveDoubling),
         ];
         for (ranks, bytes, algorithm) in shm {
             let access = if algorithm == Direct { Access::Mapped } else { Access::Put };
-            let selection = all_reduce(ranks, bytes, Access::Mapped, &CostModel::SHARED_MEMORY);
+            let model = CostModel::SHARED_MEMORY.of_ranks_in_turn(u32::div_ceil(ranks, 2));
+            let selection = all_reduce(ranks, bytes, Access::Mapped, &model);
             assert_eq!(selection, (algorithm, access), "shm, {ranks} ranks, {bytes} bytes");
         }
         let tcp = [

@@ -25,7 +25,7 @@ use pleach_vocabulary::digest::chain;
 
 use super::fault::{Fault, FaultKind};
 use super::plan::Plan;
-use super::queries::{QUERY_AFTER, QUERY_INTERVAL_MAX};
+use super::queries::{QUERY_AFTER, QUERY_DOUBLINGS_MAX, QUERY_INTERVAL_MAX};
 use super::run::{LaneProgress, Parameters, RoundInput, Run};
 use super::status_board::{MessageRecords, StatusBoard};
 use super::{
@@ -71,7 +71,8 @@ struct RunSlot {
     /// Whether the run has moved since its time was checked.
     has_moved: bool,
     query_at: Nanos,
-    query_interval: Duration,
+    /// How often peers were queried about the run since it moved last.
+    queries: u32,
 }
 
 impl RunSlot {
@@ -85,7 +86,7 @@ impl RunSlot {
 
     /// Whether peers were queried about the run since it moved last.
     fn has_queried(&self) -> bool {
-        self.query_interval > QUERY_AFTER
+        self.queries > 0
     }
 }
 
@@ -111,6 +112,9 @@ pub(super) struct Admission {
     by_priority: Vec<u8>,
     /// How many unfinished runs have a closed gate.
     closed_gates: usize,
+    /// How long a run may make no progress before peers are queried about it: [`QUERY_AFTER`] for
+    /// each rank that takes turns on this rank's processor.
+    query_after: Duration,
     issues: u64,
     /// Number of the next collective.
     next_run: u64,
@@ -132,6 +136,7 @@ impl Admission {
             prioritized: 0,
             by_priority: Vec::new(),
             closed_gates: 0,
+            query_after: QUERY_AFTER,
             issues: 0,
             next_run: 0,
             history: 0,
@@ -205,9 +210,15 @@ impl Admission {
             times: None,
             has_moved: false,
             query_at: Nanos::ZERO,
-            query_interval: QUERY_AFTER,
+            queries: 0,
         });
         Some(self.slots.len() as u8 - 1)
+    }
+
+    /// Several ranks take turns on this rank's processor. A run then takes longer by as much without
+    /// any fault, and queries would take turns from the ranks that it waits for.
+    pub(super) fn share_processor(&mut self, ranks: u32) {
+        self.query_after = (QUERY_AFTER * ranks).clamp(QUERY_AFTER, QUERY_INTERVAL_MAX);
     }
 
     /// The records of the messages from one rank to another, one of which this rank is.
@@ -243,7 +254,7 @@ impl Admission {
         entry.priority = 0;
         entry.timeout = timeout;
         entry.times = None;
-        entry.query_interval = QUERY_AFTER;
+        entry.queries = 0;
         let run = match &mut entry.run {
             Some(run) => {
                 run.begin(plan, parameters);
@@ -325,8 +336,8 @@ impl Admission {
         let has_mismatch = run.take_mismatch().is_some();
         let goes_on = entry.has_moved && entry.has_queried();
         if std::mem::take(&mut entry.has_moved) {
-            entry.query_interval = QUERY_AFTER;
-            entry.query_at = now + QUERY_AFTER;
+            entry.queries = 0;
+            entry.query_at = now + self.query_after;
         }
         // A signal that does not match leads to a query at once, but only once: it is seen again at
         // every poll.
@@ -337,8 +348,9 @@ impl Admission {
         if now < entry.query_at && !asks_early {
             return (Due::Nothing, goes_on);
         }
-        entry.query_interval = (entry.query_interval * 2).min(QUERY_INTERVAL_MAX);
-        entry.query_at = now + entry.query_interval;
+        entry.queries += 1;
+        let doublings = entry.queries.min(QUERY_DOUBLINGS_MAX);
+        entry.query_at = now + (self.query_after * (1 << doublings)).min(QUERY_INTERVAL_MAX);
         (Due::Query, goes_on)
     }
 

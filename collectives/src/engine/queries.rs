@@ -1,7 +1,7 @@
 //! Queries: the peers that a run waits for, and their answers.
 //!
-//! A rank whose run makes no progress for [`QUERY_AFTER`] queries the peers that the run waits for:
-//! what are you doing in this run? Their status boards answer, so a peer that is in no call answers
+//! A rank whose run makes no progress for [`QUERY_AFTER`], times the ranks of its processor, queries
+//! the peers that the run waits for: what are you doing in this run? Their status boards answer, so a peer that is in no call answers
 //! too. An answer tells that the peer is in another call, how far the peer is, and for whom the
 //! peer waits itself.
 //!
@@ -25,6 +25,9 @@ use super::{Engine, Stream};
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);
 /// Longest time between two such queries.
 pub(super) const QUERY_INTERVAL_MAX: Duration = Duration::from_millis(32);
+/// How often the time between two queries doubles at most.
+pub(super) const QUERY_DOUBLINGS_MAX: u32 = 5;
+const _: () = assert!(QUERY_AFTER.as_nanos() << QUERY_DOUBLINGS_MAX >= QUERY_INTERVAL_MAX.as_nanos());
 /// A peer that has not answered for so long is silent, whatever it said before.
 const SILENT_AFTER: Duration = Duration::from_millis(100);
 
@@ -174,6 +177,11 @@ impl Engine {
             }
         }
         false
+    }
+
+    /// Sets how many ranks take turns on this rank's processor, itself included.
+    pub fn share_processor(&mut self, ranks: u32) {
+        self.admission.share_processor(ranks);
     }
 
     /// Peers that a run waits for, with the first step that does.

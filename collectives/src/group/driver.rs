@@ -40,8 +40,8 @@ const SIGNAL_POLLS: u32 = 16;
 /// How long to poll before the first yield. A peer that is awake on a processor of its own answers
 /// much sooner. A peer on this very processor can only answer after a yield.
 const YIELD_AFTER: Duration = Duration::from_micros(2);
-/// A yield that takes longer than this has given the processor to another program: a peer works for
-/// some hundred microseconds at most before it yields or sleeps itself.
+/// A yield that takes longer than this for each rank of the processor has given it to another
+/// program: a peer works for some hundred microseconds at most before it yields or sleeps itself.
 const TURN_MAX: Duration = Duration::from_millis(1);
 /// After the first such yield, yields pause for this many times its duration. The pause doubles
 /// each time that other programs run again soon after, up to [`WARY_MAX`]. So yields cost little
@@ -144,8 +144,9 @@ pub(super) struct Driver {
     pub(super) process: fork::Process,
     /// How long to poll before the first sleep.
     spin: Duration,
-    /// Whether other ranks need this processor: then polling without yields only delays them.
-    pub(super) is_crowded: bool,
+    /// Ranks that take turns on this processor. Where they are several, polling without yields only
+    /// delays the others.
+    ranks_a_processor: u32,
     /// Until when waits do not yield, in nanoseconds of the clock: other programs want this
     /// processor, and a rank that yields to them runs again only after their turns. Relaxed: a
     /// hint, of the thread that waited last.
@@ -231,7 +232,7 @@ impl Driver {
         board: Arc<StatusBoard>,
         world_size: u32,
         spin: Duration,
-        is_crowded: bool,
+        ranks_a_processor: u32,
         observed: Observed,
     ) -> Self {
         let waker = Arc::clone(&core.engine.device().info().waker);
@@ -245,14 +246,20 @@ impl Driver {
             board,
             waker,
             process,
-            spin,
-            is_crowded,
+            spin: spin * ranks_a_processor.max(1),
+            ranks_a_processor: ranks_a_processor.max(1),
             wary_until: AtomicU64::new(0),
             wary_for_ns: AtomicU64::new(0),
             has_neighbours,
             times_beside: AtomicU32::new(0),
             observed,
         }
+    }
+
+    /// Whether other ranks need this rank's processor.
+    #[inline]
+    pub(super) fn is_crowded(&self) -> bool {
+        self.ranks_a_processor > 1
     }
 
     /// Engine and planner, for a short time.
@@ -309,7 +316,7 @@ impl Driver {
         let _whole = NoUnwinding::new();
         let mut now = clock::now();
         let mut idle_since = now;
-        let polls = if self.is_crowded { 1 } else { POLLS_PER_CLOCK };
+        let polls = if self.is_crowded() { 1 } else { POLLS_PER_CLOCK };
         if self.has_neighbours {
             core.engine.device().exchange_processors(current(), &mut |_, _| {});
         }
@@ -346,8 +353,8 @@ impl Driver {
             let is_wary = now.0 < self.wary_until.load(Ordering::Relaxed);
             // The fence is this rank's own work. A yield would delay it by a turn of every other
             // thread.
-            let may_give_way = !core.engine.is_severing() && (self.is_crowded || idle > YIELD_AFTER);
-            let spin = match (is_wary, self.is_crowded) {
+            let may_give_way = !core.engine.is_severing() && (self.is_crowded() || idle > YIELD_AFTER);
+            let spin = match (is_wary, self.is_crowded()) {
                 (false, _) => self.spin,
                 (true, false) => self.spin * WARY_SPINS,
                 (true, true) => Duration::ZERO,
@@ -374,7 +381,7 @@ impl Driver {
     /// and it may be a lie. Then this rank does one of two harmless things. It sleeps without need,
     /// until the peer wakes it and shows its present processor; or it moves once.
     fn is_beside_peer(&self, engine: &mut Engine, yields: u32) -> bool {
-        if self.is_crowded || !self.has_neighbours {
+        if self.is_crowded() || !self.has_neighbours {
             return false;
         }
         let (here, device) = (current(), engine.device());
@@ -409,7 +416,7 @@ impl Driver {
         std::thread::yield_now();
         let back = clock::now();
         let away = back.since(now);
-        if away > TURN_MAX {
+        if away > TURN_MAX * self.ranks_a_processor {
             let ended = Nanos(self.wary_until.load(Ordering::Relaxed));
             let before = Duration::from_nanos(self.wary_for_ns.load(Ordering::Relaxed));
             let wary_for = wary_for(away, now.since(ended), before);
@@ -470,7 +477,7 @@ impl Driver {
         run: RunId,
         interrupted: Option<fn() -> bool>,
     ) -> Result<(), Arc<Fault>> {
-        let is_done = core.engine.is_passive() && !self.is_crowded && poll_signals(&mut core.engine, run);
+        let is_done = core.engine.is_passive() && !self.is_crowded() && poll_signals(&mut core.engine, run);
         // No clock was read when the run ended; it may have ended when it was started.
         core.end_time();
         if is_done {

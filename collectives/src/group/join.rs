@@ -96,7 +96,7 @@ impl Group {
             events: joined.events,
             board,
             platform,
-            is_crowded: joined.is_crowded,
+            ranks_a_processor: joined.ranks_a_processor[joined.rank as usize],
             store: joined.store,
         };
         let compute = reach.compute(options.space)?;
@@ -158,6 +158,9 @@ impl Reach {
         let mut platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
         if matches!(self, Self::Put | Self::Staged) {
             (platform.access, platform.near) = (Access::Put, CostModel::LOOPBACK);
+        } else if platform.access == Access::Mapped {
+            let most = joined.ranks_a_processor.iter().max();
+            platform.near = platform.near.of_ranks_in_turn(most.map_or(1, |ranks| *ranks));
         }
         platform
     }

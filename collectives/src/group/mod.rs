@@ -160,9 +160,9 @@ pub struct Connection {
     /// The ranks on their hosts. It is the same on all ranks, because they choose their schedules
     /// by it.
     pub platform: Platform,
-    /// Whether this host has more ranks than processors for them: then a waiting rank yields at
-    /// once.
-    pub is_crowded: bool,
+    /// Ranks for each processor of this host that this rank may run on, rounded up. A rank that
+    /// waits yields at once where they are several.
+    pub ranks_a_processor: u32,
     /// Where the ranks met.
     pub store: Option<Box<dyn Store>>,
 }
@@ -191,7 +191,7 @@ impl Group {
         compute: Box<dyn Compute>,
         options: &Options,
     ) -> Result<Self, GroupError> {
-        let Connection { device, events, board, platform, is_crowded, store } = connection;
+        let Connection { device, events, board, platform, ranks_a_processor, store } = connection;
         let (rank, world_size) = (device.info().rank, platform.ranks());
         let hosts = platform.hosts.clone();
         let neighbours = (0..world_size).filter(|&peer| peer != rank && hosts.are_neighbours(rank, peer));
@@ -212,13 +212,14 @@ impl Group {
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
+        engine.share_processor(ranks_a_processor);
         let planner = match options.reproducible {
             Reproducible::No => planner,
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
         };
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
         let core = Core { engine, planner, served: None };
-        let driver = Driver::new(core, board, world_size, options.spin, is_crowded, observed);
+        let driver = Driver::new(core, board, world_size, options.spin, ranks_a_processor, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
             engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))
         });
@@ -230,7 +231,7 @@ impl Group {
                 return Err(GroupError::Silent { missing, limit: options.timeout });
             }
         }
-        driver.lock().engine.enable_fast_path(driver.is_crowded);
+        driver.lock().engine.enable_fast_path(driver.is_crowded());
         let (driver, number) = (Arc::new(driver), GROUPS.fetch_add(1, Ordering::Relaxed));
         let progress = match options.progress {
             Progress::WhenCalled => None,

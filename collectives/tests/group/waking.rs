@@ -187,7 +187,7 @@ fn group(device: Box<dyn Device>, board: Arc<StatusBoard>) -> Group {
         events: Vec::new(),
         board,
         platform: Platform::one_host(2, Access::Put, CostModel::LOOPBACK),
-        is_crowded: false,
+        ranks_a_processor: 1,
         store: None,
     };
     let mut options = Options::new(World::alone());

@@ -67,12 +67,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let copies = of_job.transfer.copies();
     let iterations = ("--iterations", arguments.iterations.to_string());
     #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC exchanges addresses there"))]
-    let Joined { device, events, mut store, fabric, is_crowded, hosts, .. } =
+    let Joined { device, events, mut store, fabric, ranks_a_processor, hosts, .. } =
         join_ranks(of_job, &job, &world, signal_slots(of_job, &job), &[iterations])?;
     let is_one_host = hosts.iter().all(|host| *host == hosts[0]);
     let mut transport: Box<dyn TensorTransport> = match of_job.transfer {
         TransferChoice::ZeroCopy | TransferChoice::Copy => {
-            let opened = open_regions(of_job, &job, (device, events), PATIENCE, is_crowded);
+            let opened = open_regions(of_job, &job, (device, events), PATIENCE, ranks_a_processor[rank as usize] > 1);
             Box::new(opened.map_err(|error| failed(rank, &error))?)
         }
         #[cfg(feature = "grpc")]

@@ -20,13 +20,12 @@ use super::device_factory::{DeviceFactory, Fabric, FabricChoice};
 use super::error::JoinError;
 use super::listening::listening_address;
 use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
-use super::record::{Difference, PROTOCOL_VERSION, RankRecord};
+use super::record::{Difference, PROTOCOL_VERSION, RankRecord, ranks_a_processor};
 use super::{Claim, Store, StoreError, World, cut};
 use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, DeviceConfig, Event, Responder, Urgency};
 use crate::hybrid::PeerFabric;
-use crate::processors::Processors;
 use crate::{Nanos, Rank};
 
 /// Default of [`JoinOptions::timeout`].
@@ -55,9 +54,9 @@ pub struct Joined {
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
-    /// Whether these ranks are more than the processors that they may run on. Only ranks count that
-    /// have no other processors than this rank has.
-    pub is_crowded: bool,
+    /// By rank: ranks for each processor that it may run on, rounded up, the same on all ranks: 1 if
+    /// each has a processor of its own. Ranks count that have no other processors than it has.
+    pub ranks_a_processor: Vec<u32>,
     /// The fabric that the ranks agreed on.
     pub fabric: Fabric,
     /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, if
@@ -135,7 +134,7 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
     {
         protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let JoinOutcome { fabric, ranks_here, is_crowded, hosts, connected: Connected { device, events, .. } } =
+    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected: Connected { device, events, .. } } =
         result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
@@ -143,7 +142,7 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
         world_size,
         local_rank,
         ranks_here,
-        is_crowded,
+        ranks_a_processor,
         fabric,
         hosts: hosts.of,
         device,
@@ -181,7 +180,7 @@ fn alone(
                     world_size,
                     local_rank,
                     ranks_here,
-                    is_crowded: false,
+                    ranks_a_processor: vec![1],
                     fabric,
                     hosts: vec![0],
                     device,
@@ -243,7 +242,7 @@ struct JoinOutcome {
     /// The number of ranks that share this machine's processors.
     ranks_here: u32,
     /// Whether these ranks are more than their processors.
-    is_crowded: bool,
+    ranks_a_processor: Vec<u32>,
     hosts: Hosts,
     connected: Connected,
 }
@@ -306,9 +305,8 @@ impl<'a> JoinProtocol<'a> {
         let secret = self.agree_on_secret()?;
         let own = &records[self.world.rank as usize];
         let here = records.iter().filter(|record| own.same_machine(record));
-        let ranks_here = here.clone().count() as u32;
-        let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
-        let is_crowded = is_crowded(&own.processors, parallelism, here.map(|record| &record.processors));
+        let ranks_here = here.count() as u32;
+        let ranks_a_processor = ranks_a_processor(&records);
         self.store.seal(self.deadline);
         let hosts = if may_share {
             self.probe_neighbours(&records)?
@@ -323,7 +321,7 @@ impl<'a> JoinProtocol<'a> {
             let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
         self.release_store(&mut connected);
-        Ok(JoinOutcome { fabric, ranks_here, is_crowded, hosts, connected })
+        Ok(JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected })
     }
 
     /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
@@ -691,20 +689,6 @@ impl<'a> JoinProtocol<'a> {
     }
 }
 
-/// Whether this rank's processors are too few for the ranks that run on them and on no others.
-/// `here` are the processors of the ranks of this host. `parallelism` is the number of processors
-/// that this rank may use at a time: fewer than it has if a control group limits it.
-fn is_crowded<'a>(
-    own: &Processors,
-    parallelism: usize,
-    here: impl Iterator<Item = &'a Processors> + Clone,
-) -> bool {
-    if parallelism < own.len() || own.is_empty() {
-        return here.count() > parallelism;
-    }
-    here.filter(|processors| processors.all_among(own)).count() > own.len()
-}
-
 /// The topic's name in the store.
 fn topic(fabric: Fabric) -> &'static str {
     match fabric {
@@ -756,31 +740,6 @@ fn decode(rank: Rank, bytes: &[u8], own: Rank) -> Result<RankRecord, JoinError> 
             second: (own, PROTOCOL_VERSION.to_string()),
         })),
         Err(_) => Err(JoinError::Unreadable { rank }),
-    }
-}
-
-#[cfg(test)]
-mod protocol_tests {
-    use super::*;
-
-    #[test]
-    fn ranks_are_crowded_where_they_are_more_than_the_processors_that_they_are_kept_on() {
-        let is_crowded = |own: &str, parallelism: usize, here: &[&str]| {
-            let here: Vec<_> = here.iter().map(|list| Processors::of_list(list)).collect();
-            is_crowded(&Processors::of_list(own), parallelism, here.iter())
-        };
-        assert!(!is_crowded("0-1", 2, &["0-1", "0-1"]));
-        assert!(is_crowded("0-1", 2, &["0-1"; 3]));
-        // Each on a processor of its own, as the launcher bound them.
-        assert!(!is_crowded("0", 1, &["0", "1"]));
-        assert!(!is_crowded("4-7", 4, &["0-3", "4-7", "4-7"]));
-        assert!(is_crowded("1", 1, &["0", "1", "1"]));
-        // The others leave no processor for a rank that is not bound.
-        assert!(is_crowded("0-1", 2, &["0", "1", "0-1"]));
-        // A quota, and ranks that do not know their processors.
-        assert!(is_crowded("0-63", 1, &["0-63", "0-63"]));
-        assert!(is_crowded("", 2, &["", "", ""]));
-        assert!(!is_crowded("", 2, &["", ""]));
     }
 }
 

@@ -1,5 +1,6 @@
 //! A rank's record in the store: lines of text, so that a person can read them in a file store.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use super::StorePath;
@@ -7,7 +8,7 @@ use crate::Rank;
 use crate::processors::Processors;
 
 /// Version of the join protocol and of the protocols of the fabrics.
-pub(super) const PROTOCOL_VERSION: u32 = 3;
+pub(super) const PROTOCOL_VERSION: u32 = 4;
 
 /// Most settings that are compared.
 const KNOBS_MAX: usize = 64;
@@ -27,7 +28,9 @@ pub(super) struct RankRecord {
     /// The ends of its connection to the store, if it has one.
     pub(super) path: Option<StorePath>,
     /// The processors that it may use; empty if unknown.
-    pub(super) processors: Processors,
+    processors: Processors,
+    /// How many of them it may use at a time: fewer than it has if a control group limits it.
+    parallelism: usize,
     /// `PLEACH_HOST`.
     pub(super) host: Option<String>,
     /// The address of its [`ProbeListener`](super::ProbeListener), if it has one.
@@ -71,6 +74,7 @@ impl RankRecord {
             network: network(),
             path,
             processors: Processors::allowed().unwrap_or_default(),
+            parallelism: std::thread::available_parallelism().map_or(1, usize::from),
             host: host.map(str::to_owned),
             probe_listener: probe_listener.map(str::to_owned),
             knobs,
@@ -91,6 +95,7 @@ impl RankRecord {
             line("path", &format!("{local} {remote}"));
         }
         line("processors", &self.processors.to_string());
+        line("parallelism", &self.parallelism.to_string());
         if let Some(host) = &self.host {
             line("host", host);
         }
@@ -129,6 +134,7 @@ impl RankRecord {
         let path = field("path").map(|text| path(&text).ok_or(Unreadable)).transpose()?;
         let processors = field("processors").ok_or(Unreadable)?;
         let processors = Processors::of_list(&processors);
+        let parallelism = field("parallelism").ok_or(Unreadable)?.parse().map_err(|_| Unreadable)?;
         let host = field("host");
         let probe_listener = field("door");
         let mut knobs = Vec::new();
@@ -150,6 +156,7 @@ impl RankRecord {
             network,
             path,
             processors,
+            parallelism,
             host,
             probe_listener,
             knobs,
@@ -197,6 +204,32 @@ impl fmt::Display for RankRecord {
     }
 }
 
+/// By rank: ranks for each processor that it may run on, rounded up. Ranks count that have no other
+/// processors than it has.
+pub(super) fn ranks_a_processor(records: &[RankRecord]) -> Vec<u32> {
+    // Most ranks of a machine have the same processors.
+    let mut alike: HashMap<_, usize> = HashMap::new();
+    let key = |record: &RankRecord| (record.machine.clone(), record.processors.to_string(), record.parallelism);
+    for record in records {
+        *alike.entry(key(record)).or_default() += 1;
+    }
+    let share = |record: &RankRecord| {
+        let own = &record.processors;
+        let is_limited = record.parallelism < own.len() || own.is_empty();
+        let processors = if is_limited { record.parallelism } else { own.len() };
+        let ranks: usize = alike
+            .iter()
+            .filter(|((machine, list, _), _)| {
+                *machine == record.machine && (is_limited || Processors::of_list(list).all_among(own))
+            })
+            .map(|(_, ranks)| ranks)
+            .sum();
+        ranks.div_ceil(processors.max(1)) as u32
+    };
+    let mut shares = HashMap::new();
+    records.iter().map(|record| *shares.entry(key(record)).or_insert_with(|| share(record))).collect()
+}
+
 /// The host's name, for messages.
 pub(super) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
@@ -232,6 +265,7 @@ mod tests {
             network: "net:[7]".to_owned(),
             path: None,
             processors: Processors::new([0, 1]),
+            parallelism: 2,
             host: None,
             probe_listener: None,
             knobs: vec![
@@ -239,6 +273,32 @@ mod tests {
                 ("fabric".to_owned(), "auto".to_owned()),
             ],
         }
+    }
+
+    #[test]
+    fn ranks_a_processor_count_those_that_are_kept_on_the_same_processors() {
+        let shares = |parallelism: usize, lists: &[&str]| {
+            let processors = lists.iter().map(|list| Processors::of_list(list));
+            let records: Vec<_> =
+                processors.map(|processors| RankRecord { processors, parallelism, ..record() }).collect();
+            ranks_a_processor(&records)
+        };
+        assert_eq!(shares(2, &["0-1", "0-1"]), [1, 1]);
+        assert_eq!(shares(2, &["0-1"; 3]), [2, 2, 2]);
+        assert_eq!(shares(2, &["0-1"; 32]), [16; 32]);
+        // Each on a processor of its own, as the launcher bound them.
+        assert_eq!(shares(1, &["0", "1"]), [1, 1]);
+        assert_eq!(shares(4, &["0-3", "4-7", "4-7"]), [1, 1, 1]);
+        assert_eq!(shares(1, &["0", "1", "1"]), [1, 2, 2]);
+        // The others leave no processor for a rank that is not bound.
+        assert_eq!(shares(2, &["0", "1", "0-1"]), [1, 1, 2]);
+        // A quota, and ranks that do not know their processors.
+        assert_eq!(shares(1, &["0-63", "0-63"]), [2, 2]);
+        assert_eq!(shares(2, &["", "", ""]), [2, 2, 2]);
+        assert_eq!(shares(2, &["", ""]), [1, 1]);
+        // Another machine's processors have the same numbers.
+        let elsewhere = RankRecord { machine: "n".to_owned(), ..record() };
+        assert_eq!(ranks_a_processor(&[record(), elsewhere.clone(), record(), elsewhere, record()]), [2, 1, 2, 1, 2]);
     }
 
     #[test]
