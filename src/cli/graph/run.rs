@@ -72,7 +72,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let is_one_host = hosts.iter().all(|host| *host == hosts[0]);
     let mut transport: Box<dyn TensorTransport> = match of_job.transfer {
         TransferChoice::ZeroCopy | TransferChoice::Copy => {
-            let opened = open_regions(of_job, &job, (device, events), PATIENCE, ranks_a_processor[rank as usize] > 1);
+            let opened =
+                open_regions(of_job, &job, (device, events), PATIENCE, ranks_a_processor[rank as usize] > 1);
             Box::new(opened.map_err(|error| failed(rank, &error))?)
         }
         #[cfg(feature = "grpc")]

@@ -134,8 +134,13 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
     {
         protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected: Connected { device, events, .. } } =
-        result?;
+    let JoinOutcome {
+        fabric,
+        ranks_here,
+        ranks_a_processor,
+        hosts,
+        connected: Connected { device, events, .. },
+    } = result?;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
         rank,

@@ -209,7 +209,8 @@ impl fmt::Display for RankRecord {
 pub(super) fn ranks_a_processor(records: &[RankRecord]) -> Vec<u32> {
     // Most ranks of a machine have the same processors.
     let mut alike: HashMap<_, usize> = HashMap::new();
-    let key = |record: &RankRecord| (record.machine.clone(), record.processors.to_string(), record.parallelism);
+    let key =
+        |record: &RankRecord| (record.machine.clone(), record.processors.to_string(), record.parallelism);
     for record in records {
         *alike.entry(key(record)).or_default() += 1;
     }
@@ -298,7 +299,10 @@ mod tests {
         assert_eq!(shares(2, &["", ""]), [1, 1]);
         // Another machine's processors have the same numbers.
         let elsewhere = RankRecord { machine: "n".to_owned(), ..record() };
-        assert_eq!(ranks_a_processor(&[record(), elsewhere.clone(), record(), elsewhere, record()]), [2, 1, 2, 1, 2]);
+        assert_eq!(
+            ranks_a_processor(&[record(), elsewhere.clone(), record(), elsewhere, record()]),
+            [2, 1, 2, 1, 2]
+        );
     }
 
     #[test]

@@ -74,7 +74,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     // The store is rank 0's, and others may still ask it.
     let Joined { device, events, ranks_a_processor, store: _store, .. } = joined;
     let patience = if rank == caller { PATIENCE } else { IDLE };
-    let regions = open_regions(of_job, &job, (device, events), patience, ranks_a_processor[rank as usize] > 1);
+    let regions =
+        open_regions(of_job, &job, (device, events), patience, ranks_a_processor[rank as usize] > 1);
     let regions = regions.map_err(|error| ended(rank, &error))?;
     let (Some(listener), Some(endpoint)) = (listener, endpoint) else {
         return Err(compute(of_job, &job, part, regions, rank));
