@@ -12,7 +12,7 @@ use std::io;
 use std::time::Duration;
 
 use super::Nic;
-use super::cm::{CmState, ListenerAddress};
+use super::cm::{CmState, ConnectFailure, ListenerAddress};
 use super::pair::Pair;
 use super::pair_error::PairError;
 use super::wire::Refusal;
@@ -29,22 +29,24 @@ use crate::region::{RegionKey, random_key};
 const REMOTE_REGIONS_MAX: usize = 1 << 16;
 
 /// How long a refused peer has time to read the reason and close the stream.
-pub(super) const REFUSAL_GRACE: Duration = Duration::from_secs(2);
+const REFUSAL_GRACE: Duration = Duration::from_secs(2);
 
 /// The state of a pair that is connecting.
 pub(super) struct Connecting {
-    pub(super) deadline: Nanos,
-    pub(super) pair: Option<Pair>,
+    /// When the peer is given up. It comes earlier once the connection is refused.
+    deadline: Nanos,
+    /// From the opening of the control stream until this rank refuses the connection.
+    pair: Option<Pair>,
     hello: Option<PairHello>,
-    pub(super) is_connected: bool,
+    is_connected: bool,
     peer_is_ready: bool,
     /// Writes of no bytes are under way, or were acknowledged.
     is_probed: bool,
     /// The connection is refused; the peer has been told.
-    pub(super) is_refused: bool,
+    is_refused: bool,
     /// The peer's listener, until this rank connects to it.
-    pub(super) listener: Option<ListenerAddress>,
-    pub(super) cm_state: CmState,
+    listener: Option<ListenerAddress>,
+    cm_state: CmState,
 }
 
 impl Connecting {
@@ -60,6 +62,43 @@ impl Connecting {
             listener: None,
             cm_state: CmState::default(),
         }
+    }
+
+    pub(super) fn deadline(&self) -> Nanos {
+        self.deadline
+    }
+
+    pub(super) fn pair(&self) -> Option<&Pair> {
+        self.pair.as_ref()
+    }
+
+    pub(super) fn pair_mut(&mut self) -> Option<&mut Pair> {
+        self.pair.as_mut()
+    }
+
+    pub(super) fn into_pair(self) -> Option<Pair> {
+        self.pair
+    }
+
+    /// The state of this pair in the connection manager.
+    pub(super) fn cm_state(&mut self) -> &mut CmState {
+        &mut self.cm_state
+    }
+
+    /// The peer's listener, which this rank is about to use.
+    pub(super) fn take_listener(&mut self) -> Option<ListenerAddress> {
+        self.listener.take()
+    }
+
+    /// The connection manager has connected all queue pairs.
+    pub(super) fn mark_connected(&mut self) {
+        self.is_connected = true;
+    }
+
+    /// The connection is refused: waits until the end that refused it is understood.
+    pub(super) fn await_end(&mut self) {
+        self.is_refused = true;
+        self.deadline = self.deadline.min(clock::now() + REFUSAL_GRACE);
     }
 
     /// Sends a write of no bytes over each queue pair when both ends are ready, once.
@@ -242,6 +281,27 @@ impl VerbsDevice {
         Ok(())
     }
 
+    /// Gives up the peers whose time to connect is over.
+    pub(super) fn expire_connecting(&mut self, now: Nanos) {
+        for peer in 0..self.peers.len() as Rank {
+            if let Peer::Connecting(connecting) = &self.peers[peer as usize]
+                && now >= connecting.deadline
+            {
+                let seen = if connecting.is_refused {
+                    ConnectFailure::NotConnected.into()
+                } else {
+                    LossCause::NotReached(self.connect_timeout)
+                };
+                let cause = self.control.cause(peer, seen);
+                if !connecting.is_refused {
+                    // So that the peer knows the cause, if it exists.
+                    self.send_message(peer, &ControlMessage::Refusal(Refusal::NoPath));
+                }
+                self.lose(peer, cause);
+            }
+        }
+    }
+
     /// Refuses the connection: sends the reason, and waits for the peer to close the stream.
     pub(super) fn refuse(&mut self, peer: Rank, cause: LossCause) {
         let is_told = Refusal::of(&cause).is_some_and(|refusal| {
@@ -250,8 +310,7 @@ impl VerbsDevice {
         });
         match &mut self.peers[peer as usize] {
             Peer::Connecting(connecting) if is_told => {
-                connecting.deadline = connecting.deadline.min(clock::now() + REFUSAL_GRACE);
-                connecting.is_refused = true;
+                connecting.await_end();
                 if let Some(pair) = connecting.pair.take() {
                     self.end_pair(peer, pair, &TransferError::Lost { peer, cause });
                 }

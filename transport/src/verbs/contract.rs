@@ -3,8 +3,9 @@
 use std::sync::{Arc, OnceLock};
 
 use super::connecting::Connecting;
-use super::pair::{Pair, RemoteRegions};
-use super::wire::NICS_MAX;
+use super::pair::Pair;
+use super::registered::RegisteredMemory;
+use super::wire::{NICS_MAX, RemoteRegions};
 use super::{CONTROL_POLLS, EVENTS_MAX, FABRIC, Peer, VerbsDevice};
 use crate::Rank;
 use crate::clock::{self, Nanos};
@@ -91,7 +92,7 @@ unsafe impl Device for VerbsDevice {
             Transfer::Put { src: Source::Slice(slice), .. } | Transfer::Get { dst: slice, .. } => {
                 // A withdrawn region no longer belongs to this device.
                 let registered = self.regions.get(&slice.region().key());
-                registered.map(|registered| registered.local_keys).ok_or(SubmitError::ForeignRegion)?
+                registered.map(RegisteredMemory::local_keys).ok_or(SubmitError::ForeignRegion)?
             }
             _ => [0; NICS_MAX],
         };
@@ -195,7 +196,7 @@ unsafe impl Device for VerbsDevice {
         // Completions may have made room, or have made credits due.
         self.post_all();
         let connecting = self.peers.iter().filter_map(|peer| match peer {
-            Peer::Connecting(connecting) => Some(connecting.deadline),
+            Peer::Connecting(connecting) => Some(connecting.deadline()),
             _ => None,
         });
         Some(Armed { wake_source: WakeSource::File(Arc::clone(&self.epoll)), until: connecting.min() })

@@ -90,7 +90,7 @@ use self::library::{Library, library};
 use self::limits::{CreateError, Limits};
 pub use self::limits::{Limit, LimitKind};
 use self::objects::{COMPLETIONS_AT_ONCE, CompletionQueue, Context, ProtectionDomain, SharedReceiveQueue};
-use self::pair::{Pair, RemoteRegions};
+use self::pair::Pair;
 pub use self::pair_error::PairError;
 use self::port::{ChosenPort, SYSFS};
 pub use self::port::{Connect, PortError, STRIPE_BYTES, Service, Unusable, VerbsOptions};
@@ -99,10 +99,12 @@ use self::registered::RegisteredMemory;
 use self::send_queue::QueueSizes;
 pub use self::status::{Operation, WorkFailure, WorkStatus};
 pub use self::wire::Refusal;
-use self::wire::{ControlMessage, QUEUE_PAIRS_MAX};
+#[doc(hidden)]
+pub use self::wire::check_decoders;
+use self::wire::{ControlMessage, QUEUE_PAIRS_MAX, RemoteRegions};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{self, Control, ControlEventQueue, FabricMessage, Network, ReleasedRegions};
+use crate::control::{self, Control, ControlEventQueue, Network, ReleasedRegions};
 use crate::cuda::FlushScope;
 use crate::device::{
     DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, RegisterError, SetupCounts,
@@ -110,34 +112,6 @@ use crate::device::{
 use crate::memory::Memory;
 use crate::region::{KeyMap, RegionKey, Registry};
 use crate::signals::Signals;
-use crate::wire::Malformed;
-
-/// Decodes bytes with every decoder of this fabric: for fuzzing.
-///
-/// # Panics
-///
-/// When a decoded value does not survive encoding and decoding.
-#[doc(hidden)]
-pub fn check_decoders(bytes: &[u8]) {
-    assert_round_trip(wire::PairHello::decode(bytes), |said| wire::PairHello::decode(&said.encode()));
-    assert_round_trip(wire::Announcement::decode(bytes), |said| wire::Announcement::decode(&said.encode()));
-    assert_round_trip(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
-    assert_round_trip(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
-    cm::check_decoders(bytes);
-    if let Some(word) = bytes.first_chunk() {
-        let word = u32::from_le_bytes(*word);
-        assert_round_trip(wire::Immediate::decode(word), |said| wire::Immediate::decode(said.encode()));
-    }
-}
-
-fn assert_round_trip<T: PartialEq + std::fmt::Debug>(
-    decoded: Result<T, Malformed>,
-    again: impl Fn(&T) -> Result<T, Malformed>,
-) {
-    if let Ok(decoded) = decoded {
-        assert_eq!(again(&decoded), Ok(decoded));
-    }
-}
 
 /// Longest transfer, in bytes, if the NIC carries more.
 const TRANSFER_BYTES_MAX: u64 = 1 << 30;
@@ -400,7 +374,7 @@ impl Peer {
     fn pair(&self) -> Option<&Pair> {
         match self {
             Self::Open(pair) => Some(pair),
-            Self::Connecting(connecting) => connecting.pair.as_ref(),
+            Self::Connecting(connecting) => connecting.pair(),
             _ => None,
         }
     }
@@ -409,7 +383,7 @@ impl Peer {
     fn pair_mut(&mut self) -> Option<&mut Pair> {
         match self {
             Self::Open(pair) => Some(pair),
-            Self::Connecting(connecting) => connecting.pair.as_mut(),
+            Self::Connecting(connecting) => connecting.pair_mut(),
             _ => None,
         }
     }

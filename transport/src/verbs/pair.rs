@@ -27,11 +27,11 @@ use super::lease::HeldLease;
 use super::limits::CreateError;
 use super::objects::MemoryRegion;
 use super::send_queue::{CompletionOwner, QueueSizes, SLOT_BYTES, SendQueue};
-use super::send_queue::{Local, Target, WorkRequest, of_slice, request, with_immediate};
+use super::send_queue::{Local, Target, request, with_immediate};
 use super::status::Operation;
 use super::wire::{
     CREDITS_MAX, Immediate, NicKeys, PairHello, Piggyback, QUEUE_PAIRS_MAX, QueuePairHello, RemoteRegion,
-    Stripe,
+    RemoteRegions, Stripe,
 };
 use super::{Counts, sys};
 use crate::Rank;
@@ -43,9 +43,6 @@ use crate::drain::Drains;
 use crate::memory::{HostMemory, Memory, Space};
 use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
-
-/// The announced regions of a peer.
-pub(super) type RemoteRegions = KeyMap<RemoteRegion>;
 
 /// See the module.
 pub(super) struct Pair {
@@ -79,7 +76,7 @@ pub(super) struct Pair {
     /// Drains whose marks were submitted.
     drains_marked: u64,
     /// Whether the device lists this pair among those to post.
-    pub(super) is_listed: bool,
+    is_listed: bool,
 }
 
 impl Pair {
@@ -126,12 +123,12 @@ impl Pair {
 
     /// Its queue pairs, by NIC and number.
     pub(super) fn queue_pairs(&self) -> impl Iterator<Item = (usize, u32)> {
-        self.queues.iter().map(|queue| (queue.nic, queue.number()))
+        self.queues.iter().map(|queue| (queue.nic(), queue.number()))
     }
 
     /// The hello for the peer.
     pub(super) fn hello(&self, nics: &[Nic]) -> PairHello {
-        let queues = self.queues.iter().map(|queue| queue.hello(nics, self.inboxes[queue.nic].remote_key()));
+        let queues = self.queues.iter().map(|queue| queue.hello(nics, &self.inboxes));
         PairHello {
             reads: self.sizes.reads,
             credits: self.sizes.credits,
@@ -225,10 +222,18 @@ impl Pair {
         Ok(())
     }
 
+    /// Posts the work requests of a listed pair; returns whether it stays listed, because the NIC
+    /// had no room for all.
+    pub(super) fn post_listed(&mut self) -> Result<bool, LossCause> {
+        self.post()?;
+        self.is_listed = !self.has_posted_all();
+        Ok(self.is_listed)
+    }
+
     /// Handles the success of the requests of this queue pair up to `number`.
     pub(super) fn completed(&mut self, queue: usize, number: u64, events: &mut VecDeque<Event>) {
-        while let Some(ended) = self.queues[queue].pop_completed(number) {
-            let id = match ended.owner {
+        while let Some((owner, old_value)) = self.queues[queue].pop_completed(number) {
+            let id = match owner {
                 CompletionOwner::NoOwner => None,
                 CompletionOwner::Transfer(id) => Some(id),
                 CompletionOwner::StripePart => self.striped_transfers.part_ended(queue),
@@ -239,7 +244,7 @@ impl Pair {
             };
             let Some(id) = id else { continue };
             self.waiting -= 1;
-            events.push_back(Event::Done { id, result: Ok(ended.old_value) });
+            events.push_back(Event::Done { id, result: Ok(old_value) });
         }
     }
 
@@ -311,8 +316,7 @@ impl Pair {
         }
         let piggyback = Piggyback::Credits(self.unreturned.min(CREDITS_MAX));
         let immediate = Immediate { signal_slot: None, has_payload: false, piggyback };
-        let write = with_immediate(self.queues[0].inbox, immediate);
-        self.queues[0].push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(write, Local::Nothing)]);
+        self.queues[0].push_immediate(immediate);
         self.charge(immediate);
         true
     }
@@ -378,7 +382,7 @@ impl Pair {
     /// The requests to the NICs for this pair.
     pub(super) fn counts(&self) -> Counts {
         let mut counts = Counts::default();
-        self.queues.iter().for_each(|queue| counts += queue.counts);
+        self.queues.iter().for_each(|queue| counts += queue.counts());
         counts
     }
 
@@ -470,7 +474,7 @@ impl Pair {
 
     fn submit_signal(&mut self, signal: &Signal) -> Submitted {
         let (queue, immediate) = (self.queue_of(signal.signal_slot), self.immediate(signal));
-        let signal_write = signal_write(&self.queues[queue], signal, immediate);
+        let signal_write = self.queues[queue].signal_write(signal, immediate);
         self.queues[queue].push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[signal_write]);
         self.charge(immediate);
         Submitted::Ended(0)
@@ -502,7 +506,7 @@ impl Pair {
             self.put_striped(bytes, signal, id);
         } else {
             let (queue, target) = self.select_queue(signal, &bytes.remote, bytes.remote_regions);
-            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
+            let local = self.queues[queue].local(bytes.local, &bytes.keys);
             let holds = Some(bytes.local.clone());
             self.put_over(
                 queue,
@@ -533,7 +537,7 @@ impl Pair {
         if signal.payload.is_empty() {
             self.queues[queue].push(owner, holds, key, &[(with_immediate(target, immediate), local)]);
         } else {
-            let signal_write = signal_write(&self.queues[queue], signal, immediate);
+            let signal_write = self.queues[queue].signal_write(signal, immediate);
             self.queues[queue].push(owner, holds, key, &[write, signal_write]);
         }
         self.charge(immediate);
@@ -557,7 +561,7 @@ impl Pair {
             let piggyback = Piggyback::Stripe(stripe);
             let immediate = Immediate { signal_slot: Some(signal.signal_slot), has_payload, piggyback };
             if has_payload {
-                let signal_write = signal_write(&self.queues[queue], signal, immediate);
+                let signal_write = self.queues[queue].signal_write(signal, immediate);
                 self.queues[queue].push(CompletionOwner::StripePart, holds, key, &[write, signal_write]);
             } else {
                 let write = (with_immediate(target, immediate), local);
@@ -580,7 +584,7 @@ impl Pair {
             }
         } else {
             let (queue, target) = self.select_queue(None, &bytes.remote, bytes.remote_regions);
-            let local = of_slice(bytes.local, bytes.keys[self.queues[queue].nic]);
+            let local = self.queues[queue].local(bytes.local, &bytes.keys);
             let read = (request(sys::IBV_WR_RDMA_READ, target), local);
             self.queues[queue].push(CompletionOwner::Transfer(id), Some(bytes.local.clone()), key, &[read]);
         }
@@ -601,18 +605,8 @@ impl Pair {
             events.push_back(Event::Done { id, result: Err(refused) });
             return Submitted::UnderWay;
         }
-        let (opcode, compare_add, swap) = match op {
-            AtomicOp::Add(value) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, value, 0),
-            AtomicOp::CompareSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
-        };
-        let atomic = sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
-            remote_addr: target.address,
-            compare_add,
-            swap,
-            rkey: target.key,
-        };
         self.waiting += 1;
-        self.queues[0].push_atomic(id, word.key, opcode, atomic);
+        self.queues[0].push_atomic(id, word.key, target, op);
         Submitted::UnderWay
     }
 
@@ -632,12 +626,12 @@ impl Pair {
         let range = part(bytes.local.len(), self.queues.len(), queue);
         let queue = &self.queues[queue];
         let local = match bytes.local.slice(range.clone()) {
-            Ok(slice) if !slice.is_empty() => of_slice(&slice, bytes.keys[queue.nic]),
-            _ => return (queue.inbox, Local::Nothing),
+            Ok(slice) if !slice.is_empty() => queue.local(&slice, &bytes.keys),
+            _ => return queue.no_bytes(),
         };
         let remote =
             RemoteSlice { offset: bytes.remote.offset.wrapping_add(range.start as u64), ..bytes.remote };
-        (target(queue, &remote, bytes.remote_regions).unwrap_or_else(|| Target::of(&remote)), local)
+        (queue.target(&remote, bytes.remote_regions).unwrap_or_else(|| Target::of(&remote)), local)
     }
 
     /// The queue pair of a transfer that is not striped, and its target: a queue pair whose NIC's
@@ -656,7 +650,7 @@ impl Pair {
                 self.next
             }
         };
-        match target(&self.queues[queue], dst, remote_regions) {
+        match self.queues[queue].target(dst, remote_regions) {
             Some(target) => (queue, target),
             None => (0, Target::of(dst)),
         }
@@ -695,23 +689,6 @@ fn inline_bytes(slice: &Slice) -> Option<Inline> {
     let bytes = &mut bytes[..slice.len()];
     slice.load(bytes);
     Inline::new(bytes)
-}
-
-/// The remote address and key for this queue pair, if known.
-fn target(queue: &SendQueue, slice: &RemoteSlice, remote_regions: &RemoteRegions) -> Option<Target> {
-    let first = Target::of(slice);
-    match queue.remote_nic {
-        0 => Some(first),
-        nic => remote_regions.get(&slice.key).map(|known| Target { key: known.keys[nic], ..first }),
-    }
-}
-
-/// The request that delivers a signal with its payload.
-fn signal_write<'a>(queue: &SendQueue, signal: &'a Signal, immediate: Immediate) -> (WorkRequest, Local<'a>) {
-    let address = queue.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
-    let write = with_immediate(Target { address, key: queue.inbox.key }, immediate);
-    let local = if signal.payload.is_empty() { Local::Nothing } else { Local::Inline(&signal.payload) };
-    (write, local)
 }
 
 /// Parts begin at multiples of this, in bytes, unless they are shorter.

@@ -1,12 +1,10 @@
 //! The work of a poll: completions become signals, ends of transfers and losses; events of the
 //! control plane become events of the device.
 
-use super::cm::ConnectFailure;
 use super::objects::{COMPLETIONS_AT_ONCE, WorkCompletion};
 use super::pair::Pair;
 use super::pair_error::PairError;
 use super::status::{Operation, WorkFailure, WorkStatus};
-use super::wire::Refusal;
 use super::{CONTROL_INTERVAL, ControlMessage, Peer, VerbsDevice, sys};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -129,11 +127,10 @@ impl VerbsDevice {
         for index in 0..self.due.len() {
             let peer = self.due[index];
             let Some(pair) = self.peers[peer as usize].pair_mut() else { continue };
-            match pair.post() {
-                Ok(()) => {
-                    pair.is_listed = !pair.has_posted_all();
+            match pair.post_listed() {
+                Ok(stays_listed) => {
                     self.due[kept] = peer;
-                    kept += usize::from(pair.is_listed);
+                    kept += usize::from(stays_listed);
                 }
                 Err(cause) => self.lose(peer, cause),
             }
@@ -170,7 +167,7 @@ impl VerbsDevice {
     pub(super) fn end(&mut self, peer: Rank, then: Peer, error: &TransferError) {
         let pair = match std::mem::replace(&mut self.peers[peer as usize], then) {
             Peer::Open(pair) => Some(*pair),
-            Peer::Connecting(connecting) => connecting.pair,
+            Peer::Connecting(connecting) => connecting.into_pair(),
             _ => None,
         };
         if let Some(pair) = pair {
@@ -285,26 +282,6 @@ impl VerbsDevice {
         if is_idle {
             self.has_left = true;
             (0..self.control.world_size()).for_each(|peer| self.control.send_bye(peer));
-        }
-    }
-
-    fn expire_connecting(&mut self, now: Nanos) {
-        for peer in 0..self.peers.len() as Rank {
-            if let Peer::Connecting(connecting) = &self.peers[peer as usize]
-                && now >= connecting.deadline
-            {
-                let seen = if connecting.is_refused {
-                    ConnectFailure::NotConnected.into()
-                } else {
-                    LossCause::NotReached(self.connect_timeout)
-                };
-                let cause = self.control.cause(peer, seen);
-                if !connecting.is_refused {
-                    // So that the peer knows the cause, if it exists.
-                    self.send_message(peer, &ControlMessage::Refusal(Refusal::NoPath));
-                }
-                self.lose(peer, cause);
-            }
         }
     }
 

@@ -40,7 +40,7 @@ const PAGE_BYTES: usize = 4096;
 pub(super) struct RegisteredMemory {
     /// One with each NIC; none for an empty region.
     regions: Vec<MemoryRegion>,
-    pub(super) local_keys: NicKeys,
+    local_keys: NicKeys,
     known: RemoteRegion,
     /// The only peer that it is for.
     only: Option<Rank>,
@@ -81,6 +81,12 @@ impl RegisteredMemory {
         parts.remote_key = remote_keys[0];
         let known = RemoteRegion { bytes: bytes as u64, keys: remote_keys };
         Ok((RegionKey(parts.encode()), Self { regions, local_keys, known, only, is_orphaned: false }))
+    }
+
+    /// This rank's own keys, by NIC.
+    #[inline]
+    pub(super) fn local_keys(&self) -> NicKeys {
+        self.local_keys
     }
 
     /// The contents of its announcement to a peer, if it is for that peer.

@@ -17,12 +17,12 @@ use super::limits::CreateError;
 use super::objects::{MemoryRegion, QueuePair};
 use super::port::{ChosenPort, GidType, Service};
 use super::status::Operation;
-use super::wire::{Immediate, KeyParts, PairHello, Piggyback, QueuePairHello};
+use super::wire::{Immediate, KeyParts, NicKeys, PairHello, Piggyback, QueuePairHello, RemoteRegions};
 use super::{Counts, sys};
-use crate::device::{LossCause, TransferId};
+use crate::device::{AtomicOp, LossCause, TransferId};
 use crate::memory::{HostMemory, Memory};
 use crate::region::{RegionKey, RemoteSlice, Slice};
-use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES};
+use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal};
 
 /// Requests without a report between two that ask for a completion.
 const SIGNAL_EVERY: u32 = 32;
@@ -100,14 +100,6 @@ pub(super) enum CompletionOwner {
     DrainMark,
 }
 
-/// A group that ended with success.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CompletedGroup {
-    pub(super) owner: CompletionOwner,
-    /// The old value of an atomic.
-    pub(super) old_value: u64,
-}
-
 /// The requests of one transfer.
 struct RequestGroup {
     requests: u32,
@@ -131,12 +123,12 @@ pub(super) struct SendQueue {
     /// The address of the first slot.
     slots_address: u64,
     /// The index of this rank's NIC.
-    pub(super) nic: usize,
+    nic: usize,
     /// The index of the peer's NIC.
-    pub(super) remote_nic: usize,
+    remote_nic: usize,
     /// The peer's inbox, with its key on that NIC.
-    pub(super) inbox: Target,
-    pub(super) counts: Counts,
+    inbox: Target,
+    counts: Counts,
     sizes: QueueSizes,
     carries_inline: bool,
     first_packet: u32,
@@ -203,8 +195,19 @@ impl SendQueue {
         self.queue_pair.number()
     }
 
-    /// The hello for the peer. `inbox_key` is the key on its NIC.
-    pub(super) fn hello(&self, nics: &[Nic], inbox_key: u32) -> QueuePairHello {
+    /// The index of this rank's NIC.
+    #[inline]
+    pub(super) fn nic(&self) -> usize {
+        self.nic
+    }
+
+    /// Its requests to the NIC.
+    pub(super) fn counts(&self) -> Counts {
+        self.counts
+    }
+
+    /// The hello for the peer, whose payloads go to this rank's `inboxes`, one with each NIC.
+    pub(super) fn hello(&self, nics: &[Nic], inboxes: &[MemoryRegion]) -> QueuePairHello {
         let base = &nics[self.nic];
         QueuePairHello {
             queue_pair: self.number(),
@@ -214,7 +217,7 @@ impl SendQueue {
             lid: base.port.lid,
             mtu: base.port.active_mtu as u8,
             nic: self.nic as u8,
-            inbox_key,
+            inbox_key: inboxes[self.nic].remote_key(),
         }
     }
 
@@ -298,18 +301,60 @@ impl SendQueue {
         self.room > 0
     }
 
-    /// Adds an atomic to the list; its old value comes with its completion.
-    pub(super) fn push_atomic(
-        &mut self,
-        id: TransferId,
-        key: RegionKey,
-        opcode: u32,
-        atomic: sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2,
-    ) {
+    /// The remote address and key of a slice for this queue pair, if known.
+    #[inline]
+    pub(super) fn target(&self, slice: &RemoteSlice, remote_regions: &RemoteRegions) -> Option<Target> {
+        let first = Target::of(slice);
+        match self.remote_nic {
+            0 => Some(first),
+            nic => remote_regions.get(&slice.key).map(|known| Target { key: known.keys[nic], ..first }),
+        }
+    }
+
+    /// The bytes of a registered slice with these keys; their addresses are the same here and at
+    /// peers.
+    #[inline]
+    pub(super) fn local(&self, slice: &Slice, keys: &NicKeys) -> Local<'static> {
+        Local::RegisteredMemory {
+            address: Target::of(&slice.remote()).address,
+            length: slice.len() as u32,
+            key: keys[self.nic],
+        }
+    }
+
+    /// The target and the bytes of a request that moves none.
+    pub(super) fn no_bytes(&self) -> (Target, Local<'static>) {
+        (self.inbox, Local::Nothing)
+    }
+
+    /// The request that delivers a signal with its payload.
+    #[inline]
+    pub(super) fn signal_write<'a>(
+        &self,
+        signal: &'a Signal,
+        immediate: Immediate,
+    ) -> (WorkRequest, Local<'a>) {
+        let address = self.inbox.address + u64::from(signal.signal_slot) * SLOT_BYTES as u64;
+        let write = with_immediate(Target { address, key: self.inbox.key }, immediate);
+        let local = if signal.payload.is_empty() { Local::Nothing } else { Local::Inline(&signal.payload) };
+        (write, local)
+    }
+
+    /// Adds an atomic on an aligned word to the list; its old value comes with its completion.
+    pub(super) fn push_atomic(&mut self, id: TransferId, key: RegionKey, target: Target, op: AtomicOp) {
+        let (opcode, compare_add, swap) = match op {
+            AtomicOp::Add(value) => (sys::IBV_WR_ATOMIC_FETCH_AND_ADD, value, 0),
+            AtomicOp::CompareSwap { expected, new } => (sys::IBV_WR_ATOMIC_CMP_AND_SWP, expected, new),
+        };
         let list =
             sys::ibv_sge { addr: self.address_of(self.next_slot), length: 8, lkey: self.slots.local_key() };
-        let target = Target { address: atomic.remote_addr, key: atomic.rkey };
-        self.list.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic = atomic;
+        self.list.add(self.next_number(), &request(opcode, target), 0, list).wr.atomic =
+            sys::ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
+                remote_addr: target.address,
+                compare_add,
+                swap,
+                rkey: target.key,
+            };
         self.pushed(CompletionOwner::Transfer(id), None, key, opcode, 1);
     }
 
@@ -435,8 +480,8 @@ impl SendQueue {
     }
 
     /// Removes the first group, if it is not after the one of this number, which ended with
-    /// success.
-    pub(super) fn pop_completed(&mut self, number: u64) -> Option<CompletedGroup> {
+    /// success. Returns the receiver of its report, and the old value of an atomic.
+    pub(super) fn pop_completed(&mut self, number: u64) -> Option<(CompletionOwner, u64)> {
         if self.first > number {
             return None;
         }
@@ -446,7 +491,7 @@ impl SendQueue {
         let old_value = if is_atomic { self.old_value(self.address_of(sent.slot)) } else { 0 };
         self.first += 1;
         self.room += sent.requests;
-        Some(CompletedGroup { owner: sent.owner, old_value })
+        Some((sent.owner, old_value))
     }
 
     fn old_value(&self, slot: u64) -> u64 {
@@ -468,6 +513,12 @@ impl SendQueue {
         let nothing = request(sys::IBV_WR_RDMA_WRITE, self.inbox);
         self.push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(nothing, Local::Nothing)]);
         self.signal_last();
+    }
+
+    /// Adds an immediate alone to the list. There must be room.
+    pub(super) fn push_immediate(&mut self, immediate: Immediate) {
+        let write = with_immediate(self.inbox, immediate);
+        self.push(CompletionOwner::NoOwner, None, RegionKey::NONE, &[(write, Local::Nothing)]);
     }
 
     /// Adds the mark of a drain to the list. It waits for reads and atomics before it to end
@@ -569,11 +620,6 @@ pub(super) enum Local<'a> {
     Nothing,
     RegisteredMemory { address: u64, length: u32, key: u32 },
     Inline(&'a Inline),
-}
-
-/// The bytes of a registered slice; their addresses are the same here and at peers.
-pub(super) fn of_slice(slice: &Slice, key: u32) -> Local<'static> {
-    Local::RegisteredMemory { address: Target::of(&slice.remote()).address, length: slice.len() as u32, key }
 }
 
 /// An operation on a peer's memory.

@@ -14,8 +14,36 @@ use super::pair_error::PairError;
 use super::port::GidType;
 use crate::control::FabricMessage;
 use crate::device::LossCause;
-use crate::region::RegionKey;
+use crate::region::{KeyMap, RegionKey};
 use crate::wire::{Malformed, Reader, Writer};
+
+/// Decodes bytes with every decoder of this fabric: for fuzzing.
+///
+/// # Panics
+///
+/// When a decoded value does not survive encoding and decoding.
+#[doc(hidden)]
+pub fn check_decoders(bytes: &[u8]) {
+    assert_round_trip(PairHello::decode(bytes), |said| PairHello::decode(&said.encode()));
+    assert_round_trip(Announcement::decode(bytes), |said| Announcement::decode(&said.encode()));
+    assert_round_trip(Refusal::decode(bytes), |said| Refusal::decode(&said.encode()));
+    assert_round_trip(ControlMessage::decode(bytes), |said| ControlMessage::decode(&said.encode()));
+    super::cm::check_decoders(bytes);
+    if let Some(word) = bytes.first_chunk() {
+        let word = u32::from_le_bytes(*word);
+        assert_round_trip(Immediate::decode(word), |said| Immediate::decode(said.encode()));
+    }
+}
+
+/// Asserts that a decoded value survives encoding and decoding.
+pub(super) fn assert_round_trip<T: PartialEq + fmt::Debug>(
+    decoded: Result<T, Malformed>,
+    again: impl Fn(&T) -> Result<T, Malformed>,
+) {
+    if let Ok(decoded) = decoded {
+        assert_eq!(again(&decoded), Ok(decoded));
+    }
+}
 
 /// Version of these formats.
 pub(super) const VERSION: u16 = 4;
@@ -152,7 +180,7 @@ pub(super) fn versioned(bytes: &[u8]) -> Result<Reader<'_>, Malformed> {
 }
 
 impl PairHello {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    fn encode(&self) -> Vec<u8> {
         let writer = Writer::default().u16(VERSION).u8(self.reads).u32(self.credits).u64(self.inbox_address);
         let writer = writer.u32(self.signal_slots).u8(self.queues.len() as u8);
         let writer = self.queues.iter().fold(writer, |writer, queue| {
@@ -162,7 +190,7 @@ impl PairHello {
         writer.finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = versioned(bytes)?;
         let mut hello = Self {
             reads: reader.u8()?,
@@ -213,6 +241,9 @@ pub(super) struct Announcement {
     pub(super) known: Option<RemoteRegion>,
 }
 
+/// The announced regions of a peer.
+pub(super) type RemoteRegions = KeyMap<RemoteRegion>;
+
 /// An announced region of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RemoteRegion {
@@ -222,7 +253,7 @@ pub(super) struct RemoteRegion {
 }
 
 impl Announcement {
-    pub(super) fn encode(&self) -> Vec<u8> {
+    fn encode(&self) -> Vec<u8> {
         let writer = Writer::default().u64(self.region.0);
         let writer = match self.known {
             Some(known) => known.keys.into_iter().fold(writer.u64(known.bytes), Writer::u32),
@@ -231,7 +262,7 @@ impl Announcement {
         writer.finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let region = RegionKey(reader.u64()?);
         if reader.is_empty() {
@@ -470,7 +501,7 @@ impl Refusal {
         })
     }
 
-    pub(super) fn encode(self) -> Vec<u8> {
+    fn encode(self) -> Vec<u8> {
         let (kind, number) = match self {
             Self::MtuMismatch { own, peer } => (MTU_MISMATCH, u64::from(own) << 32 | u64::from(peer)),
             Self::GidTypeMismatch { own, peer } => (GID_TYPE_MISMATCH, (own as u64) << 8 | peer as u64),
@@ -487,7 +518,7 @@ impl Refusal {
         Writer::default().u8(kind).u64(number).finish()
     }
 
-    pub(super) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut reader = Reader::new(bytes);
         let (kind, number) = (reader.u8()?, reader.u64()?);
         reader.end()?;

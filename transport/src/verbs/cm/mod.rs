@@ -43,25 +43,24 @@ use self::library::Library;
 pub use self::library::LoadError;
 pub(super) use self::wire::ListenerAddress;
 use self::wire::{Endpoint, PrivateData};
-use super::connecting::{REFUSAL_GRACE, connect_failed, mtu_mismatch};
+use super::connecting::{connect_failed, mtu_mismatch};
 use super::objects::checked;
 use super::pair::Pair;
 use super::pair_error::PairError;
 use super::port::{ChosenPort, GidType};
 use super::send_queue::RETRIES;
 use super::sys::{ibv_qp_attr, ibv_qp_state};
+use super::wire::assert_round_trip;
 use super::{Nic, OpenError};
 use super::{Peer, VerbsDevice};
+use crate::Rank;
 use crate::device::{LossCause, ProtocolViolation};
 use crate::region::random_key;
-use crate::{Rank, clock};
 
-/// See [`super::check_decoders`].
+/// See [`super::wire::check_decoders`].
 pub(super) fn check_decoders(bytes: &[u8]) {
-    super::assert_round_trip(ListenerAddress::decode(bytes), |message| {
-        ListenerAddress::decode(&message.encode())
-    });
-    super::assert_round_trip(PrivateData::decode(bytes), |message| PrivateData::decode(&message.encode()));
+    assert_round_trip(ListenerAddress::decode(bytes), |message| ListenerAddress::decode(&message.encode()));
+    assert_round_trip(PrivateData::decode(bytes), |message| PrivateData::decode(&message.encode()));
 }
 
 /// Connect requests that wait to be polled at most, for each peer.
@@ -200,12 +199,12 @@ impl VerbsDevice {
     pub(super) fn listener_address(&mut self, peer: Rank) -> Option<ListenerAddress> {
         let connection_manager = self.connection_manager.as_ref()?;
         let Peer::Connecting(connecting) = &mut self.peers[peer as usize] else { return None };
-        let pair = connecting.pair.as_ref()?;
         // The rank that connects uses the other's token.
         let token = random_key().0;
         if self.info.rank < peer {
-            connecting.cm_state.token = token;
+            connecting.cm_state().token = token;
         }
+        let pair = connecting.pair()?;
         let endpoint = |(nic, _): (usize, u32)| {
             let gid = &self.nics[nic].chosen.gid;
             Endpoint { address: gid.address, kind: gid.kind, number: connection_manager.listeners[nic].1 }
@@ -218,11 +217,9 @@ impl VerbsDevice {
         let (is_caller, limit_ms) = (self.info.rank > peer, self.step_limit_ms());
         let Some(connection_manager) = &mut self.connection_manager else { return };
         let Peer::Connecting(connecting) = &mut self.peers[peer as usize] else { return };
-        let (Some(pair), Some(listener)) = (&mut connecting.pair, connecting.listener.take()) else { return };
-        if !is_caller {
-            return;
-        }
-        connecting.cm_state.token = listener.token;
+        let Some(listener) = connecting.take_listener().filter(|_| is_caller) else { return };
+        connecting.cm_state().token = listener.token;
+        let Some(pair) = connecting.pair_mut() else { return };
         pair.truncate_queues(listener.endpoints.len());
         let mut failure = None;
         for (queue, (nic, _)) in pair.queue_pairs().enumerate() {
@@ -329,9 +326,10 @@ impl VerbsDevice {
 
     /// Sends a connect request when the route is resolved.
     fn send_connect_request(&mut self, id: usize, peer: Rank, queue: usize) -> Result<(), LossCause> {
-        let Peer::Connecting(connecting) = &self.peers[peer as usize] else { return Ok(()) };
-        let Some(pair) = &connecting.pair else { return Ok(()) };
-        let (data, queue_pair) = self.own_private_data(pair, queue, connecting.cm_state.token);
+        let Peer::Connecting(connecting) = &mut self.peers[peer as usize] else { return Ok(()) };
+        let token = connecting.cm_state().token;
+        let Some(pair) = self.peers[peer as usize].pair() else { return Ok(()) };
+        let (data, queue_pair) = self.own_private_data(pair, queue, token);
         let Some(connection) = self
             .connection_manager
             .as_ref()
@@ -356,8 +354,8 @@ impl VerbsDevice {
         let Some(Peer::Connecting(connecting)) = self.peers.get_mut(peer as usize) else {
             return id.reject();
         };
-        let is_expected = self.info.rank < peer && connecting.cm_state.token == data.token;
-        let Some(pair) = connecting.pair.as_mut().filter(|_| is_expected) else { return id.reject() };
+        let is_expected = self.info.rank < peer && connecting.cm_state().token == data.token;
+        let Some(pair) = connecting.pair_mut().filter(|_| is_expected) else { return id.reject() };
         pair.truncate_queues(usize::from(data.queues));
         let queue = usize::from(data.queue);
         if queue >= pair.queue_pairs().count() {
@@ -365,7 +363,7 @@ impl VerbsDevice {
         }
         let established = self.connect_queue(&id, peer, queue, &data, queue_pair).and_then(|()| {
             let Peer::Connecting(connecting) = &self.peers[peer as usize] else { return Ok(()) };
-            let Some(pair) = &connecting.pair else { return Ok(()) };
+            let Some(pair) = connecting.pair() else { return Ok(()) };
             let (own, number) = self.own_private_data(pair, queue, data.token);
             let reads = self.sizes.reads.min(data.reads);
             let private_data = own.encode();
@@ -398,7 +396,7 @@ impl VerbsDevice {
         queue_pair: u32,
     ) -> Result<(), LossCause> {
         let Peer::Connecting(connecting) = &mut self.peers[peer as usize] else { return Ok(()) };
-        let Some(pair) = &mut connecting.pair else { return Ok(()) };
+        let Some(pair) = connecting.pair_mut() else { return Ok(()) };
         let (hello, other) = data.hello(queue_pair);
         let nic = pair.queue_pairs().nth(queue).map_or(0, |(nic, _)| nic);
         if let Some(unequal) = mtu_mismatch(&self.nics[nic..=nic], &hello) {
@@ -446,10 +444,11 @@ impl VerbsDevice {
         connection.is_established = true;
         let peer = connection.peer;
         let Peer::Connecting(connecting) = &mut self.peers[peer as usize] else { return };
-        connecting.cm_state.established += 1;
-        let Some(pair) = &connecting.pair else { return };
-        if connecting.cm_state.established == pair.queue_pairs().count() {
-            connecting.is_connected = true;
+        connecting.cm_state().established += 1;
+        let established = connecting.cm_state().established;
+        let Some(pair) = connecting.pair() else { return };
+        if established == pair.queue_pairs().count() {
+            connecting.mark_connected();
             self.say_ready(peer);
             self.advance(peer);
         }
@@ -458,8 +457,7 @@ impl VerbsDevice {
     /// The peer has rejected the request; the control stream gives the reason.
     fn await_refusal(&mut self, peer: Rank) {
         if let Peer::Connecting(connecting) = &mut self.peers[peer as usize] {
-            connecting.is_refused = true;
-            connecting.deadline = connecting.deadline.min(clock::now() + REFUSAL_GRACE);
+            connecting.await_end();
         }
     }
 }
