@@ -110,7 +110,7 @@ impl SimDevice {
         if let Some(signal) = signal.filter(|signal| usize::from(signal.signal_slot) >= signal_slots) {
             return Err(SubmitError::NoSuchSignalSlot { signal_slot: signal.signal_slot, signal_slots });
         }
-        if state.peer_state(self.rank, peer).under_way >= state.queue_depth {
+        if !state.has_room(self.rank, peer) {
             return Err(SubmitError::QueueFull { peer });
         }
         Ok(())
@@ -170,7 +170,7 @@ impl SimDevice {
                 Some(alias) => alias,
                 None => {
                     let Ok(alias) = Alias::of(region.memory().clone()) else { return Err(unknown) };
-                    if state.peer_state(rank, peer).cut {
+                    if state.is_cut(rank, peer) {
                         // The owner is out of reach, but this rank does not know yet: its new
                         // mapping does not reach the owner.
                         alias.cut().expect("the host has memory for a copy of a mapping");
@@ -196,7 +196,7 @@ impl SimDevice {
         while events.len() < events.capacity() {
             let Some(ready) = state.ranks[rank as usize].ready.pop_front() else { return };
             if let Some((peer, number)) = ready.transfer {
-                state.peer_state(rank, peer).under_way -= 1;
+                state.done_polled(rank, peer);
                 let succeeded = matches!(ready.event, Event::Done { result: Ok(_), .. });
                 state.event("done", &[number.0, u64::from(succeeded)]);
                 state.note(|| Record::Completed { rank, transfer: number, succeeded });
@@ -285,7 +285,6 @@ unsafe impl Device for SimDevice {
             transfer.check(&self.registry, self.info.transfer_bytes_max)?;
             let signal = if let Transfer::Put { signal, .. } = &transfer { signal.as_ref() } else { None };
             self.expect_room(state, peer, signal)?;
-            state.peer_state(self.rank, peer).under_way += 1;
             state.start_transfer(ActiveTransfer::new(self.rank, peer, id, transfer));
             Ok(Submitted::UnderWay)
         })
@@ -298,9 +297,6 @@ unsafe impl Device for SimDevice {
             // A signal without data holds nothing of the submitter, so some end in submit, as on
             // real fabrics.
             let ends_now = state.choices.coin();
-            if !ends_now {
-                state.peer_state(self.rank, peer).under_way += 1;
-            }
             state.start_transfer(ActiveTransfer::of_signal(self.rank, peer, id, *signal, ends_now));
             Ok(if ends_now { Submitted::Ended(0) } else { Submitted::UnderWay })
         })

@@ -65,7 +65,6 @@
 #[allow(unsafe_code)]
 mod alias;
 mod device;
-mod drains;
 mod faults;
 mod flows;
 mod network;

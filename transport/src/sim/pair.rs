@@ -1,5 +1,10 @@
-//! Pairs of ranks: connecting, control messages, byes, losses, severing, deaths, and ranks that are
-//! given to another device.
+//! Pairs of ranks: connecting, control messages, byes, losses, severing, deaths, ranks that are
+//! given to another device, and drains.
+//!
+//! **Drains** (contract line 17). A transfer is in the world's table until nothing of it lands any
+//! more and its `Done` can be polled. So a rank's drain mark goes off when no transfer from before
+//! the drain is in the table, and arrives like a message, at a time of its own. **Invariant:** a
+//! mark that arrived was sent by the device that is connected, over a wire that was not cut since.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,6 +24,12 @@ use crate::sim::world::Mutant;
 
 /// Control messages to one peer that are under way before `QueueFull`.
 const POSTS_MAX: usize = 1024;
+
+/// The stage of a drain: the rank's own transfers from before have ended.
+const OWN_MARK: usize = 0;
+
+/// The stage of a drain: the peer's mark has arrived.
+const PEER_MARK: usize = 1;
 
 /// The state of a rank's pair with a peer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,9 +58,9 @@ pub(super) struct PeerState {
     /// The rank's signal slots for the peer.
     signal_slots: Option<Signals>,
     /// Transfers to the peer whose `Done` was not polled yet.
-    pub(super) under_way: usize,
+    under_way: usize,
     /// The wire to the peer is cut.
-    pub(super) cut: bool,
+    cut: bool,
     /// It is cut for ever, because a link is down.
     link_is_down: bool,
     /// The event that gives up connecting.
@@ -58,8 +69,7 @@ pub(super) struct PeerState {
     last_message_at: Nanos,
     /// The bye has arrived at the peer, but earlier transfers have not.
     bye_waits: bool,
-    /// The rank's drains, see [`super::drains`].
-    pub(crate) drains: Drains,
+    drains: Drains,
 }
 
 enum QueuedMessage {
@@ -68,8 +78,30 @@ enum QueuedMessage {
 }
 
 impl State {
-    pub(super) fn peer_state(&mut self, rank: Rank, peer: Rank) -> &mut PeerState {
+    fn peer_state(&mut self, rank: Rank, peer: Rank) -> &mut PeerState {
         &mut self.peer_states[rank as usize * self.ranks.len() + peer as usize]
+    }
+
+    /// Whether the rank may have one more transfer to the peer under way.
+    pub(super) fn has_room(&mut self, rank: Rank, peer: Rank) -> bool {
+        self.peer_state(rank, peer).under_way < self.queue_depth
+    }
+
+    /// Counts a transfer whose `Done` will be polled; returns the rank's drains before it.
+    pub(super) fn transfer_starts(&mut self, rank: Rank, peer: Rank, is_polled: bool) -> u64 {
+        let peer_state = self.peer_state(rank, peer);
+        peer_state.under_way += usize::from(is_polled);
+        peer_state.drains.begun()
+    }
+
+    /// The `Done` of a transfer was polled.
+    pub(super) fn done_polled(&mut self, rank: Rank, peer: Rank) {
+        self.peer_state(rank, peer).under_way -= 1;
+    }
+
+    /// Whether the wire from the rank to the peer is cut.
+    pub(super) fn is_cut(&mut self, rank: Rank, peer: Rank) -> bool {
+        self.peer_state(rank, peer).cut
     }
 
     /// The signal slots that a signal of this device of `from` changes, if any. Those of `to` are
@@ -84,7 +116,7 @@ impl State {
     }
 
     /// Whether this device of `from` is the one that `to` is connected with, or will be.
-    pub(crate) fn is_of_pair(&mut self, to: Rank, from: Rank, device: Option<Incarnation>) -> bool {
+    fn is_of_pair(&mut self, to: Rank, from: Rank, device: Option<Incarnation>) -> bool {
         let current = self.ranks[from as usize].incarnation;
         let peer_state = self.peer_state(to, from);
         match peer_state.incarnation {
@@ -345,7 +377,7 @@ impl State {
         if !self.peer_state(from, to).bye_waits || self.peer_state(to, from).status != PairStatus::Connected {
             return;
         }
-        if self.transfers.iter().any(|(_, active)| active.is_of(from) && active.peer == to) {
+        if self.transfers.iter().any(|(_, active)| active.is_of_pair(from, to)) {
             return;
         }
         self.event("left", &[u64::from(to), u64::from(from)]);
@@ -451,6 +483,64 @@ impl State {
         self.note(|| Record::Severed { rank, peer });
         self.push_ready(rank, Event::Severed { peer }, None);
         self.detect_later(peer, rank, LossCause::ConnectionClosed);
+    }
+
+    /// Drains a connected pair.
+    pub(super) fn drain(&mut self, rank: Rank, peer: Rank) -> Result<(), SubmitError> {
+        self.peer_state(rank, peer).drains.begin(peer)?;
+        self.event("drain", &[u64::from(rank), u64::from(peer)]);
+        self.note(|| Record::Drains { rank, peer });
+        self.advance_drains(rank, peer);
+        Ok(())
+    }
+
+    /// Sends the marks of a rank to its peer whose transfers from before have ended.
+    pub(super) fn advance_drains(&mut self, rank: Rank, peer: Rank) {
+        // Bytes of a dead rank that are on the wire may still land, and nobody knows when.
+        while !self.ranks[rank as usize].dead {
+            let drains = &self.peer_state(rank, peer).drains;
+            let sent = drains.passed(OWN_MARK);
+            if sent == drains.begun() || self.is_before_drain_under_way(rank, peer, sent) {
+                return;
+            }
+            self.event("drain-mark", &[u64::from(rank), u64::from(peer), sent + 1]);
+            self.peer_state(rank, peer).drains.pass(OWN_MARK, 1);
+            let wait = self.network.latency(rank, peer) + self.random_delay();
+            let device = self.ranks[rank as usize].incarnation;
+            self.after(wait, SimEvent::DrainMark(rank, peer, device));
+            self.tell_drained(rank, peer);
+        }
+    }
+
+    /// Whether a transfer from before the drain after `drains` is under way.
+    fn is_before_drain_under_way(&self, rank: Rank, peer: Rank, drains: u64) -> bool {
+        self.mutant != Some(Mutant::DrainedBeforeLanding)
+            && self.transfers.iter().any(|(_, active)| active.is_before_drain(rank, peer, drains))
+    }
+
+    /// Handles the arrival of a mark.
+    pub(super) fn drain_marked(&mut self, from: Rank, to: Rank, device: Option<Incarnation>) {
+        if self.peer_state(from, to).cut || !self.is_of_pair(to, from, device) {
+            return;
+        }
+        self.peer_state(to, from).drains.pass(PEER_MARK, 1);
+        self.tell_drained(to, from);
+    }
+
+    /// Reports the drains of a rank that are over.
+    fn tell_drained(&mut self, rank: Rank, peer: Rank) {
+        if !self.is_connected(rank, peer) {
+            return;
+        }
+        while let Some(drained) = self.peer_state(rank, peer).drains.next_drained(peer) {
+            self.event("drained", &[u64::from(rank), u64::from(peer)]);
+            self.push_ready(rank, drained, None);
+        }
+    }
+
+    /// The drains that a rank has begun.
+    pub(super) fn drains_begun(&mut self, rank: Rank, peer: Rank) -> u64 {
+        self.peer_state(rank, peer).drains.begun()
     }
 
     /// Removes everything of a rank; the others detect it one by one.

@@ -48,7 +48,7 @@ pub(super) struct ActiveTransfer {
     incarnation: Option<Incarnation>,
     /// That device has died.
     is_orphaned: bool,
-    pub(super) peer: Rank,
+    peer: Rank,
     id: TransferId,
     body: TransferBody,
     /// Drains of its submitter before it.
@@ -121,10 +121,14 @@ impl ActiveTransfer {
         self.submitter == rank && !self.is_orphaned
     }
 
-    /// Whether the device that has this rank submitted it to the peer before the drain after
-    /// `drains`.
-    pub(crate) fn is_before_drain(&self, rank: Rank, peer: Rank, drains: u64) -> bool {
-        self.is_of(rank) && self.peer == peer && self.drains_before <= drains
+    /// Whether the device that has this rank submitted it to the peer.
+    pub(super) fn is_of_pair(&self, rank: Rank, peer: Rank) -> bool {
+        self.is_of(rank) && self.peer == peer
+    }
+
+    /// As [`ActiveTransfer::is_of_pair`], before the drain after `drains`.
+    pub(super) fn is_before_drain(&self, rank: Rank, peer: Rank, drains: u64) -> bool {
+        self.is_of_pair(rank, peer) && self.drains_before <= drains
     }
 
     fn len(&self) -> usize {
@@ -202,7 +206,7 @@ impl State {
         self.submitted += 1;
         let (rank, peer) = (active.submitter, active.peer);
         active.incarnation = self.ranks[rank as usize].incarnation;
-        active.drains_before = self.peer_state(rank, peer).drains.begun();
+        active.drains_before = self.transfer_starts(rank, peer, !active.reported);
         let kind = match &active.body {
             TransferBody::Put { .. } => 0,
             TransferBody::Get { .. } => 1,
@@ -436,7 +440,7 @@ impl State {
     fn drains_since(&mut self, number: TransferNumber) -> u64 {
         let Some(active) = self.transfers.find(&number) else { return 0 };
         let (rank, peer, before) = (active.submitter, active.peer, active.drains_before);
-        self.peer_state(rank, peer).drains.begun() - before
+        self.drains_begun(rank, peer) - before
     }
 
     /// For a mutant: lets the signal of a put from before a drain come late.
@@ -589,7 +593,7 @@ impl State {
     /// Ends, with this error, all transfers of `rank` to `peer`; bytes already on the wire may
     /// still land.
     pub(super) fn fail_transfers(&mut self, rank: Rank, peer: Rank, error: &TransferError) {
-        let cut = self.peer_state(rank, peer).cut;
+        let cut = self.is_cut(rank, peer);
         let numbers: Vec<_> = (self.transfers.iter())
             .filter(|(_, active)| active.submitter == rank && active.peer == peer && !active.reported)
             .map(|(number, _)| number)
@@ -634,7 +638,7 @@ impl State {
         let Some(active) = self.transfers.find(&number) else { return true };
         let (rank, peer) = (active.submitter, active.peer);
         let back = active.uses_wire(peer, rank);
-        let cut = self.peer_state(rank, peer).cut || (back && self.peer_state(peer, rank).cut);
+        let cut = self.is_cut(rank, peer) || (back && self.is_cut(peer, rank));
         if cut {
             self.end(number);
         }
