@@ -3,7 +3,7 @@
 //! cudarc opens the library itself at the first call, and panics if it is missing or lacks a
 //! function. **Invariant:** [`driver`] is called before any other call. It succeeds only if the
 //! library exists and has every function of [`NEEDED`]; optional functions are called only if
-//! [`Driver`] reports them.
+//! [`Driver::has`] reports them.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -214,13 +214,22 @@ pub enum CudaError {
     },
 }
 
-/// The driver's version, GPUs and optional functions.
+/// A driver that is loaded: its version, its GPUs and its optional functions.
 pub(super) struct Driver {
     version: i32,
-    pub(super) gpus: u32,
-    pub(super) has_dma_buf: bool,
-    pub(super) has_flush: bool,
-    pub(super) has_peer_query: bool,
+    gpus: u32,
+}
+
+impl Driver {
+    /// The number of GPUs that it shows to this process.
+    pub(super) fn gpus(&self) -> u32 {
+        self.gpus
+    }
+
+    /// Whether it has this function, which older drivers lack.
+    pub(super) fn has(&self, symbol: &str) -> bool {
+        has(symbol)
+    }
 }
 
 /// The driver, loaded at the first call.
@@ -238,6 +247,15 @@ pub fn driver_version() -> Result<i32, CudaError> {
     driver().map(|driver| driver.version)
 }
 
+/// The number of GPUs that the driver shows to this process.
+///
+/// # Errors
+///
+/// No driver, or one that does not start.
+pub fn gpus() -> Result<u32, CudaError> {
+    driver().map(Driver::gpus)
+}
+
 fn open() -> Result<Driver, CudaError> {
     // SAFETY: it only tries to open the library, whose initialisers are trusted.
     if !unsafe { sys::is_culib_present() } {
@@ -251,13 +269,7 @@ fn open() -> Result<Driver, CudaError> {
         sys::CUresult::CUDA_SUCCESS => {}
         // A driver without a GPU: no GPU of any ordinal exists.
         sys::CUresult::CUDA_ERROR_NO_DEVICE => {
-            return Ok(Driver {
-                version: 0,
-                gpus: 0,
-                has_dma_buf: false,
-                has_flush: false,
-                has_peer_query: false,
-            });
+            return Ok(Driver { version: 0, gpus: 0 });
         }
         code => return Err(failed("cuInit", code)),
     }
@@ -270,13 +282,7 @@ fn open() -> Result<Driver, CudaError> {
     if version < VERSION_MIN {
         return Err(CudaError::OldDriver { version });
     }
-    Ok(Driver {
-        version,
-        gpus: gpus.max(0) as u32,
-        has_dma_buf: has("cuMemGetHandleForAddressRange"),
-        has_flush: has("cuFlushGPUDirectRDMAWrites"),
-        has_peer_query: has("cuDeviceCanAccessPeer"),
-    })
+    Ok(Driver { version, gpus: gpus.max(0) as u32 })
 }
 
 /// Whether the library, which must be loaded, has the function.

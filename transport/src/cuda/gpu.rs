@@ -94,15 +94,6 @@ impl fmt::Debug for Gpu {
 /// The GPUs that are open in this process.
 static OPEN: Mutex<BTreeMap<u32, Weak<Gpu>>> = Mutex::new(BTreeMap::new());
 
-/// The number of GPUs that the driver shows to this process.
-///
-/// # Errors
-///
-/// No driver, or one that does not start.
-pub fn gpus() -> Result<u32, CudaError> {
-    driver().map(|driver| driver.gpus)
-}
-
 impl Gpu {
     /// The GPU of this ordinal, among those that `CUDA_VISIBLE_DEVICES` allows. All callers get the
     /// same value.
@@ -112,8 +103,8 @@ impl Gpu {
     /// No driver, no such GPU, or the driver's error.
     pub fn open(ordinal: u32) -> Result<Arc<Self>, CudaError> {
         let driver = driver()?;
-        if ordinal >= driver.gpus {
-            return Err(CudaError::NoGpu { ordinal, gpus: driver.gpus });
+        if ordinal >= driver.gpus() {
+            return Err(CudaError::NoGpu { ordinal, gpus: driver.gpus() });
         }
         let mut open = lock(&OPEN);
         if let Some(gpu) = open.get(&ordinal).and_then(Weak::upgrade) {
@@ -130,7 +121,7 @@ impl Gpu {
     ///
     /// This process does not see it, or the driver's error.
     pub fn find(id: GpuId) -> Result<u32, CudaError> {
-        for ordinal in 0..driver()?.gpus {
+        for ordinal in 0..driver()?.gpus() {
             if id_of(ordinal, device(ordinal)?)? == id {
                 return Ok(ordinal);
             }
@@ -179,15 +170,15 @@ impl Gpu {
         }
         gpu.can_share =
             gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0;
-        gpu.has_dma_buf =
-            driver()?.has_dma_buf && gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0;
+        gpu.has_dma_buf = driver()?.has("cuMemGetHandleForAddressRange")
+            && gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0;
         gpu.is_for_nics =
             gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED)? != 0;
         gpu.ordering = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?;
         let options = gpu.attribute(Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?;
         let by_host =
             sys::CUflushGPUDirectRDMAWritesOptions::CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST as c_int;
-        gpu.can_flush_by_host = driver()?.has_flush && options & by_host != 0;
+        gpu.can_flush_by_host = driver()?.has("cuFlushGPUDirectRDMAWrites") && options & by_host != 0;
         // SAFETY: as above. From here on dropping the value releases the context.
         let retained = unsafe { sys::cuDevicePrimaryCtxRetain(&mut gpu.context, device) };
         gpu.check("cuDevicePrimaryCtxRetain", retained)?;
@@ -294,7 +285,7 @@ impl Gpu {
         if self.ordinal == other {
             return Ok(true);
         }
-        if !driver()?.has_peer_query {
+        if !driver()?.has("cuDeviceCanAccessPeer") {
             return Ok(false);
         }
         let mut reaches = 0;

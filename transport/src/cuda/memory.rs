@@ -1,10 +1,11 @@
-//! GPU memory that pleach allocates.
+//! GPU memory that pleach allocates, and that another process of this host allocated and shared.
 //!
 //! **Invariant:** addresses are reserved once and freed at drop. The allocation at the addresses
 //! may be replaced by a private copy ([`CudaMemory::detach`]), after which no other process can
 //! access them: a peer's own mapping keeps the old allocation. This corresponds to the private
 //! pages of a memfd when a peer is severed (contract line 9). If no copy is possible the addresses
-//! are unmapped: the bytes are lost, and [`CudaMemory::load`] returns an error.
+//! are unmapped: the bytes are lost, and [`CudaMemory::load`] returns an error. The same holds for
+//! the other end, [`ImportedMemory`]: a detached one keeps the bytes of that instant.
 
 use std::any::Any;
 use std::fmt;
@@ -167,7 +168,7 @@ impl CudaMemory {
         any.downcast_ref()
     }
 
-    /// The allocation for other processes of this host ([`super::ImportedMemory`]); `None` after a
+    /// The allocation for other processes of this host ([`ImportedMemory`]); `None` after a
     /// detach, and if the GPU cannot share.
     #[must_use]
     pub fn shared(&self) -> Option<SharedAllocation<'_>> {
@@ -244,11 +245,63 @@ unsafe impl Memory for CudaMemory {
     }
 }
 
-/// A range of GPU addresses; [`AddressRange::map`] maps an allocation there.
-pub(super) struct AddressRange {
+/// Another process's memory, at an address for this process's GPU. Valid while held.
+pub struct ImportedMemory {
     gpu: Arc<Gpu>,
-    pub(super) base: NonNull<u8>,
-    pub(super) bytes: usize,
+    range: AddressRange,
+    /// The allocation at the addresses.
+    allocation: Mutex<Option<Allocation>>,
+}
+
+impl fmt::Debug for ImportedMemory {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Imported({} bytes on GPU {})", self.range.bytes, self.gpu.ordinal())
+    }
+}
+
+impl ImportedMemory {
+    /// Maps all `bytes` of the allocation of a descriptor that a process with that GPU exported,
+    /// for kernels of `reader`. The driver refuses a descriptor that is not its own, and a length
+    /// that is not the allocation's.
+    ///
+    /// # Errors
+    ///
+    /// This process does not see the GPU, `reader` cannot access it, or the driver's error.
+    pub fn new(reader: &Arc<Gpu>, gpu: GpuId, file: BorrowedFd<'_>, bytes: usize) -> Result<Self, CudaError> {
+        let other = Gpu::find(gpu)?;
+        if !reader.reaches(other)? {
+            return Err(CudaError::NoPeerAccess { ordinal: reader.ordinal(), other });
+        }
+        let allocation = Allocation::import(reader, file)?;
+        let range = AddressRange::reserve(reader, bytes)?;
+        range.map(&allocation)?;
+        Ok(Self { gpu: reader.clone(), range, allocation: Mutex::new(Some(allocation)) })
+    }
+
+    /// Address of the first byte, for kernels and copies of the GPU.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.range.base
+    }
+
+    /// Keeps the addresses, and the bytes if the GPU has room for a copy; later writes of the other
+    /// process are not visible.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Late`]: the GPU has not copied within a limit, and the memory is as it was.
+    pub fn detach(&self) -> Result<(), CudaError> {
+        let mut allocation = lock(&self.allocation);
+        *allocation = self.range.detach(&self.gpu)?;
+        Ok(())
+    }
+}
+
+/// A range of GPU addresses; [`AddressRange::map`] maps an allocation there.
+struct AddressRange {
+    gpu: Arc<Gpu>,
+    base: NonNull<u8>,
+    bytes: usize,
     /// Whether an allocation is mapped. Relaxed: only the owner changes it.
     is_mapped: AtomicBool,
 }
@@ -260,7 +313,7 @@ unsafe impl Sync for AddressRange {}
 
 impl AddressRange {
     /// Reserves addresses for `len` bytes, rounded up to the GPU's granularity.
-    pub(super) fn reserve(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CudaError> {
+    fn reserve(gpu: &Arc<Gpu>, len: usize) -> Result<Self, CudaError> {
         let unit = gpu.granularity_bytes();
         let too_long = CudaError::OutOfMemory { ordinal: gpu.ordinal(), bytes: len };
         let bytes = len.max(1).checked_next_multiple_of(unit).ok_or(too_long.clone())?;
@@ -275,7 +328,7 @@ impl AddressRange {
     }
 
     /// Maps the allocation at the addresses, for kernels of the range's GPU.
-    pub(super) fn map(&self, allocation: &Allocation) -> Result<(), CudaError> {
+    fn map(&self, allocation: &Allocation) -> Result<(), CudaError> {
         let _context = self.gpu.bind()?;
         let address = self.base.as_ptr() as u64;
         // SAFETY: addresses reserved by this value and not mapped; the allocation is alive, and the
@@ -326,7 +379,7 @@ impl AddressRange {
     ///
     /// [`CudaError::Late`]: the GPU has not ended this process's work, or not copied, within
     /// [`DETACH_LIMIT`].
-    pub(super) fn detach(&self, gpu: &Arc<Gpu>) -> Result<Option<Allocation>, CudaError> {
+    fn detach(&self, gpu: &Arc<Gpu>) -> Result<Option<Allocation>, CudaError> {
         match gpu.synchronize(DETACH_LIMIT).and_then(|()| self.replace_by_copy(gpu)) {
             Ok(copy) => Ok(Some(copy)),
             Err(late @ CudaError::Late { .. }) => Err(late),
@@ -359,7 +412,7 @@ impl Drop for AddressRange {
 }
 
 /// GPU memory without an address, of this process or another.
-pub(super) struct Allocation {
+struct Allocation {
     gpu: Arc<Gpu>,
     handle: sys::CUmemGenericAllocationHandle,
 }
@@ -388,7 +441,7 @@ impl Allocation {
     }
 
     /// Imports an allocation of another process.
-    pub(super) fn import(gpu: &Arc<Gpu>, file: BorrowedFd<'_>) -> Result<Self, CudaError> {
+    fn import(gpu: &Arc<Gpu>, file: BorrowedFd<'_>) -> Result<Self, CudaError> {
         use std::os::fd::AsRawFd;
         let _context = gpu.bind()?;
         let mut handle = 0;
