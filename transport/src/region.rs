@@ -263,7 +263,7 @@ impl Slice {
 /// of a microsecond.
 #[derive(Clone, Copy, Debug)]
 pub struct LentSlice {
-    pub(crate) inner: *const Inner,
+    inner: *const Inner,
     remote: RemoteSlice,
     address: *mut u8,
 }
