@@ -6,6 +6,5 @@
 
 mod changed;
 mod links;
-mod packet;
 mod rdma_cm;
 mod wire;
