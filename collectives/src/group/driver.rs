@@ -30,6 +30,7 @@ use super::observed::Observed;
 use super::planner::Planner;
 use super::unwinding::NoUnwinding;
 use crate::engine::{Engine, Fault, RunId, StatusBoard};
+use crate::observe::{Observations, Report};
 use crate::partial::{Awaited, Ended, Rounds};
 use crate::window::OneSided;
 
@@ -141,7 +142,7 @@ pub(super) struct Driver {
     board: Arc<StatusBoard>,
     waker: Arc<dyn Wake>,
     /// The process whose engine this is.
-    pub(super) process: fork::Process,
+    process: fork::Process,
     /// How long to poll before the first sleep.
     spin: Duration,
     /// Ranks that take turns on this processor. Where they are several, polling without yields only
@@ -158,7 +159,7 @@ pub(super) struct Driver {
     /// How often in a row this rank was about to yield or sleep and found a peer on its processor.
     /// Relaxed: a hint, as above.
     times_beside: AtomicU32,
-    pub(super) observed: Observed,
+    observed: Observed,
 }
 
 impl Core {
@@ -258,8 +259,42 @@ impl Driver {
 
     /// Whether other ranks need this rank's processor.
     #[inline]
-    pub(super) fn is_crowded(&self) -> bool {
+    fn is_crowded(&self) -> bool {
         self.ranks_a_processor > 1
+    }
+
+    /// An error in a forked child, whose parent has the group. To be asked before the lock is taken:
+    /// another thread may have held it when the process forked.
+    #[inline]
+    pub(super) fn expect_own_process(&self) -> Result<(), CollectiveError> {
+        if self.is_own_process() {
+            return Ok(());
+        }
+        Err(CollectiveError::Forked { owner: self.process.id() })
+    }
+
+    /// Whether this process has made the group, and not one that it was forked from.
+    #[inline]
+    pub(super) fn is_own_process(&self) -> bool {
+        self.process.is_current()
+    }
+
+    /// Lets small calls take the short way, once all ranks are ready.
+    pub(super) fn enable_fast_path(&self) {
+        self.lock().engine.enable_fast_path(self.is_crowded());
+    }
+
+    pub(super) fn observations(&self) -> &Arc<Observations> {
+        self.observed.observations()
+    }
+
+    pub(super) fn report(&self) -> Report {
+        self.observed.report()
+    }
+
+    /// A call has returned that the group has failed.
+    pub(super) fn failed(&self) {
+        self.observed.failed();
     }
 
     /// Engine and planner, for a short time.
@@ -513,7 +548,7 @@ impl Driver {
             self.drive(core, clock::now() + limit, |engine| engine.failure().map(|_| ()));
         }
         if matches!(error, CollectiveError::Failed(_)) {
-            self.observed.failed();
+            self.failed();
         }
     }
 
@@ -536,7 +571,7 @@ impl Driver {
             });
         }
         if outcome.is_err() {
-            self.observed.failed();
+            self.failed();
         }
         Some(outcome)
     }

@@ -64,7 +64,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, Memory, Slice, Space, clock, fork};
+use pleach_transport::{Device, Event, Memory, Slice, Space, clock};
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
@@ -231,7 +231,7 @@ impl Group {
                 return Err(GroupError::Silent { missing, limit: options.timeout });
             }
         }
-        driver.lock().engine.enable_fast_path(driver.is_crowded());
+        driver.enable_fast_path();
         let (driver, number) = (Arc::new(driver), GROUPS.fetch_add(1, Ordering::Relaxed));
         let progress = match options.progress {
             Progress::WhenCalled => None,
@@ -434,10 +434,8 @@ impl Group {
         exact.carry_out(&Self { exact: None, ..self.clone() }, call)
     }
 
-    /// To be asked before the driver is locked: another thread may have held it when the process
-    /// forked.
     fn expect_own_process(&self) -> Result<(), CollectiveError> {
-        expect_own_process(self.shared.driver.process)
+        self.shared.driver.expect_own_process()
     }
 
     fn expect_open(&self) -> Result<(), CollectiveError> {
@@ -449,7 +447,7 @@ impl Group {
 impl Shared {
     /// Says bye and lets go out what is still to go out.
     fn leave(&self) {
-        if self.is_closed.swap(true, Ordering::Relaxed) || !self.driver.process.is_current() {
+        if self.is_closed.swap(true, Ordering::Relaxed) || !self.driver.is_own_process() {
             return;
         }
         let mut core = self.driver.lock();
@@ -465,7 +463,7 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        if !self.driver.process.is_current() {
+        if !self.driver.is_own_process() {
             // Closing anything would close it for the parent, and the threads of the device and of
             // the store are not here to be joined.
             std::mem::forget(self.driver.clone());
@@ -493,9 +491,4 @@ impl Shared {
             progress.wake();
         }
     }
-}
-
-/// Refuses what belongs to the process that this one was forked from.
-fn expect_own_process(process: fork::Process) -> Result<(), CollectiveError> {
-    if process.is_current() { Ok(()) } else { Err(CollectiveError::Forked { owner: process.id() }) }
 }

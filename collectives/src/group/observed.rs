@@ -6,7 +6,6 @@ use pleach_transport::clock;
 use pleach_transport::metrics_server::MetricsServer;
 use pleach_vocabulary::Rank;
 
-use super::driver::Driver;
 use super::{Group, GroupError, Options};
 use crate::engine::StatusBoard;
 use crate::observe::{Observations, Observe, Recorder, Report, Trace};
@@ -75,7 +74,7 @@ impl Observed {
         self.recorder.write(self.rank, &self.observations, || self.board.last_calls());
     }
 
-    fn report(&self) -> Report {
+    pub(super) fn report(&self) -> Report {
         report(&self.observations, &self.board)
     }
 }
@@ -83,12 +82,6 @@ impl Observed {
 impl Drop for Observed {
     fn drop(&mut self) {
         self.observations.write_trace();
-    }
-}
-
-impl Driver {
-    fn report(&self) -> Report {
-        self.observed.report()
     }
 }
 

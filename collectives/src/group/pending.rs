@@ -7,7 +7,6 @@ use pleach_transport::clock;
 
 use super::driver::Driver;
 use super::error::CollectiveError;
-use super::expect_own_process;
 use super::premultiplied::Products;
 use super::summary::{Summarized, Summary};
 use super::unwinding::without_unwinding;
@@ -225,7 +224,7 @@ impl<D> Pending<D> {
     /// of the memory.
     fn refuse_in_child(&mut self) {
         if self.run.is_some()
-            && let Err(error) = expect_own_process(self.driver.process)
+            && let Err(error) = self.driver.expect_own_process()
         {
             self.run = None;
             self.further.clear();

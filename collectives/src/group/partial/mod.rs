@@ -277,7 +277,7 @@ impl Drop for RawPartial {
     /// Ends the active round, which needs this rank, before the group is left.
     fn drop(&mut self) {
         let shared = &self.group.shared;
-        if !shared.driver.process.is_current() || std::thread::panicking() {
+        if !shared.driver.is_own_process() || std::thread::panicking() {
             return;
         }
         let mut core = shared.driver.lock();

@@ -143,7 +143,7 @@ impl Group {
             }
         };
         let rounds = Rounds::new(place, &terms, self.timeout, (set_plan, data), memory);
-        let rounds = rounds.observed_by(observed.shared.driver.observed.observations().clone());
+        let rounds = rounds.observed_by(observed.shared.driver.observations().clone());
         core.served = Some(Served::Rounds(Box::new(rounds)));
         drop(core);
         self.shared.wake_progress();

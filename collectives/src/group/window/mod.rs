@@ -81,7 +81,7 @@ impl Group {
     }
 
     fn failed(&self, fault: Arc<Fault>) -> CollectiveError {
-        self.shared.driver.observed.failed();
+        self.shared.driver.failed();
         CollectiveError::Failed(fault)
     }
 
