@@ -100,7 +100,7 @@ struct MemoryAccess {
 struct MemoryGroup {
     owner: Rank,
     /// `None`: the data.
-    pub(super) slot: Option<u16>,
+    slot: Option<u16>,
 }
 
 /// Everything that is touched.

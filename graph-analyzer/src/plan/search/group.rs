@@ -2,11 +2,9 @@
 
 use crate::plan::{ALIGNMENT_BYTES, Buffer};
 
-/// One buffer of a group. Sections are numbered stretches of time.
+/// One buffer of a group: its fields are its interface. Sections are numbered stretches of time.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
-    /// Its number among the buffers of the plan.
-    number: usize,
     /// The first section in which it lives.
     pub(super) first: usize,
     /// The section after the last.
@@ -19,6 +17,8 @@ pub(super) struct Item {
 pub(super) struct Group {
     /// In the order of their first sections.
     items: Vec<Item>,
+    /// By item: its number among the buffers of the plan.
+    numbers: Vec<usize>,
     /// By section: all bytes that live in it.
     totals: Vec<u64>,
     offsets: Vec<u64>,
@@ -55,7 +55,7 @@ impl Group {
         let item = |&number: &usize| {
             let Buffer { lifetime, bytes } = &buffers[number];
             let size = bytes.div_ceil(ALIGNMENT_BYTES);
-            Item { number, first: section_of(lifetime.start), end: section_of(lifetime.end - 1) + 1, size }
+            Item { first: section_of(lifetime.start), end: section_of(lifetime.end - 1) + 1, size }
         };
         let items: Vec<Item> = members.iter().map(item).collect();
         let mut totals = vec![0; starts.len()];
@@ -63,7 +63,8 @@ impl Group {
             totals[item.first..item.end].iter_mut().for_each(|total| *total += item.size);
         }
         let proved = totals.iter().copied().max().unwrap_or(0);
-        Self { offsets: vec![0; items.len()], items, totals, height: u64::MAX, proved }
+        let offsets = vec![0; items.len()];
+        Self { items, numbers: members.to_vec(), totals, offsets, height: u64::MAX, proved }
     }
 
     pub(super) fn items(&self) -> &[Item] {
@@ -91,7 +92,7 @@ impl Group {
 
     /// Takes over the offsets of a plan of all buffers, in bytes.
     pub(super) fn take_offsets(&mut self, offsets: &[u64]) {
-        self.improve(self.items.iter().map(|item| offsets[item.number] / ALIGNMENT_BYTES).collect());
+        self.improve(self.numbers.iter().map(|&number| offsets[number] / ALIGNMENT_BYTES).collect());
     }
 
     /// Takes better offsets of its items.
@@ -103,8 +104,8 @@ impl Group {
 
     /// Writes its offsets into those of a plan of all buffers.
     pub(super) fn give_offsets(&self, offsets: &mut [u64]) {
-        for (item, offset) in self.items.iter().zip(&self.offsets) {
-            offsets[item.number] = offset * ALIGNMENT_BYTES;
+        for (&number, offset) in self.numbers.iter().zip(&self.offsets) {
+            offsets[number] = offset * ALIGNMENT_BYTES;
         }
     }
 }
