@@ -23,11 +23,15 @@ pub(crate) struct Digits {
     /// From 0 (paper) to 1 (ink), image after image.
     pixels: Vec<f32>,
     labels: Vec<u8>,
-    /// Pixels of one image.
-    pub(crate) image_pixels: usize,
+    image_pixels: usize,
 }
 
 impl Digits {
+    /// Pixels of one image.
+    pub(crate) fn image_pixels(&self) -> usize {
+        self.image_pixels
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.labels.len()
     }
@@ -124,7 +128,7 @@ impl DataSet {
             return Ok(Self { train: held_out.pick(0..cut), test: held_out.pick(cut..held_out.len()) });
         };
         let [left, right] =
-            [&train, &held_out].map(|digits| format!("images of {} pixels", digits.image_pixels));
+            [&train, &held_out].map(|digits| format!("images of {} pixels", digits.image_pixels()));
         if left != right {
             return Err(DataError::Unequal { path: folder.to_owned(), left, right });
         }
@@ -228,7 +232,7 @@ mod tests {
     #[test]
     fn the_built_in_digits_are_all_there_and_a_fifth_is_held_out() {
         let data = DataSet::built_in().expect("is whole");
-        assert_eq!((data.train.len(), data.test.len(), data.train.image_pixels), (1438, 359, 64));
+        assert_eq!((data.train.len(), data.test.len(), data.train.image_pixels()), (1438, 359, 64));
         for digits in [&data.train, &data.test] {
             assert!((0..10).all(|digit| (0..digits.len()).any(|index| digits.label(index) == digit)));
             assert!(
@@ -287,7 +291,7 @@ mod tests {
         let folder = Folder::new("split");
         folder.write_part("t10k", 50);
         let data = DataSet::from_folder(&folder.0).expect("is whole");
-        assert_eq!((data.train.len(), data.test.len(), data.train.image_pixels), (40, 10, 4));
+        assert_eq!((data.train.len(), data.test.len(), data.train.image_pixels()), (40, 10, 4));
         assert_eq!((data.test.label(0), data.test.image(0)[3]), (0, 163.0 / 199.0));
         folder.write_part("train", 20);
         let data = DataSet::from_folder(&folder.0).expect("is whole");

@@ -149,7 +149,7 @@ fn read_text(path: &Path, own: impl Fn(usize) -> Range<usize>) -> Result<(Labell
 
 fn digits(digits: &Digits, own: Range<usize>) -> Result<Labelled, FeatureError> {
     let mut part = Labelled::default();
-    let pixels = digits.image_pixels as u32;
+    let pixels = digits.image_pixels() as u32;
     part.samples.widen(pixels);
     for image in own {
         part.samples.push_dense(digits.image(image), pixels)?;

@@ -25,7 +25,7 @@ pub(crate) struct Model {
 impl Model {
     /// The network that reads these images.
     pub(crate) fn network(&self, digits: &Digits) -> Perceptron {
-        Perceptron::new(digits.image_pixels, &self.hidden, CLASSES)
+        Perceptron::new(digits.image_pixels(), &self.hidden, CLASSES)
     }
 }
 
