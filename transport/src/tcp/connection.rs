@@ -6,10 +6,12 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::event::epoll;
 use rustix::net::{RecvFlags, Shutdown};
 
 use super::frame::Encoded;
 use super::memory::Gather;
+use crate::Rank;
 use crate::device::TransferId;
 use crate::region::Slice;
 use crate::signals::Inline;
@@ -56,10 +58,10 @@ pub(super) enum SendCompletion {
 }
 
 /// A frame to send.
-pub(super) struct OutFrame {
-    pub(super) head: Encoded,
-    pub(super) body: Body,
-    pub(super) completion: SendCompletion,
+struct OutFrame {
+    head: Encoded,
+    body: Body,
+    completion: SendCompletion,
 }
 
 impl OutFrame {
@@ -70,29 +72,27 @@ impl OutFrame {
 
 /// The sending end of a connection.
 pub(super) struct OutConnection {
-    pub(super) socket: Socket,
+    socket: Socket,
     queue: VecDeque<OutFrame>,
     /// Bytes of the first frame that have been sent.
     sent: usize,
     /// The socket took fewer bytes than it was given.
     blocked: bool,
-    /// Whether epoll reports that the socket takes more.
-    pub(super) watched: bool,
 }
 
 impl OutConnection {
     pub(super) fn new(socket: OwnedFd) -> Self {
-        Self {
-            socket: Socket(socket),
-            queue: VecDeque::with_capacity(64),
-            sent: 0,
-            blocked: false,
-            watched: false,
-        }
+        Self { socket: Socket::new(socket), queue: VecDeque::with_capacity(64), sent: 0, blocked: false }
     }
 
-    pub(super) fn push(&mut self, frame: OutFrame) {
-        self.queue.push_back(frame);
+    /// Queues a frame with the data that follow it.
+    pub(super) fn push(&mut self, head: Encoded, body: Body, completion: SendCompletion) {
+        self.queue.push_back(OutFrame { head, body, completion });
+    }
+
+    /// Whether epoll reports, as an event of this peer, that the socket takes more.
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, peer: Rank, wanted: bool) -> rustix::io::Result<()> {
+        self.socket.watch(epoll, peer, epoll::EventFlags::OUT, wanted)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -174,13 +174,20 @@ impl OutConnection {
 /// The destination of the data that are arriving.
 pub(super) struct Incoming<T> {
     /// `None`: the frame named memory that does not exist, and the data are dropped.
-    pub(super) dst: Option<Slice>,
+    dst: Option<Slice>,
     /// Bytes that have arrived.
-    pub(super) at: usize,
+    at: usize,
     /// Bytes that are still to arrive.
-    pub(super) remaining: u64,
+    remaining: u64,
     /// The action when all data have arrived.
-    pub(super) action: T,
+    action: T,
+}
+
+impl<T> Incoming<T> {
+    /// `bytes` are about to arrive. Without a destination they are dropped.
+    pub(super) fn new(dst: Option<Slice>, bytes: u64, action: T) -> Self {
+        Self { dst, at: 0, remaining: bytes, action }
+    }
 }
 
 /// The result of a receive.
@@ -196,16 +203,12 @@ pub(super) enum Received {
 
 /// The receiving end of a connection.
 pub(super) struct InConnection<T> {
-    pub(super) socket: Socket,
+    socket: Socket,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
     /// The data that are arriving; `None` between frames.
-    pub(super) incoming: Option<Incoming<T>>,
-    /// Whether epoll reports that there is something to receive.
-    pub(super) watched: bool,
-    /// Whether a piece waits for its announcement on another connection.
-    pub(super) is_held: bool,
+    incoming: Option<Incoming<T>>,
     /// Bytes received in this poll.
     spent: usize,
 }
@@ -213,15 +216,28 @@ pub(super) struct InConnection<T> {
 impl<T> InConnection<T> {
     pub(super) fn new(socket: OwnedFd) -> Self {
         Self {
-            socket: Socket(socket),
+            socket: Socket::new(socket),
             buffer: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
             start: 0,
             end: 0,
             incoming: None,
-            watched: false,
-            is_held: false,
             spent: 0,
         }
+    }
+
+    /// Whether epoll reports, as an event of this peer, that there is something to receive.
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, peer: Rank, wanted: bool) -> rustix::io::Result<()> {
+        self.socket.watch(epoll, peer, epoll::EventFlags::IN, wanted)
+    }
+
+    /// Whether data are arriving, which [`InConnection::settle`] moves.
+    pub(super) fn is_amid_data(&self) -> bool {
+        self.incoming.is_some()
+    }
+
+    /// The data that follow the frame which was consumed, if any.
+    pub(super) fn expect_data(&mut self, incoming: Option<Incoming<T>>) {
+        self.incoming = incoming;
     }
 
     /// Bytes that have arrived and were not consumed.
@@ -317,17 +333,47 @@ impl<T> InConnection<T> {
 }
 
 /// A data socket. Dropping it closes the connection, even if a forked child keeps a descriptor.
-pub(super) struct Socket(OwnedFd);
+struct Socket {
+    file: OwnedFd,
+    /// Whether epoll reports that it is ready.
+    is_watched: bool,
+}
+
+impl Socket {
+    fn new(file: OwnedFd) -> Self {
+        Self { file, is_watched: false }
+    }
+
+    /// Adds the socket to epoll or removes it, if that changes.
+    fn watch(
+        &mut self,
+        epoll: &OwnedFd,
+        peer: Rank,
+        readiness: epoll::EventFlags,
+        wanted: bool,
+    ) -> rustix::io::Result<()> {
+        if wanted == self.is_watched {
+            return Ok(());
+        }
+        if wanted {
+            epoll::add(epoll, &self.file, epoll::EventData::new_u64(u64::from(peer)), readiness)?;
+        } else {
+            epoll::delete(epoll, &self.file)?;
+        }
+        self.is_watched = wanted;
+        Ok(())
+    }
+}
 
 impl AsFd for Socket {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.as_fd()
+        self.file.as_fd()
     }
 }
 
 impl Drop for Socket {
     fn drop(&mut self) {
         // Fails when the connection is closed already.
-        let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
+        let _ = rustix::net::shutdown(&self.file, Shutdown::Both);
     }
 }

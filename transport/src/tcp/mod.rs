@@ -34,14 +34,13 @@ mod pair;
 mod regions;
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::event::epoll;
 
-use self::connection::{InConnection, OutConnection};
-use self::pair::{ByeState, EventQueue, Outcome, Pair, PairState};
+use self::pair::{EventQueue, Outcome, Pair, PairState};
 use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
@@ -127,6 +126,8 @@ struct OpenPeer {
     /// Nothing more can come, because a connection from the peer broke. When a connection to the
     /// peer broke, data that the peer sent before can still come.
     is_silent: bool,
+    /// Whether it is among those to send to.
+    is_listed: bool,
 }
 
 impl TcpDevice {
@@ -256,11 +257,11 @@ impl TcpDevice {
 
     fn list_sending(&mut self, peer: Rank) {
         if let Peer::Open(open) = &mut self.peers[peer as usize]
-            && !open.pair.state.is_listed
+            && !open.is_listed
             && open.suspect.is_none()
-            && open.pair.state.has_output()
+            && open.pair.state().has_output()
         {
-            open.pair.state.is_listed = true;
+            open.is_listed = true;
             self.sending.push(peer);
         }
     }
@@ -271,7 +272,7 @@ impl TcpDevice {
                 ControlEvent::Opened { peer, pair } => self.opened(peer, pair),
                 ControlEvent::Message { peer, message: Revoked(key) } => {
                     if let Peer::Open(open) = &mut self.peers[peer as usize] {
-                        open.pair.state.revoked(key);
+                        open.pair.state().revoked(key);
                     }
                 }
                 // Data may still be on their way; the last data frame is a bye too.
@@ -316,17 +317,14 @@ impl TcpDevice {
         }
         self.incarnations[peer as usize] = Some(opened.incarnation);
         let mut pair = Pair::new(peer, self.signal_slots(peer), opened);
-        let data = epoll::EventData::new_u64(u64::from(peer));
-        if let Err(error) = epoll::add(&self.epoll, &pair.incoming[0].socket, data, epoll::EventFlags::IN) {
+        if let Err(error) = pair.watch(&self.epoll, true, false) {
             self.control.lose_at_once(peer, socket::loss(&error.into()));
             return;
         }
-        pair.incoming[0].watched = true;
         if self.is_leaving {
-            pair.state.bye = ByeState::Wanted;
-            pair.state.queue_bye();
+            pair.state().say_bye();
         }
-        let open = OpenPeer { pair, departed: false, suspect: None, is_silent: false };
+        let open = OpenPeer { pair, departed: false, suspect: None, is_silent: false, is_listed: false };
         self.peers[peer as usize] = Peer::Open(Box::new(open));
         self.open.push(peer);
         self.list_sending(peer);
@@ -339,22 +337,8 @@ impl TcpDevice {
         self.open.retain(|open| *open != peer);
         self.sending.retain(|sending| *sending != peer);
         if let Peer::Open(mut open) = std::mem::replace(&mut self.peers[peer as usize], then) {
-            self.close_incoming(&mut open.pair);
-            for connection in &open.pair.state.out {
-                if connection.watched {
-                    let _ = epoll::delete(&self.epoll, &connection.socket);
-                }
-            }
-            open.pair.state.fail_all(error, false, &mut self.event_queue);
-        }
-    }
-
-    fn close_incoming(&self, pair: &mut Pair) {
-        for connection in pair.incoming.drain(..) {
-            // Explicitly, because a forked child may keep the connection open.
-            if connection.watched {
-                let _ = epoll::delete(&self.epoll, &connection.socket);
-            }
+            open.pair.close(&self.epoll);
+            open.pair.state().fail_all(error, false, &mut self.event_queue);
         }
     }
 
@@ -362,15 +346,10 @@ impl TcpDevice {
         self.open.retain(|open| *open != peer);
         let slot = std::mem::replace(&mut self.peers[peer as usize], Peer::Idle);
         let Peer::Open(mut open) = slot else { return };
-        self.close_incoming(&mut open.pair);
+        open.pair.close_incoming(&self.epoll);
         open.departed = true;
         open.suspect = None;
-        let state = &mut open.pair.state;
-        state.fail_all(&TransferError::Departed { peer }, true, &mut self.event_queue);
-        if state.bye == ByeState::Queued {
-            state.bye = ByeState::Wanted;
-            state.queue_bye();
-        }
+        open.pair.state().peer_departed(&mut self.event_queue);
         self.peers[peer as usize] = Peer::Open(open);
         self.event_queue.push_back(Event::Departed { peer });
     }
@@ -488,7 +467,7 @@ unsafe impl Device for TcpDevice {
     fn arm(&mut self) -> Option<Armed> {
         let is_woken = self.control.wake_source().drain();
         let sendable = self.sending.iter().any(|peer| match &self.peers[*peer as usize] {
-            Peer::Open(open) => open.pair.state.out.iter().any(OutConnection::is_ready),
+            Peer::Open(open) => open.pair.is_ready_to_send(),
             _ => false,
         });
         if is_woken
@@ -499,9 +478,9 @@ unsafe impl Device for TcpDevice {
         {
             return None;
         }
-        for (peer, state) in self.peers.iter_mut().enumerate() {
+        for state in &mut self.peers {
             if let Peer::Open(open) = state
-                && Self::watch(&self.epoll, peer as Rank, open).is_err()
+                && open.pair.watch(&self.epoll, !open.is_silent, open.suspect.is_none()).is_err()
             {
                 return None;
             }
@@ -517,10 +496,7 @@ unsafe impl Device for TcpDevice {
         self.is_leaving = true;
         for peer in 0..self.control.world_size() {
             if let Peer::Open(open) = &mut self.peers[peer as usize] {
-                if open.pair.state.bye == ByeState::No {
-                    open.pair.state.bye = ByeState::Wanted;
-                }
-                open.pair.state.queue_bye();
+                open.pair.state().say_bye();
                 self.list_sending(peer);
             }
         }
@@ -564,9 +540,9 @@ impl TcpDevice {
         queue: impl FnOnce(&mut PairState) -> Result<(), SubmitError>,
     ) -> Result<Submitted, SubmitError> {
         if let Peer::Open(open) = &mut self.peers[peer as usize] {
-            queue(&mut open.pair.state)?;
-            if !open.pair.state.is_listed && open.suspect.is_none() {
-                open.pair.state.is_listed = true;
+            queue(open.pair.state())?;
+            if !open.is_listed && open.suspect.is_none() {
+                open.is_listed = true;
                 self.sending.push(peer);
             }
         }
@@ -591,29 +567,23 @@ impl TcpDevice {
         let mut sending = std::mem::take(&mut self.sending);
         sending.retain(|peer| {
             let Peer::Open(open) = &mut self.peers[*peer as usize] else { return false };
-            let said = open.pair.state.bye;
-            match open.pair.state.flush(&mut self.event_queue) {
+            let state = open.pair.state();
+            let had_said_bye = state.has_said_bye();
+            match state.flush(&mut self.event_queue) {
                 Ok(()) => {}
-                Err(_) if open.departed => {
-                    open.pair.state.fail_all(
-                        &TransferError::Departed { peer: *peer },
-                        false,
-                        &mut self.event_queue,
-                    );
-                    open.pair.state.bye = ByeState::Sent;
-                }
+                Err(_) if open.departed => state.give_up(&mut self.event_queue),
                 Err(cause) => {
                     open.suspect.get_or_insert((self.now + BYE_GRACE, cause));
-                    open.pair.state.is_listed = false;
+                    open.is_listed = false;
                     return false;
                 }
             }
-            open.pair.state.queue_bye();
-            if said != ByeState::Sent && open.pair.state.bye == ByeState::Sent {
+            state.queue_bye();
+            if !had_said_bye && state.has_said_bye() {
                 self.control.send_bye(*peer);
             }
-            open.pair.state.is_listed = open.pair.state.has_output();
-            open.pair.state.is_listed
+            open.is_listed = state.has_output();
+            open.is_listed
         });
         // The list had no other additions meanwhile.
         self.sending = sending;
@@ -626,13 +596,11 @@ impl TcpDevice {
         }
         let outcome = open.pair.receive(&mut self.regions, &mut self.event_queue);
         if let Some((until, _)) = &mut open.suspect
-            && open.pair.incoming.iter().any(InConnection::has_received)
+            && open.pair.has_received()
         {
             *until = self.now + BYE_GRACE;
         }
-        if open.pair.state.bye == ByeState::Wanted {
-            open.pair.state.queue_bye();
-        }
+        open.pair.state().queue_bye();
         match outcome {
             Ok(Outcome::Idle) => self.list_sending(peer),
             Ok(Outcome::More) => {
@@ -700,41 +668,4 @@ impl TcpDevice {
             }
         }
     }
-
-    /// Makes the epoll descriptor readable exactly when a connection of this peer can proceed.
-    fn watch(epoll: &OwnedFd, peer: Rank, open: &mut OpenPeer) -> rustix::io::Result<()> {
-        for connection in 0..open.pair.incoming.len() {
-            let expects = !open.is_silent && open.pair.expects(connection);
-            let incoming = &mut open.pair.incoming[connection];
-            let socket = incoming.socket.as_fd();
-            watch_socket(epoll, peer, (socket, epoll::EventFlags::IN), &mut incoming.watched, expects)?;
-        }
-        let suspect = open.suspect.is_some();
-        for connection in &mut open.pair.state.out {
-            let waits = !connection.is_empty() && !suspect;
-            let socket = connection.socket.as_fd();
-            watch_socket(epoll, peer, (socket, epoll::EventFlags::OUT), &mut connection.watched, waits)?;
-        }
-        Ok(())
-    }
-}
-
-/// Adds the socket to epoll or removes it, if that changes.
-fn watch_socket(
-    epoll: &OwnedFd,
-    peer: Rank,
-    (socket, readiness): (BorrowedFd<'_>, epoll::EventFlags),
-    is_watched: &mut bool,
-    wanted: bool,
-) -> rustix::io::Result<()> {
-    if wanted == *is_watched {
-        return Ok(());
-    }
-    if wanted {
-        epoll::add(epoll, socket, epoll::EventData::new_u64(u64::from(peer)), readiness)?;
-    } else {
-        epoll::delete(epoll, socket)?;
-    }
-    *is_watched = wanted;
-    Ok(())
 }

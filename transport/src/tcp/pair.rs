@@ -4,7 +4,9 @@
 //! [`SplitTransfer`] or a [`Pending`]. The code that removes the owner reports the transfer. A
 //! signal is raised when this thread has received every byte of its put.
 
-use super::connection::{Body, InConnection, Incoming, OutConnection, OutFrame, Received, SendCompletion};
+use std::os::fd::OwnedFd;
+
+use super::connection::{Body, InConnection, Incoming, OutConnection, Received, SendCompletion};
 use super::frame::{Frame, Token};
 use super::regions::Regions;
 use super::{CONNECTIONS, QUEUE_DEPTH, SPLIT_BYTES_MIN};
@@ -51,7 +53,7 @@ struct IncomingSplitPut {
 
 /// The completion of a put that arrives.
 #[derive(Clone, Copy)]
-pub(super) struct PutCompletion {
+struct PutCompletion {
     signal: Option<Signal>,
     wants_answer: bool,
     refused: bool,
@@ -80,7 +82,7 @@ impl DrainStage {
 }
 
 /// The action when data have arrived.
-pub(super) enum ReceiveAction {
+enum ReceiveAction {
     Put(PutCompletion),
     Piece { token: Token, connection: usize },
     Get { token: Token, connection: usize },
@@ -88,7 +90,7 @@ pub(super) enum ReceiveAction {
 
 /// The state of this rank's bye.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ByeState {
+enum ByeState {
     No,
     /// Asked for; waits for answers to earlier requests.
     Wanted,
@@ -98,8 +100,8 @@ pub(super) enum ByeState {
 
 /// A connected pair.
 pub(super) struct Pair {
-    pub(super) incoming: Vec<InConnection<ReceiveAction>>,
-    pub(super) state: PairState,
+    incoming: Vec<InConnection<ReceiveAction>>,
+    state: PairState,
 }
 
 /// The state of a pair without its receiving connections.
@@ -107,7 +109,7 @@ pub(super) struct PairState {
     peer: Rank,
     signal_slots: Signals,
     peer_signal_slots: usize,
-    pub(super) out: Vec<OutConnection>,
+    out: Vec<OutConnection>,
     pending: Slab<Pending>,
     parts: Slab<SplitTransfer>,
     splits: Vec<IncomingSplitPut>,
@@ -119,15 +121,15 @@ pub(super) struct PairState {
     /// Frames that connection 0, a request or a drain has announced on connection `n`. Entry 0 is
     /// unused.
     announced: [u32; CONNECTIONS],
+    /// Connections on which a piece or a mark waits for its announcement on connection 0.
+    is_held: [bool; CONNECTIONS],
     /// With the [`DrainStage`]s of each connection; `None`: the pair gives no `Drained` any more.
     drains: Option<Drains>,
     /// Transfers accepted and not reported.
     under_way: usize,
     answers: usize,
-    pub(super) bye: ByeState,
+    bye: ByeState,
     has_peer_bye: bool,
-    /// Whether the device lists this pair among those to send to.
-    pub(super) is_listed: bool,
     written: Vec<SendCompletion>,
 }
 
@@ -161,24 +163,70 @@ impl Pair {
                 accepted: KeyMap::default(),
                 revoked: Vec::new(),
                 announced: [0; CONNECTIONS],
+                is_held: [false; CONNECTIONS],
                 drains: Some(Drains::new(DrainStage::ALL * CONNECTIONS)),
                 under_way: 0,
                 answers: 0,
                 bye: ByeState::No,
                 has_peer_bye: false,
-                is_listed: false,
                 written: Vec::new(),
             },
         }
     }
 
+    /// The part of the pair that submits and answers.
+    pub(super) fn state(&mut self) -> &mut PairState {
+        &mut self.state
+    }
+
+    /// Makes epoll report exactly when a connection can proceed: those that `reads` or `writes`
+    /// allows.
+    pub(super) fn watch(&mut self, epoll: &OwnedFd, reads: bool, writes: bool) -> rustix::io::Result<()> {
+        let peer = self.state.peer;
+        for connection in 0..self.incoming.len() {
+            let wanted = reads && self.expects(connection);
+            self.incoming[connection].watch(epoll, peer, wanted)?;
+        }
+        for connection in &mut self.state.out {
+            let wanted = writes && !connection.is_empty();
+            connection.watch(epoll, peer, wanted)?;
+        }
+        Ok(())
+    }
+
+    /// Closes the connections from the peer.
+    pub(super) fn close_incoming(&mut self, epoll: &OwnedFd) {
+        for mut connection in self.incoming.drain(..) {
+            // Explicitly, because a forked child may keep the connection open.
+            let _ = connection.watch(epoll, self.state.peer, false);
+        }
+    }
+
+    /// Closes the connections from the peer, and lets epoll forget those to the peer.
+    pub(super) fn close(&mut self, epoll: &OwnedFd) {
+        self.close_incoming(epoll);
+        for connection in &mut self.state.out {
+            let _ = connection.watch(epoll, self.state.peer, false);
+        }
+    }
+
+    /// Whether any bytes have come in this poll.
+    pub(super) fn has_received(&self) -> bool {
+        self.incoming.iter().any(InConnection::has_received)
+    }
+
+    /// Whether frames wait and a socket is not known to be full.
+    pub(super) fn is_ready_to_send(&self) -> bool {
+        self.state.out.iter().any(OutConnection::is_ready)
+    }
+
     /// Whether to receive from `connection`: always from connection 0, from others when a piece is
     /// announced.
-    pub(super) fn expects(&self, connection: usize) -> bool {
+    fn expects(&self, connection: usize) -> bool {
         if connection == 0 {
             !self.state.has_peer_bye
         } else {
-            self.state.announced[connection] > 0 && !self.incoming[connection].is_held
+            self.state.announced[connection] > 0 && !self.state.is_held[connection]
         }
     }
 
@@ -238,9 +286,9 @@ impl Pair {
     ) -> Result<(), ProtocolViolation> {
         let Self { incoming, state } = self;
         let stream = &mut incoming[connection];
-        stream.is_held = false;
+        state.is_held[connection] = false;
         loop {
-            if stream.incoming.is_some() {
+            if stream.is_amid_data() {
                 match stream.settle() {
                     Some(action) => state.arrived(action, regions, event_queue)?,
                     None => return Ok(()),
@@ -255,15 +303,15 @@ impl Pair {
                 && !state.splits.iter().any(|split| split.token == *token)
             {
                 // The piece overtook its announcement on connection 0.
-                stream.is_held = true;
+                state.is_held[connection] = true;
                 return Ok(());
             }
             if frame == Frame::DrainMark && connection > 0 && !state.is_mark_announced(connection) {
-                stream.is_held = true;
+                state.is_held[connection] = true;
                 return Ok(());
             }
             stream.consume(used);
-            stream.incoming = state.handle(connection, &frame, regions, event_queue)?;
+            stream.expect_data(state.handle(connection, &frame, regions, event_queue)?);
         }
     }
 
@@ -278,7 +326,7 @@ impl Pair {
 
 impl PairState {
     fn push(&mut self, connection: usize, frame: &Frame, body: Body, completion: SendCompletion) {
-        self.out[connection].push(OutFrame { head: frame.encode(), body, completion });
+        self.out[connection].push(frame.encode(), body, completion);
     }
 
     /// Handles a revocation by the peer.
@@ -351,6 +399,33 @@ impl PairState {
                     self.bye = ByeState::Sent;
                 }
             }
+        }
+    }
+
+    /// This rank leaves: sends its bye, once, as soon as no answer is awaited.
+    pub(super) fn say_bye(&mut self) {
+        if self.bye == ByeState::No {
+            self.bye = ByeState::Wanted;
+        }
+        self.queue_bye();
+    }
+
+    pub(super) fn has_said_bye(&self) -> bool {
+        self.bye == ByeState::Sent
+    }
+
+    /// The peer has departed, and a connection to it broke: nothing more is sent, nor the bye.
+    pub(super) fn give_up(&mut self, event_queue: &mut EventQueue) {
+        self.fail_all(&TransferError::Departed { peer: self.peer }, false, event_queue);
+        self.bye = ByeState::Sent;
+    }
+
+    /// The peer has departed, and reads on: only what is partly sent, and the bye, are still sent.
+    pub(super) fn peer_departed(&mut self, event_queue: &mut EventQueue) {
+        self.fail_all(&TransferError::Departed { peer: self.peer }, true, event_queue);
+        if self.bye == ByeState::Queued {
+            self.bye = ByeState::Wanted;
+            self.queue_bye();
         }
     }
 
@@ -564,7 +639,7 @@ impl PairState {
             }
             _ => return self.handle_answer(frame, event_queue).map(|()| None),
         };
-        Ok(Some(Incoming { dst, at: 0, remaining: frame.body_bytes(), action }))
+        Ok(Some(Incoming::new(dst, frame.body_bytes(), action)))
     }
 
     fn handle_answer(
