@@ -263,8 +263,8 @@ impl Driver {
         self.ranks_a_processor > 1
     }
 
-    /// An error in a forked child, whose parent has the group. To be asked before the lock is taken:
-    /// another thread may have held it when the process forked.
+    /// An error in a forked child, whose parent has the group. To be asked before the lock is
+    /// taken: another thread may have held it when the process forked.
     #[inline]
     pub(super) fn expect_own_process(&self) -> Result<(), CollectiveError> {
         if self.is_own_process() {
