@@ -12,6 +12,7 @@ mod cycles;
 mod documents;
 mod manifest;
 mod retired;
+mod sharing;
 #[path = "../skipped/mod.rs"]
 mod skipped;
 mod sound;
@@ -19,10 +20,6 @@ mod source;
 
 /// Lines of a file: printed above the first, refused above the second.
 const FILE_LINES: (usize, usize) = (700, 1_000);
-
-/// `pub(super)` in the whole workspace: each is a piece of state or a function that the files of
-/// one folder share. The number may only fall.
-const SHARED_WITH_PARENTS_MAX: usize = 1_421;
 
 /// Lines of a function: printed above the first, refused above the second.
 const FUNCTION_LINES: (usize, usize) = (70, 100);
@@ -223,17 +220,6 @@ fn prose_is_narrow_enough_to_be_read() {
     }
     let places = too_wide.join("\n");
     assert!(too_wide.is_empty(), "break these lines at {COMMENT_COLUMNS} columns:\n{places}");
-}
-
-#[test]
-fn few_things_are_shared_among_the_files_of_a_folder() {
-    let count: usize = written()
-        .iter()
-        .filter(|file| file.is_rust())
-        .map(|file| blanked(&file.text).matches("pub(super)").count())
-        .sum();
-    say(&format!("pub(super): {count}, at most {SHARED_WITH_PARENTS_MAX}"));
-    assert!(count <= SHARED_WITH_PARENTS_MAX, "keep it private to the type that guards it");
 }
 
 #[test]
