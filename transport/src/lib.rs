@@ -74,6 +74,9 @@ pub mod tcp;
 pub mod verbs;
 #[doc(hidden)]
 pub mod wire;
+#[cfg(not(loom))]
+#[doc(hidden)]
+pub mod witness;
 
 pub use auth::Secret;
 pub use clock::Nanos;

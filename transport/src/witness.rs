@@ -1,0 +1,229 @@
+//! The word of a process that outlives it, and who reads it.
+//!
+//! A process that is to be outlived by what it knew writes that to its [`LastWord`], a file in
+//! memory without a name. Other processes of its host open the file while the process lives
+//! ([`Witness::open`]). When the kernel says that the process has ended, they read what it wrote
+//! last.
+//!
+//! **Invariants:** a word is read whole, or the one before it is: the file has two places, and the
+//! place of the newest word is never written to. A word is given out only after the kernel has said
+//! that the process has ended ([`Witness::last_word`]), so nothing is written afterwards. A process
+//! with the number of an ended one is not taken for it.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::time::Timespec;
+
+use crate::control::host_identity;
+use crate::mutex::lock;
+use crate::wire::{Malformed, Reader, Writer};
+
+/// Longest word, in bytes.
+pub const WORD_BYTES_MAX: usize = 1 << 20;
+
+/// Bytes before a word: its number, from 1, and its length.
+const HEADER_BYTES: usize = 16;
+/// From the beginning of one place to the next. Only what is written takes memory.
+const PLACE_BYTES: u64 = (HEADER_BYTES + WORD_BYTES_MAX) as u64;
+
+/// This process's own word.
+#[derive(Debug)]
+pub struct LastWord {
+    file: File,
+    /// How many words were written.
+    written: Mutex<u64>,
+}
+
+impl LastWord {
+    /// No word yet.
+    ///
+    /// # Errors
+    ///
+    /// The system has no room for another file in memory.
+    pub fn new() -> io::Result<Self> {
+        let file = memfd_create("pleach-last-word", MemfdFlags::CLOEXEC)?;
+        Ok(Self { file: File::from(file), written: Mutex::new(0) })
+    }
+
+    /// Replaces the word. It outlives this process from the return on.
+    ///
+    /// # Errors
+    ///
+    /// More than [`WORD_BYTES_MAX`] bytes, or the system refused; the word before it still stands.
+    pub fn write(&self, word: &[u8]) -> io::Result<()> {
+        if word.len() > WORD_BYTES_MAX {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let mut written = lock(&self.written);
+        let number = *written + 1;
+        let place = number % 2 * PLACE_BYTES;
+        self.file.write_all_at(word, place + HEADER_BYTES as u64)?;
+        // One write inside of a page: a process that is killed has made it or has not.
+        let header: [u8; HEADER_BYTES] = Writer::default().u64(number).u64(word.len() as u64).to_array();
+        self.file.write_all_at(&header, place)?;
+        *written = number;
+        Ok(())
+    }
+
+    /// Where other processes of this host find it; `None` where they cannot know this process.
+    #[must_use]
+    pub fn place(&self) -> Option<WordPlace> {
+        let process = std::process::id();
+        let file = u32::try_from(self.file.as_raw_fd()).ok()?;
+        let host = host_identity();
+        (host != [0; 16]).then_some(WordPlace { host, process, started: started(process)?, file })
+    }
+}
+
+/// Where the word of a process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WordPlace {
+    /// The host and its numbers of processes.
+    host: [u8; 16],
+    process: u32,
+    /// When the process was started, in ticks since the host was.
+    started: u64,
+    /// The number of the file there.
+    file: u32,
+}
+
+impl WordPlace {
+    /// Its bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let Self { host, process, started, file } = self;
+        Writer::default().raw(host).u32(*process).u64(*started).u32(*file).finish()
+    }
+
+    /// The place of these bytes.
+    ///
+    /// # Errors
+    ///
+    /// When the bytes are none.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        let (host, process) = (reader.array()?, reader.u32()?);
+        let (started, file) = (reader.u64()?, reader.u32()?);
+        reader.end()?;
+        Ok(Self { host, process, started, file })
+    }
+}
+
+/// Who sees that another process of this host has ended.
+#[derive(Debug)]
+pub struct Witness {
+    process: OwnedFd,
+    word: File,
+}
+
+impl Witness {
+    /// Opens process and word; `None`: the process is on another host, has ended, or may not be
+    /// looked at, and nobody here can say that it has ended.
+    #[must_use]
+    pub fn open(place: &WordPlace) -> Option<Self> {
+        if place.host != host_identity() {
+            return None;
+        }
+        let number = Pid::from_raw(i32::try_from(place.process).ok()?)?;
+        let process = pidfd_open(number, PidfdFlags::empty()).ok()?;
+        // The descriptor names one process for good. It is the right one if it was started then.
+        if started(place.process) != Some(place.started) {
+            return None;
+        }
+        let word = File::open(format!("/proc/{}/fd/{}", place.process, place.file)).ok()?;
+        let witness = Self { process, word };
+        // Between the two looks the number could have come to be another process's.
+        (!witness.has_ended()).then_some(witness)
+    }
+
+    /// Whether the process has ended, by the kernel's word.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        let mut process = [PollFd::from_borrowed_fd(self.process.as_fd(), PollFlags::IN)];
+        poll(&mut process, Some(&Timespec::default())) == Ok(1)
+            && process[0].revents().contains(PollFlags::IN)
+    }
+
+    /// What the process has written last, if anything.
+    ///
+    /// # Errors
+    ///
+    /// The process has not ended ([`io::ErrorKind::WouldBlock`]), or the file is no word of one.
+    pub fn last_word(&self) -> io::Result<Option<Vec<u8>>> {
+        if !self.has_ended() {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut newest: Option<(u64, u64, u64)> = None;
+        for place in [0, PLACE_BYTES] {
+            let mut header = [0; HEADER_BYTES];
+            if self.word.read_exact_at(&mut header, place).is_err() {
+                continue; // The file ends before it.
+            }
+            let mut reader = Reader::new(&header);
+            let (Ok(number), Ok(bytes)) = (reader.u64(), reader.u64()) else { continue };
+            if number > newest.map_or(0, |(number, ..)| number) {
+                newest = Some((number, bytes, place + HEADER_BYTES as u64));
+            }
+        }
+        let Some((_, bytes, from)) = newest else { return Ok(None) };
+        let bytes = usize::try_from(bytes).ok().filter(|bytes| *bytes <= WORD_BYTES_MAX);
+        let mut word = vec![0; bytes.ok_or(io::ErrorKind::InvalidData)?];
+        self.word.read_exact_at(&mut word, from)?;
+        Ok(Some(word))
+    }
+}
+
+/// When a process was started, by the 22nd field of its line.
+fn started(process: u32) -> Option<u64> {
+    let line = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name stands in parentheses and may hold anything.
+    let (_, fields) = line.rsplit_once(") ")?;
+    fields.split(' ').nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_survives_the_wire_and_cut_ones_are_refused() {
+        let place = LastWord::new().expect("there is memory").place().expect("the host is known");
+        let bytes = place.encode();
+        assert_eq!(WordPlace::decode(&bytes), Ok(place));
+        for end in 0..bytes.len() {
+            assert_eq!(WordPlace::decode(&bytes[..end]), Err(Malformed));
+        }
+    }
+
+    #[test]
+    fn a_word_is_not_given_out_while_its_process_lives() {
+        let word = LastWord::new().expect("there is memory");
+        word.write(b"alive").expect("there is room");
+        let witness = Witness::open(&word.place().expect("the host is known")).expect("this process lives");
+        assert!(!witness.has_ended());
+        assert_eq!(witness.last_word().expect_err("it lives").kind(), io::ErrorKind::WouldBlock);
+    }
+
+    #[test]
+    fn another_process_with_the_number_is_not_taken_for_it() {
+        let place = LastWord::new().expect("there is memory").place().expect("the host is known");
+        assert!(Witness::open(&WordPlace { started: place.started + 1, ..place }).is_none());
+        assert!(Witness::open(&WordPlace { host: [7; 16], ..place }).is_none());
+    }
+
+    #[test]
+    fn too_long_a_word_is_refused_and_the_one_before_it_stands() {
+        let word = LastWord::new().expect("there is memory");
+        word.write(b"short").expect("there is room");
+        let long = vec![0; WORD_BYTES_MAX + 1];
+        assert_eq!(word.write(&long).expect_err("too long").kind(), io::ErrorKind::InvalidInput);
+        assert_eq!(*lock(&word.written), 1);
+    }
+}
