@@ -75,6 +75,11 @@ impl StepCommit {
         self.ready[self.rank] > self.step
     }
 
+    /// Whether a member has said that it is ready with the step under way.
+    pub(crate) fn is_ready_at(&self, rank: usize) -> bool {
+        self.ready[rank] > self.step
+    }
+
     /// This member is ready with the step that it has begun. `halts`: a planned change waits.
     pub(crate) fn ready(&mut self, halts: bool) -> Option<Message> {
         if !self.is_begun || self.is_ready() {

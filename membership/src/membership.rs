@@ -83,6 +83,8 @@ pub enum Input {
     },
     /// The process is ready with its step.
     Ready,
+    /// The process cannot be ready with its step: the epoch has to end, and the step is repeated.
+    Failed,
     /// The process wants to leave at the end of a step.
     Leave,
     /// Time has passed.
@@ -168,6 +170,7 @@ impl Membership {
                 let outputs = self.participant.ready(self.has_planned_change());
                 self.carry_out(outputs);
             }
+            Input::Failed => self.attempts.give_up(),
             Input::Leave => self.change_view(|view| view.leaves = true),
             Input::Tick => {}
         }
@@ -177,6 +180,14 @@ impl Membership {
         self.look_around();
         self.propose();
         std::mem::take(&mut self.outputs)
+    }
+
+    /// Whether all members want to leave: then there is nobody to leave to, and each of them may
+    /// go.
+    #[must_use]
+    pub fn everyone_leaves(&self) -> bool {
+        let leaves = |member: &Process| self.views.get(member).is_some_and(|view| view.leaves);
+        self.entered().is_some_and(|record| record.members().iter().all(leaves))
     }
 
     fn process(&self) -> Process {

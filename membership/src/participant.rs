@@ -158,6 +158,14 @@ impl Participant {
         self.steps.as_ref().map(StepCommit::step)
     }
 
+    /// Members that are not known to be ready with the step under way.
+    #[must_use]
+    pub fn unready(&self) -> Vec<Process> {
+        let members = self.epoch().map_or(&[][..], |record| record.members());
+        let is_ready = |rank: &usize| self.steps.as_ref().is_none_or(|steps| steps.is_ready_at(*rank));
+        (0..members.len()).filter(|rank| !is_ready(rank)).map(|rank| members[rank]).collect()
+    }
+
     /// The seats that have answered this process's ballot, and whether it is voted on.
     #[must_use]
     pub fn proposal(&self) -> Option<(BTreeSet<Seat>, bool)> {

@@ -32,11 +32,18 @@ pub(crate) struct Attempts {
     frozen: Option<Nanos>,
     /// Since the epoch is being entered.
     entering: Option<Nanos>,
+    /// Whether this member cannot be ready with its step.
+    has_given_up: bool,
     has_called: bool,
     said_no_quorum: bool,
 }
 
 impl Attempts {
+    /// This member cannot be ready with its step.
+    pub(crate) fn give_up(&mut self) {
+        self.has_given_up = true;
+    }
+
     /// Whether others should hear of everything often.
     pub(crate) fn is_restless(&self) -> bool {
         self.alarm.is_some() || self.entering.is_some()
@@ -62,7 +69,12 @@ impl Membership {
         self.suspect_who_does_not_drain(clock);
         self.call_the_roll(record.members());
         let is_called = self.attempts.alarm.is_some_and(|alarm| self.detector.has_passed(ROLL_CALL, alarm));
-        let is_needed = self.participant.is_halted() || has_dead || is_frozen || (has_broken && is_called);
+        let has_given_up = self.attempts.has_given_up;
+        let is_needed = self.participant.is_halted()
+            || has_dead
+            || is_frozen
+            || has_given_up
+            || (has_broken && is_called);
         self.attempts.needed = since(is_needed, self.attempts.needed, clock);
         let Some(needed) = self.attempts.needed else { return };
         let (plan, position) = self.plan(&record);
@@ -96,6 +108,8 @@ impl Membership {
         let position = |stay: &BTreeSet<Process>| stay.iter().position(|member| *member == process);
         let preferred = plan::plan(record, &self.views, &self.participant, None);
         match position(&preferred.stay) {
+            // Nobody else knows of a need.
+            Some(_) if self.attempts.has_given_up => (preferred, 0),
             Some(position) => (preferred, STAGGER * position),
             None => {
                 let plan = plan::plan(record, &self.views, &self.participant, Some(process));
