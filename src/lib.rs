@@ -46,6 +46,9 @@ pub use pleach_transport::{
     cuda::{CudaError, Gpu, Stream},
 };
 
+/// Jobs whose processes come and go.
+pub use pleach_collectives::session;
+
 pub mod variables;
 
 /// Partial all-reduce: a sum that does not wait for late ranks, and says whose data are in it

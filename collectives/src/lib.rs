@@ -44,6 +44,8 @@ pub mod partial;
 #[doc(hidden)]
 pub mod reproducible;
 #[cfg(not(loom))]
+pub mod session;
+#[cfg(not(loom))]
 #[doc(hidden)]
 pub mod simulate;
 #[cfg(all(test, not(loom)))]
@@ -79,5 +81,7 @@ pub use observe::{Observe, Report};
 pub use pleach_vocabulary::{Collective, DataType, Factor, Parts, Rank, ReduceOp, UnknownName};
 #[cfg(not(loom))]
 pub use reproducible::Reproducible;
+#[cfg(not(loom))]
+pub use session::{Change, Elastic, Session, SessionError, State, Verdict};
 #[cfg(not(loom))]
 pub use window::Word;

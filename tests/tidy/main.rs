@@ -59,6 +59,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/engine/address.rs", "the only place of the engine that touches bytes"),
     ("collectives/src/group/batch.rs", "copies between a batch's memory"),
     ("collectives/src/group/data.rs", "registered memory as slices"),
+    ("collectives/src/session/epoch_device.rs", "promises the device contract"),
     ("collectives/src/exact/elements.rs", "elements of a call by their addresses"),
     ("collectives/src/group/temporary_registration.rs", "memory lent for one call"),
     ("collectives/src/group/partial/mod.rs", "registered memory as slices, while no round holds it"),
@@ -101,7 +102,14 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("pleach-schedule", &["pleach-derive", "pleach-packing", "pleach-vocabulary"]),
     (
         "pleach-collectives",
-        &["pleach-derive", "pleach-packing", "pleach-schedule", "pleach-transport", "pleach-vocabulary"],
+        &[
+            "pleach-derive",
+            "pleach-membership",
+            "pleach-packing",
+            "pleach-schedule",
+            "pleach-transport",
+            "pleach-vocabulary",
+        ],
     ),
     ("pleach-membership", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),
     ("pleach-graph-analyzer", &["pleach-derive", "pleach-transport", "pleach-vocabulary"]),

@@ -146,6 +146,12 @@ impl Admission {
         }
     }
 
+    /// Tells the signatures of this engine's collectives from those of others. Before the first
+    /// call.
+    pub(crate) fn seed(&mut self, seed: u64) {
+        self.history = seed;
+    }
+
     /// Whether no run is unfinished.
     #[inline]
     pub(super) fn is_idle(&self) -> bool {

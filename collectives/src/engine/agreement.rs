@@ -295,6 +295,11 @@ impl Negotiation {
         self.looked_at + STEP_MAX
     }
 
+    /// Others come to the verdict.
+    pub(crate) fn rest(&mut self, now: Nanos) {
+        self.looked_at = now;
+    }
+
     /// A peer has come that was not told yet.
     pub(super) fn tell_again(&mut self) {
         self.told_version = 0;

@@ -247,7 +247,11 @@ impl Engine {
     pub(super) fn fail(&mut self, fault: Fault, now: Nanos) {
         let may_be_echo = match fault.kind {
             FaultKind::TimedOut | FaultKind::Lost | FaultKind::Left | FaultKind::Protocol => true,
-            FaultKind::Mismatch | FaultKind::Aborted | FaultKind::OutOfReach | FaultKind::Compute => false,
+            FaultKind::Mismatch
+            | FaultKind::Aborted
+            | FaultKind::OutOfReach
+            | FaultKind::Compute
+            | FaultKind::Changed => false,
         };
         if may_be_echo && self.board.has_unread() {
             // Messages that came before count first: they may tell why a peer left or refuses.
@@ -311,9 +315,18 @@ impl Engine {
     /// Goes on to agree with the peers on why the group has failed; true when anything was told or
     /// decided.
     fn agree(&mut self, now: Nanos) -> bool {
-        let Phase::Failing { negotiation, verdict, is_severing: false, .. } = &mut self.failure.phase else {
+        let Phase::Failing { negotiation, verdict, sever_at, is_severing: false, .. } =
+            &mut self.failure.phase
+        else {
             return false;
         };
+        if let Some(end) = self.board.epoch_end() {
+            // The session tells the others, and has agreed with them.
+            negotiation.rest(now);
+            let Some(fault) = end.over().filter(|_| verdict.is_none()) else { return false };
+            (*verdict, *sever_at) = (Some(Arc::new(fault.clone())), now);
+            return true;
+        }
         let (tell, agreed) = match verdict {
             None => negotiation.advance(&mut self.board.agreement(), self.context.ranks, now),
             // A peer that was not connected yet when the others were told.

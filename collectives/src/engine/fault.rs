@@ -36,6 +36,8 @@ pub enum FaultKind {
     Protocol = 7,
     /// A deadline passed while waiting for [`Fault::subject`].
     TimedOut = 8,
+    /// The epoch of a session is over; the other ranks are not told this by the group.
+    Changed = 9,
 }
 
 impl FaultKind {
@@ -216,6 +218,7 @@ impl fmt::Display for Fault {
                 )
             }
             FaultKind::Aborted => write!(formatter, "rank {subject} aborted the group"),
+            FaultKind::Changed => write!(formatter, "the members of the session have changed: {detail}"),
             FaultKind::Protocol => write!(
                 formatter,
                 "rank {subject} broke the protocol as seen by rank {found_by}: {detail}; do all ranks run the same pleach?"

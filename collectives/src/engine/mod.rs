@@ -40,6 +40,7 @@ mod address;
 mod admission;
 mod agreement;
 mod deadlock;
+mod epoch;
 mod failure;
 mod fast_path;
 mod fault;
@@ -67,6 +68,7 @@ use pleach_vocabulary::{Collective, Rank};
 pub use address::{Address, Bytes};
 pub use admission::Gate;
 pub use deadlock::DEADLOCK_AFTER;
+pub(crate) use epoch::{Carried, EpochEnd};
 pub use fault::{Fault, FaultKind};
 pub use plan::{Plan, PlanError, Program};
 pub(crate) use poll::memory_for_peers;
@@ -541,7 +543,7 @@ pub(crate) struct ScratchLayout {
 
 impl ScratchLayout {
     /// Bytes of scratch that a rank needs.
-    fn bytes(self) -> u64 {
+    pub(crate) fn bytes(self) -> u64 {
         self.eager_base() + u64::from(self.ranks) * 2 * EAGER_BANKS * EAGER_SCRATCH_BYTES
     }
 

@@ -4,7 +4,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pleach_transport::{Device, Event, Flush, HostMemory, Memory, Nanos, SharedMemory, Signals, Space};
+use pleach_transport::{
+    Device, Event, Flush, HostMemory, Memory, Nanos, SharedMemory, Signals, Slice, Space,
+};
 use pleach_vocabulary::Rank;
 
 use super::admission::Admission;
@@ -58,7 +60,6 @@ impl Engine {
         board: Arc<StatusBoard>,
         layout: ScratchLayout,
     ) -> Result<Self, EngineError> {
-        let (rank, ranks) = (device.info().rank, layout.ranks);
         let bytes = layout.bytes();
         let memory =
             memory_for_peers(bytes as usize).map_err(|source| EngineError::Scratch { bytes, source })?;
@@ -66,10 +67,22 @@ impl Engine {
         let space = scratch.region().memory().space();
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
         assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
+        Ok(Self::with_scratch(device, compute, board, layout, scratch))
+    }
+
+    /// The same with scratch that is registered. Tells nobody of it.
+    pub(crate) fn with_scratch(
+        device: Box<dyn Device>,
+        compute: Box<dyn Compute>,
+        board: Arc<StatusBoard>,
+        layout: ScratchLayout,
+        scratch: Slice,
+    ) -> Self {
+        let (rank, ranks) = (device.info().rank, layout.ranks);
         let signal_slots = (0..ranks)
             .map(|peer| if peer == rank { Signals::new(0) } else { device.signal_slots(peer) })
             .collect();
-        Ok(Self {
+        Self {
             context: Context {
                 rank,
                 ranks,
@@ -94,7 +107,7 @@ impl Engine {
             events: Vec::with_capacity(EVENTS_MAX),
             signalled: Vec::new(),
             ended_transfers: Vec::new(),
-        })
+        }
     }
 
     /// Installs a checker.

@@ -275,6 +275,21 @@ impl PeerSignals {
         }
     }
 
+    /// Takes all signals that have come so far for those of engines before this one: they count
+    /// for nothing here.
+    pub(crate) fn begin_behind_former(&mut self) {
+        for (slots, consumed) in self.slots.iter().zip(&mut self.consumed) {
+            for (signal_slot, consumed) in consumed.iter_mut().enumerate() {
+                *consumed = slots.count(signal_slot as u16);
+            }
+        }
+    }
+
+    /// Whether a word has come in a signal slot whose signals no run consumes.
+    fn has_word(&self, from: Rank, signal_slot: u16, count: u64) -> bool {
+        count != self.consumed[from as usize][usize::from(signal_slot)]
+    }
+
     /// The checker that is told, where there is one.
     pub(super) fn witness(&mut self) -> &mut Option<Box<dyn Witness>> {
         &mut self.witness
@@ -352,7 +367,7 @@ impl PeerSignals {
         let signal_slot = credit_slot(stream);
         let slots = &self.slots[peer as usize];
         let count = slots.count(signal_slot);
-        if count > 0 {
+        if self.has_word(peer, signal_slot, count) {
             // One word, stored at once: the newest credit or the one before it, both true.
             let told = u64::from_le(slots.payload_words(signal_slot)[0]);
             self.hear_credit(peer, stream, told);
@@ -418,9 +433,11 @@ impl Engine {
     /// The word about rounds that came last from a peer; 0: none came. A word that was overtaken
     /// may come after the larger one that overtook it.
     pub(crate) fn heard(&self, peer: Rank, about: RoundWord) -> u64 {
-        let (slots, signal_slot) = (&self.context.signals.slots[peer as usize], about.signal_slot());
+        let (signals, signal_slot) = (&self.context.signals, about.signal_slot());
+        let slots = &signals.slots[peer as usize];
         // One word, stored at once.
-        if slots.count(signal_slot) == 0 { 0 } else { u64::from_le(slots.payload_words(signal_slot)[0]) }
+        let has_come = signals.has_word(peer, signal_slot, slots.count(signal_slot));
+        if has_come { u64::from_le(slots.payload_words(signal_slot)[0]) } else { 0 }
     }
 }
 

@@ -20,6 +20,7 @@ use pleach_vocabulary::Rank;
 
 use super::agreement::Agreement;
 use super::deadlock::BlockedCall;
+use super::epoch::EpochEnd;
 use super::fault::{Fault, FaultKind};
 use super::message::Message;
 use super::{EAGER_BANKS, Stream};
@@ -211,6 +212,8 @@ pub struct StatusBoard {
     blocked_on: AtomicU64,
     /// The call in which this rank waits, if it can make no other call before that call ends.
     blocked: Mutex<Option<BlockedCall>>,
+    /// In a session: how the epoch ends.
+    epoch_end: Option<Arc<EpochEnd>>,
 }
 
 impl StatusBoard {
@@ -227,7 +230,23 @@ impl StatusBoard {
             paired: Mutex::new(VecDeque::new()),
             blocked_on: AtomicU64::new(NO_RANK),
             blocked: Mutex::new(None),
+            epoch_end: None,
         }
+    }
+
+    /// The board of a rank in an epoch of a session.
+    pub(crate) fn of_epoch(rank: Rank, end: Arc<EpochEnd>) -> Self {
+        Self { epoch_end: Some(end), ..Self::new(rank) }
+    }
+
+    /// In a session: how the epoch ends.
+    pub(crate) fn epoch_end(&self) -> Option<&EpochEnd> {
+        self.epoch_end.as_deref()
+    }
+
+    /// Makes the engine look.
+    pub(crate) fn set_unread(&self) {
+        self.has_unread.store(true, Ordering::Release);
     }
 
     /// Whether these bytes decode as a message.
@@ -243,7 +262,7 @@ impl StatusBoard {
     }
 
     /// A fault as this rank finds it while its engine may be busy elsewhere.
-    fn fault(&self, kind: FaultKind, subject: Rank, detail: String) -> Fault {
+    pub(crate) fn fault(&self, kind: FaultKind, subject: Rank, detail: String) -> Fault {
         let (run, during) = self.position();
         let (found_by, waited) = (self.rank, Duration::ZERO);
         Fault {
@@ -279,6 +298,9 @@ impl StatusBoard {
 
     /// This rank has found a fault; it counts if nothing has failed before.
     pub(super) fn propose(&self, fault: Fault) {
+        if let Some(end) = &self.epoch_end {
+            end.found(&fault);
+        }
         self.agreement().propose(fault);
         self.has_unread.store(true, Ordering::Release);
     }
@@ -290,7 +312,8 @@ impl StatusBoard {
 
     /// Whether anything has failed, here or at a peer that has said so.
     pub(super) fn has_failed(&self) -> bool {
-        self.agreement().claim().is_some()
+        let is_over = self.epoch_end().is_some_and(|end| end.over().is_some());
+        is_over || self.agreement().claim().is_some()
     }
 
     /// The answer of this rank once its group has failed.

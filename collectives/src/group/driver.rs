@@ -306,6 +306,11 @@ impl Driver {
         self.wait_for_lock()
     }
 
+    /// The same, if no other thread has it.
+    pub(crate) fn try_lock(&self) -> Option<MutexGuard<'_, Core>> {
+        self.core.try_lock().ok()
+    }
+
     #[cold]
     fn wait_for_lock(&self) -> MutexGuard<'_, Core> {
         self.waiting.fetch_add(1, Ordering::Relaxed);

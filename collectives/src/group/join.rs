@@ -250,7 +250,7 @@ fn memory(space: Space) -> &'static str {
 
 /// The platform that the ranks have agreed on, by which schedules are chosen. Either all ranks
 /// count all others among those on their host, or none does.
-fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
+pub(crate) fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
     let ranks = hosts.len() as u32;
     let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid | Fabric::HybridVerbs);
     let mut platform = Platform::over(fabric, if maps { HostMap::new(hosts) } else { HostMap::one(ranks) });

@@ -32,6 +32,7 @@ mod bound;
 mod calls;
 mod data;
 mod driver;
+mod epoch;
 mod error;
 mod exact;
 mod gpu;
@@ -68,6 +69,9 @@ use pleach_transport::{Device, Event, Memory, Slice, Space, clock};
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
+pub(crate) use epoch::{
+    CarriedGroup, Setting, scratch_memory, session_buffer, session_number, session_settings,
+};
 pub use error::{CollectiveError, GroupError, GroupName, NotExact};
 pub use gpu::GpuBuffer;
 pub use info::GroupInfo;
@@ -94,7 +98,7 @@ use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 use crate::call::Counts;
 use crate::compute::{Compute, ComputeError};
-use crate::engine::{Engine, ScratchLayout, StatusBoard, memory_for_peers};
+use crate::engine::{Engine, EngineError, ScratchLayout, StatusBoard, memory_for_peers};
 use crate::reproducible::Reproducible;
 use batch::Staging;
 use bound::BoundCall;
@@ -170,6 +174,11 @@ pub struct Connection {
 /// Numbers groups of this process. Relaxed: only uniqueness matters.
 static GROUPS: AtomicU64 = AtomicU64::new(1);
 
+/// The number of the next group.
+fn next_number() -> u64 {
+    GROUPS.fetch_add(1, Ordering::Relaxed)
+}
+
 impl std::fmt::Debug for Group {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Group(rank {} of {})", self.shared.rank, self.shared.world_size)
@@ -191,6 +200,17 @@ impl Group {
         compute: Box<dyn Compute>,
         options: &Options,
     ) -> Result<Self, GroupError> {
+        Self::assembled(table, connection, compute, options, None)
+    }
+
+    /// The same; the group of an epoch takes over what its session carries.
+    fn assembled(
+        table: Option<Arc<TuningTable>>,
+        connection: Connection,
+        compute: Box<dyn Compute>,
+        options: &Options,
+        carried: Option<CarriedGroup<'_>>,
+    ) -> Result<Self, GroupError> {
         let Connection { device, events, board, platform, ranks_a_processor, store } = connection;
         let (rank, world_size) = (device.info().rank, platform.ranks());
         let hosts = platform.hosts.clone();
@@ -208,7 +228,11 @@ impl Group {
         let planner = Planner::new(rank, platform, options.algorithm.clone()).tuned_by(table);
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let layout = ScratchLayout { ranks: world_size, gpus_copy: planner.gpus_copy() };
-        let engine = Engine::new(device, compute, board.clone(), layout)?;
+        let engine = match &carried {
+            None => Engine::new(device, compute, board.clone(), layout)?,
+            Some(carried) => Engine::of_epoch(device, compute, board.clone(), layout, carried.engine)
+                .map_err(EngineError::Post)?,
+        };
         let mut engine = engine.observed_by(observed.observations().clone());
         engine.accept(events, clock::now());
         engine.allow_concurrent_calls(options.concurrent_calls);
@@ -232,7 +256,8 @@ impl Group {
             }
         }
         driver.enable_fast_path();
-        let (driver, number) = (Arc::new(driver), GROUPS.fetch_add(1, Ordering::Relaxed));
+        let number = carried.map_or_else(next_number, |carried| carried.number);
+        let driver = Arc::new(driver);
         let progress = match options.progress {
             Progress::WhenCalled => None,
             Progress::Thread => Some(ProgressThread::new(driver.clone(), number)),

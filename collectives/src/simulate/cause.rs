@@ -30,7 +30,11 @@ pub(super) fn explains(scenario: &Scenario, fault: &Fault) -> bool {
             });
             scenario.timeout < TIMEOUT_FAR && (is_injected || time_bound(scenario, last) > scenario.timeout)
         }
-        FaultKind::Left | FaultKind::Protocol | FaultKind::OutOfReach | FaultKind::Compute => false,
+        FaultKind::Left
+        | FaultKind::Protocol
+        | FaultKind::OutOfReach
+        | FaultKind::Compute
+        | FaultKind::Changed => false,
     }
 }
 

@@ -1,0 +1,192 @@
+//! What becomes of a step, and why members change.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pleach_membership::{Process, Reason, Record};
+use pleach_transport::RegisterError;
+
+use crate::group::{CollectiveError, GroupError, JoinGroupError};
+
+/// From one epoch to the next: who left, who came, and with which step the members go on. Members
+/// that enter one epoch from the same one have equal changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The number of the epoch that begins.
+    pub epoch: u64,
+    /// The step with which it begins.
+    pub step: u64,
+    /// Who left, and why, by seats.
+    pub left: Vec<(Process, Reason)>,
+    /// Who came, by seats.
+    pub came: Vec<Process>,
+    /// The members of the epoch that begins, by rank.
+    pub members: Vec<Process>,
+}
+
+impl Change {
+    /// From the epoch of one record to that of a later one.
+    pub(crate) fn between(before: &Record, after: &Record) -> Arc<Self> {
+        let reasons: BTreeMap<Process, Reason> =
+            after.causes().iter().map(|cause| (cause.process, cause.reason)).collect();
+        // Who left with a record between the two is not named by this one.
+        let reason = |process: Process| reasons.get(&process).copied().unwrap_or(Reason::Unreachable);
+        let left = before.members().iter().copied().filter(|member| !after.contains(*member));
+        let came = after.members().iter().copied().filter(|member| !before.contains(*member));
+        Arc::new(Self {
+            epoch: after.number(),
+            step: after.step(),
+            left: left.map(|member| (member, reason(member))).collect(),
+            came: came.collect(),
+            members: after.members().to_vec(),
+        })
+    }
+
+    /// Whether the members are those of the epoch before: a step could not be ended by one of them.
+    #[must_use]
+    pub fn is_of_nobody(&self) -> bool {
+        self.left.is_empty() && self.came.is_empty()
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (process, reason) in &self.left {
+            let why = match reason {
+                Reason::Died => "has ended",
+                Reason::Unreachable => "was not reached",
+                Reason::Left => "has left",
+                Reason::Replaced => "was replaced",
+                Reason::Joined => "is gone",
+            };
+            write!(formatter, "{} {why}, ", process.seat)?;
+        }
+        for process in &self.came {
+            write!(formatter, "{} has joined, ", process.seat)?;
+        }
+        if self.is_of_nobody() {
+            formatter.write_str("a member could not end its step, ")?;
+        }
+        let count = self.members.len();
+        write!(formatter, "{count} members go on with step {} (epoch {})", self.step, self.epoch)
+    }
+}
+
+/// What became of an attempt: the same on all members.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All members have done the step. Its results count.
+    Committed,
+    /// The step is repeated, by these members. Nobody has applied its results.
+    Retry(
+        /// What has changed.
+        Arc<Change>,
+    ),
+}
+
+/// Why a session does not go on.
+#[derive(pleach_derive::ErrorDebug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The ranks did not meet.
+    #[error(transparent)]
+    Join(#[from] JoinGroupError),
+    /// The limits of members that were given cannot be.
+    #[error(
+        "a session of {fewest} to {most} members cannot be joined by {ranks}; give limits around that number"
+    )]
+    Limits {
+        /// The fewest members.
+        fewest: u32,
+        /// The most members.
+        most: u32,
+        /// How many ranks the world has.
+        ranks: u32,
+    },
+    /// The others go on without this process. No peer reads or changes its memory any more.
+    #[error(
+        "the others go on without this process ({0}); it was stopped, or out of their reach; join anew as another process"
+    )]
+    Expelled(
+        /// How they go on.
+        Arc<Change>,
+    ),
+    /// Too few members can be reached to agree on who goes on. No peer reads or changes this
+    /// process's memory any more.
+    #[error(
+        "{answered} of {members} members answered within {} ms, and a majority has to, or all whose end no witness of \
+         this host has seen; look at the hosts of the others, then start all again", .waited.as_millis()
+    )]
+    NoQuorum {
+        /// Those that answered, this process included.
+        answered: usize,
+        /// The members of the epoch.
+        members: usize,
+        /// How long this process has tried.
+        waited: Duration,
+    },
+    /// Fewer members than [`Elastic`](super::Elastic) wants, for too long. The session still works.
+    #[error(
+        "there are {members} members, and steps are made by {fewest} or more; nobody joined within {} ms",
+        .waited.as_millis()
+    )]
+    TooFew {
+        /// How many there are.
+        members: usize,
+        /// How many there have to be.
+        fewest: u32,
+        /// How long this process has waited for more.
+        waited: Duration,
+    },
+    /// The step failed again and again, on this member or on another one. The session still works.
+    #[error("step {step} failed {times} times in a row{}", match own {
+        Some(own) => format!(": {own}"),
+        None => " on another member; see its own output".to_owned(),
+    })]
+    Step {
+        /// The step.
+        step: u64,
+        /// How often it was repeated without a change of the members.
+        times: u32,
+        /// This member's own error, if it had one.
+        own: Option<CollectiveError>,
+    },
+    /// [`Session::commit`](super::Session::commit) without a step that has begun.
+    #[error("no step has begun; call Session::next before Session::commit, or Session::attempt")]
+    NotBegun,
+    /// The group of an epoch could not be made.
+    #[error("the group of epoch {epoch} could not be made: {source}")]
+    Group {
+        /// The epoch.
+        epoch: u64,
+        /// The cause.
+        #[source]
+        source: Box<GroupError>,
+    },
+    /// Memory cannot be allocated.
+    #[error("{bytes} bytes cannot be had: {source}; {}", pleach_transport::memory::remedy(source))]
+    Memory {
+        /// The number of bytes.
+        bytes: usize,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Memory cannot be registered.
+    #[error("memory cannot be registered: {0}")]
+    Register(#[from] RegisterError),
+    /// Two states of one name.
+    #[error("there is a state '{0}' already; give each state a name of its own")]
+    StateTaken(
+        /// The name.
+        String,
+    ),
+    /// What this process knows cannot be kept where it outlives the process.
+    #[error("what outlives this process cannot be written: {0}; allow it more memory or files")]
+    LastWord(#[source] std::io::Error),
+    /// The session's thread could not be started.
+    #[error("no thread can be started for the session ({0}); raise the limit ('ulimit -u')")]
+    Thread(#[source] std::io::Error),
+}

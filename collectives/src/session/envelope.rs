@@ -1,0 +1,164 @@
+//! What members of a session send over the control streams of their devices.
+//!
+//! A message of the engine of an epoch carries the number of the epoch. A message about membership
+//! may be longer than a control message: it goes in parts, one behind the other. Bytes of a peer
+//! are hostile until decoded: a peer makes this rank hold one message that is not whole, of bounded
+//! length.
+
+use pleach_membership::Message;
+use pleach_membership::message::MESSAGE_BYTES_MAX;
+use pleach_transport::wire::{Reader, Writer};
+use pleach_transport::witness::WordPlace;
+
+/// Bytes of a part. A control message has room for a few words more.
+const PART_BYTES: usize = 3 << 10;
+const _: () = assert!(PART_BYTES + 64 <= pleach_transport::MESSAGE_BYTES_MAX);
+
+const ENGINE: u8 = 1;
+const PART: u8 = 2;
+const WORD: u8 = 3;
+
+/// A control message of a session.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Envelope<'a> {
+    /// Of the engine of an epoch.
+    Engine { epoch: u64, message: &'a [u8] },
+    /// A part of a message about membership.
+    Part { is_first: bool, is_last: bool, bytes: &'a [u8] },
+    /// Where the sender's last word is.
+    Word(WordPlace),
+}
+
+impl<'a> Envelope<'a> {
+    /// `None`: no message of a session.
+    pub(crate) fn open(message: &'a [u8]) -> Option<Self> {
+        let mut reader = Reader::new(message);
+        match reader.u8().ok()? {
+            ENGINE => {
+                Some(Self::Engine { epoch: reader.u64().ok()?, message: reader.rest(message.len()).ok()? })
+            }
+            PART => {
+                let flags = reader.u8().ok().filter(|flags| *flags < 4)?;
+                let bytes = reader.rest(PART_BYTES).ok()?;
+                Some(Self::Part { is_first: flags & 1 == 1, is_last: flags & 2 == 2, bytes })
+            }
+            WORD => Some(Self::Word(WordPlace::decode(reader.rest(message.len()).ok()?).ok()?)),
+            _ => None,
+        }
+    }
+}
+
+/// A message of the engine of an epoch.
+pub(crate) fn of_engine(epoch: u64, message: &[u8]) -> Vec<u8> {
+    Writer::default().u8(ENGINE).u64(epoch).raw(message).finish()
+}
+
+/// Where this process's last word is.
+pub(crate) fn of_word(place: &WordPlace) -> Vec<u8> {
+    Writer::default().u8(WORD).raw(&place.encode()).finish()
+}
+
+/// A message about membership, as control messages.
+pub(crate) fn parts(message: &Message) -> Vec<Vec<u8>> {
+    let bytes = message.encode();
+    let count = bytes.len().div_ceil(PART_BYTES);
+    let part = |(number, bytes): (usize, &[u8])| {
+        let flags = u8::from(number == 0) | u8::from(number + 1 == count) << 1;
+        Writer::default().u8(PART).u8(flags).raw(bytes).finish()
+    };
+    bytes.chunks(PART_BYTES).enumerate().map(part).collect()
+}
+
+/// Puts the parts of one peer's messages together.
+#[derive(Debug, Default)]
+pub(crate) struct Assembly(Vec<u8>);
+
+impl Assembly {
+    /// Takes in the next part; the message, where it is whole and is one.
+    pub(crate) fn add(&mut self, is_first: bool, is_last: bool, bytes: &[u8]) -> Option<Message> {
+        if is_first {
+            self.0.clear();
+        } else if self.0.is_empty() {
+            return None; // Its beginning was too long, or never came.
+        }
+        self.0.extend_from_slice(bytes);
+        if self.0.len() > MESSAGE_BYTES_MAX {
+            self.0 = Vec::new();
+            return None;
+        }
+        if !is_last {
+            return None;
+        }
+        let message = Message::decode(&self.0).ok();
+        self.0.clear();
+        message
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use pleach_membership::{Process, Record};
+
+    use super::*;
+
+    fn long(members: u32) -> Message {
+        let members = (0..members).map(|seat| Process::new(seat, 7)).collect();
+        Message::Decided(Arc::new(Record::first(members).expect("has members")))
+    }
+
+    fn add(assembly: &mut Assembly, part: &[u8]) -> Option<Message> {
+        match Envelope::open(part) {
+            Some(Envelope::Part { is_first, is_last, bytes }) => assembly.add(is_first, is_last, bytes),
+            other => panic!("{other:?} is no part"),
+        }
+    }
+
+    #[test]
+    fn messages_of_all_lengths_come_whole() {
+        let mut assembly = Assembly::default();
+        for message in [Message::Alive { asks: true }, long(3), long(151), long(4096)] {
+            let parts = parts(&message);
+            let fits = |part: &Vec<u8>| part.len() <= pleach_transport::MESSAGE_BYTES_MAX;
+            assert!(parts.iter().all(fits), "{} parts", parts.len());
+            let (last, before) = parts.split_last().expect("one part at least");
+            assert!(before.iter().all(|part| add(&mut assembly, part).is_none()));
+            assert_eq!(add(&mut assembly, last), Some(message));
+        }
+    }
+
+    #[test]
+    fn a_message_whose_part_is_missing_is_dropped_and_the_next_one_comes() {
+        let mut assembly = Assembly::default();
+        let parts = parts(&long(400));
+        assert!(parts.len() > 2);
+        assert_eq!(add(&mut assembly, &parts[1]), None, "it has no beginning");
+        for (number, part) in parts.iter().enumerate().filter(|(number, _)| *number != 1) {
+            assert_eq!(add(&mut assembly, part), None, "part {number}");
+        }
+        for part in &parts {
+            let whole = add(&mut assembly, part);
+            assert_eq!(whole.is_some(), part == parts.last().expect("there are some"));
+        }
+    }
+
+    #[test]
+    fn endless_parts_take_bounded_memory() {
+        let mut assembly = Assembly::default();
+        assert_eq!(assembly.add(true, false, &[9]), None);
+        for _ in 0..2 * MESSAGE_BYTES_MAX / PART_BYTES {
+            assert_eq!(assembly.add(false, false, &[0; PART_BYTES]), None);
+            assert!(assembly.0.len() <= MESSAGE_BYTES_MAX);
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_message_are_refused() {
+        for bytes in [&[][..], &[0], &[ENGINE, 1, 2], &[PART], &[PART, 4], &[WORD, 1], &[9, 9]] {
+            assert_eq!(Envelope::open(bytes), None, "{bytes:?}");
+        }
+        let message = of_engine(7, &[1, 2]);
+        assert_eq!(Envelope::open(&message), Some(Envelope::Engine { epoch: 7, message: &[1, 2] }));
+    }
+}

@@ -1,0 +1,165 @@
+//! What comes to a member: messages of peers, losses, faults of its own engine. It waits here for
+//! the session's thread; what is for the epoch's engine is answered at once.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::Thread;
+
+use pleach_membership::Message;
+use pleach_transport::mutex::lock;
+use pleach_transport::witness::WordPlace;
+use pleach_transport::{LossCause, Responder};
+use pleach_vocabulary::Rank;
+
+use super::envelope::{Assembly, Envelope, of_engine};
+use crate::engine::{Fault, FaultKind, StatusBoard};
+
+/// Messages about membership that wait. Members send few, and say again what is lost.
+const MESSAGES_MAX: usize = 1 << 16;
+
+/// Messages of engines of an epoch that this rank has not entered. Before an engine is ready it
+/// sends each peer one.
+const EARLY_MAX: usize = 1 << 14;
+
+/// What has come since the last look. Ranks are those of the device.
+#[derive(Default)]
+pub(crate) struct Arrivals {
+    pub(crate) messages: Vec<(Rank, Message)>,
+    pub(crate) words: Vec<(Rank, WordPlace)>,
+    pub(crate) lost: Vec<Rank>,
+    pub(crate) findings: Vec<Finding>,
+}
+
+/// A fault of an epoch's engine, as the session takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// A rank of the epoch keeps a call waiting beyond its deadline, or is gone.
+    Late { epoch: u64, rank: Rank },
+    /// The step cannot be ended here.
+    Failed { epoch: u64 },
+}
+
+/// The epoch whose engine listens.
+struct Listener {
+    epoch: u64,
+    /// By rank of the epoch: the rank of the device.
+    ranks: Vec<Rank>,
+    board: Arc<StatusBoard>,
+}
+
+#[derive(Default)]
+struct State {
+    arrivals: Arrivals,
+    assemblies: BTreeMap<Rank, Assembly>,
+    listener: Option<Arc<Listener>>,
+    early: Vec<(Rank, u64, Vec<u8>)>,
+}
+
+/// See the module. The responder of the session's device.
+#[derive(Default)]
+pub(crate) struct Incoming {
+    state: Mutex<State>,
+    thread: OnceLock<Thread>,
+}
+
+impl Incoming {
+    /// Who is woken when something comes.
+    pub(crate) fn wakes(&self, thread: Thread) {
+        self.thread.get_or_init(|| thread);
+    }
+
+    /// Wakes the session's thread.
+    pub(crate) fn wake(&self) {
+        if let Some(thread) = self.thread.get() {
+            thread.unpark();
+        }
+    }
+
+    /// All that has come.
+    pub(crate) fn take(&self) -> Arrivals {
+        std::mem::take(&mut lock(&self.state).arrivals)
+    }
+
+    /// The engine of an epoch listens from now on, and hears what came before it was there. Returns
+    /// its answers, control messages for ranks of the device.
+    pub(crate) fn listen(
+        &self,
+        epoch: u64,
+        ranks: Vec<Rank>,
+        board: Arc<StatusBoard>,
+    ) -> Vec<(Rank, Vec<u8>)> {
+        let listener = Arc::new(Listener { epoch, ranks, board });
+        let early = {
+            let mut state = lock(&self.state);
+            state.listener = Some(Arc::clone(&listener));
+            let early = std::mem::take(&mut state.early);
+            let (now, later): (Vec<_>, Vec<_>) = early.into_iter().partition(|(_, of, _)| *of <= epoch);
+            state.early = later;
+            now
+        };
+        let own = early.into_iter().filter(|(_, of, _)| *of == epoch);
+        own.filter_map(|(from, _, message)| Some((from, listener.hear(from, &message)?))).collect()
+    }
+
+    /// A fault of the engine of this epoch.
+    pub(crate) fn found(&self, epoch: u64, fault: &Fault) {
+        let finding = match fault.kind {
+            FaultKind::Lost | FaultKind::Left | FaultKind::TimedOut => {
+                Finding::Late { epoch, rank: fault.subject }
+            }
+            _ => Finding::Failed { epoch },
+        };
+        lock(&self.state).arrivals.findings.push(finding);
+        self.wake();
+    }
+}
+
+impl Listener {
+    fn hear(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        let rank = self.ranks.iter().position(|rank| *rank == from)?;
+        let answer = self.board.message(rank as Rank, message)?;
+        Some(of_engine(self.epoch, &answer))
+    }
+}
+
+impl Responder for Incoming {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        match Envelope::open(message)? {
+            Envelope::Engine { epoch, message } => {
+                let listener = {
+                    let mut state = lock(&self.state);
+                    let heard = state.listener.as_ref().map(|listener| listener.epoch);
+                    if heard.is_none_or(|heard| heard < epoch) && state.early.len() < EARLY_MAX {
+                        state.early.push((from, epoch, message.to_vec()));
+                    }
+                    state.listener.clone().filter(|listener| listener.epoch == epoch)?
+                };
+                listener.hear(from, message)
+            }
+            Envelope::Part { is_first, is_last, bytes } => {
+                let mut state = lock(&self.state);
+                let message = state.assemblies.entry(from).or_default().add(is_first, is_last, bytes)?;
+                if state.arrivals.messages.len() < MESSAGES_MAX {
+                    state.arrivals.messages.push((from, message));
+                }
+                drop(state);
+                self.wake();
+                None
+            }
+            Envelope::Word(place) => {
+                let mut state = lock(&self.state);
+                if state.arrivals.words.iter().all(|(rank, _)| *rank != from) {
+                    state.arrivals.words.push((from, place));
+                }
+                drop(state);
+                self.wake();
+                None
+            }
+        }
+    }
+
+    fn lost(&self, peer: Rank, _cause: &LossCause) {
+        lock(&self.state).arrivals.lost.push(peer);
+        self.wake();
+    }
+}

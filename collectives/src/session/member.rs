@@ -1,0 +1,551 @@
+//! One process's membership: the state machine of `pleach-membership`, and what carries it out.
+//!
+//! The state is behind one lock. The session's thread takes in what comes and lets time pass, also
+//! while the caller computes, so a rank that computes takes part in every agreement. The caller's
+//! thread only says that a step has begun, is ready or has failed. Nobody waits with the lock.
+//!
+//! **Invariants:** a record that is learned is written where it outlives this process before
+//! anything else is done with it ([`LastWord`]). Where that fails, this process says nothing more.
+//! A certificate of death is given only after the kernel has said that the process has ended
+//! ([`Witness`]).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use pleach_membership::{
+    Certificate, Input, Maker, Membership, Message, Output, Process, Record, Seat, Verdict,
+};
+use pleach_transport::mutex::lock;
+use pleach_transport::witness::{LastWord, Witness};
+use pleach_transport::{Nanos, PostError, Slice, clock};
+use pleach_vocabulary::Rank;
+
+use super::change::Change;
+use super::envelope::{of_word, parts};
+use super::incoming::{Finding, Incoming};
+use super::shared_device::{PairEvent, SharedDevice};
+use super::{Elastic, Timeline};
+use crate::engine::StatusBoard;
+use crate::group::Group;
+
+/// How often the session's thread looks while a pair is drained, a process severed, an engine
+/// stopped, or the end of a lost process awaited.
+const BUSY_INTERVAL: Duration = Duration::from_micros(300);
+
+/// How long after a loss the end of a process of this host is awaited so often. The kernel closes
+/// the files of a process a moment before it says that the process has ended.
+const DYING_TIME: Duration = Duration::from_millis(200);
+
+/// Longest sleep of the session's thread, in case it is not woken by mistake.
+const SLEEP_MAX: Duration = Duration::from_millis(100);
+
+/// Messages to one peer that wait for room. The state machine says again what is lost.
+const OUTBOX_MAX: usize = 4096;
+
+/// The group of an epoch, as far as it is made.
+struct OpenEpoch {
+    record: Arc<Record>,
+    board: Arc<StatusBoard>,
+    /// `None` while it is made.
+    group: Option<Group>,
+    has_ended: bool,
+    is_quiet: bool,
+}
+
+/// What the lock guards.
+pub(crate) struct State {
+    membership: Membership,
+    last_word: LastWord,
+    /// Why nothing more is said.
+    broken: Option<Arc<io::Error>>,
+    witnesses: BTreeMap<Rank, Witness>,
+    /// Lost, with a witness that has not seen the end.
+    dying: BTreeMap<Rank, Nanos>,
+    /// Processes whose end a witness has seen.
+    ended: BTreeSet<Process>,
+    outboxes: BTreeMap<Rank, VecDeque<Vec<u8>>>,
+    /// To this process itself.
+    own: VecDeque<Message>,
+    record: Arc<Record>,
+    change: Option<Arc<Change>>,
+    /// How many epochs in a row have had the same members and the same step.
+    repeats: u32,
+    /// A step that was repeated too often, and how often, until the caller is told.
+    failed: Option<(u64, u32)>,
+    verdict: Option<(u64, Verdict)>,
+    is_out: bool,
+    no_quorum: Option<(usize, usize, Nanos)>,
+    has_given_up: bool,
+    open: Option<OpenEpoch>,
+    /// Kept for the engines of all epochs; `None` after it was taken by a fence.
+    pub(crate) scratch: Option<Slice>,
+    /// Whether a fence has taken memory that was registered for the peers.
+    pub(crate) is_memory_taken: bool,
+    timeline: Timeline,
+    is_over: bool,
+}
+
+/// See the module.
+pub(crate) struct Member {
+    process: Process,
+    elastic: Elastic,
+    state: Mutex<State>,
+    changed: Condvar,
+    incoming: Arc<Incoming>,
+    device: Arc<SharedDevice>,
+}
+
+fn rank_of(process: Process) -> Rank {
+    process.seat.0
+}
+
+impl Member {
+    /// A member of the first epoch.
+    pub(crate) fn new(
+        process: Process,
+        first: Arc<Record>,
+        elastic: Elastic,
+        device: Arc<SharedDevice>,
+        incoming: Arc<Incoming>,
+    ) -> io::Result<Arc<Self>> {
+        let last_word = LastWord::new()?;
+        last_word.write(&first.encode())?;
+        let now = clock::now();
+        let options =
+            pleach_membership::Options { suspect_after: elastic.suspect_after, maker: Maker::Members };
+        let membership = Membership::new(process, options, Some(Arc::clone(&first)), now);
+        let state = State {
+            membership,
+            last_word,
+            broken: None,
+            witnesses: BTreeMap::new(),
+            dying: BTreeMap::new(),
+            ended: BTreeSet::new(),
+            outboxes: BTreeMap::new(),
+            own: VecDeque::new(),
+            record: first,
+            change: None,
+            repeats: 0,
+            failed: None,
+            verdict: None,
+            is_out: false,
+            no_quorum: None,
+            has_given_up: false,
+            open: None,
+            scratch: None,
+            is_memory_taken: false,
+            timeline: Timeline::default(),
+            is_over: false,
+        };
+        let member =
+            Self { process, elastic, state: Mutex::new(state), changed: Condvar::new(), incoming, device };
+        member.greet();
+        Ok(Arc::new(member))
+    }
+
+    /// Tells the others where this process's last word is, and the state machine that they are
+    /// connected.
+    fn greet(&self) {
+        let mut state = self.lock();
+        let place = state.last_word.place();
+        let others: Vec<Process> =
+            state.record.members().iter().copied().filter(|member| *member != self.process).collect();
+        for process in others {
+            if let Some(place) = &place {
+                state.outboxes.entry(rank_of(process)).or_default().push_back(of_word(place));
+            }
+            self.on(&mut state, Input::Connected(process), clock::now());
+        }
+        self.send(&mut state);
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// Waits until something has changed, a moment at most.
+    pub(crate) fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait_timeout(state, SLEEP_MAX).unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Tells the state machine what happened, from the caller's thread.
+    pub(crate) fn tell(&self, state: &mut State, input: Input) {
+        self.on(state, input, clock::now());
+        self.send(state);
+        self.incoming.wake();
+    }
+
+    /// Begins the next step; `None` while the next epoch is awaited.
+    pub(crate) fn begin(&self, state: &mut State) -> Option<u64> {
+        let step = state.membership.begin()?;
+        state.verdict = None;
+        Some(step)
+    }
+
+    /// What the session's thread does, until the session is over.
+    pub(crate) fn run(&self) {
+        loop {
+            let now = clock::now();
+            let mut state = self.lock();
+            if state.is_over {
+                return;
+            }
+            let until = self.look(&mut state, now);
+            drop(state);
+            self.changed.notify_all();
+            std::thread::park_timeout(until.since(clock::now()));
+        }
+    }
+
+    /// Ends the session's thread.
+    pub(crate) fn end(&self) {
+        self.lock().is_over = true;
+        self.incoming.wake();
+    }
+
+    /// Takes in what has come, lets time pass, and says when to look again.
+    fn look(&self, state: &mut State, now: Nanos) -> Nanos {
+        self.take_arrivals(state, now);
+        self.look_for_ends(state, now);
+        if self.device.is_ending() {
+            self.device.poll(now);
+        }
+        for event in self.device.take_pair_events() {
+            self.pair_event(state, event, now);
+        }
+        if now >= state.membership.next_deadline() {
+            self.on(state, Input::Tick, now);
+        }
+        self.send(state);
+        self.stop_engine(state);
+        self.give_up_without_quorum(state, now);
+        let engine_stops = state.open.as_ref().is_some_and(|open| open.has_ended && !open.is_quiet);
+        let has_dying = state.dying.values().any(|since| now.since(*since) < DYING_TIME);
+        let has_output = state.outboxes.values().any(|outbox| !outbox.is_empty());
+        let mut until = state.membership.next_deadline().min(now + SLEEP_MAX);
+        if self.device.is_ending() || engine_stops || has_dying || has_output {
+            until = until.min(now + BUSY_INTERVAL);
+        }
+        until
+    }
+
+    fn take_arrivals(&self, state: &mut State, now: Nanos) {
+        let arrivals = self.incoming.take();
+        for (rank, place) in arrivals.words {
+            if let Some(witness) = Witness::open(&place) {
+                state.witnesses.insert(rank, witness);
+            }
+        }
+        for (from, message) in arrivals.messages {
+            if let Some(from) = self.holder(state, from) {
+                self.on(state, Input::Message { from, message }, now);
+            }
+        }
+        for peer in arrivals.lost {
+            self.pair_event(state, PairEvent::Lost(peer), now);
+        }
+        for finding in arrivals.findings {
+            self.take_finding(state, finding, now);
+        }
+    }
+
+    /// The process that has a rank of the device.
+    fn holder(&self, state: &State, rank: Rank) -> Option<Process> {
+        let incarnation = self.device.lock().device.incarnation(rank);
+        let on_seat = state.record.on_seat(Seat(rank));
+        incarnation.map(|incarnation| Process { seat: Seat(rank), incarnation }).or(on_seat)
+    }
+
+    fn take_finding(&self, state: &mut State, finding: Finding, now: Nanos) {
+        let (Finding::Late { epoch, .. } | Finding::Failed { epoch }) = finding;
+        let record = Arc::clone(&state.record);
+        if record.number() != epoch {
+            return; // The epoch is over.
+        }
+        match finding {
+            Finding::Late { rank, .. } => {
+                if let Some(process) = record.members().get(rank as usize) {
+                    self.on(state, Input::Late(*process), now);
+                }
+            }
+            Finding::Failed { .. } => self.on(state, Input::Failed, now),
+        }
+    }
+
+    fn pair_event(&self, state: &mut State, event: PairEvent, now: Nanos) {
+        match event {
+            PairEvent::Connected(rank) => {
+                if let Some(process) = self.holder(state, rank) {
+                    self.on(state, Input::Connected(process), now);
+                }
+            }
+            PairEvent::Lost(rank) => {
+                let Some(process) = self.holder(state, rank) else { return };
+                state.timeline.found(now);
+                if state.witnesses.contains_key(&rank) {
+                    state.dying.entry(rank).or_insert(now);
+                }
+                self.look_for_ends(state, now);
+                self.on(state, Input::Lost(process), now);
+            }
+            PairEvent::Drained { peer, record } => {
+                if let Some(process) = self.holder(state, peer) {
+                    self.on(state, Input::Drained { peer: process, epoch: record }, now);
+                }
+            }
+        }
+    }
+
+    /// Gives certificates for processes of this host that have ended.
+    fn look_for_ends(&self, state: &mut State, now: Nanos) {
+        let has_ended = |rank: &Rank| state.witnesses.get(rank).is_some_and(|witness| witness.has_ended());
+        let ended: Vec<Rank> = state.dying.keys().copied().filter(has_ended).collect();
+        for rank in ended {
+            state.dying.remove(&rank);
+            let Some(witness) = state.witnesses.remove(&rank) else { continue };
+            let word = witness.last_word();
+            let learned = match word.map(|word| word.map(|word| Record::decode(&word)).transpose()) {
+                Ok(Ok(learned)) => learned.map(Arc::new),
+                // Without its last record the end is no certificate.
+                Ok(Err(error)) => {
+                    tracing::warn!("the last word of seat {rank} is no record: {error}");
+                    continue;
+                }
+                Err(error) => {
+                    tracing::warn!("the last word of seat {rank} cannot be read: {error}");
+                    continue;
+                }
+            };
+            if let Some(process) = self.holder(state, rank) {
+                state.ended.insert(process);
+                self.on(state, Input::Certificate(Certificate { process, learned }), now);
+            }
+        }
+    }
+
+    /// Tells the state machine and carries out what it asks for.
+    fn on(&self, state: &mut State, input: Input, now: Nanos) {
+        if state.broken.is_some() || state.has_given_up {
+            return;
+        }
+        let mut inputs = VecDeque::from([input]);
+        let mut out = Vec::new();
+        while let Some(input) = inputs.pop_front() {
+            for output in state.membership.on(input, now) {
+                match output {
+                    Output::Sever(process) => out.push(process),
+                    output => self.carry_out(state, output, now),
+                }
+            }
+            let from = self.process;
+            let own = std::mem::take(&mut state.own).into_iter();
+            inputs.extend(own.map(|message| Input::Message { from, message }));
+        }
+        if !out.is_empty() {
+            // Who is out hears why before the stream to it ends.
+            self.send(state);
+            out.into_iter().for_each(|process| self.sever(state, process));
+        }
+    }
+
+    fn carry_out(&self, state: &mut State, output: Output, now: Nanos) {
+        if state.broken.is_some() {
+            return;
+        }
+        match output {
+            Output::Persist(record) => {
+                if let Err(error) = state.last_word.write(&record.encode()) {
+                    state.broken = Some(Arc::new(error));
+                    self.end_epoch(state, "what outlives this process cannot be written");
+                    return;
+                }
+                self.learned(state, &record, now);
+            }
+            Output::Send { to, message } if to == self.process => state.own.push_back(message),
+            Output::Send { to, message } => {
+                let outbox = state.outboxes.entry(rank_of(to)).or_default();
+                if outbox.len() < OUTBOX_MAX {
+                    outbox.extend(parts(&message));
+                }
+            }
+            Output::Verdict { step, verdict } => state.verdict = Some((step, verdict)),
+            Output::Drain { peer, epoch } => {
+                let record = Arc::clone(&state.record);
+                let since = |process| record.member_since(process).unwrap_or(0);
+                let both = since(peer).max(since(self.process));
+                // A member that joins is drained once with the record by which it does.
+                let count = epoch - both + u64::from(both > 0);
+                self.device.drain(rank_of(peer), epoch, count);
+            }
+            Output::Enter(_) => {
+                state.no_quorum = None;
+                state.timeline.drained(now);
+            }
+            Output::Expelled(_) => state.is_out = true,
+            Output::NoQuorum { answered, members } => {
+                let since = state.no_quorum.map_or(now, |(.., since)| since);
+                state.no_quorum = Some((answered, members, since));
+            }
+            // Members of the first epoch are connected; nobody joins them yet. Their records are
+            // made by members.
+            Output::Connect(_) | Output::WriteOnce(_) | Output::ReadStore(_) => {}
+            // Told apart above, and told to nobody.
+            Output::Sever(_) | Output::Learned(_) => {}
+        }
+    }
+
+    /// A record was learned: the epoch before is over.
+    fn learned(&self, state: &mut State, record: &Arc<Record>, now: Nanos) {
+        let before = std::mem::replace(&mut state.record, Arc::clone(record));
+        let change = Change::between(&before, record);
+        let is_repeat = change.is_of_nobody() && before.step() == record.step();
+        state.repeats = if is_repeat { state.repeats + 1 } else { u32::from(change.is_of_nobody()) };
+        if state.repeats > self.elastic.retries_max {
+            state.failed = Some((record.step(), std::mem::take(&mut state.repeats)));
+        }
+        state.timeline.agreed(now);
+        tracing::info!(seat = self.process.seat.0, "{change}");
+        state.change = Some(Arc::clone(&change));
+        state.no_quorum = None;
+        self.end_epoch(state, &change.to_string());
+    }
+
+    /// Ends the group of the epoch.
+    fn end_epoch(&self, state: &mut State, cause: &str) {
+        let Some(open) = &mut state.open else { return };
+        if !open.has_ended {
+            open.has_ended = true;
+            let own = open.record.rank_of(self.process).unwrap_or(0);
+            open.board.end_epoch(own as Rank, cause.to_owned());
+            self.device.info().waker.wake();
+        }
+    }
+
+    fn sever(&self, state: &mut State, process: Process) {
+        let rank = rank_of(process);
+        if self.device.maps(rank) && !state.ended.contains(&process) {
+            // What peers may have mapped is taken from all of them. Scratch is let go of before:
+            // nobody needs its bytes.
+            state.scratch = None;
+            state.is_memory_taken = true;
+        }
+        state.outboxes.remove(&rank);
+        state.dying.remove(&rank);
+        self.device.sever(rank);
+    }
+
+    /// Goes on with the end of the epoch's engine, where no other thread does.
+    fn stop_engine(&self, state: &mut State) {
+        if let Some(open) = &mut state.open
+            && open.has_ended
+            && !open.is_quiet
+            && open.group.as_ref().is_some_and(Group::has_stopped)
+        {
+            open.is_quiet = true;
+            self.device.quiet(open.record.number());
+        }
+    }
+
+    /// Ends what waits for members that are too few to go on.
+    fn give_up_without_quorum(&self, state: &mut State, now: Nanos) {
+        let Some((.., since)) = state.no_quorum else { return };
+        if state.has_given_up || now.since(since) < self.elastic.quorum_wait {
+            return;
+        }
+        self.give_up(state, "too few members answer");
+    }
+
+    /// Severs all others and ends the group: this process takes part in nothing any more.
+    pub(crate) fn give_up(&self, state: &mut State, cause: &str) {
+        state.has_given_up = true;
+        self.end_epoch(state, cause);
+        let others: BTreeSet<Process> = state.record.members().iter().copied().collect();
+        for process in others.into_iter().filter(|process| *process != self.process) {
+            self.sever(state, process);
+        }
+    }
+
+    /// Sends what the streams take.
+    fn send(&self, state: &mut State) {
+        for (rank, outbox) in &mut state.outboxes {
+            while let Some(message) = outbox.front() {
+                match self.device.post(*rank, message) {
+                    Ok(()) => drop(outbox.pop_front()),
+                    Err(PostError::QueueFull { .. }) => break,
+                    // The pair has ended, of which an event tells.
+                    Err(_) => outbox.clear(),
+                }
+            }
+        }
+    }
+}
+
+/// What the caller's thread asks.
+impl State {
+    /// The record of the epoch that was entered.
+    pub(crate) fn entered(&self) -> Option<Arc<Record>> {
+        self.membership.entered().cloned()
+    }
+
+    pub(crate) fn record(&self) -> &Arc<Record> {
+        &self.record
+    }
+
+    pub(crate) fn change(&self) -> Option<Arc<Change>> {
+        self.change.clone()
+    }
+
+    pub(crate) fn verdict_of(&self, step: u64) -> Option<Verdict> {
+        self.verdict.filter(|(of, _)| *of == step).map(|(_, verdict)| verdict)
+    }
+
+    pub(crate) fn is_out(&self) -> bool {
+        self.is_out
+    }
+
+    pub(crate) fn everyone_leaves(&self) -> bool {
+        self.membership.everyone_leaves()
+    }
+
+    pub(crate) fn unready(&self) -> Vec<Process> {
+        self.membership.participant().unready()
+    }
+
+    pub(crate) fn broken(&self) -> Option<io::Error> {
+        self.broken.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()))
+    }
+
+    /// After this process has given up: who answered, of how many.
+    pub(crate) fn without_quorum(&self) -> Option<(usize, usize)> {
+        self.no_quorum.filter(|_| self.has_given_up).map(|(answered, members, _)| (answered, members))
+    }
+
+    /// A step that was repeated too often by the same members, and how often. Told once.
+    pub(crate) fn take_failed(&mut self) -> Option<(u64, u32)> {
+        self.failed.take()
+    }
+
+    pub(crate) fn timeline(&mut self) -> &mut Timeline {
+        &mut self.timeline
+    }
+
+    /// The group of an epoch is being made.
+    pub(crate) fn open(&mut self, record: Arc<Record>, board: Arc<StatusBoard>) {
+        let (group, has_ended, is_quiet) = (None, false, false);
+        self.open = Some(OpenEpoch { record, board, group, has_ended, is_quiet });
+    }
+
+    /// The group is made.
+    pub(crate) fn opened(&mut self, group: Group) {
+        if let Some(open) = &mut self.open {
+            open.group = Some(group);
+        }
+    }
+
+    /// The group is gone, or is about to be. Returns a handle of it.
+    pub(crate) fn close(&mut self) -> Option<Group> {
+        self.open.take().and_then(|open| open.group)
+    }
+}

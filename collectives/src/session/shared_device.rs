@@ -1,0 +1,366 @@
+//! The device of a session: one device for all epochs.
+//!
+//! The engine of the epoch uses it through a view ([`EpochDevice`](super::EpochDevice)), the thread
+//! of the session directly. Whoever polls it sorts the events: ends of transfers are the epoch's,
+//! what happened to a pair is told to the session ([`PairEvent`]).
+//!
+//! **Invariants:**
+//!
+//! * *Quiet before drained.* A pair is drained, and a process severed, only when the engine of the
+//!   epoch has stopped: when it severs its peers, as a failed engine does, or when it is gone. From
+//!   then on its view takes no transfer. So the drain's mark stands behind all that the epoch has
+//!   submitted, and no thread reads a peer's memory through a mapping any more.
+//! * *A severed peer is a fence.* The engine is told `Severed` of a peer when the pair was drained,
+//!   or when the device has severed the peer for good. So whatever the engine then gives back, no
+//!   peer touches.
+//! * *Drains are counted by records.* Both ends of a pair drain once for each record that they have
+//!   in common, however many of them an end has not heard of. So the n-th drain of one end and the
+//!   n-th of the other are about the same record.
+//! * *Ends are their epoch's.* Transfers have numbers of this device's own, so the end of a
+//!   transfer of an epoch before is never taken for that of another one.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use pleach_transport::mutex::lock;
+use pleach_transport::{
+    Device, DeviceInfo, Event, Flush, Memory, Nanos, PostError, Region, RegisterError, SubmitError,
+    Submitted, TransferError, TransferId, Urgency,
+};
+use pleach_vocabulary::Rank;
+
+/// Events taken from the device at a time.
+const EVENTS_MAX: usize = 256;
+
+/// What happened to a pair. Ranks are those of the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PairEvent {
+    /// The pair is connected.
+    Connected(Rank),
+    /// The peer is lost or has departed.
+    Lost(Rank),
+    /// The pair is drained for this record.
+    Drained { peer: Rank, record: u64 },
+}
+
+/// What is known of one pair.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pair {
+    /// How many drains there should have been, and for which record.
+    wanted: u64,
+    record: u64,
+    begun: u64,
+    drained: u64,
+    /// Is to be severed.
+    is_out: bool,
+    is_severing: bool,
+    is_severed: bool,
+}
+
+/// The epoch whose engine uses the device.
+struct Route {
+    epoch: u64,
+    /// By rank of the epoch: the rank of the device.
+    ranks: Vec<Rank>,
+    events: VecDeque<Event>,
+    /// The engine has stopped.
+    is_quiet: bool,
+    /// By rank of the epoch: whether the engine has severed the peer and was not told that it is.
+    severing: Vec<bool>,
+    /// By rank of the epoch: how many drains of the pair there were before.
+    drained_before: Vec<u64>,
+}
+
+/// What the lock guards.
+pub(crate) struct Shared {
+    pub(crate) device: Box<dyn Device>,
+    events: Vec<Event>,
+    route: Option<Route>,
+    transfers: HashMap<u64, (u64, TransferId)>,
+    next_transfer: u64,
+    /// Whether marks of drains may not have gone out.
+    has_marks: bool,
+    /// By rank of the device.
+    pairs: Vec<Pair>,
+    pair_events: Vec<PairEvent>,
+}
+
+/// See the module.
+pub(crate) struct SharedDevice {
+    shared: Mutex<Shared>,
+    info: DeviceInfo,
+    /// Is called when something happened to a pair, with the lock held; never blocks.
+    listener: Box<dyn Fn() + Send + Sync>,
+}
+
+impl SharedDevice {
+    /// A device that is connected to all ranks. `listener` is called when something happened to a
+    /// pair, and never blocks.
+    pub(crate) fn new(
+        device: Box<dyn Device>,
+        events: Vec<Event>,
+        ranks: u32,
+        listener: impl Fn() + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let info = device.info().clone();
+        let mut shared = Shared {
+            device,
+            events,
+            route: None,
+            transfers: HashMap::new(),
+            next_transfer: 0,
+            has_marks: false,
+            pairs: vec![Pair::default(); ranks as usize],
+            pair_events: Vec::new(),
+        };
+        shared.sort();
+        shared.events.reserve(EVENTS_MAX);
+        Arc::new(Self { shared: Mutex::new(shared), info, listener: Box::new(listener) })
+    }
+
+    pub(crate) fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Shared> {
+        lock(&self.shared)
+    }
+
+    /// Registers memory for all epochs.
+    pub(crate) fn register(&self, memory: Arc<dyn Memory>) -> Result<Region, RegisterError> {
+        self.lock().device.register(memory)
+    }
+
+    /// Sends a control message.
+    pub(crate) fn post(&self, peer: Rank, message: &[u8]) -> Result<(), PostError> {
+        self.lock().device.post(peer, message, Urgency::Ordinary)
+    }
+
+    /// Makes progress, for the session's thread. Whoever sleeps on the device's wake source looks
+    /// again: what would have woken them may have been taken here.
+    pub(crate) fn poll(&self, now: Nanos) {
+        self.lock().poll(now);
+        self.info.waker.wake();
+    }
+
+    /// What happened since the last call.
+    pub(crate) fn take_pair_events(&self) -> Vec<PairEvent> {
+        std::mem::take(&mut self.lock().pair_events)
+    }
+
+    /// Says that something happened to a pair, where that is so.
+    pub(crate) fn tell(&self, shared: &Shared) {
+        if !shared.pair_events.is_empty() {
+            (self.listener)();
+        }
+    }
+
+    /// An epoch begins: its engine will use the device. The one before has stopped.
+    pub(crate) fn begin(&self, epoch: u64, ranks: &[Rank]) {
+        let mut shared = self.lock();
+        let drained_before = ranks.iter().map(|rank| shared.pairs[*rank as usize].drained).collect();
+        shared.route = Some(Route {
+            epoch,
+            ranks: ranks.to_vec(),
+            events: VecDeque::new(),
+            is_quiet: false,
+            severing: vec![false; ranks.len()],
+            drained_before,
+        });
+    }
+
+    /// The engine of this epoch has stopped.
+    pub(crate) fn quiet(&self, epoch: u64) {
+        let mut shared = self.lock();
+        if let Some(route) = shared.route_of(epoch) {
+            route.is_quiet = true;
+            shared.advance();
+        }
+    }
+
+    /// Drains a pair for a record, when the engine has stopped. `count`: how many drains of the
+    /// pair there are then since it was connected.
+    pub(crate) fn drain(&self, peer: Rank, record: u64, count: u64) {
+        let mut shared = self.lock();
+        let pair = &mut shared.pairs[peer as usize];
+        (pair.wanted, pair.record) = (count, record);
+        shared.advance();
+        self.tell(&shared);
+    }
+
+    /// Severs a process, when the engine has stopped.
+    pub(crate) fn sever(&self, peer: Rank) {
+        let mut shared = self.lock();
+        shared.pairs[peer as usize].is_out = true;
+        shared.advance();
+    }
+
+    /// Whether drains or fences are under way: then the device has to be polled.
+    pub(crate) fn is_ending(&self) -> bool {
+        let mut shared = self.lock();
+        let is_ending =
+            |pair: &Pair| pair.drained < pair.wanted && !pair.is_out || pair.is_out && !pair.is_severed;
+        if shared.pairs.iter().any(is_ending) {
+            return true;
+        }
+        // A peer may still wait for a mark of this rank.
+        shared.has_marks = shared.has_marks && !shared.device.flush(Flush::Transfers);
+        shared.has_marks
+    }
+
+    /// Whether severing this process takes memory from the others too: it may have it mapped.
+    pub(crate) fn maps(&self, peer: Rank) -> bool {
+        self.info.reach[peer as usize].maps
+    }
+}
+
+impl Shared {
+    /// The epoch's part, while it is this epoch's.
+    pub(crate) fn is_of(&self, epoch: u64) -> bool {
+        self.route.as_ref().is_some_and(|route| route.epoch == epoch)
+    }
+
+    fn route_of(&mut self, epoch: u64) -> Option<&mut Route> {
+        self.route.as_mut().filter(|route| route.epoch == epoch)
+    }
+
+    /// Makes progress.
+    pub(crate) fn poll(&mut self, now: Nanos) {
+        self.device.poll(now, &mut self.events);
+        if !self.events.is_empty() {
+            self.sort();
+        }
+    }
+
+    /// Moves as many events of an epoch as `into` has room for.
+    pub(crate) fn take_events(&mut self, epoch: u64, into: &mut Vec<Event>) {
+        let room = into.capacity() - into.len();
+        if let Some(route) = self.route_of(epoch) {
+            let count = room.min(route.events.len());
+            into.extend(route.events.drain(..count));
+        }
+    }
+
+    pub(crate) fn has_events(&self, epoch: u64) -> bool {
+        self.route.as_ref().is_some_and(|route| route.epoch == epoch && !route.events.is_empty())
+    }
+
+    /// Begins a transfer or a signal of an epoch, which `submit` hands to the device under another
+    /// name.
+    pub(crate) fn submit(
+        &mut self,
+        epoch: u64,
+        peer: Rank,
+        id: TransferId,
+        submit: impl FnOnce(&mut dyn Device, Rank, TransferId) -> Result<Submitted, SubmitError>,
+    ) -> Result<Submitted, SubmitError> {
+        let route = self.route.as_ref().filter(|route| route.epoch == epoch && !route.is_quiet);
+        let Some(rank) = route.and_then(|route| route.ranks.get(peer as usize).copied()) else {
+            return Err(SubmitError::Severed { peer });
+        };
+        let number = self.next_transfer;
+        let submitted = submit(&mut *self.device, rank, TransferId(number))?;
+        if submitted == Submitted::UnderWay {
+            self.next_transfer += 1;
+            self.transfers.insert(number, (epoch, id));
+        }
+        Ok(submitted)
+    }
+
+    /// The engine of an epoch severs a peer: it has stopped.
+    pub(crate) fn sever_in(&mut self, epoch: u64, peer: Rank) {
+        let Some(route) = self.route_of(epoch) else { return };
+        route.is_quiet = true;
+        if let Some(severing) = route.severing.get_mut(peer as usize) {
+            *severing = true;
+        }
+        self.advance();
+    }
+
+    /// The engine of an epoch is gone.
+    pub(crate) fn drop_engine(&mut self, epoch: u64) {
+        if self.is_of(epoch) {
+            self.route = None;
+            self.advance();
+        }
+    }
+
+    /// Sorts the events.
+    fn sort(&mut self) {
+        for event in std::mem::take(&mut self.events) {
+            match event {
+                Event::Done { id, result } => self.ended(id, result),
+                Event::Connected { peer } => {
+                    self.pairs[peer as usize] = Pair::default();
+                    self.pair_events.push(PairEvent::Connected(peer));
+                }
+                Event::PeerLost { peer, .. } | Event::Departed { peer } => {
+                    self.pair_events.push(PairEvent::Lost(peer));
+                }
+                Event::Severed { peer } => self.pairs[peer as usize].is_severed = true,
+                Event::Drained { peer } => {
+                    let pair = &mut self.pairs[peer as usize];
+                    pair.drained += 1;
+                    if pair.drained == pair.wanted {
+                        self.pair_events.push(PairEvent::Drained { peer, record: pair.record });
+                    }
+                }
+            }
+        }
+        self.events.reserve(EVENTS_MAX);
+        self.advance();
+    }
+
+    fn ended(&mut self, id: TransferId, result: Result<u64, TransferError>) {
+        let Some((epoch, id)) = self.transfers.remove(&id.0) else { return };
+        if let Some(route) = self.route_of(epoch) {
+            let result = result.map_err(|error| route.as_of_epoch(error));
+            route.events.push_back(Event::Done { id, result });
+        }
+    }
+
+    /// Drains and severs what is to be, once the engine has stopped, and tells the engine of which
+    /// peers it is fenced.
+    fn advance(&mut self) {
+        if self.route.as_ref().is_some_and(|route| !route.is_quiet) {
+            return;
+        }
+        for (peer, pair) in (0..).zip(&mut self.pairs) {
+            if pair.is_out && !pair.is_severing {
+                pair.is_severing = true;
+                self.device.sever(peer);
+            }
+            // A refusal but for want of room is that of a pair that has ended, of which an event
+            // tells.
+            while !pair.is_out && pair.begun < pair.wanted && self.device.drain(peer).is_ok() {
+                pair.begun += 1;
+                self.has_marks = true;
+            }
+        }
+        let Some(route) = &mut self.route else { return };
+        for (peer, severing) in (0..).zip(&mut route.severing) {
+            let pair = &self.pairs[route.ranks[peer as usize] as usize];
+            let is_fenced = pair.is_severed || pair.drained > route.drained_before[peer as usize];
+            if *severing && is_fenced {
+                *severing = false;
+                route.events.push_back(Event::Severed { peer });
+            }
+        }
+    }
+}
+
+impl Route {
+    /// The error with the rank that the peer has in the epoch.
+    fn as_of_epoch(&self, error: TransferError) -> TransferError {
+        let of =
+            |peer: Rank| self.ranks.iter().position(|rank| *rank == peer).map_or(peer, |rank| rank as Rank);
+        match error {
+            TransferError::Lost { peer, cause } => TransferError::Lost { peer: of(peer), cause },
+            TransferError::Departed { peer } => TransferError::Departed { peer: of(peer) },
+            TransferError::Severed { peer } => TransferError::Severed { peer: of(peer) },
+            TransferError::Fabric { peer, error } => TransferError::Fabric { peer: of(peer), error },
+            TransferError::Refused { peer, key } => TransferError::Refused { peer: of(peer), key },
+            error => error,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! Sessions of real processes: members are killed and stopped at any moment, and what all of them
+//! say is compared by checkers that know nothing of the protocol.
+//!
+//! This binary starts itself as members ([`member_process`]), which make steps and say what became
+//! of each, line by line ([`member`]); [`job`] is the test's side.
+
+#[path = "session/job.rs"]
+mod job;
+#[path = "session/member.rs"]
+mod member;
+
+use std::time::Duration;
+
+use job::{Job, Told};
+use rustix::process::Signal;
+
+/// Not a test: one member of one of the tests, which start it.
+#[test]
+#[ignore = "is started by the other tests as one of their members"]
+fn member_process() {
+    member::make_steps();
+}
+
+/// Each of these functions as a test on each fabric.
+macro_rules! on_every_fabric {
+    ($($test:ident),* $(,)?) => {
+        mod shm {
+            $(#[test] fn $test() { super::$test("shm"); })*
+        }
+        mod tcp {
+            $(#[test] fn $test() { super::$test("tcp"); })*
+        }
+    };
+}
+
+on_every_fabric!(
+    without_faults_each_step_is_committed_once,
+    survivors_of_one_death_go_on_with_what_they_have,
+    survivors_of_three_deaths_at_once_go_on,
+    the_last_survivor_goes_on_alone,
+    who_was_stopped_is_out_and_changes_nothing,
+    deaths_at_any_moment_lose_and_repeat_nothing,
+    a_step_that_fails_on_one_member_is_repeated_by_all,
+    too_few_members_say_so,
+);
+
+fn without_faults_each_step_is_committed_once(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &["steps=40"]);
+    job.finish();
+    job.check();
+    for seat in 0..4 {
+        assert_eq!(job.committed(seat).len(), 40, "seat {seat}");
+        assert!(job.committed(seat).iter().all(|(_, bits)| *bits == 0b1111), "seat {seat}");
+        assert_eq!(job.retries(seat), 0);
+    }
+}
+
+fn survivors_of_one_death_go_on_with_what_they_have(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &[]);
+    job.await_step(2, 20);
+    job.signal(2, Signal::KILL);
+    job.await_all_of(&[0, 1, 3]);
+    job.finish();
+    job.check();
+    for seat in [0, 1, 3] {
+        // Between two steps of a member there is nothing to repeat.
+        assert!(job.retries(seat) <= 1, "one death is one change");
+        // Three pairs were connected once, and nothing was registered after the first epoch.
+        assert_eq!(job.set_up(seat), (3, 3, 1), "seat {seat}: registered, connected, epoch");
+    }
+}
+
+fn survivors_of_three_deaths_at_once_go_on(fabric: &str) {
+    let mut job = Job::start(fabric, 8, &[]);
+    job.await_step(0, 10);
+    for seat in [1, 4, 6] {
+        job.signal(seat, Signal::KILL);
+    }
+    job.await_all_of(&[0, 2, 3, 5, 7]);
+    job.finish();
+    job.check();
+}
+
+/// More than half are gone, and each of them by the kernel's word.
+fn the_last_survivor_goes_on_alone(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &[]);
+    job.await_step(3, 10);
+    for seat in [0, 1, 2] {
+        job.signal(seat, Signal::KILL);
+    }
+    job.await_all_of(&[3]);
+    job.finish();
+    job.check();
+}
+
+fn who_was_stopped_is_out_and_changes_nothing(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &["suspect=500", "watch=1"]);
+    job.await_step(1, 8);
+    job.signal(1, Signal::STOP);
+    job.await_all_of(&[0, 2, 3]);
+    job.signal(1, Signal::CONT);
+    // The others make steps and compare their memory while it wakes.
+    job.await_told(1, |told| matches!(told, Told::End(_)));
+    job.finish();
+    job.check();
+    assert_eq!(job.ends(1), ["Expelled"]);
+    assert_eq!(job.ends(0), [""; 0]);
+}
+
+fn deaths_at_any_moment_lose_and_repeat_nothing(fabric: &str) {
+    let seed = job::seed();
+    for run in 0..6_u64 {
+        let mut random = seed.wrapping_add(run);
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % below
+        };
+        let mut job = Job::start(fabric, 5, &[]);
+        let watched = next(5) as u32;
+        job.await_step(watched, 5 + next(20));
+        let deaths = 1 + next(3);
+        for _ in 0..deaths {
+            job.listen(Duration::from_micros(next(6_000)));
+            job.signal((watched + 1 + next(4) as u32) % 5, Signal::KILL);
+        }
+        let so_far = job.committed(watched).last().map_or(0, |(step, _)| *step);
+        job.await_step(watched, so_far + 20);
+        job.finish();
+        job.check_or(&format!("seed {seed}, run {run}"));
+    }
+}
+
+fn a_step_that_fails_on_one_member_is_repeated_by_all(fabric: &str) {
+    // Seat 1 fails step 5 twice, and step 9 for ever.
+    let mut job = Job::start(fabric, 3, &["steps=12", "fails=1:5:2,1:9:99"]);
+    job.finish();
+    job.check();
+    for seat in 0..3 {
+        assert_eq!(job.committed(seat).len(), 9, "seat {seat}");
+        assert_eq!(job.ends(seat), ["Step"], "seat {seat}");
+    }
+}
+
+fn too_few_members_say_so(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["fewest=3"]);
+    job.await_step(0, 6);
+    job.signal(2, Signal::KILL);
+    for seat in [0, 1] {
+        job.await_told(seat, |told| matches!(told, Told::End(_)));
+    }
+    job.finish();
+    job.check();
+    for seat in [0, 1] {
+        assert_eq!(job.ends(seat), ["TooFew"], "seat {seat}");
+    }
+}

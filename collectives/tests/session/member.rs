@@ -1,0 +1,153 @@
+//! A member: makes steps, and says what became of each.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use pleach_collectives::{CollectiveError, Elastic, Options, ReduceOp, Session, SessionError, Verdict};
+use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+
+/// What a member is told: seat, world size, fabric, folder, then its settings.
+pub(crate) const VARIABLE: &str = "PLEACH_TEST_SESSION_MEMBER";
+
+/// What distinguishes a member's lines from those of the test harness.
+pub(crate) const MARK: &str = "@";
+
+/// The file in the job's folder that says that it is enough.
+pub(crate) const ENOUGH: &str = "enough";
+
+/// Elements that each step sums, besides the first two.
+const ELEMENTS: usize = 50_000;
+
+/// Elements of a watched buffer.
+const WATCHED: usize = 100_000;
+
+struct Settings {
+    /// Zero: until the test says that it is enough.
+    steps: u64,
+    fewest: u32,
+    suspect: Duration,
+    /// Whether memory that is left alone is compared at each step.
+    watches: bool,
+    /// Seat, step, how often.
+    fails: Vec<(u32, u64, u32)>,
+}
+
+impl Settings {
+    fn read<'a>(words: impl Iterator<Item = &'a str>) -> Self {
+        let suspect = Duration::from_secs(2);
+        let mut settings = Self { steps: 0, fewest: 1, suspect, watches: false, fails: Vec::new() };
+        for word in words {
+            let (name, value) = word.split_once('=').expect("NAME=VALUE");
+            let number = || value.parse::<u64>().expect("a number");
+            match name {
+                "steps" => settings.steps = number(),
+                "fewest" => settings.fewest = number() as u32,
+                "suspect" => settings.suspect = Duration::from_millis(number()),
+                "watch" => settings.watches = true,
+                "fails" => {
+                    for item in value.split(',') {
+                        let parts: Vec<u64> =
+                            item.split(':').map(|part| part.parse().expect("a number")).collect();
+                        settings.fails.push((parts[0] as u32, parts[1], parts[2] as u32));
+                    }
+                }
+                _ => panic!("no setting '{name}'"),
+            }
+        }
+        settings
+    }
+}
+
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{MARK}{line}").and_then(|()| out.flush()).expect("the test listens");
+}
+
+/// Does what the environment says.
+pub(crate) fn make_steps() {
+    let told = std::env::var(VARIABLE).expect("is started by a test");
+    let mut words = told.split_whitespace();
+    let mut word = || words.next().expect("four words");
+    let (seat, size) = (word().parse().expect("a seat"), word().parse().expect("a number"));
+    let fabric: Fabric = word().parse().expect("a fabric");
+    let folder = PathBuf::from(word());
+    let settings = Settings::read(words);
+    let world = World {
+        rank: seat,
+        world_size: size,
+        local_rank: Some(seat),
+        rendezvous: Some(Rendezvous::File { folder: folder.clone() }),
+        secret: None,
+        host: None,
+        interface: None,
+        join_timeout: None,
+        launcher: Launcher::Arguments,
+    };
+    let mut options = Options::new(world);
+    options.fabric = FabricChoice::Only(fabric);
+    let mut elastic = Elastic::between(settings.fewest, 8);
+    elastic.suspect_after = settings.suspect;
+    elastic.fewest_wait = Duration::from_millis(300);
+    elastic.quorum_wait = Duration::from_secs(5);
+    let session = Session::join(&options, &elastic).unwrap_or_else(|error| panic!("seat {seat}: {error}"));
+    run(session, seat, settings, &folder.join(ENOUGH));
+}
+
+fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
+    // The contributors, how many of them have had enough, and what differs from step to step.
+    let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
+    let mut watched = session.buffer::<u64>(WATCHED).expect("there is memory");
+    watched.fill(0x5eed);
+    let mut applied = 0_u64;
+    loop {
+        let step = session.step();
+        let verdict = session.attempt(|group, step| {
+            if let Some(fail) =
+                settings.fails.iter_mut().find(|(of, at, times)| (*of, *at) == (seat, step) && *times > 0)
+            {
+                fail.2 -= 1;
+                return Err(CollectiveError::Own { rank: group.rank() });
+            }
+            sums[0] = 1 << seat;
+            let is_last = if settings.steps > 0 { step + 1 == settings.steps } else { enough.exists() };
+            sums[1] = u64::from(is_last);
+            sums[2..].fill(step << 8 | 1);
+            group.all_reduce(&mut sums, ReduceOp::Sum)?;
+            let count = u64::from(sums[0].count_ones());
+            assert_eq!(count, u64::from(group.world_size()), "each member contributes once");
+            assert!(sums[2..].iter().all(|sum| *sum == count * (step << 8 | 1)), "step {step}");
+            Ok(())
+        });
+        if settings.watches {
+            assert!(watched.iter().all(|word| *word == 0x5eed), "nobody writes there");
+        }
+        match verdict {
+            Ok(Verdict::Committed) => {
+                applied = applied.wrapping_mul(31).wrapping_add(step << 8 | sums[0]);
+                say(&format!("committed {step} {} {applied}", sums[0]));
+                if sums[1] > 0 {
+                    break;
+                }
+            }
+            Ok(Verdict::Retry(change)) => say(&format!("retry {step} {} {change}", change.epoch)),
+            Err(error) => {
+                let name = match error {
+                    SessionError::Expelled(_) => "Expelled",
+                    SessionError::NoQuorum { .. } => "NoQuorum",
+                    SessionError::TooFew { .. } => "TooFew",
+                    SessionError::Step { .. } => "Step",
+                    _ => "other",
+                };
+                say(&format!("end {name} {error}"));
+                return;
+            }
+        }
+    }
+    let (registered, connected) = session.set_up();
+    say(&format!("setup {registered} {connected} {}", session.epoch()));
+    let line = session.timeline();
+    say(&format!("timeline {:?} {:?} {:?}", line.agreement(), line.drain(), line.plan()));
+    session.leave().expect("is always left");
+    say("left");
+}
