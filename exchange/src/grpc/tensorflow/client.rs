@@ -1,11 +1,17 @@
 //! The receiver's side: tensors that a task has produced.
+//!
+//! **Invariant:** an offer that was read is fetched, or left for the next receive of its tensor,
+//! whatever becomes of the receive that read it. A key names the task that receives, so the next
+//! receive is of this client.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::error::Error as _;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::auth::random_number;
+use pleach_transport::mutex::lock;
 use pleach_transport::{Nanos, clock};
 use tokio::sync::{Mutex, oneshot};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -39,6 +45,12 @@ const LINK_PAUSE_AFTER_LOSS: Duration = Duration::from_secs(2);
 
 /// When a host that does not answer is asked for its connection.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// For how long an offer that was not fetched is tried again. The task withdraws it after 60 s.
+const OFFER_LIMIT: Duration = Duration::from_secs(50);
+
+/// Offers that are left for later receives at most.
+const OFFERS_MAX: usize = 1 << 10;
 
 /// Largest tensor in a message, in bytes: protobuf has no larger ones.
 const MESSAGE_TENSOR_MAX: u64 = 2 << 30;
@@ -79,6 +91,42 @@ struct Shared {
     address: String,
     channel: transport::Channel,
     link: Mutex<LinkState>,
+    left: std::sync::Mutex<LeftOffers>,
+}
+
+/// Offers that were read and not fetched, by step and key.
+type LeftOffers = BTreeMap<(i64, String), VecDeque<LeftOffer>>;
+
+struct LeftOffer {
+    offer: Offer,
+    /// Of the endpoint that has the tensor.
+    incarnation: Option<u64>,
+    until: Nanos,
+}
+
+/// An offer that a receive fetches. Its drop leaves the offer for the next receive.
+struct Fetching<'a> {
+    shared: &'a Shared,
+    step: i64,
+    key: &'a str,
+    left: Option<LeftOffer>,
+}
+
+impl Drop for Fetching<'_> {
+    fn drop(&mut self) {
+        let Some(left) = self.left.take() else { return };
+        let (mut offers, now) = (lock(&self.shared.left), clock::now());
+        offers.retain(|_, offers| {
+            offers.retain(|offer| offer.until > now);
+            !offers.is_empty()
+        });
+        if offers.len() < OFFERS_MAX {
+            // In the order in which they were read.
+            let of_key = offers.entry((self.step, self.key.to_owned())).or_default();
+            let place = of_key.partition_point(|other| other.until <= left.until);
+            of_key.insert(place, left);
+        }
+    }
 }
 
 enum LinkState {
@@ -121,7 +169,8 @@ impl WorkerClient {
             })?;
         let link = LinkState::Ordinary { until: clock::now(), reason: String::new() };
         let (endpoint, address, link) = (endpoint.clone(), address.to_owned(), Mutex::new(link));
-        Ok(Self { shared: Arc::new(Shared { endpoint, address, channel, link }) })
+        let left = std::sync::Mutex::default();
+        Ok(Self { shared: Arc::new(Shared { endpoint, address, channel, link, left }) })
     }
 
     /// The devices of the task.
@@ -160,8 +209,8 @@ impl WorkerClient {
     /// # Errors
     ///
     /// A status that names the tensor and the task. DEADLINE_EXCEEDED: not within `limit`; the
-    /// tensor is for the next receive, unless the task had answered already: then the tensor is
-    /// lost. UNAVAILABLE: the task is lost. ABORTED: the task is another incarnation, or the step
+    /// tensor is for the next receive, also when this future is dropped. If the answer of the task
+    /// was on its way just then, the tensor is lost. UNAVAILABLE: the task is lost. ABORTED: the task is another incarnation, or the step
     /// was aborted. FAILED_PRECONDITION: regions are required, and the tensor came without.
     /// DATA_LOSS, UNIMPLEMENTED, RESOURCE_EXHAUSTED: see [`crate::tensorflow::TensorError`].
     pub async fn receive(&self, step: i64, key: &str, limit: Duration) -> Result<Received, Status> {
@@ -180,6 +229,7 @@ impl WorkerClient {
     ///
     /// As of [`WorkerClient::devices`].
     pub async fn clean_up(&self, step: i64, limit: Duration) -> Result<(), Status> {
+        lock(&self.shared.left).retain(|(of, _), _| *of != step);
         let _: Ignored =
             self.shared.ask("CleanupGraph", CleanupGraphRequest { step_id: step }, limit).await?;
         Ok(())
@@ -248,6 +298,9 @@ impl Shared {
     async fn receive(&self, step: i64, key: &str, deadline: Nanos) -> Result<Received, Status> {
         let peer = self.link(deadline).await?;
         let incarnation = peer.as_ref().and_then(Peer::incarnation);
+        if let (Some(peer), Some(left)) = (&peer, self.take_left(step, key, incarnation)) {
+            return self.fetch(peer, Fetching { shared: self, step, key, left: Some(left) }, deadline).await;
+        }
         // Positive, and never the number of no request.
         let request_id = (random_number() >> 1 | 1).cast_signed();
         let ask = RecvTensorRequest {
@@ -258,13 +311,19 @@ impl Shared {
             request_id,
         };
         let answer: RecvTensorResponse = self.call(RECV_TENSOR, ask, deadline.since(clock::now())).await?;
+        let option = answer.transport_options.as_ref().and_then(TransportOption::read);
+        let offer = match option {
+            Some(TransportOption::Offer(offer)) if peer.is_some() => Some(offer),
+            _ => None,
+        };
+        let left = offer.map(|offer| LeftOffer { offer, incarnation, until: clock::now() + OFFER_LIMIT });
+        let fetching = Fetching { shared: self, step, key, left };
         if answer.require_ack {
             let ask = MarkRecvFinishedRequest { request_id };
             let _: Ignored = self.call("MarkRecvFinished", ask, deadline.since(clock::now())).await?;
         }
-        let option = answer.transport_options.as_ref().and_then(TransportOption::read);
-        if let (Some(TransportOption::Offer(offer)), Some(peer)) = (option, peer.as_ref()) {
-            return self.fetch(peer, key, offer, deadline).await;
+        if let (Some(_), Some(peer)) = (&fetching.left, peer.as_ref()) {
+            return self.fetch(peer, fetching, deadline).await;
         }
         if answer.is_dead {
             return Ok(Received { tensor: None, way: TensorWay::Inline });
@@ -349,13 +408,42 @@ impl Shared {
         linked.map_err(Status::unimplemented)
     }
 
+    /// An offer of this tensor that an earlier receive has left, by the endpoint of this
+    /// incarnation.
+    fn take_left(&self, step: i64, key: &str, incarnation: Option<u64>) -> Option<LeftOffer> {
+        let mut offers = lock(&self.left);
+        if offers.is_empty() {
+            return None;
+        }
+        let (place, now) = ((step, key.to_owned()), clock::now());
+        let of_key = offers.get_mut(&place)?;
+        of_key.retain(|left| left.until > now && left.incarnation == incarnation);
+        let left = of_key.pop_front();
+        if of_key.is_empty() {
+            offers.remove(&place);
+        }
+        left
+    }
+
     /// Receives what the task has offered.
-    async fn fetch(&self, peer: &Peer, key: &str, offer: Offer, deadline: Nanos) -> Result<Received, Status> {
-        let offered = offer.key(key).ok_or_else(|| Status::data_loss("an offer has no name"))?;
+    async fn fetch(
+        &self,
+        peer: &Peer,
+        mut fetching: Fetching<'_>,
+        deadline: Nanos,
+    ) -> Result<Received, Status> {
+        let offer = fetching.left.as_ref().map(|left| left.offer.clone());
+        let offer = offer.ok_or_else(|| Status::internal("there is no offer"))?;
+        let offered = offer.key(fetching.key).ok_or_else(|| Status::data_loss("an offer has no name"))?;
         let peer = peer.within(deadline.since(clock::now()));
         let pending =
             peer.start_receive(&offered).map_err(|error| failed(error.kind(), error.to_string()))?;
-        let tensor = arrive(pending).await?;
+        let arrived = arrive(pending).await;
+        if !arrived.as_ref().is_err_and(|status| status.code() == Code::DeadlineExceeded) {
+            // It was received, or cannot be any more.
+            fetching.left = None;
+        }
+        let tensor = arrived?;
         let (way, bytes) = (tensor.way(), tensor.into_bytes());
         let tensor = TensorflowTensor::new(offer.element, offer.dimensions, bytes)?;
         Ok(Received { tensor: Some(tensor), way })
@@ -369,4 +457,94 @@ async fn arrive(pending: PendingTensor) -> Result<ReceivedTensor, Status> {
     pending.on_end(move || drop(told));
     let _ = heard.await;
     pending.wait().map_err(|error| failed(error.kind(), error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::transport::Server;
+    use tonic::transport::server::TcpIncoming;
+
+    use super::*;
+    use crate::endpoint::EndpointOptions;
+    use crate::grpc::tensorflow::{WorkerOptions, WorkerService};
+    use crate::tensorflow::ElementKind;
+
+    /// Longer than any test takes on a busy machine.
+    const LONG: Duration = Duration::from_secs(60);
+
+    const BYTES: usize = 1 << 20;
+
+    const STEP: i64 = 3;
+
+    fn open() -> Endpoint {
+        Endpoint::open(&EndpointOptions::default()).expect("a free port of loopback")
+    }
+
+    /// A task without tensors, a client of it, and the key of a tensor.
+    async fn linked() -> (Endpoint, WorkerClient, String) {
+        let (task, receiver) = (open(), open());
+        let service = WorkerService::new(&task, WorkerOptions::of("pleach", 0));
+        let key = service.key("x", "/job:worker/replica:0/task:0/device:CPU:0");
+        let incoming = TcpIncoming::bind("127.0.0.1:0".parse().expect("an address")).expect("a free port");
+        let address = incoming.local_addr().expect("is bound").to_string();
+        tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let client = WorkerClient::connect(&receiver, &address).await.expect("listens");
+        (task, client, key)
+    }
+
+    /// Fetches a tensor that the task has offered and does not give yet, for so long.
+    async fn fetch(
+        client: &WorkerClient,
+        key: &str,
+        number: u64,
+        limit: Duration,
+    ) -> Result<Received, Status> {
+        let shared = &client.shared;
+        let peer = shared.link(clock::now() + LONG).await?.expect("both have pleach");
+        let offer = Offer { number, element: ElementKind::Uint8, dimensions: vec![BYTES as u64] };
+        let left = LeftOffer { offer, incarnation: peer.incarnation(), until: clock::now() + OFFER_LIMIT };
+        let fetching = Fetching { shared, step: STEP, key, left: Some(left) };
+        shared.fetch(&peer, fetching, clock::now() + limit).await
+    }
+
+    /// The task gives a tensor of this value under an offer.
+    fn give(task: &Endpoint, key: &str, number: u64, value: u8) {
+        let mut tensor = task.tensor::<u8>(&[BYTES]).expect("there is memory");
+        tensor.fill(value);
+        let offer = Offer { number, element: ElementKind::Uint8, dimensions: Vec::new() };
+        task.send(&offer.key(key).expect("a good name"), tensor.share()).expect("there is room");
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_receive_that_ends_during_its_fetch_leaves_the_tensor_for_the_next() {
+        let (task, client, key) = linked().await;
+        let late = fetch(&client, &key, 5, Duration::from_millis(20)).await.expect_err("is not given");
+        assert_eq!(late.code(), Code::DeadlineExceeded, "{late}");
+        give(&task, &key, 5, 1);
+        // One whose future is dropped.
+        let dropped = tokio::time::timeout(Duration::from_millis(20), fetch(&client, &key, 6, LONG)).await;
+        dropped.expect_err("is not given");
+        give(&task, &key, 6, 2);
+        // The task has no tensor of the key.
+        for value in [1, 2] {
+            let received = client.receive(STEP, &key, LONG).await.expect("is offered");
+            let tensor = received.tensor.expect("is not dead");
+            assert_eq!(tensor.bytes().map(|bytes| bytes[BYTES / 2]), Some(value));
+        }
+        let none = client.receive(STEP, &key, Duration::from_millis(20)).await.expect_err("was received");
+        assert_eq!(none.code(), Code::DeadlineExceeded, "{none}");
+        assert!(lock(&client.shared.left).is_empty());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_tensor_that_is_left_ends_with_its_step_and_with_the_task() {
+        let (task, client, key) = linked().await;
+        let limit = Duration::from_millis(20);
+        fetch(&client, &key, 5, limit).await.expect_err("is not given");
+        client.clean_up(STEP, LONG).await.expect("is served");
+        assert!(lock(&client.shared.left).is_empty());
+        fetch(&client, &key, 6, limit).await.expect_err("is not given");
+        assert!(client.shared.take_left(STEP, &key, Some(task.incarnation() ^ 1)).is_none());
+        assert!(lock(&client.shared.left).is_empty(), "another incarnation has other tensors");
+    }
 }

@@ -21,8 +21,9 @@
 //! * A step that is aborted or cleaned up at the endpoint fails the receives that wait in it.
 //!   CleanupGraph cleans up a step.
 //!
-//! **Invariant:** a tensor is given to one receiver. A receive that was cancelled before its answer
-//! leaves the tensor for the next one. An offer that nobody takes is withdrawn.
+//! **Invariant:** a tensor is given to one receiver. A receive that was cancelled, or ended at its
+//! deadline, leaves the tensor for the next one, unless the task's answer was on its way just then.
+//! An offer that nobody takes is withdrawn.
 //!
 //! **Limits:** a tensor that comes or goes in a message has less than 2 GiB. gRPC proves nobody:
 //! whoever reaches the service receives what waits there.
