@@ -791,13 +791,12 @@ impl Core {
         if let Message::Lent { reference, .. } = &message {
             if link.pair.is_some() {
                 self.counts.sent_copied.add(reference.slice.len);
-                if let Err(cause) = self.lend_by_gets(number, reference) {
-                    return self.failed.push((number, cause));
-                }
-            } else {
-                self.counts.sent_in_place.add(reference.slice.len);
-                must_poll = true;
+                let reference = *reference;
+                let lent = self.lend_by_gets(number, &reference, message);
+                return self.failed.extend(lent.err().map(|cause| (number, cause)));
             }
+            self.counts.sent_in_place.add(reference.slice.len);
+            must_poll = true;
         }
         if let Some(Err(error)) = self.links.get_mut(&number).map(|link| link.send(&message)) {
             self.failed.push((number, error.to_string()));

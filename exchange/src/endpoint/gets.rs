@@ -8,7 +8,11 @@
 //!
 //! Where registering is free each lease has a region of its own, for its receiver alone. It is
 //! deregistered when the lease is back. Where a NIC has to lock memory, the arena is registered
-//! from its beginning as far as it was used, for all that know the secret.
+//! from its beginning as far as it was used. A lease is then a window of it, whose key is good for
+//! its receiver alone and until the lease is back. Its receiver is told of the lease when the NIC
+//! has bound the window ([`GetEvent::Named`]). Where the NIC has no windows, or no more, the key of
+//! the region has to do, for all that know the secret; also for the fields of messages of RPCs,
+//! which are written without waiting.
 //!
 //! A device gives each rank once: a program that comes back is the same process, and line 16 of the
 //! device contract gives no rank to a process that has had it. When all ranks are given the next
@@ -16,7 +20,8 @@
 //!
 //! **Invariant:** a destination is kept until the device has ended its get, whatever becomes of the
 //! call and of the link. A link that ends is severed, and what was lent to it is back only when the
-//! fence holds. A program that has not proved a secret reaches no bytes but those of its leases.
+//! fence holds. A program that has not proved a secret reaches no bytes but those of its leases. A
+//! key of a lease is refused when the lease is back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -27,7 +32,7 @@ use std::time::Duration;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{
-    Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region,
+    Address, Armed, Device, DeviceConfig, Event, LossCause, Meeting, Memory, Nanos, Rank, Region, RegionKey,
     RemoteSlice, Responder, Secret, SharedMemory, Slice, SubmitError, Submitted, Transfer, TransferId,
 };
 use pleach_vocabulary::Fabric;
@@ -89,12 +94,48 @@ pub(crate) struct Get {
     pub(crate) buffer: LendableBuffer,
 }
 
+/// How a receiver is to name a lease.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum LeaseName {
+    /// By this part.
+    Part(RegisteredPart),
+    /// [`GetEvent::Named`] will tell.
+    Coming,
+}
+
+/// A device by which tensors are got.
+trait GettingDevice: Device {
+    /// Begins to give bytes a key that is for one peer and can be taken back; the transfer of this
+    /// number ends when the key is good. `None`: there are no such keys now.
+    fn begin_lease(&mut self, _peer: Rank, _slice: &Slice, _id: TransferId) -> Option<RemoteSlice> {
+        None
+    }
+
+    /// Takes a key back.
+    fn end_lease(&mut self, _peer: Rank, _key: RegionKey) {}
+}
+
+impl GettingDevice for TcpDevice {}
+
+impl GettingDevice for VerbsDevice {
+    fn begin_lease(&mut self, peer: Rank, slice: &Slice, id: TransferId) -> Option<RemoteSlice> {
+        let leased = self.lease(peer, slice, id);
+        leased.inspect_err(|error| tracing::debug!("a lease has no key of its own: {error}")).ok()
+    }
+
+    fn end_lease(&mut self, peer: Rank, key: RegionKey) {
+        self.revoke(peer, key);
+    }
+}
+
 /// What has happened on a device.
 pub(crate) enum GetEvent {
     /// The pair of a link is connected.
     Connected { link: u64 },
     /// The pair of a link is lost.
     Lost { link: u64, cause: String },
+    /// A lease of a link can be got by this part.
+    Named { link: u64, slot: u32, part: RegisteredPart },
     /// The other end of a former link reads nothing any more.
     Severed { lent_to: Option<LinkId> },
     /// The get of a call has ended.
@@ -108,6 +149,20 @@ struct GetUnderWay {
     result: Result<(), String>,
 }
 
+/// What makes a lease readable, and ends with it.
+enum LeaseKey {
+    /// The region of its bytes alone.
+    Region(#[expect(dead_code, reason = "deregistered by the drop")] Region),
+    Window(RegionKey),
+}
+
+/// A window that the NIC binds.
+struct Binding {
+    rank: Rank,
+    slot: u32,
+    part: RegisteredPart,
+}
+
 /// For what a rank is used.
 enum RankUse {
     Link(u64),
@@ -117,14 +172,17 @@ enum RankUse {
 /// See the module.
 pub(crate) struct GetDevice {
     fabric: Fabric,
-    device: Box<dyn Device>,
+    device: Box<dyn GettingDevice>,
     next_rank: Rank,
     ranks: BTreeMap<Rank, RankUse>,
     arena: Option<RegisteredArena>,
-    /// The regions of leases, by rank and slot, where each has one.
-    leased: BTreeMap<(Rank, u32), Region>,
+    /// The keys of leases, by rank and slot, where each has one.
+    leased: BTreeMap<(Rank, u32), LeaseKey>,
     gets: BTreeMap<u64, GetUnderWay>,
-    last_get: u64,
+    /// By the numbers of their requests, which are not those of gets.
+    bindings: BTreeMap<u64, Binding>,
+    /// That of the last get or binding.
+    last_number: u64,
     /// Transfers for which the device has no room.
     waiting: VecDeque<(Rank, Transfer, u64)>,
     ended: Vec<GetEvent>,
@@ -155,7 +213,7 @@ impl GetDevice {
             address: Some(options.address),
             responder: Arc::new(Silent),
         };
-        let device: Box<dyn Device> = match fabric {
+        let device: Box<dyn GettingDevice> = match fabric {
             Fabric::Tcp => Box::new(TcpDevice::new(config).map_err(|error| error.to_string())?),
             Fabric::Verbs => {
                 let mut verbs = options.verbs.clone();
@@ -175,7 +233,8 @@ impl GetDevice {
             arena: None,
             leased: BTreeMap::new(),
             gets: BTreeMap::new(),
-            last_get: 0,
+            bindings: BTreeMap::new(),
+            last_number: 0,
             waiting: VecDeque::new(),
             ended: Vec::new(),
             events: Vec::with_capacity(EVENTS_AT_ONCE),
@@ -232,8 +291,32 @@ impl GetDevice {
         Ok((arena.number, arena.memory.len() as u64))
     }
 
-    /// The region in which the bytes of a lease are for the other end of a link.
+    /// Makes the bytes of a lease readable for the other end of a link, by a key of their own if
+    /// there is one.
     pub(crate) fn lend(
+        &mut self,
+        memory: &Arc<LendableMemory>,
+        rank: Rank,
+        reference: &Reference,
+    ) -> Result<LeaseName, String> {
+        let (start, slot) = (reference.slice.offset, reference.lease.slot);
+        let end = start.saturating_add(reference.slice.len) as usize;
+        if !self.device.info().registers_freely {
+            let region = self.registered(memory, end)?;
+            let slice = region.slice(start as usize..end).map_err(|error| error.to_string())?;
+            let number = self.next_number();
+            if let Some(leased) = self.device.begin_lease(rank, &slice, TransferId(number)) {
+                self.leased.insert((rank, slot), LeaseKey::Window(leased.key));
+                let part = RegisteredPart { start, slice: leased };
+                self.bindings.insert(number, Binding { rank, slot, part });
+                return Ok(LeaseName::Coming);
+            }
+        }
+        self.lend_at_once(memory, rank, reference).map(LeaseName::Part)
+    }
+
+    /// As [`GetDevice::lend`], without waiting: the part in which the bytes are.
+    pub(crate) fn lend_at_once(
         &mut self,
         memory: &Arc<LendableMemory>,
         rank: Rank,
@@ -249,13 +332,22 @@ impl GetDevice {
         let part = ArenaPart::new(arena.memory.clone(), start as usize..end as usize);
         let region = self.device.register_for(rank, part).map_err(|error| error.to_string())?;
         let slice = region.remote();
-        self.leased.insert((rank, reference.lease.slot), region);
+        self.leased.insert((rank, reference.lease.slot), LeaseKey::Region(region));
         Ok(RegisteredPart { start, slice })
     }
 
     /// The lease of a slot is back.
     pub(crate) fn returned(&mut self, rank: Rank, slot: u32) {
-        self.leased.remove(&(rank, slot));
+        // A peer may return what it was not told of yet.
+        self.bindings.retain(|_, binding| (binding.rank, binding.slot) != (rank, slot));
+        if let Some(LeaseKey::Window(key)) = self.leased.remove(&(rank, slot)) {
+            self.device.end_lease(rank, key);
+        }
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.last_number += 1;
+        self.last_number
     }
 
     fn arena<'a>(
@@ -294,8 +386,7 @@ impl GetDevice {
         get: Box<Get>,
     ) {
         let destination = self.destination(memory, &get.buffer);
-        self.last_get += 1;
-        let number = self.last_get;
+        let number = self.next_number();
         let result = destination.as_ref().map(drop).map_err(Clone::clone);
         let mut transfers = 0;
         if let Ok(dst) = destination {
@@ -346,7 +437,20 @@ impl GetDevice {
         }
     }
 
+    fn binding_ended(&mut self, binding: Binding, result: Result<(), String>) {
+        let Binding { rank, slot, part } = binding;
+        let Some(RankUse::Link(link)) = self.ranks.get(&rank) else { return };
+        let link = *link;
+        self.ended.push(match result {
+            Ok(()) => GetEvent::Named { link, slot, part },
+            Err(cause) => GetEvent::Lost { link, cause },
+        });
+    }
+
     fn transfer_ended(&mut self, number: u64, result: Result<(), String>) {
+        if let Some(binding) = self.bindings.remove(&number) {
+            return self.binding_ended(binding, result);
+        }
         let Some(get) = self.gets.get_mut(&number) else { return };
         get.transfers -= 1;
         if get.result.is_ok() {
@@ -372,8 +476,10 @@ impl GetDevice {
     /// holds.
     pub(crate) fn sever(&mut self, rank: Rank, lent_to: Option<LinkId>) {
         self.ranks.insert(rank, RankUse::Severing { lent_to });
+        // With the windows that are bound for it.
         self.device.sever(rank);
         self.leased.retain(|(of, _), _| *of != rank);
+        self.bindings.retain(|_, binding| binding.rank != rank);
     }
 
     /// Makes progress.
@@ -431,4 +537,94 @@ impl GetDevice {
 /// Whether this host has RDMA devices at all.
 pub(crate) fn has_rdma_devices() -> io::Result<bool> {
     Ok(std::fs::read_dir(pleach_transport::verbs::port::SYSFS)?.next().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_transport::{HostMemory, clock};
+
+    use super::*;
+    use crate::arena::ArenaLimits;
+    use crate::reference::LeaseNumber;
+
+    const LEN: usize = 4096;
+
+    fn poll(devices: &mut [GetDevice; 2]) -> Vec<GetEvent> {
+        devices.iter_mut().flat_map(|device| device.poll(clock::now())).collect()
+    }
+
+    /// Polls both until `holds` finds something in their events.
+    fn until<T>(devices: &mut [GetDevice; 2], mut holds: impl FnMut(GetEvent) -> Option<T>) -> T {
+        let limit = clock::now() + Duration::from_secs(60);
+        loop {
+            assert!(clock::now() < limit, "it takes too long");
+            if let Some(found) = poll(devices).into_iter().find_map(&mut holds) {
+                return found;
+            }
+        }
+    }
+
+    /// The result of a get by the first device.
+    fn get(device: &mut GetDevice, peer: Rank, src: RemoteSlice, dst: &Slice) -> bool {
+        let transfer = Transfer::Get { src, dst: dst.clone() };
+        let id = TransferId(u64::MAX);
+        device.device.submit(peer, transfer, id).expect("there is room");
+        let (limit, mut events) = (clock::now() + Duration::from_secs(60), Vec::with_capacity(64));
+        loop {
+            assert!(clock::now() < limit, "it takes too long");
+            device.device.poll(clock::now(), &mut events);
+            let done = events.iter().find_map(|event| match event {
+                Event::Done { id: of, result } if *of == id => Some(result.is_ok()),
+                _ => None,
+            });
+            if let Some(is_good) = done {
+                return is_good;
+            }
+        }
+    }
+
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+    fn a_nic_refuses_a_get_by_the_key_of_a_lease_that_is_back() {
+        let (secret, verbs) = (Some(Secret::new(b"known to both ends")), VerbsOptions::default());
+        let options = GetOptions { secret, address: IpAddr::from([127, 0, 0, 1]), verbs };
+        let open = || GetDevice::open(Fabric::Verbs, &options).expect("a NIC that is up");
+        let mut devices = [open(), open()];
+        let [peer, rank] = [0, 1].map(|end| devices[end].take_rank(1));
+        let address = devices[1].address(None);
+        devices[1].meet(rank, Meeting::Await).expect("starts");
+        devices[0].meet(peer, Meeting::Dial { address: &address, own: rank }).expect("starts");
+        let mut missing = 2;
+        until(&mut devices, |event| {
+            missing -= usize::from(matches!(event, GetEvent::Connected { .. }));
+            (missing == 0).then_some(())
+        });
+
+        let memory = LendableMemory::new(ArenaLimits::default());
+        let mut buffer = memory.allocate(LEN).expect("there is memory");
+        buffer.as_bytes_mut().fill(1);
+        let arena = RegionKey(buffer.arena().expect("lies in the arena").number());
+        let slice = RemoteSlice { key: arena, offset: buffer.range().start, len: LEN as u64 };
+        let lease = |slot| Reference { link: LinkId(1), lease: LeaseNumber { slot, generation: 1 }, slice };
+        assert_eq!(devices[1].lend(&memory, rank, &lease(0)), Ok(LeaseName::Coming), "rxe has windows");
+        // It returns what it was not told of: nobody is told then.
+        devices[1].returned(rank, 0);
+        assert_eq!(devices[1].lend(&memory, rank, &lease(1)), Ok(LeaseName::Coming));
+        let (slot, part) = until(&mut devices, |event| match event {
+            GetEvent::Named { link: 1, slot, part } => Some((slot, part)),
+            _ => None,
+        });
+        assert_eq!(slot, 1);
+        let whole = devices[1].lend_at_once(&memory, rank, &lease(2)).expect("is registered");
+        assert_ne!(part.slice.key, whole.slice.key, "the key of the arena stays a secret");
+
+        let own = devices[0].device.register(HostMemory::new(LEN)).expect("registers").whole();
+        let src = part.of(slice).expect("is in the part");
+        assert!(get(&mut devices[0], peer, src, &own));
+        assert_eq!(own.to_vec(), [1; LEN]);
+        devices[1].returned(rank, 1);
+        buffer.as_bytes_mut().fill(2);
+        assert!(!get(&mut devices[0], peer, src, &own), "the lease is back");
+        assert_eq!(own.to_vec(), [1; LEN], "and nothing was read");
+    }
 }

@@ -137,6 +137,8 @@ pub(crate) struct LinkPair {
     pub(crate) arena: (u64, u64),
     /// The part of it that was told last.
     pub(crate) registered: RegisteredPart,
+    /// Answers that wait until their leases can be got, by the slots of these.
+    pub(crate) unnamed: BTreeMap<u32, Message>,
     pub(crate) state: PairState,
     /// When the set-up is given up.
     pub(crate) deadline: Nanos,

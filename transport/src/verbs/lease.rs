@@ -1,16 +1,21 @@
 //! Revocable keys for one peer: memory windows of type 2, if the NIC has them.
 //!
 //! A region's own key is valid for every peer and as long as the region. A lease is valid for one
-//! peer, on its queue pair, and can be revoked at once, without registering the memory anew.
-//! **Invariant:** a lease holds its slice, so its region is deregistered after its last lease.
+//! peer, on its queue pair, and can be revoked at once, without registering the memory anew. The
+//! tensor exchange lends by such keys.
+//!
+//! **Invariant:** a lease holds its slice, so its region is deregistered after its last lease. A
+//! window is not freed before its binding has ended, or the queue pair that binds it is destroyed:
+//! a request that is not posted yet names the window by its address.
 
 use super::limits::{CreateError, Limit};
 use super::objects::MemoryWindow;
 use super::pair::Pair;
+use super::send_queue::SendQueue;
 use super::{Peer, VerbsDevice, sys};
 use crate::Rank;
 use crate::device::TransferId;
-use crate::region::{RegionKey, RemoteSlice, Slice};
+use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
 
 /// Why memory was not leased.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -39,7 +44,7 @@ pub enum LeaseError {
         /// The peer.
         peer: Rank,
     },
-    /// The NIC has no memory windows of type 2, or no more of them.
+    /// The NIC has no memory windows of type 2, or no more of them, or binds none to this memory.
     #[error("RDMA device {device} gives no memory window of type 2")]
     NoWindow {
         /// The device.
@@ -53,10 +58,44 @@ pub enum LeaseError {
     Limit(#[from] Limit),
 }
 
-/// A lease that was not revoked.
-pub(super) struct HeldLease {
+/// The leases of a pair that were not revoked.
+#[derive(Default)]
+pub(crate) struct Leases {
+    held: KeyMap<HeldLease>,
+    /// Of these, those that were revoked before they were bound.
+    revoked: Vec<RegionKey>,
+}
+
+struct HeldLease {
+    /// The number of the request that binds the window.
+    binding: u64,
+    // Before the region to which it is bound.
     _window: MemoryWindow,
     _holds: Slice,
+}
+
+impl Leases {
+    pub(crate) fn add(&mut self, key: RegionKey, binding: u64, window: MemoryWindow, slice: Slice) {
+        self.held.insert(key, HeldLease { binding, _window: window, _holds: slice });
+    }
+
+    /// Frees the window of a key, at once if `queue` has bound it.
+    pub(crate) fn revoke(&mut self, key: RegionKey, queue: &SendQueue) {
+        match self.held.get(&key) {
+            Some(lease) if !queue.has_ended(lease.binding) => self.revoked.push(key),
+            _ => drop(self.held.remove(&key)),
+        }
+    }
+
+    /// Frees the windows of revoked leases that `queue` has bound meanwhile.
+    #[inline]
+    pub(crate) fn free_revoked(&mut self, queue: &SendQueue) {
+        if !self.revoked.is_empty() {
+            for key in std::mem::take(&mut self.revoked) {
+                self.revoke(key, queue);
+            }
+        }
+    }
 }
 
 impl VerbsDevice {
@@ -73,9 +112,13 @@ impl VerbsDevice {
         let region =
             registered.and_then(|registered| registered.on_first_nic()).ok_or(LeaseError::Nothing)?;
         let nic = &self.nics[0];
+        let no_window = |source| LeaseError::NoWindow { device: nic.chosen.device.clone(), source };
+        if !region.takes_windows() {
+            return Err(no_window(std::io::ErrorKind::Unsupported.into()));
+        }
         let window = MemoryWindow::new(&nic.domain).map_err(|error| match error {
             CreateError::Limit(limit) => LeaseError::Limit(limit),
-            CreateError::System(source) => LeaseError::NoWindow { device: nic.chosen.device.clone(), source },
+            CreateError::System(source) => no_window(source),
         })?;
         let leased = pair.lease(peer, window, region, slice, id)?;
         self.post_or_list(peer);
@@ -83,7 +126,8 @@ impl VerbsDevice {
     }
 
     /// Revokes a lease. When this returns the NIC refuses the key, and a peer that still uses it
-    /// loses the pair. Ignored when no such lease exists.
+    /// loses the pair. A lease whose `Done` has not come is revoked when it comes. Ignored when no
+    /// such lease exists.
     pub fn revoke(&mut self, peer: Rank, key: RegionKey) {
         if let Some(Peer::Open(pair)) = self.peers.get_mut(peer as usize) {
             pair.revoke(key);
@@ -116,7 +160,7 @@ impl Pair {
         let parts =
             super::wire::KeyParts { remote_key: bind.rkey, ..super::wire::KeyParts::decode(named.key.0) };
         let key = RegionKey(parts.encode());
-        self.bind(bind, id, key, HeldLease { _window: window, _holds: slice.clone() });
+        self.bind(bind, id, key, (window, slice.clone()));
         Ok(RemoteSlice { key, ..named })
     }
 }

@@ -478,6 +478,7 @@ pub(super) struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     /// Kept as long as it is registered.
     memory: Arc<dyn Memory>,
+    takes_windows: bool,
     _reservation: LimitReservation,
 }
 
@@ -516,7 +517,7 @@ impl MemoryRegion {
         // file is kept longer than the registration.
         let raw =
             unsafe { register(domain.raw.as_ptr(), part.offset, len, iova, file, older(access) as c_int) };
-        Self::registered(domain, memory, raw, reservation)
+        Self::registered(domain, memory, access, raw, reservation)
     }
 
     /// Registers memory by its address.
@@ -536,7 +537,7 @@ impl MemoryRegion {
                 None => (library.reg_mr_iova)(domain.raw.as_ptr(), base, len, iova, older(access) as c_int),
             }
         };
-        Self::registered(domain, memory, raw, reservation)
+        Self::registered(domain, memory, access, raw, reservation)
     }
 
     fn expect_room(domain: &ProtectionDomain, bytes: usize) -> Result<LimitReservation, CreateError> {
@@ -547,13 +548,15 @@ impl MemoryRegion {
     fn registered(
         domain: &Arc<ProtectionDomain>,
         memory: Arc<dyn Memory>,
+        access: u32,
         raw: *mut sys::ibv_mr,
         reservation: LimitReservation,
     ) -> Result<Self, CreateError> {
         let raw = made(raw)?;
         // Relaxed: see the field.
         domain.registered.fetch_add(1, Ordering::Relaxed);
-        Ok(Self { raw, domain: Arc::clone(domain), memory, _reservation: reservation })
+        let takes_windows = access & sys::IBV_ACCESS_MW_BIND != 0;
+        Ok(Self { raw, domain: Arc::clone(domain), memory, takes_windows, _reservation: reservation })
     }
 
     pub(super) fn local_key(&self) -> u32 {
@@ -568,6 +571,11 @@ impl MemoryRegion {
 
     pub(super) fn memory(&self) -> &Arc<dyn Memory> {
         &self.memory
+    }
+
+    /// Whether windows may be bound to it.
+    pub(crate) fn takes_windows(&self) -> bool {
+        self.takes_windows
     }
 }
 

@@ -23,9 +23,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Nic;
-use super::lease::HeldLease;
+use super::lease::Leases;
 use super::limits::CreateError;
-use super::objects::MemoryRegion;
+use super::objects::{MemoryRegion, MemoryWindow};
 use super::send_queue::{CompletionOwner, QueueSizes, SLOT_BYTES, SendQueue};
 use super::send_queue::{Local, Target, request, with_immediate};
 use super::status::Operation;
@@ -51,8 +51,8 @@ pub(super) struct Pair {
     queues: Vec<SendQueue>,
     /// The peer's payloads, a slot for each signal slot; registered with each NIC.
     inboxes: Vec<MemoryRegion>,
-    /// Memory windows by their keys.
-    leases: KeyMap<HeldLease>,
+    /// Not before the queue pairs, which bind their windows.
+    leases: Leases,
     signal_slots: Signals,
     sizes: QueueSizes,
     stripe_bytes: usize,
@@ -102,7 +102,7 @@ impl Pair {
             peer,
             queues: queues.collect::<Result<Vec<_>, _>>()?,
             inboxes,
-            leases: KeyMap::default(),
+            leases: Leases::default(),
             signal_slots,
             sizes,
             stripe_bytes,
@@ -246,6 +246,7 @@ impl Pair {
             self.waiting -= 1;
             events.push_back(Event::Done { id, result: Ok(old_value) });
         }
+        self.leases.free_revoked(&self.queues[0]);
     }
 
     /// Handles an immediate that came with a write of `bytes` bytes.
@@ -326,22 +327,22 @@ impl Pair {
         self.waiting < self.sizes.depth && self.queues.iter().all(SendQueue::has_room)
     }
 
-    /// Adds a request that binds a memory window.
+    /// Adds a request that binds a memory window to a slice.
     pub(super) fn bind(
         &mut self,
         bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
         id: TransferId,
         key: RegionKey,
-        leased: HeldLease,
+        (window, slice): (MemoryWindow, Slice),
     ) {
         self.waiting += 1;
-        self.queues[0].push_bind(id, key, bind);
-        self.leases.insert(key, leased);
+        let number = self.queues[0].push_bind(id, key, bind);
+        self.leases.add(key, number, window, slice);
     }
 
     /// Revokes a memory window.
     pub(super) fn revoke(&mut self, key: RegionKey) {
-        self.leases.remove(&key);
+        self.leases.revoke(key, &self.queues[0]);
     }
 
     /// Sends a write of no bytes over each queue pair; its completion proves that the path works.

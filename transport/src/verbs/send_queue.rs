@@ -358,17 +358,25 @@ impl SendQueue {
         self.pushed(CompletionOwner::Transfer(id), None, key, opcode, 1);
     }
 
-    /// Adds the binding of a memory window to the list.
+    /// Adds the binding of a memory window to the list; returns its number. The window must stay
+    /// until the binding has ended.
     pub(super) fn push_bind(
         &mut self,
         id: TransferId,
         key: RegionKey,
         bind: sys::ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
-    ) {
-        let binding = request(sys::IBV_WR_BIND_MW, Target { address: 0, key: 0 });
-        let place = self.list.add(self.next_number(), &binding, 0, NO_BYTES);
+    ) -> u64 {
+        let (number, binding) =
+            (self.next_number(), request(sys::IBV_WR_BIND_MW, Target { address: 0, key: 0 }));
+        let place = self.list.add(number, &binding, 0, NO_BYTES);
         place.__bindgen_anon_2.bind_mw = bind;
         self.pushed(CompletionOwner::Transfer(id), None, key, binding.opcode, 1);
+        number
+    }
+
+    /// Whether the group of this number has ended with success.
+    pub(crate) fn has_ended(&self, number: u64) -> bool {
+        number < self.first
     }
 
     /// Adds a group of one or two requests to the list. The group names `key` at the peer and holds

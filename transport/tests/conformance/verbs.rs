@@ -8,7 +8,7 @@ use std::time::Duration;
 use pleach_transport::verbs::{Connect, Operation, PairError, VerbsDevice, VerbsOptions, WorkStatus};
 use pleach_transport::{
     Device, DeviceConfig, Event, Flush, HostMemory, Inline, LossCause, Memory, Nanos, Rank, Responder,
-    Secret, Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
+    Secret, SharedMemory, Signal, Source, SubmitError, Submitted, Transfer, TransferId, clock,
 };
 
 use crate::world::{Backend, PATIENCE};
@@ -293,6 +293,46 @@ fn a_lease_is_good_for_its_slice_until_it_is_taken_back() {
         two.0[0].poll(clock::now(), &mut events);
     }
     assert_eq!(part.to_vec(), [1; 1024], "and changes no byte");
+}
+
+#[test]
+#[ignore = "needs RDMA devices: where there are some, run it with --ignored"]
+fn lent_memory_is_got_by_a_lease_until_the_lease_is_revoked() {
+    const LEN: usize = 4096;
+    let mut two = Two::connected(false);
+    let lent = two.0[1].register(SharedMemory::lendable(LEN).expect("there is memory")).expect("registers");
+    lent.whole().store(&[1; LEN]);
+    let own = two.0[0].register(HostMemory::new(LEN)).expect("registers").slice(0..1024).expect("inside");
+    let part = lent.slice(64..1088).expect("inside");
+    // Revoked before it is bound: its window stays until the NIC has bound it.
+    let early = two.0[1].lease(0, &part, TransferId(1)).expect("Soft-RoCE has memory windows");
+    two.0[1].revoke(0, early.key);
+    let id = TransferId(2);
+    let leased = two.0[1].lease(0, &part, id).expect("there is another window");
+    assert!(![early.key, lent.key()].contains(&leased.key), "each lease has a key of its own");
+    two.until(|event, _| event == Some(Event::Done { id, result: Ok(0) }));
+    let get = |two: &mut Two, src| {
+        two.0[0].submit(1, Transfer::Get { src, dst: own.clone() }, TransferId(3)).expect("there is room")
+    };
+    get(&mut two, leased);
+    two.until(|event, _| event == Some(Event::Done { id: TransferId(3), result: Ok(0) }));
+    assert_eq!(own.to_vec(), [1; 1024]);
+
+    two.0[1].revoke(0, leased.key);
+    lent.whole().store(&[2; LEN]);
+    get(&mut two, leased);
+    let (deadline, mut events) = (clock::now() + PATIENCE, Vec::with_capacity(64));
+    let is_refused = |event: &Event| {
+        let Event::PeerLost { peer: 1, cause } = event else { return false };
+        let Some(PairError::QueuePair(failure)) = cause.fabric_error() else { return false };
+        assert_eq!((failure.status, failure.operation), (WorkStatus::RemoteAccess, Operation::Read));
+        true
+    };
+    while !events.iter().any(is_refused) {
+        assert!(clock::now() < deadline, "the NIC refuses a key that was taken back: {events:?}");
+        two.0[0].poll(clock::now(), &mut events);
+    }
+    assert_eq!(own.to_vec(), [1; 1024], "and nothing was read");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! says where its own device is and which memory it lends. Dialer: connects its device, and says
 //! "ready". From then on the listener lends.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use pleach_transport::{Meeting, Nanos, RegionKey, WakeSource};
@@ -12,11 +13,12 @@ use rustix::event::epoll;
 use rustix::net::getsockname;
 
 use super::{Core, Dropped, Link, LinkSide};
-use crate::endpoint::gets::{Get, GetDevice, GetEvent, SETUP_LIMIT};
+use crate::endpoint::gets::{Get, GetDevice, GetEvent, LeaseName, SETUP_LIMIT};
 use crate::endpoint::link::{Arrived, GetRequest, LinkPair, PairState};
 use crate::endpoint::regions::SetupFrame;
 use crate::endpoint::tensor::{ReceivedBytes, ReceivedTensor, SharedTensor, TensorWay};
 use crate::gathered::RegisteredPart;
+use crate::message::Message;
 use crate::reference::Reference;
 
 impl Core {
@@ -44,9 +46,9 @@ impl Core {
         let device = self.device_of(fabric)?;
         let opened = self.devices.get_mut(&device).ok_or("there is no device")?;
         let rank = opened.take_rank(number);
-        let (arena, registered) = ((0, 0), RegisteredPart::NONE);
+        let (arena, registered, unnamed) = ((0, 0), RegisteredPart::NONE, BTreeMap::new());
         let (state, deadline) = (PairState::Offered, now + SETUP_LIMIT);
-        Ok(LinkPair { device, rank, arena, registered, state, deadline })
+        Ok(LinkPair { device, rank, arena, registered, unnamed, state, deadline })
     }
 
     /// The receiver's end of a new link begins to set up gets.
@@ -193,7 +195,7 @@ impl Core {
         is_armed
     }
 
-    fn device_event(&mut self, now: Nanos, event: GetEvent) {
+    pub(crate) fn device_event(&mut self, now: Nanos, event: GetEvent) {
         match event {
             GetEvent::Connected { link } => self.pair_connected(link),
             GetEvent::Lost { link: number, cause } => {
@@ -208,6 +210,13 @@ impl Core {
                     None => {}
                 }
                 self.touched.insert(number);
+            }
+            GetEvent::Named { link: number, slot, part } => {
+                let pair = self.links.get_mut(&number).and_then(|link| link.pair.as_mut());
+                if let Some(answer) = pair.and_then(|pair| pair.unnamed.remove(&slot)) {
+                    let sent = self.answer_by_gets(number, part, &answer);
+                    self.failed.extend(sent.err().map(|cause| (number, cause)));
+                }
             }
             GetEvent::Severed { lent_to } => {
                 if let Some(link) = lent_to {
@@ -236,17 +245,36 @@ impl Core {
         link.send_setup(&SetupFrame::Ready);
     }
 
-    /// A tensor is about to be lent: where the other end gets it is told before.
-    pub(crate) fn lend_by_gets(&mut self, number: u64, reference: &Reference) -> Result<(), String> {
+    /// Answers a call with the lease of this reference, as soon as the other end can get it.
+    pub(crate) fn lend_by_gets(
+        &mut self,
+        number: u64,
+        reference: &Reference,
+        answer: Message,
+    ) -> Result<(), String> {
+        let pair = self.links.get_mut(&number).and_then(|link| link.pair.as_mut());
+        let Some(pair) = pair else { return Ok(()) };
+        let Some(device) = self.devices.get_mut(&pair.device) else { return Ok(()) };
+        match device.lend(&self.memory, pair.rank, reference)? {
+            LeaseName::Part(part) => self.answer_by_gets(number, part, &answer),
+            LeaseName::Coming => {
+                pair.unnamed.insert(reference.lease.slot, answer);
+                self.must_poll();
+                Ok(())
+            }
+        }
+    }
+
+    /// Answers a call with a lease in this part, which is told before.
+    fn answer_by_gets(&mut self, number: u64, part: RegisteredPart, answer: &Message) -> Result<(), String> {
         let Some(link) = self.links.get_mut(&number) else { return Ok(()) };
         let Some(pair) = &mut link.pair else { return Ok(()) };
-        let Some(device) = self.devices.get_mut(&pair.device) else { return Ok(()) };
-        let registered = device.lend(&self.memory, pair.rank, reference)?;
-        if registered != pair.registered {
-            pair.registered = registered;
-            link.send_setup(&SetupFrame::Registered(registered));
+        self.touched.insert(number);
+        if part != pair.registered {
+            pair.registered = part;
+            link.send_setup(&SetupFrame::Registered(part));
         }
-        Ok(())
+        link.send(answer).map_err(|error| error.to_string())
     }
 
     /// A lease of a link is back.

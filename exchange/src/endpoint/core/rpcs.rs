@@ -118,7 +118,7 @@ impl Core {
             return Ok((reference, RegisteredPart::NONE));
         };
         let device = self.devices.get_mut(&device).ok_or(InlineReason::NoRegions)?;
-        match device.lend(&self.memory, rank, &reference) {
+        match device.lend_at_once(&self.memory, rank, &reference) {
             Ok(registered) => {
                 self.counts.sent_copied.add(bytes);
                 Ok((reference, registered))

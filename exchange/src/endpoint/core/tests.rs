@@ -8,6 +8,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::arena::ArenaLimits;
 use crate::endpoint::frame;
+use crate::endpoint::gets::GetEvent;
 use crate::endpoint::link::PairState;
 use crate::endpoint::options::ExchangeFabric;
 use crate::endpoint::tensor::TensorShape;
@@ -169,4 +170,38 @@ fn a_link_that_ends_gives_its_gets_to_nobody_and_its_leases_back() {
         let destinations = cores[0].devices.values().filter(|device| !device.is_idle()).count();
         cores[1].counts().bytes_lent == 0 && destinations == 0
     });
+}
+
+#[test]
+fn an_answer_waits_until_its_lease_can_be_got() {
+    let (mut cores, numbers) = linked_by_gets();
+    let asked = cores[0].ask(clock::now(), numbers[0], &key(), 7, LATER);
+    let (call, slot) = asked.expect("is linked");
+    let mut buffer = cores[1].memory.allocate(128).expect("there is memory");
+    buffer.as_bytes_mut().fill(1);
+    let shape = TensorShape::new(DataType::U8, &[128]).expect("is small");
+    let arena = buffer.arena().expect("lies in the arena").number();
+    let slice = RemoteSlice { key: RegionKey(arena), offset: buffer.range().start, len: 128 };
+    let lease = LeaseNumber { slot: 0, generation: 1 };
+    let reference = Reference { link: LinkId(1), lease, slice };
+    let pair = cores[1].links[&numbers[1]].pair.as_ref().expect("has gets");
+    let (rank, memory) = (pair.rank, cores[1].memory.clone());
+    let device = cores[1].devices.values_mut().next().expect("has one device");
+    let part = device.lend_at_once(&memory, rank, &reference).expect("is registered");
+    // As where a NIC binds a window for the lease.
+    let answer = Message::Lent { call, reference, description: shape.describe() };
+    let pair = cores[1].links.get_mut(&numbers[1]).and_then(|link| link.pair.as_mut());
+    pair.expect("has gets").unnamed.insert(0, answer);
+    let mut rounds = 0;
+    until(&mut cores, numbers, |_| {
+        rounds += 1;
+        rounds > 100
+    });
+    assert!(!slot.has_ended(), "the receiver was told of what it cannot get");
+    for slot in [1, 0] {
+        cores[1].device_event(clock::now(), GetEvent::Named { link: numbers[1], slot, part });
+    }
+    until(&mut cores, numbers, |_| slot.has_ended());
+    let arrived = slot.take().expect("has ended").expect("was got");
+    assert_eq!(arrived.take().as_bytes(), [1; 128]);
 }
