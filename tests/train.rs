@@ -98,6 +98,10 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--seeds", "0"], "--seeds"),
         (&["--scheme", "sync", "--sweep", "bucket=1M"], "--simulate"),
         (&["--schemes", "--scheme", "sync"], "--scheme"),
+        (&["--simulate", "4", "--scheme", "hybrid"], "pleach train --scheme hybrid on ranks"),
+        (&["--scheme", "hybrid:group=2"], "did you mean 'groups'?"),
+        (&["--scheme", "hybrid:groups=0"], "give auto, or a number of groups"),
+        (&["--scheme", "hybrid", "--log", "x"], "no logs of hybrid"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);
@@ -207,6 +211,33 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
 }
 
 #[test]
+fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
+    for (fabric, scheme, groups) in [
+        ("shm", "hybrid", None),
+        ("tcp", "hybrid", None),
+        ("shm", "hybrid:groups=1", Some(1)),
+        ("tcp", "hybrid:groups=2", Some(2)),
+        ("tcp", "hybrid:groups=4", Some(4)),
+    ] {
+        let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
+        assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
+        let lines: Vec<&str> = text(&output.stdout).lines().collect();
+        let last = lines.last().expect("results");
+        assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
+        assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
+        let Some(groups) = groups else { continue };
+        // 64 pixels, 64 hidden units, 10 classes, 16 images a rank: the shard that is averaged, and
+        // the blocks that are sent inside of the group.
+        let members = 4 / groups;
+        let [hidden, classes] = [64_usize.div_ceil(members), 10_usize.div_ceil(members)];
+        let averaged = 65 * (hidden + classes);
+        let blocks = 16 * 65 + 16 * members * (2 * hidden + classes);
+        let bytes = 4 * (averaged + (members - 1) * blocks);
+        assert_eq!(number(lines[0], "bytes_per_step"), bytes as f64, "{}", lines[0]);
+    }
+}
+
+#[test]
 fn a_person_is_told_what_a_scheme_guarantees_and_whether_it_held() {
     let output = train(&["--ranks", "2", "--steps", "20", "--scheme", "local-sgd:every=3,warmup=2"]);
     let (out, error) = (text(&output.stdout), text(&output.stderr));
@@ -250,7 +281,7 @@ fn the_schemes_are_printed_with_their_places_in_the_taxonomy() {
     let output = train(&["--schemes", "--json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
-    assert_eq!(lines.len(), 15);
+    assert_eq!(lines.len(), 16);
     let of = |name: &str| lines.iter().find(|line| field(line, "scheme") == format!("\"{name}\""));
     let bounded = of("dssp").expect("is one");
     assert_eq!((field(bounded, "timing"), field(bounded, "exchange")), ("\"bounded\"", "\"tables\""));

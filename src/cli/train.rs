@@ -40,6 +40,7 @@ use network::{Model, Network};
 use until::{Sweep, Until};
 
 mod curves;
+mod hybrid;
 mod keeping;
 mod learner;
 mod network;

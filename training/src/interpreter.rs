@@ -25,6 +25,14 @@ pub trait Vectors {
     /// The same piece of several different vectors, none of which an operation uses.
     fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N];
 
+    /// Makes a step of the optimizer in a piece, which no operation uses.
+    fn step(&mut self, piece: &Range<usize>);
+
+    /// Whether all steps are made by [`Vectors::step`].
+    fn has_optimizer(&self) -> bool {
+        false
+    }
+
     /// Publishes a piece of a vector, which is this rank's share of it, with a word.
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64);
 }
@@ -36,6 +44,18 @@ pub enum Request {
     Compute {
         /// The step.
         step: u64,
+    },
+    /// Let computing use a bucket; see [`Action::Supply`].
+    Supply {
+        /// The bucket.
+        bucket: Bucket,
+    },
+    /// Add up; see [`Action::Total`].
+    Total {
+        /// Its number.
+        id: OperationId,
+        /// The numbers of this rank.
+        numbers: Vec<u64>,
     },
     /// Start an all-reduce; see [`Action::Average`] and [`Action::AverageCompressed`].
     Average {
@@ -130,6 +150,8 @@ pub struct Interpreter {
     actions: Actions,
     /// The step that comes next.
     next_step: u64,
+    /// Of a step that was begun bucket by bucket, by bucket: whether computing has it.
+    supplied: Option<Vec<bool>>,
     is_stopped: bool,
     /// Whether the policy comes to rest for a checkpoint.
     is_paused: bool,
@@ -204,6 +226,7 @@ impl Interpreter {
             ledger: Ledger::default(),
             actions: Actions::default(),
             next_step: 0,
+            supplied: None,
             is_stopped: false,
             is_paused: false,
             awaits: None,
@@ -398,10 +421,16 @@ impl Interpreter {
     /// Frees what the event says is no longer in use.
     fn note(&mut self, event: Event) -> Result<(), PolicyError> {
         match event {
-            Event::Start | Event::Arrived { .. } | Event::Told { .. } => Ok(()),
+            Event::Start | Event::Arrived { .. } | Event::Told { .. } | Event::Totalled { .. } => Ok(()),
+            Event::Needed(bucket) => {
+                let is_there = self.supplied.as_ref().is_some_and(|supplied| bucket < supplied.len());
+                let step = self.next_step.saturating_sub(1);
+                if is_there { Ok(()) } else { Err(PolicyError::Bucket { bucket, step }) }
+            }
             Event::Ready(bucket) => self.end_bucket(bucket),
             Event::Computed { step } => {
-                let missing = (0..self.plan.buckets.len()).find(|&bucket| self.is_unfinished(bucket));
+                let is_missing = |bucket: &Bucket| self.is_unfinished(*bucket) || !self.is_supplied(*bucket);
+                let missing = (0..self.plan.buckets.len()).find(is_missing);
                 if let Some(bucket) = missing {
                     return Err(PolicyError::Incomplete { step, bucket });
                 }
@@ -435,6 +464,18 @@ impl Interpreter {
         if is_ended { Ok(()) } else { Err(PolicyError::Bucket { bucket, step }) }
     }
 
+    /// Whether the step that is computed has a bucket: all, unless it was begun bucket by bucket.
+    #[must_use]
+    pub fn is_supplied(&self, bucket: Bucket) -> bool {
+        self.supplied.as_ref().is_none_or(|supplied| supplied.get(bucket) == Some(&true))
+    }
+
+    /// Whether the step was begun bucket by bucket, so that its pass asks for each.
+    #[must_use]
+    pub fn is_by_bucket(&self) -> bool {
+        self.supplied.is_some()
+    }
+
     /// Whether the gradient of a bucket is being computed.
     #[must_use]
     pub fn is_unfinished(&self, bucket: Bucket) -> bool {
@@ -454,8 +495,24 @@ impl Interpreter {
                     return Err(PolicyError::Order { step, expected: self.next_step });
                 }
                 self.ledger.begin_computing(self.plan.parameters, &self.plan.buckets)?;
+                self.supplied = None;
                 self.next_step = step + 1;
                 requests.push(Request::Compute { step });
+            }
+            Action::Begin { step } => {
+                if step != self.next_step || self.is_stopped || self.ledger.has_computing() {
+                    return Err(PolicyError::Order { step, expected: self.next_step });
+                }
+                let supplied = self.supplied.get_or_insert_default();
+                supplied.clear();
+                supplied.resize(self.plan.buckets.len(), false);
+                self.next_step = step + 1;
+                requests.push(Request::Compute { step });
+            }
+            Action::Supply { bucket } => self.supply(bucket, requests)?,
+            Action::Total { id, numbers } => {
+                self.ledger.begin_operation(id, Vector::Parameters, &(0..0), false)?;
+                requests.push(Request::Total { id, numbers });
             }
             Action::Average { id, vector, piece } => {
                 self.average(id, vector, piece, Compression::None, requests)?;
@@ -530,6 +587,20 @@ impl Interpreter {
         self.ledger.begin_operation(id, vector, &piece, true)?;
         requests.push(Request::Average { id, vector, piece, compression });
         Ok(())
+    }
+
+    fn supply(&mut self, bucket: Bucket, requests: &mut Vec<Request>) -> Result<(), PolicyError> {
+        let refused = PolicyError::Supplied { bucket, step: self.next_step.saturating_sub(1) };
+        let is_begun = !self.is_stopped && !self.is_paused;
+        match self.supplied.as_mut().and_then(|supplied| supplied.get_mut(bucket)) {
+            Some(supplied) if is_begun && !*supplied => {
+                self.ledger.begin_bucket(&self.plan.buckets[bucket])?;
+                *supplied = true;
+                requests.push(Request::Supply { bucket });
+                Ok(())
+            }
+            _ => Err(refused),
+        }
     }
 
     /// The share of a rank, which must be a peer.
@@ -691,6 +762,8 @@ fn apply(
     optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
 ) {
     match *update {
+        Update::StepPiece { .. } => vectors.step(piece),
+        Update::Step if vectors.has_optimizer() => vectors.step(piece),
         Update::Step => {
             let [parameters, gradient] = vectors.pieces([Vector::Parameters, Vector::Gradient], piece);
             optimizer(parameters, gradient);

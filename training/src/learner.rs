@@ -1,5 +1,7 @@
 //! What ranks train, where the driver computes gradients by itself; and the local optimizer.
 
+use std::ops::Range;
+
 use pleach_collectives::Rank;
 
 use crate::layout::Layout;
@@ -12,6 +14,13 @@ pub trait Learner: Sync {
 
     /// The parameters with which all ranks begin.
     fn initial(&self) -> Vec<f32>;
+
+    /// How much time a pass spends in each layer, in any unit: as many numbers as the layout has
+    /// layers. A simulation shares computing times out by it; unless changed, a layer takes time
+    /// for each parameter.
+    fn work(&self) -> Vec<u64> {
+        self.layout().layers().iter().map(|length| *length as u64).collect()
+    }
 
     /// Stores the gradient of the mean loss over the rank's batch of this step, and returns that
     /// loss. Both slices are as long as the layout.
@@ -46,7 +55,16 @@ impl Sgd {
 
     /// Goes a step against the gradient.
     pub fn step(&mut self, parameters: &mut [f32], gradient: &[f32]) {
-        let moving = parameters.iter_mut().zip(&mut self.velocity);
+        self.step_piece(0..parameters.len(), parameters, gradient);
+    }
+
+    /// The same for some elements alone, which are those of both slices.
+    ///
+    /// # Panics
+    ///
+    /// There are fewer parameters.
+    pub fn step_piece(&mut self, piece: Range<usize>, parameters: &mut [f32], gradient: &[f32]) {
+        let moving = parameters.iter_mut().zip(&mut self.velocity[piece]);
         for ((parameter, velocity), gradient) in moving.zip(gradient) {
             *velocity = self.momentum * *velocity - self.learning_rate * gradient;
             *parameter += *velocity;

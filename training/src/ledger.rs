@@ -77,6 +77,17 @@ pub enum PolicyError {
         /// The first bucket that is missing.
         bucket: usize,
     },
+    /// Computing gets a bucket that it has, or outside of a step that was begun bucket by bucket,
+    /// or there is no such bucket.
+    #[error(
+        "bad policy: bucket {bucket} is supplied in step {step}; supply each once in a step that was begun"
+    )]
+    Supplied {
+        /// The bucket.
+        bucket: usize,
+        /// The step.
+        step: u64,
+    },
     /// Steps are not computed one after the other.
     #[error(
         "bad policy: step {step} is asked for, and step {expected} comes next; ask for one after the other"
@@ -186,6 +197,25 @@ impl Ledger {
         Ok(())
     }
 
+    /// Begins to compute with a bucket: reads its parameters, and writes its gradient.
+    ///
+    /// # Errors
+    ///
+    /// [`PolicyError::InUse`].
+    pub fn begin_bucket(&mut self, bucket: &Range<usize>) -> Result<(), PolicyError> {
+        self.check(User::Computing, Vector::Parameters, bucket, false)?;
+        self.check(User::Computing, Vector::Gradient, bucket, true)?;
+        self.insert(User::Computing, Vector::Parameters, bucket.clone(), false);
+        self.insert(User::Computing, Vector::Gradient, bucket.clone(), true);
+        Ok(())
+    }
+
+    /// Whether anything is computed.
+    #[must_use]
+    pub fn has_computing(&self) -> bool {
+        self.uses.iter().any(|used| used.user == User::Computing)
+    }
+
     /// Ends the computing of a bucket; returns whether it was computed.
     pub fn end_bucket(&mut self, bucket: &Range<usize>) -> bool {
         let is_bucket = |used: &Use| used.user == User::Computing && used.writes && used.piece == *bucket;
@@ -289,6 +319,22 @@ mod tests {
             ledger.begin_operation(FIRST, Vector::Delta, &(0..1), true),
             Err(PolicyError::Repeated(FIRST))
         );
+    }
+
+    #[test]
+    fn a_bucket_is_computed_with_while_operations_use_others() {
+        let (mut ledger, buckets) = (Ledger::default(), [2..4, 0..2]);
+        ledger.begin_operation(FIRST, Vector::Gradient, &buckets[0], true).expect("nothing is in use");
+        assert!(ledger.begin_bucket(&buckets[0]).is_err() && !ledger.has_computing());
+        ledger.begin_bucket(&buckets[1]).expect("no operation uses it");
+        assert!(ledger.check(User::Update, Vector::Parameters, &buckets[1], true).is_err());
+        assert!(ledger.check(User::Update, Vector::Parameters, &buckets[0], true).is_ok());
+        assert!(ledger.is_computing(&buckets[1]) && !ledger.is_computing(&buckets[0]));
+        ledger.end_operation(FIRST).expect("it is under way");
+        ledger.begin_bucket(&buckets[0]).expect("its average is there");
+        assert!(ledger.begin_bucket(&buckets[0]).is_err(), "it is computed with");
+        ledger.end_computing();
+        assert!(ledger.is_empty());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 pub mod checkpoint;
 pub mod compression;
+pub mod hybrid;
 pub mod interpreter;
 pub mod layout;
 mod learner;
@@ -30,6 +31,7 @@ pub mod table;
 mod trainer;
 pub mod zipline;
 
+pub use hybrid::{Hybrid, HybridError};
 pub use layout::{Bucket, Layout};
 pub use learner::{Learner, Sgd};
 pub use ledger::PolicyError;

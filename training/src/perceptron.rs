@@ -181,7 +181,7 @@ fn uniform(random: &mut Random) -> f32 {
 }
 
 /// Makes probabilities of numbers.
-fn softmax(values: &mut [f32]) {
+pub(crate) fn softmax(values: &mut [f32]) {
     let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     values.iter_mut().for_each(|value| *value = libm::expf(*value - largest));
     let sum: f32 = values.iter().sum();
@@ -190,11 +190,11 @@ fn softmax(values: &mut [f32]) {
 
 /// The loss of a sample whose true class got this probability. It is finite if the probability is a
 /// number.
-fn cross_entropy(probability: f32) -> f32 {
+pub(crate) fn cross_entropy(probability: f32) -> f32 {
     -(if probability == 0.0 { f32::MIN_POSITIVE } else { probability }).ln()
 }
 
-fn add_scaled(into: &mut [f32], factor: f32, from: &[f32]) {
+pub(crate) fn add_scaled(into: &mut [f32], factor: f32, from: &[f32]) {
     for (into, from) in into.iter_mut().zip(from) {
         *into += factor * from;
     }

@@ -55,6 +55,18 @@ pub enum Event {
     /// The gradient of a bucket is complete, while later buckets are still computed. Each bucket
     /// becomes ready once a step, before [`Event::Computed`].
     Ready(Bucket),
+    /// The forward pass of a step that was asked for by [`Action::Begin`] comes to a bucket: it
+    /// waits for [`Action::Supply`], if that has not been. Each bucket is needed once a step, before
+    /// it is ready.
+    Needed(Bucket),
+    /// One of the sums that [`Action::Total`] has asked for. All of them come before the operation
+    /// is done.
+    Totalled {
+        /// The place of the number.
+        place: u32,
+        /// The sum over all ranks, modulo 2⁶⁴.
+        total: u64,
+    },
     /// The gradient of this step is complete.
     Computed {
         /// The step, from 0.
@@ -92,6 +104,8 @@ pub enum Event {
 pub enum Outcome {
     /// An average is there.
     Averaged,
+    /// All sums were told.
+    Totalled,
     /// The combined contributions of a round are there.
     Combined {
         /// The number of ranks whose contributions they are.
@@ -118,6 +132,25 @@ pub enum Action {
     Compute {
         /// The step, from 0.
         step: u64,
+    },
+    /// As [`Action::Compute`], bucket by bucket: computing uses a bucket, its parameters and its
+    /// gradient, from its [`Action::Supply`] on. The pass asks for a bucket by [`Event::Needed`].
+    Begin {
+        /// The step, from 0.
+        step: u64,
+    },
+    /// Lets the step that was begun compute with a bucket.
+    Supply {
+        /// The bucket.
+        bucket: Bucket,
+    },
+    /// Adds numbers of all ranks up, modulo 2⁶⁴. All ranks ask for it at the same place among their
+    /// averages, with as many numbers. The sums come as [`Event::Totalled`].
+    Total {
+        /// Its number, larger than those of all operations before.
+        id: OperationId,
+        /// The numbers of this rank.
+        numbers: Vec<u64>,
     },
     /// Starts an all-reduce: replaces a piece of a vector by its average over all ranks. All ranks
     /// ask for the same pieces in the same order.
@@ -348,6 +381,11 @@ impl Vector {
 pub enum Update {
     /// A step of the local optimizer: [`Vector::Parameters`] by [`Vector::Gradient`], all elements.
     Step,
+    /// A step of the local optimizer in some elements, by those of [`Vector::Gradient`].
+    StepPiece {
+        /// The elements.
+        piece: Range<usize>,
+    },
     /// `into ← from`.
     Copy {
         /// Is read.
@@ -410,7 +448,7 @@ impl Update {
     #[must_use]
     pub fn reads(&self) -> &[Vector] {
         match self {
-            Self::Step => &[Vector::Gradient],
+            Self::Step | Self::StepPiece { .. } => &[Vector::Gradient],
             Self::Copy { from, .. } | Self::Mix { from, .. } => std::slice::from_ref(from),
             Self::Scale { .. } => &[],
             Self::Elastic { .. } => &[Vector::Parameters, Vector::Centre],
@@ -423,7 +461,7 @@ impl Update {
     #[must_use]
     pub fn writes(&self) -> &[Vector] {
         match self {
-            Self::Step => &[Vector::Parameters],
+            Self::Step | Self::StepPiece { .. } => &[Vector::Parameters],
             Self::Copy { into, .. } | Self::Mix { into, .. } | Self::Scale { vector: into, .. } => {
                 std::slice::from_ref(into)
             }
@@ -442,6 +480,7 @@ impl Update {
             | Self::Scale { piece, .. }
             | Self::Elastic { piece, .. }
             | Self::Difference { piece }
+            | Self::StepPiece { piece }
             | Self::Outer { piece, .. } => Some(piece),
         }
     }

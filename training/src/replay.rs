@@ -86,6 +86,9 @@ enum Line {
         layers: Vec<usize>,
         rank: Rank,
         ranks: u32,
+        /// Whether the training is bucket by bucket.
+        #[serde(default)]
+        by_bucket: bool,
     },
     /// What the policy remembered when it began, from a checkpoint.
     State(Vec<u8>),
@@ -133,16 +136,21 @@ impl Log {
         folder: &Path,
         scheme: &Scheme,
         layout: &Layout,
-        rank: Rank,
-        ranks: u32,
+        (rank, ranks): (Rank, u32),
+        by_bucket: bool,
     ) -> Result<Self, LogError> {
         let path = folder.join(format!("rank-{rank}.log"));
         let created = fs::create_dir_all(folder).and_then(|()| File::create(&path));
         let file = created.map_err(|error| LogError::Io { done: "written", path: path.clone(), error })?;
         let mut writer = Writer { path, out: BufWriter::new(file), events: 0, failed: None };
         let (scheme, layers) = (scheme.to_string(), layout.layers().to_vec());
-        writer.line(&Line::Training { format: FORMAT, scheme, layers, rank, ranks }, None);
+        writer.line(&Line::Training { format: FORMAT, scheme, layers, rank, ranks, by_bucket }, None);
         Ok(Self(Arc::new(Mutex::new(writer))))
+    }
+
+    /// The folder in which it is.
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.with(|writer| writer.path.parent().map(Path::to_owned).unwrap_or_default())
     }
 
     /// The same policy, whose events are written.
@@ -282,7 +290,9 @@ struct Replay {
 
 impl Replay {
     fn begin(line: &str) -> Result<Self, String> {
-        let Ok(Line::Training { format, scheme, layers, rank, ranks }) = serde_json::from_str(line) else {
+        let Ok(Line::Training { format, scheme, layers, rank, ranks, by_bucket }) =
+            serde_json::from_str(line)
+        else {
             return Err("it does not begin as a log".to_owned());
         };
         if format != FORMAT {
@@ -293,7 +303,12 @@ impl Replay {
             return Err(format!("rank {rank} of {ranks}, {} parameters", layout.parameters()));
         }
         let parsed: Scheme = scheme.parse().map_err(|error| format!("{error}"))?;
-        let plan = parsed.plan(&layout, rank, ranks).map_err(|error| error.to_string())?;
+        let plan = if by_bucket {
+            parsed.plan_by_bucket(&layout, rank, ranks)
+        } else {
+            parsed.plan(&layout, rank, ranks)
+        };
+        let plan = plan.map_err(|error| error.to_string())?;
         Ok(Self {
             policy: plan.policy,
             buckets: plan.buckets.len(),
@@ -330,11 +345,12 @@ impl Replay {
         for action in self.actions.drain() {
             self.replayed.actions += 1;
             match action {
-                Action::Compute { step } => self.computing = Some(step),
+                Action::Compute { step } | Action::Begin { step } => self.computing = Some(step),
                 Action::Average { id, .. }
                 | Action::AverageCompressed { id, .. }
                 | Action::Contribute { id, .. }
                 | Action::Leave { id }
+                | Action::Total { id, .. }
                 | Action::Read { id, .. }
                 | Action::Write { id, .. } => {
                     self.under_way.push(id);
@@ -353,12 +369,13 @@ impl Replay {
         let Replayed { rank: own, ranks, .. } = self.replayed;
         match event {
             Event::Start | Event::Resume | Event::Pause | Event::Stop => true,
-            Event::Ready(bucket) => self.computing.is_some() && bucket < self.buckets,
+            Event::Ready(bucket) | Event::Needed(bucket) => self.computing.is_some() && bucket < self.buckets,
             Event::Computed { step } => self.computing.take() == Some(step),
             Event::Done(id, _) => {
                 let place = self.under_way.iter().position(|asked| *asked == id);
                 place.map(|place| self.under_way.swap_remove(place)).is_some()
             }
+            Event::Totalled { .. } => !self.under_way.is_empty(),
             Event::Arrived { from, .. } | Event::Told { from, .. } => from < ranks && from != own,
         }
     }

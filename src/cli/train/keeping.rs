@@ -49,6 +49,13 @@ impl KeepingArguments {
                 "{} schemes in one folder: {option} is for one training; give one --scheme",
                 schemes.len()
             ))),
+            Some((option, _))
+                if *option == "--log" && schemes.iter().any(|one| matches!(one, Scheme::Hybrid { .. })) =>
+            {
+                Err(CommandError::typed(format!(
+                    "no logs of hybrid: its groups would write to the same files; leave {option} away"
+                )))
+            }
             Some((option, _)) if *option != "--log" => {
                 match schemes.iter().find(|one| !one.keeps_checkpoints()) {
                     Some(scheme) => Err(CommandError::typed(format!(

@@ -3,7 +3,7 @@
 use std::hash::Hasher as _;
 
 use pleach::Rank;
-use pleach_training::{Layout, Learner, Perceptron, Reading, Scheme};
+use pleach_training::{Layout, Learner, Perceptron, Reading, Sample, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
@@ -129,6 +129,17 @@ impl<'a> DigitReader<'a> {
         Self { seed, ..self }
     }
 
+    /// The network.
+    pub(crate) fn network(&self) -> &Perceptron {
+        &self.network
+    }
+
+    /// The batch of a rank in a step.
+    pub(crate) fn samples(&self, rank: Rank, step: u64) -> impl Iterator<Item = Sample<'_>> {
+        let mut random = Random::new(chain(hash_of_pair(self.seed, rank.into()), step));
+        (0..self.batch).map(move |_| self.digits.sample(random.index(self.digits.len())))
+    }
+
     /// The number of images to learn from.
     pub(crate) fn images(&self) -> usize {
         self.digits.len()
@@ -160,8 +171,7 @@ impl Learner for DigitReader<'_> {
     }
 
     fn gradient(&self, rank: Rank, step: u64, parameters: &[f32], gradient: &mut [f32]) -> f32 {
-        let mut random = Random::new(chain(hash_of_pair(self.seed, rank.into()), step));
-        let mut samples = (0..self.batch).map(|_| self.digits.sample(random.index(self.digits.len())));
+        let mut samples = self.samples(rank, step);
         self.network.gradient(parameters, &mut samples, 1.0 / self.batch as f32, gradient)
     }
 }

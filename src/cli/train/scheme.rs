@@ -7,6 +7,7 @@ use pleach_training::{Learner as _, Scheme, Sgd, TrainError, Trained, Trainer};
 use serde_json::json;
 
 use super::Arguments;
+use super::hybrid;
 use super::learner::DigitReader;
 use crate::cli::digits::DataSet;
 use crate::cli::output::{print, print_json, put, rounded};
@@ -28,11 +29,15 @@ pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result
     let mut broken = None;
     for scheme in &arguments.scheme {
         let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
-        let (trained, kept) =
-            train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
+        let (trained, kept) = match scheme {
+            Scheme::Hybrid { groups } => {
+                (hybrid::train(arguments, &group, *groups, &reader, optimizer)?, None)
+            }
+            _ => train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
                 TrainError::Refused(refusal) => CommandError::usage(refusal),
                 error => CommandError::failed(error),
-            })?;
+            })?,
+        };
         let rows = RankRow::gather(&group, &trained).map_err(CommandError::failed)?;
         let holds = trained.guarantee_held && trained.parameters_equal;
         if group.rank() == 0 {

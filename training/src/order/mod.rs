@@ -163,6 +163,19 @@ impl Order {
     }
 }
 
+/// How much later the next forward pass ends than if it never waited, if pieces are exchanged in
+/// this order. Pieces of buckets that there are not count as nothing.
+#[must_use]
+pub fn delay_ns(buckets: &[Bucket], link: Link, pieces: impl IntoIterator<Item = Piece>) -> u64 {
+    let (mut now, mut delay) = (0_u128, 0);
+    for Piece { bucket, range } in pieces {
+        let Some(bucket) = buckets.get(bucket) else { continue };
+        now = now.max(bucket.ready_ns.into()) + time_ns(link, range.end.saturating_sub(range.start));
+        delay = now.saturating_sub(bucket.needed_ns.into()).max(delay);
+    }
+    u64::try_from(delay).unwrap_or(u64::MAX)
+}
+
 /// All pieces, bucket by bucket, and the job of each.
 fn cut(buckets: &[Bucket], link: Link, piece_bytes: u64) -> Result<(Vec<Piece>, Vec<Job>), OrderError> {
     if piece_bytes == 0 {
@@ -202,6 +215,6 @@ fn cut(buckets: &[Bucket], link: Link, piece_bytes: u64) -> Result<(Vec<Piece>, 
 
 fn time_ns(link: Link, bytes: u64) -> u128 {
     const NS_PER_S: u128 = 1_000_000_000;
-    let transfer = (u128::from(bytes) * NS_PER_S).div_ceil(u128::from(link.bytes_per_s));
+    let transfer = (u128::from(bytes) * NS_PER_S).div_ceil(u128::from(link.bytes_per_s.max(1)));
     u128::from(link.piece_ns) + transfer
 }

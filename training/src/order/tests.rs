@@ -121,6 +121,7 @@ fn every_byte_is_exchanged_once_and_first_layers_go_first_where_that_helps() {
         let late =
             order.done_ns().iter().zip(&buckets).map(|(done, bucket)| done.saturating_sub(bucket.needed_ns));
         assert_eq!(late.max(), Some(order.delay_ns()));
+        assert_eq!(delay_ns(&buckets, GIGABYTE, order.pieces().to_vec()), order.delay_ns());
     }
     assert!(order.delay_ns() < fifo.delay_ns(), "{} {}", order.delay_ns(), fifo.delay_ns());
     // The same profile gives the same list, and the same hash.

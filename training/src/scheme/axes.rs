@@ -151,7 +151,9 @@ impl Scheme {
         use State::{Centralized, Decentralized};
         use Timing::{Asynchronous, Bounded, Synchronous};
         let (state, timing, exchange, rule) = match self {
-            Self::Sync { .. } => (Centralized, Synchronous, Collective, ExchangeRule::Gradients),
+            Self::Sync { .. } | Self::Hybrid { .. } => {
+                (Centralized, Synchronous, Collective, ExchangeRule::Gradients)
+            }
             Self::Eager { .. } => (Centralized, Bounded, Collective, ExchangeRule::Gradients),
             Self::LocalSgd { .. } => (Decentralized, Synchronous, Collective, ExchangeRule::Parameters),
             Self::Diloco { .. } => (Decentralized, Synchronous, Collective, ExchangeRule::Outer),
@@ -180,7 +182,12 @@ impl Scheme {
             }
             Self::Bsp => (Centralized, Synchronous, Tables, ExchangeRule::Changes),
         };
-        let (parallelism, compression) = (Parallelism::Data, self.compression());
+        let parallelism = match self {
+            Self::Hybrid { groups: Some(1) } => Parallelism::Model,
+            Self::Hybrid { .. } => Parallelism::Hybrid,
+            _ => Parallelism::Data,
+        };
+        let compression = self.compression();
         Axes { parallelism, state, timing, exchange, rule, compression }
     }
 
@@ -215,6 +222,12 @@ impl Scheme {
         let refused = |reason| Refusal::Axes { axes, reason };
         if let Some(reason) = axes.not_yet() {
             return Err(refused(reason));
+        }
+        // Only synchronous gradients are left.
+        match axes.parallelism {
+            Parallelism::Data => {}
+            Parallelism::Model => return Ok(Self::Hybrid { groups: Some(1) }),
+            Parallelism::Hybrid => return Ok(Self::Hybrid { groups: None }),
         }
         let plain = Self::plain(axes).ok_or_else(|| refused(axes.reason_against()))?;
         plain.compressed(axes.compression).ok_or_else(|| {
@@ -269,20 +282,41 @@ impl Scheme {
     }
 }
 
+/// Where [`Scheme::Sync`] stands.
+const SYNCHRONOUS: Axes = Axes {
+    parallelism: Parallelism::Data,
+    state: State::Centralized,
+    timing: Timing::Synchronous,
+    exchange: Exchange::Collective,
+    rule: ExchangeRule::Gradients,
+    compression: Compression::None,
+};
+
 impl Axes {
     /// Why no scheme shares its work out like this, or compresses like this.
     fn not_yet(&self) -> Option<&'static str> {
+        let plain = Self { parallelism: self.parallelism, ..SYNCHRONOUS };
         match self.parallelism {
             Parallelism::Data => {}
+            _ if *self == plain => return None,
+            _ if (Self { compression: Compression::None, ..*self }) == plain => {
+                return Some(
+                    "parallelism=model or hybrid with compression: activations travel as they are, and error \
+                     feedback of shards is not kept; take compression=none",
+                );
+            }
             Parallelism::Model => {
                 return Some(
-                    "parallelism=model alone exchanges activations and leaves nothing to reconcile; take data, \
-                     or plan the layers with pleach parallelize",
+                    "parallelism=model: ranks have parts of one network, and each step needs all of them; take \
+                     state=centralized, timing=synchronous, exchange=collective and rule=gradients, or \
+                     parallelism=data",
                 );
             }
             Parallelism::Hybrid => {
                 return Some(
-                    "parallelism=hybrid is planned by pleach parallelize and not trained; take data",
+                    "parallelism=hybrid: the ranks of a group have parts of one network, and each step needs all \
+                     of them; take state=centralized, timing=synchronous, exchange=collective and \
+                     rule=gradients, or parallelism=data",
                 );
             }
         }

@@ -63,7 +63,11 @@ impl Policy for Eager {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => actions.compute(0),
-            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } => {}
+            Event::Ready(_)
+            | Event::Needed(_)
+            | Event::Totalled { .. }
+            | Event::Arrived { .. }
+            | Event::Told { .. } => {}
             // Drivers that save refuse the scheme: rounds keep what is carried.
             Event::Pause | Event::Resume => {}
             Event::Computed { .. } => {

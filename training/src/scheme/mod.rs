@@ -16,6 +16,7 @@ mod finish;
 mod gossip;
 mod grid;
 mod periodic;
+mod planning;
 mod streaming;
 mod superstep;
 mod synchronous;
@@ -28,6 +29,7 @@ use crate::compression::Compression;
 use crate::interpreter::Plan;
 use crate::layout::Layout;
 use crate::lines::{Line, line, side};
+use crate::parallelize::OrderRule;
 use crate::policy::{Policy, Reads, Vector};
 use crate::shares::{Shares, WindowPlan};
 use crate::zipline::{Objective, Predictor};
@@ -137,6 +139,15 @@ pub enum Refusal {
         /// Why not.
         error: ActivationError,
     },
+    /// The layers of a network are divided, and the driver knows none.
+    #[error(
+        "{scheme} divides the layers of a network, and this driver knows vectors alone; train with \
+         pleach train --scheme {scheme} on ranks, or with pleach_training::Hybrid"
+    )]
+    Shards {
+        /// The scheme.
+        scheme: String,
+    },
     /// A butterfly needs a power of two.
     #[error(
         "{scheme} on {ranks} ranks: a butterfly needs 2, 4, 8 or another power of two; take peer=ring or peer=uniform"
@@ -158,8 +169,17 @@ pub enum Scheme {
     Sync {
         /// The most bytes of a bucket, at least 4.
         bucket_bytes: usize,
+        /// In which order they are averaged.
+        order: OrderRule,
         /// How gradients travel.
         compression: Compression,
+    },
+    /// Hybrid parallelism: the layers of a network are divided inside of groups, and the data across
+    /// them (Das et al. 2016). [`Hybrid`](crate::Hybrid) trains by it.
+    Hybrid {
+        /// The number of groups, a divisor of the number of ranks; `None`: that with which a step
+        /// is predicted to take the least time.
+        groups: Option<u32>,
     },
     /// Local SGD: each rank makes steps by itself, and parameters are averaged every `every` steps.
     LocalSgd {
@@ -283,8 +303,9 @@ pub enum Scheme {
 
 impl Scheme {
     /// Each scheme, with its usual parameters.
-    pub const ALL: [Self; 15] = [
-        Self::Sync { bucket_bytes: 1 << 20, compression: Compression::None },
+    pub const ALL: [Self; 16] = [
+        Self::Sync { bucket_bytes: 1 << 20, order: OrderRule::Planned, compression: Compression::None },
+        Self::Hybrid { groups: None },
         Self::LocalSgd { every: 8, warmup: 0, compression: Compression::None },
         Self::Diloco {
             every: 50,
@@ -319,6 +340,7 @@ impl Scheme {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Sync { .. } => "sync",
+            Self::Hybrid { .. } => "hybrid",
             Self::LocalSgd { .. } => "local-sgd",
             Self::Diloco { .. } => "diloco",
             Self::Gossip { .. } => "gossip",
@@ -341,6 +363,9 @@ impl Scheme {
     pub fn guarantee(&self) -> &'static str {
         match self {
             Self::Sync { .. } => "all ranks have the same parameters after each step, bit for bit",
+            Self::Hybrid { .. } => {
+                "ranks with the same shard have the same parameters after each step, and all have the same network at the end, bit for bit"
+            }
             Self::LocalSgd { .. } => "all ranks have the same parameters after each average, bit for bit",
             Self::Diloco { fragments, delay, mix, .. } if *fragments > 1 || *delay > 0 || *mix > 0.0 => {
                 "all ranks have the same outer parameters after each outer step, bit for bit, and end with them"
@@ -389,10 +414,13 @@ impl Scheme {
     /// Whether a training can be saved and go on in other processes
     /// ([`Trainer::save`](crate::Trainer::save)). It cannot where rounds of partial all-reduces
     /// carry contributions, where a rank may wait until one that is at rest has a newer copy, nor
-    /// where questions may be unanswered.
+    /// where questions may be unanswered, nor where ranks have shards of a network.
     #[must_use]
     pub fn keeps_checkpoints(&self) -> bool {
-        !matches!(self, Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp)
+        !matches!(
+            self,
+            Self::Eager { .. } | Self::Bidmach { .. } | Self::Bap { .. } | Self::Asp | Self::Hybrid { .. }
+        )
     }
 
     /// Whether gradients are averaged, at least in some steps. Otherwise an optimizer may take the
@@ -428,12 +456,8 @@ impl Scheme {
         let mut lines = Vec::new();
         let mut vectors = vec![Vector::Parameters, Vector::Gradient];
         let (policy, more, window): (Box<dyn Policy>, &[Vector], _) = match *self {
-            Self::Sync { bucket_bytes, compression } => {
-                let buckets = layout.buckets(bucket_bytes);
-                let policy = Box::new(Synchronous::new(buckets.clone(), compression));
-                vectors.extend(residuals(compression));
-                return Ok(Plan { policy, buckets, vectors, parameters, window: None, lines });
-            }
+            Self::Sync { .. } => return Ok(self.synchronous(layout, ranks, false)),
+            Self::Hybrid { .. } => return Err(Refusal::Shards { scheme: self.to_string() }),
             Self::LocalSgd { .. } | Self::Diloco { .. } => return self.periodic(layout),
             Self::Gossip { direction, every, peer, reads } => {
                 if peer == Peer::Butterfly && !ranks.is_power_of_two() {
@@ -502,6 +526,38 @@ impl Scheme {
         };
         vectors.extend(more);
         Ok(Plan { policy, buckets: layout.buckets(usize::MAX), vectors, parameters, window, lines })
+    }
+
+    /// As [`Scheme::plan`], for a driver whose passes ask for each bucket before they use it
+    /// ([`Event::Needed`](crate::policy::Event::Needed)). Only synchronous SGD makes use of that.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Scheme::plan`].
+    pub fn plan_by_bucket(&self, layout: &Layout, rank: Rank, ranks: u32) -> Result<Plan, Refusal> {
+        match self {
+            Self::Sync { .. } => Ok(self.synchronous(layout, ranks, true)),
+            _ => self.plan(layout, rank, ranks),
+        }
+    }
+
+    /// The plan of [`Scheme::Sync`], which is the same on all ranks.
+    fn synchronous(&self, layout: &Layout, ranks: u32, is_by_bucket: bool) -> Plan {
+        let Self::Sync { bucket_bytes, order, compression } = *self else {
+            unreachable!("the others average no buckets")
+        };
+        let buckets = layout.buckets(bucket_bytes);
+        let policy = Synchronous::new(buckets.clone(), ranks, order, compression, is_by_bucket);
+        let mut vectors = vec![Vector::Parameters, Vector::Gradient];
+        vectors.extend(residuals(compression));
+        Plan {
+            policy: Box::new(policy),
+            buckets,
+            vectors,
+            parameters: layout.parameters(),
+            window: None,
+            lines: Vec::new(),
+        }
     }
 
     /// How far apart ranks may go that train at copies of a table.

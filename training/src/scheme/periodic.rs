@@ -125,7 +125,12 @@ impl Policy for Periodic {
                 self.set_anchor(actions);
                 actions.compute(0);
             }
-            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}
+            Event::Ready(_)
+            | Event::Needed(_)
+            | Event::Totalled { .. }
+            | Event::Arrived { .. }
+            | Event::Told { .. }
+            | Event::Pause => {}
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),
             Event::Done(..) => self.averaged(actions),

@@ -182,7 +182,12 @@ impl Policy for Streaming {
                 actions.update(Update::Copy { from, into, piece: self.whole.clone() });
                 actions.compute(0);
             }
-            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}
+            Event::Ready(_)
+            | Event::Needed(_)
+            | Event::Totalled { .. }
+            | Event::Arrived { .. }
+            | Event::Told { .. }
+            | Event::Pause => {}
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => {
                 actions.update(Update::Step);

@@ -182,7 +182,7 @@ impl Policy for Supersteps {
     fn on(&mut self, event: Event, now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.compute(now, actions),
-            Event::Ready(_) | Event::Arrived { .. } => {}
+            Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Arrived { .. } => {}
             Event::Computed { .. } => self.computed(now, actions),
             Event::Done(..) => {
                 self.is_averaging = false;

@@ -8,6 +8,7 @@ use pleach_vocabulary::nearest;
 
 use super::{Direction, Mode, Peer, Scheme};
 use crate::compression::Compression;
+use crate::parallelize::OrderRule;
 use crate::policy::Reads;
 use crate::zipline::{Objective, Predictor};
 
@@ -103,6 +104,8 @@ const DIVISORS: Named<Divisor> = &[("world", Divisor::World), ("contributors", D
 const OBJECTIVES: Named<Objective> = &[("share", Objective::Share), ("range", Objective::Range)];
 const PREDICTIONS: Named<Predictor> = &[("mean", Predictor::Mean), ("last", Predictor::Last)];
 
+const ORDERS: Named<OrderRule> = &[("planned", OrderRule::Planned), ("fifo", OrderRule::Fifo)];
+
 const COMPRESSIONS: Named<Compression> = &[
     (Compression::None.name(), Compression::None),
     (Compression::Bf16.name(), Compression::Bf16),
@@ -117,6 +120,9 @@ fn name_of<T: PartialEq>(all: Named<T>, value: &T) -> String {
     all.iter().find(|(_, known)| known == value).map_or_else(String::new, |(name, _)| (*name).to_owned())
 }
 
+/// Groups that are chosen.
+const AUTO: &str = "auto";
+
 const COMPRESS: Key = Key { name: "compress", expected: "none, bf16 or f8" };
 
 /// Those of `eamsgd`; `easgd` has no momentum.
@@ -130,9 +136,15 @@ const ELASTIC: &[Key] = &[
 impl Scheme {
     fn keys(&self) -> &'static [Key] {
         match self {
-            Self::Sync { .. } => {
-                &[Key { name: "bucket", expected: "bytes, at least 4, as 64K or 1M" }, COMPRESS]
-            }
+            Self::Sync { .. } => &[
+                Key { name: "bucket", expected: "bytes, at least 4, as 64K or 1M" },
+                Key { name: "order", expected: "planned or fifo" },
+                COMPRESS,
+            ],
+            Self::Hybrid { .. } => &[Key {
+                name: "groups",
+                expected: "auto, or a number of groups that divides the number of ranks",
+            }],
             Self::LocalSgd { .. } => &[
                 Key { name: "every", expected: STEPS },
                 Key { name: "warmup", expected: "a number of steps" },
@@ -194,7 +206,11 @@ impl Scheme {
                 | Self::Diloco { compression, .. },
                 "compress",
             ) => name_of(COMPRESSIONS, compression),
+            (Self::Sync { order, .. }, "order") => name_of(ORDERS, order),
             (Self::Sync { bucket_bytes, .. }, _) => size_text(*bucket_bytes),
+            (Self::Hybrid { groups }, _) => {
+                groups.map_or_else(|| AUTO.to_owned(), |groups| groups.to_string())
+            }
             (Self::LocalSgd { warmup, .. }, "warmup") => warmup.to_string(),
             (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => outer_learning_rate.to_string(),
             (Self::Diloco { outer_momentum, .. }, "outer-momentum") => outer_momentum.to_string(),
@@ -243,8 +259,13 @@ impl Scheme {
                 | Self::Diloco { compression, .. },
                 "compress",
             ) => *compression = of_name(COMPRESSIONS, value)?,
+            (Self::Sync { order, .. }, "order") => *order = of_name(ORDERS, value)?,
             (Self::Sync { bucket_bytes, .. }, _) => {
                 *bucket_bytes = size(value).filter(|bytes| *bytes >= size_of::<f32>())?;
+            }
+            (Self::Hybrid { groups }, _) if value == AUTO => *groups = None,
+            (Self::Hybrid { groups }, _) => {
+                *groups = Some(value.parse().ok().filter(|groups| *groups >= 1)?);
             }
             (Self::LocalSgd { warmup, .. }, "warmup") => *warmup = value.parse().ok()?,
             (Self::Diloco { outer_learning_rate, .. }, "outer-lr") => {
@@ -405,6 +426,10 @@ mod tests {
 
     use super::*;
 
+    fn sync(bucket_bytes: usize, order: OrderRule, compression: Compression) -> Scheme {
+        Scheme::Sync { bucket_bytes, order, compression }
+    }
+
     fn error(text: &str) -> SchemeTextError {
         text.parse::<Scheme>().expect_err("is no scheme")
     }
@@ -412,12 +437,9 @@ mod tests {
     #[test]
     fn what_is_left_out_has_its_usual_value_and_the_text_leaves_it_out_again() {
         for (text, scheme) in [
-            ("sync", Scheme::Sync { bucket_bytes: 1 << 20, compression: Compression::None }),
-            (
-                "sync:bucket=64K,compress=bf16",
-                Scheme::Sync { bucket_bytes: 64 << 10, compression: Compression::Bf16 },
-            ),
-            ("sync:bucket=1000", Scheme::Sync { bucket_bytes: 1000, compression: Compression::None }),
+            ("sync", sync(1 << 20, OrderRule::Planned, Compression::None)),
+            ("sync:bucket=64K,compress=bf16", sync(64 << 10, OrderRule::Planned, Compression::Bf16)),
+            ("sync:bucket=1000,order=fifo", sync(1000, OrderRule::Fifo, Compression::None)),
             ("local-sgd", Scheme::LocalSgd { every: 8, warmup: 0, compression: Compression::None }),
             (
                 "local-sgd:every=1,warmup=20,compress=f8",
@@ -441,6 +463,8 @@ mod tests {
                 Scheme::Elastic { every: 4, moving: 0.9, mode: Mode::Async, momentum: Some(0.99) },
             ),
             ("downpour:every=5", Scheme::Downpour { every: 5 }),
+            ("hybrid", Scheme::Hybrid { groups: None }),
+            ("hybrid:groups=2", Scheme::Hybrid { groups: Some(2) }),
             ("ssp:staleness=0", Scheme::Ssp { staleness: 0 }),
             ("bsp", Scheme::Bsp),
             ("asp", Scheme::Asp),
@@ -519,7 +543,7 @@ mod tests {
         let message = error("xyz").to_string();
         assert_eq!(
             message,
-            "no such scheme: 'xyz'; there are sync local-sgd diloco gossip easgd eamsgd downpour ssp bsp dssp bap asp eager bidmach elastic-bsp"
+            "no such scheme: 'xyz'; there are sync hybrid local-sgd diloco gossip easgd eamsgd downpour ssp bsp dssp bap asp eager bidmach elastic-bsp"
         );
         let SchemeTextError::Key { nearest, .. } = error("easgd:momentum=0.5") else { panic!("a key") };
         assert_eq!(nearest, None, "easgd has no momentum");
@@ -536,7 +560,10 @@ mod tests {
             "sync:bucket=3",
             "sync:bucket=-1",
             "sync:compress=f16",
+            "sync:order=lifo",
             "sync:bucket=99999999999G",
+            "hybrid:groups=0",
+            "hybrid:groups=all",
             "local-sgd:every=0",
             "local-sgd:warmup=-1",
             "diloco:outer-lr=0",

@@ -14,11 +14,13 @@
 
 mod computing;
 mod network;
+mod passes;
 mod rank;
 mod rounds;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::fmt;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,9 +98,8 @@ pub enum SimulationError {
     },
     /// Ranks ask for different operations.
     #[error(
-        "ranks differ: all-reduce {number} is of the {} {:?} for rank {first}, and of the {} {:?} for rank {other}; \
-         all ranks must ask for the same",
-        .of_first.0.name(), .of_first.1, .of_other.0.name(), .of_other.1
+        "ranks differ: all-reduce {number} is of {of_first} for rank {first}, and of {of_other} for rank {other}; \
+         all ranks must ask for the same"
     )]
     Mismatch {
         /// How many operations came before.
@@ -106,11 +107,11 @@ pub enum SimulationError {
         /// The rank that asked first.
         first: Rank,
         /// What it asked for.
-        of_first: (Vector, Range<usize>),
+        of_first: String,
         /// A rank that asked for something else.
         other: Rank,
         /// What that rank asked for.
-        of_other: (Vector, Range<usize>),
+        of_other: String,
     },
     /// An operation lacks ranks that never ask for it.
     #[error(
@@ -202,6 +203,8 @@ const THREADS_FROM: usize = 512;
 enum Happening {
     /// A bucket of a rank is computed.
     Ready { rank: Rank, bucket: Bucket },
+    /// The forward pass of a rank comes to a bucket.
+    Needs { rank: Rank, bucket: Bucket },
     /// A rank has computed a gradient.
     Computed { rank: Rank, step: u64 },
     /// The oldest all-reduce has ended.
@@ -234,13 +237,31 @@ struct Reading {
     elements: Option<Arc<[f32]>>,
 }
 
+/// What an all-reduce is of.
+#[derive(Clone, Debug, PartialEq)]
+enum Wanted {
+    /// The average of a piece.
+    Average { vector: Vector, piece: Range<usize>, compression: Compression },
+    /// The sums of so many numbers.
+    Total { numbers: usize },
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Average { vector, piece, .. } => write!(formatter, "the {} {piece:?}", vector.name()),
+            Self::Total { numbers } => write!(formatter, "{numbers} numbers"),
+        }
+    }
+}
+
 /// An all-reduce of which at least one rank has asked.
 #[derive(Debug)]
 struct Call {
     first: Rank,
-    vector: Vector,
-    piece: Range<usize>,
-    compression: Compression,
+    wanted: Wanted,
+    /// The sums of numbers so far.
+    totals: Vec<u64>,
     /// By rank.
     asked: Vec<Option<OperationId>>,
     missing: u32,
@@ -288,9 +309,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
         let ranks = settings.ranks;
         // A scheme is refused for all ranks or for none.
         if ranks > 0 {
-            scheme.plan(&layout, 0, ranks)?;
+            scheme.plan_by_bucket(&layout, 0, ranks)?;
         }
-        let plan = |rank| scheme.plan(&layout, rank, ranks).expect("it was not refused for rank 0");
+        let plan = |rank| scheme.plan_by_bucket(&layout, rank, ranks).expect("it was not refused for rank 0");
         Self::of_plans(learner, settings, plan)
     }
 
@@ -311,7 +332,8 @@ impl<'a, L: Learner> Simulation<'a, L> {
             return Err(SimulationError::NoParameters);
         }
         let initial = learner.initial();
-        let ranks = (0..settings.ranks).map(|rank| SimulatedRank::new(rank, plan(rank), &initial, settings));
+        let rank = |rank| SimulatedRank::new(rank, plan(rank), &initial, learner, settings);
+        let ranks = (0..settings.ranks).map(rank);
         let ranks: Vec<SimulatedRank> = ranks.collect();
         let (mut rounds, mut lines) = (Vec::new(), Vec::new());
         let mut found = HashMap::new();
@@ -469,6 +491,10 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Happening::Ready { rank, bucket } => {
                     self.compute()?;
                     self.deliver(rank, Event::Ready(bucket), network)?;
+                }
+                Happening::Needs { rank, bucket } => {
+                    self.deliver(rank, Event::Needed(bucket), network)?;
+                    self.pass_forward(rank, bucket);
                 }
                 Happening::Computed { rank, step } => {
                     self.hear_all(rank, network)?;
@@ -645,8 +671,20 @@ impl<'a, L: Learner> Simulation<'a, L> {
                 Request::Compute { step } if self.pauses_at == Some(step) => ends_with = Some(Event::Pause),
                 Request::Compute { step } if step < self.settings.steps => self.begin_computing(rank, step),
                 Request::Compute { .. } => ends_with = Some(Event::Stop),
+                Request::Supply { bucket } => {
+                    if self.ranks[rank as usize].end_waiting(bucket, self.now) {
+                        self.pass_forward(rank, bucket);
+                    }
+                }
                 Request::Average { id, vector, piece, compression } => {
-                    self.ask(rank, id, (vector, piece, compression), network)?;
+                    let bytes = compression.bytes(piece.len()) as u64;
+                    let wanted = Wanted::Average { vector, piece, compression };
+                    self.ranks[rank as usize].count(bytes);
+                    self.ask(rank, id, (wanted, &[], bytes), network)?;
+                }
+                Request::Total { id, numbers } => {
+                    let wanted = Wanted::Total { numbers: numbers.len() };
+                    self.ask(rank, id, (wanted, &numbers, size_of_val(&numbers[..]) as u64), network)?;
                 }
                 Request::Contribute { id, line, vector } => {
                     let all = 0..self.learner.layout().parameters();
@@ -685,10 +723,33 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     fn begin_computing(&mut self, rank: Rank, step: u64) {
-        self.is_observed |= rank == 0 && step.is_multiple_of(self.settings.observed_every.max(1));
         let time = self.settings.computing.time(self.settings.seed, rank, step);
         let now = self.now;
-        let (ends, end) = self.ranks[rank as usize].begin_computing(step, now, time);
+        match self.ranks[rank as usize].begin_computing(step, now, time) {
+            Some(bucket) => self.happen(now, Happening::Needs { rank, bucket }),
+            None => {
+                let end = self.ranks[rank as usize].forward_end(now);
+                self.pass_backward(rank, end);
+            }
+        }
+    }
+
+    /// Goes on with the forward pass of a rank at a bucket, if it has it.
+    fn pass_forward(&mut self, rank: Rank, bucket: Bucket) {
+        if let Some(end) = self.ranks[rank as usize].pass_forward(bucket, self.now) {
+            match bucket.checked_sub(1) {
+                Some(bucket) => self.happen(end, Happening::Needs { rank, bucket }),
+                None => self.pass_backward(rank, end),
+            }
+        }
+    }
+
+    /// A rank has, or will have without waiting, all parameters of its step, and begins the
+    /// backward pass then.
+    fn pass_backward(&mut self, rank: Rank, begin: Nanos) {
+        let step = self.ranks[rank as usize].step();
+        self.is_observed |= rank == 0 && step.is_multiple_of(self.settings.observed_every.max(1));
+        let (ends, end) = self.ranks[rank as usize].pass_backward(begin);
         for (bucket, at) in ends.into_iter().enumerate() {
             self.happen(at, Happening::Ready { rank, bucket });
         }
@@ -730,33 +791,29 @@ impl<'a, L: Learner> Simulation<'a, L> {
         &mut self,
         rank: Rank,
         id: OperationId,
-        (vector, piece, compression): (Vector, Range<usize>, Compression),
+        (wanted, numbers, bytes): (Wanted, &[u64], u64),
         network: &mut dyn Network,
     ) -> Result<(), SimulationError> {
-        let bytes = compression.bytes(piece.len()) as u64;
-        let place = self.ranks[rank as usize].ask(bytes) - self.calls_ended;
+        let place = self.ranks[rank as usize].ask() - self.calls_ended;
         let place = place as usize;
         if place == self.calls.len() {
             let asked = vec![None; self.ranks.len()];
             let missing = self.settings.ranks;
-            self.calls.push_back(Call {
-                first: rank,
-                vector,
-                piece: piece.clone(),
-                compression,
-                asked,
-                missing,
-            });
+            let totals = vec![0; numbers.len()];
+            self.calls.push_back(Call { first: rank, wanted: wanted.clone(), totals, asked, missing });
         }
         let call = &mut self.calls[place];
-        if call.vector != vector || call.piece != piece || call.compression != compression {
+        if call.wanted != wanted {
             return Err(SimulationError::Mismatch {
                 number: self.calls_ended + place as u64,
                 first: call.first,
-                of_first: (call.vector, call.piece.clone()),
+                of_first: call.wanted.to_string(),
                 other: rank,
-                of_other: (vector, piece),
+                of_other: wanted.to_string(),
             });
+        }
+        for (total, number) in call.totals.iter_mut().zip(numbers) {
+            *total = total.wrapping_add(*number);
         }
         call.asked[rank as usize] = Some(id);
         call.missing -= 1;
@@ -771,24 +828,33 @@ impl<'a, L: Learner> Simulation<'a, L> {
     fn averaged(&mut self, network: &mut dyn Network) -> Result<(), SimulationError> {
         let call = self.calls.pop_front().expect("an all-reduce began");
         self.calls_ended += 1;
-        let average = match call.compression {
-            Compression::None => self.average_of(&call),
-            _ => self.compressed_average_of(&call),
+        let outcome = match &call.wanted {
+            Wanted::Average { vector, piece, compression } => {
+                let average = match compression {
+                    Compression::None => self.average_of(*vector, piece),
+                    _ => self.compressed_average_of(*vector, piece, *compression),
+                };
+                for rank in &mut self.ranks {
+                    rank.piece(*vector, piece).copy_from_slice(&average);
+                }
+                Outcome::Averaged
+            }
+            Wanted::Total { .. } => Outcome::Totalled,
         };
-        for rank in &mut self.ranks {
-            rank.piece(call.vector, &call.piece).copy_from_slice(&average);
-        }
         for (rank, id) in (0..).zip(call.asked) {
             let id = id.expect("all ranks have asked");
-            self.deliver(rank, Event::Done(id, Outcome::Averaged), network)?;
+            for (place, total) in (0..).zip(&call.totals) {
+                self.deliver(rank, Event::Totalled { place, total: *total }, network)?;
+            }
+            self.deliver(rank, Event::Done(id, outcome), network)?;
         }
         Ok(())
     }
 
-    fn average_of(&mut self, call: &Call) -> Vec<f32> {
-        let mut sum = self.ranks[0].piece(call.vector, &call.piece).to_vec();
+    fn average_of(&mut self, vector: Vector, piece: &Range<usize>) -> Vec<f32> {
+        let mut sum = self.ranks[0].piece(vector, piece).to_vec();
         for rank in &mut self.ranks[1..] {
-            let piece = rank.piece(call.vector, &call.piece);
+            let piece = rank.piece(vector, piece);
             sum.iter_mut().zip(piece).for_each(|(sum, element)| *sum += *element);
         }
         let ranks = self.settings.ranks as f32;
@@ -797,13 +863,17 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     /// As real ranks exchange it.
-    fn compressed_average_of(&mut self, call: &Call) -> Vec<f32> {
-        let Call { vector, piece, compression, .. } = call;
-        let parts = Parts { compression: *compression, ranks: self.settings.ranks, elements: piece.len() };
+    fn compressed_average_of(
+        &mut self,
+        vector: Vector,
+        piece: &Range<usize>,
+        compression: Compression,
+    ) -> Vec<f32> {
+        let parts = Parts { compression, ranks: self.settings.ranks, elements: piece.len() };
         let mut encoded = Vec::new();
         for rank in &mut self.ranks {
             let mut out = Vec::new();
-            rank.encode(&parts, *vector, piece, &mut out);
+            rank.encode(&parts, vector, piece, &mut out);
             encoded.push(out);
         }
         let mut averages = Vec::new();

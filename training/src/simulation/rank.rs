@@ -1,5 +1,6 @@
 //! One simulated rank: its policy, vectors, optimizer and times.
 
+use std::cell::RefCell;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -9,18 +10,16 @@ use pleach_collectives::Rank;
 use pleach_transport::clock::Nanos;
 
 use super::Settings;
+use super::passes::Passes;
 use crate::checkpoint::{CheckpointError, RankState, vector};
 use crate::compression::Parts;
 use crate::interpreter::{Agreement, Interpreter, Plan, Request, Staleness, Vectors, combine, encode};
+use crate::layout::Bucket;
 use crate::learner::{Learner, Sgd};
 use crate::ledger::PolicyError;
 use crate::lines::Line;
 use crate::policy::{Event, OperationId, Vector};
 use crate::state::StateError;
-
-/// A forward pass is one of so many equal parts of a step's computing, as a backward pass takes
-/// about twice as long.
-const PASSES: u64 = 3;
 
 /// What a rank has published.
 #[derive(Default)]
@@ -41,6 +40,10 @@ impl Vectors for LocalVectors {
     fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
         let vectors = self.vectors.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
         vectors.map(|vector| &mut vector[piece.clone()])
+    }
+
+    fn step(&mut self, _: &Range<usize>) {
+        unreachable!("Stepping has the optimizer")
     }
 
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {
@@ -73,13 +76,49 @@ const OPTIMIZER: &str = "optimizer";
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
 
+/// A rank's vectors, and the optimizer that steps in pieces of them.
+struct Stepping<'a> {
+    vectors: &'a mut LocalVectors,
+    sgd: &'a RefCell<&'a mut Sgd>,
+}
+
+impl Vectors for Stepping<'_> {
+    fn pieces<const N: usize>(&mut self, names: [Vector; N], piece: &Range<usize>) -> [&mut [f32]; N] {
+        self.vectors.pieces(names, piece)
+    }
+
+    fn step(&mut self, piece: &Range<usize>) {
+        let [parameters, gradient] = self.vectors.pieces([Vector::Parameters, Vector::Gradient], piece);
+        self.sgd.borrow_mut().step_piece(piece.clone(), parameters, gradient);
+    }
+
+    fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {
+        self.vectors.publish(vector, piece, word);
+    }
+}
+
 /// A gradient that is computed.
 #[derive(Clone, Copy)]
 struct InComputing {
     step: u64,
     since: Nanos,
+    /// Without waiting for buckets.
+    time: Duration,
+    waited: Duration,
+    /// The bucket for which the forward pass waits, and since when.
+    waits: Option<(Bucket, Nanos)>,
+    /// Whether the forward pass has, or comes to, all buckets without waiting.
+    has_all: bool,
     /// Once it is there.
     loss: Option<f32>,
+}
+
+impl InComputing {
+    /// How long it has computed.
+    fn computed(&self, now: Nanos) -> Duration {
+        let waits = self.waits.map_or(Duration::ZERO, |(_, since)| now.since(since));
+        now.since(self.since).saturating_sub(self.waited + waits)
+    }
 }
 
 /// See the module.
@@ -88,6 +127,7 @@ pub(crate) struct SimulatedRank {
     interpreter: Interpreter,
     vectors: LocalVectors,
     sgd: Sgd,
+    passes: Passes,
     in_computing: Option<InComputing>,
     /// Of all gradients that are complete.
     computed: Duration,
@@ -105,7 +145,14 @@ pub(crate) struct SimulatedRank {
 }
 
 impl SimulatedRank {
-    pub(crate) fn new(number: Rank, plan: Plan, initial: &[f32], settings: &Settings) -> Self {
+    pub(crate) fn new(
+        number: Rank,
+        plan: Plan,
+        initial: &[f32],
+        learner: &impl Learner,
+        settings: &Settings,
+    ) -> Self {
+        let passes = Passes::new(&learner.layout(), &learner.work(), &plan.buckets);
         let mut vectors = LocalVectors::default();
         for vector in &plan.vectors {
             vectors.vectors[vector.index()] = vec![0.0; plan.parameters];
@@ -117,6 +164,7 @@ impl SimulatedRank {
             interpreter: Interpreter::new(plan, true),
             vectors,
             sgd,
+            passes,
             in_computing: None,
             computed: Duration::ZERO,
             step: 0,
@@ -267,13 +315,15 @@ impl SimulatedRank {
         now: Nanos,
         requests: &mut Vec<Request>,
     ) -> Result<(), PolicyError> {
-        let mut optimizer = |parameters: &mut [f32], gradient: &[f32]| self.sgd.step(parameters, gradient);
-        self.interpreter.deliver(event, now, &mut self.vectors, &mut optimizer, requests)
+        let sgd = RefCell::new(&mut self.sgd);
+        let mut optimizer =
+            |parameters: &mut [f32], gradient: &[f32]| sgd.borrow_mut().step(parameters, gradient);
+        let mut vectors = Stepping { vectors: &mut self.vectors, sgd: &sgd };
+        self.interpreter.deliver(event, now, &mut vectors, &mut optimizer, requests)
     }
 
-    /// Counts an operation of that many bytes; returns how many came before.
-    pub(crate) fn ask(&mut self, bytes: u64) -> u64 {
-        self.bytes += bytes;
+    /// Counts an operation; returns how many came before.
+    pub(crate) fn ask(&mut self) -> u64 {
         self.operations += 1;
         self.operations - 1
     }
@@ -294,26 +344,59 @@ impl SimulatedRank {
         piece
     }
 
-    /// Begins a gradient that takes this time. Returns when each bucket is ready, and when all are:
-    /// backward passes take as long for each parameter.
-    pub(crate) fn begin_computing(&mut self, step: u64, now: Nanos, time: Duration) -> (Vec<Nanos>, Nanos) {
-        self.in_computing = Some(InComputing { step, since: now, loss: None });
+    /// Begins a gradient that takes this time. Returns the bucket that the forward pass needs
+    /// first, if it asks for buckets.
+    pub(crate) fn begin_computing(&mut self, step: u64, now: Nanos, time: Duration) -> Option<Bucket> {
+        let asks = self.interpreter.is_by_bucket();
+        let waited = Duration::ZERO;
+        let computing =
+            InComputing { step, since: now, time, waited, waits: None, has_all: !asks, loss: None };
+        self.in_computing = Some(computing);
         self.step = step;
-        let time = time.as_nanos() as u64;
-        let forward = time / PASSES;
-        let parameters = self.interpreter.parameters() as u128;
-        let mut computed = 0;
-        let ends = self.interpreter.buckets().iter().map(|bucket| {
-            computed += bucket.len() as u128;
-            let backward = u128::from(time - forward) * computed / parameters;
-            Nanos(now.0.saturating_add(forward).saturating_add(backward as u64))
-        });
-        (ends.collect(), Nanos(now.0.saturating_add(time)))
+        let last = self.interpreter.buckets().len().checked_sub(1);
+        last.filter(|_| asks)
     }
 
-    /// Whether a gradient is begun and not there.
+    /// Goes on with the forward pass at a bucket, or waits for it. Returns when the pass is over
+    /// with it.
+    pub(crate) fn pass_forward(&mut self, bucket: Bucket, now: Nanos) -> Option<Nanos> {
+        let is_supplied = self.interpreter.is_supplied(bucket);
+        let computing = self.in_computing.as_mut()?;
+        if !is_supplied {
+            computing.waits = Some((bucket, now));
+            return None;
+        }
+        computing.has_all = bucket == 0;
+        Some(Nanos(now.0.saturating_add(self.passes.forward(computing.time, bucket))))
+    }
+
+    /// Ends the waiting for a bucket; returns whether the forward pass has waited for it.
+    pub(crate) fn end_waiting(&mut self, bucket: Bucket, now: Nanos) -> bool {
+        let Some(computing) = &mut self.in_computing else { return false };
+        let waited = computing.waits.take_if(|(waits_for, _)| *waits_for == bucket);
+        computing.waited += waited.map_or(Duration::ZERO, |(_, since)| now.since(since));
+        waited.is_some()
+    }
+
+    /// When each bucket is ready, and when all are, of the gradient that was begun and whose
+    /// backward pass begins then.
+    pub(crate) fn pass_backward(&self, begin: Nanos) -> (Vec<Nanos>, Nanos) {
+        let time = self.in_computing.map_or(Duration::ZERO, |computing| computing.time);
+        let at = |nanos| Nanos(begin.0.saturating_add(nanos));
+        let ready = (0..self.interpreter.buckets().len()).map(|bucket| at(self.passes.ready(time, bucket)));
+        (ready.collect(), at(self.passes.backward(time)))
+    }
+
+    /// When the forward pass is over that begins now and waits for nothing.
+    pub(crate) fn forward_end(&self, now: Nanos) -> Nanos {
+        let time = self.in_computing.map_or(Duration::ZERO, |computing| computing.time);
+        let forward = time.as_nanos() as u64 - self.passes.backward(time);
+        Nanos(now.0.saturating_add(forward))
+    }
+
+    /// Whether a gradient is begun, has all parameters, and is not there.
     pub(crate) fn lacks_gradient(&self) -> bool {
-        self.in_computing.is_some_and(|computing| computing.loss.is_none())
+        self.in_computing.is_some_and(|computing| computing.has_all && computing.loss.is_none())
     }
 
     /// Computes the gradient that was begun.
@@ -332,13 +415,13 @@ impl SimulatedRank {
 
     pub(crate) fn end_computing(&mut self, now: Nanos) {
         if let Some(computing) = self.in_computing.take() {
-            self.computed += now.since(computing.since);
+            self.computed += computing.computed(now);
             self.step = computing.step + 1;
         }
     }
 
     /// How long it has computed so far.
     pub(crate) fn computing(&self, now: Nanos) -> Duration {
-        self.computed + self.in_computing.map_or(Duration::ZERO, |computing| now.since(computing.since))
+        self.computed + self.in_computing.map_or(Duration::ZERO, |computing| computing.computed(now))
     }
 }

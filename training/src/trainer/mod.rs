@@ -24,6 +24,7 @@
 //! scheme go through a [`Window`](pleach_collectives::Window) on the program's thread: a rank hears
 //! of what its peers have written when its gradient is complete, or when it waits.
 
+mod buckets;
 mod checkpoints;
 mod messages;
 mod registered;
@@ -155,14 +156,22 @@ enum Work {
     Average(Pending<Buffer<f32>>),
     /// Encoded parts travel to their owners; what comes is the second buffer.
     Parts(Pending<(Buffer<u8>, Buffer<u8>)>),
+    /// The sums of numbers.
+    Total(Pending<Buffer<u64>>),
 }
 
-/// An all-reduce that the policy has asked for.
+/// What the policy has asked for.
 struct Asked {
     id: OperationId,
-    vector: Vector,
-    piece: Range<usize>,
-    compression: Compression,
+    wanted: Wanted,
+}
+
+/// An all-reduce.
+enum Wanted {
+    /// Of a piece of a vector.
+    Average { vector: Vector, piece: Range<usize>, compression: Compression },
+    /// Of numbers.
+    Total(Vec<u64>),
 }
 
 /// What a rank did, and how long that took.
@@ -200,6 +209,9 @@ pub struct Trainer {
     lines: Lines,
     /// The step that the policy has asked for.
     requested: Option<u64>,
+    /// By bucket: whether the policy was told that this step needs it.
+    needed: Vec<bool>,
+    is_by_bucket: bool,
     began: Option<Nanos>,
     /// The event with which the policy begins.
     begins_with: Event,
@@ -288,6 +300,8 @@ impl Trainer {
             messages: Messages::new(group.world_size()),
             lines: Lines::default(),
             requested: None,
+            needed: Vec::new(),
+            is_by_bucket: false,
             began: None,
             begins_with: Event::Start,
             checkpoint: None,
@@ -313,8 +327,8 @@ impl Trainer {
     ///
     /// The file cannot be made. That it cannot be written is an error of [`Trainer::finish`].
     pub fn logged(mut self, folder: &Path) -> Result<Self, TrainError> {
-        let (rank, ranks) = (self.group.rank(), self.group.world_size());
-        let log = Log::create(folder, &self.scheme, &self.layout, rank, ranks)?;
+        let place = (self.group.rank(), self.group.world_size());
+        let log = Log::create(folder, &self.scheme, &self.layout, place, self.is_by_bucket)?;
         self.interpreter.wrap(|policy| log.of(policy));
         self.log = Some(log);
         Ok(self)
@@ -539,8 +553,8 @@ impl Trainer {
             }
             if self.started.is_empty()
                 && self.asked.len() == 1
-                && let Some(Asked { id, vector, piece, .. }) =
-                    self.asked.pop_front_if(|asked| asked.compression == Compression::None)
+                && let Some(Asked { id, wanted: Wanted::Average { vector, piece, .. } }) =
+                    self.asked.pop_front_if(|asked| asked.is_plain())
             {
                 self.run(vector, &piece)?;
                 self.deliver(Event::Done(id, Outcome::Averaged), optimizer)?;
@@ -564,11 +578,24 @@ impl Trainer {
         started: Started,
         optimizer: &mut dyn FnMut(&mut [f32], &[f32]),
     ) -> Result<(), TrainError> {
-        let Started { asked: Asked { id, vector, piece, compression }, work } = started;
+        let Started { asked: Asked { id, wanted }, work } = started;
         let before = clock::now();
-        let part = match work {
-            Work::Average(pending) => self.back(vector, piece.start, pending.wait()),
-            Work::Parts(pending) => self.exchange_averages(vector, &piece, compression, pending),
+        let mut totals = None;
+        let part = match (wanted, work) {
+            (Wanted::Average { vector, piece, .. }, Work::Average(pending)) => {
+                self.back(vector, piece.start, pending.wait())
+            }
+            (Wanted::Average { vector, piece, compression }, Work::Parts(pending)) => {
+                self.exchange_averages(vector, &piece, compression, pending)
+            }
+            (_, Work::Total(pending)) => match pending.wait() {
+                Ok(sums) => {
+                    totals = Some(sums);
+                    Ok(())
+                }
+                Err(PendingError { error, .. }) => Err(error.into()),
+            },
+            (Wanted::Total(_), _) => unreachable!("numbers are added up"),
         };
         let now = clock::now();
         self.times.waiting += now.since(before);
@@ -577,7 +604,13 @@ impl Trainer {
             self.times.communicating += now.since(since);
         }
         part?;
-        self.deliver(Event::Done(id, Outcome::Averaged), optimizer)
+        let Some(totals) = totals else {
+            return self.deliver(Event::Done(id, Outcome::Averaged), optimizer);
+        };
+        for (place, total) in (0..).zip(totals.iter()) {
+            self.deliver(Event::Totalled { place, total: *total }, optimizer)?;
+        }
+        self.deliver(Event::Done(id, Outcome::Totalled), optimizer)
     }
 
     /// Puts the piece of an operation back, also after an error.
@@ -606,9 +639,18 @@ impl Trainer {
         self.vectors.take_error()?;
         for request in self.requests.drain(..) {
             match request {
-                Request::Compute { step } => self.requested = Some(step),
+                Request::Compute { step } => {
+                    self.requested = Some(step);
+                    self.needed.fill(false);
+                }
+                // The interpreter knows which.
+                Request::Supply { .. } => {}
                 Request::Average { id, vector, piece, compression } => {
-                    self.asked.push_back(Asked { id, vector, piece, compression });
+                    let wanted = Wanted::Average { vector, piece, compression };
+                    self.asked.push_back(Asked { id, wanted });
+                }
+                Request::Total { id, numbers } => {
+                    self.asked.push_back(Asked { id, wanted: Wanted::Total(numbers) });
                 }
                 Request::Contribute { .. }
                 | Request::StepAside { .. }
@@ -637,20 +679,38 @@ impl Trainer {
 
     fn start_asked(&mut self) -> Result<(), TrainError> {
         while let Some(asked) = self.asked.pop_front() {
-            if asked.compression != Compression::None {
-                self.start_compressed(asked)?;
-                continue;
-            }
-            let Asked { vector, ref piece, .. } = asked;
-            let part = self.vectors.take(vector, piece).expect("the ledger found it free");
-            self.times.bytes += size_of_val(&part[..]) as u64;
+            let work = match &asked.wanted {
+                Wanted::Total(numbers) => self.start_total(numbers)?,
+                Wanted::Average { vector, piece, compression: Compression::None } => {
+                    let part = self.vectors.take(*vector, piece).expect("the ledger found it free");
+                    self.times.bytes += size_of_val(&part[..]) as u64;
+                    match self.group.start(Operation::all_reduce(part, ReduceOp::Avg)) {
+                        Ok(pending) => Work::Average(pending),
+                        Err(error) => return self.back(*vector, piece.start, Err(error)),
+                    }
+                }
+                Wanted::Average { vector, piece, compression } => {
+                    self.start_compressed(*vector, piece, *compression)?
+                }
+            };
             self.times.busy_since.get_or_insert_with(clock::now);
-            match self.group.start(Operation::all_reduce(part, ReduceOp::Avg)) {
-                Ok(pending) => self.started.push_back(Started { asked, work: Work::Average(pending) }),
-                Err(error) => return self.back(vector, piece.start, Err(error)),
-            }
+            self.started.push_back(Started { asked, work });
         }
         Ok(())
+    }
+
+    fn start_total(&mut self, numbers: &[u64]) -> Result<Work, TrainError> {
+        let mut sums = self.group.buffer(numbers.len())?;
+        sums.copy_from_slice(numbers);
+        let pending = self.group.start(Operation::all_reduce(sums, ReduceOp::Sum));
+        Ok(Work::Total(pending.map_err(|failed| failed.error)?))
+    }
+}
+
+impl Asked {
+    /// Whether a blocking call carries it out.
+    fn is_plain(&self) -> bool {
+        matches!(self.wanted, Wanted::Average { compression: Compression::None, .. })
     }
 }
 
@@ -661,8 +721,12 @@ impl Trainer {
         Parts { compression, ranks: self.group.world_size(), elements: piece.len() }
     }
 
-    fn start_compressed(&mut self, asked: Asked) -> Result<(), TrainError> {
-        let Asked { vector, ref piece, compression, .. } = asked;
+    fn start_compressed(
+        &mut self,
+        vector: Vector,
+        piece: &Range<usize>,
+        compression: Compression,
+    ) -> Result<Work, TrainError> {
         let parts = self.parts(piece, compression);
         encode(&mut self.vectors, &parts, vector, piece, &mut self.encoded);
         let len = self.encoded.len();
@@ -672,11 +736,9 @@ impl Trainer {
         };
         input.copy_from_slice(&self.encoded);
         self.times.bytes += compression.bytes(piece.len()) as u64;
-        self.times.busy_since.get_or_insert_with(clock::now);
         let pending =
             self.group.start(Operation::all_to_all(input, output)).map_err(|failed| failed.error)?;
-        self.started.push_back(Started { asked, work: Work::Parts(pending) });
-        Ok(())
+        Ok(Work::Parts(pending))
     }
 
     fn exchange_averages(
@@ -737,6 +799,7 @@ impl Step<'_> {
     /// [`TrainError::UnderWay`], if a bucket of this step is ready already: then
     /// [`Step::bucket`] has the others.
     pub fn vectors(&mut self) -> Result<(&[f32], &mut [f32]), TrainError> {
+        self.trainer.need_all()?;
         let parameters = self.trainer.layout.parameters();
         let is_ready = |bucket: &Bucket| !self.trainer.interpreter.is_unfinished(*bucket);
         if let Some(bucket) = (0..self.buckets().len()).find(is_ready) {
@@ -755,6 +818,7 @@ impl Step<'_> {
         let Some(piece) = self.buckets().get(bucket).cloned() else {
             return Err(PolicyError::Bucket { bucket, step: self.number }.into());
         };
+        self.trainer.need_all()?;
         if !self.trainer.interpreter.is_unfinished(bucket) {
             return Err(TrainError::UnderWay { bucket, step: self.number });
         }
@@ -769,6 +833,8 @@ impl Step<'_> {
     ///
     /// [`PolicyError::Bucket`]; see [`TrainError`].
     pub fn ready(&mut self, bucket: Bucket) -> Result<(), TrainError> {
+        self.trainer.need_all()?;
+        self.trainer.hear_ended()?;
         self.trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;
         self.trainer.start_asked()
     }
@@ -787,6 +853,7 @@ impl Step<'_> {
             let (rank, checkpoint) = (trainer.group.rank(), trainer.checkpoint.take());
             return Err(TrainError::Loss { rank, step, loss, checkpoint });
         }
+        trainer.need_all()?;
         for bucket in 0..trainer.interpreter.buckets().len() {
             if trainer.interpreter.is_unfinished(bucket) {
                 trainer.deliver(Event::Ready(bucket), &mut |_, _| {})?;

@@ -70,8 +70,13 @@ impl Pieces {
     }
 }
 
+/// Makes a step of some elements by their gradient.
+pub(crate) type Optimizer = Box<dyn FnMut(Range<usize>, &mut [f32], &[f32]) + Send>;
+
 /// The vectors of a rank.
 pub(crate) struct RegisteredVectors {
+    /// If the program has given it to the trainer.
+    pub(crate) optimizer: Option<Optimizer>,
     vectors: [Pieces; Vector::COUNT],
     /// Peers reach what this rank publishes by it.
     pub(crate) window: Option<Window<f32>>,
@@ -93,7 +98,7 @@ impl RegisteredVectors {
             };
             vectors[vector.index()].0.push((piece.start, group.buffer(piece.len())?));
         }
-        Ok(Self { vectors, window: None, padded: Vec::new(), failed: None })
+        Ok(Self { optimizer: None, vectors, window: None, padded: Vec::new(), failed: None })
     }
 
     /// The error of a publication that has failed.
@@ -136,6 +141,19 @@ impl Vectors for RegisteredVectors {
         let vectors = self.vectors.get_disjoint_mut(names.map(Vector::index)).expect("different vectors");
         vectors
             .map(|vector| vector.slice(piece).expect("the ledger lets only pieces be touched that are here"))
+    }
+
+    fn step(&mut self, piece: &Range<usize>) {
+        // A plan with such steps is one of a trainer that has an optimizer.
+        if let Some(mut optimizer) = self.optimizer.take() {
+            let [parameters, gradient] = self.pieces([Vector::Parameters, Vector::Gradient], piece);
+            optimizer(piece.clone(), parameters, gradient);
+            self.optimizer = Some(optimizer);
+        }
+    }
+
+    fn has_optimizer(&self) -> bool {
+        self.optimizer.is_some()
     }
 
     fn publish(&mut self, vector: Vector, piece: &Range<usize>, word: u64) {

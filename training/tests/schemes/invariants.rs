@@ -12,8 +12,9 @@ use pleach_transport::clock::Nanos;
 
 use super::model::{Linear, ROUNDING, difference, scheme, settings, simulate, simulate_plans};
 
-pub(crate) const ALL: [&str; 43] = [
+pub(crate) const ALL: [&str; 44] = [
     "sync",
+    "sync:bucket=8,order=fifo",
     "sync:bucket=16",
     "sync:bucket=24,compress=bf16",
     "sync:compress=f8",

@@ -5,10 +5,12 @@ mod bounded;
 mod checkpoints;
 mod elastic;
 mod gossip;
+mod hybrid;
 mod invariants;
 mod lent;
 mod model;
 mod mutants;
+mod order;
 #[path = "../../../collectives/tests/ranks/mod.rs"]
 mod ranks;
 mod real;

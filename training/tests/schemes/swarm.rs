@@ -10,8 +10,10 @@ use pleach_vocabulary::random::Random;
 use super::model::{Linear, scheme, settings};
 
 /// Schemes, and whether their result depends on times.
-const SCHEMES: [(&str, bool); 38] = [
+const SCHEMES: [(&str, bool); 40] = [
     ("sync:bucket=16", false),
+    ("sync:bucket=16,order=fifo", false),
+    ("sync:bucket=8,compress=bf16", false),
     ("local-sgd:every=3", false),
     ("diloco:every=4", false),
     ("gossip", true),

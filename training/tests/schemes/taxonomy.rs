@@ -3,6 +3,7 @@
 use pleach_training::simulation::Settings;
 use pleach_training::{Axes, Refusal, Scheme, Simulation};
 
+use super::hybrid;
 use super::model::{Linear, price, settings};
 
 #[test]
@@ -12,12 +13,17 @@ fn each_combination_trains_or_is_refused_with_a_reason_that_names_axes() {
         match Scheme::new(axes) {
             Ok(scheme) => {
                 assert_eq!(scheme.axes(), axes, "{scheme}");
+                trained.push(scheme.name());
+                if let Scheme::Hybrid { groups } = scheme {
+                    // It divides the layers of a network, on ranks of a group.
+                    hybrid::expect_trained(groups, 20);
+                    continue;
+                }
                 let settings = Settings { steps: 20, learning_rate: 0.005, ..settings(4) };
                 let simulation = Simulation::new(&Linear, &scheme, &settings).expect("trains on four ranks");
                 let simulated = simulation.run(&mut price, &mut |_| {});
                 let simulated = simulated.unwrap_or_else(|error| panic!("{scheme}: {error}"));
                 assert!(simulated.guarantee_held && simulated.parameters_equal, "{scheme}");
-                trained.push(scheme.name());
             }
             Err(error @ Refusal::Axes { .. }) => {
                 let (message, text) = (error.to_string(), axes.to_string());
@@ -32,8 +38,9 @@ fn each_combination_trains_or_is_refused_with_a_reason_that_names_axes() {
         }
     }
     assert_eq!(trained.len() + refused, 3 * 2 * 3 * 3 * 5 * 3);
-    // Of the 14 without compression three travel in two more forms.
-    assert_eq!(trained.len(), 14 + 3 * 2, "{trained:?}");
+    // Of the 14 data parallel ones without compression three travel in two more forms; and layers
+    // are divided among all ranks, or inside of groups.
+    assert_eq!(trained.len(), 14 + 3 * 2 + 2, "{trained:?}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn a_synchronous_step_takes_the_computing_and_the_last_bucket() {
     assert_eq!(trained.time, steps(STEPS, computing + price(BYTES)));
     assert_eq!(trained.bytes_per_rank, STEPS * BYTES);
     // All buckets but the last travel while others are computed.
-    let trained = simulate("sync:bucket=24", &steady(4, "10ms,cv=0"));
+    let trained = simulate("sync:bucket=24,order=fifo", &steady(4, "10ms,cv=0"));
     assert_eq!(trained.time, steps(STEPS, computing + price(BUCKETS[4])));
     assert_eq!(trained.bytes_per_rank, STEPS * BYTES);
 }
@@ -36,7 +36,7 @@ fn a_synchronous_step_takes_the_computing_and_the_last_bucket() {
 #[test]
 fn operations_take_the_network_one_after_the_other() {
     // Computing takes no time to speak of, so all buckets wait for the network from the start.
-    let trained = simulate("sync:bucket=24", &steady(4, "1ns,cv=0"));
+    let trained = simulate("sync:bucket=24,order=fifo", &steady(4, "1ns,cv=0"));
     assert_eq!(trained.time, steps(STEPS, BUCKETS.map(price).into_iter().sum()));
 }
 

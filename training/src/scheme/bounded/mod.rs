@@ -432,7 +432,7 @@ impl Policy for BoundedStaleness {
                 actions.push(Action::Table(TableAction::Begin { from: Vector::Parameters, is_ordered }));
                 self.compute(now, actions);
             }
-            Event::Ready(_) | Event::Pause => {}
+            Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
             Event::Resume => {
                 self.is_changed = true;
                 self.compute(now, actions);

@@ -259,7 +259,7 @@ impl Policy for SharedCentre {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.start(actions),
-            Event::Ready(_) | Event::Pause => {}
+            Event::Ready(_) | Event::Needed(_) | Event::Totalled { .. } | Event::Pause => {}
             Event::Resume => {
                 self.publish(actions);
                 // It has looked ahead already.

@@ -107,7 +107,12 @@ impl Policy for ReplicatedCentre {
                 self.copy(Vector::Parameters, Vector::Centre, actions);
                 self.compute(actions);
             }
-            Event::Ready(_) | Event::Arrived { .. } | Event::Told { .. } | Event::Pause => {}
+            Event::Ready(_)
+            | Event::Needed(_)
+            | Event::Totalled { .. }
+            | Event::Arrived { .. }
+            | Event::Told { .. }
+            | Event::Pause => {}
             // It has looked ahead already.
             Event::Resume => actions.compute(self.next_step),
             Event::Computed { step } => self.computed(step, actions),

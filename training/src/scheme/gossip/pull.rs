@@ -93,7 +93,11 @@ impl Policy for Pull {
     fn on(&mut self, event: Event, _now: Nanos, actions: &mut Actions) {
         match event {
             Event::Start => self.begin_step(actions),
-            Event::Ready(_) | Event::Arrived { .. } | Event::Pause => {}
+            Event::Ready(_)
+            | Event::Needed(_)
+            | Event::Totalled { .. }
+            | Event::Arrived { .. }
+            | Event::Pause => {}
             Event::Resume => {
                 // Peers count their versions from 1 again, in another process.
                 self.versions.fill(1);
