@@ -19,6 +19,9 @@ impl Trainer {
     /// their gradient; it works element by element. It takes the place of the one that
     /// [`Step::update`] gets. Before the first step, and before [`Trainer::restore`].
     ///
+    /// To save the optimizer's state with a checkpoint, ask for all parameters of the next step first
+    /// ([`Step::vectors`]): then no step of the optimizer is outstanding.
+    ///
     /// With `sync` the passes of a step overlap the averages of the one before; see
     /// [`Step::parameters`]. Other schemes train as they do otherwise.
     ///
