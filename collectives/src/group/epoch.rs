@@ -33,7 +33,8 @@ pub(crate) struct Setting {
     pub(crate) hosts: Vec<u32>,
     /// Of the ranks of the device, those on this host.
     pub(crate) ranks_here: u32,
-    pub(crate) is_crowded: bool,
+    /// By rank of the device: ranks for each processor that it may run on.
+    pub(crate) ranks_a_processor: Vec<u32>,
 }
 
 impl Setting {
@@ -42,7 +43,8 @@ impl Setting {
         let hosts: Vec<u32> = members.iter().map(|rank| self.hosts[*rank as usize]).collect();
         let own = self.hosts[self.options.world.rank as usize];
         let here = hosts.iter().filter(|host| **host == own).count() as u32;
-        let mut platform = platform(self.fabric, &hosts, here.min(self.ranks_here));
+        let in_turn = members.iter().map(|rank| self.ranks_a_processor[*rank as usize]).max();
+        let mut platform = platform(self.fabric, &hosts, here.min(self.ranks_here), in_turn);
         let topology = self.options.topology.as_ref().and_then(|whole| whole.only(members).ok());
         platform.wiring = topology.map(|topology| wiring(&topology, &platform));
         platform
@@ -61,7 +63,7 @@ impl Setting {
             events: Vec::new(),
             board,
             platform: self.platform(members),
-            is_crowded: self.is_crowded,
+            ranks_a_processor: self.ranks_a_processor[self.options.world.rank as usize],
             store: None,
         };
         let compute = Box::new(HostCompute::new());

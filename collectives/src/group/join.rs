@@ -62,7 +62,7 @@ impl Group {
         expect_memory(options.space)?;
         let board = Arc::new(StatusBoard::new(options.world.rank));
         let joined = meet(options, board.clone())?;
-        let hosts = platform(joined.fabric, &joined.hosts, joined.ranks_here).hosts;
+        let hosts = platform_of(&joined).hosts;
         if joined.rank == 0 {
             options.tuning.warn_without_table(named, joined.fabric, &hosts);
         }
@@ -155,12 +155,9 @@ impl Reach {
     /// The platform by which schedules are chosen. Kernels do not reach host memory that peers map,
     /// so such data are put.
     fn platform(self, joined: &Joined) -> Platform {
-        let mut platform = platform(joined.fabric, &joined.hosts, joined.ranks_here);
+        let mut platform = platform_of(joined);
         if matches!(self, Self::Put | Self::Staged) {
             (platform.access, platform.near) = (Access::Put, CostModel::LOOPBACK);
-        } else if platform.access == Access::Mapped {
-            let most = joined.ranks_a_processor.iter().max();
-            platform.near = platform.near.of_ranks_in_turn(most.map_or(1, |ranks| *ranks));
         }
         platform
     }
@@ -248,14 +245,24 @@ fn memory(space: Space) -> &'static str {
     }
 }
 
+/// The platform of ranks that have met.
+fn platform_of(joined: &Joined) -> Platform {
+    let in_turn = joined.ranks_a_processor.iter().max().copied();
+    platform(joined.fabric, &joined.hosts, joined.ranks_here, in_turn)
+}
+
 /// The platform that the ranks have agreed on, by which schedules are chosen. Either all ranks
-/// count all others among those on their host, or none does.
-pub(crate) fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32) -> Platform {
+/// count all others among those on their host, or none does. `in_turn`: ranks that take turns on a
+/// processor, at most.
+pub(crate) fn platform(fabric: Fabric, hosts: &[u32], ranks_here: u32, in_turn: Option<u32>) -> Platform {
     let ranks = hosts.len() as u32;
     let maps = matches!(fabric, Fabric::Shm | Fabric::Hybrid | Fabric::HybridVerbs);
     let mut platform = Platform::over(fabric, if maps { HostMap::new(hosts) } else { HostMap::one(ranks) });
     if fabric == Fabric::Tcp && ranks_here == ranks {
         (platform.near, platform.far) = (CostModel::LOOPBACK, CostModel::LOOPBACK);
+    }
+    if maps {
+        platform.near = platform.near.of_ranks_in_turn(in_turn.unwrap_or(1));
     }
     platform
 }

@@ -122,7 +122,7 @@ impl Session {
             fabric: joined.fabric,
             hosts: joined.hosts,
             ranks_here: joined.ranks_here,
-            is_crowded: joined.is_crowded,
+            ranks_a_processor: joined.ranks_a_processor,
         };
         let waker = Arc::clone(&incoming);
         let device = SharedDevice::new(joined.device, joined.events, joined.world_size, move || waker.wake());
