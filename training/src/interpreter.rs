@@ -89,6 +89,8 @@ pub enum Request {
         line: usize,
         /// The vector.
         vector: Vector,
+        /// The highest number of a round that is waited for.
+        limit: u64,
     },
     /// Have nothing to give; see [`Action::StepAside`].
     StepAside {
@@ -196,7 +198,7 @@ impl Staleness {
     }
 
     fn computed(&mut self) {
-        self.sum += self.next;
+        self.sum = self.sum.saturating_add(self.next);
         self.steps += 1;
         self.most = self.most.max(self.next);
         self.next += 1;
@@ -354,7 +356,7 @@ impl Interpreter {
         state.field(&mut self.next_step);
         let Agreement { places, digest, is_broken, is_hashed: _ } = &mut self.agreement;
         state.field(places);
-        state.field(digest);
+        state.bits(digest);
         state.field(is_broken);
         let Staleness { next, sum, steps, most } = &mut self.staleness;
         [next, sum, steps, most].into_iter().for_each(|number| state.field(number));
@@ -520,11 +522,11 @@ impl Interpreter {
             Action::AverageCompressed { id, vector, piece, compression } => {
                 self.average(id, vector, piece, compression, requests)?;
             }
-            Action::Contribute { id, line, vector } => {
+            Action::Contribute { id, line, vector, limit } => {
                 self.expect_line(line)?;
                 self.expect_no_arrival(vector)?;
                 self.ledger.begin_operation(id, vector, &(0..self.plan.parameters), true)?;
-                requests.push(Request::Contribute { id, line, vector });
+                requests.push(Request::Contribute { id, line, vector, limit });
             }
             Action::StepAside { line } => {
                 self.expect_line(line)?;

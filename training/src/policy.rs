@@ -108,7 +108,7 @@ pub enum Outcome {
     Totalled,
     /// The combined contributions of a round are there.
     Combined {
-        /// The number of ranks whose contributions they are.
+        /// The number of ranks whose contributions they are; 0 where nothing was contributed.
         contributors: u32,
     },
     /// All ranks have left the lines.
@@ -177,6 +177,8 @@ pub enum Action {
     },
     /// Contributes a vector to a round of a [line](crate::lines::Line): replaces it by the combined
     /// contributions of the round that counts it, or of the newest round that did not wait for it.
+    /// If the next round has a number above the limit and this rank has seen all rounds before it,
+    /// then nothing is contributed, the vector stays as it is, and the outcome has no contributors.
     Contribute {
         /// Its number, larger than those of all operations before.
         id: OperationId,
@@ -184,6 +186,8 @@ pub enum Action {
         line: usize,
         /// The vector.
         vector: Vector,
+        /// The highest number of a round, from 0, that this rank waits for.
+        limit: u64,
     },
     /// Says, at once, that this rank gives nothing to a line before it contributes again: nobody
     /// waits for it there.

@@ -4,8 +4,9 @@
 //! followed. [`replay`] feeds the events to a policy of the same scheme and compares each action.
 //! So what a rank did can be looked at again, step by step, without its data and without its peers.
 //!
-//! **Invariant:** actions are a function of the events so far and their times, so each log is
-//! replayed without a difference, also that of a rank that failed.
+//! **Invariants:** actions are a function of the events so far and their times, so each log is
+//! replayed without a difference, also that of a rank that failed. A log that was changed never
+//! tells a policy of an event that no driver tells it of, and ends in a [`LogError`].
 
 use std::fs::{self, File};
 use std::io::{self, BufRead as _, BufReader, BufWriter, Write as _};
@@ -17,12 +18,18 @@ use pleach_transport::clock::Nanos;
 use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
-use crate::policy::{Action, Actions, Event, OperationId, Policy};
+use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy};
 use crate::scheme::Scheme;
 use crate::state::State;
 
 /// Counts changes of the form of logs.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
+
+/// Most ranks of a training with a log: a policy has numbers for each rank.
+const RANKS_MAX: u32 = 1 << 14;
+
+/// Most buckets of a log: a policy has a number for each of them.
+const BUCKETS_MAX: usize = 1 << 20;
 
 /// Why a log is not written, or not replayed.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -261,7 +268,10 @@ pub fn replay(path: &Path) -> Result<Replayed, LogError> {
     let first = lines.next().map(|(line, _)| line).transpose().map_err(read)?.unwrap_or_default();
     let mut rank = Replay::begin(&first).map_err(|reason| form(1, reason))?;
     for (text, line) in lines {
-        let text = text.map_err(read)?;
+        let text = text.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidData => form(line, "it is not UTF-8".to_owned()),
+            _ => read(error),
+        })?;
         let step = rank.line(&text).map_err(|reason| form(line, reason))?;
         if let Some(Difference { event, logged, replayed }) = step {
             return Err(LogError::Different { path: path.to_owned(), line, event, logged, replayed });
@@ -276,6 +286,30 @@ struct Difference {
     replayed: String,
 }
 
+/// How an operation ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Averaged,
+    Totalled,
+    Combined,
+    Left,
+    Read,
+    Written,
+}
+
+impl End {
+    fn of(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Averaged => Self::Averaged,
+            Outcome::Totalled => Self::Totalled,
+            Outcome::Combined { .. } => Self::Combined,
+            Outcome::Left => Self::Left,
+            Outcome::Read { .. } => Self::Read,
+            Outcome::Written => Self::Written,
+        }
+    }
+}
+
 /// A policy that is told a log.
 struct Replay {
     policy: Box<dyn Policy>,
@@ -283,8 +317,14 @@ struct Replay {
     actions: Actions,
     /// What was asked for and has not ended. A log that was changed must not tell the policy of
     /// more.
-    under_way: Vec<OperationId>,
+    under_way: Vec<(OperationId, End)>,
+    /// Places of the sums that are under way and were not told, in order.
+    totals: Vec<u32>,
     computing: Option<u64>,
+    /// Whether it was told to come to rest, and not to go on yet.
+    is_paused: bool,
+    /// Whether it was told that there is no next step.
+    is_stopped: bool,
     replayed: Replayed,
 }
 
@@ -299,10 +339,16 @@ impl Replay {
             return Err(format!("format {format}, and this version of pleach reads {FORMAT}"));
         }
         let layout = Layout::of(&layers);
-        if rank >= ranks || layout.parameters() == 0 {
-            return Err(format!("rank {rank} of {ranks}, {} parameters", layout.parameters()));
+        let parameters = layout.parameters();
+        if rank >= ranks || ranks > RANKS_MAX || parameters == 0 || parameters == usize::MAX {
+            return Err(format!("rank {rank} of {ranks}, {parameters} parameters"));
         }
         let parsed: Scheme = scheme.parse().map_err(|error| format!("{error}"))?;
+        if let Scheme::Sync { bucket_bytes, .. } = parsed
+            && parameters / (bucket_bytes / size_of::<f32>()).max(1) > BUCKETS_MAX
+        {
+            return Err(format!("{parameters} parameters in buckets of {bucket_bytes} bytes"));
+        }
         let plan = if by_bucket {
             parsed.plan_by_bucket(&layout, rank, ranks)
         } else {
@@ -314,7 +360,10 @@ impl Replay {
             buckets: plan.buckets.len(),
             actions: Actions::default(),
             under_way: Vec::new(),
+            totals: Vec::new(),
             computing: None,
+            is_paused: false,
+            is_stopped: false,
             replayed: Replayed { scheme, rank, ranks, events: 0, actions: 0, is_complete: false },
         })
     }
@@ -344,19 +393,23 @@ impl Replay {
         let replayed = serde_json::to_string(self.actions.as_slice()).map_err(|error| error.to_string())?;
         for action in self.actions.drain() {
             self.replayed.actions += 1;
-            match action {
-                Action::Compute { step } | Action::Begin { step } => self.computing = Some(step),
-                Action::Average { id, .. }
-                | Action::AverageCompressed { id, .. }
-                | Action::Contribute { id, .. }
-                | Action::Leave { id }
-                | Action::Total { id, .. }
-                | Action::Read { id, .. }
-                | Action::Write { id, .. } => {
-                    self.under_way.push(id);
+            let operation = match action {
+                Action::Compute { step } | Action::Begin { step } => {
+                    self.computing = Some(step);
+                    continue;
                 }
-                _ => {}
-            }
+                Action::Average { id, .. } | Action::AverageCompressed { id, .. } => (id, End::Averaged),
+                Action::Contribute { id, .. } => (id, End::Combined),
+                Action::Total { id, numbers } => {
+                    self.totals = (0..numbers.len() as u32).collect();
+                    (id, End::Totalled)
+                }
+                Action::Leave { id } => (id, End::Left),
+                Action::Read { id, .. } => (id, End::Read),
+                Action::Write { id, .. } => (id, End::Written),
+                _ => continue,
+            };
+            self.under_way.push(operation);
         }
         self.replayed.events += 1;
         let differs = replayed != logged;
@@ -366,17 +419,41 @@ impl Replay {
 
     /// Whether an event follows from what was asked for.
     fn may_come(&mut self, event: Event) -> bool {
-        let Replayed { rank: own, ranks, .. } = self.replayed;
+        let Replayed { rank: own, ranks, events, .. } = self.replayed;
+        let is_first = events == 0;
         match event {
-            Event::Start | Event::Resume | Event::Pause | Event::Stop => true,
+            Event::Start => is_first,
+            Event::Resume => {
+                let is_resting = std::mem::take(&mut self.is_paused) && self.under_way.is_empty();
+                is_first || is_resting
+            }
+            // Both take the place of a step that was asked for.
+            Event::Pause => {
+                self.is_paused = self.computing.take().is_some() && !self.is_stopped;
+                self.is_paused
+            }
+            Event::Stop => {
+                self.is_stopped = self.computing.take().is_some() && !self.is_paused && !self.is_stopped;
+                self.is_stopped
+            }
             Event::Ready(bucket) | Event::Needed(bucket) => self.computing.is_some() && bucket < self.buckets,
             Event::Computed { step } => self.computing.take() == Some(step),
-            Event::Done(id, _) => {
-                let place = self.under_way.iter().position(|asked| *asked == id);
+            Event::Done(id, outcome) => {
+                let ended = (id, End::of(outcome));
+                if ended.1 == End::Totalled && !self.totals.is_empty() {
+                    return false;
+                }
+                let place = self.under_way.iter().position(|asked| *asked == ended);
                 place.map(|place| self.under_way.swap_remove(place)).is_some()
             }
-            Event::Totalled { .. } => !self.under_way.is_empty(),
-            Event::Arrived { from, .. } | Event::Told { from, .. } => from < ranks && from != own,
+            Event::Totalled { place, .. } => {
+                let is_next = self.totals.first() == Some(&place);
+                self.totals.drain(..usize::from(is_next));
+                is_next
+            }
+            Event::Arrived { from, .. } | Event::Told { from, .. } => {
+                !is_first && from < ranks && from != own
+            }
         }
     }
 }

@@ -4,7 +4,8 @@
 //! gives it back, so what is saved and what is restored cannot differ.
 //!
 //! **Invariants:** lengths of lists are those of the policy, not of the bytes, so restoring from
-//! any bytes allocates nothing. After the first byte that is wrong nothing more is read.
+//! any bytes allocates nothing. After the first byte that is wrong nothing more is read. Numbers
+//! that are restored leave room to count on.
 
 /// Why bytes are no state of a policy.
 #[derive(Clone, Copy, pleach_derive::ErrorDebug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +30,11 @@ pub enum StateError {
     #[error("the state holds a value that is none; take another checkpoint")]
     Value,
 }
+
+/// The largest number that is restored. Numbers count steps, operations, writes, nanoseconds and
+/// units of weight: a policy that goes on adds to them, so this is far below the largest of the
+/// type, and more than any training comes to.
+const NUMBER_MAX: u64 = (1 << 62) - 1;
 
 enum Side<'a> {
     Saving(Vec<u8>),
@@ -84,6 +90,11 @@ impl<'a> State<'a> {
         field.visit(self);
     }
 
+    /// Takes a number that counts nothing, as a hash, or gives it back: any bits are one.
+    pub fn bits(&mut self, bits: &mut u64) {
+        *bits = u64::from_le_bytes(self.word(bits.to_le_bytes()));
+    }
+
     fn word<const N: usize>(&mut self, own: [u8; N]) -> [u8; N] {
         if self.broken.is_some() {
             return own;
@@ -115,7 +126,12 @@ pub trait Remembered {
 
 impl Remembered for u64 {
     fn visit(&mut self, state: &mut State<'_>) {
-        *self = Self::from_le_bytes(state.word(self.to_le_bytes()));
+        let mut number = *self;
+        state.bits(&mut number);
+        if state.is_restoring() && number > NUMBER_MAX {
+            return state.refuse(StateError::Value);
+        }
+        *self = number;
     }
 }
 
@@ -218,5 +234,8 @@ mod tests {
         let mut wrong = bytes;
         wrong[8] = 2;
         assert_eq!(Fields::restored(&wrong).1, Err(StateError::Value));
+        let too_large = [&(NUMBER_MAX + 1).to_le_bytes(), &wrong[8..]].concat();
+        let (fields, refused) = Fields::restored(&too_large);
+        assert_eq!((fields.number, refused), (0, Err(StateError::Value)));
     }
 }

@@ -345,6 +345,12 @@ impl Rounds {
         }
     }
 
+    /// The round for which a contribution would be in time now; `None` where a round is bound
+    /// without it.
+    pub(crate) fn next_round(&self) -> Option<u64> {
+        (self.next == self.seen).then_some(self.next)
+    }
+
     /// The caller has nothing to give until it hands over again, and waits for no round.
     pub(crate) fn step_aside(&mut self) {
         self.say(Readiness::Absent);

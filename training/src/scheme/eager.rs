@@ -72,7 +72,7 @@ impl Policy for Eager {
             Event::Pause | Event::Resume => {}
             Event::Computed { .. } => {
                 let (id, vector) = (self.ids.take(), Vector::Gradient);
-                actions.push(Action::Contribute { id, line: 0, vector });
+                actions.push(Action::Contribute { id, line: 0, vector, limit: u64::MAX });
             }
             Event::Done(_, Outcome::Combined { .. }) => self.combined(actions),
             Event::Done(_, Outcome::Left) => {

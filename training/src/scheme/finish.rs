@@ -27,7 +27,7 @@ pub(crate) enum Word {
 const NUMBER_BITS: u32 = 62;
 
 impl Word {
-    /// The largest number.
+    /// The largest number. A larger one is sent as this one.
     pub(crate) const MOST: u64 = (1 << NUMBER_BITS) - 1;
 
     pub(crate) fn encode(self) -> u64 {
@@ -37,8 +37,7 @@ impl Word {
             Self::Result(number) => (2, number),
             Self::Held(number) => (3, number),
         };
-        debug_assert!(number >> NUMBER_BITS == 0, "numbers of words are small");
-        kind << NUMBER_BITS | number
+        kind << NUMBER_BITS | number.min(Self::MOST)
     }
 
     pub(crate) fn decode(word: u64) -> Self {
@@ -139,5 +138,6 @@ mod tests {
                 assert_eq!(Word::decode(word.encode()), word);
             }
         }
+        assert_eq!(Word::decode(Word::Result(u64::MAX).encode()), Word::Result(Word::MOST));
     }
 }

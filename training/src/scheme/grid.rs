@@ -4,8 +4,13 @@
 //! `w ← (1 - a)w + a·average`. A round opens when a share of the line is there, so a slow rank
 //! holds nobody up; what it gives too late is dropped, and it takes the newest round's average.
 //!
-//! **Invariant:** no operation before the end has more ranks than the side of the grid. At the end
-//! the parameters of all ranks are averaged.
+//! **Invariants:** no operation before the end has more ranks than the side of the grid. At the end
+//! the parameters of all ranks are averaged. In its exchange number k of a dimension a rank waits
+//! for no round above k. So ranks never wait for each other in a circle: of all ranks that wait
+//! consider the one with the fewest exchanges. The other ranks of its line have as many at least,
+//! so each of them is ready for the same round, or that round has opened. Nobody waits for a rank
+//! that was left out often either. A rank that was late, waits for the round after the newest one,
+//! and is waited for in another line, would close such a circle.
 
 use pleach_transport::clock::Nanos;
 
@@ -41,7 +46,8 @@ impl Grid {
                 let (from, into, piece) = (Vector::Parameters, Vector::Fetched, 0..self.parameters);
                 actions.update(Update::Copy { from, into, piece });
                 let (id, vector) = (self.ids.take(), Vector::Fetched);
-                return actions.push(Action::Contribute { id, line, vector });
+                let limit = exchange / self.lengths.len() as u64;
+                return actions.push(Action::Contribute { id, line, vector, limit });
             }
         }
         actions.compute(self.next_step);
@@ -49,6 +55,10 @@ impl Grid {
 
     fn combined(&mut self, contributors: u32, actions: &mut Actions) {
         self.is_exceeded |= contributors > self.side;
+        if contributors == 0 {
+            // It is behind the ranks of this line, and goes on to catch up with them.
+            return actions.compute(self.next_step);
+        }
         let (into, from, piece) = (Vector::Parameters, Vector::Fetched, 0..self.parameters);
         actions.update(Update::Mix { into, alpha: 1.0 - self.rate, from, beta: self.rate, piece });
         actions.push(Action::Exchanged);

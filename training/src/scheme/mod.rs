@@ -511,8 +511,12 @@ impl Scheme {
             Self::Bidmach { every, rate, dimensions, threshold } => {
                 lines.extend((0..dimensions).map(|dimension| {
                     let ranks = line(rank, ranks, dimensions, dimension);
-                    let activation = Activation::laggard_resistant(threshold.into(), ranks.len() as u32);
-                    Line { ranks, activation: activation.divisor(Divisor::Contributors) }
+                    // The number that was written: five times the next f32 to 0.6 is above 3.
+                    let share = threshold.to_string().parse().unwrap_or(f64::from(threshold));
+                    let activation = Activation::laggard_resistant(share, ranks.len() as u32);
+                    // A rank that is far behind is left out until it has caught up.
+                    let activation = activation.divisor(Divisor::Contributors).staleness_max(u32::MAX);
+                    Line { ranks, activation }
                 }));
                 let lengths = lines.iter().map(|line| line.ranks.len()).collect();
                 let policy = Grid::new(parameters, every, rate, side(ranks, dimensions), lengths);

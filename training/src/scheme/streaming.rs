@@ -65,7 +65,8 @@ impl Streaming {
         let fragment = |number: u64| {
             let begin = parameters.min(longest * number as usize);
             let piece = begin..parameters.min(begin + longest);
-            let phase = (number + 1) * streams.every / count % streams.every;
+            let phase = u128::from(number + 1) * u128::from(streams.every) / u128::from(count);
+            let phase = (phase % u128::from(streams.every)) as u64;
             Fragment { piece, phase, travels: None, applied_after: None }
         };
         Self {
@@ -73,7 +74,8 @@ impl Streaming {
             outer,
             compression,
             whole: 0..parameters,
-            fragments: (0..count).map(fragment).filter(|fragment| !fragment.piece.is_empty()).collect(),
+            // Those behind the parameters are empty.
+            fragments: (0..count).map(fragment).take_while(|fragment| !fragment.piece.is_empty()).collect(),
             next_step: 0,
             has_exchanged: true,
             ids: OperationIds::default(),
@@ -141,7 +143,7 @@ impl Streaming {
                 actions.update(Update::Difference { piece: piece.clone() });
                 actions.average(id, Vector::Delta, piece, self.compression);
                 fragment.travels = Some(id);
-                fragment.applied_after = Some(self.next_step + delay);
+                fragment.applied_after = Some(self.next_step.saturating_add(delay));
             }
         }
     }

@@ -686,13 +686,14 @@ impl<'a, L: Learner> Simulation<'a, L> {
                     let wanted = Wanted::Total { numbers: numbers.len() };
                     self.ask(rank, id, (wanted, &numbers, size_of_val(&numbers[..]) as u64), network)?;
                 }
-                Request::Contribute { id, line, vector } => {
+                Request::Contribute { id, line, vector, limit } => {
                     let all = 0..self.learner.layout().parameters();
                     let rank_state = &mut self.ranks[rank as usize];
-                    rank_state.count((size_of::<f32>() * all.len()) as u64);
                     let given = rank_state.piece(vector, &all).to_vec();
                     let line = self.lines[rank as usize][line];
-                    self.rounds[line].contribute(rank, id, vector, given);
+                    if self.rounds[line].contribute(rank, id, (vector, limit), given) {
+                        self.ranks[rank as usize].count((size_of::<f32>() * all.len()) as u64);
+                    }
                     self.look_at_round(line, network);
                 }
                 Request::StepAside { line } => {

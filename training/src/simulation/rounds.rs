@@ -51,6 +51,8 @@ struct Place {
     /// The first round whose result it has not seen.
     seen: u64,
     awaited: Option<Awaited>,
+    /// An operation that has waited for no round.
+    passed: Option<OperationId>,
 }
 
 /// A round that is bound.
@@ -87,6 +89,7 @@ impl Rounds {
             dropped: None,
             seen: 0,
             awaited: None,
+            passed: None,
         };
         let ranks = line.ranks.len() as u32;
         Self {
@@ -111,11 +114,22 @@ impl Rounds {
         &mut self.places[place.expect("a rank asks for its own lines")]
     }
 
-    /// A rank hands a contribution over; it gets the result in that vector.
-    pub(crate) fn contribute(&mut self, rank: Rank, id: OperationId, vector: Vector, mut given: Vec<f32>) {
+    /// A rank hands a contribution over; it gets the result in that vector. It waits for no round
+    /// above the limit: returns whether it contributes.
+    pub(crate) fn contribute(
+        &mut self,
+        rank: Rank,
+        id: OperationId,
+        (vector, limit): (Vector, u64),
+        mut given: Vec<f32>,
+    ) -> bool {
         let (rule, next, missed) = (self.line.activation.late_rule(), self.next, self.newest_missed());
         let place = self.place(rank);
         let is_late = next > place.seen;
+        if !is_late && next > limit {
+            place.passed = Some(id);
+            return false;
+        }
         if is_late || rule == Late::Carry {
             let late = place.late.take();
             late.into_iter().for_each(|late| given.iter_mut().zip(late).for_each(|(sum, late)| *sum += late));
@@ -131,6 +145,7 @@ impl Rounds {
             Some(next)
         };
         place.awaited = Some(Awaited { id, vector: Some(vector), round });
+        true
     }
 
     /// A rank has nothing to give until it contributes again.
@@ -260,6 +275,10 @@ impl Rounds {
         let active = self.active.as_ref().map(|active| active.number);
         let mut completed = Vec::new();
         for (rank, place) in self.line.ranks.iter().zip(&mut self.places) {
+            if let Some(id) = place.passed.take() {
+                let outcome = Outcome::Combined { contributors: 0 };
+                completed.push(Completed { rank: *rank, id, outcome, result: None });
+            }
             let Some(Awaited { id, vector, round }) = place.awaited else { continue };
             let has_ended = match round {
                 None => self.has_ended,

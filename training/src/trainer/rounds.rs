@@ -1,7 +1,7 @@
 //! The rounds of a trainer's lines: partial all-reduces of the group, or of groups split from it.
 //!
 //! A contribution is copied into memory of the rounds, and their result back, as late contributions
-//! stay with the rounds.
+//! stay with the rounds. Rounds that were aborted stay, and give the error that ended them.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -19,8 +19,8 @@ struct LineRounds {
     /// No round opens before all ranks have contributed.
     waits_for_all: bool,
     partial: Partial<f32>,
-    /// Where the line is not the whole group.
-    _group: Option<Group>,
+    /// Where the line is not the whole group. It stays as long as its rounds.
+    group: Option<Group>,
 }
 
 /// See the module.
@@ -36,9 +36,12 @@ impl Lines {
         self.asked.push_back(request);
     }
 
-    /// Ends the rounds for the other ranks of the lines. There are no lines any more.
-    pub(crate) fn abort(&mut self) {
-        self.lines.clear();
+    /// Ends the rounds on all ranks of the lines.
+    pub(crate) fn abort(&self) {
+        for LineRounds { partial, group, .. } in &self.lines {
+            partial.abort();
+            group.iter().for_each(Group::abort);
+        }
     }
 }
 
@@ -67,7 +70,7 @@ impl Trainer {
             let partial = members.partial(self.layout.parameters(), line.activation);
             let partial = partial.map_err(|error| of_line(&line.ranks, is_whole, error))?;
             let waits_for_all = line.activation.waits_for_all(members.world_size());
-            self.lines.lines.push(LineRounds { ranks: line.ranks, waits_for_all, partial, _group: group });
+            self.lines.lines.push(LineRounds { ranks: line.ranks, waits_for_all, partial, group });
         }
         Ok(())
     }
@@ -80,21 +83,20 @@ impl Trainer {
         let Some(request) = self.lines.asked.pop_front() else { return Ok(false) };
         let before = clock::now();
         let done = match request {
-            Request::Contribute { id, line, vector } => {
+            Request::Contribute { id, line, vector, limit } => {
                 let all = 0..self.layout.parameters();
-                self.times.bytes += (size_of::<f32>() * all.len()) as u64;
-                self.expect_lines()?;
                 let [elements] = self.vectors.pieces([vector], &all);
-                let outcome = contribute(&mut self.lines.lines[line].partial, elements, &all);
+                let outcome = contribute(&mut self.lines.lines[line].partial, elements, &all, limit);
+                if !matches!(outcome, Ok(Outcome::Combined { contributors: 0 })) {
+                    self.times.bytes += (size_of::<f32>() * all.len()) as u64;
+                }
                 outcome.map_err(|error| self.error_of_line(line, error)).map(|outcome| (id, outcome))
             }
             Request::StepAside { line } => {
-                self.expect_lines()?;
                 let stepped = self.lines.lines[line].partial.step_aside();
                 return stepped.map(|()| true).map_err(|error| self.error_of_line(line, error));
             }
             Request::ComeBack { line } => {
-                self.expect_lines()?;
                 let back = self.lines.lines[line].partial.come_back();
                 return back.map(|()| true).map_err(|error| self.error_of_line(line, error));
             }
@@ -107,14 +109,6 @@ impl Trainer {
         let (id, outcome) = done?;
         self.deliver(Event::Done(id, outcome), optimizer)?;
         Ok(true)
-    }
-
-    /// Checks that the training was not aborted, which ends all rounds.
-    fn expect_lines(&self) -> Result<(), TrainError> {
-        if self.lines.lines.is_empty() {
-            self.group.barrier()?;
-        }
-        Ok(())
     }
 
     /// Lets rounds go on without this rank while all ranks do something else together, where they
@@ -166,12 +160,18 @@ impl Trainer {
     }
 }
 
-/// Gives these elements to the next round, and takes its result.
+/// Gives these elements to the next round, and takes its result. Waits for no round above the
+/// limit.
 fn contribute(
     partial: &mut Partial<f32>,
     elements: &mut [f32],
     all: &Range<usize>,
+    limit: u64,
 ) -> Result<Outcome, PartialError> {
+    // A round that is bound meanwhile does not wait for this rank.
+    if partial.next_round()?.is_some_and(|next| next > limit) {
+        return Ok(Outcome::Combined { contributors: 0 });
+    }
     partial.contribution()[all.clone()].copy_from_slice(elements);
     let round = partial.contribute()?;
     elements.copy_from_slice(round.result());

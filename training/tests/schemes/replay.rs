@@ -1,11 +1,13 @@
 //! Logs of real ranks, and what a policy does when it is told them again.
 
 use std::fs;
+use std::panic::catch_unwind;
 use std::path::Path;
 
 use pleach_training::replay::{LogError, replay, replay_all};
 use pleach_training::{Learner, Sgd, TrainError, Trainer};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::random::Random;
 
 use super::checkpoints::Folder;
 use super::model::{Linear, STEPS, scheme};
@@ -106,4 +108,83 @@ fn an_action_that_differs_is_shown_with_its_line_and_logs_that_are_none_are_refu
     assert!(matches!(&error, LogError::Folder { .. }), "{error}");
     let error = replay(none.path()).expect_err("is none");
     assert!(matches!(error, LogError::Io { .. }), "{error}");
+}
+
+/// A log with a change that a person, a disk or another program might make.
+fn with_a_change(log: &[u8], random: &mut Random) -> Vec<u8> {
+    /// Numbers at the ends of their types, and one that is none.
+    const NUMBERS: [&str; 7] = ["0", "1", "7", "4294967295", "18446744073709551615", "-1", "1e300"];
+    let mut bytes = log.to_vec();
+    let mut lines: Vec<&[u8]> = log.split_inclusive(|byte| *byte == b'\n').collect();
+    let (one, other) = (random.index(lines.len()), random.index(lines.len()));
+    match random.index(7) {
+        0 => {
+            let place = random.index(bytes.len());
+            bytes[place] ^= 1 << random.index(8);
+            return bytes;
+        }
+        1 => {
+            bytes.truncate(random.index(bytes.len()));
+            return bytes;
+        }
+        2 | 3 => {
+            let digits: Vec<usize> = (0..log.len()).filter(|place| log[*place].is_ascii_digit()).collect();
+            let begin = digits[random.index(digits.len())];
+            let end = (begin..log.len()).find(|place| !log[*place].is_ascii_digit()).unwrap_or(log.len());
+            bytes.splice(begin..end, NUMBERS[random.index(NUMBERS.len())].bytes());
+            return bytes;
+        }
+        4 => lines.swap(one, other),
+        5 => lines.insert(one, lines[other]),
+        _ => drop(lines.remove(one)),
+    }
+    lines.concat()
+}
+
+#[test]
+fn a_log_that_was_changed_is_refused_or_replayed_and_panics_nowhere() {
+    /// Changes of each log.
+    const CHANGES: u64 = 150;
+    for text in [
+        "sync:bucket=16",
+        "local-sgd:every=3,warmup=4",
+        "diloco:every=6,fragments=3,delay=2,mix=0.5",
+        "gossip",
+        "gossip:direction=push",
+        "gossip:direction=push-sum",
+        "gossip:direction=push-sum,peer=ring",
+        "easgd:every=3",
+        "easgd:every=3,mode=sync",
+        "easgd:every=3,mode=round-robin",
+        "downpour:every=3",
+        "ssp:staleness=1",
+        "dssp:low=1,high=4",
+        "bap:distance=9",
+        "asp",
+        "eager",
+        "bidmach:threshold=0.5",
+        "elastic-bsp:lookahead=7",
+    ] {
+        let (logs, checkpoints) = (Folder::new("whole-logs"), Folder::new("whole-logged"));
+        train_logged(text, logs.path(), checkpoints.path(), None);
+        let mut whole = vec![fs::read(logs.path().join("rank-0.log")).expect("was written")];
+        if scheme(text).keeps_checkpoints() {
+            // This one begins with what the policy remembered.
+            train_logged(text, logs.path(), checkpoints.path(), None);
+            whole.push(fs::read(logs.path().join("rank-1.log")).expect("was written"));
+        }
+        let file = logs.path().join("changed.log");
+        for log in &whole {
+            let mut refused = 0;
+            for seed in 0..CHANGES {
+                let changed = with_a_change(log, &mut Random::new(seed));
+                fs::write(&file, &changed).expect("there is space");
+                let replayed = catch_unwind(|| replay(&file));
+                let line = || String::from_utf8_lossy(&changed[..changed.len().min(200)]).into_owned();
+                let replayed = replayed.unwrap_or_else(|_| panic!("{text}, seed {seed}: {}", line()));
+                refused += u64::from(replayed.is_err());
+            }
+            assert!(refused > CHANGES / 3, "{text}: only {refused} changes of {CHANGES} were found");
+        }
+    }
 }

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use pleach_collectives::Rank;
-use pleach_training::Simulation;
+use pleach_training::policy::Action;
 use pleach_training::simulation::{Network, Settings, TransferTime};
+use pleach_training::{Learner as _, Simulation};
 use pleach_vocabulary::random::Random;
 
 use super::model::{Linear, scheme, settings};
+use super::mutants::mutated;
 
 /// Schemes, and whether their result depends on times.
 const SCHEMES: [(&str, bool); 40] = [
@@ -82,6 +84,68 @@ const SCALES: [u64; 4] = [1, 100_000, 10_000_000, 100_000_000];
 
 const SEEDS: u64 = 1600;
 
+/// A world that is drawn, and its name.
+fn world(text: &str, ranks: u32, seed: u64, mut random: Random) -> (Settings, Drawn, String) {
+    let computing = COMPUTING[random.index(COMPUTING.len())];
+    let scale = SCALES[random.index(SCALES.len())];
+    let name = format!("seed {seed}: {text}, {ranks} ranks, {computing}, {scale} ns");
+    let computing = computing.parse().expect("is a text");
+    let settings = Settings { seed, learning_rate: 0.001, computing, ..settings(ranks) };
+    (settings, Drawn { random, scale }, name)
+}
+
+/// The parameters at the end of a simulation in such a world.
+fn end_of(text: &str, ranks: u32, seed: u64, random: Random) -> Vec<f32> {
+    let (settings, mut drawn, world) = world(text, ranks, seed, random);
+    let simulation = Simulation::new(&Linear, &scheme(text), &settings).expect("is not refused");
+    let trained = simulation.run(&mut drawn, &mut |_| {});
+    let trained = trained.unwrap_or_else(|error| panic!("{world}: {error}"));
+    assert!(trained.guarantee_held && trained.parameters_equal, "{world}");
+    trained.parameters
+}
+
+/// Lines of four ranks: those that make a round may wait in other lines meanwhile.
+#[test]
+fn grids_of_side_4_end_whatever_share_of_a_line_opens_a_round() {
+    for seed in 0..240 {
+        let random = &mut Random::new(seed);
+        let threshold = ["0.2", "0.25", "0.4", "0.5", "0.6", "0.75", "0.9"][random.index(7)];
+        let (every, dimensions) = (1 + random.index(3), 1 + random.index(3));
+        let ranks = [16, 16, 15, 13, 27][random.index(5)];
+        let text = format!("bidmach:every={every},dimensions={dimensions},threshold={threshold}");
+        end_of(&text, ranks, seed, random.clone());
+    }
+}
+
+#[test]
+fn ranks_of_a_grid_that_wait_for_whatever_round_is_next_wait_in_a_circle() {
+    let waiting = |_, _, actions: Vec<Action>| {
+        let without_limit = |action| match action {
+            Action::Contribute { id, line, vector, .. } => {
+                Action::Contribute { id, line, vector, limit: u64::MAX }
+            }
+            other => other,
+        };
+        actions.into_iter().map(without_limit).collect()
+    };
+    let text = "bidmach:threshold=0.75";
+    let is_stuck = |seed: &u64| {
+        let (settings, mut drawn, _) = world(text, 16, *seed, Random::new(*seed));
+        // Ranks get apart step by step.
+        let settings = Settings { steps: 400, learning_rate: 0.0, ..settings };
+        let plan = |rank| {
+            let mut plan = mutated(scheme(text).plan(&Linear.layout(), rank, 16), rank, waiting);
+            // After so many rounds in a row a rank is waited for.
+            plan.lines.iter_mut().for_each(|line| line.activation = line.activation.staleness_max(8));
+            plan
+        };
+        let simulation = Simulation::of_plans(&Linear, &settings, plan).expect("there are ranks");
+        simulation.run(&mut drawn, &mut |_| {}).is_err()
+    };
+    let stuck = (0..120).filter(is_stuck).count();
+    assert!(stuck > 0, "no simulation of 120 has stopped");
+}
+
 #[test]
 fn each_scheme_ends_with_what_it_guarantees_whatever_the_times() {
     let mut results: Vec<Vec<Option<Vec<f32>>>> = vec![vec![None; 10]; SCHEMES.len()];
@@ -89,22 +153,10 @@ fn each_scheme_ends_with_what_it_guarantees_whatever_the_times() {
         let mut random = Random::new(seed);
         let (number, ranks) = (random.index(SCHEMES.len()), 1 + random.index(9));
         let (text, depends_on_times) = SCHEMES[number];
-        let computing = COMPUTING[random.index(COMPUTING.len())];
-        let scale = SCALES[random.index(SCALES.len())];
-        let world = format!("seed {seed}: {text}, {ranks} ranks, {computing}, {scale} ns");
-        let settings = Settings {
-            seed,
-            learning_rate: 0.001,
-            computing: computing.parse().expect("is a text"),
-            ..settings(ranks as u32)
-        };
-        let simulation = Simulation::new(&Linear, &scheme(text), &settings).expect("is not refused");
-        let trained = simulation.run(&mut Drawn { random, scale }, &mut |_| {});
-        let trained = trained.unwrap_or_else(|error| panic!("{world}: {error}"));
-        assert!(trained.guarantee_held && trained.parameters_equal, "{world}");
+        let parameters = end_of(text, ranks as u32, seed, random);
         if !depends_on_times {
-            let before = results[number][ranks].get_or_insert_with(|| trained.parameters.clone());
-            assert_eq!(*before, trained.parameters, "{world}");
+            let before = results[number][ranks].get_or_insert_with(|| parameters.clone());
+            assert_eq!(*before, parameters, "seed {seed}: {text}, {ranks} ranks");
         }
     }
     let compared = results.iter().flatten().flatten().count();

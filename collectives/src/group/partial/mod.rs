@@ -152,6 +152,25 @@ impl RawPartial {
         self.round(ended, awaited)
     }
 
+    /// As [`Partial::next_round`].
+    ///
+    /// # Errors
+    ///
+    /// See there.
+    pub fn next_round(&self) -> Result<Option<u64>, PartialError> {
+        self.expect_going()?;
+        let mut core = self.group.shared.driver.lock();
+        if let Some(fault) = core.engine.failure() {
+            return Err(CollectiveError::Failed(fault.clone()).into());
+        }
+        Ok(core.expect_rounds().next_round())
+    }
+
+    /// As [`Partial::abort`].
+    pub fn abort(&self) {
+        self.group.abort();
+    }
+
     /// As [`Partial::step_aside`].
     ///
     /// # Errors

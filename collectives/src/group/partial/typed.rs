@@ -181,6 +181,18 @@ impl<T: Element, M> Partial<T, M> {
         self.raw.finish().map(Round::of)
     }
 
+    /// The number of the round that counts a contribution which is handed over now; `None` where a
+    /// round goes on, or has ended, that this rank has not seen and does not wait for it. A rank
+    /// that takes part in several partial all-reduces can so keep from waiting for rounds that only
+    /// ranks far ahead of it have come to.
+    ///
+    /// # Errors
+    ///
+    /// The group has failed, a contribution is under way, or this rank has finished.
+    pub fn next_round(&self) -> Result<Option<u64>, PartialError> {
+        self.raw.next_round()
+    }
+
     /// Says that this rank gives nothing until it contributes again, and waits for no round, other
     /// than [`Partial::abstain`]: for something else that all ranks do together, as an average of
     /// parameters. Rounds go on meanwhile, and nobody waits for this rank there.
@@ -200,6 +212,12 @@ impl<T: Element, M> Partial<T, M> {
     /// A contribution is under way, or this rank has finished.
     pub fn come_back(&mut self) -> Result<(), PartialError> {
         self.raw.come_back()
+    }
+
+    /// Ends the rounds on all ranks: their calls, and those of this rank, return an error that names
+    /// this rank. The group that the rounds were made of goes on.
+    pub fn abort(&self) {
+        self.raw.abort();
     }
 
     /// How the rounds went so far.

@@ -150,7 +150,12 @@ impl BoundedStaleness {
 
     /// Updates that this rank's shard holds.
     fn version(&self) -> u64 {
-        self.known.iter().map(|known| known.clocks).sum()
+        self.known.iter().fold(0, |sum: u64, known| sum.saturating_add(known.clocks))
+    }
+
+    /// The updates of all ranks, which make as many steps as this one.
+    fn updates_of_all(&self) -> u64 {
+        self.next_step.saturating_mul(u64::from(self.plan.ranks))
     }
 
     /// Those of other ranks than this one.
@@ -314,7 +319,7 @@ impl BoundedStaleness {
             }
         }
         if then == Then::Leave {
-            return self.ask(self.next_step * u64::from(self.plan.ranks), Then::End, actions);
+            return self.ask(self.updates_of_all(), Then::End, actions);
         }
         self.read(then, actions);
     }
@@ -418,7 +423,7 @@ impl BoundedStaleness {
         match self.bound {
             Bound::Clocks { .. } => self.ask(self.next_step, Then::End, actions),
             Bound::Versions { .. } => self.refresh(Then::Leave, actions),
-            Bound::None => self.ask(self.next_step * u64::from(self.plan.ranks), Then::End, actions),
+            Bound::None => self.ask(self.updates_of_all(), Then::End, actions),
         }
     }
 }

@@ -174,21 +174,21 @@ impl Push {
         } else {
             actions.update(Update::Mix { into, alpha: 1.0, from, beta: 1.0, piece });
         }
-        self.come.writes += 1;
-        self.come.weight += word;
+        self.come.writes = self.come.writes.saturating_add(1);
+        self.come.weight = self.come.weight.saturating_add(word);
     }
 
     /// Takes in what came.
     fn mix(&mut self, actions: &mut Actions) {
         let Come { writes, weight: come } = std::mem::take(&mut self.come);
         if writes > 0 {
-            let share = if self.weight.is_some() { 1.0 } else { 1.0 / (1 + writes) as f32 };
+            let share = if self.weight.is_some() { 1.0 } else { 1.0 / (1.0 + writes as f32) };
             let (into, piece) = (self.exchanged(), 0..self.parameters);
             actions.update(Update::Mix { into, alpha: share, from: Vector::Fetched, beta: share, piece });
             actions.push(Action::Exchanged);
         }
         if let Some(weight) = &mut self.weight {
-            *weight += come;
+            *weight = weight.saturating_add(come);
         }
     }
 
@@ -218,8 +218,9 @@ impl Push {
         {
             return actions.push(Action::Await { from: missing as Rank });
         }
-        let all = u64::from(self.peers.ranks) * UNIT;
-        let keeps_weight = self.weight.is_none() || self.weights.iter().flatten().sum::<u64>() == all;
+        let all = u128::from(self.peers.ranks) * u128::from(UNIT);
+        let found: u128 = self.weights.iter().flatten().map(|weight| u128::from(*weight)).sum();
+        let keeps_weight = self.weight.is_none() || found == all;
         actions.push(Action::Conserved(keeps_weight && self.finish.has_all()));
         self.is_averaging = true;
         let (id, vector) = (self.ids.take(), self.exchanged());
