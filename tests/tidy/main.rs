@@ -70,6 +70,7 @@ const UNSAFE_MAY_STAND_IN: &[(&str, &str)] = &[
     ("collectives/src/group/raw.rs", "operations on memory by its address"),
     ("collectives/tests/operations/raw.rs", "operations on memory by its address"),
     ("training/tests/memory.rs", "counts allocated bytes"),
+    ("benches/training/allocations.rs", "counts allocations"),
     ("training/src/svm/wide.rs", "calls loops that were compiled for vectors of this processor"),
     ("graph-analyzer/src/run/allocator.rs", "the global allocator of programs that run graphs"),
     ("graph-analyzer/src/run/bytes.rs", "registered memory as slices"),

@@ -1,0 +1,160 @@
+//! The claims of the papers whose training schemes are here, each as an experiment.
+//!
+//! An experiment plans, or trains simulated ranks with real gradients in virtual time, and says
+//! whether it found the claim. Virtual time is the same on any machine, so are the results.
+//! Experiments of several seeds take medians; the learning rate of a scheme is the one of the least
+//! loss on a fifth of the images to learn from.
+//!
+//! **Invariant:** a verdict follows from the numbers that are printed beside it.
+
+#![allow(dead_code)] // Tests run the short ones, the bench all.
+
+pub(crate) mod barriers;
+pub(crate) mod blink;
+pub(crate) mod das;
+#[allow(unused_imports)] // Of its unit tests, where these are not built.
+#[path = "../../../src/cli/digits.rs"]
+mod digits;
+pub(crate) mod images;
+pub(crate) mod jin;
+pub(crate) mod quality;
+#[path = "../../report/mod.rs"]
+pub(crate) mod report;
+pub(crate) mod staleness;
+pub(crate) mod world;
+pub(crate) mod zhang;
+
+use std::fmt::Write as _;
+
+use images::Data;
+
+/// What experiments have: images, and how often they are repeated.
+pub(crate) struct Material {
+    /// The built-in digits.
+    pub(crate) digits: Data,
+    /// MNIST, pooled to 14×14 pixels; or why it is not there.
+    pub(crate) mnist: Result<Data, String>,
+    /// Each of them makes a training.
+    pub(crate) seeds: Vec<u64>,
+}
+
+/// What an experiment found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    /// The claim.
+    Found,
+    /// Not the claim.
+    NotFound {
+        /// Why not.
+        because: String,
+    },
+    /// Nothing.
+    NotMeasured {
+        /// Why not.
+        because: String,
+    },
+}
+
+impl Verdict {
+    /// The claim if it holds; `because` says why it does not.
+    pub(crate) fn of(holds: bool, because: &str) -> Self {
+        if holds { Self::Found } else { Self::NotFound { because: because.to_owned() } }
+    }
+}
+
+/// A claim and what came of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    /// The paper's first author or the scheme, and a word.
+    pub(crate) name: &'static str,
+    /// As the paper says it.
+    pub(crate) claim: &'static str,
+    pub(crate) experiment: String,
+    pub(crate) acceptance: &'static str,
+    /// The numbers that the acceptance speaks of.
+    pub(crate) found: String,
+    pub(crate) verdict: Verdict,
+    /// All numbers, as a table in Markdown; empty if `found` has them.
+    pub(crate) table: String,
+}
+
+impl Claim {
+    /// A claim that nothing was measured for.
+    pub(crate) fn not_measured(
+        name: &'static str,
+        claim: &'static str,
+        acceptance: &'static str,
+        because: &str,
+    ) -> Self {
+        let verdict = Verdict::NotMeasured { because: because.to_owned() };
+        let (experiment, found, table) = ("none".to_owned(), "nothing".to_owned(), String::new());
+        Self { name, claim, experiment, acceptance, found, verdict, table }
+    }
+
+    /// The verdict in words.
+    pub(crate) fn verdict_text(&self) -> String {
+        match &self.verdict {
+            Verdict::Found => "found".to_owned(),
+            Verdict::NotFound { because } => format!("**not found**, because {because}"),
+            Verdict::NotMeasured { because } => format!("not measured: {because}"),
+        }
+    }
+
+    /// A row of a table in Markdown.
+    pub(crate) fn row(&self) -> String {
+        let Self { name, claim, experiment, acceptance, found, .. } = self;
+        format!("| {name} | {claim} | {experiment} | {acceptance} | {found} | {} |\n", self.verdict_text())
+    }
+
+    /// For a terminal.
+    pub(crate) fn text(&self) -> String {
+        let Self { name, claim, experiment, acceptance, found, table, .. } = self;
+        let mut out = format!("\n## {name}\n\n");
+        for (what, text) in
+            [("claim", *claim), ("experiment", experiment), ("acceptance", acceptance), ("found", found)]
+        {
+            let _ = writeln!(out, "{what:<11}{text}");
+        }
+        let _ = writeln!(out, "{:<11}{}", "verdict", self.verdict_text());
+        if !table.is_empty() {
+            let _ = write!(out, "\n{table}");
+        }
+        out
+    }
+}
+
+/// An experiment: its name, and what it does.
+pub(crate) type Experiment = (&'static str, fn(&Material) -> Result<Claim, String>);
+
+/// All experiments, in the order of the page.
+pub(crate) const EXPERIMENTS: [Experiment; 19] = [
+    (das::SPEEDUPS, das::speedups),
+    (das::ORDER, das::first_layers_first),
+    (das::HYBRID, das::hybrid),
+    (zhang::STABILITY, zhang::stability),
+    (zhang::DOWNPOUR, zhang::beside_downpour),
+    (quality::PENG, quality::grid_keeps_quality),
+    (jin::CROSSING, jin::crossing),
+    (jin::FROZEN, jin::frozen_rank),
+    (barriers::OPTIMAL, barriers::zipline_is_optimal),
+    (barriers::WAITING, barriers::waiting),
+    (barriers::LOSS, barriers::final_loss),
+    (barriers::CREDITS, barriers::credits),
+    (staleness::THROUGHPUT, staleness::throughput),
+    (staleness::REGRET, staleness::regret),
+    (staleness::SWEEP, staleness::sweep),
+    (quality::DILOCO_BYTES, quality::outer_steps_save_bytes),
+    (quality::DILOCO, quality::outer_steps_keep_quality),
+    (quality::EAGER, quality::majority_keeps_accuracy),
+    (blink::SHORTER, blink::shorter_steps),
+];
+
+/// The middle of the values, of which there is one at least.
+pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    report::median(values.into_iter().collect::<Vec<_>>())
+}
+
+/// A head of a table in Markdown: the columns, all but the first with numbers.
+pub(crate) fn head(columns: &[&str]) -> String {
+    format!("| {} |\n|--|{}\n", columns.join(" | "), "--:|".repeat(columns.len() - 1))
+}
