@@ -36,7 +36,7 @@ pub(crate) struct Data {
 impl Images {
     /// The images, with each square of `pool` times `pool` pixels averaged.
     fn pooled(digits: &Digits, pool: usize) -> Self {
-        let side = digits.image_pixels.isqrt();
+        let side = digits.image_pixels().isqrt();
         let pooled_side = side / pool;
         let mut pixels = Vec::new();
         for image in (0..digits.len()).map(|index| digits.image(index)) {

@@ -41,7 +41,7 @@ use crate::device::{
 };
 use crate::drain::Drains;
 use crate::memory::{HostMemory, Memory, Space};
-use crate::region::{KeyMap, RegionKey, RemoteSlice, Slice};
+use crate::region::{RegionKey, RemoteSlice, Slice};
 use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 
 /// See the module.
