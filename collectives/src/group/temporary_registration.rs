@@ -130,7 +130,7 @@ impl TemporaryRegistration {
 
     /// Whether the device has let go of everything, as it must before the caller gets the slice
     /// back.
-    pub(super) fn is_returned(&self) -> bool {
+    fn is_returned(&self) -> bool {
         self.memory.iter().all(|memory| memory.strong_count() == 0)
     }
 

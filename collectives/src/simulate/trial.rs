@@ -153,8 +153,8 @@ struct RankTrial {
 }
 
 /// See the module.
-pub(super) struct Trial<'a> {
-    pub(super) scenario: &'a Scenario,
+struct Trial<'a> {
+    scenario: &'a Scenario,
     cluster: Cluster,
     watch: Arc<Mutex<Watch>>,
     ranks: Vec<RankTrial>,

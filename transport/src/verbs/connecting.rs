@@ -115,7 +115,7 @@ impl Connecting {
 
 impl VerbsDevice {
     /// Sends a message to a peer; false when the peer does not read it.
-    pub(super) fn send_message(&self, peer: Rank, message: &ControlMessage) -> bool {
+    fn send_message(&self, peer: Rank, message: &ControlMessage) -> bool {
         self.control.send_message(peer, &message.encode())
     }
 
