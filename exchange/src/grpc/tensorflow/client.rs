@@ -210,9 +210,10 @@ impl WorkerClient {
     ///
     /// A status that names the tensor and the task. DEADLINE_EXCEEDED: not within `limit`; the
     /// tensor is for the next receive, also when this future is dropped. If the answer of the task
-    /// was on its way just then, the tensor is lost. UNAVAILABLE: the task is lost. ABORTED: the task is another incarnation, or the step
-    /// was aborted. FAILED_PRECONDITION: regions are required, and the tensor came without.
-    /// DATA_LOSS, UNIMPLEMENTED, RESOURCE_EXHAUSTED: see [`crate::tensorflow::TensorError`].
+    /// was on its way just then, the tensor is lost. UNAVAILABLE: the task is lost. ABORTED: the
+    /// task is another incarnation, or the step was aborted. FAILED_PRECONDITION: regions are
+    /// required, and the tensor came without. DATA_LOSS, UNIMPLEMENTED, RESOURCE_EXHAUSTED: see
+    /// [`crate::tensorflow::TensorError`].
     pub async fn receive(&self, step: i64, key: &str, limit: Duration) -> Result<Received, Status> {
         let deadline = clock::now() + limit;
         let received = tokio::time::timeout(limit, self.shared.receive(step, key, deadline)).await;
