@@ -8,9 +8,11 @@ mod launcher;
 mod skipped;
 
 use std::process::Output;
+use std::time::Duration;
 
 use launcher::{finish, pleach};
-use pleach::Collective;
+use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric, Key, TensorWay};
+use pleach::{Collective, Gpu, GpuBuffer};
 use skipped::skip;
 
 fn bench(is_fake: bool, environment: &[(&str, &str)], arguments: &str) -> Output {
@@ -90,4 +92,40 @@ mod gpu {
     fn every_collective_on_gpu_memory_is_right_over_tcp_and_shm() {
         super::every_collective_is_right(false);
     }
+}
+
+/// A tensor goes from one GPU buffer to another one of another endpoint.
+fn exchanged(gpu: &std::sync::Arc<Gpu>, fabric: ExchangeFabric, way: TensorWay) {
+    let limit = Duration::from_secs(60);
+    let mut options = EndpointOptions::default();
+    options.fabric = fabric;
+    options.requires_regions = true;
+    let open = || Endpoint::open(&options).expect("a free port of loopback");
+    let (sender, receiver, key) = (open(), open(), Key::new(1, "w").expect("a good name"));
+    let values: Vec<f32> = (0..5_000).map(|value| value as f32).collect();
+    let mut from = GpuBuffer::<f32>::new(gpu, values.len()).expect("there is memory");
+    from.store(&values).expect("the GPU copies");
+    let mut tensor = sender.tensor::<f32>(&[values.len()]).expect("there is memory");
+    from.load(&mut tensor).expect("the GPU copies");
+    sender.send(&key, tensor.share()).expect("there is room");
+    // What is written there afterwards is not sent.
+    from.store(&vec![0.0; values.len()]).expect("the GPU copies");
+
+    let mut into = GpuBuffer::<f32>::new(gpu, values.len()).expect("there is memory");
+    let peer = receiver.connect(&sender.address().to_string()).expect("an address").within(limit);
+    let received = peer.receive(&key).expect("was sent");
+    assert_eq!(received.way(), way);
+    into.store(received.as_slice().expect("numbers of this type")).expect("the GPU copies");
+    drop(received);
+    let mut seen = vec![0.0; values.len()];
+    into.load(&mut seen).expect("the GPU copies");
+    assert_eq!(seen, values);
+}
+
+#[test]
+fn tensors_of_the_exchange_come_from_a_gpu_and_go_to_one() {
+    fake_cuda::load();
+    let gpu = Gpu::open(0).expect("the fake driver has a GPU");
+    exchanged(&gpu, ExchangeFabric::Shm, TensorWay::InPlace);
+    exchanged(&gpu, ExchangeFabric::Tcp, TensorWay::Copied);
 }

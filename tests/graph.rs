@@ -80,6 +80,25 @@ fn the_json_has_the_parts_and_the_crossings() {
     let crossing = &object["crossings"][0];
     assert_eq!((crossing["from"].as_u64(), crossing["to"].as_u64()), (Some(0), Some(1)));
     assert_eq!((crossing["transfer"].as_str(), crossing["type"].as_str()), (Some("static"), Some("f32")));
+    assert_eq!(crossing["space"], "host");
+}
+
+#[test]
+fn tensors_that_are_received_on_a_gpu_are_named_and_are_in_no_arena_of_the_host() {
+    let in_space = |space| json(&light("squeezenet"), &["--ranks", "2", "--space", space]);
+    let (host, gpu) = (in_space("1=host"), in_space("1=gpu:3"));
+    let space = |object: &Value| object["crossings"][0]["space"].clone();
+    assert_eq!((space(&host), space(&gpu)), ("host".into(), "gpu:3".into()));
+    let arena = |object: &Value| object["parts"][1]["lower_bound_bytes"].as_u64().expect("a number");
+    let slots = 2 * host["crossing_bytes"].as_u64().expect("a number");
+    assert!(arena(&gpu) <= arena(&host) && arena(&gpu) + slots >= arena(&host), "{gpu}");
+    let words = analyze(&light("squeezenet"), &["--ranks", "2", "--space", "1=gpu:3"]);
+    assert!(String::from_utf8_lossy(&words.stdout).contains(", static, gpu:3\n"));
+    for (space, says) in [("2=gpu:0", "there are 2 ranks"), ("1=disk", "such as 1=gpu:0")] {
+        let refused = analyze(&light("squeezenet"), &["--ranks", "2", "--space", space]);
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(refused.status.code() == Some(2) && error.contains(says), "{error}");
+    }
 }
 
 #[test]

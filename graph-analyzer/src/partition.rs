@@ -13,6 +13,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
+use pleach_transport::Space;
 use pleach_vocabulary::Rank;
 
 use crate::graph::{Graph, NodeId, Producer, ValueId};
@@ -32,6 +33,8 @@ pub struct Crossing {
     pub to: Rank,
     /// How it crosses.
     pub transfer: Transfer,
+    /// Where the receiver has it. Metadata and signals are in the host's memory in any case.
+    pub space: Space,
 }
 
 /// The contents of a buffer of a part.
@@ -226,7 +229,8 @@ fn crossings(graph: &Graph, ends: Ends<'_>, is_output: &[bool]) -> Vec<Crossing>
         to.dedup();
         let transfer = Transfer::of(&value.tensor);
         let receivers = to.into_iter().filter(|&rank| rank != from);
-        crossings.extend(receivers.map(|to| Crossing { value: id, from, to, transfer }));
+        let space = |to| ends.placement.space_of(to);
+        crossings.extend(receivers.map(|to| Crossing { value: id, from, to, transfer, space: space(to) }));
     }
     crossings
 }
@@ -318,7 +322,8 @@ fn buffers(
         graph.node(node).results().for_each(|result| add(result, Contents::Result, place as u64));
     }
     for crossing in received {
-        if let Transfer::Static { bytes } = crossing.transfer {
+        // The plan is that of the host's memory.
+        if let (Transfer::Static { bytes }, Space::Host) = (crossing.transfer, crossing.space) {
             let buffer = Buffer { lifetime: 0..end, bytes };
             let slot = PartBuffer { value: crossing.value, contents: Contents::Slot, buffer };
             buffers.extend(std::iter::repeat_n(slot, SLOTS as usize));

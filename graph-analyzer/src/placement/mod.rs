@@ -12,6 +12,9 @@
 //! **Invariant:** every rank has a node. That parts form no cycle is for
 //! [`Partition`](crate::partition::Partition) to check; computed placements never form any.
 
+use std::collections::BTreeMap;
+
+use pleach_transport::Space;
 use pleach_vocabulary::Rank;
 
 use crate::costs::Costs;
@@ -35,6 +38,8 @@ pub const RANKS_MAX: u32 = 1024;
 pub struct Placement {
     ranks: u32,
     rank_of: Vec<Option<Rank>>,
+    /// The ranks that have what they receive elsewhere than in the host's memory.
+    spaces: BTreeMap<Rank, Space>,
 }
 
 /// Why there is no placement.
@@ -104,6 +109,14 @@ pub enum PlacementError {
         /// What was reached.
         reached: u32,
     },
+    /// Memory is named for a rank that there is not.
+    #[error("rank {rank} is to have its tensors elsewhere, and there are {ranks} ranks, from 0 on")]
+    NoSpaceOf {
+        /// The rank.
+        rank: Rank,
+        /// The number of ranks.
+        ranks: u32,
+    },
     /// A table is none of this graph.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -117,7 +130,7 @@ impl Placement {
         for node in graph.placed_nodes() {
             rank_of[node.index()] = Some(0);
         }
-        Self { ranks: 1, rank_of }
+        Self { ranks: 1, rank_of, spaces: BTreeMap::new() }
     }
 
     /// Contiguous parts of the graph's order with the least bottleneck: the longest time of
@@ -208,7 +221,7 @@ impl Placement {
         {
             return Err(PlacementError::EmptyRank { rank: rank as Rank, ranks });
         }
-        Ok(Self { ranks, rank_of })
+        Ok(Self { ranks, rank_of, spaces: BTreeMap::new() })
     }
 
     fn of(graph: &Graph, ranks: u32, dataflow: &Dataflow, ranks_of_placed: &[Rank]) -> Self {
@@ -216,7 +229,27 @@ impl Placement {
         for (node, &rank) in dataflow.nodes.iter().zip(ranks_of_placed) {
             rank_of[node.index()] = Some(rank);
         }
-        Self { ranks, rank_of }
+        Self { ranks, rank_of, spaces: BTreeMap::new() }
+    }
+
+    /// The same nodes on the same ranks, of which this one has the tensors that it receives in this
+    /// memory. Each rank has them in the host's memory otherwise.
+    ///
+    /// # Errors
+    ///
+    /// [`PlacementError::NoSpaceOf`]: there is no such rank.
+    pub fn with_space(mut self, rank: Rank, space: Space) -> Result<Self, PlacementError> {
+        if rank >= self.ranks {
+            return Err(PlacementError::NoSpaceOf { rank, ranks: self.ranks });
+        }
+        self.spaces.insert(rank, space);
+        Ok(self)
+    }
+
+    /// The memory in which a rank has the tensors that it receives.
+    #[must_use]
+    pub fn space_of(&self, rank: Rank) -> Space {
+        self.spaces.get(&rank).copied().unwrap_or(Space::Host)
     }
 
     /// The number of ranks.

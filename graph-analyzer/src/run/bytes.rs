@@ -32,6 +32,7 @@ pub(crate) fn of_received(received: &Received) -> &[u8] {
             // after the credit, which this rank gives when the reference has ended.
             unsafe { std::slice::from_raw_parts(mapped.as_ptr(), mapped.len()) }
         }
+        ReceivedBytes::Gpu(_) => panic!("a runtime reads host memory"),
         ReceivedBytes::Empty => &[],
     }
 }

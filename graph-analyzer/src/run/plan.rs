@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use pleach_transport::Rank;
+use pleach_transport::{Rank, Space};
 
 use super::channels::{Channel, Form, TensorForm};
 use super::runtime::{Program, Runtime, RuntimeError};
@@ -99,6 +99,16 @@ pub enum JobError {
         tensor: String,
         /// The rank that computes it.
         rank: Rank,
+    },
+    /// A tensor is to be in memory that the runtime does not read.
+    #[error("the tensor '{tensor}' is to be in {space}, and {runtime} reads the host's memory alone")]
+    Space {
+        /// The tensor.
+        tensor: String,
+        /// The memory.
+        space: Space,
+        /// The runtime.
+        runtime: &'static str,
     },
     /// The runtime does not run a part.
     #[error("rank {rank}: {error}")]
@@ -218,6 +228,10 @@ impl Job<'_> {
             if value.tensor.element == Some(ElementType::Text) {
                 return Err(JobError::Text { tensor: value.name.clone(), rank: crossing.from });
             }
+            if crossing.space != Space::Host {
+                let (tensor, runtime) = (value.name.clone(), self.runtime.name());
+                return Err(JobError::Space { tensor, space: crossing.space, runtime });
+            }
             self.check_element(crossing.value, crossing.from)?;
         }
         self.graph.inputs().iter().try_for_each(|&input| self.check_element(input, 0))
@@ -254,7 +268,8 @@ impl Job<'_> {
                     dimensions: value.tensor.shape.as_ref().map(Vec::len),
                 },
             };
-            Channel { tensor: value.name.clone(), from: crossing.from, to: crossing.to, form }
+            let crate::partition::Crossing { from, to, space, .. } = *crossing;
+            Channel { tensor: value.name.clone(), from, to, form, space }
         };
         let crossings = self.partition.crossings().iter().map(crossing);
         crossings.chain(self.state_channels()).collect()

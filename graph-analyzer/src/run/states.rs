@@ -7,7 +7,7 @@
 //!
 //! States are channels like those of tensors, with numbers after theirs ([`Job::channels`]).
 
-use pleach_transport::{Rank, Slice};
+use pleach_transport::{Rank, Slice, Space};
 
 use super::bytes::{of_received, of_slice_mut};
 use super::channels::{Channel, Form, Received, TensorForm};
@@ -33,7 +33,10 @@ impl Job<'_> {
     /// The channels of states, which follow those of tensors.
     pub(crate) fn state_channels(&self) -> impl Iterator<Item = Channel> {
         let form = Form::Fetch { element: Some(ElementType::U8), dimensions: Some(1) };
-        let channel = move |(from, to)| Channel { tensor: format!("state of rank {from}"), from, to, form };
+        let channel = move |(from, to)| {
+            let (tensor, space) = (format!("state of rank {from}"), Space::Host);
+            Channel { tensor, from, to, form, space }
+        };
         self.state_pairs().into_iter().map(channel)
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use pleach::graph::partition::Part;
 use pleach::graph::plan::{Checked, Effort, MemoryPlan};
 use pleach::graph::{Costs, Graph, Machine, Partition, Placement};
-use pleach::transport::clock;
+use pleach::transport::{Rank, Space, clock};
 
 use super::placing::ModelArguments;
 use super::{json, rates, report, source, svg};
@@ -33,6 +33,9 @@ pub(super) struct Arguments {
     /// Estimate the time of nodes by the rates of a typical machine, or by rates measured here
     #[arg(long, value_enum, default_value_t = CostSource::Estimated)]
     costs: CostSource,
+    /// Where a rank has the tensors that it receives: host, or gpu:N; may be given several times
+    #[arg(long, value_name = "RANK=SPACE", value_parser = rank_and_space)]
+    space: Vec<(Rank, Space)>,
     /// How buffers get their places in the arena
     #[arg(long, value_enum, default_value_t = Planner::Search)]
     planner: Planner,
@@ -48,6 +51,18 @@ pub(super) struct Arguments {
     /// Print the analysis as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// `RANK=SPACE`, for clap.
+fn rank_and_space(text: &str) -> Result<(Rank, Space), String> {
+    let wrong = || "write a rank and its memory, such as 1=gpu:0 or 1=host".to_owned();
+    let (rank, space) = text.split_once('=').ok_or_else(wrong)?;
+    let space = match space.strip_prefix("gpu:") {
+        Some(ordinal) => Space::Gpu { ordinal: ordinal.parse().map_err(|_| wrong())? },
+        None if space == "host" => Space::Host,
+        None => return Err(wrong()),
+    };
+    Ok((rank.parse().map_err(|_| wrong())?, space))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -110,7 +125,10 @@ pub(super) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         CostSource::Measured => rates::measured(),
     };
     let costs = Costs::estimated(&graph, &machine);
-    let placement = place(arguments, &graph, &costs)?;
+    let placement =
+        arguments.space.iter().try_fold(place(arguments, &graph, &costs)?, |placement, space| {
+            placement.with_space(space.0, space.1).map_err(|error| wrong(&error))
+        })?;
     let partition = Partition::new(&graph, &placement).map_err(|error| wrong(&error))?;
     let plans = plans(arguments, &partition)?;
     let (place, cost_source) = (arguments.model.place.clone(), arguments.costs);

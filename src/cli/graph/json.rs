@@ -56,5 +56,6 @@ fn crossing(analysis: &Analysis, crossing: &Crossing) -> Value {
         "shape": value.tensor.shape.as_ref().map(|dims| dims.iter().map(dim).collect::<Value>()),
         "bytes": bytes,
         "transfer": transfer,
+        "space": crossing.space.to_string(),
     })
 }

@@ -82,10 +82,11 @@ fn crossings(out: &mut String, analysis: &Analysis) {
         let shape = shape(&value.tensor);
         put!(
             out,
-            "             {} -> {}  {}  {shape}  {transfer}",
+            "             {} -> {}  {}  {shape}  {transfer}, {}",
             crossing.from,
             crossing.to,
-            visible(&value.name)
+            visible(&value.name),
+            crossing.space
         );
     }
     if let Some(more) = crossings.len().checked_sub(CROSSINGS_SHOWN).filter(|more| *more > 0) {

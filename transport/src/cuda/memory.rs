@@ -102,8 +102,7 @@ impl CudaMemory {
     ///
     /// When they reach beyond its end: the caller's length check is missing.
     pub fn store(&self, offset: usize, bytes: &[u8], limit: Duration) -> Result<(), CudaError> {
-        let address = self.address(offset, bytes.len());
-        self.check_not_lost()?;
+        let address = self.address(offset, bytes.len())?;
         // SAFETY: `address` found the bytes inside; both are borrowed until this returns.
         unsafe { copy(&self.gpu, bytes.as_ptr(), address, bytes.len(), limit) }
     }
@@ -118,23 +117,23 @@ impl CudaMemory {
     ///
     /// When they reach beyond its end.
     pub fn load(&self, offset: usize, bytes: &mut [u8], limit: Duration) -> Result<(), CudaError> {
-        let address = self.address(offset, bytes.len());
-        self.check_not_lost()?;
+        let address = self.address(offset, bytes.len())?;
         // SAFETY: as in `store`.
         unsafe { copy(&self.gpu, address, bytes.as_mut_ptr(), bytes.len(), limit) }
     }
 
-    fn address(&self, offset: usize, len: usize) -> *mut u8 {
+    /// The address of these bytes, unless the memory is lost.
+    ///
+    /// # Panics
+    ///
+    /// When they reach beyond its end.
+    pub(crate) fn address(&self, offset: usize, len: usize) -> Result<*mut u8, CudaError> {
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(is_inside, "{len} bytes at {offset} of {} bytes of GPU memory", self.len);
-        self.range.base.as_ptr().wrapping_add(offset)
-    }
-
-    fn check_not_lost(&self) -> Result<(), CudaError> {
         if self.is_lost.load(Ordering::Relaxed) {
             return Err(CudaError::Lost { ordinal: self.gpu.ordinal(), bytes: self.len });
         }
-        Ok(())
+        Ok(self.range.base.as_ptr().wrapping_add(offset))
     }
 
     /// Replaces the allocation by a private copy, at the same addresses: afterwards no other

@@ -39,6 +39,7 @@
 //! Contexts are the devices' primary ones, which the CUDA runtime, and so PyTorch and JAX, use too.
 #![allow(unsafe_code)]
 
+mod copy;
 mod dma_buf;
 mod driver;
 mod gpu;
@@ -48,6 +49,7 @@ mod pinned;
 mod pointer;
 mod stream;
 
+pub use copy::CudaCopy;
 pub use dma_buf::CudaDmaBuf;
 pub use driver::{CudaError, CudaErrorCode, driver_version, gpus};
 pub use gpu::{FlushMethod, FlushScope, Gpu, GpuId};

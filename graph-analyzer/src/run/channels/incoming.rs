@@ -1,10 +1,11 @@
 //! The receiver's end of a channel.
 
 use pleach_transport::{
-    Device, Inline, MapError, Nanos, Rank, ReadOnlyMapped, Region, RemoteSlice, Signal, Slice, Submitted,
-    Transfer,
+    Device, Inline, MapError, Nanos, Rank, ReadOnlyMapped, Region, RemoteSlice, Signal, Slice, Space,
+    Submitted, Transfer,
 };
 
+use super::gpu::{GpuBytes, GpuTarget, Staging, slots_on};
 use super::metadata::{Layout, SLOT_BYTES, TensorForm};
 use super::outgoing::credit_payload;
 use super::{
@@ -17,7 +18,9 @@ pub(crate) struct Incoming {
     peer: Rank,
     first: u16,
     layout: Option<Layout>,
+    /// Tensors stay in the sender's memory.
     maps: bool,
+    space: Space,
     /// The next iteration.
     next: u64,
     slots: Vec<Slot>,
@@ -30,24 +33,31 @@ struct Slot {
     submitted_credits: u64,
     /// Memory into which the sender puts tensors or metadata.
     memory: Option<Slice>,
+    /// The place of tensors that were put, on a GPU.
+    on_gpu: Option<GpuBytes>,
     /// Memory into which tensors are got.
     fetched: Option<Region>,
+    /// The same on a GPU.
+    fetched_on_gpu: Option<GpuTarget>,
     /// The sender's memory that was mapped last.
     mapped: Option<(RemoteSlice, ReadOnlyMapped)>,
 }
 
-enum State {
+pub(crate) enum State {
     Empty,
     Getting(Getting),
+    Staging(Staging),
     Held,
 }
 
 /// A tensor that is being got.
-struct Getting {
+pub(crate) struct Getting {
     iteration: u64,
     place: RemoteSlice,
     form: Option<TensorForm>,
     into: Slice,
+    /// The place of the tensor in the end, on a GPU.
+    on_gpu: Option<GpuBytes>,
     /// Bytes whose transfers were submitted.
     submitted: u64,
     under_way: usize,
@@ -61,23 +71,34 @@ impl Incoming {
         depth: u32,
     ) -> Result<Self, OpenError> {
         let (peer, layout) = (channel.from, Layout::of(channel.form));
-        let memory = match (channel.form, layout) {
-            (Form::Put { bytes }, _) => slots(device, peer, bytes, depth)?.into_iter().map(Some).collect(),
-            (_, Some(Layout::Slot)) => {
-                slots(device, peer, SLOT_BYTES as u64, depth)?.into_iter().map(Some).collect()
+        let on_host = |slot| (Some(slot), None);
+        let memory: Vec<_> = match (channel.form, layout, channel.space) {
+            (Form::Put { bytes }, _, Space::Gpu { ordinal }) => {
+                let slots = slots_on(device, peer, ordinal, bytes, depth)?.into_iter();
+                slots.map(|(landing, place)| (Some(landing), Some(place))).collect()
             }
-            _ => vec![None; depth as usize],
+            (Form::Put { bytes }, ..) => {
+                slots(device, peer, bytes, depth)?.into_iter().map(on_host).collect()
+            }
+            (_, Some(Layout::Slot), _) => {
+                slots(device, peer, SLOT_BYTES as u64, depth)?.into_iter().map(on_host).collect()
+            }
+            _ => vec![(None, None); depth as usize],
         };
-        let slot = |memory| Slot {
+        let slot = |(memory, on_gpu)| Slot {
             state: State::Empty,
             credits: 1,
             submitted_credits: 0,
             memory,
+            on_gpu,
             fetched: None,
+            fetched_on_gpu: None,
             mapped: None,
         };
-        let maps = device.info().reach.get(peer as usize).is_some_and(|reach| reach.maps);
-        Ok(Self { peer, first, layout, maps, next: 0, slots: memory.into_iter().map(slot).collect() })
+        let space = channel.space;
+        let reaches = device.info().reach.get(peer as usize).is_some_and(|reach| reach.maps);
+        let maps = reaches && space == Space::Host;
+        Ok(Self { peer, first, layout, maps, space, next: 0, slots: memory.into_iter().map(slot).collect() })
     }
 
     pub(crate) fn peer(&self) -> Rank {
@@ -92,8 +113,40 @@ impl Incoming {
         self.slots.iter().filter_map(|slot| slot.memory.as_ref()).map(|memory| memory.len() as u64).sum()
     }
 
+    pub(crate) fn state(&self, slot: usize) -> &State {
+        &self.slots[slot].state
+    }
+
+    pub(crate) fn set_state(&mut self, slot: usize, state: State) {
+        self.slots[slot].state = state;
+    }
+
     pub(crate) fn owes_credits(&self) -> bool {
         self.slots.iter().any(|slot| slot.submitted_credits < slot.credits)
+    }
+
+    /// Memory into which a tensor of so many bytes is got, and its place on a GPU if it is to be
+    /// there.
+    fn memory_of(
+        &mut self,
+        device: &mut dyn Device,
+        slot: usize,
+        bytes: usize,
+    ) -> Result<(Slice, Option<GpuBytes>), Problem> {
+        let (peer, space, slot) = (self.peer, self.space, &mut self.slots[slot]);
+        let mut on_gpu = None;
+        if let Space::Gpu { ordinal } = space {
+            let target = GpuTarget::of(device, peer, ordinal, slot.fetched_on_gpu.take(), bytes)?;
+            let target = slot.fetched_on_gpu.insert(target);
+            if let Some(region) = target.region() {
+                let into = region.slice(0..bytes).expect("it is long enough");
+                return Ok((into, Some(target.place(bytes))));
+            }
+            on_gpu = Some(target.place(bytes));
+        }
+        let region = memory_for(device, peer, slot.fetched.take(), bytes)?;
+        let region = slot.fetched.insert(region);
+        Ok((region.slice(0..bytes).expect("it is long enough"), on_gpu))
     }
 
     /// A transfer of a slot has ended; returns its iteration.
@@ -132,6 +185,7 @@ impl Channels {
         let received = match self.incoming(channel).slots[slot].state {
             State::Empty => self.arrived(device, channel, iteration)?,
             State::Getting(_) => self.get(device, channel, slot)?,
+            State::Staging(_) => self.staged(channel, slot)?,
             State::Held => panic!("the tensor of iteration {iteration} was not released"),
         };
         let incoming = self.incoming(channel);
@@ -238,7 +292,11 @@ impl Channels {
             return Err(self.error(channel, iteration, Problem::Violation { peer, violation }));
         }
         let memory = incoming.slots[slot].memory.clone();
+        let on_gpu = incoming.slots[slot].on_gpu.clone();
         let Some(layout) = incoming.layout else {
+            if let (Some(landing), Some(place)) = (memory.clone(), on_gpu) {
+                return self.landed(channel, iteration, landing, place, None);
+            }
             let bytes = memory.map_or(ReceivedBytes::Empty, ReceivedBytes::Own);
             return Ok(Some(Received { bytes, form: None }));
         };
@@ -254,15 +312,10 @@ impl Channels {
         if self.incoming(channel).maps {
             return self.map(device, channel, iteration, place, form);
         }
-        let incoming = self.incoming(channel);
-        let have = incoming.slots[slot].fetched.take();
-        let region = memory_for(device, peer, have, place.len as usize)
-            .map_err(|problem| self.error(channel, iteration, problem))?;
-        let into = region.slice(0..place.len as usize).expect("it is long enough");
-        let getting = Getting { iteration, place, form, into, submitted: 0, under_way: 0 };
-        let incoming = self.incoming(channel);
-        incoming.slots[slot].fetched = Some(region);
-        incoming.slots[slot].state = State::Getting(getting);
+        let made = self.incoming(channel).memory_of(device, slot, place.len as usize);
+        let (into, on_gpu) = made.map_err(|problem| self.error(channel, iteration, problem))?;
+        let getting = Getting { iteration, place, form, into, on_gpu, submitted: 0, under_way: 0 };
+        self.incoming(channel).slots[slot].state = State::Getting(getting);
         self.get(device, channel, slot)
     }
 
@@ -326,12 +379,19 @@ impl Channels {
         if getting.under_way > 0 {
             return Ok(None);
         }
+        let (iteration, into) = (getting.iteration, getting.into.clone());
+        let (on_gpu, form) = (getting.on_gpu.clone(), getting.form.take());
         // A get that failed because the peer is gone has ended too.
-        let (bytes, form) = (ReceivedBytes::Own(getting.into.clone()), getting.form.take());
-        Ok(self.gone[peer as usize].is_none().then_some(Received { bytes, form }))
+        if self.gone[peer as usize].is_some() {
+            return Ok(None);
+        }
+        match on_gpu {
+            Some(place) => self.landed(channel, iteration, into, place, form),
+            None => Ok(Some(Received { bytes: ReceivedBytes::Own(into), form })),
+        }
     }
 
-    fn incoming(&mut self, channel: usize) -> &mut Incoming {
+    pub(crate) fn incoming(&mut self, channel: usize) -> &mut Incoming {
         match &mut self.ends[channel] {
             ChannelEnd::Incoming(incoming) => incoming,
             _ => panic!("this rank does not receive channel {channel}"),

@@ -21,20 +21,26 @@
 //!   many, they are put into a slot of their own. Where the fabric maps nothing, the receiver gets
 //!   the tensor into memory of its own.
 //!
+//! A receiver may have its tensors in a GPU's memory ([`Channel::space`]). It maps nothing then: the
+//! bytes land there directly where the device registers that memory, and are staged elsewhere.
+//!
 //! **Invariant:** the bytes of a slot and its metadata are read only after its signal, and used
 //! again only after its credit. Metadata of a peer are hostile until they are checked.
 
+use pleach_transport::cuda::CudaError;
 use pleach_transport::{
     Device, Event, MapError, Nanos, Rank, ReadOnlyMapped, Region, RegisterError, RemoteSlice, SharedMemory,
-    Slice, SubmitError, TransferError, TransferId,
+    Slice, Space, SubmitError, TransferError, TransferId,
 };
 
 use crate::element::ElementType;
 
+mod gpu;
 mod incoming;
 mod metadata;
 mod outgoing;
 
+pub use self::gpu::GpuBytes;
 use self::incoming::Incoming;
 pub use self::metadata::TensorForm;
 use self::outgoing::Outgoing;
@@ -78,6 +84,8 @@ pub struct Channel {
     pub to: Rank,
     /// How the tensor crosses.
     pub form: Form,
+    /// Where the receiver has the tensor.
+    pub space: Space,
 }
 
 /// Why a tensor did not cross.
@@ -144,6 +152,9 @@ pub enum Problem {
     /// Memory was not registered.
     #[error("has no registered memory here: {0}")]
     Register(#[source] RegisterError),
+    /// The GPU into whose memory it is received.
+    #[error("did not come into the GPU's memory: {0}")]
+    Gpu(#[source] CudaError),
 }
 
 /// Why the ends of channels were not made.
@@ -180,6 +191,9 @@ pub enum OpenError {
     /// Memory was not registered.
     #[error("no registered memory for slots: {0}")]
     Register(#[source] RegisterError),
+    /// There is no GPU, or it has no memory.
+    #[error("no memory of a GPU for slots: {0}")]
+    Gpu(#[source] CudaError),
 }
 
 /// A tensor that has come. Its bytes stay as they are until the slot is released.
@@ -198,6 +212,8 @@ pub enum ReceivedBytes {
     Own(Slice),
     /// Memory of the sender.
     Mapped(ReadOnlyMapped),
+    /// Memory of a GPU of this rank.
+    Gpu(GpuBytes),
     /// The tensor has no bytes.
     Empty,
 }
@@ -465,7 +481,7 @@ impl Channels {
 
 /// The name of a transfer: what it is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct TransferName {
+pub(crate) struct TransferName {
     channel: u32,
     slot: u32,
     is_get: bool,
@@ -485,14 +501,19 @@ impl TransferName {
 
 /// New memory, in so many equal parts; each begins at a multiple of [`SLOT_ALIGN_BYTES`].
 fn slots(device: &mut dyn Device, peer: Rank, bytes: u64, count: u32) -> Result<Vec<Slice>, OpenError> {
-    let all =
-        bytes.checked_next_multiple_of(SLOT_ALIGN_BYTES).and_then(|bytes| bytes.checked_mul(count.into()));
-    let all = all.and_then(|all| usize::try_from(all).ok()).unwrap_or(usize::MAX);
+    let all = slot_bytes(bytes, count);
     let memory = SharedMemory::new(all).map_err(|source| OpenError::Memory { bytes: all as u64, source })?;
     let region = device.register_for(peer, memory).map_err(OpenError::Register)?;
     let step = all / count as usize;
     let slot = |number: usize| region.slice(number * step..number * step + bytes as usize);
     Ok((0..count as usize).map(|number| slot(number).expect("it lies inside")).collect())
+}
+
+/// The bytes of so many slots; too many for any memory where they overflow.
+fn slot_bytes(bytes: u64, count: u32) -> usize {
+    let all =
+        bytes.checked_next_multiple_of(SLOT_ALIGN_BYTES).and_then(|bytes| bytes.checked_mul(count.into()));
+    all.and_then(|all| usize::try_from(all).ok()).unwrap_or(usize::MAX)
 }
 
 /// Alignment of slots, in bytes: a cache line.

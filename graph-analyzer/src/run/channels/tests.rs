@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use pleach_transport::device::Flush;
 use pleach_transport::sim::{self, FaultKind, FaultKinds, Faults, Network, Random, SimDevice};
-use pleach_transport::{Device, DeviceConfig, Event, LossCause, Nanos, Rank, Responder, SharedMemory, Slice};
+use pleach_transport::{
+    Device, DeviceConfig, Event, LossCause, Nanos, Rank, Responder, SharedMemory, Slice, Space,
+};
 
 use super::{
     Channel, ChannelEnd, ChannelError, Channels, Form, Problem, Received, ReceivedBytes, TensorForm,
@@ -74,7 +76,7 @@ impl Plan {
                     2 => Form::Fetch { element: Some(ElementType::F32), dimensions: Some(2) },
                     _ => Form::Fetch { element: None, dimensions: None },
                 };
-                Channel { tensor: format!("t{number}"), from, to, form }
+                Channel { tensor: format!("t{number}"), from, to, form, space: Space::Host }
             })
             .collect();
         let network = Network::full_mesh(ranks, 1_000_000_000, Duration::from_micros(3));
@@ -347,6 +349,7 @@ fn check(plan: &Plan, channel: usize, iteration: u64, received: &Received) -> Re
             mapped.load(0, &mut bytes);
             bytes
         }
+        ReceivedBytes::Gpu(_) => panic!("nothing goes to a GPU here"),
         ReceivedBytes::Empty => Vec::new(),
     };
     let form_fits = received.form.as_ref().is_none_or(|form| *form == plan.form(channel, iteration));
@@ -423,7 +426,8 @@ fn a_peer_that_does_nothing_is_named_at_the_deadline() {
     plan.ranks = 2;
     plan.depth = 2;
     plan.iterations = 3;
-    plan.channels = vec![Channel { tensor: "x".to_owned(), from: 0, to: 1, form: Form::Put { bytes: 64 } }];
+    let (form, space) = (Form::Put { bytes: 64 }, Space::Host);
+    plan.channels = vec![Channel { tensor: "x".to_owned(), from: 0, to: 1, form, space }];
     plan.faults = Faults::none();
     let freeze = sim::Fault::Freeze { rank: 0, duration: 5 * PATIENCE, watcher: false };
     plan.faults.timed = vec![(Nanos(1_000_000), freeze)];
