@@ -228,6 +228,9 @@ fn measured(way: &str, fabric: &str) {
             line["time_us_p50"].as_f64() > Some(0.0)
                 && line["time_us_p99"].as_f64() >= line["time_us_p50"].as_f64()
         );
+        // Beside a put, where its end says that the bytes are there.
+        let has_put = way == "copied" && fabric == "verbs";
+        assert_eq!(line["put_us_p50"].as_f64().is_some_and(|time| time > 0.0), has_put, "{line}");
     }
 }
 
@@ -264,4 +267,12 @@ fn the_measurement_checks_each_way_and_fabric_that_it_has() {
     assert!(status == Some(2) && text.contains("sockets map no memory"), "{text}");
     let (status, text) = refused(&run(&["bench", "--min", "8", "--max", "4"]));
     assert!(status == Some(2) && text.contains("bad sizes"), "{text}");
+}
+
+mod verbs {
+    #[test]
+    #[ignore = "needs RDMA devices: where there are some, run it with --ignored verbs::"]
+    fn a_receive_is_measured_beside_a_put() {
+        super::measured("copied", "verbs");
+    }
 }

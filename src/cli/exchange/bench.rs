@@ -1,8 +1,9 @@
-//! `pleach exchange bench`: how long a receive takes, between two processes of this host.
+//! `pleach exchange bench`: how long a receive takes, between two processes of this host. Over RDMA
+//! a put and a get of the transport are measured beside it ([`Puts`]).
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use pleach::DataType;
@@ -16,6 +17,7 @@ use serde_json::json;
 use super::STEP;
 #[cfg(feature = "grpc")]
 use super::bench_grpc;
+use super::bench_put::{self, Puts};
 use crate::cli::CommandError;
 use crate::cli::bench::Size;
 use crate::cli::output::{print, print_json, rounded};
@@ -62,6 +64,11 @@ impl Way {
             Self::GrpcFabric => "grpc-fabric",
             Self::Grpc => "grpc",
         }
+    }
+
+    /// Whether puts are measured beside: where the end of a put says that its bytes are there.
+    fn has_puts(self, fabric: ExchangeFabric) -> bool {
+        self == Self::Copied && fabric == ExchangeFabric::Verbs
     }
 
     fn is_grpc(self) -> bool {
@@ -165,6 +172,9 @@ pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError
     }
     endpoint.publish(STEP, tensors);
     print("address", &format!("{}\n", endpoint.address()))?;
+    if arguments.way.has_puts(arguments.fabric) {
+        bench_put::serve(arguments.fabric, arguments.sizes.iter().copied().max().unwrap_or(0))?;
+    }
     // The measuring process holds the other end.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
     Ok(())
@@ -173,6 +183,7 @@ pub(crate) fn run_sender(arguments: &SenderArguments) -> Result<(), CommandError
 /// The process that sends. It ends with the one that measures.
 pub(crate) struct Sender {
     child: Child,
+    output: BufReader<ChildStdout>,
     pub(crate) address: String,
 }
 
@@ -189,27 +200,32 @@ impl Sender {
             .stdout(Stdio::piped())
             .spawn()
             .map_err(failed)?;
-        let mut address = String::new();
         let output = child.stdout.take().ok_or_else(|| failed(std::io::ErrorKind::BrokenPipe.into()))?;
-        let mut output = BufReader::new(output);
-        output.read_line(&mut address).map_err(failed)?;
-        let address = address.trim().to_owned();
-        let sender = Self { child, address };
-        if sender.address.is_empty() {
-            return Err(CommandError::failed("no measurement: the sending process ended; see its error"));
-        }
+        let mut sender = Self { child, output: BufReader::new(output), address: String::new() };
+        sender.address = sender.line()?;
         Ok(sender)
     }
 
-    /// Gives the process the address of this one, and returns its own.
-    #[cfg(feature = "grpc")]
-    pub(crate) fn exchange(&mut self, address: &str) -> Result<String, CommandError> {
-        use std::io::Write as _;
-        let failed = |error| CommandError::failed(format!("the sending process ended ({error})"));
-        if let Some(input) = &mut self.child.stdin {
-            writeln!(input, "{address}").and_then(|()| input.flush()).map_err(failed)?;
+    /// The next line of the process.
+    fn line(&mut self) -> Result<String, CommandError> {
+        let mut line = String::new();
+        match self.output.read_line(&mut line) {
+            Ok(count) if count > 0 => Ok(line.trim().to_owned()),
+            _ => Err(CommandError::failed("no measurement: the sending process ended; see its error")),
         }
-        Ok(self.address.clone())
+    }
+
+    /// Gives the process the address of this one.
+    pub(crate) fn tell(&mut self, address: &str) -> Result<(), CommandError> {
+        let failed = |error| CommandError::failed(format!("the sending process ended ({error})"));
+        let Some(input) = &mut self.child.stdin else { return Ok(()) };
+        writeln!(input, "{address}").and_then(|()| input.flush()).map_err(failed)
+    }
+
+    /// Gives the process the address of this one, and returns its next line.
+    pub(crate) fn exchange(&mut self, address: &str) -> Result<String, CommandError> {
+        self.tell(address)?;
+        self.line()
     }
 }
 
@@ -256,7 +272,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     }
     let sizes = sizes(arguments)?;
     let of_endpoints = if way == Way::Inline { ExchangeFabric::None } else { fabric };
-    #[cfg_attr(not(feature = "grpc"), expect(unused_mut, reason = "gRPC tells the sender an address"))]
     let mut sender = Sender::start(way, of_endpoints, &sizes)?;
     let receiver = match way {
         #[cfg(feature = "grpc")]
@@ -267,22 +282,36 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
             Receiver::Peer { peer, _endpoint: endpoint }
         }
     };
+    let mut puts = if way.has_puts(fabric) { Some(Puts::connect(&mut sender, fabric)?) } else { None };
     if !arguments.json {
-        print("table", "       bytes   time_us_p50   time_us_p99       GB/s  errors\n")?;
+        let beside = if puts.is_some() { "    put_us_p50    get_us_p50  of a put" } else { "" };
+        print("table", &format!("       bytes   time_us_p50   time_us_p99       GB/s  errors{beside}\n"))?;
     }
     for bytes in sizes {
         let measured = receiver.measure(way, fabric, bytes)?;
+        let beside = puts.as_mut().map(|puts| puts.measure(bytes)).transpose()?;
         let Measured { p50, p99, errors } = measured;
+        let errors = errors + beside.iter().flatten().map(|measured| measured.errors).sum::<usize>();
         let gb_s = if p50 > 0.0 { bytes as f64 / p50 / 1e3 } else { 0.0 };
         if arguments.json {
-            let line = json!({
+            let mut line = json!({
                 "way": way.name(), "fabric": fabric.to_string(), "bytes": bytes,
                 "time_us_p50": rounded(p50, 3), "time_us_p99": rounded(p99, 3),
                 "gb_s": rounded(gb_s, 3), "errors": errors,
             });
+            if let Some([put, get]) = &beside {
+                line["put_us_p50"] = rounded(put.p50, 3).into();
+                line["get_us_p50"] = rounded(get.p50, 3).into();
+            }
             print_json("line", &line)?;
         } else {
-            print("line", &format!("{bytes:>12} {p50:>13.2} {p99:>13.2} {gb_s:>10.2} {errors:>7}\n"))?;
+            let beside = beside.map_or_else(String::new, |[put, get]| {
+                format!(" {:>13.2} {:>13.2} {:>9.2}", put.p50, get.p50, put.p50 / p50)
+            });
+            print(
+                "line",
+                &format!("{bytes:>12} {p50:>13.2} {p99:>13.2} {gb_s:>10.2} {errors:>7}{beside}\n"),
+            )?;
         }
         if errors > 0 {
             return Err(CommandError::failed(format!("{errors} tensors of {bytes} bytes came wrong")));
@@ -302,10 +331,11 @@ fn sizes(arguments: &Arguments) -> Result<Vec<u64>, CommandError> {
     Ok(std::iter::successors(Some(min.0), next).take_while(|size| *size <= max.0).collect())
 }
 
-struct Measured {
-    p50: f64,
-    p99: f64,
-    errors: usize,
+/// The times of what was measured, in microseconds.
+pub(crate) struct Measured {
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) errors: usize,
 }
 
 /// Where tensors come from.
@@ -351,7 +381,7 @@ impl Receiver {
 
 /// Receives until there are enough times. `receive` says when it began and ended, and whether what
 /// came is right.
-fn measure(
+pub(crate) fn measure(
     mut receive: impl FnMut(Check) -> Result<(Nanos, Nanos, bool), CommandError>,
 ) -> Result<Measured, CommandError> {
     let (mut times, mut errors) = (Vec::new(), 0);
@@ -377,7 +407,7 @@ fn measure(
 
 /// Which bytes of a tensor are looked at.
 #[derive(Clone, Copy)]
-enum Check {
+pub(crate) enum Check {
     All,
     /// Those at its beginning, middle and end.
     Some,
@@ -385,7 +415,7 @@ enum Check {
 
 impl Check {
     /// Whether a tensor is the one that was sent.
-    fn is_right(self, content: &[u8], bytes: u64) -> bool {
+    pub(crate) fn is_right(self, content: &[u8], bytes: u64) -> bool {
         let is_byte_right = |offset: u64| content.get(offset as usize) == Some(&byte_at(offset));
         content.len() as u64 == bytes
             && match self {

@@ -7,11 +7,8 @@ use std::marker::PhantomData;
 use bytes::Bytes;
 use pleach::exchange::grpc::byte_streams::{ByteStream, ByteStreams, signal_slots};
 use pleach::exchange::grpc::{self, Channel, Layer};
-use pleach::exchange::{Endpoint, EndpointOptions, ExchangeFabric};
-use pleach::transport::shm::ShmDevice;
-use pleach::transport::tcp::TcpDevice;
-use pleach::transport::verbs::VerbsDevice;
-use pleach::transport::{Address, Device, DeviceConfig, Event, Nanos, Rank, Secret, clock};
+use pleach::exchange::{Endpoint, ExchangeFabric};
+use pleach::transport::{Nanos, Rank, clock};
 use tokio::runtime::Runtime;
 use tonic::body::Body;
 use tonic::client::{Grpc, GrpcService};
@@ -19,19 +16,16 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::{Status, transport};
 use tonic_prost::ProstCodec;
 
-use super::bench::{LIMIT, SECRET, Sender, Way, byte_at, options, tensor};
+use super::bench::{LIMIT, Sender, Way, byte_at, options, tensor};
+use super::bench_put::{connect, open_device};
 use crate::cli::CommandError;
 use crate::cli::grpc::{BoxFuture, MESSAGE, Method, Served, endpoint, listen, only, server};
 use crate::cli::output::print;
-use crate::cli::silent::SilentResponder;
 
 const PATH: &str = "/pleach.bench.Tensors/Get";
 
 /// Streams of the two ranks.
 const STREAMS: u16 = 1;
-
-/// Events of a device that connects.
-const EVENTS: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 struct Ask {
@@ -132,39 +126,11 @@ fn open_stream(
     rank: Rank,
     exchange: impl FnOnce(&str) -> Result<String, CommandError>,
 ) -> Result<(ByteStreams, ByteStream), CommandError> {
-    let EndpointOptions { secret, verbs, .. } = options(fabric, 0)?;
-    let config = DeviceConfig {
-        rank,
-        world_size: 2,
-        secret: Some(secret.unwrap_or_else(|| Secret::new(SECRET))),
-        signal_slots: signal_slots(STREAMS),
-        connect_timeout: LIMIT,
-        interface: None,
-        address: None,
-        responder: std::sync::Arc::new(SilentResponder),
-    };
-    let mut device: Box<dyn Device> = match fabric {
-        ExchangeFabric::Tcp => Box::new(TcpDevice::new(config).map_err(|error| failed(&error))?),
-        ExchangeFabric::Verbs => Box::new(VerbsDevice::new(config, &verbs).map_err(|error| failed(&error))?),
-        _ => Box::new(ShmDevice::new(config).map_err(|error| failed(&error))?),
-    };
+    let mut device = open_device(fabric, rank, signal_slots(STREAMS))?;
     let own = device.info().address.to_string();
-    let theirs = Address(exchange(&own)?.trim().to_owned());
-    let peer = 1 - rank;
-    device.connect(peer, &theirs).map_err(|error| failed(&error))?;
-    let (mut events, until) = (Vec::with_capacity(EVENTS), clock::now() + LIMIT);
-    while !events.iter().any(|event| matches!(event, Event::Connected { .. })) {
-        if let Some(event) = events.iter().find(|event| matches!(event, Event::PeerLost { .. })) {
-            return Err(failed(&format!("the other process was lost: {event:?}")));
-        }
-        if clock::now() >= until {
-            return Err(failed(&format!("the other process did not connect within {LIMIT:?}")));
-        }
-        device.poll(clock::now(), &mut events);
-        std::thread::yield_now();
-    }
+    let events = connect(&mut *device, &exchange(&own)?)?;
     let (streams, mut opened) =
-        ByteStreams::open(device, events, &[peer], STREAMS).map_err(|error| failed(&error))?;
+        ByteStreams::open(device, events, &[1 - rank], STREAMS).map_err(|error| failed(&error))?;
     Ok((streams, opened.remove(0)))
 }
 
@@ -200,7 +166,10 @@ impl Client {
         let runtime = runtime.map_err(|error| failed(&error))?;
         let late = || failed(&format!("the server did not answer within {LIMIT:?}"));
         if way == Way::GrpcFabric {
-            let (streams, stream) = open_stream(fabric, 1, |address| sender.exchange(address))?;
+            let (streams, stream) = open_stream(fabric, 1, |address| {
+                sender.tell(address)?;
+                Ok(sender.address.clone())
+            })?;
             let server = endpoint("http://rank").map_err(|error| failed(&error))?;
             let connecting = async { tokio::time::timeout(LIMIT, stream.channel(server)).await };
             let channel =

@@ -11,6 +11,7 @@ use crate::cli::CommandError;
 mod bench;
 #[cfg(feature = "grpc")]
 mod bench_grpc;
+mod bench_put;
 mod fetch;
 mod npy;
 mod serve;

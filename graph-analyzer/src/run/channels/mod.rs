@@ -21,8 +21,8 @@
 //!   many, they are put into a slot of their own. Where the fabric maps nothing, the receiver gets
 //!   the tensor into memory of its own.
 //!
-//! A receiver may have its tensors in a GPU's memory ([`Channel::space`]). It maps nothing then: the
-//! bytes land there directly where the device registers that memory, and are staged elsewhere.
+//! A receiver may have its tensors in a GPU's memory ([`Channel::space`]). It maps nothing then:
+//! the bytes land there directly where the device registers that memory, and are staged elsewhere.
 //!
 //! **Invariant:** the bytes of a slot and its metadata are read only after its signal, and used
 //! again only after its credit. Metadata of a peer are hostile until they are checked.
