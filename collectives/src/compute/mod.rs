@@ -37,6 +37,7 @@ use pleach_vocabulary::{DataType, ReduceOp};
 mod convert;
 pub mod cuda;
 mod element;
+mod environment;
 mod float8;
 mod kernel;
 #[cfg(test)]
@@ -48,6 +49,7 @@ mod speed;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use environment::{DefaultEnvironment, IsolatedCompute};
 pub use float8::{F8E4M3, F8E5M2};
 pub use kernel::Instructions;
 pub(crate) use scale::Scale;

@@ -110,6 +110,12 @@ impl Engine {
         }
     }
 
+    /// Has another processor of the host's memory compute, before anything was started.
+    pub(crate) fn compute_by(&mut self, compute: Box<dyn Compute>) {
+        assert!(self.is_idle() && compute.space() == self.context.compute.space(), "nothing is computed yet");
+        self.context.compute = compute;
+    }
+
     /// Installs a checker.
     pub fn witness(&mut self, witness: Box<dyn Witness>) {
         *self.context.signals.witness() = Some(witness);

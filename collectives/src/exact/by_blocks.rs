@@ -2,7 +2,8 @@
 //! round of a partial all-reduce carries them out between other things.
 //!
 //! **Invariant:** the result depends on the numbers alone: how they are shared between inputs and
-//! ranks changes nothing, nor do inputs that are not there.
+//! ranks changes nothing, nor do inputs that are not there, nor what a thread does with subnormal
+//! numbers.
 
 use half::{bf16, f16};
 use pleach_vocabulary::DataType;
@@ -10,7 +11,7 @@ use pleach_vocabulary::DataType;
 use super::elements::Elements;
 use super::rounding::Float;
 use super::{BLOCK_ELEMENTS, BlockWindow, DIGIT_BITS, FACTS, NO_PLACE, facts_of};
-use crate::compute::{F8E4M3, F8E5M2};
+use crate::compute::{DefaultEnvironment, F8E4M3, F8E5M2};
 use crate::engine::Bytes;
 
 /// See the module.
@@ -74,6 +75,7 @@ impl BlockSums {
             let input = Elements::<T>::of(input);
             (0..sums.blocks()).flat_map(|block| facts_of(input.iter(sums.range(block)))).collect()
         }
+        let _environment = DefaultEnvironment::enter();
         let facts: Vec<i32> = by_type!(self.data_type, facts(self, input));
         debug_assert_eq!(facts.len(), FACTS * self.blocks());
         facts
@@ -115,6 +117,7 @@ impl BlockSums {
                 words.iter_mut().zip(&more).for_each(|(word, more)| *word += more);
             }
         }
+        let _environment = DefaultEnvironment::enter();
         by_type!(self.data_type, expand(self, block, inputs, words))
     }
 
@@ -125,6 +128,7 @@ impl BlockSums {
             let store = |index, number| result.set(range.start + index, number);
             sums.window(block).round(words, range.len(), store);
         }
+        let _environment = DefaultEnvironment::enter();
         by_type!(self.data_type, round(self, block, words, result))
     }
 

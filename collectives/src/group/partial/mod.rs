@@ -23,7 +23,7 @@ use super::driver::{Core, Driver, INTERRUPT_INTERVAL};
 use super::error::CollectiveError;
 use super::gpu::GpuBuffer;
 use super::premultiplied::Scaling;
-use crate::compute::{Compute, ComputeError, Job};
+use crate::compute::{Compute, ComputeError, DefaultEnvironment, Job};
 use crate::engine::Bytes;
 use crate::exact::BlockSums;
 use crate::partial::{Awaited, Ended, Own, PartialReport, RankSet, Terms};
@@ -97,11 +97,13 @@ impl RawPartial {
         }
         // Other threads and peers go on meanwhile.
         let bytes = &self.contributions[self.current];
+        let environment = DefaultEnvironment::enter();
         if let Some(factor) = self.terms.activation.factor() {
             let (scaling, base) = (Scaling { data_type: self.terms.data_type, factor }, bytes.base());
             scaling.products(base, base, bytes.len());
         }
         let facts = self.exact.map_or_else(Vec::new, |sums| sums.facts(bytes));
+        drop(environment);
         let mut core = driver.lock();
         while let Some(late) = core.expect_rounds().take_late() {
             drop(core);

@@ -20,7 +20,7 @@ use super::super::{Group, Progress};
 use super::{PartialError, RawPartial};
 use crate::call::Counts;
 use crate::compute::cuda::{CudaCompute, StagingSpace};
-use crate::compute::{Compute, HostCompute};
+use crate::compute::{Compute, IsolatedCompute};
 use crate::engine::{Bytes, Plan, Program, memory_for_peers};
 use crate::exact::BlockSums;
 use crate::partial::{
@@ -128,10 +128,13 @@ impl Group {
         };
         let compute: Box<dyn Compute> = match self.gpu() {
             Some(gpu) => Box::new(CudaCompute::new(gpu, StagingSpace::Host).map_err(CollectiveError::from)?),
-            None => Box::new(HostCompute::new()),
+            None => Box::new(IsolatedCompute::default()),
         };
         self.shared.begin_progress()?;
         let mut core = self.shared.driver.lock();
+        if self.gpu().is_none() {
+            core.engine.compute_by(Box::new(IsolatedCompute::default()));
+        }
         let plain = Self { variant: None, ..self.clone() };
         let mut plans = RoundPlans { core: &mut core, admitted: Vec::new() };
         let set_plan = plans.all_reduce(&plain, DataType::U64, ReduceOp::Sum, words)?;
