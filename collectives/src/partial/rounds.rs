@@ -180,6 +180,8 @@ pub(crate) enum Mutant {
     ReusedContribution,
     /// A rank that gives a contribution says that its input is absent.
     MuteContribution,
+    /// The caller gets the memory of a contribution that the active round reads.
+    ActiveContribution,
 }
 
 /// Whether a run has ended; then it is known no more.
@@ -278,6 +280,10 @@ impl Rounds {
     /// Which of the contributions the caller may write: one that no round holds.
     pub(crate) fn free_contribution(&self) -> Contribution {
         let waits = self.awaited.is_some();
+        #[cfg(test)]
+        if self.mutant == Some(Mutant::ActiveContribution) {
+            return self.handover.free_or_bound(waits);
+        }
         #[cfg(test)]
         let waits = waits && self.mutant != Some(Mutant::ReusedContribution);
         self.handover.free(waits)

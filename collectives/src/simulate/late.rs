@@ -4,20 +4,26 @@
 //! A checker knows what each rank's memory held when the rank was bound, and nothing of how sets
 //! and sums come about. It checks that all ranks have the same set and the same sum; that the sum
 //! is that of exactly this set; that each contribution is in one round, or in none if late ones are
-//! dropped; that no rank is left out too often in a row; and that every rank comes to an end.
+//! dropped; that no rank is left out too often in a row; and that every rank comes to an end. The
+//! checker of races watches beside it, as it does in calls: a caller writes no contribution that a
+//! transfer or a peer may still read, and reads no result that is still written.
 //!
 //! `pleach sim` runs it where a scenario has late ranks.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io::Write;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use pleach_schedule::generate::Variant;
+use pleach_transport::mutex::lock;
 use pleach_transport::sim::{self, AccessKind, FaultKind, FaultKinds, Random};
 use pleach_transport::{Nanos, SharedMemory, Slice};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
-use super::{Checker, Cluster, Failure, Limits, Scenario, TIMEOUT_FAR, TrialReport};
+use super::watch::Watch;
+use super::{Checker, Cluster, Failure, Limits, Member, Scenario, TIMEOUT_FAR, TrialReport};
 use crate::call::{Counts, Descriptor};
 use crate::engine::Bytes;
 use crate::exact::BlockSums;
@@ -27,6 +33,9 @@ use crate::partial::{
     Activation, Bound, CONTRIBUTIONS, Contributions, DataPlans, Divisor, EXACT_CONTRIBUTIONS, ExactPlans,
     ExactSums, Late, Own, RankSet, Rounds, RoundsMemory, Terms, neutral,
 };
+
+#[cfg(test)]
+mod product;
 
 /// Most ranks.
 const RANKS_MAX: u32 = 16;
@@ -40,9 +49,28 @@ enum Step {
     Finish,
 }
 
+/// When a caller does something.
+#[derive(Clone, Copy, Debug)]
+enum Due {
+    /// So long after what it did before has ended.
+    After(Duration),
+    /// Then, or when what it did before has ended.
+    #[cfg_attr(not(test), expect(dead_code, reason = "of scripts"))]
+    At(Nanos),
+}
+
+impl Due {
+    fn since(self, now: Nanos) -> Nanos {
+        match self {
+            Self::After(time) => now + time,
+            Self::At(at) => at.max(now),
+        }
+    }
+}
+
 /// What a rank's caller does.
 struct Caller {
-    steps: Vec<(Duration, Step)>,
+    steps: Vec<(Due, Step)>,
     next: usize,
     due_at: Nanos,
     waits: bool,
@@ -74,11 +102,22 @@ struct Memory {
     corrections: Vec<Slice>,
 }
 
+/// What the ranks of a trial do.
+struct Course {
+    terms: Terms,
+    staleness_max: u32,
+    /// How the data are reduced; `None` leaves it to the planner.
+    variant: Option<Variant>,
+    /// By rank.
+    callers: Vec<Caller>,
+}
+
 struct Trial {
     ranks: u32,
     terms: Terms,
     staleness_max: u32,
     cluster: Cluster,
+    watch: Arc<Mutex<Watch>>,
     memory: Vec<Memory>,
     callers: Vec<Caller>,
     rounds: BTreeMap<u64, Expected>,
@@ -112,16 +151,65 @@ pub(crate) fn run_late(
     if let Some(trace) = trace {
         trial.cluster.world.trace_to(trace);
     }
-    let outcome = trial.carry_out();
+    let outcome = trial.outcome();
     let world = &trial.cluster.world;
     let (at, events, hash) = (world.now(), world.events(), world.finish());
     match outcome {
         Ok(rounds) => Ok(TrialReport { hash, events, virtual_time: at, succeeded: rounds, failed: 0 }),
-        Err(error) => {
-            let what = format!("{} ranks, {}: {error}", trial.ranks, trial.terms);
-            Err(Failure { checker: Checker::Rounds, at, what })
-        }
+        Err((checker, what)) => Err(Failure { checker, at, what }),
     }
+}
+
+/// Makes the rounds of a rank.
+fn make_rounds(member: &mut Member, place: (Rank, u32), course: &Course) -> (Rounds, Memory) {
+    let Terms { len, data_type, activation, .. } = course.terms;
+    let is_exact = data_type == DataType::F64;
+    let mut register = |bytes: usize| {
+        let memory = SharedMemory::new(bytes.max(1)).expect("memory of a simulated caller");
+        let region = member.engine.device().register(memory).expect("shared memory");
+        region.slice(0..bytes).expect("as long as asked for")
+    };
+    let mut all_of = |count: usize| -> Vec<Slice> { (0..count).map(|_| register(len * 8)).collect() };
+    let named = |slices: &[Slice]| -> Vec<Bytes> {
+        slices.iter().map(|slice| Bytes::Registered(slice.clone())).collect()
+    };
+    let own = Memory {
+        contributions: all_of(if is_exact { EXACT_CONTRIBUTIONS } else { CONTRIBUTIONS }),
+        results: all_of(3),
+        corrections: all_of(3),
+    };
+    let neutral_slice = register(len * 8);
+    neutral_slice.store(&neutral(data_type, activation.op()).repeat(len));
+    let set_words = Rounds::set_words(&course.terms, place.1);
+    let memory = RoundsMemory {
+        contributions: named(&own.contributions),
+        results: named(&own.results).try_into().expect("three"),
+        corrections: named(&own.corrections),
+        neutral: Bytes::Registered(neutral_slice),
+        set: [register(set_words * 8), register(set_words * 8)],
+    };
+    let mut plan = |data_type, op, count, variant: Option<&Variant>| {
+        let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
+        let amount = counts.amount();
+        let descriptor = Descriptor { collective, amount, data_type, op, tag: 0 };
+        member.planner.plan(&descriptor, &counts, variant).expect("an all-reduce").clone()
+    };
+    let set = plan(DataType::U64, ReduceOp::Sum, set_words, None);
+    let data = if is_exact {
+        let sums = BlockSums::new(data_type, len);
+        let parts = if activation.late_rule() == Late::Correct { 2 } else { 1 };
+        let facts = plan(DataType::I32, ReduceOp::Max, ExactSums::facts_len(sums, parts), None);
+        let possible = sums.possible_words().into_iter();
+        let by_words = possible.map(|words| (words, plan(DataType::I64, ReduceOp::Sum, words, None)));
+        let plans = ExactPlans { facts, words: by_words.collect() };
+        DataPlans::Exact(Box::new(ExactSums::new(sums, plans, parts, EXACT_CONTRIBUTIONS)))
+    } else {
+        let op = Rounds::data_op(&course.terms);
+        DataPlans::Combined(plan(data_type, op, len, course.variant.as_ref()))
+    };
+    let mut rounds = Rounds::new(place, &course.terms, TIMEOUT_FAR, (set, data), memory);
+    rounds.trail = Some(Vec::new());
+    (rounds, own)
 }
 
 impl Trial {
@@ -165,68 +253,48 @@ impl Trial {
         (options.maps, options.passive) = (scenario.maps, scenario.passive);
         options.hosts = scenario.hosts.by_rank().to_vec();
         options.queue_depth = scenario.queue_depth;
-        let mut cluster = Cluster::with(options, None, scenario.is_immediate);
-        let mut all = Vec::new();
-        for (member, rank) in cluster.members.iter_mut().zip(0..) {
-            let member = member.as_mut().expect("no rank has died");
-            let mut register = |bytes: usize| {
-                let memory = SharedMemory::new(bytes.max(1)).expect("memory of a simulated caller");
-                let region = member.engine.device().register(memory).expect("shared memory");
-                region.slice(0..bytes).expect("as long as asked for")
-            };
-            let mut all_of = |count: usize| -> Vec<Slice> { (0..count).map(|_| register(len * 8)).collect() };
-            let named = |slices: &[Slice]| -> Vec<Bytes> {
-                slices.iter().map(|slice| Bytes::Registered(slice.clone())).collect()
-            };
-            let own = Memory {
-                contributions: all_of(if is_exact { EXACT_CONTRIBUTIONS } else { CONTRIBUTIONS }),
-                results: all_of(3),
-                corrections: all_of(3),
-            };
-            let neutral_slice = register(len * 8);
-            neutral_slice.store(&neutral(data_type, op).repeat(len));
-            let set_words = Rounds::set_words(&terms, ranks);
-            let memory = RoundsMemory {
-                contributions: named(&own.contributions),
-                results: named(&own.results).try_into().expect("three"),
-                corrections: named(&own.corrections),
-                neutral: Bytes::Registered(neutral_slice),
-                set: [register(set_words * 8), register(set_words * 8)],
-            };
-            let sums = is_exact.then(|| BlockSums::new(data_type, len));
-            let mut plan = |data_type, op, count| {
-                let (collective, counts) = (Collective::AllReduce, Counts::Each(count));
-                let amount = counts.amount();
-                let descriptor = Descriptor { collective, amount, data_type, op, tag: 0 };
-                member.planner.plan(&descriptor, &counts, None).expect("an all-reduce").clone()
-            };
-            let set = plan(DataType::U64, ReduceOp::Sum, set_words);
-            let data = match sums {
-                None => DataPlans::Combined(plan(data_type, Rounds::data_op(&terms), len)),
-                Some(sums) => {
-                    let parts = if activation.late_rule() == Late::Correct { 2 } else { 1 };
-                    let facts = plan(DataType::I32, ReduceOp::Max, ExactSums::facts_len(sums, parts));
-                    let possible = sums.possible_words().into_iter();
-                    let by_words = possible.map(|words| (words, plan(DataType::I64, ReduceOp::Sum, words)));
-                    let plans = ExactPlans { facts, words: by_words.collect() };
-                    let exact = ExactSums::new(sums, plans, parts, EXACT_CONTRIBUTIONS);
-                    DataPlans::Exact(Box::new(exact))
-                }
-            };
-            let mut rounds = Rounds::new((rank, ranks), &terms, TIMEOUT_FAR, (set, data), memory);
-            rounds.trail = Some(Vec::new());
-            member.rounds = Some(rounds);
-            all.push(own);
-        }
         let callers =
             (0..ranks).map(|rank| Caller::draw(&mut root.split_number(rank.into()), abstains_ppm)).collect();
-        Self { ranks, terms, staleness_max, cluster, memory: all, callers, rounds: BTreeMap::new() }
+        let cluster = Cluster::with(options, None, scenario.is_immediate);
+        Self::of(cluster, Course { terms, staleness_max, variant: None, callers })
+    }
+
+    /// All ranks of the cluster do this.
+    fn of(mut cluster: Cluster, course: Course) -> Self {
+        let ranks = cluster.members.len() as u32;
+        let watch = Arc::new(Mutex::new(Watch::new(ranks, false)));
+        cluster.world.observe(Box::new(watch.clone()));
+        let members = cluster.members.iter_mut().zip(0..);
+        let memory = members.map(|(member, rank)| {
+            let member = member.as_mut().expect("no rank has died");
+            let (rounds, memory) = make_rounds(member, (rank, ranks), &course);
+            member.rounds = Some(rounds);
+            memory
+        });
+        let memory = memory.collect();
+        let Course { terms, staleness_max, callers, .. } = course;
+        Self { ranks, terms, staleness_max, cluster, watch, memory, callers, rounds: BTreeMap::new() }
+    }
+
+    /// The number of rounds, or the check that did not hold and what was wrong.
+    fn outcome(&mut self) -> Result<u64, (Checker, String)> {
+        let outcome = self.carry_out();
+        // A race explains a wrong result, not the other way round, so the race is reported.
+        let race = lock(&self.watch).found().cloned();
+        let outcome = match race {
+            Some((checker, _, what)) => Err((checker, what)),
+            None => outcome.map_err(|what| (Checker::Rounds, what)),
+        };
+        outcome.map_err(|(checker, what)| (checker, format!("{} ranks, {}: {what}", self.ranks, self.terms)))
     }
 
     fn carry_out(&mut self) -> Result<u64, String> {
         loop {
             loop {
                 self.cluster.settle().map_err(|error| error.to_string())?;
+                if lock(&self.watch).found().is_some() {
+                    return Err("a race".to_owned());
+                }
                 let mut moved = false;
                 for rank in 0..self.ranks {
                     self.take_bound(rank)?;
@@ -364,8 +432,8 @@ impl Trial {
         }
         caller.current = free;
         caller.has_ended = awaited.round.is_none();
-        caller.due_at =
-            self.cluster.world.now() + caller.steps.get(caller.next).map_or(Duration::ZERO, |it| it.0);
+        let now = self.cluster.world.now();
+        caller.due_at = caller.steps.get(caller.next).map_or(now, |(due, _)| due.since(now));
         Ok(true)
     }
 
@@ -451,12 +519,16 @@ impl Caller {
             |random: &mut Random| Duration::from_nanos(random.below(if slow { 2_000_000 } else { 100_000 }));
         let steps = (0..random.between(1, 8)).map(|_| {
             let step = if random.chance(abstains_ppm) { Step::Abstain } else { Step::Contribute };
-            (time(random), step)
+            (Due::After(time(random)), step)
         });
         let mut steps: Vec<_> = steps.collect();
-        steps.push((time(random), Step::Finish));
+        steps.push((Due::After(time(random)), Step::Finish));
+        Self::new(steps)
+    }
+
+    fn new(steps: Vec<(Due, Step)>) -> Self {
         Self {
-            due_at: Nanos::ZERO + steps[0].0,
+            due_at: steps[0].0.since(Nanos::ZERO),
             steps,
             next: 0,
             waits: false,
@@ -520,14 +592,18 @@ mod tests {
     use super::*;
 
     /// A trial on wires that do no more than a round survives, and its outcome.
-    fn trial(seed: u64, mutant: Option<Mutant>) -> Result<u64, String> {
+    fn trial(seed: u64, mutant: Option<Mutant>) -> Result<u64, (Checker, String)> {
+        new_trial(seed, mutant).outcome()
+    }
+
+    fn new_trial(seed: u64, mutant: Option<Mutant>) -> Trial {
         let kinds = FaultKinds::all().filtered(|kind| kind.is_harmless() || kind == FaultKind::Freeze);
         let drops_often = mutant == Some(Mutant::ReusedContribution);
         let mut trial = Trial::new(seed, (None, &kinds), drops_often);
         for member in trial.cluster.members.iter_mut().flatten() {
             member.rounds.iter_mut().for_each(|rounds| rounds.mutate(mutant));
         }
-        trial.carry_out().map_err(|error| format!("{} ranks, {}: {error}", trial.ranks, trial.terms))
+        trial
     }
 
     fn expect_seeds(seeds: std::ops::Range<u64>) {
@@ -535,7 +611,7 @@ mod tests {
         for seed in seeds {
             match trial(seed, None) {
                 Ok(more) => rounds += more,
-                Err(error) => panic!("seed {seed}, {error}"),
+                Err((checker, error)) => panic!("seed {seed}, {checker:?}: {error}"),
             }
         }
         println!("{rounds} rounds");
@@ -564,9 +640,25 @@ mod tests {
             Mutant::ReusedContribution,
             Mutant::MuteContribution,
         ] {
-            let caught = (0..300).find_map(|seed| trial(seed, Some(mutant)).err());
-            let error = caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"));
+            let (_, error) = caught(mutant);
             println!("{mutant:?}: {error}");
         }
+    }
+
+    fn caught(mutant: Mutant) -> (Checker, String) {
+        let caught = (0..300).find_map(|seed| trial(seed, Some(mutant)).err());
+        caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"))
+    }
+
+    #[test]
+    fn a_contribution_that_is_written_while_it_is_read_is_a_race() {
+        let trials = (0..300).map(|seed| new_trial(seed, Some(Mutant::ActiveContribution)));
+        // Peers read no contribution to exact sums.
+        let mut caught = trials
+            .filter(|trial| trial.terms.data_type == DataType::I64)
+            .filter_map(|mut trial| trial.outcome().err());
+        // What travels in signals is read by its own rank alone.
+        let race = caught.find(|(checker, _)| *checker == Checker::Race);
+        println!("{}", race.expect("some seed has a race").1);
     }
 }
