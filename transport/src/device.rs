@@ -15,7 +15,8 @@
 //! 4. `PeerLost` comes once; then all transfers to that peer fail with its cause and submits are
 //!    refused with its kind. A peer that departed with a bye (`Departed`) is not lost; all that it
 //!    sent before arrives first. Messages of a peer that have reached this host are given to the
-//!    responder before the loss is.
+//!    responder before the loss is. The responder may send to any connected peer because of a
+//!    message or a loss ([`Relay`]), and that goes out while nobody polls.
 //! 5. `QueueFull` is back-pressure and has no effect; polling always makes room again.
 //! 6. The end of a put means that its source may be reused, nothing more. The end of a get means
 //!    that its bytes are here.
@@ -442,11 +443,21 @@ pub enum Urgency {
     Urgent,
 }
 
+impl Urgency {
+    pub(crate) fn is_urgent(self) -> bool {
+        self == Self::Urgent
+    }
+}
+
 /// Wakes a device's wake source from any thread.
 pub trait Wake: Send + Sync {
     /// Wakes a thread that sleeps on the device's wake source, now or at its next sleep.
     fn wake(&self);
 }
+
+/// Sends a control message to a peer, as [`Device::post`] does, from the thread that calls a
+/// [`Responder`].
+pub type Relay<'a> = dyn FnMut(Rank, &[u8], Urgency) -> Result<(), PostError> + 'a;
 
 /// Answers control messages, on the thread that reads them, also while nobody polls the device.
 pub trait Responder: Send + Sync {
@@ -456,6 +467,16 @@ pub trait Responder: Send + Sync {
     /// A peer was lost; called once, before `PeerLost` is polled, so that a loss is known while
     /// nobody polls.
     fn lost(&self, peer: Rank, cause: &LossCause);
+    /// As [`Responder::message`], for a responder that sends messages to other peers because of
+    /// this one. Devices call this method.
+    fn message_relaying(&self, from: Rank, message: &[u8], _relay: &mut Relay<'_>) -> Option<Vec<u8>> {
+        self.message(from, message)
+    }
+    /// As [`Responder::lost`], for a responder that sends messages to other peers because of the
+    /// loss. Devices call this method.
+    fn lost_relaying(&self, peer: Rank, cause: &LossCause, _relay: &mut Relay<'_>) {
+        self.lost(peer, cause);
+    }
 }
 
 /// The configuration of a device.

@@ -85,7 +85,7 @@ pub use control::{host_identity, listening_address, tune_stream};
 pub use device::{
     Address, Armed, AtomicOp, BackendError, ConnectError, DRAINS_MAX, Device, DeviceConfig, DeviceInfo,
     Event, Flush, Incarnation, LossCause, LossKind, MESSAGE_BYTES_MAX, MapError, Meeting, PostError, Reach,
-    RegisterError, Responder, SetupCounts, Source, SubmitError, Submitted, Transfer, TransferError,
+    RegisterError, Relay, Responder, SetupCounts, Source, SubmitError, Submitted, Transfer, TransferError,
     TransferId, Urgency, Wake, WakeSource,
 };
 pub use memory::{DmaBuf, HostMemory, Memory, Share, SharedMemory, Space};

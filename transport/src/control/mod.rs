@@ -94,7 +94,7 @@ use self::watcher::Watcher;
 use crate::clock::Nanos;
 use crate::device::{
     Address, ConnectError, DeviceConfig, Incarnation, LossCause, MESSAGE_BYTES_MAX, Meeting, PostError,
-    Responder, Wake,
+    Relay, Responder, Wake,
 };
 use crate::mutex::lock;
 use crate::{Rank, clock};
@@ -375,10 +375,7 @@ impl<H> Control<H> {
     /// As [`Device::post`](crate::device::Device::post); an urgent message is one of
     /// [`Urgency::Urgent`](crate::device::Urgency::Urgent).
     pub(crate) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
-        let link = self.shared.streams.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
-        link.post(peer, message, is_urgent)?;
-        self.shared.flush(peer);
-        Ok(())
+        self.shared.post(peer, message, is_urgent)
     }
 
     /// Sends a bye to a peer, if it is connected: the end of the stream is then no loss.
@@ -448,6 +445,11 @@ impl<H> Drop for Control<H> {
 pub(crate) struct Streams(Weak<Shared>);
 
 impl Streams {
+    /// As [`Control::post`].
+    pub(crate) fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
+        self.0.upgrade().ok_or(PostError::NotConnected { peer })?.post(peer, message, is_urgent)
+    }
+
     /// Sends what waits for a peer ([`FabricHandler::send_waiting`]), now or when there is room.
     pub(crate) fn flush(&self, peer: Rank) {
         if let Some(shared) = self.0.upgrade() {
@@ -518,6 +520,20 @@ impl Shared {
         }
     }
 
+    /// As [`Control::post`].
+    fn post(&self, peer: Rank, message: &[u8], is_urgent: bool) -> Result<(), PostError> {
+        let link = self.streams.get(peer as usize).ok_or(PostError::NotConnected { peer })?;
+        link.post(peer, message, is_urgent)?;
+        self.flush(peer);
+        Ok(())
+    }
+
+    /// Hands a message of a peer to the responder, which may send others; returns the answer.
+    fn respond(&self, peer: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        let relay: &mut Relay<'_> = &mut |to, message, urgency| self.post(to, message, urgency.is_urgent());
+        self.responder.message_relaying(peer, message, relay)
+    }
+
     /// Sends a frame of the watcher or the fabric.
     fn send_frame(&self, peer: Rank, frame: &ControlFrame<'_>) -> Result<(), SendError> {
         self.stream(peer).queue(frame)?;
@@ -529,7 +545,9 @@ impl Shared {
     fn lose(&self, peer: Rank, cause: LossCause) {
         let cause = self.stream(peer).cause(cause);
         if self.stream(peer).end(StreamState::Lost) {
-            self.responder.lost(peer, &cause);
+            let relay: &mut Relay<'_> =
+                &mut |to, message, urgency| self.post(to, message, urgency.is_urgent());
+            self.responder.lost_relaying(peer, &cause, relay);
             self.handler.lost(peer, cause);
         }
     }

@@ -399,7 +399,7 @@ impl Watcher {
             (StreamState::Severed | StreamState::Lost, _) => {}
             _ if has_files => return Err(ProtocolViolation::MalformedFrame.into()),
             (StreamState::Open | StreamState::Departed, ControlFrame::Message(message)) => {
-                if let Some(reply) = shared.responder.message(peer, message) {
+                if let Some(reply) = shared.respond(peer, message) {
                     let reply = ControlFrame::Message(&reply[..reply.len().min(MESSAGE_BYTES_MAX)]);
                     if shared.send_frame(peer, &reply) == Err(SendError::BacklogFull) {
                         return Err(ProtocolViolation::TooManyRequests.into());

@@ -22,15 +22,18 @@
 //! * **Polling** polls both devices and alternates the order, so that neither keeps the other's
 //!   events out of a full vector.
 
+mod responder;
 mod wake_forwarder;
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use self::responder::HybridResponder;
 use self::wake_forwarder::WakeForwarder;
 use crate::Rank;
 use crate::clock::Nanos;
+use crate::control::Streams;
 use crate::device::{
     Address, Armed, ConnectError, Device, DeviceConfig, DeviceInfo, Event, Flush, Incarnation, MapError,
     Meeting, PostError, RegisterError, SubmitError, Submitted, Transfer, TransferId, Urgency,
@@ -106,6 +109,13 @@ impl NetworkDevice {
         }
     }
 
+    fn streams(&self) -> Streams {
+        match self {
+            Self::Tcp(tcp) => tcp.streams(),
+            Self::Verbs(verbs) => verbs.streams(),
+        }
+    }
+
     fn fabric(&self) -> &'static str {
         match self {
             Self::Tcp(_) => "shm+tcp",
@@ -162,7 +172,7 @@ impl HybridDevice {
     }
 
     fn over(
-        config: DeviceConfig,
+        mut config: DeviceConfig,
         peer_fabrics: Vec<PeerFabric>,
         open: impl FnOnce(DeviceConfig, Incarnation) -> Result<(NetworkDevice, Arc<dyn Registry>), OpenError>,
     ) -> Result<Self, OpenError> {
@@ -171,8 +181,11 @@ impl HybridDevice {
             return Err(OpenError::PeerFabrics { peer_fabrics: peer_fabrics.len(), world_size });
         }
         let incarnation = Incarnation::fresh();
+        let responder = Arc::new(HybridResponder::new(config.responder, peer_fabrics.clone()));
+        config.responder = Arc::<HybridResponder>::clone(&responder);
         let mut shm = ShmDevice::of_incarnation(config.clone(), incarnation)?;
         let (mut network, registry) = open(config, incarnation)?;
+        responder.connect(shm.streams(), network.streams());
         let registry_of_both: Arc<dyn Registry> =
             Arc::new(BothRegistries { shm: shm.registry(), network: registry });
         shm.replace_registry(Arc::clone(&registry_of_both));

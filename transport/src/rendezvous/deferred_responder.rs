@@ -4,7 +4,7 @@
 use std::sync::{Arc, Mutex};
 
 use crate::Rank;
-use crate::device::{LossCause, Responder};
+use crate::device::{LossCause, Relay, Responder, Urgency};
 use crate::mutex::lock;
 
 /// Stored calls at most; a peer sends none before the agreement, and few at once after it.
@@ -30,23 +30,28 @@ impl Default for DeferredResponder {
 }
 
 impl DeferredResponder {
-    /// Passes the stored calls, in order, and all later ones to `responder`. Returns the answers to
-    /// post.
+    /// Passes the stored calls, in order, and all later ones to `responder`. Returns the answers
+    /// and other messages to post.
     pub(super) fn open(&self, responder: &Arc<dyn Responder>) -> Vec<(Rank, Vec<u8>)> {
         // Locked meanwhile, so that no later call overtakes.
         let mut state = lock(&self.0);
         let deferred = std::mem::replace(&mut *state, State::Open(Arc::clone(responder)));
         let State::Deferring(deferred) = deferred else { return Vec::new() };
-        let mut replies = Vec::new();
+        let mut posts = Vec::new();
         for deferred in deferred {
+            let mut relay = |to: Rank, message: &[u8], _: Urgency| {
+                posts.push((to, message.to_vec()));
+                Ok(())
+            };
             match deferred {
                 DeferredCall::Message(from, message) => {
-                    replies.extend(responder.message(from, &message).map(|reply| (from, reply)));
+                    let reply = responder.message_relaying(from, &message, &mut relay);
+                    posts.extend(reply.map(|reply| (from, reply)));
                 }
-                DeferredCall::Lost(peer, cause) => responder.lost(peer, &cause),
+                DeferredCall::Lost(peer, cause) => responder.lost_relaying(peer, &cause, &mut relay),
             }
         }
-        replies
+        posts
     }
 
     /// The responder, if open; otherwise stores the call.
@@ -68,6 +73,16 @@ impl Responder for DeferredResponder {
     fn lost(&self, peer: Rank, cause: &LossCause) {
         if let Some(responder) = self.pass(|| DeferredCall::Lost(peer, cause.clone())) {
             responder.lost(peer, cause);
+        }
+    }
+
+    fn message_relaying(&self, from: Rank, message: &[u8], relay: &mut Relay<'_>) -> Option<Vec<u8>> {
+        self.pass(|| DeferredCall::Message(from, message.to_vec()))?.message_relaying(from, message, relay)
+    }
+
+    fn lost_relaying(&self, peer: Rank, cause: &LossCause, relay: &mut Relay<'_>) {
+        if let Some(responder) = self.pass(|| DeferredCall::Lost(peer, cause.clone())) {
+            responder.lost_relaying(peer, cause, relay);
         }
     }
 }

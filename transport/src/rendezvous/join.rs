@@ -3,9 +3,9 @@
 //! The protocol runs through the store, in rounds: each rank writes its line, then reads the lines
 //! of all. **Invariants:** all ranks take the same fabric and agree on the ranks of each host,
 //! because each decides from the same lines. No rank returns before every rank is connected to all
-//! others, so the first message of a caller reaches a peer that is ready for it. Devices always
-//! have a secret: the user's, or one that rank 0 makes and puts into the store, which admits only
-//! ranks that may join.
+//! others, or to those that it was given ([`join_to_some`]), so the first message of a caller
+//! reaches a peer that is ready for it. Devices always have a secret: the user's, or one that rank
+//! 0 makes and puts into the store, which admits only ranks that may join.
 
 mod reach_error;
 
@@ -62,8 +62,10 @@ pub struct Joined {
     /// By rank: the number of its host, the same on all ranks. Ranks of one number share memory, if
     /// the fabric does.
     pub hosts: Vec<u32>,
-    /// The device, connected to all peers.
+    /// The device, connected to all peers, or to those that [`join_to_some`] was given.
     pub device: Box<dyn Device>,
+    /// By rank: the address of its device, to connect to it.
+    pub addresses: Vec<Address>,
     /// Events that came after `Connected`, for the caller's first poll.
     pub events: Vec<Event>,
     /// The store where the ranks met; `None` for a rank that is alone. Rank 0 should keep it until
@@ -126,6 +128,32 @@ pub fn join_at(
     run(JoinProtocol::new(world, options, now(), store, responder, &mut super::SystemDevices))
 }
 
+/// As [`join`], or [`join_at`] with a store, but connects only to these ranks: at least one, and
+/// each of them connects to this rank too. The device connects to others later, by
+/// [`Joined::addresses`], and then waits for them without a limit of its own.
+///
+/// # Errors
+///
+/// See [`JoinError`]; at the latest when `options.timeout` has passed.
+pub fn join_to_some(
+    store: Option<Box<dyn Store>>,
+    world: &World,
+    options: &JoinOptions,
+    responder: Arc<dyn Responder>,
+    peers: &[Rank],
+) -> Result<Joined, JoinError> {
+    let (started, fabrics) = (now(), &mut super::SystemDevices);
+    let store = match store {
+        Some(store) => store,
+        None => {
+            let store = world.open_store(started + options.timeout)?;
+            store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?
+        }
+    };
+    let protocol = JoinProtocol::new(world, options, started, store, responder, fabrics);
+    run(JoinProtocol { only: Some(peers), ..protocol })
+}
+
 fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
     let world = protocol.world;
     let result = protocol.run();
@@ -134,13 +162,8 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
     {
         protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let JoinOutcome {
-        fabric,
-        ranks_here,
-        ranks_a_processor,
-        hosts,
-        connected: Connected { device, events, .. },
-    } = result?;
+    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected } = result?;
+    let Connected { device, events, addresses, .. } = connected;
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
     Ok(Joined {
         rank,
@@ -151,6 +174,7 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
         fabric,
         hosts: hosts.of,
         device,
+        addresses,
         events,
         store: Some(protocol.store),
         deadline: protocol.limit,
@@ -180,6 +204,7 @@ fn alone(
                 let (events, store) = (Vec::new(), None);
                 let local_rank = Some(0);
                 let (rank, world_size, ranks_here) = (0, 1, 1);
+                let addresses = vec![device.info().address.clone()];
                 return Ok(Joined {
                     rank,
                     world_size,
@@ -189,6 +214,7 @@ fn alone(
                     fabric,
                     hosts: vec![0],
                     device,
+                    addresses,
                     events,
                     store,
                     deadline: now() + options.timeout,
@@ -221,6 +247,10 @@ fn config(
 
 /// The most time for trying shared memory, or RDMA, before another fabric is taken.
 const SHARING_TIMEOUT: Duration = Duration::from_secs(15);
+
+/// How long a device tries to connect where ranks connect after they have joined: their calls have
+/// deadlines, which pass before.
+const CONNECT_ON_USE_LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
 
 /// How long a rank waits in the store between two polls of its device: its peers may need these
 /// polls to connect.
@@ -265,6 +295,8 @@ struct DeviceParameters {
 struct Connected {
     deferred_responder: Arc<DeferredResponder>,
     device: Box<dyn Device>,
+    /// By rank.
+    addresses: Vec<Address>,
     /// Its other events.
     events: Vec<Event>,
 }
@@ -281,6 +313,8 @@ struct JoinProtocol<'a> {
     store: Box<dyn Store>,
     responder: Arc<dyn Responder>,
     fabrics: &'a mut dyn DeviceFactory,
+    /// The ranks to connect to, if not to all.
+    only: Option<&'a [Rank]>,
 }
 
 impl<'a> JoinProtocol<'a> {
@@ -294,7 +328,7 @@ impl<'a> JoinProtocol<'a> {
     ) -> Self {
         let limit = started + options.timeout;
         let deadline = started + (options.timeout - (options.timeout / FAILURE_SHARE).min(FAILURE_TIME_MAX));
-        Self { world, options, started, deadline, limit, store, responder, fabrics }
+        Self { world, options, started, deadline, limit, store, responder, fabrics, only: None }
     }
 
     fn run(&mut self) -> Result<JoinOutcome, JoinError> {
@@ -510,7 +544,7 @@ impl<'a> JoinProtocol<'a> {
             self.world,
             self.options,
             (parameters.secret.clone(), parameters.address),
-            limit,
+            if self.only.is_some() { CONNECT_ON_USE_LIMIT } else { limit },
             Arc::<DeferredResponder>::clone(&deferred_responder),
         );
         // `+` and the address, or `-` and the reason why there is none.
@@ -547,13 +581,16 @@ impl<'a> JoinProtocol<'a> {
         }
         let outcomes = self.lines(&outcome, device.as_deref_mut(), &mut events)?;
         Ok(match (first_failure(fabric, &outcomes), device) {
-            (None, Some(device)) => Ok(Connected { deferred_responder, device, events }),
+            (None, Some(device)) => {
+                let addresses = lines.iter().map(|line| Address(line[1..].to_owned())).collect();
+                Ok(Connected { deferred_responder, device, addresses, events })
+            }
             (Some(error), _) => Err(error),
             (None, None) => unreachable!("without a device this rank's own line is a failure"),
         })
     }
 
-    /// Connects to all peers and waits for all connections.
+    /// Connects to all peers, or to those it was asked for, and waits for all connections.
     fn connect_all(
         &self,
         device: &mut dyn Device,
@@ -563,8 +600,10 @@ impl<'a> JoinProtocol<'a> {
     ) -> Result<(), ReachError> {
         let started = now();
         let address_of = |peer: Rank| &lines[peer as usize][1..];
-        let mut missing: Vec<Rank> =
-            (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect();
+        let mut missing: Vec<Rank> = match self.only {
+            Some(peers) => peers.to_vec(),
+            None => (0..self.world.world_size).filter(|&peer| peer != self.world.rank).collect(),
+        };
         for &peer in &missing {
             device.connect(peer, &Address(address_of(peer).to_owned()))?;
         }

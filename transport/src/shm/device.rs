@@ -29,7 +29,7 @@ use super::transfer::{
 use super::wake_word;
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{self, Control, Network, PairKind};
+use crate::control::{self, Control, Network, PairKind, Streams};
 use crate::device::{
     ConnectError, DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, Source, SubmitError,
     Submitted, TransferError, TransferId, awaits_end,
@@ -184,6 +184,11 @@ impl ShmDevice {
     /// See [`OpenError`].
     pub fn new(config: DeviceConfig) -> Result<Self, OpenError> {
         Self::of_incarnation(config, Incarnation::fresh())
+    }
+
+    /// The streams of its control plane.
+    pub(crate) fn streams(&self) -> Streams {
+        self.control.streams()
     }
 
     /// As [`ShmDevice::new`], for a device that is one with others.

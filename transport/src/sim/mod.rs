@@ -108,7 +108,7 @@ use crate::signals::Signal;
 /// A call to make when the world's lock is released.
 enum Callback {
     Message { responder: Arc<dyn Responder>, from: Rank, to: Rank, message: Vec<u8> },
-    Lost { responder: Arc<dyn Responder>, peer: Rank, cause: LossCause },
+    Lost { responder: Arc<dyn Responder>, rank: Rank, peer: Rank, cause: LossCause },
 }
 
 /// A simulated event.

@@ -410,7 +410,7 @@ impl State {
         self.drop_messages(rank, peer);
         self.cut_mappings(rank, peer);
         if let Some(responder) = self.ranks[rank as usize].responder.clone() {
-            self.callbacks.push(Callback::Lost { responder, peer, cause: cause.clone() });
+            self.callbacks.push(Callback::Lost { responder, rank, peer, cause: cause.clone() });
         }
         self.push_ready(rank, Event::PeerLost { peer, cause: cause.clone() }, None);
         self.fail_transfers(rank, peer, &TransferError::Lost { peer, cause });

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::{Callback, State};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::device::DeviceConfig;
+use crate::device::{DeviceConfig, PostError, Urgency};
 use crate::mutex::lock;
 use crate::sim::device::SimDevice;
 use crate::sim::faults::{Fault, Faults};
@@ -310,9 +310,12 @@ impl World {
         while !callbacks.is_empty() {
             for callback in callbacks.drain(..) {
                 match callback {
-                    Callback::Lost { responder, peer, cause } => responder.lost(peer, &cause),
+                    Callback::Lost { responder, rank, peer, cause } => {
+                        responder.lost_relaying(peer, &cause, &mut self.relay_of(rank));
+                    }
                     Callback::Message { responder, from, to, message } => {
-                        if let Some(answer) = responder.message(from, &message) {
+                        let answer = responder.message_relaying(from, &message, &mut self.relay_of(to));
+                        if let Some(answer) = answer {
                             // The rank that asked may be gone by now; then nobody waits for the
                             // answer.
                             let _ = self.lock().post(to, from, answer, false);
@@ -323,6 +326,11 @@ impl World {
             callbacks = std::mem::take(&mut self.lock().callbacks);
         }
         result
+    }
+
+    /// Sends the messages that a responder of `rank` has for other peers.
+    fn relay_of(&self, rank: Rank) -> impl FnMut(Rank, &[u8], Urgency) -> Result<(), PostError> + '_ {
+        move |to, message, urgency| self.lock().post(rank, to, message.to_vec(), urgency.is_urgent())
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {

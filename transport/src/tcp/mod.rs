@@ -45,7 +45,7 @@ use self::regions::{Regions, Revoked};
 use crate::Rank;
 use crate::clock::Nanos;
 use crate::control::{
-    Control, ControlEvent, ControlEventQueue, Network, OpenedPair, PairKind, ReleasedRegions, socket,
+    Control, ControlEvent, ControlEventQueue, Network, OpenedPair, PairKind, ReleasedRegions, Streams, socket,
 };
 pub use crate::control::{OpenError, interface_addresses};
 use crate::device::{
@@ -194,6 +194,11 @@ impl TcpDevice {
     /// Sets the registry of later regions; the caller's registry must inform the previous one.
     pub(crate) fn replace_registry(&mut self, registry: Arc<dyn Registry>) {
         self.registry = registry;
+    }
+
+    /// The streams of its control plane.
+    pub(crate) fn streams(&self) -> Streams {
+        self.control.streams()
     }
 
     /// Counts set-up work together with the other device of a hybrid device.

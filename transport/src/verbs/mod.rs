@@ -104,7 +104,7 @@ pub use self::wire::check_decoders;
 use self::wire::{ControlMessage, QUEUE_PAIRS_MAX, RemoteRegions};
 use crate::Rank;
 use crate::clock::Nanos;
-use crate::control::{self, Control, ControlEventQueue, Network, ReleasedRegions};
+use crate::control::{self, Control, ControlEventQueue, Network, ReleasedRegions, Streams};
 use crate::cuda::FlushScope;
 use crate::device::{
     DeviceConfig, DeviceInfo, Event, Incarnation, LossCause, Reach, RegisterError, SetupCounts,
@@ -322,6 +322,11 @@ impl VerbsDevice {
     /// The descriptor that `arm` returns, always the same.
     pub(crate) fn wake_file(&self) -> &OwnedFd {
         &self.epoll
+    }
+
+    /// The streams of its control plane.
+    pub(crate) fn streams(&self) -> Streams {
+        self.control.streams()
     }
 
     /// Counts set-up work together with the other device of a hybrid device.

@@ -225,6 +225,7 @@ macro_rules! suite {
                 an_empty_message_arrives
                 a_question_is_answered
                 a_question_is_answered_while_the_asked_rank_does_not_poll
+                what_a_responder_passes_on_goes_out_while_its_rank_does_not_poll
                 a_message_goes_out_while_its_sender_does_not_poll
                 a_message_that_is_too_long_is_not_sent
                 a_message_to_a_peer_that_is_not_connected_is_not_sent

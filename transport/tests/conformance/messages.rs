@@ -3,7 +3,7 @@
 use pleach_transport::{MESSAGE_BYTES_MAX, PostError, Urgency, clock};
 
 use crate::world::{
-    BackendKind, PATIENCE, QUESTION, World, assert_bytes, noise, pairs, put, skip, skip_part,
+    BackendKind, PASS_ON, PATIENCE, QUESTION, World, assert_bytes, noise, pairs, put, skip, skip_part,
 };
 
 /// A message that is neither a question nor anything else the suite knows.
@@ -82,6 +82,31 @@ pub(crate) fn a_question_is_answered_while_the_asked_rank_does_not_poll(backend:
         world.post(0, 1, &[QUESTION, round as u8]);
         world.until("an answer of a rank that does not poll", |_| inbox.state().messages.len() == round);
     }
+}
+
+pub(crate) fn what_a_responder_passes_on_goes_out_while_its_rank_does_not_poll(backend: BackendKind) {
+    let mut world = World::connected(backend, 3);
+    for (through, to) in [(1, 2), (2, 1)] {
+        if backend.live {
+            world.set_polled(through, false);
+        }
+        let inbox = world.inbox(to);
+        for round in 1..=20 {
+            world.post(0, through, &[PASS_ON, to as u8, b'#', round]);
+            let arrived = || inbox.state().messages.iter().any(|it| *it == (through, vec![b'#', round]));
+            world.until("a message that another rank passes on", |_| arrived());
+        }
+        if backend.live {
+            world.set_polled(through, true);
+        }
+    }
+    let inbox = world.inbox(2);
+    world.inbox(1).state().reports_to = Some(2);
+    if backend.live {
+        world.set_polled(1, false);
+    }
+    world.kill(0);
+    world.until("word of a loss", |_| inbox.state().messages.contains(&(1, vec![b'#', 0])));
 }
 
 pub(crate) fn a_message_goes_out_while_its_sender_does_not_poll(backend: BackendKind) {

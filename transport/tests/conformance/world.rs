@@ -12,9 +12,9 @@ use std::thread;
 use std::time::Duration;
 
 use pleach_transport::{
-    Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, PostError, Rank, Region, RemoteSlice,
-    Responder, Secret, SharedMemory, Signal, Signals, Slice, Source, SubmitError, Submitted, Transfer,
-    TransferError, TransferId, Urgency, clock,
+    Device, DeviceConfig, Event, Inline, LossCause, Memory, Nanos, PostError, Rank, Region, Relay,
+    RemoteSlice, Responder, Secret, SharedMemory, Signal, Signals, Slice, Source, SubmitError, Submitted,
+    Transfer, TransferError, TransferId, Urgency, clock,
 };
 use pleach_vocabulary::random::Random;
 
@@ -68,6 +68,8 @@ const ANNOUNCEMENT: u8 = 0xA7;
 
 /// First byte of a message that is answered, with `!` in its place.
 pub(crate) const QUESTION: u8 = b'?';
+/// Has an [`Inbox`] pass on what follows the next byte, which is the rank to pass it to.
+pub(crate) const PASS_ON: u8 = b'>';
 
 /// How the devices of a backend are made. To instantiate the suite implement this and name it in
 /// `main.rs`.
@@ -197,6 +199,8 @@ pub(crate) struct InboxState {
     pub(crate) losses: Vec<(Rank, LossCause)>,
     /// How many messages had come before each of the losses.
     pub(crate) heard_before: Vec<usize>,
+    /// The peer that is told of each loss.
+    pub(crate) reports_to: Option<Rank>,
     announcements: HashMap<Rank, u64>,
 }
 
@@ -243,6 +247,21 @@ impl Responder for Inbox {
         let heard = state.messages.len();
         state.heard_before.push(heard);
         state.losses.push((peer, cause.clone()));
+    }
+
+    fn message_relaying(&self, from: Rank, message: &[u8], relay: &mut Relay<'_>) -> Option<Vec<u8>> {
+        if let Some([to, rest @ ..]) = message.strip_prefix(&[PASS_ON]) {
+            relay(Rank::from(*to), rest, Urgency::Ordinary).expect("the test has connected them");
+        }
+        self.message(from, message)
+    }
+
+    fn lost_relaying(&self, peer: Rank, cause: &LossCause, relay: &mut Relay<'_>) {
+        self.lost(peer, cause);
+        let reports_to = self.state().reports_to;
+        if let Some(to) = reports_to {
+            relay(to, &[b'#', peer as u8], Urgency::Urgent).expect("the test has connected them");
+        }
     }
 }
 
