@@ -15,8 +15,8 @@
 
 /// Groups and their operations.
 pub use pleach_collectives::{
-    Batch, BorrowedData, Group, GroupInfo, GroupName, Operation, Options, Pending, PendingError, Persistent,
-    Progress, Registered, Reproducible, Started,
+    Batch, BorrowedData, Connect, Group, GroupInfo, GroupName, Operation, Options, Pending, PendingError,
+    Persistent, Progress, Registered, Reproducible, Started,
 };
 /// The memory and the values that operations work on.
 pub use pleach_collectives::{

@@ -69,10 +69,10 @@ pub use half::{bf16, f16};
 
 #[cfg(not(loom))]
 pub use group::{
-    Arrival, Batch, BorrowedData, Buffer, CollectiveError, Data, DataMut, Element, GpuBuffer, GpuMemory,
-    Group, GroupInfo, GroupName, HostMemory, JoinGroupError, NotExact, Operation, Options, OwnedData,
-    Partial, PartialError, Pending, PendingError, PendingRead, Persistent, ProbeError, Progress, RawData,
-    RawPair, RawPartial, RawRound, Registered, Round, SetTopologyError, SplitError, Started, Window,
+    Arrival, Batch, BorrowedData, Buffer, CollectiveError, Connect, Data, DataMut, Element, GpuBuffer,
+    GpuMemory, Group, GroupInfo, GroupName, HostMemory, JoinGroupError, NotExact, Operation, Options,
+    OwnedData, Partial, PartialError, Pending, PendingError, PendingRead, Persistent, ProbeError, Progress,
+    RawData, RawPair, RawPartial, RawRound, Registered, Round, SetTopologyError, SplitError, Started, Window,
     WindowError,
 };
 #[cfg(not(loom))]

@@ -6,13 +6,15 @@ use std::time::Duration;
 
 use pleach_collectives::call::{Counts, Descriptor};
 use pleach_collectives::engine::{Bytes, Plan, RunId};
-use pleach_collectives::simulate::Cluster;
+use pleach_collectives::simulate::{Cluster, Limits, Scenario, run};
 use pleach_schedule::{Access, Algorithm, HostMap};
 use pleach_transport::sim::{FaultKinds, Faults, Network, Options};
 use pleach_transport::{Device, SharedMemory};
 use pleach_vocabulary::{Collective, DataType, Rank, ReduceOp};
 
 const TIMEOUT: Duration = Duration::from_secs(3600);
+/// Scenarios of groups whose pairs connect on first use.
+const ON_USE_SEEDS: u64 = 80;
 
 /// Memory of one rank for one call, which peers may reach or only the rank itself.
 fn memory(device: &mut dyn Device, len: usize, is_reached: bool, fill: &[u8]) -> Bytes {
@@ -305,4 +307,21 @@ fn calls_under_way_at_once_do_not_wait_for_answers() {
         let all = time_of_calls_at_once(&algorithm, ranks, count, calls as usize);
         assert!(all <= one * calls, "{algorithm} of {ranks} ranks: {calls} at once {all:?}, one {one:?}");
     }
+}
+
+/// Scenarios of groups whose pairs connect on first use, with ranks that freeze or die, and calls
+/// that differ, are aborted or late. (Links that go down are not among them: a pair that cannot
+/// connect is found out at the deadline of the call that needs it.)
+#[test]
+fn scenarios_hold_where_pairs_connect_on_first_use() {
+    let faults: FaultKinds = "delay,reorder,tear,queue-full,freeze,rank-death".parse().expect("faults");
+    let (mut succeeded, mut failed) = (0, 0);
+    for seed in 0..ON_USE_SEEDS {
+        let ranks = if seed % 4 == 0 { Some(16 + (seed % 9) as u32) } else { None };
+        let mut scenario = Scenario::draw(seed, &Limits { ranks, faults: faults.clone() });
+        (scenario.connects_on_use, scenario.is_late) = (true, false);
+        let report = run(&scenario, None).unwrap_or_else(|failure| panic!("{failure}\n{scenario}"));
+        (succeeded, failed) = (succeeded + report.succeeded, failed + report.failed);
+    }
+    assert!(succeeded > 5 * ON_USE_SEEDS && failed > ON_USE_SEEDS / 2, "{succeeded} and {failed}");
 }

@@ -15,6 +15,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "Amount",
             "Builder",
             "Collective",
+            "Connect",
             "CudaErrorCode",
             "DataType",
             "Distribution",

@@ -8,6 +8,8 @@
 //! * A [`Gate`] keeps a run from beginning until work elsewhere, as in a GPU's stream, is done.
 //!   This rank touches no byte of the run's memory before, nor does a peer, which does so only
 //!   after a signal of this run. Later calls wait for their turn behind the run.
+//! * Where pairs connect on first use, a run begins when the peers of its plan are ready. It asks
+//!   for their connections when it is accepted. Later collectives wait for their turn behind it.
 //! * Of the runs that have begun, one of a higher priority takes all steps that it can before one
 //!   of a lower priority takes its next. So an operation that was started late but is needed early,
 //!   as the first layer's gradients are, overtakes operations that were started before.
@@ -24,7 +26,7 @@ use pleach_vocabulary::Rank;
 use pleach_vocabulary::digest::chain;
 
 use super::fault::{Fault, FaultKind};
-use super::plan::Plan;
+use super::plan::{Plan, Program};
 use super::queries::{QUERY_AFTER, QUERY_DOUBLINGS_MAX, QUERY_INTERVAL_MAX};
 use super::run::{LaneProgress, Parameters, RoundInput, Run};
 use super::status_board::{MessageRecords, StatusBoard};
@@ -63,6 +65,8 @@ struct RunSlot {
     state: State,
     /// The gate of a queued run while it is closed.
     gate: Option<Gate>,
+    /// Peers of a queued run's plan are not ready yet.
+    awaits_peers: bool,
     issue: u64,
     priority: i32,
     timeout: Duration,
@@ -115,6 +119,8 @@ pub(super) struct Admission {
     /// How long a run may make no progress before peers are queried about it: [`QUERY_AFTER`] for
     /// each rank that takes turns on this rank's processor.
     query_after: Duration,
+    /// How many unfinished runs await peers.
+    awaiting_peers: usize,
     issues: u64,
     /// Number of the next collective.
     next_run: u64,
@@ -137,6 +143,7 @@ impl Admission {
             by_priority: Vec::new(),
             closed_gates: 0,
             query_after: QUERY_AFTER,
+            awaiting_peers: 0,
             issues: 0,
             next_run: 0,
             history: 0,
@@ -210,6 +217,7 @@ impl Admission {
             run: None,
             state: State::Free,
             gate: None,
+            awaits_peers: false,
             issue: 0,
             priority: 0,
             timeout: Duration::ZERO,
@@ -257,6 +265,7 @@ impl Admission {
         let entry = &mut self.slots[usize::from(slot)];
         entry.state = if progress.is_some() { State::Active } else { State::Queued };
         entry.issue = self.issues;
+        entry.awaits_peers = false;
         entry.priority = 0;
         entry.timeout = timeout;
         entry.times = None;
@@ -292,6 +301,12 @@ impl Admission {
     /// When a run was seen first.
     pub(super) fn begun_at(&self, slot: u8) -> Option<Nanos> {
         self.slots.get(usize::from(slot))?.times.map(|times| times.begun_at)
+    }
+
+    /// The program of a run that waits until its peers are ready.
+    pub(crate) fn unconnected_program(&self, slot: u8) -> Option<Arc<Program>> {
+        let entry = self.slots.get(usize::from(slot)).filter(|entry| entry.awaits_peers)?;
+        Some(entry.run.as_ref()?.plan().program().clone())
     }
 
     /// Whether the run waits for its gate.
@@ -399,7 +414,7 @@ impl Admission {
         let Some(run) = &entry.run else { unreachable!("an ordered slot holds a run") };
         let stream = run.stream();
         let is_free = match stream {
-            _ if entry.gate.is_some() => false,
+            _ if entry.gate.is_some() || entry.awaits_peers => false,
             Stream::Collectives => *may_admit && completed >= run.needed_runs(),
             // One message of a pair at a time; earlier ones stand earlier in the order.
             stream => !self.has_earlier(index, stream),
@@ -492,6 +507,11 @@ impl Engine {
         run.observe_from(self.observer.take_sample());
         self.admission.closed_gates += usize::from(gate.is_some());
         self.admission.slots[usize::from(slot)].gate = gate;
+        if !self.context.scratch.has_all(plan.program().peers()) {
+            self.admission.slots[usize::from(slot)].awaits_peers = true;
+            self.admission.awaiting_peers += 1;
+            self.connect_to(plan.program().peers().iter().copied());
+        }
         if self.admission.order.len() == 1 && self.is_passive() {
             // Signals that peers wait for go out first: the notes below take no time of the peers.
             self.context.signals.forget_awaited();
@@ -555,6 +575,9 @@ impl Engine {
         self.context.signals.forget_awaited();
         if self.admission.closed_gates > 0 && !self.look_at_gates(now) {
             return true;
+        }
+        if self.admission.awaiting_peers > 0 {
+            self.look_at_peers();
         }
         if self.admission.prioritized > 0 {
             return self.advance_by_priority(now);
@@ -642,6 +665,20 @@ impl Engine {
             }
         }
         true
+    }
+
+    /// Looks which runs have their peers now.
+    fn look_at_peers(&mut self) {
+        for slot in &self.admission.order {
+            let entry = &mut self.admission.slots[usize::from(*slot)];
+            if let Some(run) = entry.run.as_ref().filter(|_| entry.awaits_peers)
+                && self.context.scratch.has_all(run.plan().program().peers())
+            {
+                entry.awaits_peers = false;
+                entry.has_moved = true;
+                self.admission.awaiting_peers -= 1;
+            }
+        }
     }
 
     fn advance(&mut self, slot: u8, now: Nanos) -> Result<bool, Box<Fault>> {

@@ -36,6 +36,14 @@
 //! others (a partition), each part has a verdict of its own. Where every rank is silent for longer
 //! than [`ANSWER_TIME`], each may call the others gone. No protocol can promise more.
 //!
+//! Where only some pairs are connected ([`super::overlay`]), a rank tells its claim to its
+//! neighbours alone. A claim then carries the ranks that have said exactly this claim, as far as
+//! the teller knows; a rank that hears it from a neighbour adds these to those that it knows, and
+//! tells its neighbours whenever its claim or that set has grown. It decides when the set holds
+//! every rank that is not gone, so by the same rule and for the same reason. This needs an overlay
+//! that holds the survivors together. A neighbour is called gone when it is silent; of other ranks
+//! their neighbours say so.
+//!
 //! Time is counted from poll to poll, at most [`STEP_MAX`] each: a rank that was stopped has not
 //! waited meanwhile, and reads its peers' claims before it calls the peers gone.
 
@@ -49,6 +57,7 @@ use pleach_vocabulary::Rank;
 
 use super::fault::Fault;
 use super::message::{put_words, take_words};
+use super::overlay::Overlay;
 
 /// How long a told peer may say nothing until it counts as gone.
 const ANSWER_TIME: Duration = Duration::from_millis(100);
@@ -58,14 +67,39 @@ const AGREE_TIME_MAX: Duration = Duration::from_millis(300);
 const STEP_MAX: Duration = Duration::from_millis(10);
 
 /// Words of a set of ranks.
-const GONE_WORDS_MAX: usize = RANKS_MAX.div_ceil(u64::BITS) as usize;
+const RANK_WORDS_MAX: usize = RANKS_MAX.div_ceil(u64::BITS) as usize;
 
 /// What a rank knows of the end of the group; see the module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Claim {
     fault: Fault,
     gone: BTreeSet<Rank>,
+    /// The ranks that have said this claim, as far as its teller knows; empty where every rank
+    /// tells every rank.
+    said_by: BTreeSet<Rank>,
     is_final: bool,
+}
+
+fn write_ranks(ranks: &BTreeSet<Rank>, message: &mut Vec<u8>) {
+    let mut words = Vec::new();
+    for rank in ranks.iter().filter(|rank| **rank < RANKS_MAX) {
+        let word = (rank / u64::BITS) as usize;
+        words.resize(words.len().max(word + 1), 0);
+        words[word] |= 1 << (rank % u64::BITS);
+    }
+    put_words(message, [words.len() as u64]);
+    put_words(message, words);
+}
+
+fn read_ranks(message: &mut &[u8]) -> Option<BTreeSet<Rank>> {
+    let [words] = take_words(message)?;
+    let words = usize::try_from(words).ok().filter(|words| *words <= RANK_WORDS_MAX)?;
+    let mut ranks = BTreeSet::new();
+    for at in 0..words as u32 {
+        let [word] = take_words(message)?;
+        ranks.extend((0..u64::BITS).filter(|bit| word >> bit & 1 == 1).map(|bit| at * u64::BITS + bit));
+    }
+    Some(ranks)
 }
 
 impl Claim {
@@ -92,27 +126,16 @@ impl Claim {
     }
 
     pub(super) fn write(&self, message: &mut Vec<u8>) {
-        let ranks = self.gone.iter().filter(|rank| **rank < RANKS_MAX);
-        let mut words = Vec::new();
-        for rank in ranks {
-            let word = (rank / u64::BITS) as usize;
-            words.resize(words.len().max(word + 1), 0);
-            words[word] |= 1 << (rank % u64::BITS);
-        }
-        put_words(message, [u64::from(self.is_final) | (words.len() as u64) << 1]);
-        put_words(message, words);
+        put_words(message, [u64::from(self.is_final)]);
+        write_ranks(&self.gone, message);
+        write_ranks(&self.said_by, message);
         self.fault.write(message);
     }
 
     pub(super) fn read(message: &mut &[u8]) -> Option<Self> {
-        let [first] = take_words(message)?;
-        let words = usize::try_from(first >> 1).ok().filter(|words| *words <= GONE_WORDS_MAX)?;
-        let mut gone = BTreeSet::new();
-        for at in 0..words as u32 {
-            let [word] = take_words(message)?;
-            gone.extend((0..u64::BITS).filter(|bit| word >> bit & 1 == 1).map(|bit| at * u64::BITS + bit));
-        }
-        Some(Self { fault: Fault::read(message)?, gone, is_final: first & 1 == 1 })
+        let [is_final] = take_words(message)?;
+        let (gone, said_by) = (read_ranks(message)?, read_ranks(message)?);
+        Some(Self { fault: Fault::read(message)?, gone, said_by, is_final: is_final & 1 == 1 })
     }
 }
 
@@ -127,9 +150,13 @@ struct PeerClaim {
 #[derive(Default)]
 pub(super) struct Agreement {
     rank: Rank,
+    /// Where only some pairs are connected: this rank's place among the ranks.
+    overlay: Option<Overlay>,
     claim: Option<Claim>,
     /// Grows whenever the claim changes.
     version: u64,
+    /// The version that was told last.
+    told_version: u64,
     /// Peers that this rank itself has found to be gone.
     lost: BTreeSet<Rank>,
     said: BTreeMap<Rank, PeerClaim>,
@@ -150,6 +177,11 @@ impl Agreement {
         Self { rank, ..Self::default() }
     }
 
+    /// Where only some pairs are connected.
+    pub(crate) fn over(rank: Rank, overlay: Overlay) -> Self {
+        Self { rank, overlay: Some(overlay), ..Self::default() }
+    }
+
     /// This rank's claim, once a fault is known.
     pub(super) fn claim(&self) -> Option<&Claim> {
         self.claim.as_ref()
@@ -161,8 +193,14 @@ impl Agreement {
     }
 
     fn set(&mut self, fault: Fault, gone: BTreeSet<Rank>, is_final: bool) {
-        self.claim = Some(Claim { fault, gone, is_final });
+        let said_by = self.said_by_self();
+        self.claim = Some(Claim { fault, gone, said_by, is_final });
         self.version += 1;
+    }
+
+    /// Who has said a claim that this rank has taken just now.
+    fn said_by_self(&self) -> BTreeSet<Rank> {
+        self.overlay.iter().map(|_| self.rank).collect()
     }
 
     fn decide_as(&mut self, fault: Fault) {
@@ -190,10 +228,12 @@ impl Agreement {
     /// A peer is lost, has left, or is silent.
     pub(super) fn lose(&mut self, peer: Rank) {
         self.lost.insert(peer);
+        let said_by = self.said_by_self();
         if let Some(claim) = &mut self.claim
             && !claim.is_final
             && claim.gone.insert(peer)
         {
+            claim.said_by = said_by;
             self.version += 1;
         }
     }
@@ -221,12 +261,25 @@ impl Agreement {
     }
 
     fn join(&mut self, from: Rank, theirs: Claim) {
+        let said_by = self.said_by_self();
         match &mut self.claim {
-            Some(claim) => self.version += u64::from(claim.join(&theirs)),
+            Some(claim) => {
+                if claim.join(&theirs) {
+                    claim.said_by = said_by;
+                    self.version += 1;
+                }
+            }
             None => {
                 let gone = self.lost.union(&theirs.gone).copied().collect();
                 self.set(theirs.fault.clone(), gone, false);
             }
+        }
+        if let Some(claim) = &mut self.claim
+            && claim.is_as(&theirs)
+        {
+            let before = claim.said_by.len();
+            claim.said_by.extend(&theirs.said_by);
+            self.version += u64::from(claim.said_by.len() > before);
         }
         match self.said.get_mut(&from) {
             Some(said) => {
@@ -237,9 +290,29 @@ impl Agreement {
         }
     }
 
-    fn peers(&self, ranks: u32) -> impl Iterator<Item = Rank> + use<> {
-        let own = self.rank;
-        (0..ranks).filter(move |peer| *peer != own)
+    /// The peers that this rank tells its claims.
+    pub(crate) fn told(&self, ranks: u32) -> Vec<Rank> {
+        match &self.overlay {
+            Some(overlay) => overlay.neighbours().to_vec(),
+            None => (0..ranks).filter(|peer| *peer != self.rank).collect(),
+        }
+    }
+
+    /// The claim, if some peer was not told it yet.
+    pub(crate) fn untold(&mut self) -> Option<Claim> {
+        let is_told = std::mem::replace(&mut self.told_version, self.version) == self.version;
+        self.claim.clone().filter(|_| !is_told)
+    }
+
+    /// A peer has come that was not told yet.
+    pub(super) fn tell_again(&mut self) {
+        self.told_version = 0;
+    }
+
+    /// Whether every rank that is not gone has said this claim, where ranks tell that of each
+    /// other.
+    fn is_said_by_all(&self, claim: &Claim, ranks: u32) -> bool {
+        (0..ranks).all(|rank| claim.gone.contains(&rank) || claim.said_by.contains(&rank))
     }
 
     /// Peers whose claims this rank awaits before it decides.
@@ -248,16 +321,20 @@ impl Agreement {
         let gone = if self.expelled.is_some() { &self.lost } else { &claim.gone };
         let agrees = |peer: &Rank| self.said.get(peer).is_some_and(|said| said.claim.is_as(claim));
         let is_awaited = |peer: &Rank| !gone.contains(peer) && (self.expelled.is_some() || !agrees(peer));
-        self.peers(ranks).filter(is_awaited).collect()
+        self.told(ranks).into_iter().filter(is_awaited).collect()
     }
 
     /// Decides, if no claim is awaited any more.
     fn decide(&mut self, ranks: u32) {
         let Some(claim) = self.claim.as_ref().filter(|claim| !claim.is_final) else { return };
-        if !self.awaited(ranks).is_empty() {
+        let is_alone = self.told(ranks).iter().all(|peer| claim.gone.contains(peer));
+        let is_complete = match &self.overlay {
+            Some(_) if self.expelled.is_none() => is_alone || self.is_said_by_all(claim, ranks),
+            _ => self.awaited(ranks).is_empty(),
+        };
+        if !is_complete {
             return;
         }
-        let is_alone = self.peers(ranks).all(|peer| claim.gone.contains(&peer));
         // All peers are gone, so no verdict can differ from this rank's: it takes the verdict of
         // the peers that ended without it, where it has heard one.
         let overheard = self.overheard.clone().filter(|_| is_alone);
@@ -282,12 +359,11 @@ pub(super) struct Negotiation {
     waited: Duration,
     /// By awaited peer: the number of its claims, and how long ago the last one came.
     silent: BTreeMap<Rank, (u64, Duration)>,
-    told_version: u64,
 }
 
 impl Negotiation {
     pub(super) fn new(now: Nanos) -> Self {
-        Self { looked_at: now, waited: Duration::ZERO, silent: BTreeMap::new(), told_version: 0 }
+        Self { looked_at: now, waited: Duration::ZERO, silent: BTreeMap::new() }
     }
 
     /// When to go on if nothing comes.
@@ -298,11 +374,6 @@ impl Negotiation {
     /// Others come to the verdict.
     pub(crate) fn rest(&mut self, now: Nanos) {
         self.looked_at = now;
-    }
-
-    /// A peer has come that was not told yet.
-    pub(super) fn tell_again(&mut self) {
-        self.told_version = 0;
     }
 
     /// Counts the time, calls silent peers gone, and decides where that can be done. Returns what
@@ -330,13 +401,7 @@ impl Negotiation {
         if self.waited >= AGREE_TIME_MAX {
             agreement.give_up();
         }
-        (self.untold(agreement), agreement.verdict().cloned())
-    }
-
-    /// The claim, if some peer was not told it yet.
-    pub(super) fn untold(&mut self, agreement: &Agreement) -> Option<Claim> {
-        let is_told = std::mem::replace(&mut self.told_version, agreement.version) == agreement.version;
-        agreement.claim.clone().filter(|_| !is_told)
+        (agreement.untold(), agreement.verdict().cloned())
     }
 }
 
@@ -365,7 +430,7 @@ mod tests {
     }
 
     fn claim(fault: Fault, gone: &[Rank], is_final: bool) -> Claim {
-        Claim { fault, gone: gone.iter().copied().collect(), is_final }
+        Claim { fault, gone: gone.iter().copied().collect(), said_by: BTreeSet::new(), is_final }
     }
 
     #[test]
@@ -392,8 +457,8 @@ mod tests {
         for end in 0..bytes.len() {
             assert_eq!(Claim::read(&mut &bytes[..end]), None);
         }
-        let too_many = ((GONE_WORDS_MAX as u64 + 1) << 1).to_le_bytes();
-        assert_eq!(Claim::read(&mut &*[&too_many[..], &[0; 4000]].concat()), None);
+        let too_many = (RANK_WORDS_MAX as u64 + 1).to_le_bytes();
+        assert_eq!(Claim::read(&mut &*[&[0; 8], &too_many[..], &[0; 4000]].concat()), None);
     }
 
     #[test]
@@ -428,8 +493,9 @@ mod tests {
     /// Ranks and the words between them, in any order that keeps the order between two.
     struct Model {
         ranks: u32,
+        /// Whether only the pairs of the overlay are connected.
+        is_sparse: bool,
         agreements: Vec<Agreement>,
-        told: Vec<u64>,
         /// By sender and receiver.
         wires: BTreeMap<(Rank, Rank), VecDeque<Word>>,
         dead: BTreeSet<Rank>,
@@ -440,11 +506,15 @@ mod tests {
     }
 
     impl Model {
-        fn new(ranks: u32) -> Self {
+        fn new(ranks: u32, is_sparse: bool) -> Self {
+            let over = |rank| match is_sparse {
+                true => Agreement::over(rank, Overlay::new(rank, ranks)),
+                false => Agreement::new(rank),
+            };
             Self {
                 ranks,
-                agreements: (0..ranks).map(Agreement::new).collect(),
-                told: vec![0; ranks as usize],
+                is_sparse,
+                agreements: (0..ranks).map(over).collect(),
                 wires: BTreeMap::new(),
                 dead: BTreeSet::new(),
                 apart: BTreeSet::new(),
@@ -463,19 +533,23 @@ mod tests {
         fn poll(&mut self, rank: Rank) {
             let own = &mut self.agreements[rank as usize];
             own.decide(self.ranks);
-            if std::mem::replace(&mut self.told[rank as usize], own.version) == own.version {
-                return;
-            }
-            let Some(claim) = own.claim.clone() else { return };
-            if claim.is_final && self.decided[rank as usize].is_none() {
-                self.decided[rank as usize] = Some(claim.fault.clone());
-            }
-            for peer in (0..self.ranks).filter(|peer| *peer != rank) {
-                self.post(rank, peer, Some((claim.clone(), !claim.is_final)));
-                if claim.is_final {
+            self.tell(rank);
+            let verdict = self.agreements[rank as usize].verdict().cloned();
+            if verdict.is_some() && self.decided[rank as usize].is_none() {
+                self.decided[rank as usize] = verdict;
+                for peer in (0..self.ranks).filter(|peer| *peer != rank) {
                     // It is fenced now.
                     self.post(rank, peer, None);
                 }
+            }
+        }
+
+        fn tell(&mut self, rank: Rank) {
+            let own = &mut self.agreements[rank as usize];
+            let (told, claim) = (own.told(self.ranks), own.untold());
+            let Some(claim) = claim else { return };
+            for peer in told {
+                self.post(rank, peer, Some((claim.clone(), !claim.is_final && !self.is_sparse)));
             }
         }
 
@@ -497,6 +571,9 @@ mod tests {
                     own.lose(from);
                     own.propose(fault(FaultKind::Lost, to, from, u64::from(to) % 3));
                 }
+            }
+            if self.is_sparse {
+                self.tell(to);
             }
         }
 
@@ -558,55 +635,68 @@ mod tests {
     #[test]
     fn survivors_that_one_of_them_reaches_agree_in_every_order() {
         for seed in 0..3_000 {
-            let random = &mut Random::new(seed);
-            let ranks = random.between(2, 6) as u32;
-            let mut model = Model::new(ranks);
-            // A rank that neither dies, nor is cut off, nor is stopped.
-            let hub = random.below(u64::from(ranks)) as Rank;
-            let other = |random: &mut Random| (hub + 1 + random.below(u64::from(ranks) - 1) as Rank) % ranks;
-            for _ in 0..random.between(1, 3) {
-                let (rank, subject) = (random.below(u64::from(ranks)) as Rank, other(random));
-                let kind = if random.coin() { FaultKind::TimedOut } else { FaultKind::Aborted };
-                model.agreements[rank as usize].propose(fault(kind, rank, subject, random.below(3)));
-            }
-            if random.coin() {
-                model.stopped = Some(other(random));
-            }
-            let (mut deaths, mut extents) =
-                (random.below(u64::from(ranks)), u64::from(ranks > 2 && random.coin()));
-            loop {
-                model.poll_some(random, false);
-                if deaths > 0 && random.chance(100_000) {
-                    deaths -= 1;
-                    let victim = other(random);
-                    if !model.dead.contains(&victim) {
-                        model.kill(victim);
-                    }
+            agree_in_some_order(seed, false);
+        }
+    }
+
+    /// The same where only the pairs of the overlay tell each other their claims, and some ranks
+    /// die at most.
+    #[test]
+    fn survivors_agree_over_the_overlay_in_every_order() {
+        for seed in 0..300 {
+            agree_in_some_order(seed, true);
+        }
+    }
+
+    fn agree_in_some_order(seed: u64, is_sparse: bool) {
+        let random = &mut Random::new(seed);
+        let ranks = if is_sparse { random.between(12, 20) } else { random.between(2, 6) } as u32;
+        let mut model = Model::new(ranks, is_sparse);
+        // A rank that neither dies, nor is cut off, nor is stopped.
+        let hub = random.below(u64::from(ranks)) as Rank;
+        let other = |random: &mut Random| (hub + 1 + random.below(u64::from(ranks) - 1) as Rank) % ranks;
+        for _ in 0..random.between(1, 3) {
+            let (rank, subject) = (random.below(u64::from(ranks)) as Rank, other(random));
+            let kind = if random.coin() { FaultKind::TimedOut } else { FaultKind::Aborted };
+            model.agreements[rank as usize].propose(fault(kind, rank, subject, random.below(3)));
+        }
+        if random.coin() {
+            model.stopped = Some(other(random));
+        }
+        let deaths_max = if is_sparse { 4 } else { u64::from(ranks) };
+        let (mut deaths, mut extents) = (random.below(deaths_max), u64::from(ranks > 2 && random.coin()));
+        loop {
+            model.poll_some(random, false);
+            if deaths > 0 && random.chance(100_000) {
+                deaths -= 1;
+                let victim = other(random);
+                if !model.dead.contains(&victim) {
+                    model.kill(victim);
                 }
-                if extents > 0 && random.chance(200_000) {
-                    extents -= 1;
-                    let (one, two) = (other(random), other(random));
-                    if one != two && !model.dead.contains(&one) && !model.dead.contains(&two) {
-                        model.cut(one, two);
-                    }
-                }
-                if !model.step(random) {
-                    model.poll_some(random, true);
-                    if model.wires.values().all(VecDeque::is_empty) {
-                        break;
-                    }
+            }
+            if extents > 0 && random.chance(200_000) {
+                extents -= 1;
+                let (one, two) = (other(random), other(random));
+                if one != two && !model.dead.contains(&one) && !model.dead.contains(&two) {
+                    model.cut(one, two);
                 }
             }
-            let verdict = model.decided[hub as usize].clone();
-            assert!(verdict.is_some(), "seed {seed}: nothing moves and rank {hub} has not decided");
-            for rank in (0..ranks).filter(|rank| !model.dead.contains(rank)) {
-                let own = &model.decided[rank as usize];
-                let is_same = own
-                    .as_ref()
-                    .zip(verdict.as_ref())
-                    .is_some_and(|(own, verdict)| own.compare(verdict) == Ordering::Equal);
-                assert!(is_same, "seed {seed}: rank {rank} ends with {own:?}, rank {hub} with {verdict:?}");
+            if !model.step(random) {
+                model.poll_some(random, true);
+                if model.wires.values().all(VecDeque::is_empty) {
+                    break;
+                }
             }
+        }
+        let verdict = model.decided[hub as usize].clone();
+        assert!(verdict.is_some(), "seed {seed}: nothing moves and rank {hub} has not decided");
+        for rank in (0..ranks).filter(|rank| !model.dead.contains(rank)) {
+            let own = &model.decided[rank as usize];
+            let is_same = own
+                .as_ref()
+                .zip(verdict.as_ref())
+                .is_some_and(|(own, verdict)| own.compare(verdict) == Ordering::Equal);
+            assert!(is_same, "seed {seed}: rank {rank} ends with {own:?}, rank {hub} with {verdict:?}");
         }
     }
 }

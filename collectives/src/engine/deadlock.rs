@@ -18,12 +18,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use pleach_transport::{Device, Nanos, Urgency};
+use pleach_transport::Nanos;
 use pleach_vocabulary::{Collective, Rank};
 
 use super::fault::{Fault, FaultKind};
 use super::message::Message;
-use super::{Engine, RunId, Stream};
+use super::{Context, Engine, RunId, Stream};
 use crate::call::{DESCRIPTOR_WORDS, Descriptor};
 
 /// How long a cycle has to last until it is an error.
@@ -167,12 +167,12 @@ impl DeadlockDetector {
         self.told == Some(slot) && !self.suspected.is_empty()
     }
 
-    fn send(&mut self, device: &mut dyn Device, peer: Rank, probe: u64, (stream, run): RunOf) {
+    fn send(&mut self, context: &mut Context, peer: Rank, probe: u64, (stream, run): RunOf) {
         let unanswered = self.unanswered.entry(peer).or_default();
         // At most `PROBES_MAX` probes to a peer are unanswered, so a stopped peer gets no more.
         // If the peer is gone or its queue is full, no answer will come.
         let message = Message::Probe { probe, stream, run };
-        if *unanswered < PROBES_MAX && device.post(peer, &message.encode(), Urgency::Ordinary).is_ok() {
+        if *unanswered < PROBES_MAX && context.post(peer, &message.encode()).is_ok() {
             *unanswered += 1;
         }
     }
@@ -234,7 +234,7 @@ impl Engine {
         self.board.block_in(on.map(|on| BlockedCall { run: own, on, descriptor }));
         let probe = detector.begin(&needed, own, now);
         for peer in needed {
-            detector.send(&mut *self.context.device, peer, probe, own);
+            detector.send(&mut self.context, peer, probe, own);
         }
     }
 
@@ -283,7 +283,7 @@ impl Engine {
             if !is_known && probe.edges.len() < ranks as usize * 2 {
                 let edge = Edge { rank: blocked.on, run: blocked.run, before: Some(index), instead: None };
                 probe.edges.push(edge);
-                detector.send(&mut *self.context.device, blocked.on, number, blocked.run);
+                detector.send(&mut self.context, blocked.on, number, blocked.run);
             }
             return None;
         }

@@ -77,14 +77,14 @@ impl Engine {
     ) -> Result<Self, PostError> {
         let bytes = layout.bytes() as usize;
         let scratch = carried.scratch.slice(0..bytes).expect("it is long enough for the largest epoch");
-        let mut engine = Self::with_scratch(device, compute, board, layout, scratch);
+        let mut engine = Self::with_scratch(device, compute, board, layout, scratch, Vec::new());
         engine.admission.seed(carried.seed);
         if carried.has_former {
             engine.context.signals.begin_behind_former();
         }
         for peer in engine.context.peers() {
             engine.context.announce_scratch(peer)?;
-            engine.context.scratch.connected(peer);
+            engine.connected(peer);
         }
         Ok(engine)
     }

@@ -118,13 +118,6 @@ impl FailureState {
         }
     }
 
-    /// A peer is connected that was told nothing before.
-    pub(super) fn tell_again(&mut self) {
-        if let Phase::Failing { negotiation, .. } = &mut self.phase {
-            negotiation.tell_again();
-        }
-    }
-
     /// The peer is severed.
     pub(super) fn severed(&mut self, peer: Rank) {
         if let Phase::Failing { unfenced, .. } = &mut self.phase {
@@ -299,7 +292,9 @@ impl Engine {
             return;
         }
         let mut agreement = self.board.agreement();
-        self.queries.silent(now).for_each(|peer| agreement.lose(peer));
+        // A query that other ranks passed on, or its answer, may be lost on its way.
+        let is_asked = |peer: &Rank| self.context.scratch.is_connected(*peer);
+        self.queries.silent(now).filter(is_asked).for_each(|peer| agreement.lose(peer));
         drop(agreement);
         let Context { rank, ranks, .. } = self.context;
         self.failure.phase = Phase::Failing {
@@ -330,12 +325,14 @@ impl Engine {
         let (tell, agreed) = match verdict {
             None => negotiation.advance(&mut self.board.agreement(), self.context.ranks, now),
             // A peer that was not connected yet when the others were told.
-            Some(_) => (negotiation.untold(&self.board.agreement()), None),
+            Some(_) => (self.board.agreement().untold(), None),
         };
         let has_told = tell.is_some();
         if let Some(claim) = tell {
-            let message = Message::Claim { asks: !claim.is_final(), claim }.encode();
-            for peer in self.context.peers() {
+            let asks = !claim.is_final() && !self.board.relays();
+            let message = Message::Claim { asks, claim }.encode();
+            let told = self.board.agreement().told(self.context.ranks);
+            for peer in told {
                 // A peer that is gone need not know.
                 let _ = self.context.device.post(peer, &message, Urgency::Urgent);
             }

@@ -315,7 +315,7 @@ impl Engine {
     /// Enables the fast path and [`Engine::poll_signals`] under three conditions: scratch is ready;
     /// every peer can write to this rank's memory while this rank does not poll its device; and
     /// jobs end immediately. `is_crowded`: other ranks need this processor, so that polling again
-    /// and again only delays them. Call this function when all peers are ready.
+    /// and again only delays them. Call this function when the engine is ready.
     pub fn enable_fast_path(&mut self, is_crowded: bool) {
         let context = &mut self.context;
         let is_passive = context.peers().all(|peer| context.device.info().reach[peer as usize].passive);
@@ -325,12 +325,23 @@ impl Engine {
         self.fast_path.mapped = vec![None; context.ranks as usize];
         if self.fast_path.is_passive {
             for peer in context.peers() {
-                let scratch = context.scratch.peers[peer as usize];
-                // Where it is not mapped, puts go the ordinary way.
-                let mapped = context.device.map(peer, &scratch).ok();
-                self.fast_path.mapped[peer as usize] =
-                    mapped.filter(|mapped| mapped.is_on_host() && mapped.len() as u64 >= scratch.len);
+                self.map_for_fast_path(peer);
             }
+        }
+    }
+
+    /// Maps a peer's scratch for the fast path, when the path is enabled and the peer ready.
+    pub(crate) fn map_for_fast_path(&mut self, peer: Rank) {
+        let context = &mut self.context;
+        if !self.fast_path.is_passive || !self.failure.is_active() || !context.scratch.has(peer) {
+            return;
+        }
+        let mapped = &mut self.fast_path.mapped[peer as usize];
+        if mapped.is_none() {
+            let scratch = context.scratch.peers[peer as usize];
+            // Where it is not mapped, puts go the ordinary way.
+            let found = context.device.map(peer, &scratch).ok();
+            *mapped = found.filter(|found| found.is_on_host() && found.len() as u64 >= scratch.len);
         }
     }
 
@@ -354,7 +365,7 @@ impl Engine {
             Some(fast)
                 if self.fast_path.is_passive
                     && self.admission.is_idle()
-                    && self.context.scratch.is_ready()
+                    && self.context.scratch.has_all(plan.program().peers())
                     && self.failure.is_active()
                     && !self.board.has_unread() =>
             {

@@ -4,7 +4,7 @@
 //! A message is a byte that names its kind, then words of 64 bits in little endian. A text is a
 //! word with its length, then its bytes.
 
-use pleach_transport::{RegionKey, RemoteSlice};
+use pleach_transport::{MESSAGE_BYTES_MAX, RegionKey, RemoteSlice};
 use pleach_vocabulary::Rank;
 
 use super::Stream;
@@ -66,6 +66,10 @@ pub(super) enum Message {
     ProbeAnswer { probe: u64, stream: Stream, run: u64, has_entered: bool, blocked: Option<BlockedCall> },
     /// The group has failed, and this is what I know of it. `asks`: what do you know?
     Claim { claim: Claim, asks: bool },
+    /// Pass this message on: the pair of the two is not connected.
+    Routed { from: Rank, to: Rank, message: Vec<u8> },
+    /// A message to this rank could not be passed on, because the rank has left.
+    Away { rank: Rank },
 }
 
 const SCRATCH: u8 = 1;
@@ -74,6 +78,8 @@ const ANSWER: u8 = 3;
 const CLAIM: u8 = 4;
 const PROBE: u8 = 5;
 const PROBE_ANSWER: u8 = 6;
+const ROUTED: u8 = 7;
+const AWAY: u8 = 8;
 
 /// The word for no rank.
 const NO_RANK: u64 = u64::MAX;
@@ -110,6 +116,15 @@ impl Message {
                 bytes.push(CLAIM);
                 put_words(&mut bytes, [u64::from(*asks)]);
                 claim.write(&mut bytes);
+            }
+            Self::Routed { from, to, message } => {
+                bytes.push(ROUTED);
+                put_words(&mut bytes, [u64::from(*from), u64::from(*to)]);
+                put_bytes(&mut bytes, message);
+            }
+            Self::Away { rank } => {
+                bytes.push(AWAY);
+                put_words(&mut bytes, [u64::from(*rank)]);
             }
         }
         bytes
@@ -155,6 +170,15 @@ impl Message {
                 let [asks] = take_words(rest)?;
                 Self::Claim { claim: Claim::read(rest)?, asks: asks != 0 }
             }
+            ROUTED => {
+                let [from, to] = take_words(rest)?;
+                let message = take_bytes(rest, MESSAGE_BYTES_MAX)?.to_vec();
+                Self::Routed { from: Rank::try_from(from).ok()?, to: Rank::try_from(to).ok()?, message }
+            }
+            AWAY => {
+                let [rank] = take_words(rest)?;
+                Self::Away { rank: Rank::try_from(rank).ok()? }
+            }
             _ => return None,
         })
     }
@@ -194,6 +218,8 @@ mod tests {
                 has_entered: false,
                 blocked: Some(blocked.expect("8 is a rank")),
             },
+            Message::Routed { from: 3, to: 9, message: vec![1, 2, 3] },
+            Message::Away { rank: 5 },
         ];
         for message in messages {
             let bytes = message.encode();

@@ -5,6 +5,7 @@
 //!
 //! | part | invariant |
 //! | --- | --- |
+//! | `connector`, `overlay` | A pair is asked for once. What ranks say without a connection comes nearer with every hop |
 //! | `admission` | Runs are numbered in the order of their calls. A run begins only when its bank is free, and its gate open |
 //! | `run` | No byte of a peer is used before a signal of the peer in this run was compared with this rank's call |
 //! | `fast_path` | A short call leaves the fast path between two steps only, and goes on as an ordinary run at the same step |
@@ -39,6 +40,7 @@
 mod address;
 mod admission;
 mod agreement;
+mod connector;
 mod deadlock;
 mod epoch;
 mod failure;
@@ -48,6 +50,7 @@ mod fault;
 mod hostile;
 mod message;
 mod observer;
+mod overlay;
 mod plan;
 mod poll;
 mod queries;
@@ -61,7 +64,7 @@ use std::sync::Arc;
 use pleach_schedule::generate::eager::{MESSAGE_BYTES_MAX, SCRATCH_BYTES};
 use pleach_schedule::generate::packed::signal_slots_of_pair_max;
 use pleach_transport::{
-    Device, Event, Nanos, PostError, RegisterError, RemoteSlice, Slice, TransferId, Urgency,
+    Device, Event, Nanos, PostError, RegionKey, RegisterError, RemoteSlice, Slice, TransferId, Urgency,
 };
 use pleach_vocabulary::{Collective, Rank};
 
@@ -70,6 +73,7 @@ pub use admission::Gate;
 pub use deadlock::DEADLOCK_AFTER;
 pub(crate) use epoch::{Carried, EpochEnd};
 pub use fault::{Fault, FaultKind};
+pub(crate) use overlay::neighbours;
 pub use plan::{Plan, PlanError, Program};
 pub(crate) use poll::memory_for_peers;
 pub use queries::QUERY_AFTER;
@@ -81,6 +85,7 @@ pub use status_board::StatusBoard;
 use crate::call::CountsError;
 use crate::compute::{Compute, ComputeError};
 use admission::Admission;
+use connector::Connector;
 use deadlock::DeadlockDetector;
 use failure::FailureState;
 use fast_path::FastPath;
@@ -221,8 +226,9 @@ impl StepAddress {
     }
 }
 
-/// This rank's scratch, and where its peers' is. **Invariant:** no run begins before all peers are
-/// connected and have said where theirs is.
+/// This rank's scratch, and where its peers' is. A peer is *ready* when it is connected and has
+/// said where its scratch is. **Invariant:** no run begins before the peers of its plan are ready,
+/// nor before those are that are connected from the beginning.
 struct Scratch {
     layout: ScratchLayout,
     /// `None` when the group has failed: nobody reads it any more.
@@ -230,17 +236,32 @@ struct Scratch {
     /// By rank.
     announced: Vec<Option<RemoteSlice>>,
     connected: Vec<bool>,
-    /// As `announced`; empty until every peer is ready.
+    /// As `announced`, of ranks that have said it.
     peers: Vec<RemoteSlice>,
+    /// The peers that are connected from the beginning.
+    first: Vec<Rank>,
+    /// How many of those are not ready, and how many of all peers.
+    first_missing: usize,
+    missing: usize,
 }
 
 impl Scratch {
-    fn new(own: Slice, rank: Rank, layout: ScratchLayout) -> Self {
-        let mut announced = vec![None; layout.ranks as usize];
-        announced[rank as usize] = Some(own.remote());
-        let connected = (0..layout.ranks).map(|peer| peer == rank).collect();
-        let mut scratch = Self { layout, own: Some(own), announced, connected, peers: Vec::new() };
-        scratch.look_whether_ready();
+    /// `first`: the peers that are connected from the beginning.
+    fn new(own: Slice, rank: Rank, layout: ScratchLayout, first: Vec<Rank>) -> Self {
+        let ranks = layout.ranks as usize;
+        let nowhere = RemoteSlice { key: RegionKey::NONE, offset: 0, len: 0 };
+        let mut scratch = Self {
+            layout,
+            announced: vec![None; ranks],
+            connected: (0..layout.ranks).map(|peer| peer == rank).collect(),
+            peers: vec![nowhere; ranks],
+            first_missing: first.len(),
+            first,
+            missing: ranks - 1,
+            own: None,
+        };
+        (scratch.announced[rank as usize], scratch.peers[rank as usize]) = (Some(own.remote()), own.remote());
+        scratch.own = Some(own);
         scratch
     }
 
@@ -251,40 +272,60 @@ impl Scratch {
         own
     }
 
+    /// Whether the peers are ready that are connected from the beginning.
     #[inline]
     fn is_ready(&self) -> bool {
-        !self.peers.is_empty()
+        self.first_missing == 0
     }
 
+    /// Whether a peer is ready.
+    #[inline]
+    fn has(&self, peer: Rank) -> bool {
+        self.connected[peer as usize] && self.announced[peer as usize].is_some()
+    }
+
+    /// Whether these peers are ready, and those that are connected from the beginning.
+    #[inline]
+    fn has_all(&self, peers: &[Rank]) -> bool {
+        self.missing == 0 || (self.is_ready() && peers.iter().all(|peer| self.has(*peer)))
+    }
+
+    /// Whether the peer is connected, or was.
+    fn is_connected(&self, peer: Rank) -> bool {
+        self.connected[peer as usize]
+    }
+
+    /// Of the peers that are connected from the beginning, those that are not ready.
     fn not_ready(&self) -> impl Iterator<Item = Rank> + '_ {
-        let peers = self.announced.iter().zip(&self.connected).zip(0..);
-        peers.filter(|((slice, connected), _)| slice.is_none() || !**connected).map(|(_, peer)| peer)
+        self.first.iter().copied().filter(|peer| !self.has(*peer))
     }
 
-    /// Peers whose connection is still on its way.
+    /// Of these peers, those whose connection is still on its way.
     fn unconnected(&self) -> impl Iterator<Item = Rank> + '_ {
-        self.connected.iter().zip(0..).filter(|(connected, _)| !**connected).map(|(_, peer)| peer)
-    }
-
-    fn look_whether_ready(&mut self) {
-        if !self.is_ready() && self.not_ready().next().is_none() {
-            self.peers = self.announced.iter().flatten().copied().collect();
-        }
+        self.first.iter().copied().filter(|peer| !self.is_connected(*peer))
     }
 
     fn connected(&mut self, peer: Rank) {
+        let before = self.has(peer);
         self.connected[peer as usize] = true;
-        self.look_whether_ready();
+        self.count(peer, before);
     }
 
     /// A peer has said where its scratch is; only the first time counts.
     fn announced(&mut self, peer: Rank, slice: RemoteSlice) {
-        if let Some(announced) = self.announced.get_mut(peer as usize)
-            && slice.len == self.layout.bytes()
-        {
-            announced.get_or_insert(slice);
+        if slice.len == self.layout.bytes() && (peer as usize) < self.announced.len() {
+            let before = self.has(peer);
+            self.peers[peer as usize] = *self.announced[peer as usize].get_or_insert(slice);
+            self.count(peer, before);
         }
-        self.look_whether_ready();
+    }
+
+    /// Counts a peer that has become ready.
+    fn count(&mut self, peer: Rank, was_ready: bool) {
+        if !was_ready && self.has(peer) {
+            self.missing -= 1;
+            self.first_missing -= usize::from(self.first.binary_search(&peer).is_ok());
+        }
     }
 }
 
@@ -296,6 +337,7 @@ struct Context {
     compute: Box<dyn Compute>,
     signals: PeerSignals,
     scratch: Scratch,
+    connector: Connector,
     /// How many collectives this rank has completed, without a gap.
     completed: u64,
     /// Every signal that comes is told by [`Run::mark_signalled`](run::Run::mark_signalled), so

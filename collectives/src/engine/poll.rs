@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pleach_transport::{
-    Device, Event, Flush, HostMemory, Memory, Nanos, SharedMemory, Signals, Slice, Space,
+    Address, Device, Event, Flush, HostMemory, Memory, Nanos, SharedMemory, Signals, Slice, Space,
 };
 use pleach_vocabulary::Rank;
 
 use super::admission::Admission;
+use super::connector::Connector;
 use super::deadlock::DeadlockDetector;
 use super::failure::FailureState;
 use super::fast_path::FastPath;
@@ -37,17 +38,18 @@ pub(crate) fn memory_for_peers(bytes: usize) -> io::Result<Arc<dyn Memory>> {
 
 impl Engine {
     /// An engine of a connected device whose responder is `board`. Tells the peers where this
-    /// rank's scratch is.
+    /// rank's scratch is. `addresses`: by rank, where pairs connect on first use.
     pub(crate) fn new(
         device: Box<dyn Device>,
         compute: Box<dyn Compute>,
         board: Arc<StatusBoard>,
         layout: ScratchLayout,
+        addresses: Vec<Address>,
     ) -> Result<Self, EngineError> {
-        let mut engine = Self::connecting(device, compute, board, layout)?;
-        for peer in engine.context.peers() {
+        let mut engine = Self::connecting(device, compute, board, layout, addresses)?;
+        for peer in engine.context.scratch.first.clone() {
             engine.context.announce_scratch(peer)?;
-            engine.context.scratch.connected(peer);
+            engine.connected(peer);
         }
         Ok(engine)
     }
@@ -59,6 +61,7 @@ impl Engine {
         compute: Box<dyn Compute>,
         board: Arc<StatusBoard>,
         layout: ScratchLayout,
+        addresses: Vec<Address>,
     ) -> Result<Self, EngineError> {
         let bytes = layout.bytes();
         let memory =
@@ -67,7 +70,7 @@ impl Engine {
         let space = scratch.region().memory().space();
         assert!(scratch.len() as u64 >= bytes, "staging is {} bytes long, not {bytes}", scratch.len());
         assert!(space == Space::Host || space == compute.space(), "staging is in {space}");
-        Ok(Self::with_scratch(device, compute, board, layout, scratch))
+        Ok(Self::with_scratch(device, compute, board, layout, scratch, addresses))
     }
 
     /// The same with scratch that is registered. Tells nobody of it.
@@ -77,11 +80,16 @@ impl Engine {
         board: Arc<StatusBoard>,
         layout: ScratchLayout,
         scratch: Slice,
+        addresses: Vec<Address>,
     ) -> Self {
         let (rank, ranks) = (device.info().rank, layout.ranks);
         let signal_slots = (0..ranks)
             .map(|peer| if peer == rank { Signals::new(0) } else { device.signal_slots(peer) })
             .collect();
+        let first = match board.overlay() {
+            Some(overlay) => overlay.neighbours().to_vec(),
+            None => (0..ranks).filter(|peer| *peer != rank).collect(),
+        };
         Self {
             context: Context {
                 rank,
@@ -89,7 +97,8 @@ impl Engine {
                 device,
                 compute,
                 signals: PeerSignals::new(signal_slots),
-                scratch: Scratch::new(scratch, rank, layout),
+                scratch: Scratch::new(scratch, rank, layout, first),
+                connector: Connector::new(board.overlay(), addresses),
                 completed: 0,
                 hears_all: false,
                 now: Nanos::ZERO,
@@ -145,13 +154,14 @@ impl Engine {
         scratch.map_or(Space::Host, |scratch| scratch.region().memory().space())
     }
 
-    /// Whether all peers have said where their scratch is; runs begin then.
+    /// Whether the peers that are connected from the beginning have said where their scratch is;
+    /// runs begin then.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.context.scratch.is_ready()
     }
 
-    /// Peers that are not connected yet, or have not said where their scratch is.
+    /// Of these peers, those that are not connected yet, or have not said where their scratch is.
     pub fn not_ready(&self) -> impl Iterator<Item = Rank> + '_ {
         self.context.scratch.not_ready()
     }
@@ -277,8 +287,8 @@ impl Engine {
                 Event::Connected { peer } => {
                     // If the peer is lost again, that loss has an event of its own.
                     let _ = self.context.announce_scratch(peer);
-                    self.context.scratch.connected(peer);
-                    self.failure.tell_again();
+                    self.connected(peer);
+                    self.board.agreement().tell_again();
                 }
                 Event::Done { id, result: Ok(_) } => {
                     if self.failure.is_active() {
@@ -305,6 +315,13 @@ impl Engine {
         }
     }
 
+    /// The pair with this peer is connected.
+    pub(super) fn connected(&mut self, peer: Rank) {
+        self.context.scratch.connected(peer);
+        self.board.note_connected(peer);
+        self.map_for_fast_path(peer);
+    }
+
     /// Marks the lanes whose signals have come, if the witness names their signal slots.
     fn take_signalled(&mut self) {
         let Some(witness) = self.context.signals.witness() else { return };
@@ -318,7 +335,11 @@ impl Engine {
     pub(super) fn read_messages(&mut self, now: Nanos) {
         for (peer, message) in self.board.take_unread() {
             match message {
-                Message::Scratch(slice) => self.context.scratch.announced(peer, slice),
+                Message::Scratch(slice) => {
+                    self.context.scratch.announced(peer, slice);
+                    self.map_for_fast_path(peer);
+                }
+                Message::Away { rank } => self.queries.has_left(rank),
                 // The peer is in another call than this rank.
                 Message::Query { stream, record } => self.compare(peer, stream, &record, now),
                 Message::Answer { stream, comparison, record, completed, blocked_on } => {
@@ -331,8 +352,12 @@ impl Engine {
                         self.fail(fault, now);
                     }
                 }
-                Message::Probe { .. } | Message::Claim { .. } => {}
+                Message::Probe { .. } | Message::Claim { .. } | Message::Routed { .. } => {}
             }
+        }
+        if self.failure.is_active() {
+            let wanted = self.board.take_wanted();
+            self.connect_to(wanted);
         }
         if self.board.has_failed() {
             self.begin_failing(now);

@@ -6,12 +6,13 @@
 //! peer waits itself.
 //!
 //! **Invariant:** a peer has at most one unanswered query of this rank. So a peer that is stopped
-//! is sent one, however long it is waited for.
+//! is sent one, however long it is waited for. (Where the pair is not connected, other ranks pass
+//! the query on, and one that may be lost is sent again.)
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use pleach_transport::{Device, Nanos, Urgency};
+use pleach_transport::Nanos;
 use pleach_vocabulary::Rank;
 
 use super::admission::Due;
@@ -19,7 +20,7 @@ use super::deadlock::PROBE_INTERVAL_MAX;
 use super::fault::{Fault, FaultKind};
 use super::message::Message;
 use super::status_board::{Comparison, Record};
-use super::{Engine, Stream};
+use super::{Context, Engine, Stream};
 
 /// How long a run may make no progress before peers are queried about it.
 pub const QUERY_AFTER: Duration = Duration::from_millis(1);
@@ -93,7 +94,7 @@ impl Queries {
     /// Queries a peer about a run; false where a query about another run is unanswered.
     fn send(
         &mut self,
-        device: &mut dyn Device,
+        context: &mut Context,
         peer: Rank,
         stream: Stream,
         record: Record,
@@ -101,9 +102,12 @@ impl Queries {
     ) -> bool {
         let about = (stream, record.run());
         if let Some(query) = self.open.get(&peer) {
-            return query.about == about;
+            let may_be_lost = !context.scratch.is_connected(peer) && now.since(query.since) >= SILENT_AFTER;
+            if !may_be_lost {
+                return query.about == about;
+            }
         }
-        if device.post(peer, &Message::Query { stream, record }.encode(), Urgency::Ordinary).is_ok() {
+        if context.post(peer, &Message::Query { stream, record }.encode()).is_ok() {
             self.open.insert(peer, OpenQuery { since: now, about });
         }
         true
@@ -187,6 +191,10 @@ impl Engine {
     /// Peers that a run waits for, with the first step that does.
     pub(super) fn waits_for(&self, slot: u8) -> BTreeMap<Rank, String> {
         let mut peers = BTreeMap::new();
+        if let Some(program) = self.admission.unconnected_program(slot) {
+            let missing = program.peers().iter().filter(|peer| !self.context.scratch.has(**peer));
+            peers.extend(missing.map(|peer| (*peer, "connecting to it".to_owned())));
+        }
         if let Some(run) = self.admission.active(slot) {
             run.waits_for(&self.context.signals, &mut |peer, step| {
                 peers.entry(peer).or_insert_with(step);
@@ -207,7 +215,7 @@ impl Engine {
                 return Some(self.fault_of_left(slot, peer, step, now));
             }
             let record = self.board.record_for(peer, stream, number).ok()?;
-            if !self.queries.send(&mut *self.context.device, peer, stream, record, now) {
+            if !self.queries.send(&mut self.context, peer, stream, record, now) {
                 // A query about another run is unanswered: this run has its turn after the answer.
                 self.admission.query_by(slot, now + QUERY_AFTER);
             }
@@ -276,7 +284,7 @@ impl Engine {
             && let Ok(record) = self.board.record_for(peer, stream, earlier)
         {
             let seen_at = self.observer.seen_at();
-            self.queries.send(&mut *self.context.device, peer, stream, record, seen_at);
+            self.queries.send(&mut self.context, peer, stream, record, seen_at);
         }
     }
 }

@@ -9,13 +9,13 @@
 //! **Invariants:** one thread at a time writes records (the one that holds the engine), without a
 //! lock, and any thread may read them. A peer makes this rank keep a bounded number of messages.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use pleach_transport::mutex::lock;
-use pleach_transport::{LossCause, Responder};
+use pleach_transport::{LossCause, PostError, Relay, Responder, Urgency};
 use pleach_vocabulary::Rank;
 
 use super::agreement::Agreement;
@@ -23,6 +23,7 @@ use super::deadlock::BlockedCall;
 use super::epoch::EpochEnd;
 use super::fault::{Fault, FaultKind};
 use super::message::Message;
+use super::overlay::Overlay;
 use super::{EAGER_BANKS, Stream};
 use crate::call::{Amount, DESCRIPTOR_WORDS, Descriptor, Paired};
 
@@ -214,6 +215,18 @@ pub struct StatusBoard {
     blocked: Mutex<Option<BlockedCall>>,
     /// In a session: how the epoch ends.
     epoch_end: Option<Arc<EpochEnd>>,
+    /// Where pairs connect on first use: this rank's place among the pairs that are connected.
+    overlay: Option<Overlay>,
+    connections: Mutex<Connections>,
+}
+
+/// What the board knows of pairs that connect on first use.
+#[derive(Default)]
+struct Connections {
+    /// Peers that are or were connected.
+    known: BTreeSet<Rank>,
+    /// Peers that wait for a connection to this rank, and that the engine was not told of.
+    wanted: BTreeSet<Rank>,
 }
 
 impl StatusBoard {
@@ -231,6 +244,90 @@ impl StatusBoard {
             blocked_on: AtomicU64::new(NO_RANK),
             blocked: Mutex::new(None),
             epoch_end: None,
+            overlay: None,
+            connections: Mutex::default(),
+        }
+    }
+
+    /// The same for a group whose pairs connect on first use, but for those of the overlay.
+    pub(crate) fn on_use(rank: Rank, ranks: u32) -> Self {
+        let overlay = Overlay::new(rank, ranks);
+        let agreement = Mutex::new(Agreement::over(rank, overlay.clone()));
+        Self { agreement, overlay: Some(overlay), ..Self::new(rank) }
+    }
+
+    /// Whether this rank passes messages on, because not all pairs are connected.
+    pub(crate) fn relays(&self) -> bool {
+        self.overlay.is_some()
+    }
+
+    pub(crate) fn overlay(&self) -> Option<&Overlay> {
+        self.overlay.as_ref()
+    }
+
+    /// The pair with this peer is connected.
+    pub(crate) fn note_connected(&self, peer: Rank) {
+        if self.relays() {
+            lock(&self.connections).known.insert(peer);
+        }
+    }
+
+    /// Peers that wait for a connection to this rank, each once.
+    pub(crate) fn take_wanted(&self) -> BTreeSet<Rank> {
+        if self.relays() { std::mem::take(&mut lock(&self.connections).wanted) } else { BTreeSet::new() }
+    }
+
+    /// Tells the neighbours this rank's claim, where that has changed.
+    fn flood(&self, relay: &mut Relay<'_>) {
+        let Some(overlay) = &self.overlay else { return };
+        let Some(claim) = self.agreement().untold() else { return };
+        let message = Message::Claim { claim, asks: false }.encode();
+        for peer in overlay.neighbours() {
+            // A peer that is gone need not know; one that is not connected yet is told then.
+            let _ = relay(*peer, &message, Urgency::Urgent);
+        }
+    }
+
+    /// Passes a message on, or handles it when this rank is its target.
+    fn pass_on(&self, (from, to): (Rank, Rank), message: &[u8], relay: &mut Relay<'_>) {
+        let Some(overlay) = self.overlay.as_ref().filter(|overlay| from.max(to) < overlay.ranks()) else {
+            return;
+        };
+        if to == self.rank {
+            if let Some(answer) = self.answer_routed(from, message) {
+                // Whoever asked asks again.
+                let _ = overlay.route((to, from), &answer, relay);
+            }
+            return;
+        }
+        let is_gone = |peer: Rank| lock(&self.connections).known.contains(&peer);
+        if let Err(PostError::NotConnected { peer }) = overlay.route((from, to), message, relay)
+            && peer == to
+            && is_gone(to)
+        {
+            let _ = overlay.route((self.rank, from), &Message::Away { rank: to }.encode(), relay);
+        }
+    }
+
+    fn answer_routed(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        let message = Message::decode(message)?;
+        match message {
+            Message::Query { .. } | Message::Probe { .. } if self.has_failed() => None,
+            Message::Query { .. } => {
+                // The peer waits for this rank, so it waits for a connection too.
+                let mut connections = lock(&self.connections);
+                if !connections.known.contains(&from) {
+                    connections.wanted.insert(from);
+                    self.has_unread.store(true, Ordering::Release);
+                }
+                drop(connections);
+                self.handle(from, message)
+            }
+            Message::Probe { .. }
+            | Message::Answer { .. }
+            | Message::ProbeAnswer { .. }
+            | Message::Away { .. } => self.handle(from, message),
+            Message::Scratch(_) | Message::Claim { .. } | Message::Routed { .. } => None,
         }
     }
 
@@ -466,9 +563,9 @@ impl StatusBoard {
     }
 }
 
-impl Responder for StatusBoard {
-    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
-        match Message::decode(message)? {
+impl StatusBoard {
+    fn handle(&self, from: Rank, message: Message) -> Option<Vec<u8>> {
+        match message {
             // The peer may not know of a failure: this rank may be in no call, and then it tells
             // nobody by itself.
             Message::Query { stream, record } => {
@@ -480,11 +577,39 @@ impl Responder for StatusBoard {
                 self.has_unread.store(true, Ordering::Release);
                 self.claimed().filter(|_| asks)
             }
-            message @ (Message::ProbeAnswer { .. } | Message::Scratch(_) | Message::Answer { .. }) => {
+            message @ (Message::ProbeAnswer { .. }
+            | Message::Scratch(_)
+            | Message::Answer { .. }
+            | Message::Away { .. }) => {
                 self.keep(from, message);
                 None
             }
+            // It needs a way to other ranks.
+            Message::Routed { .. } => None,
         }
+    }
+}
+
+impl Responder for StatusBoard {
+    fn message(&self, from: Rank, message: &[u8]) -> Option<Vec<u8>> {
+        self.handle(from, Message::decode(message)?)
+    }
+
+    fn message_relaying(&self, from: Rank, message: &[u8], relay: &mut Relay<'_>) -> Option<Vec<u8>> {
+        let answer = match Message::decode(message)? {
+            Message::Routed { from, to, message } => {
+                self.pass_on((from, to), &message, relay);
+                None
+            }
+            message => self.handle(from, message),
+        };
+        self.flood(relay);
+        answer
+    }
+
+    fn lost_relaying(&self, peer: Rank, cause: &LossCause, relay: &mut Relay<'_>) {
+        self.lost(peer, cause);
+        self.flood(relay);
     }
 
     fn lost(&self, peer: Rank, cause: &LossCause) {

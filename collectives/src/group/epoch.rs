@@ -67,7 +67,8 @@ impl Setting {
             store: None,
         };
         let compute = Box::new(HostCompute::new());
-        let mut group = Group::assembled(None, connection, compute, &self.options, Some(carried))?;
+        let mut group =
+            Group::assembled(None, connection, compute, Vec::new(), &self.options, Some(carried))?;
         group.fabric = Some(self.fabric);
         Ok(group)
     }

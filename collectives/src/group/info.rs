@@ -37,6 +37,13 @@ impl Group {
         GroupInfo { name, fabric: self.fabric, hosts, gpu, reaches_gpu: self.shared.shares_gpu }
     }
 
+    /// How many connections to peers this rank has made so far: see
+    /// [`Options::connect`](super::Options::connect).
+    #[must_use]
+    pub fn connections(&self) -> u64 {
+        self.shared.driver.lock().engine.device().info().setup.connected()
+    }
+
     /// The name of this group in errors.
     pub(super) fn name(&self) -> GroupName {
         GroupName { number: self.shared.number, rank: self.rank(), world_size: self.world_size() }

@@ -10,13 +10,15 @@ use pleach_schedule::hosts::HostMap;
 use pleach_schedule::tuning::TuningError;
 use pleach_schedule::wiring::{Wiring, topology_digest};
 use pleach_transport::cuda::{CudaMemory, Gpu, GpuId};
-use pleach_transport::rendezvous::{Fabric, JoinError, JoinOptions, Joined, Store, join, join_at};
+use pleach_transport::rendezvous::{
+    Fabric, JoinError, JoinOptions, Joined, Store, join, join_at, join_to_some,
+};
 use pleach_transport::{Device, Rank, Space};
 
-use super::{Connection, Group, GroupError, Options};
+use super::{Connect, Connection, Group, GroupError, Options};
 use crate::compute::cuda::{CudaCompute, StagingSpace};
 use crate::compute::{Compute, ComputeError, HostCompute};
-use crate::engine::{StatusBoard, signal_slots};
+use crate::engine::{StatusBoard, neighbours, signal_slots};
 
 /// Why a program could not join a group.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
@@ -34,13 +36,14 @@ pub enum JoinGroupError {
 }
 
 impl Group {
-    /// Meets the other ranks and connects to all of them. Returns when all are there.
+    /// Meets the other ranks, and connects to all of them or as [`Options::connect`] says. Returns
+    /// when all are there.
     ///
     /// # Errors
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options) -> Result<Self, JoinGroupError> {
-        Self::meet_by(options, |options, board| join(&options.world, &settings(options), board))
+        Self::meet_by(options, None)
     }
 
     /// As [`Group::join`], with a store of the caller's, which the ranks of `options.world` alone
@@ -50,18 +53,14 @@ impl Group {
     ///
     /// See [`JoinGroupError`]; at the latest when `options.join_timeout` has passed.
     pub fn join_in(store: Box<dyn Store>, options: &Options) -> Result<Self, JoinGroupError> {
-        Self::meet_by(options, |options, board| join_at(store, &options.world, &settings(options), board))
+        Self::meet_by(options, Some(store))
     }
 
-    fn meet_by(
-        options: &Options,
-        meet: impl FnOnce(&Options, Arc<StatusBoard>) -> Result<Joined, JoinError>,
-    ) -> Result<Self, JoinGroupError> {
+    fn meet_by(options: &Options, store: Option<Box<dyn Store>>) -> Result<Self, JoinGroupError> {
         let named = &options.tuning;
         let options = &Options { tuning: named.read()?, ..options.clone() };
         expect_memory(options.space)?;
-        let board = Arc::new(StatusBoard::new(options.world.rank));
-        let joined = meet(options, board.clone())?;
+        let (joined, board) = meet(store, options, &settings(options))?;
         let hosts = platform_of(&joined).hosts;
         if joined.rank == 0 {
             options.tuning.warn_without_table(named, joined.fabric, &hosts);
@@ -91,6 +90,7 @@ impl Group {
             }
             platform.wiring = Some(wiring(topology, &platform));
         }
+        let addresses = if board.relays() { joined.addresses } else { Vec::new() };
         let connection = Connection {
             device: joined.device,
             events: joined.events,
@@ -100,10 +100,32 @@ impl Group {
             store: joined.store,
         };
         let compute = reach.compute(options.space)?;
-        let mut group = Self::choosing_by(table, connection, compute, options)?;
+        let mut group = Self::assembled(table, connection, compute, addresses, options, None)?;
         group.fabric = Some(joined.fabric);
         Ok(group)
     }
+}
+
+/// Meets the other ranks, at a store of the caller's or where the world says, and connects to all
+/// of them or, where pairs connect on first use, to those that are always connected.
+pub(crate) fn meet(
+    store: Option<Box<dyn Store>>,
+    options: &Options,
+    settings: &JoinOptions,
+) -> Result<(Joined, Arc<StatusBoard>), JoinError> {
+    let world = &options.world;
+    let (rank, ranks) = (world.rank, world.world_size);
+    if options.connect == Connect::OnUse && ranks > 1 {
+        let board = Arc::new(StatusBoard::on_use(rank, ranks));
+        let joined = join_to_some(store, world, settings, board.clone(), &neighbours(rank, ranks))?;
+        return Ok((joined, board));
+    }
+    let board = Arc::new(StatusBoard::new(rank));
+    let joined = match store {
+        Some(store) => join_at(store, world, settings, board.clone())?,
+        None => join(world, settings, board.clone())?,
+    };
+    Ok((joined, board))
 }
 
 /// Asks for the memory before the ranks meet, so that a rank without it reports that itself.
@@ -284,6 +306,7 @@ pub(super) fn settings(options: &Options) -> JoinOptions {
         // slots.
         knobs: vec![
             ("pleach".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            ("connect".to_owned(), options.connect.to_string()),
             ("algorithm".to_owned(), algorithm),
             ("tuning".to_owned(), options.tuning.knob()),
             ("signal slots".to_owned(), signal_slots.to_string()),

@@ -65,7 +65,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Device, Event, Memory, Slice, Space, clock};
+use pleach_transport::{Address, Device, Event, Memory, Slice, Space, clock};
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
@@ -77,7 +77,7 @@ pub use gpu::GpuBuffer;
 pub use info::GroupInfo;
 pub use join::JoinGroupError;
 pub use operation::Operation;
-pub use options::Options;
+pub use options::{Connect, Options};
 pub use partial::{GpuMemory, HostMemory, Partial, PartialError, RawPartial, RawRound, Round};
 pub use pending::{Pending, PendingError, Started};
 pub use persistent::Persistent;
@@ -188,26 +188,18 @@ impl std::fmt::Debug for Group {
 impl Connection {
     /// A group over this device.
     pub fn into_group(self, compute: Box<dyn Compute>, options: &Options) -> Result<Group, GroupError> {
-        Group::choosing_by(None, self, compute, options)
+        Group::assembled(None, self, compute, Vec::new(), options, None)
     }
 }
 
 impl Group {
-    /// A group whose calls take the variants of a table.
-    fn choosing_by(
-        table: Option<Arc<TuningTable>>,
-        connection: Connection,
-        compute: Box<dyn Compute>,
-        options: &Options,
-    ) -> Result<Self, GroupError> {
-        Self::assembled(table, connection, compute, options, None)
-    }
-
-    /// The same; the group of an epoch takes over what its session carries.
+    /// A group whose calls take the variants of a table. `addresses`: of the devices by rank, where
+    /// pairs connect on first use. The group of an epoch takes over what its session carries.
     fn assembled(
         table: Option<Arc<TuningTable>>,
         connection: Connection,
         compute: Box<dyn Compute>,
+        addresses: Vec<Address>,
         options: &Options,
         carried: Option<CarriedGroup<'_>>,
     ) -> Result<Self, GroupError> {
@@ -229,7 +221,7 @@ impl Group {
         let planner = if gpu.is_some() { planner.untouched_by_host() } else { planner };
         let layout = ScratchLayout { ranks: world_size, gpus_copy: planner.gpus_copy() };
         let engine = match &carried {
-            None => Engine::new(device, compute, board.clone(), layout)?,
+            None => Engine::new(device, compute, board.clone(), layout, addresses)?,
             Some(carried) => Engine::of_epoch(device, compute, board.clone(), layout, carried.engine)
                 .map_err(EngineError::Post)?,
         };

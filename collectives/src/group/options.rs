@@ -1,5 +1,6 @@
 //! How a group is joined and how it behaves.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,6 +14,31 @@ use super::progress::Progress;
 use crate::observe::Observe;
 use crate::reproducible::Reproducible;
 
+/// When the pairs of ranks of a group connect.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Connect {
+    /// All when the group is joined: `n - 1` connections a rank.
+    #[default]
+    AtJoin,
+    /// When the group is joined, those of ranks whose distance is a power of two, which are
+    /// `2 log2 n` a rank at most; others when a call first needs them, under its deadline.
+    ///
+    /// A first call waits until each rank that it needs polls: the rank is in a call, or enters
+    /// one. So a short message to a rank that is in no call is not sent before that. Windows and
+    /// partial all-reduces connect all pairs of a group of their own.
+    OnUse,
+}
+
+impl fmt::Display for Connect {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::AtJoin => "at join",
+            Self::OnUse => "on use",
+        })
+    }
+}
+
 /// How a group is joined and how it behaves.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -21,6 +47,8 @@ pub struct Options {
     pub world: World,
     /// How bytes move; the same on all ranks. [`FabricChoice::Auto`] unless changed.
     pub fabric: FabricChoice,
+    /// When pairs of ranks connect; the same on all ranks. [`Connect::AtJoin`] unless changed.
+    pub connect: Connect,
     /// Longest time to wait for the other ranks to come: what the world says
     /// (`PLEACH_JOIN_TIMEOUT`), or a minute.
     pub join_timeout: Duration,
@@ -74,6 +102,7 @@ impl Options {
             join_timeout: world.join_timeout.unwrap_or(DEFAULT_JOIN_TIMEOUT),
             world,
             fabric: FabricChoice::Auto,
+            connect: Connect::AtJoin,
             timeout: Duration::from_secs(60),
             close_timeout: Duration::from_secs(5),
             algorithm: None,

@@ -11,12 +11,11 @@ use std::sync::atomic::Ordering;
 
 use pleach_packing::topology::Topology;
 use pleach_transport::Space;
-use pleach_transport::rendezvous::{JoinError, PrefixStore, World, join, join_at};
+use pleach_transport::rendezvous::{JoinError, PrefixStore, Store, World};
 use pleach_vocabulary::Rank;
 
-use super::join::{expect_memory, settings};
-use super::{CollectiveError, Group, JoinGroupError, Options};
-use crate::engine::StatusBoard;
+use super::join::{expect_memory, meet, settings};
+use super::{CollectiveError, Connect, Group, JoinGroupError, Options};
 use crate::observe::{Observe, Part};
 
 /// Sets the calls of a split apart from a caller's own all-gather.
@@ -77,7 +76,7 @@ impl Group {
     /// See [`SplitError`]; at the latest at this call's deadline and when `Options::join_timeout`
     /// has passed after that.
     pub fn split(&self, colour: Option<u32>, key: u32) -> Result<Option<Self>, SplitError> {
-        self.split_in(colour, key, self.shared.options.space, 0)
+        self.split_in(colour, key, &self.shared.options, 0)
     }
 
     /// A new group of this rank's line in a grid: the ranks in which only the coordinate of one
@@ -113,13 +112,21 @@ impl Group {
     ///
     /// Never: every rank names the same colour.
     pub fn in_memory(&self, space: Space) -> Result<Self, SplitError> {
-        Ok(self.split_in(Some(0), self.rank(), space, 0)?.expect("this rank named a colour"))
+        let options = Options { space, ..self.shared.options.clone() };
+        Ok(self.split_in(Some(0), self.rank(), &options, 0)?.expect("this rank named a colour"))
     }
 
-    /// A new group of the same ranks in the same order, whose device has so many signal slots for
-    /// each peer behind those of the group's calls: the same number on all ranks.
+    /// A new group of the same ranks in the same order, in which all pairs are connected.
+    pub(crate) fn with_all_pairs(&self) -> Result<Self, SplitError> {
+        self.with_signal_slots(0)
+    }
+
+    /// A new group of the same ranks in the same order, in which all pairs are connected, and whose
+    /// device has so many signal slots for each peer behind those of the group's calls: the same
+    /// number on all ranks.
     pub(crate) fn with_signal_slots(&self, further: usize) -> Result<Self, SplitError> {
-        let own = self.split_in(Some(0), self.rank(), self.shared.options.space, further)?;
+        let options = Options { connect: Connect::AtJoin, ..self.shared.options.clone() };
+        let own = self.split_in(Some(0), self.rank(), &options, further)?;
         Ok(own.expect("this rank named a colour"))
     }
 
@@ -127,7 +134,7 @@ impl Group {
         &self,
         colour: Option<u32>,
         key: u32,
-        space: Space,
+        options: &Options,
         signal_slots: usize,
     ) -> Result<Option<Self>, SplitError> {
         if self.shared.store.is_none() && self.world_size() > 1 {
@@ -138,7 +145,7 @@ impl Group {
         let mut all = vec![0; WORDS * self.world_size() as usize];
         let plain = Self { variant: None, stream: None, ..self.tagged_further(SPLIT_MARK) };
         plain.gather_words(&own, &mut all)?;
-        let part = colour.map(|colour| self.meet(colour, &all, space, signal_slots)).transpose();
+        let part = colour.map(|colour| self.meet(colour, &all, options, signal_slots)).transpose();
         // The store is gone with rank 0, which may leave as soon as it returns: all parts must have
         // met by then.
         plain.barrier()?;
@@ -146,7 +153,13 @@ impl Group {
     }
 
     /// The group of the ranks of this one's colour, by what all ranks have said.
-    fn meet(&self, colour: u32, all: &[u64], space: Space, signal_slots: usize) -> Result<Self, SplitError> {
+    fn meet(
+        &self,
+        colour: u32,
+        all: &[u64],
+        options: &Options,
+        signal_slots: usize,
+    ) -> Result<Self, SplitError> {
         let members = members(all, colour);
         let size = members.len() as u32;
         let rank = members.iter().position(|rank| *rank == self.rank()).expect("this rank named its colour");
@@ -154,7 +167,7 @@ impl Group {
         let name = format!("s{}-{colour}", all[WORDS - 1]);
         // What joins the members without the others, if that joins them at all.
         let topology = self.topology().and_then(|topology| topology.only(&members).ok()).map(Arc::new);
-        let group = self.join_part(&name, (rank as Rank, size), topology, space, signal_slots);
+        let group = self.join_part(&name, (rank as Rank, size), topology, options, signal_slots);
         group.map_err(|source| SplitError::Join { colour, size, source: Box::new(source) })
     }
 
@@ -164,29 +177,25 @@ impl Group {
         name: &str,
         (rank, size): (Rank, u32),
         topology: Option<Arc<Topology>>,
-        space: Space,
+        before: &Options,
         signal_slots: usize,
     ) -> Result<Self, JoinGroupError> {
-        expect_memory(space)?;
-        let before = &self.shared.options;
+        expect_memory(before.space)?;
         let world = World { rank, world_size: size, local_rank: None, ..before.world.clone() };
         // This group's ports are taken, by this group.
         let metrics = before.observe.metrics.filter(|address| address.port() == 0);
         let part = Some(self.part(name));
         let observe = Observe { metrics, part, ..before.observe.clone() };
-        let options = Options { world, timeout: self.timeout, topology, space, observe, ..before.clone() };
-        let board = Arc::new(StatusBoard::new(rank));
+        let options = Options { world, timeout: self.timeout, topology, observe, ..before.clone() };
         let mut settings = settings(&options);
         settings.signal_slots += signal_slots;
-        let joined = match &self.shared.store {
-            Some(store) if size > 1 => {
-                let part = Box::new(PrefixStore::new(store.clone(), name));
-                join_at(part, &options.world, &settings, board.clone())
-            }
-            None if size > 1 => Err(JoinError::NoRendezvous { world_size: size }),
-            _ => join(&options.world, &settings, board.clone()),
+        let store: Option<Box<dyn Store>> = match &self.shared.store {
+            Some(store) if size > 1 => Some(Box::new(PrefixStore::new(store.clone(), name))),
+            None if size > 1 => return Err(JoinError::NoRendezvous { world_size: size }.into()),
+            _ => None,
         };
-        Ok(Self::joined(joined?, board, &options)?)
+        let (joined, board) = meet(store, &options, &settings)?;
+        Ok(Self::joined(joined, board, &options)?)
     }
 
     /// A part of this group, as traces call it.

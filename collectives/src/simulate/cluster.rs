@@ -13,7 +13,7 @@ use pleach_vocabulary::Rank;
 
 use crate::compute::simulated::{ComputeMutant, SimulatedCompute};
 use crate::engine::{
-    Bytes, Engine, Plan, RunId, ScratchLayout, StartError, StatusBoard, Witness, signal_slots,
+    Bytes, Engine, Plan, RunId, ScratchLayout, StartError, StatusBoard, Witness, neighbours, signal_slots,
 };
 use crate::group::{Planner, PlannerCache};
 use crate::partial::Rounds;
@@ -23,6 +23,8 @@ use crate::window::OneSided;
 const COMPUTE_BYTES_PER_S: u64 = 20_000_000_000;
 /// How long ranks have to connect, in virtual time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The same where pairs connect on first use: longer than any call takes.
+const CONNECT_ON_USE_TIMEOUT: Duration = Duration::from_secs(100_000);
 /// Most polls of a rank at one instant: more is a livelock.
 const POLLS_MAX: usize = 100_000;
 
@@ -136,14 +138,31 @@ impl Cluster {
         let ranks = options.network.ranks();
         let access = if options.maps { Access::Mapped } else { Access::Put };
         let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
-        Self::of(options, &Platform::new(hosts, access), mutant, is_immediate, 0)
+        Self::of(options, &Platform::new(hosts, access), mutant, is_immediate, 0, false)
+    }
+
+    /// As [`Cluster::with`], of ranks whose pairs connect on first use.
+    ///
+    /// # Panics
+    ///
+    /// When scratch memory cannot be had.
+    #[must_use]
+    pub fn connecting_on_use(
+        options: sim::Options,
+        mutant: Option<ComputeMutant>,
+        is_immediate: bool,
+    ) -> Self {
+        let ranks = options.network.ranks();
+        let access = if options.maps { Access::Mapped } else { Access::Put };
+        let hosts = if options.hosts.is_empty() { HostMap::one(ranks) } else { HostMap::new(&options.hosts) };
+        Self::of(options, &Platform::new(hosts, access), mutant, is_immediate, 0, true)
     }
 
     /// Ranks whose devices have so many signal slots for each peer behind those of calls.
     #[cfg(test)]
     pub(crate) fn with_signal_slots(options: sim::Options, further: usize) -> Self {
         let platform = Platform::new(HostMap::one(options.network.ranks()), Access::Put);
-        Self::of(options, &platform, None, true, further)
+        Self::of(options, &platform, None, true, further, false)
     }
 
     /// Ranks joined by the links that the platform knows, with processors that take no time; where
@@ -155,7 +174,7 @@ impl Cluster {
     /// When scratch memory cannot be had.
     #[must_use]
     pub fn wired(options: sim::Options, platform: &Platform) -> Self {
-        Self { by_instants: true, ..Self::of(options, platform, None, true, 0) }
+        Self { by_instants: true, ..Self::of(options, platform, None, true, 0, false) }
     }
 
     fn of(
@@ -164,11 +183,13 @@ impl Cluster {
         mutant: Option<ComputeMutant>,
         is_immediate: bool,
         further_signal_slots: usize,
+        on_use: bool,
     ) -> Self {
         let (ranks, moves_bytes) = (options.network.ranks(), options.moves_bytes);
         let known = Arc::new(PlannerCache::default());
         let world = World::new(options);
-        let boards: Vec<Arc<StatusBoard>> = (0..ranks).map(|rank| Arc::new(StatusBoard::new(rank))).collect();
+        let board = |rank| if on_use { StatusBoard::on_use(rank, ranks) } else { StatusBoard::new(rank) };
+        let boards: Vec<Arc<StatusBoard>> = (0..ranks).map(|rank| Arc::new(board(rank))).collect();
         let mut devices: Vec<_> = boards
             .iter()
             .enumerate()
@@ -178,7 +199,7 @@ impl Cluster {
                     world_size: ranks,
                     secret: None,
                     signal_slots: signal_slots(ranks) + further_signal_slots,
-                    connect_timeout: CONNECT_TIMEOUT,
+                    connect_timeout: if on_use { CONNECT_ON_USE_TIMEOUT } else { CONNECT_TIMEOUT },
                     interface: None,
                     address: None,
                     responder: board.clone(),
@@ -188,7 +209,12 @@ impl Cluster {
         let addresses: Vec<_> = devices.iter().map(|device| device.info().address.clone()).collect();
         for device in &mut devices {
             let own = device.info().rank;
-            for peer in (0..ranks).filter(|peer| *peer != own) {
+            let peers = if on_use {
+                neighbours(own, ranks)
+            } else {
+                (0..ranks).filter(|peer| *peer != own).collect()
+            };
+            for peer in peers {
                 device.connect(peer, &addresses[peer as usize]).expect("the address of a simulated rank");
             }
         }
@@ -198,7 +224,9 @@ impl Cluster {
             let compute = if is_immediate { compute.immediate() } else { compute };
             let compute = if moves_bytes { compute } else { compute.idle() };
             let layout = ScratchLayout { ranks, gpus_copy: false };
-            let mut engine = Engine::connecting(Box::new(device), Box::new(compute), board.clone(), layout)
+            let addresses = if on_use { addresses.clone() } else { Vec::new() };
+            let (device, compute) = (Box::new(device), Box::new(compute));
+            let mut engine = Engine::connecting(device, compute, board.clone(), layout, addresses)
                 .expect("scratch memory for a simulated rank");
             engine.witness(Box::new(Reporter { world: world.clone(), rank }));
             let planner = Planner::new(rank, platform.clone(), None).sharing(known.clone());

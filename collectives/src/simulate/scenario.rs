@@ -75,6 +75,8 @@ pub struct Scenario {
     pub queue_depth: usize,
     /// Whether processors take no time, so that small calls go the short way.
     pub is_immediate: bool,
+    /// Whether pairs connect on first use. Never drawn.
+    pub connects_on_use: bool,
     /// Which kinds of faults were drawn.
     pub kinds: FaultKinds,
     /// Whether late ranks have rounds of a partial all-reduce after the calls.
@@ -145,6 +147,7 @@ impl Scenario {
             passive,
             queue_depth,
             is_immediate,
+            connects_on_use: false,
             kinds,
             is_late,
             faults,
@@ -236,6 +239,9 @@ impl fmt::Display for Scenario {
         }
         if self.timeout < TIMEOUT_FAR {
             write!(formatter, "; calls time out after {:?}", self.timeout)?;
+        }
+        if self.connects_on_use {
+            write!(formatter, "; pairs connect on use")?;
         }
         if self.is_late {
             write!(formatter, "; then rounds with late ranks")?;

@@ -183,7 +183,8 @@ impl<'a> Trial<'a> {
         // SAFETY: a trial touches the memory that it registers by slices alone, and keeps it until
         // its world has ended.
         options.mutant = scenario.world_mutant.map(|mutant| unsafe { mutant.allow() });
-        let mut cluster = Cluster::with(options, scenario.compute_mutant, scenario.is_immediate);
+        let make = if scenario.connects_on_use { Cluster::connecting_on_use } else { Cluster::with };
+        let mut cluster = make(options, scenario.compute_mutant, scenario.is_immediate);
         let watch = Arc::new(Mutex::new(Watch::new(scenario.ranks, scenario.mismatch.is_some())));
         cluster.world.observe(Box::new(watch.clone()));
         if let Some(lines) = trace {

@@ -77,6 +77,9 @@ pub struct Program {
     /// The signalling peers that this rank does not signal: they learn of its progress by credits
     /// alone.
     unsignalled: Vec<Rank>,
+    /// All ranks that this rank exchanges signals or bytes with in a run. Each of them has this
+    /// rank among its own.
+    peers: Vec<Rank>,
 }
 
 /// Where a block lies in its part, in weights.
@@ -163,6 +166,11 @@ impl Program {
     #[must_use]
     pub fn algorithm(&self) -> &str {
         &self.algorithm
+    }
+
+    /// The ranks that must be connected before a run begins.
+    pub(crate) fn peers(&self) -> &[Rank] {
+        &self.peers
     }
 
     /// Peers to which this rank sends a credit after a run. With `is_alone` no other run is under

@@ -18,7 +18,7 @@
 //! packing of thirty trees has room for chunks four times as long as with slots that are all as
 //! long as the longest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
 
 use pleach_schedule::generate::packed::PacingPolicy;
@@ -167,6 +167,8 @@ impl Program {
             })
             .collect();
         waits.sort_unstable();
+        let mut peers: BTreeSet<Rank> = incoming.keys().chain(outgoing.keys()).copied().collect();
+        peers.extend(builder.places.iter().map(|place| place.rank).filter(|peer| *peer != rank));
         let mut own_blocks: Vec<(BlockId, u32)> = builder.own_blocks.into_iter().collect();
         own_blocks.sort_unstable_by_key(|(_, place)| *place);
         Self {
@@ -197,6 +199,7 @@ impl Program {
             is_private: is_private(schedule),
             signalling: incoming.keys().copied().collect(),
             unsignalled: incoming.keys().filter(|peer| !outgoing.contains_key(peer)).copied().collect(),
+            peers: peers.into_iter().collect(),
         }
     }
 

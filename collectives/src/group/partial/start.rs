@@ -260,7 +260,7 @@ impl RawPartial {
             let (op, reason) = (activation.op(), NotExact::Partial);
             return Err(CollectiveError::NotExact { op, data_type, reason }.into());
         }
-        let Some(own) = group.split(Some(0), group.rank())? else { unreachable!("this rank named a colour") };
+        let own = group.with_all_pairs()?;
         let own = Group {
             interrupted: group.interrupted,
             variant: group.variant.clone(),
