@@ -1,5 +1,7 @@
 //! Groups whose pairs connect on first use, on real fabrics, by threads that are ranks.
 
+#[path = "connect/processes.rs"]
+mod processes;
 mod ranks;
 
 use std::sync::Barrier;
