@@ -1,5 +1,8 @@
 """Partial all-reduce against NumPy, on real processes."""
 
+import queue
+import threading
+
 import numpy as np
 import pytest
 
@@ -64,19 +67,89 @@ def check_operations_and_outputs(group):
     assert all(20 <= times <= 26 for times in counted), counted
 
 
+def check_differences(group):
+    """What differs between ranks is refused on all before the first round, and both ways are named."""
+    first = group.rank == 0
+    for arguments, others, names in [
+        ((3,), (4,), ("3 f32 (sum)", "4 f32 (sum)")),
+        ((3, "int32"), (3, "float32"), ("3 i32 (sum)", "3 f32 (sum)")),
+        ((3, "float32", "solo"), (3, "float32", "majority"), (", solo, ", ", majority, ")),
+    ]:
+        with pytest.raises(pleach.ArgumentError, match="ask for the same on all") as error:
+            group.partial(*(arguments if first else others))
+        assert all(name in str(error.value) for name in names), error.value
+    for options, others, names in [
+        ({"late": "drop"}, {"late": "correct"}, ("late: drop", "late: correct")),
+        ({"divisor": "world"}, {"divisor": "contributors"}, ("divisor: world", "divisor: contributors")),
+        ({"op": "max"}, {"op": "min"}, ("(max)", "(min)")),
+        ({"staleness_max": 3}, {"staleness_max": 4}, ("at most 3 rounds", "at most 4 rounds")),
+    ]:
+        with pytest.raises(pleach.ArgumentError, match="ask for the same on all") as error:
+            group.partial(3, "float32", "quorum:2", **(options if first else others))
+        assert all(name in str(error.value) for name in names), error.value
+    group.barrier()
+
+
+def check_threads(group):
+    """While a thread waits in a round, another one is refused at once."""
+    rounds = group.partial(4, "int64")
+    data = np.full(4, group.rank + 1)
+    if group.rank == 0:
+        outcomes = queue.Queue()
+
+        def contribute():
+            try:
+                outcomes.put(rounds.contribute(data))
+            except pleach.ArgumentError as error:
+                outcomes.put(error)
+
+        threads = [threading.Thread(target=contribute) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        # No round ends before the barrier, so the first outcome is that of the second thread.
+        assert "another thread is in a call" in str(outcomes.get(timeout=60))
+        group.barrier()
+        round = outcomes.get(timeout=60)
+        for thread in threads:
+            thread.join()
+    else:
+        group.barrier()
+        round = rounds.contribute(data)
+    np.testing.assert_array_equal(round.result, np.full(4, sum(range(1, group.world_size + 1))))
+    rounds.finish()
+
+
+def check_a_rank_that_leaves(group):
+    """A rank that drops its rounds ends those of the others with its name; the array stays theirs."""
+    rounds = group.partial(4, "float64")
+    last = group.world_size - 1
+    data = np.full(4, group.rank + 1.0)
+    rounds.contribute(data)
+    group.barrier()  # all have the result
+    if group.rank == last:
+        del rounds
+    else:
+        with pytest.raises(pleach.GroupError, match=f"rank {last} has closed the group"):
+            rounds.contribute(data)
+        np.testing.assert_array_equal(data, np.full(4, group.rank + 1.0))
+    group.barrier()
+
+
 def check_bad_input(group):
     for arguments, text in [
         ((3, "float32", "some"), "there are all solo"),
         ((3, "float32", "quorum:0"), "name 1 to"),
         ((3, "float32", "quorum:9"), "never"),
+        ((3, "float32", "deadline:0s"), "deadline above zero"),
         ((3, "float32", "deadline:p0"), "above 0 and at most 100"),
     ]:
         with pytest.raises(pleach.ArgumentError, match=text):
             group.partial(*arguments)
     with pytest.raises(pleach.ArgumentError, match="carry drop correct"):
         group.partial(3, late="never")
-    with pytest.raises(pleach.ArgumentError, match="ask for the same on all"):
-        group.partial(3 + group.rank)
+    for op in ("and", "xor"):
+        with pytest.raises(pleach.ArgumentError):
+            group.partial(3, "float32", op=op)
     rounds = group.partial((2, 2), "float32")
     for data in (np.zeros(4, "float32"), np.zeros((2, 2), "float64")):
         with pytest.raises(pleach.ArgumentError, match=r"not \[2, 2\] and float32 as the rounds"):
@@ -88,6 +161,17 @@ def check_bad_input(group):
         rounds.contribute(np.zeros((2, 2), "float32"))
 
 
-@pytest.mark.parametrize("check", [check_nobody_late, check_late, check_operations_and_outputs, check_bad_input])
+@pytest.mark.parametrize(
+    "check",
+    [
+        check_nobody_late,
+        check_late,
+        check_operations_and_outputs,
+        check_differences,
+        check_threads,
+        check_a_rank_that_leaves,
+        check_bad_input,
+    ],
+)
 def test_partial(check):
     pleach.launch(check, 3)

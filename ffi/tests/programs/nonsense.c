@@ -52,7 +52,8 @@ static void partials(pleachComm_t comm) {
     pleachPartialConfig_t config = PLEACH_PARTIAL_CONFIG_INITIALIZER;
     pleachRound_t round = PLEACH_ROUND_INITIALIZER;
     pleachPartial_t partial = NULL, other = NULL;
-    const char *wrong[] = {"", "some", "quorum:", "quorum:0", "quorum:2", "quorum:1+3", "deadline:-1s"};
+    const char *wrong[] = {"",           "some",         "quorum:",     "quorum:0",   "quorum:2",
+                           "quorum:1+3", "deadline:-1s", "deadline:0s", "deadline:p0"};
     void *data;
     int ranks[1] = {-1};
     size_t count, at;

@@ -158,14 +158,49 @@ static void one_is_late(int late, int own) {
     OK(pleachPartialDestroy(partial));
 }
 
-/* What is not the same on all ranks is refused on all, and the communicator goes on. */
-static void ranks_differ(void) {
+/* Rounds that rank 0 asks for otherwise than the others are refused on all ranks before the first
+ * one, and both ways are named. */
+static void refused_on_all(size_t count, pleachDataType_t type, pleachRedOp_t op,
+                           const pleachPartialConfig_t *config, const char *of_rank_0,
+                           const char *of_others) {
     pleachPartial_t partial = NULL;
-    EXPECT(pleachInvalidUsage,
-           pleachPartialInit(&partial, rank == 0 ? 7 : 8, pleachFloat32, pleachSum, NULL, comm));
+    EXPECT(pleachInvalidUsage, pleachPartialInit(&partial, count, type, op, config, comm));
     SAYS("ask for the same on all");
+    SAYS(of_rank_0);
+    SAYS(of_others);
     CHECK(partial == NULL);
     OK(pleachBarrier(comm, NULL));
+}
+
+/* What is not the same on all ranks is refused on all, and the communicator goes on. */
+static void ranks_differ(void) {
+    pleachPartialConfig_t config = PLEACH_PARTIAL_CONFIG_INITIALIZER;
+    int is_first = rank == 0;
+    refused_on_all(is_first ? 7 : 8, pleachFloat32, pleachSum, NULL, "7 f32 (sum)", "8 f32 (sum)");
+    refused_on_all(7, is_first ? pleachInt32 : pleachFloat32, pleachSum, NULL, "7 i32 (sum)", "7 f32 (sum)");
+    refused_on_all(7, pleachFloat32, is_first ? pleachMax : pleachSum, NULL, "7 f32 (max)", "7 f32 (sum)");
+    config.activation = is_first ? "solo" : "majority", config.divisor = pleachDivisorNone;
+    refused_on_all(7, pleachFloat32, pleachSum, &config, ", solo, ", ", majority, ");
+    config.activation = "quorum:2", config.late = is_first ? pleachLateDrop : pleachLateCorrect;
+    refused_on_all(7, pleachFloat32, pleachSum, &config, "late: drop", "late: correct");
+    config.late = pleachLateDefault;
+    config.divisor = is_first ? pleachDivisorWorld : pleachDivisorContributors;
+    refused_on_all(7, pleachFloat32, pleachSum, &config, "divisor: world", "divisor: contributors");
+    config.divisor = pleachDivisorNone, config.stalenessMax = is_first ? 3 : 4;
+    refused_on_all(7, pleachFloat32, pleachSum, &config, "at most 3 rounds", "at most 4 rounds");
+}
+
+/* A round to which no rank gives anything is an error on all ranks, and the next one works. */
+static void all_abstain(void) {
+    pleachRound_t round = PLEACH_ROUND_INITIALIZER;
+    pleachPartial_t partial = begun(NULL);
+    EXPECT(pleachInvalidUsage, pleachPartialAbstain(partial, &round));
+    SAYS("no rank had anything to give");
+    write_ones(partial);
+    OK(pleachPartialContribute(partial, &round));
+    all_are(round.result, ones_below(ranks));
+    OK(pleachPartialFinish(partial, &round));
+    OK(pleachPartialDestroy(partial));
 }
 
 /* Contributes; again where another thread's short call was in the way. */
@@ -245,6 +280,7 @@ int main(int argc, char **argv) {
     one_is_late(pleachLateDrop, pleachOwnDropped);
     one_is_late(pleachLateCorrect, pleachOwnCorrected);
     ranks_differ();
+    all_abstain();
     a_second_thread_is_refused();
     one_leaves();
     /* The rounds do not need the communicator that they were made of. */
