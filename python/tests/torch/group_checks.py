@@ -135,8 +135,45 @@ class GroupChecks(Check):
         report = rounds.report()
         assert report["counted"][0] >= 3 and report["counted"][last] <= report["rounds"] - 3, report
         assert report["dropped"] == report["late"] and (self.rank != last or report["late"] > 0), report
-        error = refused(ValueError, lambda: pleach.torch.PartialAllReduce("some")._contribute(0, torch.ones(2)))
-        assert "all solo majority" in str(error), error
+        for wrong, text in [
+            ("some", "all solo majority"),
+            ("quorum:0", "name 1 to"),
+            (f"quorum:{self.size + 1}", "never"),
+            ("deadline:0s", "deadline above zero"),
+        ]:
+            error = refused(ValueError, lambda: pleach.torch.PartialAllReduce(wrong)._contribute(0, torch.ones(2)))
+            assert text in str(error), error
+        # What differs between ranks is refused on all of them, and both ways are named.
+        first = self.rank == 0
+        for mine, names in [
+            (pleach.torch.PartialAllReduce("solo" if first else "majority"), (", solo, ", ", majority, ")),
+            (pleach.torch.PartialAllReduce("all", late="drop" if first else "carry"), ("late: drop", "late: carry")),
+            (
+                pleach.torch.PartialAllReduce("all", divisor="world" if first else "contributors"),
+                ("divisor: world", "divisor: contributors"),
+            ),
+        ]:
+            error = refused(ValueError, lambda: mine._contribute(0, torch.ones(2)))
+            assert all(name in str(error) for name in names), error
+        rounds = pleach.torch.PartialAllReduce("all")
+        error = refused(ValueError, lambda: rounds._contribute(0, torch.ones(2 if first else 3)))
+        assert "2 f32 (sum)" in str(error) and "3 f32 (sum)" in str(error), error
+
+    def check_a_rank_that_leaves_partial_rounds(self):
+        """A rank that drops its rounds ends those of the others with its name, and the gradient stays."""
+        last = self.size - 1
+        rounds = pleach.torch.PartialAllReduce("all")
+        gradient = torch.full((3,), self.rank + 1.0)
+        rounds._contribute(0, gradient)
+        torch.testing.assert_close(gradient, torch.full((3,), (self.size + 1) / 2))
+        dist.barrier(self.gloo)
+        if self.rank == last:
+            rounds._rounds.clear()
+        else:
+            error = refused(pleach.torch.PleachError, lambda: rounds._contribute(0, gradient))
+            assert f"rank {last} has closed the group" in str(error), error
+            torch.testing.assert_close(gradient, torch.full((3,), (self.size + 1) / 2))
+        dist.barrier(self.gloo)
 
     def check_any_source(self):
         """All ranks but 0 send two messages of each of two tags, and rank 0 takes some from anywhere."""
