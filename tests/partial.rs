@@ -3,10 +3,11 @@
 #[allow(dead_code)] // Not every test looks at processes.
 mod launcher;
 
-use std::process::{Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Output, Stdio};
 use std::time::Duration;
 
-use launcher::{field, finish, number, pleach, rank_process, signal, text, wait_until};
+use launcher::{field, finish, number, pleach, signal, text, wait_until};
 use rustix::process::Signal;
 
 fn bench(arguments: &[&str]) -> Output {
@@ -87,30 +88,51 @@ fn pause(time: Duration) {
     std::thread::sleep(time);
 }
 
+/// Ranks that are processes of their own; over two fabrics, those of even and of odd numbers are on
+/// different hosts.
+fn start_ranks(fabric: &str, ranks: u32, folder: &Path, arguments: &[&str]) -> Vec<Child> {
+    let start = |rank: u32| {
+        let mut command = pleach();
+        command.args(["bench", "partial-all-reduce", "--fabric", fabric, "--json"]).args(arguments);
+        command.env("PLEACH_RANK", rank.to_string()).env("PLEACH_WORLD_SIZE", ranks.to_string());
+        command.env("PLEACH_RENDEZVOUS", format!("file://{}/meeting", folder.display()));
+        if fabric.contains('+') {
+            command.env("PLEACH_HOST", format!("host-{}", rank % 2));
+        }
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the rank starts")
+    };
+    (0..ranks).map(start).collect()
+}
+
 /// A rank that is stopped for less than the deadline is waited for, and nothing is lost.
 #[test]
 fn a_rank_that_is_stopped_for_a_while_changes_no_result() {
-    for fabric in ["shm", "tcp"] {
-        let mut command = pleach();
-        command.args(["bench", "partial-all-reduce", "--ranks", "3", "--fabric", fabric, "--activation"]);
-        command.args(["quorum:2", "--skew", "one:2ms", "--rounds", "200", "--sizes", "4K,8K", "--json"]);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("pleach starts");
-        // Its second thread shows that the rank has joined and serves rounds.
-        let serves = |process: &u32| {
-            std::fs::read_dir(format!("/proc/{process}/task")).is_ok_and(|tasks| tasks.count() > 2)
-        };
-        let rank = || rank_process(child.id(), 1).filter(serves);
-        wait_until("rank 1 serves rounds", || rank().is_some());
-        let rank = rank().expect("it serves");
+    for (number, fabric) in ["shm", "tcp", "shm+tcp"].into_iter().enumerate() {
+        let folder = std::env::temp_dir().join(format!("pleach-partial-{}-{number}", std::process::id()));
+        std::fs::create_dir(&folder).expect("the folder is new");
+        let arguments =
+            ["--activation", "quorum:2", "--skew", "one:2ms", "--rounds", "200", "--sizes", "4K,8K"];
+        let ranks = start_ranks(fabric, 3, &folder, &arguments);
+        let rank = ranks[1].id();
+        // Its further threads show that the rank has joined and serves rounds.
+        wait_until("rank 1 serves rounds", || {
+            std::fs::read_dir(format!("/proc/{rank}/task")).is_ok_and(|tasks| tasks.count() > 2)
+        });
         for _ in 0..3 {
             signal(rank, Signal::STOP);
             pause(Duration::from_millis(100));
             signal(rank, Signal::CONT);
             pause(Duration::from_millis(50));
         }
-        let output = child.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
-        for line in text(&output.stdout).lines() {
+        let outputs: Vec<Output> =
+            ranks.into_iter().map(|rank| rank.wait_with_output().expect("it ends")).collect();
+        std::fs::remove_dir_all(&folder).expect("the folder was made here");
+        for output in &outputs {
+            assert!(output.status.success(), "{fabric}: {}", text(&output.stderr));
+        }
+        let lines: Vec<&str> = text(&outputs[0].stdout).lines().collect();
+        assert_eq!(lines.len(), 2, "{fabric}: {lines:?}");
+        for line in lines {
             assert_eq!(field(line, "errors"), "0", "{fabric}: {line}");
         }
     }
