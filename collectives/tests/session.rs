@@ -42,6 +42,7 @@ on_every_fabric!(
     deaths_at_any_moment_lose_and_repeat_nothing,
     a_step_that_fails_on_one_member_is_repeated_by_all,
     too_few_members_say_so,
+    without_a_quorum_a_member_gives_up_and_the_others_go_on,
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
@@ -153,4 +154,21 @@ fn too_few_members_say_so(fabric: &str) {
     for seat in [0, 1] {
         assert_eq!(job.ends(seat), ["TooFew"], "seat {seat}");
     }
+}
+
+/// Stopped processes have not ended, so nobody certifies that they have.
+fn without_a_quorum_a_member_gives_up_and_the_others_go_on(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &["suspect=500", "watch=1"]);
+    job.await_step(0, 6);
+    for seat in [1, 2, 3] {
+        job.signal(seat, Signal::STOP);
+    }
+    job.await_told(0, |told| matches!(told, Told::End(_)));
+    assert_eq!(job.ends(0), ["NoQuorum"]);
+    for seat in [1, 2, 3] {
+        job.signal(seat, Signal::CONT);
+    }
+    job.await_all_of(&[1, 2, 3]);
+    job.finish();
+    job.check();
 }

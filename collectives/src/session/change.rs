@@ -186,6 +186,9 @@ pub enum SessionError {
     /// What this process knows cannot be kept where it outlives the process.
     #[error("what outlives this process cannot be written: {0}; allow it more memory or files")]
     LastWord(#[source] std::io::Error),
+    /// The session's thread has panicked.
+    #[error("the session's thread has ended by a panic, which it has printed; this process has to end")]
+    ThreadEnded,
     /// The session's thread could not be started.
     #[error("no thread can be started for the session ({0}); raise the limit ('ulimit -u')")]
     Thread(#[source] std::io::Error),

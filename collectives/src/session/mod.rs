@@ -372,6 +372,9 @@ impl Session {
 
     /// Why the session does not go on, if so.
     fn end_of(&self, state: &mut member::State) -> Option<SessionError> {
+        if self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+            return Some(SessionError::ThreadEnded);
+        }
         if let Some(error) = state.broken() {
             return Some(SessionError::LastWord(error));
         }

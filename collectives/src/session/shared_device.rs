@@ -139,7 +139,11 @@ impl SharedDevice {
     /// Makes progress, for the session's thread. Whoever sleeps on the device's wake source looks
     /// again: what would have woken them may have been taken here.
     pub(crate) fn poll(&self, now: Nanos) {
-        self.lock().poll(now);
+        let mut shared = self.lock();
+        // A poll disarms a word, after which nothing wakes who sleeps on it; and it takes what has
+        // made a file readable. So it is woken before and after, and cannot arm in between.
+        self.info.waker.wake();
+        shared.poll(now);
         self.info.waker.wake();
     }
 
@@ -175,6 +179,7 @@ impl SharedDevice {
         if let Some(route) = shared.route_of(epoch) {
             route.is_quiet = true;
             shared.advance();
+            self.info.waker.wake();
         }
     }
 
@@ -186,6 +191,7 @@ impl SharedDevice {
         (pair.wanted, pair.record) = (count, record);
         shared.advance();
         self.tell(&shared);
+        self.info.waker.wake();
     }
 
     /// Severs a process, when the engine has stopped.
@@ -193,6 +199,7 @@ impl SharedDevice {
         let mut shared = self.lock();
         shared.pairs[peer as usize].is_out = true;
         shared.advance();
+        self.info.waker.wake();
     }
 
     /// Whether drains or fences are under way: then the device has to be polled.
