@@ -213,11 +213,11 @@ fn four_ranks_learn_by_each_variant_and_by_bounded_staleness_and_train_in_virtua
 #[test]
 fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
     for (fabric, scheme, groups) in [
-        ("shm", "hybrid", None),
-        ("tcp", "hybrid", None),
-        ("shm", "hybrid:groups=1", Some(1)),
-        ("tcp", "hybrid:groups=2", Some(2)),
-        ("tcp", "hybrid:groups=4", Some(4)),
+        // Two groups are predicted to take the least time.
+        ("shm", "hybrid", 2),
+        ("tcp", "hybrid", 2),
+        ("shm", "hybrid:groups=1", 1),
+        ("tcp", "hybrid:groups=4", 4),
     ] {
         let output = train(&["--fabric", fabric, "--scheme", scheme, "--json"]);
         assert!(output.status.success(), "{scheme}: {}", text(&output.stderr));
@@ -225,7 +225,6 @@ fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
         let last = lines.last().expect("results");
         assert!(number(last, "test_accuracy") >= 0.95, "{fabric}: {last}");
         assert_eq!((field(last, "parameters_equal"), field(last, "guarantee_held")), ("true", "true"));
-        let Some(groups) = groups else { continue };
         // 64 pixels, 64 hidden units, 10 classes, 16 images a rank: the shard that is averaged, and
         // the blocks that are sent inside of the group.
         let members = 4 / groups;
