@@ -1,6 +1,8 @@
 //! Synchronous SGD bucket by bucket: the order of pieces changes times and no bit, and all ranks
 //! follow one order.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use pleach_collectives::{Group, Rank};
@@ -12,6 +14,7 @@ use pleach_transport::clock::Nanos;
 use pleach_transport::rendezvous::Fabric;
 use pleach_vocabulary::random::Random;
 
+use super::checkpoints::Folder;
 use super::model::{Linear, scheme, settings, simulate, simulate_plans};
 use super::mutants::{Mutation, mutated};
 use super::real::{RANKS, with_group};
@@ -83,6 +86,45 @@ fn first_layers_first_hides_what_first_come_first_served_does_not() {
     let [fifo, planned] =
         ["sync:bucket=8K,order=fifo", "sync:bucket=8K"].map(|text| timed(&learner, text, steps, 10).time);
     assert!(planned <= fifo + Duration::from_micros(10), "{planned:?} {fifo:?}");
+}
+
+#[test]
+fn vgg_a_takes_first_layers_first_where_communicating_takes_as_long_as_computing() {
+    // Das et al.: a thousandth of the parameters, of which each takes a thousand times as long.
+    // Work is multiply-adds of a layer, in thousands.
+    const LAYERS: [(usize, u64); 11] = [
+        (2, 87_000),
+        (74, 925_000),
+        (295, 925_000),
+        (590, 1_850_000),
+        (1_180, 925_000),
+        (2_359, 1_850_000),
+        (2_359, 462_000),
+        (2_359, 462_000),
+        (102_760, 103_000),
+        (16_777, 17_000),
+        (4_096, 4_000),
+    ];
+    // The first seven are first come, first served.
+    const STEPS: u64 = 100;
+    let learner = Deep {
+        layers: LAYERS.iter().map(|(parameters, _)| *parameters).collect(),
+        work: LAYERS.iter().map(|(_, work)| *work).collect(),
+    };
+    // The computing of a step by 1.3 TFLOP/s a node, and 2·(N−1)/N times the bytes.
+    for (nodes, bytes_per_s, least) in [(16.0, 1.1e9, 1.15), (64.0, 6e9, 1.2)] {
+        let computing_s = 3.0 * 2.0 * 7.6e9 * 256.0 / nodes / 1.3e12;
+        let byte_ns = 1e9 * 1_000.0 * 2.0 * (nodes - 1.0) / nodes / bytes_per_s;
+        let [fifo, planned] = ["sync:bucket=64K,order=fifo", "sync:bucket=64K"].map(|text| {
+            let computing = format!("{:.3}ms,cv=0", computing_s * 1e3).parse().expect("is a text");
+            let settings = Settings { steps: STEPS, computing, learning_rate: 0.1, ..settings(2) };
+            let simulation = Simulation::new(&learner, &scheme(text), &settings).expect("there are ranks");
+            let network = &mut |bytes: u64| Duration::from_nanos((bytes as f64 * byte_ns) as u64);
+            simulation.run(network, &mut |_| {}).expect("trains").time.as_secs_f64()
+        });
+        println!("{nodes} nodes: fifo takes {:.3} times as long as planned", fifo / planned);
+        assert!(fifo / planned >= least, "{nodes} nodes: {fifo} {planned}");
+    }
 }
 
 #[test]
@@ -314,6 +356,71 @@ fn ranks_that_train_bucket_by_bucket_end_with_the_bits_of_the_simulation() {
                     assert!(held, "{text}, {fabric:?}, {steps}");
                     assert_eq!(trained.parameters[..], simulated, "{text}, {fabric:?}, {steps}");
                 }
+            }
+        }
+    }
+}
+
+/// Trains bucket by bucket to the end of `steps`, from a checkpoint and to another one before step
+/// 11.
+fn train_kept(
+    group: &Group,
+    steps: u64,
+    from: Option<&Path>,
+    to: Option<&Path>,
+    world: &Settings,
+) -> Result<Trained, TrainError> {
+    let layout = Linear.layout();
+    let sgd = Arc::new(Mutex::new(Sgd::new(layout.parameters(), world.learning_rate, world.momentum)));
+    let lock = || sgd.lock().expect("no step panics");
+    let in_trainer = Arc::clone(&sgd);
+    let mut trainer = Trainer::new(group, &scheme("sync:bucket=16"), &layout, steps)?.by_bucket(
+        move |piece, parameters, gradient| {
+            in_trainer.lock().expect("no step panics").step_piece(piece, parameters, gradient);
+        },
+    )?;
+    match from {
+        None => trainer.parameters_mut().copy_from_slice(&Linear.initial()),
+        Some(folder) => {
+            let saved = trainer.restore(folder)?;
+            lock().velocity_mut().copy_from_slice(saved.own_vector("velocity").expect("was saved"));
+        }
+    }
+    loop {
+        if let Some(folder) = to.filter(|_| trainer.next_step() == 11) {
+            // With all buckets there the optimizer is at rest.
+            if let Some(mut step) = trainer.step()? {
+                step.vectors()?;
+            }
+            let velocity = lock().velocity().to_vec();
+            trainer.save(folder, &[("velocity", &velocity)])?;
+        }
+        let Some(mut step) = trainer.step()? else { break };
+        let number = step.number();
+        let (parameters, gradient) = step.vectors()?;
+        let loss = Linear.gradient(group.rank(), number, parameters, gradient);
+        (0..step.buckets().len()).try_for_each(|bucket| step.ready(bucket))?;
+        step.end(loss)?;
+    }
+    trainer.finish()
+}
+
+#[test]
+fn a_training_bucket_by_bucket_goes_on_from_a_checkpoint_bit_for_bit() {
+    let world = Settings { momentum: 0.9, learning_rate: 0.005, ..settings(RANKS) };
+    let whole = simulate("sync:bucket=16", &world).parameters;
+    let folder = Folder::new("by-bucket");
+    // The first process goes on after its checkpoint for a while.
+    for (steps, from, to) in [(15, None, Some(folder.path())), (world.steps, Some(folder.path()), None)] {
+        let all = with_group(Fabric::Tcp, |group| {
+            let trained = train_kept(&group, steps, from, to, &world).expect("trains");
+            group.close().expect("all ranks close");
+            trained
+        });
+        for trained in all {
+            assert!(trained.parameters_equal, "{steps} steps");
+            if steps == world.steps {
+                assert_eq!(trained.parameters[..], whole);
             }
         }
     }
