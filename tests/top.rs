@@ -118,6 +118,14 @@ fn top_shows_each_ranks_share_of_rounds_that_wait_for_nobody() {
     // Two ranks at least are in each round.
     assert!(shares.iter().all(|share| (0.0..=1.0).contains(share)), "{view}");
     assert!(shares.iter().sum::<f64>() > 1.9, "{view}");
+    // It is a training by a scheme.
+    for row in rows {
+        let training = &row["training"];
+        let number = |name: &str| training[name].as_f64().unwrap_or_else(|| panic!("no {name}: {view}"));
+        assert!(number("steps") >= 1.0 && number("bytes_per_step") > 0.0, "{view}");
+        assert!((0.0..=1.0).contains(&number("wait_share")) && number("staleness_max") >= 0.0, "{view}");
+        assert!(training["spread"].is_null(), "it is measured at the end: {view}");
+    }
 }
 
 #[test]

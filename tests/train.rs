@@ -74,6 +74,11 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "sync", "--compute", "10ms,straggler=4:2"], "straggler 4"),
         (&["--simulate", "4", "--scheme", "sync", "--topology", "ring:8"], "--simulate 8"),
         (&["--compute", "10ms"], "--simulate"),
+        (&["--simulate", "4", "--scheme", "sync", "--compute", "Cargo.toml"], "given by --record"),
+        (&["--simulate", "4", "--scheme", "sync", "--record", "x"], "--record"),
+        (&["--scheme", "sync", "--scheme", "ssp", "--record", "x"], "give one --scheme"),
+        (&["--record", "x"], "--scheme"),
+        (&["--partial", "solo", "--divisor", "none"], "give world or contributors"),
         (&["--lr", "0.1"], "--scheme"),
         (&["--scheme", "gosip"], "did you mean 'gossip'?"),
         (&["--scheme", "gossip:direction=pul"], "give pull, push or push-sum"),
@@ -234,6 +239,44 @@ fn four_ranks_divide_the_network_inside_of_groups_and_learn_to_read_digits() {
         let bytes = 4 * (averaged + (members - 1) * blocks);
         assert_eq!(number(lines[0], "bytes_per_step"), bytes as f64, "{}", lines[0]);
     }
+}
+
+#[test]
+fn simulated_ranks_take_the_computing_times_of_real_ones() {
+    let folder = Folder::new("recorded");
+    let file = folder.path("times");
+    let file = file.as_str();
+    // Rank 0 sleeps 4 ms in each step, rank 1 8 ms.
+    let real =
+        ["--ranks", "2", "--scheme", "local-sgd", "--steps", "20", "--skew", "linear:4ms", "--record", file];
+    let output = train(&real);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let simulate = |ranks: &str, seed: &str| {
+        let simulated =
+            ["--simulate", ranks, "--scheme", "sync", "--steps", "40", "--compute", file, "--json"];
+        let output = train(&[&simulated[..], &["--seed", seed]].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line = text(&output.stdout).to_owned();
+        (number(&line, "virtual_s"), number(&line, "wait_share"))
+    };
+    let (time_s, wait_share) = simulate("2", "1");
+    assert!(time_s >= 40.0 * 0.008 && wait_share > 0.0, "{time_s} {wait_share}");
+    assert_eq!(simulate("2", "2").0, time_s, "no time is drawn");
+    assert!(simulate("5", "1").0 >= 40.0 * 0.008);
+}
+
+#[test]
+fn partial_is_a_spelling_of_the_scheme_eager() {
+    let by = |arguments: &[&str]| {
+        let common = ["--simulate", "3", "--steps", "30", "--json"];
+        let output = train(&[&common[..], arguments].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).to_owned()
+    };
+    assert_eq!(
+        by(&["--partial", "quorum:2", "--late", "drop"]),
+        by(&["--scheme", "eager:activation=quorum:2,late=drop"])
+    );
 }
 
 #[test]

@@ -76,7 +76,7 @@ pub use group::{
     WindowError,
 };
 #[cfg(not(loom))]
-pub use observe::{Observe, Report};
+pub use observe::{Metric, MetricKind, Observe, Report};
 #[cfg(not(loom))]
 pub use pleach_vocabulary::{Collective, DataType, Factor, Parts, Rank, ReduceOp, UnknownName};
 #[cfg(not(loom))]

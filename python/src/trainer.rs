@@ -7,9 +7,10 @@
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pleach_collectives::Buffer;
+use pleach_training::checkpoint::RankState;
 use pleach_training::{Layout, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 use crate::calls::raised;
 use crate::error::{self, argument};
@@ -80,10 +81,17 @@ fn scheme_of(py: Python<'_>, text: &str) -> PyResult<RustScheme> {
     text.parse().map_err(|error: pleach_training::SchemeTextError| argument(py, error.to_string()))
 }
 
+/// The texts of all schemes, each with all keys at their usual values.
+#[pyfunction]
+pub(crate) fn schemes() -> Vec<String> {
+    RustScheme::ALL.iter().map(RustScheme::text_with_all_keys).collect()
+}
+
 /// The facts of a scheme as a dictionary: ``text`` without usual values, ``name``, ``guarantee``,
 /// ``averages_gradients`` (at least in some steps), ``has_momentum`` (so local optimizers have
-/// none), ``meets`` (all ranks exchange together, each after the same steps). Raises ArgumentError
-/// for a scheme that there is not, or that does not train on so many ranks.
+/// none), ``meets`` (all ranks exchange together, each after the same steps), ``keeps_state``
+/// (``Trainer.state`` gives the state of a rank). Raises ArgumentError for a scheme that there is
+/// not, or that does not train on so many ranks.
 #[pyfunction]
 #[pyo3(signature = (text, ranks=1))]
 pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyResult<Bound<'py, PyDict>> {
@@ -97,6 +105,7 @@ pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyRe
     facts.set_item("averages_gradients", scheme.averages_gradients())?;
     facts.set_item("has_momentum", scheme.has_momentum())?;
     facts.set_item("meets", plan.window.is_none() && plan.lines.is_empty())?;
+    facts.set_item("keeps_state", scheme.keeps_checkpoints())?;
     Ok(facts)
 }
 
@@ -198,6 +207,7 @@ fn report_of<'py>(py: Python<'py>, scheme: &RustScheme, progress: &Progress) -> 
     report.set_item("staleness_mean", progress.staleness.mean())?;
     report.set_item("staleness_max", progress.staleness.most())?;
     report.set_item("agreements", progress.agreements)?;
+    report.set_item("spread", progress.spread)?;
     Ok(report)
 }
 
@@ -284,12 +294,12 @@ impl Trainer {
     /// Says that the gradient is complete, and goes on until there is a next step to compute.
     /// ``optimizer()`` is called once, when the parameters are to make a step by the gradient: in
     /// ``update``, on this thread. An exception of it ends the training on all ranks and is raised
-    /// here. loss: only checked.
+    /// here. loss: only checked. Returns ``steps_alone``.
     #[pyo3(signature = (optimizer, loss=0.0))]
-    fn update(&self, py: Python<'_>, optimizer: Py<PyAny>, loss: f32) -> PyResult<()> {
+    fn update(&self, py: Python<'_>, optimizer: Py<PyAny>, loss: f32) -> PyResult<u64> {
         let mut raised = None;
         let updated = self.train(py, |trainer| {
-            let Some(step) = trainer.step()? else { return Ok(false) };
+            let Some(step) = trainer.step()? else { return Ok(None) };
             let optimize = |parameters: &mut [f32], gradient: &[f32]| {
                 // Python reaches the elements by the address that it has. Neither slice is used
                 // until it returns.
@@ -300,7 +310,8 @@ impl Trainer {
                     raised.get_or_insert(error);
                 }
             };
-            let updated = step.update(optimize, loss).map(|()| true);
+            let updated = step.update(optimize, loss);
+            let updated = updated.map(|()| Some(trainer.progress().staleness.next()));
             if raised.is_some() {
                 trainer.abort();
             }
@@ -311,7 +322,7 @@ impl Trainer {
             state.failed = Some(raised.clone_ref(py));
             return Err(raised);
         }
-        if updated? { Ok(()) } else { Err(argument(py, ENDED)) }
+        updated?.ok_or_else(|| argument(py, ENDED))
     }
 
     /// How many steps this rank has made since it last took in work of others.
@@ -321,42 +332,60 @@ impl Trainer {
     }
 
     /// The mean of all ranks' parameters at present, as a new NumPy array. All ranks call it after
-    /// the same number of steps; not with ``elastic-bsp``, where these differ. The training goes on
-    /// as if it was not called.
+    /// the same number of steps; not with ``elastic-bsp``, where these differ, nor with ``bap``.
+    /// The training goes on as if it was not called.
     fn averaged<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         array(py, self.mean(py)?)
     }
 
     /// As ``averaged``, for other libraries.
     fn mean(&self, py: Python<'_>) -> PyResult<TrainedVector> {
-        if matches!(self.scheme, RustScheme::ElasticBsp { .. }) {
-            let text = "ranks make different numbers of steps with elastic-bsp, so they have no common \
-                        place for a mean; where steps_alone is 0 all have the same parameters";
-            return Err(argument(py, text));
+        let refused = match self.scheme {
+            RustScheme::ElasticBsp { .. } => {
+                "ranks make different numbers of steps with elastic-bsp, so they have no common place for a mean; \
+                 where steps_alone is 0 all have the same parameters"
+            }
+            RustScheme::Bap { .. } => {
+                "ranks wait for each other's copies with bap, so none can rest for a mean; end the training"
+            }
+            _ => "",
+        };
+        if !refused.is_empty() {
+            return Err(argument(py, refused));
         }
         let mut mean = self.train(py, RustTrainer::averaged)?;
         let (address, count) = (mean.as_mut_ptr().expose_provenance(), mean.len());
         Ok(TrainedVector { address, count, _keep: Keep::Alone { _memory: Mutex::new(mean) } })
     }
 
+    /// The state of this rank, between two steps: bytes for ``restore``. All ranks call it after
+    /// the same number of steps, and wait for each other here. Raises ArgumentError for a scheme
+    /// without ``keeps_state``.
+    fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let state = self.train(py, |trainer| trainer.rank_state(&[]))?;
+        let bytes = state.encode().map_err(|error| argument(py, error))?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Goes on from the states of all ranks of a training by the same scheme; each rank gives its
+    /// own, before the first step and in place of setting parameters. Raises ArgumentError for
+    /// bytes that are no such state.
+    fn restore(&self, py: Python<'_>, state: &[u8]) -> PyResult<()> {
+        let state = RankState::decode(state).map_err(|error| argument(py, format!("no state of a rank: {error}")))?;
+        self.train(py, |trainer| trainer.restore_rank(&state))
+    }
+
     /// How far this rank has come: a dictionary with scheme, guarantee, steps, time_s, waiting_s,
-    /// communicating_s, bytes, staleness_mean, staleness_max and agreements; after the end also
-    /// guarantee_held and parameters_equal.
+    /// communicating_s, bytes, staleness_mean, staleness_max, agreements and spread (the distance
+    /// of this rank's parameters from the mean of all ranks as a share of its length, when
+    /// ``averaged`` was called last, or before the last exchange of a checked training; else None);
+    /// after the end also guarantee_held and parameters_equal.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let so_far = |state: &mut State| match &state.training {
             Training::Live(trainer) => Ok(Some((trainer.progress(), None))),
-            Training::Ended(trained) => Ok(Some((
-                Progress {
-                    steps: trained.steps,
-                    time: trained.time,
-                    waiting: trained.waiting,
-                    communicating: trained.communicating,
-                    bytes: trained.bytes,
-                    staleness: trained.staleness,
-                    agreements: trained.agreements,
-                },
-                Some((trained.guarantee_held, trained.parameters_equal)),
-            ))),
+            Training::Ended(trained) => {
+                Ok(Some((trained.progress, Some((trained.guarantee_held, trained.parameters_equal)))))
+            }
             Training::Ending => Ok(None),
         };
         let found = self.call(py, so_far)?;

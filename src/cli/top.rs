@@ -29,7 +29,9 @@ use crate::cli::output::{print, print_json, rounded};
     The first screen shows rates since the group was made, each later screen rates since the screen before. 'last' counts\n\
     the calls in which a rank came last by 10 us or more, as counted by the rank with the highest count. 'late by' is the\n\
     mean over the ranks that waited. Of partial all-reduces the share of rounds that a rank's contribution is in is shown,\n\
-    and how many of its contributions were late or dropped and results missed. Without a terminal the command prints one snapshot."
+    and how many of its contributions were late or dropped and results missed. Of a training by a scheme its steps are shown, the\n\
+    share of time without anything to compute, the steps since the last exchange (mean and most), and how far a rank's parameters\n\
+    are from the mean of all. Without a terminal the command prints one snapshot."
 )]
 pub(crate) struct Arguments {
     /// Address of the metrics of rank 0 of each host; the ports of its other ranks follow
@@ -152,6 +154,19 @@ struct Rounds {
     counted: BTreeMap<Rank, f64>,
 }
 
+/// A rank's training by a scheme.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Training {
+    steps: f64,
+    seconds: f64,
+    waiting_s: f64,
+    bytes: f64,
+    staleness_mean: f64,
+    staleness_max: f64,
+    /// If it was measured.
+    spread: Option<f64>,
+}
+
 /// The metrics of one rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct RankState {
@@ -164,6 +179,8 @@ struct RankState {
     peers: BTreeMap<Rank, ArrivalSkew>,
     /// If it has made any.
     rounds: Option<Rounds>,
+    /// If there is one.
+    training: Option<Training>,
 }
 
 /// The metrics of all ranks that answered.
@@ -272,6 +289,17 @@ fn read(text: &str) -> Option<(Rank, RankState)> {
             ("counted_total", Some(peer)) => {
                 state.rounds.get_or_insert_default().counted.insert(peer, value);
             }
+            ("training_steps_total", _) => state.training.get_or_insert_default().steps = value,
+            ("training_seconds_total", _) => state.training.get_or_insert_default().seconds = value,
+            ("training_waiting_seconds_total", _) => {
+                state.training.get_or_insert_default().waiting_s = value;
+            }
+            ("training_bytes_total", _) => state.training.get_or_insert_default().bytes = value,
+            ("training_staleness_mean", _) => {
+                state.training.get_or_insert_default().staleness_mean = value;
+            }
+            ("training_staleness_max", _) => state.training.get_or_insert_default().staleness_max = value,
+            ("training_spread", _) => state.training.get_or_insert_default().spread = Some(value),
             ("last_total", Some(peer)) => state.peers.entry(peer).or_default().last = value,
             ("arrival_skew_seconds_sum", Some(peer)) => state.peers.entry(peer).or_default().sum_s = value,
             ("arrival_skew_seconds_count", Some(peer)) => state.peers.entry(peer).or_default().heard = value,
@@ -337,6 +365,19 @@ struct RankRow {
     arrival_skew_us: f64,
     longest_us: f64,
     rounds: Option<RoundsRow>,
+    training: Option<TrainingRow>,
+}
+
+/// A rank in a training, since the snapshot before.
+#[derive(Debug, PartialEq)]
+struct TrainingRow {
+    steps: u64,
+    steps_per_s: f64,
+    wait_share: f64,
+    bytes_per_step: f64,
+    staleness_mean: f64,
+    staleness_max: u64,
+    spread: Option<f64>,
 }
 
 /// A rank in the rounds of partial all-reduces, since the group was made.
@@ -391,6 +432,23 @@ fn rounds_row(now: &Snapshot, rank: Rank, state: &RankState) -> Option<RoundsRow
     })
 }
 
+/// A training since the snapshot before, or since its first step.
+fn training_row(now: &Training, before: Option<&Training>) -> TrainingRow {
+    // A training that has begun since counts from zero, and one that has not gone on shows all.
+    let before = before.filter(|before| before.steps < now.steps && before.seconds < now.seconds);
+    let before = before.copied().unwrap_or_default();
+    let (steps, seconds) = (now.steps - before.steps, now.seconds - before.seconds);
+    TrainingRow {
+        steps: now.steps as u64,
+        steps_per_s: ratio(steps, seconds),
+        wait_share: ratio((now.waiting_s - before.waiting_s).max(0.0), seconds).min(1.0),
+        bytes_per_step: ratio((now.bytes - before.bytes).max(0.0), steps),
+        staleness_mean: now.staleness_mean,
+        staleness_max: now.staleness_max as u64,
+        spread: now.spread,
+    }
+}
+
 fn ratio(above: f64, below: f64) -> f64 {
     if below > 0.0 { above / below } else { 0.0 }
 }
@@ -437,6 +495,9 @@ impl View {
                 arrival_skew_us: ratio(sum_s, heard) * 1e6,
                 longest_us: longest_s * 1e6,
                 rounds: rounds_row(now, *rank, state),
+                training: state.training.as_ref().map(|training| {
+                    training_row(training, of_before(rank).and_then(|before| before.training.as_ref()))
+                }),
             });
         }
         let shapes =
@@ -484,6 +545,15 @@ impl View {
                     "late": rounds.late,
                     "dropped": rounds.dropped,
                     "missed": rounds.missed
+                })),
+                "training": row.training.as_ref().map(|training| json!({
+                    "steps": training.steps,
+                    "steps_per_s": rounded(training.steps_per_s, 3),
+                    "wait_share": rounded(training.wait_share, 4),
+                    "bytes_per_step": rounded(training.bytes_per_step, 1),
+                    "staleness_mean": rounded(training.staleness_mean, 4),
+                    "staleness_max": training.staleness_max,
+                    "spread": training.spread.map(|spread| rounded(spread, 6))
                 }))
             })
         };
@@ -558,6 +628,26 @@ impl fmt::Display for View {
         for (rank, RoundsRow { share, late, dropped, missed }) in in_rounds() {
             writeln!(formatter, "{rank:<6} {:>9.1}% {late:>9} {dropped:>8} {missed:>12}", share * 100.0)?;
         }
+        let in_training = || self.ranks.iter().filter_map(|row| Some((row.rank, row.training.as_ref()?)));
+        if in_training().next().is_some() {
+            writeln!(
+                formatter,
+                "\n{:<6} {:>10} {:>9} {:>8} {:>12} {:>12} {:>10}",
+                "rank", "steps", "steps/s", "waiting", "bytes/step", "staleness", "spread"
+            )?;
+        }
+        for (rank, row) in in_training() {
+            let staleness = format!("{:.1} of {}", row.staleness_mean, row.staleness_max);
+            let spread = row.spread.map_or_else(|| "-".to_owned(), |spread| format!("{spread:.1e}"));
+            writeln!(
+                formatter,
+                "{rank:<6} {:>10} {:>9.1} {:>7.1}% {:>12.0} {staleness:>12} {spread:>10}",
+                row.steps,
+                row.steps_per_s,
+                row.wait_share * 100.0,
+                row.bytes_per_step
+            )?;
+        }
         Ok(())
     }
 }
@@ -627,6 +717,31 @@ mod scrape_tests {
         assert_eq!(view.ranks[0].rounds, Some(row));
         assert!(view.to_string().contains("in rounds") && view.to_string().contains("25.0%"), "{view}");
         assert_eq!(view.to_json()["ranks"][0]["rounds"]["missed"], 1);
+        assert_eq!(view.ranks[0].training, None);
+        let at = |steps: u64, waiting: f64| {
+            let text = format!(
+                "pleach_world_size{{rank=\"1\"}} 2\npleach_training_steps_total{{rank=\"1\"}} {steps}\n\
+                 pleach_training_seconds_total{{rank=\"1\"}} {steps}\n\
+                 pleach_training_waiting_seconds_total{{rank=\"1\"}} {waiting}\n\
+                 pleach_training_bytes_total{{rank=\"1\"}} 4000\npleach_training_staleness_max{{rank=\"1\"}} 9\n\
+                 pleach_training_spread{{rank=\"1\"}} 0.25\n"
+            );
+            let (rank, state) = read(&text).expect("is a rank's");
+            Snapshot { at: Nanos(0), ranks: [(rank, state)].into() }
+        };
+        let row = |view: &View| view.to_json()["ranks"][0]["training"].clone();
+        let view = View::new(&at(40, 10.0), None);
+        assert_eq!(
+            (row(&view)["steps_per_s"].clone(), row(&view)["bytes_per_step"].clone()),
+            (json!(1.0), json!(100.0))
+        );
+        assert_eq!(
+            (row(&view)["wait_share"].clone(), row(&view)["spread"].clone()),
+            (json!(0.25), json!(0.25))
+        );
+        assert!(view.to_string().contains("staleness") && view.to_string().contains("0.0 of 9"), "{view}");
+        let since = View::new(&at(40, 10.0), Some(&at(20, 0.0)));
+        assert_eq!(row(&since)["wait_share"], json!(0.5), "of the time since");
         for foreign in ["", "go_goroutines 3\n", "<html>", "pleach_failed{rank=\"0\"} 0\n"] {
             assert_eq!(read(foreign), None, "{foreign}");
         }

@@ -35,6 +35,8 @@ const OTHERS: &[(&str, &[&str])] = &[
             "Launcher",
             "Link",
             "LossKind",
+            "Metric",
+            "MetricKind",
             "Node",
             "NodeId",
             "NodeKind",

@@ -8,7 +8,7 @@ use pleach_vocabulary::Rank;
 
 use super::{Group, GroupError, Options};
 use crate::engine::StatusBoard;
-use crate::observe::{Observations, Observe, Recorder, Report, Trace};
+use crate::observe::{Metric, MetricKind, Observations, Observe, Recorder, Report, Trace};
 
 /// What a driver keeps of it.
 pub(super) struct Observed {
@@ -49,7 +49,8 @@ impl Observed {
                     address.set_port(u16::try_from(port).map_err(|_| GroupError::Port { port })?);
                 }
                 let (seen, of) = (observations.clone(), board.clone());
-                let server = MetricsServer::start(address, move || report(&seen, &of).to_prometheus())
+                let text = move || report(&seen, &of).to_prometheus() + &seen.program().to_prometheus(rank);
+                let server = MetricsServer::start(address, text)
                     .map_err(|source| GroupError::Metrics { address, source })?;
                 tracing::info!(rank, "metrics at http://{}/metrics", server.address());
                 Some(server)
@@ -91,5 +92,13 @@ impl Group {
     #[must_use]
     pub fn report(&self) -> Report {
         self.shared.driver.report()
+    }
+
+    /// A number of the program that is served among the group's metrics, as `pleach_` and its name,
+    /// once it was set. A name has one number, which each call with that name returns. `name` has
+    /// letters, digits and underscores, and is none of the group's own; `help` is one line.
+    #[must_use]
+    pub fn metric(&self, name: &'static str, kind: MetricKind, help: &'static str) -> Metric {
+        self.shared.driver.observed.observations().program().metric(name, kind, help)
     }
 }

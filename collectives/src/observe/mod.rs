@@ -19,6 +19,7 @@
 //! have their final length from the start. At 64 KiB (shm, two ranks, 2.5 us a call) 0.6 % of all
 //! samples of the processor's clock were in this module and where the engine calls it.
 
+mod metric;
 mod prometheus;
 mod recorder;
 mod report;
@@ -38,6 +39,8 @@ use pleach_transport::Nanos;
 use pleach_transport::mutex::lock;
 use pleach_vocabulary::digest::Hasher64;
 
+pub(crate) use metric::ProgramMetrics;
+pub use metric::{Metric, MetricKind};
 pub(crate) use recorder::Recorder;
 pub use report::{PeerReport, Report, ShapeReport};
 pub use rounds::PartialReport;
@@ -187,6 +190,8 @@ pub struct Observations {
     calls: AtomicU64,
     /// From the first partial all-reduce on.
     rounds: OnceLock<RoundCounters>,
+    /// Numbers that the program, not the engine, writes.
+    program: ProgramMetrics,
     /// When the group was made.
     began: Nanos,
     timed_calls: Mutex<VecDeque<TimedCall>>,
@@ -218,6 +223,7 @@ impl Observations {
             peers: (0..ranks).map(peer).collect(),
             calls: counter(),
             rounds: OnceLock::new(),
+            program: ProgramMetrics::default(),
             began,
             timed_calls: Mutex::new(VecDeque::with_capacity(TIMED_CALLS_MAX)),
             trace,
@@ -229,6 +235,11 @@ impl Observations {
     /// the engine add to them.
     pub(crate) fn rounds(&self) -> &RoundCounters {
         self.rounds.get_or_init(|| RoundCounters::new(self.peers.len() as u32))
+    }
+
+    /// The numbers of the group's program.
+    pub(crate) fn program(&self) -> &ProgramMetrics {
+        &self.program
     }
 
     /// Whether the next call is to be timed also if it does not wait.

@@ -125,7 +125,7 @@ impl Report {
     }
 }
 
-fn head(text: &mut String, name: &str, kind: &str, what: &str) -> std::fmt::Result {
+pub(crate) fn head(text: &mut String, name: &str, kind: &str, what: &str) -> std::fmt::Result {
     writeln!(text, "# HELP pleach_{name} {what}\n# TYPE pleach_{name} {kind}")
 }
 

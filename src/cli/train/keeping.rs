@@ -8,6 +8,7 @@ use pleach_training::replay::{LogError, replay_all};
 use pleach_training::{Scheme, Sgd, TrainError, Trainer};
 use serde_json::json;
 
+use super::BY_SCHEME;
 use crate::cli::CommandError;
 use crate::cli::output::{note, print, print_json, put};
 
@@ -19,18 +20,21 @@ const VELOCITY: &str = "velocity";
 pub(crate) struct KeepingArguments {
     /// Save a checkpoint in this folder, which all ranks share, at the end of the steps; the two
     /// newest are kept
-    #[arg(long, value_name = "DIR", requires = "scheme", conflicts_with = "simulate")]
+    #[arg(long, value_name = "DIR", requires = BY_SCHEME, conflicts_with = "simulate")]
     checkpoint: Option<PathBuf>,
     /// Save one after every K steps too
     #[arg(long, value_name = "K", requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     every: Option<u64>,
     /// Go on from the newest checkpoint in this folder; with another number of ranks from its
     /// parameters alone
-    #[arg(long, value_name = "DIR", requires = "scheme", conflicts_with = "simulate")]
+    #[arg(long, value_name = "DIR", requires = BY_SCHEME, conflicts_with = "simulate")]
     resume: Option<PathBuf>,
     /// Write what each rank's scheme is told, and what it does, to files in this folder
-    #[arg(long, value_name = "DIR", requires = "scheme", conflicts_with = "simulate")]
+    #[arg(long, value_name = "DIR", requires = BY_SCHEME, conflicts_with = "simulate")]
     log: Option<PathBuf>,
+    /// Write what each rank took to compute each step to this file, for --simulate N --compute FILE
+    #[arg(long, value_name = "FILE", requires = BY_SCHEME, conflicts_with = "simulate")]
+    record: Option<PathBuf>,
     /// Tell the schemes a log again, and compare what they do; trains nothing
     #[arg(
         long,
@@ -41,22 +45,33 @@ pub(crate) struct KeepingArguments {
 }
 
 impl KeepingArguments {
+    /// Where computing times are written.
+    pub(crate) fn record(&self) -> Option<&Path> {
+        self.record.as_deref()
+    }
+
     /// Refuses to keep several trainings in one folder.
     pub(crate) fn check(&self, schemes: &[Scheme]) -> Result<(), CommandError> {
-        let given = [("--checkpoint", &self.checkpoint), ("--resume", &self.resume), ("--log", &self.log)];
+        let given = [
+            ("--checkpoint", &self.checkpoint),
+            ("--resume", &self.resume),
+            ("--log", &self.log),
+            ("--record", &self.record),
+        ];
         match given.iter().find(|(_, folder)| folder.is_some()) {
             Some((option, _)) if schemes.len() > 1 => Err(CommandError::typed(format!(
-                "{} schemes in one folder: {option} is for one training; give one --scheme",
+                "{} schemes in one place: {option} is for one training; give one --scheme",
                 schemes.len()
             ))),
             Some((option, _))
-                if *option == "--log" && schemes.iter().any(|one| matches!(one, Scheme::Hybrid { .. })) =>
+                if ["--log", "--record"].contains(option)
+                    && schemes.iter().any(|one| matches!(one, Scheme::Hybrid { .. })) =>
             {
                 Err(CommandError::typed(format!(
-                    "no logs of hybrid: its groups would write to the same files; leave {option} away"
+                    "hybrid keeps nothing: its groups would write to the same files; leave {option} away"
                 )))
             }
-            Some((option, _)) if *option != "--log" => {
+            Some((option, _)) if !["--log", "--record"].contains(option) => {
                 match schemes.iter().find(|one| !one.keeps_checkpoints()) {
                     Some(scheme) => Err(CommandError::typed(format!(
                         "no checkpoints of {}: {option} cannot keep what its ranks have under way; leave {option} away",

@@ -7,8 +7,8 @@ use pleach_training::{Layout, Learner, Perceptron, Reading, Sample, Scheme};
 use pleach_vocabulary::digest::{Hasher64, chain, hash_of_pair};
 use pleach_vocabulary::random::Random;
 
-use super::SEED;
 use super::network::{LEARNING_RATE, MOMENTUM, Model};
+use super::{BY_SCHEME, SEED};
 use crate::cli::CommandError;
 use crate::cli::digits::Digits;
 
@@ -16,22 +16,22 @@ use crate::cli::digits::Digits;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct TrainingArguments {
     /// Steps of each rank [default: as many as give E passes over all images]
-    #[arg(long, value_name = "K", requires = "scheme", conflicts_with = "epochs", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "K", requires = BY_SCHEME, conflicts_with = "epochs", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) steps: Option<u64>,
     /// Images in a batch of one rank
-    #[arg(long, value_name = "B", requires = "scheme", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "B", requires = BY_SCHEME, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) batch: u32,
     /// The learning rate; simulated, of several the one of the least loss on images held out
     /// [default: 0.1; with downpour, which adds up what all ranks change, 0.1/N; with dssp, bap and
     /// asp, which have no momentum, 0.3]
-    #[arg(long = "lr", value_name = "F,...", requires = "scheme", value_delimiter = ',', value_parser = rate)]
+    #[arg(long = "lr", value_name = "F,...", requires = BY_SCHEME, value_delimiter = ',', value_parser = rate)]
     learning_rates: Vec<f32>,
     /// The momentum of the ranks' optimizers [default: 0.9; with downpour, eamsgd, dssp, bap
     /// and asp 0]
-    #[arg(long, value_name = "F", requires = "scheme", value_parser = momentum)]
+    #[arg(long, value_name = "F", requires = BY_SCHEME, value_parser = momentum)]
     momentum: Option<f32>,
     /// The seed of weights, batches and computing times
-    #[arg(long, value_name = "S", requires = "scheme", default_value_t = SEED)]
+    #[arg(long, value_name = "S", requires = BY_SCHEME, default_value_t = SEED)]
     pub(crate) seed: u64,
 }
 
@@ -185,7 +185,7 @@ mod tests {
 
     #[derive(clap::Parser)]
     struct Line {
-        #[arg(long)]
+        #[arg(long, group = BY_SCHEME)]
         scheme: Option<String>,
         #[arg(long, default_value_t = 30)]
         epochs: u32,

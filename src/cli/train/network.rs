@@ -77,10 +77,6 @@ impl Network {
         &self.parameters
     }
 
-    pub(crate) fn parameters_mut(&mut self) -> &mut [f32] {
-        &mut self.parameters
-    }
-
     /// Stores the gradients of the loss, summed over these images and multiplied by `scale`.
     pub(crate) fn gradients(
         &self,

@@ -1,17 +1,23 @@
 //! `pleach train --scheme`: real ranks that train by a scheme, and what the scheme guarantees.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
+use pleach::transport::clock;
 use pleach::{CollectiveError, Group};
 use pleach_training::{Learner as _, Scheme, Sgd, TrainError, Trained, Trainer};
 use serde_json::json;
 
-use super::Arguments;
+use super::computing::record;
 use super::hybrid;
 use super::learner::DigitReader;
+use super::{Arguments, train_alone};
 use crate::cli::digits::DataSet;
 use crate::cli::output::{print, print_json, put, rounded};
 use crate::cli::{CommandError, progress};
+
+/// How much less accurate than one rank a training by `--partial` may be.
+const ACCURACY_LOSS_MAX: f64 = 0.02;
 
 /// What a rank tells of its training.
 #[derive(Clone, Copy, Debug)]
@@ -21,27 +27,48 @@ struct RankRow {
     wait_share: f64,
     staleness_max: u64,
     bytes_per_step: f64,
+    /// None where it was not measured.
+    spread: Option<f64>,
 }
 
 /// Trains by each scheme, one after the other.
-pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result<(), CommandError> {
+pub(crate) fn run(
+    arguments: &Arguments,
+    schemes: &[Scheme],
+    group: Group,
+    data: &DataSet,
+) -> Result<(), CommandError> {
     let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training);
-    let mut broken = None;
-    for scheme in &arguments.scheme {
+    let (mut broken, mut by_rounds) = (None, None);
+    for scheme in schemes {
         let optimizer = arguments.training.optimizer(scheme, group.world_size())?;
         let (trained, kept) = match scheme {
             Scheme::Hybrid { groups } => {
                 (hybrid::train(arguments, &group, *groups, &reader, optimizer)?, None)
             }
-            _ => train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
-                TrainError::Refused(refusal) => CommandError::usage(refusal),
-                error => CommandError::failed(error),
-            })?,
+            _ => {
+                let (trained, kept, times) =
+                    train(arguments, &group, scheme, &reader, optimizer).map_err(|error| match error {
+                        TrainError::Refused(refusal) => CommandError::usage(refusal),
+                        error => CommandError::failed(error),
+                    })?;
+                if let Some(path) = arguments.keeping.record() {
+                    record(&group, &times, path)?;
+                }
+                (trained, kept)
+            }
         };
         let rows = RankRow::gather(&group, &trained).map_err(CommandError::failed)?;
         let holds = trained.guarantee_held && trained.parameters_equal;
         if group.rank() == 0 {
-            report(arguments.json, scheme, &rows, &trained, &reader, data)?;
+            let accuracy = reader.reading(&trained.parameters, &data.test).accuracy;
+            let report = Report { scheme, rows, trained, accuracy, examined: data.test.len() };
+            if arguments.partial.is_some() {
+                // One rank is trained when the others have left.
+                by_rounds = Some(report);
+            } else {
+                report.print(arguments.json, None)?;
+            }
             if let (Some(path), false) = (kept, arguments.json) {
                 print("results", &format!("checkpoint in {}\n", path.display()))?;
             }
@@ -52,22 +79,38 @@ pub(crate) fn run(arguments: &Arguments, group: Group, data: &DataSet) -> Result
     }
     let rank = group.rank();
     group.close().map_err(CommandError::failed)?;
+    let mut worse = None;
+    if let Some(report) = by_rounds {
+        let one_rank = train_alone(&arguments.model, &data.train, arguments.epochs);
+        let of_one = one_rank.network.accuracy(&data.test);
+        report.print(arguments.json, Some(of_one))?;
+        // That not all gradients are in each step must not show.
+        worse = Some((report.accuracy, of_one)).filter(|(own, of_one)| own + ACCURACY_LOSS_MAX < *of_one);
+    }
     match broken {
         Some(scheme) if rank == 0 => Err(CommandError::failed(format!(
             "guarantee broken: {scheme} says that {}, and that did not hold; report this with PLEACH_LOG=debug",
             scheme.guarantee()
         ))),
-        _ => Ok(()),
+        _ => match worse {
+            Some((accuracy, of_one)) => Err(CommandError::failed(format!(
+                "it has learned less: test accuracy {accuracy:.4}, and {of_one:.4} by one rank; take an activation that \
+                 waits for more ranks"
+            ))),
+            None => Ok(()),
+        },
     }
 }
 
+/// Returns the training, the newest checkpoint, and what each step took to compute, if that is to
+/// be recorded.
 fn train(
     arguments: &Arguments,
     group: &Group,
     scheme: &Scheme,
     reader: &DigitReader<'_>,
     (learning_rate, momentum): (f32, f32),
-) -> Result<(Trained, Option<PathBuf>), TrainError> {
+) -> Result<(Trained, Option<PathBuf>, Vec<Duration>), TrainError> {
     let (training, keeping) = (&arguments.training, &arguments.keeping);
     let (layout, rank, ranks) = (reader.layout(), group.rank(), group.world_size());
     let steps = training.steps(arguments.epochs, reader.images(), ranks);
@@ -82,31 +125,38 @@ fn train(
     let first = trainer.next_step();
     let bar = progress::bar("training", steps - first, rank == 0);
     let mut kept = None;
+    let mut times = Vec::new();
     loop {
         kept = keeping.save(&mut trainer, &sgd, first, steps)?.or(kept);
         let Some(mut step) = trainer.step()? else { break };
         let number = step.number();
+        let begun = clock::now();
         let (parameters, gradient) = step.vectors()?;
         let loss = reader.gradient(rank, number, parameters, gradient);
         arguments.skew.sleep(rank, ranks, number);
+        if keeping.record().is_some() {
+            times.push(clock::now() - begun);
+        }
         step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
         bar.inc(1);
     }
     bar.finish_and_clear();
-    Ok((trainer.finish()?, kept))
+    Ok((trainer.finish()?, kept, times))
 }
 
 impl RankRow {
     /// The rows of all ranks.
     fn gather(group: &Group, trained: &Trained) -> Result<Vec<Self>, CollectiveError> {
-        let seconds = trained.time.as_secs_f64();
-        let steps = trained.steps as f64;
+        let progress = &trained.progress;
+        let seconds = progress.time.as_secs_f64();
+        let steps = progress.steps as f64;
         let own = [
             steps / seconds,
-            trained.communicating.as_secs_f64() / seconds,
-            trained.waiting.as_secs_f64() / seconds,
-            trained.staleness.most() as f64,
-            trained.bytes as f64 / steps.max(1.0),
+            progress.communicating.as_secs_f64() / seconds,
+            progress.waiting.as_secs_f64() / seconds,
+            progress.staleness.most() as f64,
+            progress.bytes as f64 / steps.max(1.0),
+            progress.spread.unwrap_or(f64::NAN),
         ];
         let mut all = vec![0.0; own.len() * group.world_size() as usize];
         group.all_gather(&own, &mut all)?;
@@ -116,56 +166,72 @@ impl RankRow {
             wait_share: row[2],
             staleness_max: row[3] as u64,
             bytes_per_step: row[4],
+            spread: (!row[5].is_nan()).then_some(row[5]),
         };
         Ok(all.chunks_exact(own.len()).map(row).collect())
     }
 }
 
-fn report(
-    as_json: bool,
-    scheme: &Scheme,
-    rows: &[RankRow],
-    trained: &Trained,
-    reader: &DigitReader<'_>,
-    data: &DataSet,
-) -> Result<(), CommandError> {
-    let accuracy = reader.reading(&trained.parameters, &data.test).accuracy;
-    let holds = trained.guarantee_held && trained.parameters_equal;
-    if as_json {
-        for (rank, row) in rows.iter().enumerate() {
-            let row = json!({
-                "rank": rank,
-                "steps_per_s": rounded(row.steps_per_s, 1),
-                "communication_share": rounded(row.communication_share, 4),
-                "wait_share": rounded(row.wait_share, 4),
-                "staleness_max": row.staleness_max,
-                "bytes_per_step": rounded(row.bytes_per_step, 1),
+/// What is told of a training.
+struct Report<'a> {
+    scheme: &'a Scheme,
+    rows: Vec<RankRow>,
+    trained: Trained,
+    /// Of the test images, and their number.
+    accuracy: f64,
+    examined: usize,
+}
+
+impl Report<'_> {
+    /// `of_one`: the test accuracy of one rank.
+    fn print(&self, as_json: bool, of_one: Option<f64>) -> Result<(), CommandError> {
+        let Self { scheme, rows, trained, accuracy, examined } = self;
+        let holds = trained.guarantee_held && trained.parameters_equal;
+        if as_json {
+            for (rank, row) in rows.iter().enumerate() {
+                let row = json!({
+                    "rank": rank,
+                    "steps_per_s": rounded(row.steps_per_s, 1),
+                    "communication_share": rounded(row.communication_share, 4),
+                    "wait_share": rounded(row.wait_share, 4),
+                    "staleness_max": row.staleness_max,
+                    "bytes_per_step": rounded(row.bytes_per_step, 1),
+                    "spread": row.spread.map(|spread| rounded(spread, 6)),
+                });
+                print_json("results", &row)?;
+            }
+            let mut last = json!({
+                "scheme": scheme.to_string(),
+                "ranks": rows.len(),
+                "test_accuracy": rounded(*accuracy, 4),
+                "parameters_equal": trained.parameters_equal,
+                "guarantee_held": holds,
             });
-            print_json("results", &row)?;
+            if let Some(of_one) = of_one {
+                last["test_accuracy_of_one_rank"] = json!(rounded(of_one, 4));
+            }
+            return print_json("results", &last);
         }
-        let last = json!({
-            "scheme": scheme.to_string(),
-            "ranks": rows.len(),
-            "test_accuracy": rounded(accuracy, 4),
-            "parameters_equal": trained.parameters_equal,
-            "guarantee_held": holds,
-        });
-        return print_json("results", &last);
+        let mut out = format!("{scheme}: {} steps\n", trained.progress.steps);
+        put!(out, "rank    steps/s  communicating    waiting  staleness  bytes/step     spread");
+        for (rank, row) in rows.iter().enumerate() {
+            let [communicating, waiting] =
+                [row.communication_share, row.wait_share].map(|share| share * 100.0);
+            let spread = row.spread.map_or_else(|| "-".to_owned(), |spread| format!("{spread:.2e}"));
+            put!(
+                out,
+                "{rank:>4} {:>10.1} {communicating:>12.1} % {waiting:>8.1} % {:>10} {:>11.1} {spread:>10}",
+                row.steps_per_s,
+                row.staleness_max,
+                row.bytes_per_step
+            );
+        }
+        let held = if holds { "yes" } else { "NO" };
+        put!(out, "{} ({} times, and at the end): {held}", scheme.guarantee(), trained.progress.agreements);
+        if let Some(of_one) = of_one {
+            put!(out, "the test accuracy of one rank is {of_one:.4}");
+        }
+        put!(out, "test accuracy {accuracy:.4} on {examined} images never seen before");
+        print("results", &out)
     }
-    let mut out = format!("{scheme}: {} steps\n", trained.steps);
-    put!(out, "rank    steps/s  communicating    waiting  staleness  bytes/step");
-    for (rank, row) in rows.iter().enumerate() {
-        let [communicating, waiting] = [row.communication_share, row.wait_share].map(|share| share * 100.0);
-        put!(
-            out,
-            "{rank:>4} {:>10.1} {communicating:>12.1} % {waiting:>8.1} % {:>10} {:>11.1}",
-            row.steps_per_s,
-            row.staleness_max,
-            row.bytes_per_step
-        );
-    }
-    let held = if holds { "yes" } else { "NO" };
-    put!(out, "{} ({} times, and at the end): {held}", scheme.guarantee(), trained.agreements);
-    put!(out, "test accuracy {accuracy:.4} on {} images never seen before", data.test.len());
-    print("results", &out)
 }

@@ -11,7 +11,7 @@ use pleach::schedule::select::SelectError;
 use pleach::schedule::wiring::Wiring;
 use pleach::{Collective, Rank};
 use pleach_training::simulation::{
-    Network, Observation, Settings, Simulated, Simulation, SimulationError, TransferTime,
+    Network, Observation, RecordedTimes, Settings, Simulated, Simulation, SimulationError, TransferTime,
 };
 use pleach_training::{Learner as _, Reading, Scheme};
 use serde_json::json;
@@ -54,14 +54,21 @@ struct Runs<'a> {
     data: &'a DataSet,
     ranks: u32,
     steps: u64,
+    /// Computing times, where they are not drawn.
+    recorded: Option<Arc<RecordedTimes>>,
     prices: Prices,
 }
 
 /// Trains by each scheme, one after the other.
-pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(), CommandError> {
+pub(crate) fn run(
+    arguments: &Arguments,
+    schemes: &[Scheme],
+    ranks: u32,
+    data: &DataSet,
+) -> Result<(), CommandError> {
     let prices = Prices::new(arguments, ranks)?;
     let training = &arguments.training;
-    if let Some(rank) = arguments.compute.straggler().filter(|rank| *rank >= ranks) {
+    if let Some(rank) = arguments.compute.drawn().straggler().filter(|rank| *rank >= ranks) {
         let error = format!("no such rank: straggler {rank} of {ranks} ranks; give 0 to {}", ranks - 1);
         return Err(CommandError::typed(error));
     }
@@ -75,9 +82,10 @@ pub(crate) fn run(arguments: &Arguments, ranks: u32, data: &DataSet) -> Result<(
         "{ranks} simulated ranks over {}, computing {}, {length}{} images",
         prices.source, arguments.compute, training.batch
     );
-    let mut runs = Runs { arguments, data, ranks, steps, prices };
+    let recorded = arguments.compute.recorded().map_err(CommandError::usage)?;
+    let mut runs = Runs { arguments, data, ranks, steps, recorded, prices };
     let (mut all, mut drawn) = (Vec::new(), Vec::new());
-    for scheme in &arguments.scheme {
+    for scheme in schemes {
         let swept = match &arguments.sweep {
             Some(sweep) => sweep.of(scheme).map_err(CommandError::usage)?,
             None => vec![*scheme],
@@ -128,8 +136,21 @@ impl Runs<'_> {
             _ if self.arguments.curves.is_some() => steps.div_ceil(POINTS),
             _ => steps,
         };
-        let computing = self.arguments.compute;
+        let computing = self.arguments.compute.drawn();
         Settings { ranks, steps, seed, computing, learning_rate, momentum, observed_every }
+    }
+
+    fn simulation<'a>(
+        &self,
+        reader: &'a DigitReader<'a>,
+        scheme: &Scheme,
+        settings: &Settings,
+    ) -> Result<Simulation<'a, DigitReader<'a>>, CommandError> {
+        let simulation = Simulation::new(reader, scheme, settings).map_err(refused)?;
+        Ok(match &self.recorded {
+            Some(times) => simulation.with_times(times.clone()),
+            None => simulation,
+        })
     }
 
     /// The learning rate of the least loss on images held out; the one that there is.
@@ -144,7 +165,7 @@ impl Runs<'_> {
         let mut best: Option<(f64, f32)> = None;
         for rate in rates {
             let settings = self.settings(training.seed, (rate, training.momentum(scheme)?));
-            let simulation = Simulation::new(&reader, scheme, &settings).map_err(refused)?;
+            let simulation = self.simulation(&reader, scheme, &settings)?;
             let mut watch = |observed: &Observation<'_>| self.arguments.is_late(observed.time);
             let loss = match simulation.run_until(&mut self.prices, &mut watch) {
                 Ok(simulated) => reader.reading(&simulated.parameters, &chosen_by).loss,
@@ -163,7 +184,7 @@ impl Runs<'_> {
         let (arguments, data) = (self.arguments, self.data);
         let settings = self.settings(seed, (rate, arguments.training.momentum(scheme)?));
         let reader = DigitReader::new(&data.train, &arguments.model, &arguments.training).with_seed(seed);
-        let simulation = Simulation::new(&reader, scheme, &settings).map_err(refused)?;
+        let simulation = self.simulation(&reader, scheme, &settings)?;
         let mut target = None;
         let simulated = simulation.run_until(&mut self.prices, &mut |observed| {
             let is_target = matches!(arguments.until, Some(Until::Accuracy(_) | Until::Loss(_)));

@@ -1,12 +1,13 @@
 //! Trains in virtual time: all ranks in this process, with real gradients.
 //!
 //! Each rank has its own policy, vectors and optimizer. Gradients are computed for real, and take a
-//! computing time that is drawn ([`Computing`]). An all-reduce begins when its last rank has asked
-//! for it and the one before has ended. It takes the time that the [`Network`] says, and adds in
-//! the order of ranks, as groups do that are [reproducible](pleach_collectives::Reproducible) for a
-//! world size. A one-sided read takes the version that is published when it begins. Reads, writes
-//! and words take the time that the network says; a rank sends one at a time, and receives one at a
-//! time. Those of one rank do not hold up all-reduces.
+//! computing time that is drawn ([`Computing`]) or was recorded ([`RecordedTimes`]). An all-reduce
+//! begins when its last rank has asked for it and the one before has ended. It takes the time that
+//! the [`Network`] says, and adds in the order of ranks, as groups do that are
+//! [reproducible](pleach_collectives::Reproducible) for a world size. A one-sided read takes the
+//! version that is published when it begins. Reads, writes and words take the time that the network
+//! says; a rank sends one at a time, and receives one at a time. Those of one rank do not hold up
+//! all-reduces.
 //!
 //! **Invariants:** a run is a function of the learner, the scheme and the [`Settings`]: threads
 //! compute gradients, and their number changes no bit. An event is handled after all events of
@@ -16,6 +17,7 @@ mod computing;
 mod network;
 mod passes;
 mod rank;
+mod recorded;
 mod rounds;
 
 use std::cmp::Reverse;
@@ -45,6 +47,7 @@ use rounds::{Completed, Rounds};
 
 pub use computing::{Computing, ComputingTextError};
 pub use network::{Network, TransferTime};
+pub use recorded::{RecordError, RecordedTimes};
 
 /// What is simulated, besides the learner and the scheme.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -271,6 +274,8 @@ struct Call {
 pub struct Simulation<'a, L> {
     learner: &'a L,
     settings: Settings,
+    /// In place of drawn ones.
+    recorded: Option<Arc<RecordedTimes>>,
     ranks: Vec<SimulatedRank>,
     now: Nanos,
     /// By time and number.
@@ -315,6 +320,13 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Self::of_plans(learner, settings, plan)
     }
 
+    /// The same ranks, which take computing times that were recorded, in place of those that
+    /// [`Settings::computing`] draws.
+    #[must_use]
+    pub fn with_times(self, recorded: Arc<RecordedTimes>) -> Self {
+        Self { recorded: Some(recorded), ..self }
+    }
+
     /// Ranks that train by these policies.
     ///
     /// # Errors
@@ -349,6 +361,7 @@ impl<'a, L: Learner> Simulation<'a, L> {
         Ok(Self {
             learner,
             settings: *settings,
+            recorded: None,
             ranks,
             now: Nanos::ZERO,
             happenings: BinaryHeap::new(),
@@ -724,7 +737,9 @@ impl<'a, L: Learner> Simulation<'a, L> {
     }
 
     fn begin_computing(&mut self, rank: Rank, step: u64) {
-        let time = self.settings.computing.time(self.settings.seed, rank, step);
+        let Settings { computing, seed, .. } = self.settings;
+        let recorded = self.recorded.as_ref().map(|times| times.time(seed, rank, step));
+        let time = recorded.unwrap_or_else(|| computing.time(seed, rank, step));
         let now = self.now;
         match self.ranks[rank as usize].begin_computing(step, now, time) {
             Some(bucket) => self.happen(now, Happening::Needs { rank, bucket }),

@@ -37,14 +37,7 @@ impl Trainer {
     /// [`CheckpointError`]: then no rank has the checkpoint, and the training may go on. Others end
     /// the training; see [`TrainError`].
     pub fn save(&mut self, folder: &Path, own: &[(&str, &[f32])]) -> Result<PathBuf, TrainError> {
-        if !self.scheme.keeps_checkpoints() {
-            return Err(CheckpointError::State(StateError::Unsupported).into());
-        }
-        if self.began.is_none() {
-            self.begin()?;
-        }
-        let step = self.requested.take().ok_or(CheckpointError::Ended)?;
-        self.come_to_rest()?;
+        let step = self.pause()?;
         let saved = self.write(folder, step, own);
         if let Err(error) = &saved
             && !matches!(error, TrainError::Checkpoint(_))
@@ -56,6 +49,55 @@ impl Trainer {
             self.checkpoint = Some(path.clone());
         }
         saved
+    }
+
+    /// This rank's state, as [`Trainer::save`] writes it, for a program that keeps it by itself.
+    /// All ranks call this before the same step, and wait for each other here.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`]; others end the training, see [`TrainError`].
+    pub fn rank_state(&mut self, own: &[(&str, &[f32])]) -> Result<RankState, TrainError> {
+        self.pause()?;
+        let state = self.state(own);
+        let state = self.shared(state);
+        self.drive(Event::Resume, &mut |_, _| {})?;
+        state
+    }
+
+    /// Goes on from the states of all ranks of a training of the same scheme, layout and number of
+    /// ranks; each gives its own of [`Trainer::rank_state`]. All ranks call this before the first
+    /// step, and in place of setting parameters.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`]: then the trainer is of no use any more.
+    pub fn restore_rank(&mut self, saved: &RankState) -> Result<(), TrainError> {
+        let restored = self.interpreter.restore(saved, &mut self.vectors, &mut []);
+        let (step, steps) = (self.interpreter.next_step(), self.steps);
+        let restored = match restored {
+            Ok(()) if step > steps => {
+                Err(CheckpointError::Steps { path: PathBuf::from("the state"), step, steps })
+            }
+            restored => restored,
+        };
+        self.shared(restored)?;
+        self.begins_with = Event::Resume;
+        self.compared.push(("the step of the state", step));
+        Ok(())
+    }
+
+    /// Brings this rank to rest before the step that comes next, which is returned.
+    fn pause(&mut self) -> Result<u64, TrainError> {
+        if !self.scheme.keeps_checkpoints() {
+            return Err(CheckpointError::State(StateError::Unsupported).into());
+        }
+        if self.began.is_none() {
+            self.begin()?;
+        }
+        let step = self.requested.take().ok_or(CheckpointError::Ended)?;
+        self.come_to_rest()?;
+        Ok(step)
     }
 
     /// Goes on from the newest checkpoint of a folder, which is of the same scheme, layout and

@@ -27,6 +27,7 @@
 mod buckets;
 mod checkpoints;
 mod messages;
+mod metrics;
 mod registered;
 mod rounds;
 
@@ -51,6 +52,7 @@ use crate::policy::{Event, OperationId, Outcome, Vector};
 use crate::replay::{Log, LogError};
 use crate::scheme::{Refusal, Scheme};
 use messages::Messages;
+use metrics::TrainingMetrics;
 use registered::RegisteredVectors;
 use rounds::Lines;
 
@@ -219,6 +221,11 @@ pub struct Trainer {
     checkpoint: Option<PathBuf>,
     log: Option<Log>,
     times: Times,
+    /// See [`Progress::spread`].
+    spread: Option<f64>,
+    /// Whether it is measured before the last exchange.
+    is_checked: bool,
+    metrics: TrainingMetrics,
 }
 
 /// How far a training has come on this rank.
@@ -226,30 +233,7 @@ pub struct Trainer {
 pub struct Progress {
     /// The steps that this rank has made.
     pub steps: u64,
-    /// Since the first step.
-    pub time: Duration,
-    /// As in [`Trained`].
-    pub waiting: Duration,
-    /// As in [`Trained`].
-    pub communicating: Duration,
-    /// As in [`Trained`].
-    pub bytes: u64,
-    /// How old parameters were when gradients were computed at them.
-    pub staleness: Staleness,
-    /// The places so far at which all ranks had to have the same parameters, or the same centre.
-    pub agreements: u64,
-}
-
-/// A finished training.
-#[derive(Debug)]
-pub struct Trained {
-    /// The parameters at the end.
-    pub parameters: Buffer<f32>,
-    /// The gradient of the last step: the program's, or the average.
-    pub gradient: Buffer<f32>,
-    /// The steps that this rank made.
-    pub steps: u64,
-    /// From the first step to the end of the last exchange.
+    /// Since the first step; of a finished training to the end of the last exchange.
     pub time: Duration,
     /// The part of that time in which this rank had nothing to compute.
     pub waiting: Duration,
@@ -260,10 +244,27 @@ pub struct Trained {
     pub bytes: u64,
     /// How old parameters were when gradients were computed at them.
     pub staleness: Staleness,
-    /// The places at which all ranks had to have the same parameters, or the same centre.
+    /// The places so far at which all ranks had to have the same parameters, or the same centre.
     pub agreements: u64,
-    /// Whether they had, at each place where these were hashed ([`Trainer::checked`]), and what the
-    /// scheme conserves was conserved on all ranks.
+    /// How far this replica was from the others when that was measured last: the distance of this
+    /// rank's parameters from the mean of all ranks, as a share of the length of the mean. Measured
+    /// by [`Trainer::averaged`], and of a [checked](Trainer::checked) training before its last
+    /// exchange, but with [`Scheme::ElasticBsp`] and [`Scheme::Bap`].
+    pub spread: Option<f64>,
+}
+
+/// A finished training.
+#[derive(Debug)]
+pub struct Trained {
+    /// The parameters at the end.
+    pub parameters: Buffer<f32>,
+    /// The gradient of the last step: the program's, or the average.
+    pub gradient: Buffer<f32>,
+    /// How this rank came to its end.
+    pub progress: Progress,
+    /// Whether all ranks had the same parameters, or the same centre, where they had to, at each
+    /// place where these were hashed ([`Trainer::checked`]), and what the scheme conserves was
+    /// conserved on all ranks.
     pub guarantee_held: bool,
     /// Whether all ranks have the same parameters at the end, bit for bit.
     pub parameters_equal: bool,
@@ -307,15 +308,19 @@ impl Trainer {
             checkpoint: None,
             log: None,
             times: Times::default(),
+            spread: None,
+            is_checked: false,
+            metrics: TrainingMetrics::new(group),
         })
     }
 
     /// The same training, which hashes the parameters wherever the scheme guarantees that all ranks
     /// have the same. [`Trainer::finish`] compares the hashes. Otherwise only the parameters at the
-    /// end are compared.
+    /// end are compared. [`Progress::spread`] is measured before the last exchange.
     #[must_use]
     pub fn checked(mut self) -> Self {
         self.interpreter.hash_agreements();
+        self.is_checked = true;
         self
     }
 
@@ -367,12 +372,14 @@ impl Trainer {
         let time = self.began.map_or(Duration::ZERO, |began| clock::now().since(began));
         let Times { steps, waiting, communicating, bytes, .. } = self.times;
         let (staleness, agreements) = (self.interpreter.staleness(), self.interpreter.agreement().places);
-        Progress { steps, time, waiting, communicating, bytes, staleness, agreements }
+        let spread = self.spread;
+        Progress { steps, time, waiting, communicating, bytes, staleness, agreements, spread }
     }
 
     /// The mean of all ranks' parameters, between two steps. All ranks call it, and the call takes
     /// the same place among the averages of the scheme on each: after as many steps, but for
     /// [`Scheme::ElasticBsp`]. Meanwhile this rank answers its peers. The training is as before.
+    /// Not with [`Scheme::Bap`]: there a rank may wait for the next copy of one that is here.
     ///
     /// # Errors
     ///
@@ -381,6 +388,11 @@ impl Trainer {
         if let Some(mut step) = self.step()? {
             step.vectors()?;
         }
+        self.mean()
+    }
+
+    /// As [`Trainer::averaged`]; also after the last step. Measures the spread.
+    fn mean(&mut self) -> Result<Buffer<f32>, TrainError> {
         let mut mean = self.group.buffer(self.layout.parameters())?;
         mean.copy_from_slice(self.parameters_mut());
         self.step_aside()?;
@@ -391,6 +403,7 @@ impl Trainer {
             while self.send_next(&mut |_, _| {})? {}
         }
         let mean = pending.wait().map_err(|PendingError { error, .. }| error)?;
+        self.spread = Some(distance(self.parameters_mut(), &mean));
         self.come_back()?;
         Ok(mean)
     }
@@ -443,7 +456,8 @@ impl Trainer {
             self.begin()?;
         }
         self.stop()?;
-        let time = clock::now().since(self.began.unwrap_or_default());
+        let progress = self.progress();
+        self.metrics.set(&progress);
         let all = 0..self.layout.parameters();
         let agreement = self.interpreter.agreement();
         let hashes = [digest(self.parameters_mut()), chain(agreement.digest, agreement.places)];
@@ -454,23 +468,9 @@ impl Trainer {
             window.close()?;
         }
         self.log.take().map_or(Ok(()), |log| log.end())?;
-        let Times { steps, waiting, communicating, bytes, .. } = self.times;
-        let (staleness, agreements) = (self.interpreter.staleness(), agreement.places);
         let [parameters, gradient] = [Vector::Parameters, Vector::Gradient]
             .map(|vector| self.vectors.take(vector, &all).expect("no operation is under way"));
-        Ok(Trained {
-            parameters,
-            gradient,
-            steps,
-            time,
-            waiting,
-            communicating,
-            bytes,
-            staleness,
-            agreements,
-            guarantee_held,
-            parameters_equal,
-        })
+        Ok(Trained { parameters, gradient, progress, guarantee_held, parameters_equal })
     }
 
     fn begin(&mut self) -> Result<(), TrainError> {
@@ -524,7 +524,13 @@ impl Trainer {
 
     fn stop(&mut self) -> Result<(), TrainError> {
         // Only a rank that is asked to compute has not been stopped.
-        if self.requested.take().is_some() {
+        if self.requested.is_some() {
+            // A rank that is at rest here answers its peers, and nobody needs more of it.
+            let can_rest = !matches!(self.scheme, Scheme::ElasticBsp { .. } | Scheme::Bap { .. });
+            if self.is_checked && can_rest {
+                self.mean()?;
+            }
+            self.requested = None;
             self.drive(Event::Stop, &mut |_, _| {})?;
         }
         Ok(())
@@ -759,6 +765,14 @@ impl Trainer {
     }
 }
 
+/// The distance of a vector from a mean, as a share of the length of the mean.
+fn distance(own: &[f32], mean: &[f32]) -> f64 {
+    let square = |element: f32| f64::from(element) * f64::from(element);
+    let length: f64 = mean.iter().map(|element| square(*element)).sum();
+    let apart: f64 = own.iter().zip(mean).map(|(own, mean)| square(own - mean)).sum();
+    if length > 0.0 { (apart / length).sqrt() } else { 0.0 }
+}
+
 /// Whether each of these numbers is the same on all ranks, and the largest of one more.
 fn compare_on_all<const N: usize>(
     group: &Group,
@@ -867,6 +881,8 @@ impl Step<'_> {
             // steps of its time slice against parameters that no other rank renews meanwhile.
             std::thread::yield_now();
         }
-        trainer.drive(Event::Computed { step }, &mut optimizer)
+        trainer.drive(Event::Computed { step }, &mut optimizer)?;
+        trainer.metrics.set(&trainer.progress());
+        Ok(())
     }
 }

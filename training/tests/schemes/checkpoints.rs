@@ -94,7 +94,7 @@ fn a_real_training_goes_on_where_a_process_saved_it_bit_for_bit() {
                 let bits = |all: &[f32]| all.iter().map(|element| element.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&trained.parameters), bits(&whole.parameters), "{text}, {fabric:?}");
                 assert!(trained.guarantee_held && trained.parameters_equal, "{text}, {fabric:?}");
-                assert_eq!(trained.steps, STEPS - HALF, "{text}");
+                assert_eq!(trained.progress.steps, STEPS - HALF, "{text}");
             }
         }
     }

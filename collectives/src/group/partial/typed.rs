@@ -214,8 +214,8 @@ impl<T: Element, M> Partial<T, M> {
         self.raw.come_back()
     }
 
-    /// Ends the rounds on all ranks: their calls, and those of this rank, return an error that names
-    /// this rank. The group that the rounds were made of goes on.
+    /// Ends the rounds on all ranks: their calls, and those of this rank, return an error that
+    /// names this rank. The group that the rounds were made of goes on.
     pub fn abort(&self) {
         self.raw.abort();
     }
