@@ -20,6 +20,7 @@ use crate::partial::{self, Partial};
 use crate::pending::Started;
 use crate::registered::Registered;
 use crate::types::{ElementType, reduction};
+use crate::window::Window;
 
 /// How long the end of the interpreter waits for operations that are under way.
 const SHUTDOWN_TIME: Duration = Duration::from_secs(5);
@@ -625,6 +626,27 @@ impl Group {
         let raw = py.detach(|| RawPartial::new(&group, len, element.data_type, activation));
         let raw = raw.map_err(|error| partial::exception(py, &self.inner, error))?;
         Ok(Partial::new(raw, Arc::clone(&self.inner), shape, element))
+    }
+
+    /// One-sided memory: each rank publishes an array of this shape and type, which its peers read,
+    /// and has ``slots`` slots at each peer, into which it writes. All ranks call this with the
+    /// same arguments.
+    #[pyo3(signature = (shape, dtype=None, slots=1, *, timeout=None))]
+    fn window<'py>(
+        &self,
+        py: Python<'py>,
+        shape: &Bound<'py, PyAny>,
+        dtype: Option<&Bound<'py, PyAny>>,
+        slots: u16,
+        timeout: Option<f64>,
+    ) -> PyResult<Window> {
+        let (shape, name): (Vec<usize>, String) =
+            py.import("pleach._arrays")?.getattr("described")?.call1((shape, dtype))?.extract()?;
+        let Some(element) = ElementType::named(&name) else {
+            return Err(argument(py, format!("{name:?} is no element type")));
+        };
+        let group = self.inner.group(py, self.manner(timeout, 0, false))?.interrupted_by(interrupted);
+        Window::make(py, &group, Arc::clone(&self.inner), (shape, element), slots)
     }
 
     /// A NumPy array of zeros over registered memory: calls on it, and on its contiguous parts,

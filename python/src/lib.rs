@@ -23,6 +23,7 @@ mod svm;
 mod trainer;
 mod types;
 mod view;
+mod window;
 
 use pyo3::{pyfunction, pymodule};
 
@@ -51,7 +52,9 @@ mod _native {
     #[pymodule_export]
     use crate::svm::{SvmModel, svm_model, svm_train};
     #[pymodule_export]
-    use crate::trainer::{TrainedVector, Trainer, scheme_facts};
+    use crate::trainer::{TrainedVector, Trainer, scheme_facts, schemes};
     #[pymodule_export]
     use crate::types::PremulSum;
+    #[pymodule_export]
+    use crate::window::{Arrival, Window};
 }

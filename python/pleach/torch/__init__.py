@@ -20,23 +20,33 @@ from ._partial import PartialAllReduce, partial_all_reduce
 from ._process_group import PleachProcessGroup
 from ._scheme import Scheme, attach
 from ._schemes import (
+    Asynchronous,
     BoundedStaleness,
+    BoundedVersions,
     DiLoCo,
     Downpour,
+    DynamicStaleness,
+    EagerSGD,
     ElasticAveraging,
     ElasticBSP,
     Gossip,
+    GridAveraging,
     LocalSGD,
     Synchronous,
 )
 
 __all__ = [
+    "Asynchronous",
     "BoundedStaleness",
+    "BoundedVersions",
     "DiLoCo",
     "Downpour",
+    "DynamicStaleness",
+    "EagerSGD",
     "ElasticAveraging",
     "ElasticBSP",
     "Gossip",
+    "GridAveraging",
     "LocalSGD",
     "PartialAllReduce",
     "PleachError",

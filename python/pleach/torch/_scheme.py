@@ -20,7 +20,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 import pleach
 from pleach import _native
 
-from ._attachable import expect_parameters, parameters_of
+from ._attachable import parameters_of
 from ._buckets import Buckets
 from ._buffers import over, own_group
 from ._comm import translating
@@ -99,6 +99,9 @@ class Scheme:
         self._optimizer_state = _one_of("optimizer_state", optimizer_state, ("keep", "reset", "average"))
         self._refuse_contradictions()
         self._warmup = int(_value_of(self._facts["text"], "warmup") or 0)
+        self._takes_gradients: bool = self._facts["averages_gradients"]
+        self._warms_up = self._facts["name"] == "local-sgd"
+        self._meets: bool = self._facts["meets"]
         self._outer: Any = None
         self._overlaps = False
         #: Before this block, where a state was loaded; and in it.
@@ -136,6 +139,10 @@ class Scheme:
         if self._optimizer_state == "reset" and name in ("ssp", "bsp", "dssp", "bap", "asp"):
             raise PleachSchemeError(
                 f"optimizer_state='reset' with {text}: a rank takes new copies whenever it needs them; take 'keep'"
+            )
+        if self._optimizer_state == "reset" and name == "eager":
+            raise PleachSchemeError(
+                f"optimizer_state='reset' with {text}: ranks exchange gradients in each step; take 'keep'"
             )
 
     # ---- The block
@@ -188,13 +195,15 @@ class Scheme:
         assert part is not None, "each rank has a colour"
         return part
 
-    def _begin(self, text: str) -> None:
-        """Makes a trainer, and gives all ranks the parameters of rank 0."""
+    def _begin(self, text: str, state: bytes | None = None) -> None:
+        """Makes a trainer, and gives all ranks the parameters of rank 0; or goes on from a rank's state."""
         assert self._group is not None
         layers = [parameter.numel() for _, parameter in self._named]
         self._trainer = _native.Trainer(self._group, text, layers, model=self._hash())
         self._vector = ParameterVector(self._named, *self._trainer.memory())
         self._vector.move_in()
+        if state is not None:
+            self._trainer.restore(state)
         self._trainer.step()
         if self._outer is not None:
             self._anchor = self._vector.flat.clone()
@@ -283,22 +292,22 @@ class Scheme:
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._vector.check()
-        expect_parameters(self._optimizer, self._named)
-        if self._facts["averages_gradients"] and (self._facts["name"] != "local-sgd" or self._steps < self._warmup):
+        self._vector.check_addresses()
+        self._vector.expect_parameters(self._optimizer)
+        if self._takes_gradients and (self._warms_up is False or self._steps < self._warmup):
             self._vector.take_gradients()
         number = loss.item() if isinstance(loss, torch.Tensor) else float(loss or 0.0)
         with translating():
-            self._trainer.update(self._original, number)
+            is_exchanged = self._trainer.update(self._original, number) == 0
             self._steps += 1
-            is_exchanged = self._trainer.steps_alone == 0
         if self._buckets is not None:
             self._buckets.begin_step()
         if is_exchanged:
-            self._step_outer()
-            if self._facts["meets"]:
+            if self._outer is not None:
+                self._step_outer()
+            if self._meets:
                 self._average_buffers()
-            if self._steps > self._warmup:
+            if self._optimizer_state != "keep" and self._steps > self._warmup:
                 self._treat_optimizer_state()
         return loss
 
@@ -321,7 +330,7 @@ class Scheme:
 
     def _average_buffers(self) -> None:
         if self._averages_buffers:
-            self._average([one for _, one in self._model.named_buffers()])
+            self._average(list(self._model.buffers()))
 
     def _treat_optimizer_state(self) -> None:
         states = [self._optimizer.state.get(parameter, {}) for _, parameter in self._named]
@@ -335,6 +344,8 @@ class Scheme:
 
     def _average(self, tensors: list[Any]) -> None:
         """Replaces tensors of floating-point numbers by the means of all ranks'."""
+        if not tensors:
+            return
         group = self._group
         assert group is not None
         with translating(), torch.no_grad():
@@ -348,7 +359,8 @@ class Scheme:
         or ``load_state_dict(…, strict=False)``. All ranks call it after the same number of steps. The
         training goes on as if it was not called.
 
-        Raises PleachSchemeError with ``elastic-bsp`` between two barriers, where ranks have no common place.
+        Raises PleachSchemeError with ``elastic-bsp`` between two barriers, where ranks have no common place, and
+        with ``bap``, whose ranks wait for each other's copies.
         """
         return dict(self._vector_of_block().named_parts(self._mean()))
 
@@ -384,8 +396,9 @@ class Scheme:
     def report(self) -> dict[str, Any]:
         """Returns how the training went on this rank, so far or at the end: "scheme", "guarantee", "steps",
         "time_s", "waiting_s" (with nothing to compute), "communicating_s", "bytes" (averaged, read and written),
-        "staleness_mean" and "staleness_max" (steps since the last exchange), "agreements"; after the block also
-        "guarantee_held" and "parameters_equal"."""
+        "staleness_mean" and "staleness_max" (steps since the last exchange), "agreements", "spread" (the distance
+        of this rank's parameters from the mean of all ranks as a share of its length, when :meth:`averaged` or
+        :meth:`sync` was called last, else None); after the block also "guarantee_held" and "parameters_equal"."""
         if self._report is not None:
             return dict(self._report)
         self._vector_of_block()
@@ -393,34 +406,55 @@ class Scheme:
             return dict(self._trainer.report())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what the scheme has besides the model and the optimizer, at an exchange.
+        """Returns what the scheme has on this rank besides the model and the optimizer.
 
-        Only of schemes that have nothing on a rank but its parameters: ``sync``, ``local-sgd``, and DiLoCo with
-        an outer optimizer. Raises PleachUnsupported with others: end the block, save the model, and attach
-        anew. Raises PleachSchemeError between two exchanges, where ranks have different parameters.
+        ``sync``, ``local-sgd``, and DiLoCo with an outer optimizer have nothing on a rank but its parameters: the
+        state is the same on all ranks, and may be loaded on another number of ranks. With other schemes all ranks
+        call it after the same number of steps and wait for each other here, and each keeps its own state, which
+        has the parameters in it.
+
+        Raises PleachUnsupported with ``bap``, ``asp``, ``eager`` and ``bidmach``, which have no place where all
+        ranks are at rest: end the block, save the model, and attach anew. Raises PleachSchemeError with a state that
+        is the same on all ranks between two exchanges, where ranks have different parameters.
         """
         self._vector_of_block()
         text = self._facts["text"]
-        keeps_errors = "compress=f8" in text
-        if self._facts["name"] not in ("sync", "local-sgd") or keeps_errors:
+        state: dict[str, Any] = {"scheme": text, "steps": self._steps_before + self._steps, "outer": None}
+        if not self._has_state_of_rank():
+            with translating():
+                alone = self._trainer.steps_alone
+            if alone > 0:
+                raise PleachSchemeError(
+                    f"this rank has made {alone} steps since the last exchange of {text}; save right after an exchange"
+                )
+            if self._outer is not None:
+                state["outer"] = self._outer.state_dict()
+            return state
+        if not self._facts["keeps_state"]:
             raise PleachUnsupported(
-                f"{text} has state in the driver, which cannot be saved yet; end the block, save the model and "
-                "attach anew"
+                f"{text} has no place where all ranks are at rest, so it keeps no state; end the block, save the model "
+                "and attach anew"
             )
+        assert self._group is not None
+        self._vector.check()
         with translating():
-            alone = self._trainer.steps_alone
-        if alone > 0:
-            raise PleachSchemeError(
-                f"this rank has made {alone} steps since the last exchange of {text}; save right after an exchange"
-            )
-        outer = None if self._outer is None else self._outer.state_dict()
-        return {"scheme": text, "steps": self._steps_before + self._steps, "outer": outer}
+            own = self._trainer.state()
+        # Tensors may be in a file that is loaded with weights_only.
+        state["rank"] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+        state["place"] = [self._group.rank, self._group.world_size]
+        return state
+
+    def _has_state_of_rank(self) -> bool:
+        """Whether a rank has more than its parameters, which the model keeps."""
+        return self._facts["name"] not in ("sync", "local-sgd") or "compress=f8" in self._facts["text"]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a saved state; all ranks call it, before the first step of the block. The model and the
-        optimizer load their own. The number of ranks may be another one.
+        optimizer load their own before. A state of one rank is for that rank, of as many ranks, and its parameters
+        take the place of the model's.
 
-        Raises PleachSchemeError for the state of another scheme, and after the first step.
+        Raises PleachSchemeError for the state of another scheme, rank or number of ranks, for one that was changed,
+        and after the first step.
         """
         self._vector_of_block()
         if state.get("scheme") != self._facts["text"] or (state.get("outer") is None) != (self._outer is None):
@@ -428,6 +462,8 @@ class Scheme:
             raise PleachSchemeError(f"the state is of {state.get('scheme')!r}, not of {text!r}; attach that scheme")
         if self._steps > 0:
             raise PleachSchemeError(f"{self._steps} steps were made already; load the state before the first one")
+        if self._has_state_of_rank():
+            return self._load_state_of_rank(state)
         self._steps_before = int(state["steps"])
         if self._warmup > 0:
             self._warmup = max(0, self._warmup - self._steps_before)
@@ -440,6 +476,21 @@ class Scheme:
         if self._outer is not None:
             self._outer.load_state_dict(state["outer"])
             self._anchor.copy_(self._vector.flat)
+
+    def _load_state_of_rank(self, state: dict[str, Any]) -> None:
+        assert self._group is not None
+        own = [self._group.rank, self._group.world_size]
+        place = list(state.get("place", []))
+        if place != own or not isinstance(state.get("rank"), torch.Tensor):
+            saved = "of rank {} of {}".format(*place) if len(place) == 2 else "of no rank"
+            raise PleachSchemeError(
+                f"the state is {saved}, and this is rank {own[0]} of {own[1]}; each rank loads its own, of as many ranks"
+            )
+        self._vector.move_out()
+        with translating():
+            self._trainer.finish()
+            self._begin(self._facts["text"], state["rank"].numpy().tobytes())
+        self._steps_before = int(state["steps"])
 
     def _vector_of_block(self) -> ParameterVector:
         if self._vector is None:

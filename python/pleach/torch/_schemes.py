@@ -21,7 +21,8 @@ class Synchronous(Scheme):
     """Gradients are averaged in each step. ``sync`` of the command line.
 
     bucket: bytes of a bucket, as "1M". overlap: buckets are averaged while the backward pass computes others; then
-    a step has one backward pass. The other arguments are those of :func:`attach`.
+    a step has one backward pass. compress: how gradients travel, "none", "bf16" or "f8". The other arguments are those
+    of :func:`attach`.
     """
 
     def __init__(
@@ -31,15 +32,17 @@ class Synchronous(Scheme):
         *,
         bucket: str | int = "1M",
         overlap: bool = False,
+        compress: str = "none",
         **options: Any,
     ) -> None:
-        super().__init__(_text("sync", bucket=bucket), model, optimizer, **options)
+        super().__init__(_text("sync", bucket=bucket, compress=compress), model, optimizer, **options)
         self._overlaps = overlap
 
 
 class LocalSGD(Scheme):
     """Each rank makes ``every`` steps by itself, then parameters are averaged. Gradients are averaged in the first
-    ``warmup_steps``, as in post-local SGD. The other arguments are those of :func:`attach`."""
+    ``warmup_steps``, as in post-local SGD. compress: how changes travel, "none", "bf16" or "f8". The other arguments
+    are those of :func:`attach`."""
 
     def __init__(
         self,
@@ -48,17 +51,21 @@ class LocalSGD(Scheme):
         *,
         every: int = 8,
         warmup_steps: int = 0,
+        compress: str = "none",
         **options: Any,
     ) -> None:
-        super().__init__(_text("local-sgd", every=every, warmup=warmup_steps), model, optimizer, **options)
+        text = _text("local-sgd", every=every, warmup=warmup_steps, compress=compress)
+        super().__init__(text, model, optimizer, **options)
 
 
 class DiLoCo(Scheme):
     """An outer optimizer takes a step by what ``every`` local steps have changed in the mean of all ranks.
 
     outer_lr, outer_momentum: of the built-in outer optimizer, SGD with Nesterov momentum; 0.7 and 0.9. outer_optimizer:
-    another one in its place, made of the model's parameters; each rank makes its step on the same numbers. The other
-    arguments are those of :func:`attach`.
+    another one in its place, made of the model's parameters; each rank makes its step on the same numbers. fragments:
+    parts of the parameters that are exchanged in turn, each ``delay`` steps before its outer step, after which a rank
+    keeps the share ``mix`` of its own parameters (streaming DiLoCo). compress: how changes travel, "none", "bf16" or
+    "f8". These four are of the built-in outer optimizer. The other arguments are those of :func:`attach`.
     """
 
     def __init__(
@@ -70,11 +77,20 @@ class DiLoCo(Scheme):
         outer_lr: float | None = None,
         outer_momentum: float | None = None,
         outer_optimizer: torch.optim.Optimizer | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        mix: float = 0.0,
+        compress: str = "none",
         **options: Any,
     ) -> None:
+        streams = {"fragments": fragments, "delay": delay, "mix": mix, "compress": compress}
         if outer_optimizer is None:
             lr, momentum = 0.7 if outer_lr is None else outer_lr, 0.9 if outer_momentum is None else outer_momentum
-            text = _text("diloco", every=every, outer_lr=lr, outer_momentum=momentum)
+            text = _text("diloco", every=every, outer_lr=lr, outer_momentum=momentum, **streams)
+        elif streams != {"fragments": 1, "delay": 0, "mix": 0.0, "compress": "none"}:
+            raise PleachSchemeError(
+                "fragments, delay, mix and compress are of the built-in outer optimizer; leave outer_optimizer away"
+            )
         elif outer_lr is None and outer_momentum is None:
             text = _text("local-sgd", every=every)
         else:
@@ -125,7 +141,8 @@ class Downpour(Scheme):
 
 class Gossip(Scheme):
     """Ranks mix their parameters with those of single peers. direction: "pull", "push" or "push-sum". peer: "uniform",
-    "butterfly" or "ring". The other arguments are those of :func:`attach`."""
+    "butterfly" or "ring". reads: "consistent", or "torn" for elements of several versions, with "pull". The other
+    arguments are those of :func:`attach`."""
 
     def __init__(
         self,
@@ -135,9 +152,11 @@ class Gossip(Scheme):
         direction: str = "pull",
         every: int = 1,
         peer: str = "uniform",
+        reads: str = "consistent",
         **options: Any,
     ) -> None:
-        super().__init__(_text("gossip", direction=direction, every=every, peer=peer), model, optimizer, **options)
+        text = _text("gossip", direction=direction, every=every, peer=peer, reads=reads)
+        super().__init__(text, model, optimizer, **options)
 
 
 class BoundedStaleness(Scheme):
@@ -148,6 +167,75 @@ class BoundedStaleness(Scheme):
         self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, staleness: int = 3, **options: Any
     ) -> None:
         super().__init__(_text("ssp", staleness=staleness), model, optimizer, **options)
+
+
+class DynamicStaleness(Scheme):
+    """Bounded staleness whose bound is chosen at run time from ``low`` to ``high`` steps. ``dssp`` of the command line.
+    The other arguments are those of :func:`attach`."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, low: int = 3, high: int = 15, **options: Any
+    ) -> None:
+        super().__init__(_text("dssp", low=low, high=high), model, optimizer, **options)
+
+
+class BoundedVersions(Scheme):
+    """No update is computed at a copy that lacks more than ``distance`` updates of other ranks. ``bap`` of the command
+    line. The other arguments are those of :func:`attach`."""
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, distance: int = 32, **options: Any
+    ) -> None:
+        super().__init__(_text("bap", distance=distance), model, optimizer, **options)
+
+
+class Asynchronous(Scheme):
+    """Ranks add what their steps change to a table, and none waits for another. ``asp`` of the command line. The other
+    arguments are those of :func:`attach`."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+        super().__init__("asp", model, optimizer, **options)
+
+
+class EagerSGD(Scheme):
+    """Gradients are averaged in rounds of a partial all-reduce, which do not wait for late ranks, and parameters every
+    ``every`` steps. activation: when a round opens, as "majority", "solo" or "quorum:3". late: what becomes of late
+    gradients, "carry", "drop" or "correct". divisor: by what sums are divided, "world" or "contributors". The other
+    arguments are those of :func:`attach`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        activation: str = "majority",
+        late: str = "carry",
+        divisor: str = "world",
+        every: int = 100,
+        **options: Any,
+    ) -> None:
+        text = _text("eager", activation=activation, late=late, divisor=divisor, every=every)
+        super().__init__(text, model, optimizer, **options)
+
+
+class GridAveraging(Scheme):
+    """Every ``every`` steps parameters are mixed, by the share ``rate``, with their average over the ranks of a line of a
+    grid of ``dimensions`` dimensions, which take turns. threshold: the share of a line that opens a round. ``bidmach``
+    of the command line. The other arguments are those of :func:`attach`."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 1,
+        rate: float = 0.3,
+        dimensions: int = 2,
+        threshold: float = 1.0,
+        **options: Any,
+    ) -> None:
+        text = _text("bidmach", every=every, rate=rate, dimensions=dimensions, threshold=threshold)
+        super().__init__(text, model, optimizer, **options)
 
 
 class ElasticBSP(Scheme):

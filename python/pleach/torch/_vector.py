@@ -6,10 +6,12 @@ is a view of its place in the vector. A program may break that; :meth:`Parameter
 
 from __future__ import annotations
 
+import operator
 from typing import Any, NamedTuple
 
 import torch
 
+from ._attachable import expect_parameters
 from ._buffers import over
 from ._errors import PleachSchemeError, PleachUnsupported
 
@@ -24,6 +26,11 @@ class Place(NamedTuple):
     begin: int
     #: Of the view and of the gradient's view.
     addresses: tuple[int, int]
+
+
+def _is_plain(gradient: Any) -> bool:
+    """Whether there is a gradient that has all its elements."""
+    return gradient is not None and not gradient.is_sparse
 
 
 class ParameterVector:
@@ -41,6 +48,12 @@ class ParameterVector:
             view, own = (flat.as_strided(parameter.shape, strides, begin) for flat in (self.flat, flat_gradient))
             self.places.append(Place(name, parameter, view, own, begin, (view.data_ptr(), own.data_ptr())))
             begin += parameter.numel()
+        # What each step looks at, in lists: a loop over places would take most of a step of a small
+        # model.
+        self._parameters = [place.parameter for place in self.places]
+        self._addresses = [place.addresses[0] for place in self.places]
+        self._gradients = [place.gradient for place in self.places]
+        self._identities = [id(parameter) for parameter in self._parameters]
 
     def move_in(self) -> None:
         """Makes each parameter a view of its place, with the values that it has."""
@@ -81,6 +94,18 @@ class ParameterVector:
                     kind="argument",
                 )
 
+    def check_addresses(self) -> None:
+        """As :meth:`check`, but for a parameter that became a part of itself: that is found at the end."""
+        if [parameter.data_ptr() for parameter in self._parameters] != self._addresses:
+            self.check()
+
+    def expect_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer has the parameters of these places and no others."""
+        own = [identity for group in optimizer.param_groups for identity in map(id, group["params"])]
+        # The optimizer may have them in another order.
+        if own != self._identities:
+            expect_parameters(optimizer, [(place.name, place.parameter) for place in self.places])
+
     def take_gradient(self, place: Place) -> None:
         """Makes the gradient of a parameter a view of its place; zeros where there is none."""
         gradient = place.parameter.grad
@@ -99,7 +124,17 @@ class ParameterVector:
 
     def take_gradients(self) -> None:
         """Takes all gradients that are not in their places yet."""
+        gradients = [parameter.grad for parameter in self._parameters]
+        # The views that this has stored before, as with ``zero_grad(set_to_none=False)``.
+        if all(map(operator.is_, gradients, self._gradients)):
+            return
         with torch.no_grad():
+            if all(map(_is_plain, gradients)):
+                # One call for all that a backward pass has made anew.
+                torch._foreach_copy_(self._gradients, gradients)
+                for parameter, gradient in zip(self._parameters, self._gradients):
+                    parameter.grad = gradient
+                return
             for place in self.places:
                 self.take_gradient(place)
 

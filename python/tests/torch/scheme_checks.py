@@ -42,6 +42,17 @@ CLASSES = [
     lambda *of: pt.BoundedStaleness(*of, staleness=2),
     lambda *of: pt.ElasticBSP(*of, lookahead=8),
     lambda *of: pt.attach("bsp", *of),
+    lambda *of: pt.Synchronous(*of, compress="f8"),
+    lambda *of: pt.LocalSGD(*of, every=4, compress="bf16"),
+    lambda *of: pt.DiLoCo(*of, every=5, outer_momentum=0.5, fragments=2, delay=1, mix=0.2),
+    lambda *of: pt.Gossip(*of, reads="torn"),
+    lambda *of: pt.DynamicStaleness(*of, low=1, high=4),
+    lambda *of: pt.BoundedVersions(*of, distance=9),
+    lambda *of: pt.Asynchronous(*of),
+    lambda *of: pt.EagerSGD(*of, activation="quorum:2", late="correct", every=10),
+    lambda *of: pt.EagerSGD(*of, activation="all", every=7),
+    lambda *of: pt.GridAveraging(*of, threshold=0.5),
+    lambda *of: pt.GridAveraging(*of, every=2, rate=0.5, dimensions=1),
 ]
 
 
@@ -123,6 +134,19 @@ class Checks:
             assert len({one.untyped_storage().data_ptr() for one in model.parameters()}) == 4, "memory of their own"
             assert "step" not in optimizer.__dict__
             train(model, optimizer, batches(self.rank, 1))
+
+    def check_every_scheme_that_there_is_may_be_attached(self):
+        texts = pleach._native.schemes()
+        names = [text.partition(":")[0] for text in texts]
+        assert len(set(names)) == len(texts) >= 15 and {"dssp", "bap", "asp", "eager", "bidmach"} <= set(names), texts
+        for text in texts:
+            model = model_of(self.rank)
+            optimizer = sgd(model, lr=0.002)
+            with pt.attach(text, model, optimizer) as scheme:
+                train(model, optimizer, batches(self.rank, 12))
+            self.expect_equal(model, text)
+            report = scheme.report()
+            assert report["guarantee_held"] and report["parameters_equal"] and report["steps"] == 12, report
 
     def check_relations_between_schemes(self):
         momentum = {"lr": 0.02, "momentum": 0.9, "nesterov": True}
@@ -230,6 +254,8 @@ class Checks:
                     found = torch.cat([mean.reshape(-1) for mean in means.values()])
                     torch.testing.assert_close(found, expected)
                     assert torch.equal(flat(model), own), "the training goes on as it was"
+                spread = scheme.report()["spread"]
+                assert spread >= 0 and (spread < 1e-6) == (text == "sync"), (text, spread)
                 if "push-sum" in text:
                     assert "use averaged()" in str(refused(pt.PleachSchemeError, scheme.sync))
                 else:
@@ -243,6 +269,14 @@ class Checks:
             train(model, optimizer, batches(self.rank, 1))  # a barrier follows the first step
             assert torch.equal(scheme.averaged()["1.bias"], model[1].bias)
             assert "barriers alone" in str(refused(pt.PleachSchemeError, scheme.sync))
+        model = model_of(0)
+        optimizer = sgd(model)
+
+        def mean_with_bap():
+            with pt.BoundedVersions(model, optimizer) as scheme:
+                scheme.averaged()
+
+        assert "wait for each other's copies" in str(refused(pt.PleachError, mean_with_bap))
 
     def check_a_saved_state_goes_on_bit_for_bit(self):
         def outer(model, optimizer):
@@ -271,8 +305,56 @@ class Checks:
             assert "attach that scheme" in str(refused(pt.PleachSchemeError, lambda: scheme.load_state_dict({"scheme": "sync", "outer": None})))
             train(model, optimizer, batches(self.rank, 3))
             assert "has made 3 steps" in str(refused(pt.PleachSchemeError, scheme.state_dict))
-        with pt.Gossip(model, optimizer) as scheme:
-            assert "cannot be saved yet" in str(refused(pt.PleachUnsupported, scheme.state_dict))
+        with pt.Asynchronous(model, optimizer) as scheme:
+            assert "keeps no state" in str(refused(pt.PleachUnsupported, scheme.state_dict))
+
+    def check_each_scheme_that_keeps_a_state_goes_on_from_it(self):
+        #: By which a training that goes on ends with the bits of one that was never left.
+        repeated = {
+            "diloco:every=4", "diloco:every=6,fragments=3,delay=2,mix=0.5", "sync:compress=f8", "local-sgd:every=3,compress=f8",
+            "easgd:every=3,mode=sync", "eamsgd:every=2,mode=round-robin,momentum=0.5", "gossip:direction=push,peer=ring",
+            "gossip:direction=push-sum,peer=ring", "bsp", "elastic-bsp:lookahead=1",
+        }
+        others = {"gossip", "gossip:direction=push", "easgd:every=3", "downpour:every=3", "ssp:staleness=2", "dssp:low=1,high=4"}
+        for text in sorted(repeated | others):
+            whole = list(batches(self.rank, 20))
+            model = model_of(1)
+            optimizer = sgd(model, lr=0.002)
+            with pt.attach(text, model, optimizer) as scheme:
+                train(model, optimizer, whole[:11])
+                saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), scheme.state_dict()))
+                train(model, optimizer, whole[11:])
+            expected = flat(model)
+            model = model_of(2)
+            optimizer = sgd(model, lr=0.002)
+            with pt.attach(text, model, optimizer) as scheme:
+                model.load_state_dict(saved[0])
+                optimizer.load_state_dict(saved[1])
+                assert "each rank loads its own" in str(
+                    refused(pt.PleachSchemeError, lambda: scheme.load_state_dict({**saved[2], "place": [self.rank, self.size + 1]}))
+                )
+                scheme.load_state_dict(saved[2])
+                train(model, optimizer, whole[11:])
+            report = scheme.report()
+            assert report["guarantee_held"] and report["parameters_equal"], (text, report)
+            if text in repeated:
+                assert torch.equal(flat(model), expected), text
+        # Of a text that was changed all ranks hear.
+        model = model_of(0)
+        optimizer = sgd(model)
+        with pt.attach("gossip", model, optimizer) as scheme:
+            train(model, optimizer, batches(self.rank, 3))
+            state = scheme.state_dict()
+        def go_on():
+            with pt.attach("gossip", model, optimizer) as scheme:
+                cut = state if self.rank != 1 else {**state, "rank": state["rank"][:-3]}
+                scheme.load_state_dict(cut)
+
+        if self.rank == 1:
+            assert "no state of a rank" in str(refused(pt.PleachError, go_on))
+        else:
+            error = refused(pt.PleachError, go_on)
+            assert error.rank == 1, error
 
     def check_refusals_at_construction(self):
         model = model_of(0)
@@ -291,6 +373,11 @@ class Checks:
         expect("never exchange all together", lambda: pt.Gossip(model, optimizer, optimizer_state="average"))
         expect("make the same steps", lambda: pt.Synchronous(model, optimizer, optimizer_state="reset"))
         expect("new copies whenever", lambda: pt.BoundedStaleness(model, optimizer, optimizer_state="reset"))
+        expect("exchange gradients in each step", lambda: pt.EagerSGD(model, optimizer, optimizer_state="reset"))
+        expect("never exchange all together", lambda: pt.GridAveraging(model, optimizer, optimizer_state="average"))
+        expect("of the built-in outer optimizer", lambda: pt.DiLoCo(model, optimizer, fragments=2, outer_optimizer=sgd(model)))
+        expect("with direction=pull", lambda: pt.Gossip(model, optimizer, direction="push", reads="torn"))
+        expect("give distance at least 3", lambda: pt.BoundedVersions(model, optimizer, distance=1))
         expect("there are average, local", lambda: pt.Gossip(model, optimizer, buffers="sum"))
         expect("there are keep, reset, average", lambda: pt.Gossip(model, optimizer, optimizer_state="drop"))
         expect("give them to outer_optimizer", lambda: pt.DiLoCo(model, optimizer, outer_lr=1, outer_optimizer=sgd(model)))

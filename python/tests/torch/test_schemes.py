@@ -11,6 +11,7 @@ from test_torch import check, torchrun  # noqa: E402
 STARTS = [
     [
         "each_class_trains_to_equal_parameters",
+        "every_scheme_that_there_is_may_be_attached",
         "relations_between_schemes",
         "synchronous_is_ddp",
         "the_group_may_be_one_of_numpy_programs",
@@ -19,6 +20,7 @@ STARTS = [
         "means_under_way",
         "a_saved_state_goes_on_bit_for_bit",
     ],
+    ["each_scheme_that_keeps_a_state_goes_on_from_it"],
     [
         "refusals_at_construction",
         "what_must_not_be_changed_under_a_scheme",
