@@ -99,6 +99,6 @@ impl Group {
     /// letters, digits and underscores, and is none of the group's own; `help` is one line.
     #[must_use]
     pub fn metric(&self, name: &'static str, kind: MetricKind, help: &'static str) -> Metric {
-        self.shared.driver.observed.observations().program().metric(name, kind, help)
+        self.shared.driver.observations().program().metric(name, kind, help)
     }
 }
