@@ -68,8 +68,9 @@ const ANNOUNCEMENT: u8 = 0xA7;
 
 /// First byte of a message that is answered, with `!` in its place.
 pub(crate) const QUESTION: u8 = b'?';
-/// Has an [`Inbox`] pass on what follows the next byte, which is the rank to pass it to.
-pub(crate) const PASS_ON: u8 = b'>';
+/// Has an [`Inbox`] pass on what follows the next byte, which is the rank to pass it to. Other
+/// messages do not begin with it.
+pub(crate) const PASS_ON: u8 = 0xA8;
 
 /// How the devices of a backend are made. To instantiate the suite implement this and name it in
 /// `main.rs`.
