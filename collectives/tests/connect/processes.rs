@@ -152,9 +152,9 @@ fn joins_of_both_kinds() {
 }
 
 #[test]
-#[ignore = "256 processes, by hand"]
-fn two_hundred_and_fifty_six_processes_join_and_add() {
-    join(256, "tcp", "use");
+#[ignore = "128 processes, by hand"]
+fn a_hundred_and_twenty_eight_processes_join_and_add() {
+    join(128, "tcp", "use");
 }
 
 fn a_killed_process_is_known_everywhere(fabric: &str) {
