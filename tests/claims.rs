@@ -1,11 +1,11 @@
 //! Claims of papers, in the form that takes a moment: those experiments of `cargo bench --bench
-//! training` that plan, or train for few steps.
+//! training` that plan, or train for few steps, and the page on which all of them stand.
 
 #[path = "../benches/training/claims/mod.rs"]
 mod claims;
 
 use claims::images::Data;
-use claims::{Claim, Material, Verdict, barriers, blink, das, quality, zhang};
+use claims::{Claim, EXPERIMENTS, Material, Verdict, barriers, blink, das, quality, zhang};
 
 /// One seed, and the digits alone.
 fn material() -> Material {
@@ -47,4 +47,13 @@ fn an_experiment_without_its_images_says_so() {
     let claim = found(zhang::beside_downpour);
     let Verdict::NotMeasured { because } = &claim.verdict else { panic!("{}", claim.text()) };
     assert_eq!(because, "the short form needs none");
+}
+
+#[test]
+fn the_page_has_a_row_for_each_experiment() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/training.md"));
+    let page = page.expect("the page is there");
+    for (name, _) in EXPERIMENTS {
+        assert!(page.contains(&format!("| {name} | ")), "run cargo bench --bench training: no row {name}");
+    }
 }

@@ -166,7 +166,11 @@ pub(crate) fn credits(material: &Material) -> Result<Claim, String> {
         experiment: "as for waiting: `dssp:low=3,high=15` beside `ssp:staleness=3`".to_owned(),
         acceptance: "≤ that of `ssp` at the low bound + 2 points",
         found: format!("{most:+.1} points at most"),
-        verdict: Verdict::of(most <= 2.0, "credits let quick ranks go on for steps that they wait for later"),
+        verdict: Verdict::of(
+            most <= 2.0,
+            "a new copy costs up to a step whenever it is asked for (see steps/s), and that hides what credits save; \
+             steady ranks of different speed wait more",
+        ),
         table,
     })
 }

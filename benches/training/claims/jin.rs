@@ -90,8 +90,8 @@ pub(crate) fn crossing(material: &Material) -> Result<Claim, String> {
         found: found.join("; "),
         verdict: Verdict::of(
             holds,
-            "where the crossing lies depends on how much computing times vary: waiting for the slowest rank costs more \
-             with more ranks, and averaging noise away brings more",
+            "where ranks are many, synchronous ones take the largest η that is offered and may bear a larger one; where \
+             computing times vary much, waiting for the slowest costs more than averaging noise away brings",
         ),
         table,
     })

@@ -63,8 +63,10 @@ fn trainings(material: &Material, steps: impl Fn(&Data) -> u64) -> (Vec<Training
 struct Ranks {
     count: u32,
     times: &'static str,
-    rate_falls: bool,
     most: f64,
+    /// Learning rates of which each scheme takes the best, and which fall by a cosine; none for the
+    /// usual one, which stays.
+    rates: &'static [f32],
 }
 
 /// How much accuracy schemes lose beside `sync`, of which the first counts: rows of a table, these
@@ -80,13 +82,23 @@ fn losses(
     let (mut found, mut holds) = (Vec::new(), true);
     for (data, steps) in sets {
         let world = world(ranks.count, ranks.times, steps, material.seeds[0])?;
-        let world = World { rate_falls: ranks.rate_falls, ..world };
-        let synchronous = points(&world.train_all(data, "sync", &material.seeds)?);
-        let _ = writeln!(table, "| {} | `sync` | {steps} | {synchronous:.2} % | |", data.name);
+        let world = World { rate_falls: !ranks.rates.is_empty(), ..world };
+        let accuracy = |text: &str| -> Result<(f64, String), String> {
+            if ranks.rates.is_empty() {
+                return Ok((points(&world.train_all(data, text, &material.seeds)?), String::new()));
+            }
+            let learning_rate = world.best_rate(data, text, ranks.rates)?;
+            let world = World { learning_rate, ..world };
+            let trained = world.train_all(data, text, &material.seeds)?;
+            Ok((points(&trained), format!(", η = {learning_rate}")))
+        };
+        let (synchronous, rate) = accuracy("sync")?;
+        let _ = writeln!(table, "| {} | `sync`{rate} | {steps} | {synchronous:.2} % | |", data.name);
         for text in texts {
-            let accuracy = points(&world.train_all(data, text, &material.seeds)?);
+            let (accuracy, rate) = accuracy(text)?;
             let lost = synchronous - accuracy;
-            let _ = writeln!(table, "| {} | `{text}` | {steps} | {accuracy:.2} % | {lost:.2} |", data.name);
+            let _ =
+                writeln!(table, "| {} | `{text}`{rate} | {steps} | {accuracy:.2} % | {lost:.2} |", data.name);
             if *text == texts[0] {
                 holds &= lost <= ranks.most;
             }
@@ -104,7 +116,7 @@ fn losses_head() -> String {
 /// BIDMach's grid.
 pub(crate) fn grid_keeps_quality(material: &Material) -> Result<Claim, String> {
     let epochs = |data: &Data| data.steps(if data.name == "MNIST" { 10 } else { 30 }, 16);
-    let ranks = Ranks { count: 16, times: "10ms,cv=0.1", rate_falls: false, most: POINTS };
+    let ranks = Ranks { count: 16, times: "10ms,cv=0.1", most: POINTS, rates: &[] };
     let (rows, found, holds) = losses(material, &["bidmach", "bidmach:threshold=0.75"], &ranks, epochs)?;
     Ok(Claim {
         name: PENG,
@@ -151,23 +163,22 @@ pub(crate) fn outer_steps_save_bytes(material: &Material) -> Result<Claim, Strin
 /// Accuracy of DiLoCo.
 pub(crate) fn outer_steps_keep_quality(material: &Material) -> Result<Claim, String> {
     let texts = ["diloco", "diloco:outer-momentum=0.5", "local-sgd:every=50"];
-    let (mut rows, mut found, mut holds) = (String::new(), Vec::new(), true);
-    for (which, rate_falls) in [("η falls by a cosine, as in the paper", true), ("η stays", false)] {
-        let ranks = Ranks { count: 8, times: "10ms,cv=0.1", rate_falls, most: POINTS };
-        let (more, said, is_near) = losses(material, &texts, &ranks, |_| OUTER_STEPS * EVERY)?;
-        let _ = write!(rows, "| *{which}* | | | | |\n{more}");
-        found.push(format!("{which}: {said}"));
-        // The claim is about the paper's training.
-        holds &= is_near || !rate_falls;
-    }
+    let ranks = Ranks { count: 8, times: "10ms,cv=0.1", most: POINTS, rates: &[0.01, 0.03, 0.1] };
+    let (rows, found, holds) = losses(material, &texts, &ranks, |_| OUTER_STEPS * EVERY)?;
     Ok(Claim {
         name: DILOCO,
         claim: "quality at H times fewer bytes",
-        experiment: "8 ranks, every = 50, η = 0.1, momentum 0.9, 300 steps on digits and 600 on MNIST"
-            .to_owned(),
+        experiment: format!(
+            "8 ranks, every = 50, {} steps, momentum 0.9, best η of three, which falls by a cosine",
+            OUTER_STEPS * EVERY
+        ),
         acceptance: "within 0.5 points of `sync`",
-        found: found.join("; "),
-        verdict: Verdict::of(holds, "ranks drift apart in 50 steps on images drawn from all"),
+        found,
+        verdict: Verdict::of(
+            holds,
+            "an outer momentum of 0.9 makes ten steps of one, and this network learns most of what it learns within one \
+             period: with 0.5, or with plain averages, at most 0.3 points are lost; the paper trains a large model for hundreds of periods",
+        ),
         table: losses_head() + &rows,
     })
 }
@@ -179,7 +190,7 @@ pub(crate) fn majority_keeps_accuracy(material: &Material) -> Result<Claim, Stri
     for (which, times) in
         [("the same ranks are slow", "50ms,cv=0,spread=7"), ("each rank is slow at times", "225ms,cv=0.45")]
     {
-        let ranks = Ranks { count: 8, times, rate_falls: false, most: EAGER_POINTS };
+        let ranks = Ranks { count: 8, times, most: EAGER_POINTS, rates: &[] };
         let (more, said, holds) = losses(material, &texts, &ranks, eager_steps)?;
         let _ = write!(rows, "| *{which}* | | | | |\n{more}");
         found.push(format!("{which}: {said}"));

@@ -272,20 +272,25 @@ impl BoundedStaleness {
         self.answer(actions);
     }
 
-    /// Answers the ranks that ask for no more than the shard holds.
+    /// Answers the ranks that ask for no more than the shard holds, in the order of the questions.
     fn answer(&mut self, actions: &mut Actions) {
         let held = self.measure();
-        let (ready, later): (Vec<_>, Vec<_>) = self.asked.drain(..).partition(|(_, needed)| *needed <= held);
-        self.asked = later;
-        if !ready.is_empty() && std::mem::take(&mut self.is_changed) {
+        let is_any_ready = self.asked.iter().any(|(_, needed)| *needed <= held);
+        if is_any_ready && std::mem::take(&mut self.is_changed) {
             let with_pending = self.has_pending();
             actions.push(Action::Table(TableAction::Read { into: Vector::Centre, with_pending }));
             actions.push(Action::Publish { vector: Vector::Centre, word: held });
         }
-        for (rank, _) in ready {
-            self.known[rank as usize].others_answered = self.others(rank);
-            Word::Result(held).tell(rank, actions);
-        }
+        let mut asked = std::mem::take(&mut self.asked);
+        asked.retain(|&(rank, needed)| {
+            let is_ready = needed <= held;
+            if is_ready {
+                self.known[rank as usize].others_answered = self.others(rank);
+                Word::Result(held).tell(rank, actions);
+            }
+            !is_ready
+        });
+        self.asked = asked;
     }
 
     /// Asks all owners for so many clocks or versions, and waits.
