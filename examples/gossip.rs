@@ -45,7 +45,7 @@ fn main() -> Result<(), Failure> {
     assert!(worst < 1.5, "the models have not come together: {worst}");
     println!(
         "rank {rank} of {ranks} by {scheme}: within {worst:.3} of the minimum, waited {:.0} % of the time",
-        100.0 * trained.waiting.as_secs_f64() / trained.time.as_secs_f64()
+        100.0 * trained.progress.waiting.as_secs_f64() / trained.progress.time.as_secs_f64()
     );
     Ok(group.close()?)
 }

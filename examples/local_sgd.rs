@@ -48,7 +48,7 @@ fn main() -> Result<(), Failure> {
             "{ranks} ranks by {scheme}: the loss of rank 0 went from {:.3} to {last:.3}; the line is {slope:.2} x + {intercept:.2}, \
              after {} exchanges of all ranks",
             first.unwrap_or_default(),
-            trained.agreements
+            trained.progress.agreements
         );
     }
     Ok(group.close()?)

@@ -45,13 +45,13 @@ pub(crate) fn train(
         bar.inc(1);
     }
     bar.finish_and_clear();
-    let trained = trainer.finish().map_err(CommandError::failed)?;
+    let mut trained = trainer.finish().map_err(CommandError::failed)?;
     let (whole, are_equal) = hybrid.whole(&trained.parameters).map_err(failed)?;
     let mut parameters = group.buffer(whole.len()).map_err(CommandError::failed)?;
     parameters.copy_from_slice(&whole);
-    let bytes = trained.bytes + trained.steps * hybrid.activation_bytes();
+    trained.progress.bytes += trained.progress.steps * hybrid.activation_bytes();
     let parameters_equal = trained.parameters_equal && are_equal;
-    Ok(Trained { parameters, parameters_equal, bytes, ..trained })
+    Ok(Trained { parameters, parameters_equal, ..trained })
 }
 
 /// By which shards are trained.

@@ -94,7 +94,7 @@ fn train(group: &Group, groups: Option<u32>, steps: u64) -> Result<Rank, HybridE
     }
     let after = count(&hybrid);
     let trained = trainer.finish().expect("ends");
-    assert!(trained.guarantee_held && trained.parameters_equal && trained.steps == steps);
+    assert!(trained.guarantee_held && trained.parameters_equal && trained.progress.steps == steps);
     let (parameters, are_equal) = hybrid.whole(&trained.parameters)?;
     assert!(are_equal, "all ranks have one network");
     let sent = [after[0] - before[0], after[1] - before[1]];

@@ -352,7 +352,8 @@ fn ranks_that_train_bucket_by_bucket_end_with_the_bits_of_the_simulation() {
                 });
                 let simulated = simulate(text, &Settings { steps, ..world }).parameters;
                 for trained in all {
-                    let held = trained.guarantee_held && trained.parameters_equal && trained.steps == steps;
+                    let held =
+                        trained.guarantee_held && trained.parameters_equal && trained.progress.steps == steps;
                     assert!(held, "{text}, {fabric:?}, {steps}");
                     assert_eq!(trained.parameters[..], simulated, "{text}, {fabric:?}, {steps}");
                 }
