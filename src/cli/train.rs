@@ -480,7 +480,7 @@ mod tests {
             assert_eq!(scheme(options), scheme(&format!("--scheme {text}")), "{options}");
             assert_eq!(scheme(options).expect("is a scheme"), text);
         }
-        assert!(matches!(scheme("--partial quorum:2 --divisor none"), Err(CommandError::Usage(_))));
+        assert!(matches!(scheme("--partial quorum:2 --divisor none"), Err(CommandError::Typed(_))));
     }
 
     /// All ranks in one thread: each computes its share, then all get the average. In one step a
