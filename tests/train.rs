@@ -106,7 +106,7 @@ fn what_was_typed_wrongly_is_one_line_and_status_2() {
         (&["--simulate", "4", "--scheme", "hybrid"], "pleach train --scheme hybrid on ranks"),
         (&["--scheme", "hybrid:group=2"], "did you mean 'groups'?"),
         (&["--scheme", "hybrid:groups=0"], "give auto, or a number of groups"),
-        (&["--scheme", "hybrid", "--log", "x"], "no logs of hybrid"),
+        (&["--scheme", "hybrid", "--log", "x"], "hybrid keeps nothing"),
     ] {
         let output = train(arguments);
         let error = text(&output.stderr);

@@ -32,7 +32,7 @@ fn expect_sum(group: &Group, len: usize) {
 fn calls_connect_what_they_need(fabric: Fabric) {
     with_group(fabric, RANKS, |group| {
         let (rank, ranks) = (group.rank(), group.world_size());
-        let begun = group.connections();
+        let begun = group.info().connections;
         assert_eq!(begun, 8, "ranks are connected whose distance is 1, 2, 4 or 8");
         let ring = group.with_variant("ring".parse::<Algorithm>().expect("an algorithm"));
         expect_sum(&ring, 5_000);

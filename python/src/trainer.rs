@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 
 use pleach_collectives::Buffer;
-use pleach_training::checkpoint::RankState;
+use pleach_training::checkpoint::{CheckpointError, RankState};
 use pleach_training::{Layout, Progress, Scheme as RustScheme, TrainError, Trained, Trainer as RustTrainer};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -81,10 +81,12 @@ fn scheme_of(py: Python<'_>, text: &str) -> PyResult<RustScheme> {
     text.parse().map_err(|error: pleach_training::SchemeTextError| argument(py, error.to_string()))
 }
 
-/// The texts of all schemes, each with all keys at their usual values.
+/// The texts of all schemes that a trainer has, each with all keys at their usual values. That is
+/// all but ``hybrid``, which divides the layers of a network.
 #[pyfunction]
 pub(crate) fn schemes() -> Vec<String> {
-    RustScheme::ALL.iter().map(RustScheme::text_with_all_keys).collect()
+    let of_trainers = RustScheme::ALL.iter().filter(|scheme| !matches!(scheme, RustScheme::Hybrid { .. }));
+    of_trainers.map(RustScheme::text_with_all_keys).collect()
 }
 
 /// The facts of a scheme as a dictionary: ``text`` without usual values, ``name``, ``guarantee``,
@@ -123,6 +125,9 @@ fn exception(py: Python<'_>, group: &Inner, error: &TrainError) -> PyErr {
         }
         TrainError::Window(_) | TrainError::Partial(_) => error::named(py, "join", &text),
         TrainError::Policy(_) => error::named(py, "protocol", &text),
+        TrainError::Checkpoint(CheckpointError::Peer { rank, .. }) => {
+            error::about_rank(py, "argument", &text, *rank)
+        }
         _ => argument(py, text),
     }
 }
@@ -362,17 +367,22 @@ impl Trainer {
     /// the same number of steps, and wait for each other here. Raises ArgumentError for a scheme
     /// without ``keeps_state``.
     fn state<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        if !self.scheme.keeps_checkpoints() {
+            let text = "has no place where all ranks are at rest, so it keeps no state; end the training";
+            return Err(argument(py, format!("{} {text}", self.scheme)));
+        }
         let state = self.train(py, |trainer| trainer.rank_state(&[]))?;
         let bytes = state.encode().map_err(|error| argument(py, error))?;
         Ok(PyBytes::new(py, &bytes))
     }
 
     /// Goes on from the states of all ranks of a training by the same scheme; each rank gives its
-    /// own, before the first step and in place of setting parameters. Raises ArgumentError for
-    /// bytes that are no such state.
+    /// own, before the first step and in place of setting parameters. All ranks call it. Raises
+    /// ArgumentError on all of them if one gives bytes that are no such state; then the trainer is
+    /// of no use any more.
     fn restore(&self, py: Python<'_>, state: &[u8]) -> PyResult<()> {
-        let state = RankState::decode(state).map_err(|error| argument(py, format!("no state of a rank: {error}")))?;
-        self.train(py, |trainer| trainer.restore_rank(&state))
+        let state = RankState::decode(state).map_err(|error| format!("no state of a rank: {error}"));
+        self.train(py, |trainer| trainer.restore_rank(state))
     }
 
     /// How far this rank has come: a dictionary with scheme, guarantee, steps, time_s, waiting_s,

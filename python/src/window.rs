@@ -9,6 +9,7 @@ use pleach_collectives::{Arrival as RustArrival, CollectiveError, Window as Rust
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::calls::raised;
 use crate::error::{self, argument};
 use crate::group::{Group, Inner, limit};
 use crate::memory::Memory;
@@ -50,12 +51,17 @@ struct Taken {
 /// An error of making a window as an exception.
 fn exception(py: Python<'_>, group: &Inner, error: WindowError) -> PyErr {
     match error {
-        WindowError::Collective(error) => error::collective(py, group.info(), &error),
-        WindowError::Split(error) => error::split(py, group.info(), error),
+        WindowError::Collective(error) => {
+            raised().unwrap_or_else(|| error::collective(py, group.info(), &error))
+        }
+        WindowError::Split(error) => raised().unwrap_or_else(|| error::split(py, group.info(), error)),
         WindowError::Differs { rank, .. } => error::about_rank(py, "mismatch", &error.to_string(), rank),
         other => argument(py, other.to_string()),
     }
 }
+
+/// Longest name of an element type, in bytes.
+const NAME_BYTES: usize = 16;
 
 /// A word: up to 48 bytes, or a number that goes into the first 8 of them.
 fn word_of(word: Option<&Bound<'_, PyAny>>) -> PyResult<Word> {
@@ -79,8 +85,27 @@ impl Window {
     ) -> PyResult<Self> {
         let bytes = shape.iter().try_fold(element.bytes(), |len, length| len.checked_mul(*length));
         let Some(bytes) = bytes else { return Err(argument(py, "the shape is too large")) };
-        let made = py.detach(|| group.window::<u8>(bytes, slots));
+        let name = element.name();
+        let mut own = [0u8; NAME_BYTES];
+        own[..name.len()].copy_from_slice(name.as_bytes());
+        let mut all = vec![0u8; NAME_BYTES * group.world_size() as usize];
+        let made = py.detach(|| {
+            let window = group.window::<u8>(bytes, slots)?;
+            // The window compares lengths in bytes, and knows of no other elements.
+            group.all_gather(&own[..], &mut all)?;
+            Ok::<_, WindowError>(window)
+        });
         let raw = made.map_err(|error| exception(py, &inner, error))?;
+        let differs = (0..).zip(all.chunks_exact(NAME_BYTES)).find(|(_, theirs)| **theirs != own[..]);
+        if let Some((rank, theirs)) = differs {
+            let theirs = String::from_utf8_lossy(theirs);
+            let text = format!(
+                "rank {rank} asks for a window of {}, rank {} of {name}; ask for the same on all",
+                theirs.trim_end_matches('\0'),
+                group.rank()
+            );
+            return Err(error::about_rank(py, "mismatch", &text, rank));
+        }
         Ok(Self { raw: Mutex::new(Some(raw)), group: inner, shape, element, slots })
     }
 
@@ -96,7 +121,9 @@ impl Window {
             Err(TryLockError::WouldBlock) => Err(()),
         });
         match made {
-            Ok(Some(result)) => result.map_err(|error| error::collective(py, self.group.info(), &error)),
+            Ok(Some(result)) => result.map_err(|error| {
+                raised().unwrap_or_else(|| error::collective(py, self.group.info(), &error))
+            }),
             Ok(None) => Err(error::named(py, "closed", "the window is closed; make a new one")),
             Err(()) => {
                 Err(argument(py, "another thread is in a call of this window; make one call at a time"))

@@ -80,6 +80,24 @@ def test_a_window_that_is_aborted_ends_for_all_and_the_group_goes_on(ranks):
     assert all((status, out) == (0, "done\n") for status, out, _ in results), results
 
 
+def test_windows_of_other_elements_are_refused_on_all_ranks(ranks):
+    program = """
+        import numpy as np, pleach
+        with pleach.join() as group:
+            try:
+                # As many bytes.
+                group.window(*((6, "float32") if group.rank == 0 else (3, "float64")))
+            except pleach.MismatchError as error:
+                assert error.rank == 1 - group.rank, error
+                assert "float32" in str(error) and "float64" in str(error), error
+            assert group.all_reduce(np.ones(2)).tolist() == [2, 2]
+            print("done")
+    """
+    job = ranks(2, program)
+    results = [job.finish(rank, timeout=60) for rank in range(2)]
+    assert all((status, out) == (0, "done\n") for status, out, _ in results), results
+
+
 def test_mistakes_are_named():
     with pleach.join(rank=0, world_size=1) as group, group.window(4, "int32") as window:
         for call, text in [

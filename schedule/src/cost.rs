@@ -167,12 +167,11 @@ impl CostModel {
     pub const TCP: Self =
         Self { latency_s: 20e-6, message_s: 4e-6, bytes_per_s: 1.2e9, reduce_bytes_per_s: 4e9 };
 
-    /// The same links where `ranks` ranks take turns on each processor. A signal is seen after a turn
-    /// of all of them, and each of them has that part of the memory's speed.
+    /// The same links where `ranks` ranks take turns on each processor. A signal is seen after a
+    /// turn of all of them, and each of them has that part of the memory's speed.
     ///
-    /// The values are fitted to all-reduces of 4, 8, 16 and 32 ranks on two processors: a round takes
-    /// 2.5, 7, 22 and 58 us, and what grows with the messages of a rank 0.4 us for each rank of a
-    /// processor.
+    /// The values are fitted to all-reduces of 4, 8, 16 and 32 ranks on two processors: a round
+    /// takes 2.5, 7, 22 and 58 us, and each message of a rank 0.4 us for each rank of a processor.
     #[must_use]
     pub fn of_ranks_in_turn(self, ranks: u32) -> Self {
         const ROUND_S: f64 = 0.9e-6;

@@ -111,9 +111,9 @@ pub(crate) struct Arguments {
     /// without IP the address is loopback
     #[arg(long, value_name = "[IP:]PORT")]
     metrics: Option<MetricsAddress>,
-    /// Train by a scheme: sync, hybrid, local-sgd, diloco, gossip, easgd, eamsgd, downpour, ssp, bsp,
-    /// dssp, bap, asp, eager, bidmach or elastic-bsp, with keys as local-sgd:every=8; several times:
-    /// by each
+    /// Train by a scheme: sync, hybrid, local-sgd, diloco, gossip, easgd, eamsgd, downpour, ssp,
+    /// bsp, dssp, bap, asp, eager, bidmach or elastic-bsp, with keys as local-sgd:every=8; several
+    /// times: by each
     #[arg(long, value_name = "NAME[:KEY=VALUE,...]")]
     scheme: Vec<Scheme>,
     /// Simulate N ranks in virtual time, with real gradients

@@ -9,17 +9,17 @@ use super::{say, written};
 
 /// Fields that other files reach, of types that keep further fields to themselves: two owners of
 /// one invariant.
-const FIELDS_OF_HALF_OPEN_TYPES_MAX: usize = 120;
+const FIELDS_OF_HALF_OPEN_TYPES_MAX: usize = 127;
 
 /// Fields that other files reach, of types that have no others. Such a record has no invariant:
 /// its fields are its interface.
-const FIELDS_OF_RECORDS_MAX: usize = 591;
+const FIELDS_OF_RECORDS_MAX: usize = 637;
 
 /// `pub(super)`: the interfaces of types and modules towards their folder, and the fields above.
-const VISIBLE_IN_FOLDER_MAX: usize = 1_374;
+const VISIBLE_IN_FOLDER_MAX: usize = 1_382;
 
 /// Blocks of methods that stand in another file than their type.
-const IMPLS_ELSEWHERE_MAX: usize = 85;
+const IMPLS_ELSEWHERE_MAX: usize = 95;
 
 #[test]
 fn few_files_share_state() {

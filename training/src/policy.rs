@@ -56,8 +56,8 @@ pub enum Event {
     /// becomes ready once a step, before [`Event::Computed`].
     Ready(Bucket),
     /// The forward pass of a step that was asked for by [`Action::Begin`] comes to a bucket: it
-    /// waits for [`Action::Supply`], if that has not been. Each bucket is needed once a step, before
-    /// it is ready.
+    /// waits for [`Action::Supply`], if that has not been. Each bucket is needed once a step,
+    /// before it is ready.
     Needed(Bucket),
     /// One of the sums that [`Action::Total`] has asked for. All of them come before the operation
     /// is done.

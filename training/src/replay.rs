@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::layout::Layout;
 use crate::policy::{Action, Actions, Event, OperationId, Outcome, Policy};
-use crate::scheme::Scheme;
+use crate::scheme::{PIECE_BYTES, Scheme};
 use crate::state::State;
 
 /// Counts changes of the form of logs.
@@ -28,7 +28,7 @@ const FORMAT: u32 = 2;
 /// Most ranks of a training with a log: a policy has numbers for each rank.
 const RANKS_MAX: u32 = 1 << 14;
 
-/// Most buckets of a log: a policy has a number for each of them.
+/// Most buckets of a log, and pieces of them: a policy has a number for each of them.
 const BUCKETS_MAX: usize = 1 << 20;
 
 /// Why a log is not written, or not replayed.
@@ -345,7 +345,7 @@ impl Replay {
         }
         let parsed: Scheme = scheme.parse().map_err(|error| format!("{error}"))?;
         if let Scheme::Sync { bucket_bytes, .. } = parsed
-            && parameters / (bucket_bytes / size_of::<f32>()).max(1) > BUCKETS_MAX
+            && parameters / (bucket_bytes.min(PIECE_BYTES) / size_of::<f32>()).max(1) > BUCKETS_MAX
         {
             return Err(format!("{parameters} parameters in buckets of {bucket_bytes} bytes"));
         }

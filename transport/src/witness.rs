@@ -13,11 +13,11 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::sync::Mutex;
 
 use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use rustix::time::Timespec;
 
@@ -137,7 +137,13 @@ impl Witness {
         if started(place.process) != Some(place.started) {
             return None;
         }
-        let word = File::open(format!("/proc/{}/fd/{}", place.process, place.file)).ok()?;
+        // Whatever the peer has named there, to open it must not wait.
+        let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32;
+        let path = format!("/proc/{}/fd/{}", place.process, place.file);
+        let word = File::options().read(true).custom_flags(flags).open(path).ok()?;
+        if !word.metadata().ok()?.is_file() {
+            return None;
+        }
         let witness = Self { process, word };
         // Between the two looks the number could have come to be another process's.
         (!witness.has_ended()).then_some(witness)

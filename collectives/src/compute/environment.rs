@@ -82,7 +82,9 @@ mod register {
     pub(super) fn set(word: u32) {
         // SAFETY: no reserved bit is set, as the register itself or its default has had the word.
         // The compiler takes memory to be read and written here, so what is computed before and
-        // stored stays before, and what is loaded and computed after stays after.
+        // stored stays before, and what is loaded and computed after stays after. Rust code takes
+        // the register to have its default: the change goes towards that, and back to what the
+        // thread came with, and the data of a job pass through memory.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 }
@@ -100,7 +102,8 @@ mod register {
     pub(super) fn set(_: u32) {}
 }
 
-#[cfg(all(test, target_arch = "x86_64", not(miri), not(loom)))]
+#[cfg(all(target_arch = "x86_64", not(miri), not(loom)))]
+#[cfg(test)]
 mod tests {
     use half::bf16;
     use pleach_schedule::Algorithm;

@@ -229,8 +229,8 @@ impl Admission {
         Some(self.slots.len() as u8 - 1)
     }
 
-    /// Several ranks take turns on this rank's processor. A run then takes longer by as much without
-    /// any fault, and queries would take turns from the ranks that it waits for.
+    /// Several ranks take turns on this rank's processor. A run then takes longer by as much
+    /// without any fault, and queries would take turns from the ranks that it waits for.
     pub(super) fn share_processor(&mut self, ranks: u32) {
         self.query_after = (QUERY_AFTER * ranks).clamp(QUERY_AFTER, QUERY_INTERVAL_MAX);
     }

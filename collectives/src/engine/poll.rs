@@ -339,7 +339,11 @@ impl Engine {
                     self.context.scratch.announced(peer, slice);
                     self.map_for_fast_path(peer);
                 }
-                Message::Away { rank } => self.queries.has_left(rank),
+                Message::Away { rank } => {
+                    if rank < self.context.ranks && self.board.relays() {
+                        self.queries.has_left(rank);
+                    }
+                }
                 // The peer is in another call than this rank.
                 Message::Query { stream, record } => self.compare(peer, stream, &record, now),
                 Message::Answer { stream, comparison, record, completed, blocked_on } => {

@@ -1,9 +1,9 @@
 //! Queries: the peers that a run waits for, and their answers.
 //!
-//! A rank whose run makes no progress for [`QUERY_AFTER`], times the ranks of its processor, queries
-//! the peers that the run waits for: what are you doing in this run? Their status boards answer, so a peer that is in no call answers
-//! too. An answer tells that the peer is in another call, how far the peer is, and for whom the
-//! peer waits itself.
+//! A rank whose run makes no progress for [`QUERY_AFTER`], times the ranks of its processor,
+//! queries the peers that the run waits for: what are you doing in this run? Their status boards
+//! answer, so a peer that is in no call answers too. An answer tells that the peer is in another
+//! call, how far the peer is, and for whom the peer waits itself.
 //!
 //! **Invariant:** a peer has at most one unanswered query of this rank. So a peer that is stopped
 //! is sent one, however long it is waited for. (Where the pair is not connected, other ranks pass

@@ -247,7 +247,7 @@ impl Driver {
             board,
             waker,
             process,
-            spin: spin * ranks_a_processor.max(1),
+            spin: spin.saturating_mul(ranks_a_processor.max(1)),
             ranks_a_processor: ranks_a_processor.max(1),
             wary_until: AtomicU64::new(0),
             wary_for_ns: AtomicU64::new(0),
@@ -396,7 +396,7 @@ impl Driver {
             let may_give_way = !core.engine.is_severing() && (self.is_crowded() || idle > YIELD_AFTER);
             let spin = match (is_wary, self.is_crowded()) {
                 (false, _) => self.spin,
-                (true, false) => self.spin * WARY_SPINS,
+                (true, false) => self.spin.saturating_mul(WARY_SPINS),
                 (true, true) => Duration::ZERO,
             };
             // Yields to a peer are short unless another program wants the processor too.

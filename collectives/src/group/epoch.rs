@@ -15,7 +15,7 @@ use super::join::{platform, settings, wiring};
 use super::unwinding::NoUnwinding;
 use super::{Buffer, CollectiveError, Connection, Element, Group, GroupError, Options, next_number};
 use crate::compute::HostCompute;
-use crate::engine::{Carried, FaultKind, ScratchLayout, StatusBoard, memory_for_peers};
+use crate::engine::{Carried, FaultKind, ScratchLayout, StatusBoard, memory_for_peers, signal_slots};
 
 /// What an epoch's group has from its session.
 #[derive(Clone, Copy)]
@@ -78,7 +78,14 @@ impl Setting {
 pub(crate) fn session_settings(options: &Options) -> pleach_transport::rendezvous::JoinOptions {
     let mut settings = settings(options);
     settings.knobs.push(("session".to_owned(), "1".to_owned()));
+    // Groups of fewer ranks have more slots for each pair.
+    settings.signal_slots = most_signal_slots(options.world.world_size);
     settings
+}
+
+/// Enough for the group of any members of such a world.
+fn most_signal_slots(ranks: u32) -> usize {
+    (1..=ranks).map(signal_slots).max().unwrap_or_default()
 }
 
 /// The number by which buffers of a session know their groups.

@@ -1,4 +1,4 @@
-//! The facts about a group that do not change.
+//! The facts about a group.
 
 use std::sync::Arc;
 
@@ -26,6 +26,9 @@ pub struct GroupInfo {
     /// memory: neighbours' kernels over shared memory, and NICs over RDMA if the kernel lets them
     /// (see [`pleach_transport::cuda`]).
     pub reaches_gpu: bool,
+    /// The connections to peers that this rank has made so far: see
+    /// [`Options::connect`](super::Options::connect).
+    pub connections: u64,
 }
 
 impl Group {
@@ -34,14 +37,8 @@ impl Group {
     pub fn info(&self) -> GroupInfo {
         let (name, gpu) = (self.name(), self.shared.gpu.clone());
         let hosts = self.shared.hosts.clone();
-        GroupInfo { name, fabric: self.fabric, hosts, gpu, reaches_gpu: self.shared.shares_gpu }
-    }
-
-    /// How many connections to peers this rank has made so far: see
-    /// [`Options::connect`](super::Options::connect).
-    #[must_use]
-    pub fn connections(&self) -> u64 {
-        self.shared.driver.lock().engine.device().info().setup.connected()
+        let (reaches_gpu, connections) = (self.shared.shares_gpu, self.shared.setup.connected());
+        GroupInfo { name, fabric: self.fabric, hosts, gpu, reaches_gpu, connections }
     }
 
     /// The name of this group in errors.

@@ -65,7 +65,7 @@ use std::time::Duration;
 
 use pleach_transport::cuda::{Gpu, Stream};
 use pleach_transport::rendezvous::{Fabric, Store};
-use pleach_transport::{Address, Device, Event, Memory, Slice, Space, clock};
+use pleach_transport::{Address, Device, Event, Memory, SetupCounts, Slice, Space, clock};
 
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
@@ -151,6 +151,8 @@ struct Shared {
     /// Counts the calls of [`Group::split`]. Relaxed: only rank 0's number counts, and each caller
     /// orders its own calls.
     splits: AtomicU64,
+    /// The device's counts of registrations and connections.
+    setup: Arc<SetupCounts>,
 }
 
 /// A device that is connected to all ranks, as a group takes it.
@@ -234,6 +236,7 @@ impl Group {
             Reproducible::PerWorldSize | Reproducible::Exact => planner.in_rank_order(),
         };
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
+        let setup = Arc::clone(&engine.device().info().setup);
         let core = Core { engine, planner, served: None };
         let driver = Driver::new(core, board, world_size, options.spin, ranks_a_processor, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
@@ -269,6 +272,7 @@ impl Group {
             shares_gpu,
             options: options.clone(),
             splits: AtomicU64::new(0),
+            setup,
         };
         let shared = Arc::new(shared);
         let exact = (options.reproducible == Reproducible::Exact).then(Arc::default);

@@ -17,9 +17,9 @@ use crate::engine::{Fault, FaultKind, StatusBoard};
 /// Messages about membership that wait. Members send few, and say again what is lost.
 const MESSAGES_MAX: usize = 1 << 16;
 
-/// Messages of engines of an epoch that this rank has not entered. Before an engine is ready it
-/// sends each peer one.
-const EARLY_MAX: usize = 1 << 14;
+/// Messages that a peer's engine of an epoch that this rank has not entered sends. Before an engine
+/// is ready it sends each peer one.
+const EARLY_OF_PEER_MAX: usize = 64;
 
 /// What has come since the last look. Ranks are those of the device.
 #[derive(Default)]
@@ -129,7 +129,8 @@ impl Responder for Incoming {
                 let listener = {
                     let mut state = lock(&self.state);
                     let heard = state.listener.as_ref().map(|listener| listener.epoch);
-                    if heard.is_none_or(|heard| heard < epoch) && state.early.len() < EARLY_MAX {
+                    let early = state.early.iter().filter(|(sender, ..)| *sender == from).count();
+                    if heard.is_none_or(|heard| heard < epoch) && early < EARLY_OF_PEER_MAX {
                         state.early.push((from, epoch, message.to_vec()));
                     }
                     state.listener.clone().filter(|listener| listener.epoch == epoch)?

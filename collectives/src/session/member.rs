@@ -199,6 +199,12 @@ impl Member {
         }
     }
 
+    /// The session's thread has ended by a panic: nobody would learn of the next record.
+    pub(crate) fn thread_has_failed(&self) {
+        self.give_up(&mut self.lock(), "the session's thread has ended");
+        self.changed.notify_all();
+    }
+
     /// Ends the session's thread.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
@@ -358,7 +364,7 @@ impl Member {
             Output::Persist(record) => {
                 if let Err(error) = state.last_word.write(&record.encode()) {
                     state.broken = Some(Arc::new(error));
-                    self.end_epoch(state, "what outlives this process cannot be written");
+                    self.give_up(state, "what outlives this process cannot be written");
                     return;
                 }
                 self.learned(state, &record, now);

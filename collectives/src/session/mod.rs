@@ -131,7 +131,10 @@ impl Session {
         let runs = Arc::clone(&member);
         let thread = std::thread::Builder::new()
             .name(format!("pleach-seat-{}", joined.rank % 1000))
-            .spawn(move || runs.run())
+            .spawn(move || {
+                let _told = TellsOfPanic(&runs);
+                runs.run();
+            })
             .map_err(SessionError::Thread)?;
         incoming.wakes(thread.thread().clone());
         incoming.wake();
@@ -288,10 +291,12 @@ impl Session {
     pub fn commit(&mut self, outcome: Result<(), CollectiveError>) -> Result<Verdict, SessionError> {
         let step = self.begun.ok_or(SessionError::NotBegun)?;
         let own = outcome.err();
+        let epoch = self.epoch.as_ref().map(|epoch| epoch.record.number());
         let mut state = self.member.lock();
         match &own {
             None => self.member.tell(&mut state, Input::Ready),
-            Some(error) if ends_with_the_epoch(error) => {}
+            // The epoch is over anyway.
+            Some(_) if Some(state.record().number()) != epoch => {}
             Some(_) => self.member.tell(&mut state, Input::Failed),
         }
         let mut late_at = clock::now() + self.setting.options.timeout;
@@ -314,6 +319,12 @@ impl Session {
             state = self.member.wait(state);
         };
         self.begun = None;
+        if Some(state.record().number()) != epoch {
+            // No peer reads or changes memory of the attempt when the caller has it again.
+            drop(state);
+            self.end_group();
+            state = self.member.lock();
+        }
         if verdict == Agreed::Committed {
             self.step = step + 1;
             return Ok(Verdict::Committed);
@@ -483,8 +494,13 @@ impl Drop for Session {
     }
 }
 
-/// Whether the call failed for what ends the epoch anyway, and not for the step.
-fn ends_with_the_epoch(error: &CollectiveError) -> bool {
-    let CollectiveError::Failed(fault) = error else { return false };
-    matches!(fault.kind, FaultKind::Changed)
+/// Ends the session where its thread panics.
+struct TellsOfPanic<'a>(&'a Member);
+
+impl Drop for TellsOfPanic<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.thread_has_failed();
+        }
+    }
 }

@@ -646,7 +646,11 @@ mod tests {
     }
 
     fn caught(mutant: Mutant) -> (Checker, String) {
-        let caught = (0..300).find_map(|seed| trial(seed, Some(mutant)).err());
+        let trials = (0..300).map(|seed| new_trial(seed, Some(mutant)));
+        // Digits of exact sums are cut by a window that a contribution must not leave meanwhile.
+        let is_apt =
+            |trial: &Trial| mutant != Mutant::ReusedContribution || trial.terms.data_type == DataType::I64;
+        let caught = trials.filter(is_apt).find_map(|mut trial| trial.outcome().err());
         caught.unwrap_or_else(|| panic!("{mutant:?} was not caught"))
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::ranks;
 use pleach_collectives::{CollectiveError, Connect, Group, Options, ReduceOp};
+use pleach_schedule::Algorithm;
 use pleach_transport::clock;
 use pleach_transport::rendezvous::{Fabric, FabricChoice};
 
@@ -32,12 +33,18 @@ fn rank() {
     let begun = clock::now();
     let group = Group::join(&options).unwrap_or_else(|error| panic!("rank {rank}: {error}"));
     let joined = clock::now().since(begun);
-    let connections = group.connections();
+    let connections = group.info().connections;
     let mut sum = [rank];
-    group.all_reduce(&mut sum, ReduceOp::Sum).expect("an all-reduce");
+    let by_few = group.with_variant("recursive-doubling".parse::<Algorithm>().expect("an algorithm"));
+    by_few.all_reduce(&mut sum, ReduceOp::Sum).expect("an all-reduce");
     assert_eq!(sum, [(0..ranks).sum::<u32>()]);
     let added = clock::now().since(begun) - joined;
-    println!("\nJOINED {} {} {connections} {}", joined.as_millis(), added.as_millis(), group.connections());
+    println!(
+        "\nJOINED {} {} {connections} {}",
+        joined.as_millis(),
+        added.as_millis(),
+        group.info().connections
+    );
     let mut word = String::new();
     std::io::stdin().read_line(&mut word).expect("the test says what to do");
     match word.trim() {

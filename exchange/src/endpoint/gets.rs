@@ -10,9 +10,10 @@
 //! deregistered when the lease is back. Where a NIC has to lock memory, the arena is registered
 //! from its beginning as far as it was used. A lease is then a window of it, whose key is good for
 //! its receiver alone and until the lease is back. Its receiver is told of the lease when the NIC
-//! has bound the window ([`GetEvent::Named`]). Where the NIC has no windows, or no more, the key of
-//! the region has to do, for all that know the secret; also for the fields of messages of RPCs,
-//! which are written without waiting.
+//! has bound the window ([`GetEvent::Named`]). The key of the region has to do, for all that know
+//! the secret, where the NIC has no windows, or no more, where a pair has several queue pairs, or
+//! where its queue is full; also for the fields of messages of RPCs, which are written without
+//! waiting.
 //!
 //! A device gives each rank once: a program that comes back is the same process, and line 16 of the
 //! device contract gives no rank to a process that has had it. When all ranks are given the next
@@ -21,7 +22,7 @@
 //! **Invariant:** a destination is kept until the device has ended its get, whatever becomes of the
 //! call and of the link. A link that ends is severed, and what was lent to it is back only when the
 //! fence holds. A program that has not proved a secret reaches no bytes but those of its leases. A
-//! key of a lease is refused when the lease is back.
+//! key of a lease's own is refused when the lease is back.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -106,7 +107,8 @@ pub(crate) enum LeaseName {
 /// A device by which tensors are got.
 trait GettingDevice: Device {
     /// Begins to give bytes a key that is for one peer and can be taken back; the transfer of this
-    /// number ends when the key is good. `None`: there are no such keys now.
+    /// number ends when the key is good. `None`: the key of the region has to do, as there are no
+    /// such keys, or no more, the pair has several queue pairs, or its queue is full.
     fn begin_lease(&mut self, _peer: Rank, _slice: &Slice, _id: TransferId) -> Option<RemoteSlice> {
         None
     }

@@ -139,6 +139,6 @@ def translating() -> Iterator[None]:
     try:
         yield
     except pleach.ArgumentError as error:
-        raise PleachSchemeError(str(error), kind=error.kind) from error
+        raise PleachSchemeError(str(error), kind=error.kind, rank=error.rank) from error
     except pleach.Error as error:
         raise translated(error) from error

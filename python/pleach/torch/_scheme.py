@@ -198,6 +198,8 @@ class Scheme:
     def _begin(self, text: str, state: bytes | None = None) -> None:
         """Makes a trainer, and gives all ranks the parameters of rank 0; or goes on from a rank's state."""
         assert self._group is not None
+        if self._buckets is not None:
+            self._buckets.remove()
         layers = [parameter.numel() for _, parameter in self._named]
         self._trainer = _native.Trainer(self._group, text, layers, model=self._hash())
         self._vector = ParameterVector(self._named, *self._trainer.memory())
@@ -489,7 +491,14 @@ class Scheme:
         self._vector.move_out()
         with translating():
             self._trainer.finish()
-            self._begin(self._facts["text"], state["rank"].numpy().tobytes())
+            try:
+                self._begin(self._facts["text"], state["rank"].numpy().tobytes())
+            except (pleach.ArgumentError, pleach.MismatchError):
+                # All ranks have found it. An abort would reach some of them before they have.
+                with contextlib.suppress(pleach.Error):
+                    self._group.close()
+                raise
+        self._warmup = max(0, self._warmup - int(state["steps"]))
         self._steps_before = int(state["steps"])
 
     def _vector_of_block(self) -> ParameterVector:

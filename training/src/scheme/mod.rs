@@ -44,6 +44,7 @@ use superstep::Supersteps;
 use synchronous::Synchronous;
 
 pub use axes::{Axes, Exchange, ExchangeRule, Parallelism, State, Timing};
+pub(crate) use planning::PIECE_BYTES;
 pub use text::SchemeTextError;
 
 /// Which way parameters go in an exchange of [`Scheme::Gossip`].
@@ -174,8 +175,8 @@ pub enum Scheme {
         /// How gradients travel.
         compression: Compression,
     },
-    /// Hybrid parallelism: the layers of a network are divided inside of groups, and the data across
-    /// them (Das et al. 2016). [`Hybrid`](crate::Hybrid) trains by it.
+    /// Hybrid parallelism: the layers of a network are divided inside of groups, and the data
+    /// across them (Das et al. 2016). [`Hybrid`](crate::Hybrid) trains by it.
     Hybrid {
         /// The number of groups, a divisor of the number of ranks; `None`: that with which a step
         /// is predicted to take the least time.

@@ -127,13 +127,14 @@ impl Profile {
 
     pub(crate) fn supplied(&mut self, bucket: Bucket, now: Nanos) {
         if let Some((_, since)) = self.waits.take_if(|(waits_for, _)| *waits_for == bucket) {
-            self.waited_ns += now.0.saturating_sub(since.0);
+            self.waited_ns = self.waited_ns.saturating_add(now.0.saturating_sub(since.0));
         }
     }
 
     pub(crate) fn averaged(&mut self, bytes: usize, since: Nanos, now: Nanos) {
         // One average after the other has the network.
-        self.sums[1] += now.0.saturating_sub(since.0.max(self.last_average.0));
+        let busy = now.0.saturating_sub(since.0.max(self.last_average.0));
+        self.sums[1] = self.sums[1].saturating_add(busy);
         self.sums[2] += bytes as u64;
         self.last_average = now;
     }

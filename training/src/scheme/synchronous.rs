@@ -108,6 +108,8 @@ impl Synchronous {
     fn begin_anew(&mut self) {
         self.is_held = false;
         self.step = self.next_step;
+        self.is_ready.fill(false);
+        (self.started, self.is_computed) = (0, false);
         self.list = first_come(&self.buckets);
         self.count_missing();
         self.profile = Profile::new(self.buckets.len(), self.is_by_bucket);

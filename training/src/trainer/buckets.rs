@@ -19,8 +19,8 @@ impl Trainer {
     /// their gradient; it works element by element. It takes the place of the one that
     /// [`Step::update`] gets. Before the first step, and before [`Trainer::restore`].
     ///
-    /// To save the optimizer's state with a checkpoint, ask for all parameters of the next step first
-    /// ([`Step::vectors`]): then no step of the optimizer is outstanding.
+    /// To save the optimizer's state with a checkpoint, ask for all parameters of the next step
+    /// first ([`Step::vectors`]): then no step of the optimizer is outstanding.
     ///
     /// With `sync` the passes of a step overlap the averages of the one before; see
     /// [`Step::parameters`]. Other schemes train as they do otherwise.
@@ -67,7 +67,12 @@ impl Trainer {
         self.vectors.optimizer = Some(Box::new(optimizer));
         self.is_by_bucket = true;
         match self.log.take() {
-            Some(log) => self.logged(&log.folder()),
+            Some(log) => {
+                // The old file is written to the end before the new one takes its place.
+                let folder = log.folder();
+                drop(log);
+                self.logged(&folder)
+            }
             None => Ok(self),
         }
     }

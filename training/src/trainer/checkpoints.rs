@@ -67,13 +67,17 @@ impl Trainer {
 
     /// Goes on from the states of all ranks of a training of the same scheme, layout and number of
     /// ranks; each gives its own of [`Trainer::rank_state`]. All ranks call this before the first
-    /// step, and in place of setting parameters.
+    /// step, and in place of setting parameters. A rank that has none says why, as
+    /// [`RankState::decode`] does: all ranks hear of it.
     ///
     /// # Errors
     ///
     /// [`CheckpointError`]: then the trainer is of no use any more.
-    pub fn restore_rank(&mut self, saved: &RankState) -> Result<(), TrainError> {
-        let restored = self.interpreter.restore(saved, &mut self.vectors, &mut []);
+    pub fn restore_rank(&mut self, saved: Result<RankState, String>) -> Result<(), TrainError> {
+        let path = PathBuf::from("the state");
+        let restored = saved.map_err(|reason| CheckpointError::Form { path, reason });
+        let restored =
+            restored.and_then(|saved| self.interpreter.restore(&saved, &mut self.vectors, &mut []));
         let (step, steps) = (self.interpreter.next_step(), self.steps);
         let restored = match restored {
             Ok(()) if step > steps => {

@@ -528,6 +528,8 @@ impl Trainer {
             // A rank that is at rest here answers its peers, and nobody needs more of it.
             let can_rest = !matches!(self.scheme, Scheme::ElasticBsp { .. } | Scheme::Bap { .. });
             if self.is_checked && can_rest {
+                // Else ranks would ask for the mean at different places among their averages.
+                self.need_all()?;
                 self.mean()?;
             }
             self.requested = None;

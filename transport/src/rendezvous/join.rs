@@ -54,8 +54,8 @@ pub struct Joined {
     pub local_rank: Option<u32>,
     /// How many of the ranks, this one included, are on this host and share its processors.
     pub ranks_here: u32,
-    /// By rank: ranks for each processor that it may run on, rounded up, the same on all ranks: 1 if
-    /// each has a processor of its own. Ranks count that have no other processors than it has.
+    /// By rank: ranks for each processor that it may run on, rounded up, the same on all ranks: 1
+    /// if each has a processor of its own. Ranks count that have no other processors than it has.
     pub ranks_a_processor: Vec<u32>,
     /// The fabric that the ranks agreed on.
     pub fabric: Fabric,

@@ -317,7 +317,7 @@ mod tests {
             assert_eq!(RankRecord::decode(&record.encode()), Ok(Ok(record)));
         }
         assert_eq!(RankRecord::decode(b"pleach 9\nwhatever"), Ok(Err(9)));
-        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 3\nworld-size x\n", &[0xff]] {
+        for bytes in [&b""[..], b"pleach x", b"HTTP/1.1 200", b"pleach 4\nworld-size x\n", &[0xff]] {
             assert_eq!(RankRecord::decode(bytes), Err(Unreadable));
         }
         let whole = record().encode();

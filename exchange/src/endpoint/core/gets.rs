@@ -279,10 +279,11 @@ impl Core {
 
     /// A lease of a link is back.
     pub(crate) fn returned_by_gets(&mut self, number: u64, slot: u32) {
-        let pair = self.links.get(&number).and_then(|link| link.pair.as_ref());
-        if let Some(pair) = pair
-            && let Some(device) = self.devices.get_mut(&pair.device)
-        {
+        let pair = self.links.get_mut(&number).and_then(|link| link.pair.as_mut());
+        let Some(pair) = pair else { return };
+        // A peer may return what it was not told of yet.
+        pair.unnamed.remove(&slot);
+        if let Some(device) = self.devices.get_mut(&pair.device) {
             device.returned(pair.rank, slot);
         }
     }

@@ -1,8 +1,8 @@
 //! The receiver's side: tensors that a task has produced.
 //!
 //! **Invariant:** an offer that was read is fetched, or left for the next receive of its tensor,
-//! whatever becomes of the receive that read it. A key names the task that receives, so the next
-//! receive is of this client.
+//! whatever becomes of the receive that read it; beyond a limit of such offers it is lost. A key
+//! names the task that receives, so the next receive is of this client.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error as _;
@@ -49,7 +49,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// For how long an offer that was not fetched is tried again. The task withdraws it after 60 s.
 const OFFER_LIMIT: Duration = Duration::from_secs(50);
 
-/// Offers that are left for later receives at most.
+/// Offers that are left for later receives at most, of all steps and keys.
 const OFFERS_MAX: usize = 1 << 10;
 
 /// Largest tensor in a message, in bytes: protobuf has no larger ones.
@@ -120,7 +120,7 @@ impl Drop for Fetching<'_> {
             offers.retain(|offer| offer.until > now);
             !offers.is_empty()
         });
-        if offers.len() < OFFERS_MAX {
+        if offers.values().map(VecDeque::len).sum::<usize>() < OFFERS_MAX {
             // In the order in which they were read.
             let of_key = offers.entry((self.step, self.key.to_owned())).or_default();
             let place = of_key.partition_point(|other| other.until <= left.until);
@@ -209,11 +209,13 @@ impl WorkerClient {
     /// # Errors
     ///
     /// A status that names the tensor and the task. DEADLINE_EXCEEDED: not within `limit`; the
-    /// tensor is for the next receive, also when this future is dropped. If the answer of the task
-    /// was on its way just then, the tensor is lost. UNAVAILABLE: the task is lost. ABORTED: the
-    /// task is another incarnation, or the step was aborted. FAILED_PRECONDITION: regions are
-    /// required, and the tensor came without. DATA_LOSS, UNIMPLEMENTED, RESOURCE_EXHAUSTED: see
-    /// [`crate::tensorflow::TensorError`].
+    /// tensor is for the next receive of this step and key, also when this future is dropped. It is
+    /// lost if the answer of the task was on its way just then, or if too many are left already.
+    /// RESOURCE_EXHAUSTED: there are too many calls or leases, and the tensor is for the next
+    /// receive as well; or it is too large. UNAVAILABLE: the task is lost. ABORTED: the task is
+    /// another incarnation, or the step was aborted. FAILED_PRECONDITION: regions are required, and
+    /// the tensor came without. DATA_LOSS, UNIMPLEMENTED: see [`crate::tensorflow::TensorError`],
+    /// also for a tensor that is too large.
     pub async fn receive(&self, step: i64, key: &str, limit: Duration) -> Result<Received, Status> {
         let deadline = clock::now() + limit;
         let received = tokio::time::timeout(limit, self.shared.receive(step, key, deadline)).await;
@@ -299,7 +301,9 @@ impl Shared {
     async fn receive(&self, step: i64, key: &str, deadline: Nanos) -> Result<Received, Status> {
         let peer = self.link(deadline).await?;
         let incarnation = peer.as_ref().and_then(Peer::incarnation);
-        if let (Some(peer), Some(left)) = (&peer, self.take_left(step, key, incarnation)) {
+        if let Some(peer) = &peer
+            && let Some(left) = self.take_left(step, key, incarnation)
+        {
             return self.fetch(peer, Fetching { shared: self, step, key, left: Some(left) }, deadline).await;
         }
         // Positive, and never the number of no request.
@@ -435,12 +439,19 @@ impl Shared {
     ) -> Result<Received, Status> {
         let offer = fetching.left.as_ref().map(|left| left.offer.clone());
         let offer = offer.ok_or_else(|| Status::internal("there is no offer"))?;
-        let offered = offer.key(fetching.key).ok_or_else(|| Status::data_loss("an offer has no name"))?;
+        let Some(offered) = offer.key(fetching.key) else {
+            // No later receive can fetch it either.
+            fetching.left = None;
+            return Err(Status::data_loss("an offer has no name"));
+        };
         let peer = peer.within(deadline.since(clock::now()));
         let pending =
             peer.start_receive(&offered).map_err(|error| failed(error.kind(), error.to_string()))?;
         let arrived = arrive(pending).await;
-        if !arrived.as_ref().is_err_and(|status| status.code() == Code::DeadlineExceeded) {
+        // After these the tensor is still at the task.
+        let stays =
+            |status: &Status| matches!(status.code(), Code::DeadlineExceeded | Code::ResourceExhausted);
+        if !arrived.as_ref().is_err_and(stays) {
             // It was received, or cannot be any more.
             fetching.left = None;
         }

@@ -82,7 +82,9 @@ fn register(
 ) -> Result<Option<Region>, RegisterError> {
     match device.register_for(peer, memory.clone()) {
         Ok(region) => Ok(Some(region)),
-        Err(RegisterError::Space { .. } | RegisterError::Fabric(_)) => Ok(None),
+        Err(RegisterError::Space { .. } | RegisterError::NotShareable { .. } | RegisterError::Fabric(_)) => {
+            Ok(None)
+        }
         Err(error) => Err(error),
     }
 }

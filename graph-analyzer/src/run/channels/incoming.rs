@@ -164,6 +164,9 @@ impl Incoming {
 impl Channels {
     /// The tensor of an iteration, once it is here. It stays until it is released.
     ///
+    /// A tensor for a GPU may have landed in the host's memory. Nothing wakes the caller when the
+    /// GPU has copied it, so a caller that sleeps must ask again after a short time.
+    ///
     /// # Errors
     ///
     /// [`ChannelError`]: the tensor cannot come any more, is not as the channel says, or did not
@@ -200,6 +203,8 @@ impl Channels {
                 }
                 Ok(Some(received))
             }
+            // What has landed comes, whatever becomes of its sender.
+            None if now < deadline && matches!(incoming.slots[slot].state, State::Staging(_)) => Ok(None),
             None => {
                 let peer = incoming.peer;
                 self.still_possible(channel, peer, iteration, "send it", now, deadline)?;

@@ -23,6 +23,7 @@
 //!
 //! A receiver may have its tensors in a GPU's memory ([`Channel::space`]). It maps nothing then:
 //! the bytes land there directly where the device registers that memory, and are staged elsewhere.
+//! Over shared memory the sender must see that GPU.
 //!
 //! **Invariant:** the bytes of a slot and its metadata are read only after its signal, and used
 //! again only after its credit. Metadata of a peer are hostile until they are checked.
