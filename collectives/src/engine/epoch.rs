@@ -2,7 +2,7 @@
 //!
 //! In a session the ranks do not agree on a fault among themselves: the members agree on the next
 //! epoch, and its record is the verdict. So an engine of an epoch stops at the first fault, tells
-//! it to the session ([`EpochEnd::found`]) and waits for the end of the epoch ([`EpochEnd::end`]),
+//! it to the session ([`EpochEnd::found`]) and waits for the end of the epoch ([`EpochEnd::over`]),
 //! which comes in any case. Then it severs its peers as any engine does. Its device answers when
 //! the pair is drained, or severed where the peer is out.
 //!

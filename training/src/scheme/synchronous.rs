@@ -1,8 +1,8 @@
 //! Synchronous SGD: each step is made by the average of all ranks' gradients.
 //!
-//! Buckets are averaged in pieces of at most [`PIECE_BYTES`], of which at most [`UNDER_WAY_BYTES`]
-//! are under way. All ranks must start operations in one order, so all follow one list of pieces:
-//! first come, first served, or planned (see [`super::planning`]).
+//! Buckets are averaged in pieces of at most [`PIECE_BYTES`](super::PIECE_BYTES), of which at most
+//! [`UNDER_WAY_BYTES`] are under way. All ranks must start operations in one order, so all follow
+//! one list of pieces: first come, first served, or planned (see [`super::planning`]).
 //!
 //! The policy has two forms. *As a whole*: the step is made when the averages of all pieces are
 //! there, and then the next one is computed. *By bucket*: the next step is begun at once, and
