@@ -283,7 +283,10 @@ impl Window {
 
     /// Ends the window on all ranks: their calls raise AbortedError. The group goes on.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        self.call(py, |raw| raw.as_ref().map(|window| Ok(window.abort())))
+        self.call(py, |raw| {
+            raw.as_ref()?.abort();
+            Some(Ok(()))
+        })
     }
 
     /// Meets all ranks once more and leaves the window. Does nothing when it is closed.
