@@ -108,7 +108,8 @@ impl Partial {
         out: Option<Bound<'_, PyAny>>,
         make: impl FnOnce(&mut RawPartial) -> Result<Taken, PartialError> + Send,
     ) -> PyResult<Round> {
-        let out = out.map(|out| self.memory_of(&out, "out").map(|memory| (out.unbind(), memory))).transpose()?;
+        let out =
+            out.map(|out| self.memory_of(&out, "out").map(|memory| (out.unbind(), memory))).transpose()?;
         let taken = py.detach(|| match self.raw.try_lock() {
             Ok(mut raw) => Some(make(&mut raw)),
             Err(TryLockError::Poisoned(poisoned)) => Some(make(&mut poisoned.into_inner())),
