@@ -5,8 +5,10 @@
 //! tensor exchange lends by such keys.
 //!
 //! **Invariant:** a lease holds its slice, so its region is deregistered after its last lease. A
-//! window is not freed before its binding has ended, or the queue pair that binds it is destroyed:
-//! a request that is not posted yet names the window by its address.
+//! window is not freed before its binding has ended, or its pair has: a request that is not posted
+//! yet names the window by its address, and nothing is posted once the pair has ended. A driver may
+//! refuse to destroy a queue pair that has bound a window (Soft-RoCE does, after it has waited), so
+//! windows are freed first.
 
 use super::limits::{CreateError, Limit};
 use super::objects::MemoryWindow;

@@ -47,12 +47,13 @@ use crate::signals::{Inline, SIGNAL_SLOT_PAYLOAD_BYTES, Signal, Signals};
 /// See the module.
 pub(super) struct Pair {
     peer: Rank,
+    /// Freed before the queue pairs that bind them: a queue pair with a bound window is not
+    /// destroyed by every driver.
+    leases: Leases,
     // Before the memory that they access.
     queues: Vec<SendQueue>,
     /// The peer's payloads, a slot for each signal slot; registered with each NIC.
     inboxes: Vec<MemoryRegion>,
-    /// Not before the queue pairs, which bind their windows.
-    leases: Leases,
     signal_slots: Signals,
     sizes: QueueSizes,
     stripe_bytes: usize,
@@ -389,7 +390,8 @@ impl Pair {
 
     /// Ends all transfers with `error` and destroys the queue pairs.
     pub(super) fn fail(self, error: &TransferError, events: &mut VecDeque<Event>) {
-        let Self { queues, striped_transfers, .. } = self;
+        let Self { queues, leases, striped_transfers, .. } = self;
+        drop(leases);
         let ids: Vec<_> =
             queues.into_iter().flat_map(SendQueue::fail).chain(striped_transfers.into_ids()).collect();
         events.extend(ids.into_iter().map(|id| Event::Done { id, result: Err(error.clone()) }));
