@@ -101,11 +101,8 @@ fn one(rank: Rank, folder: &Path) -> Result<(), Failure> {
         world_size: RANKS,
         local_rank: Some(rank),
         rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
         launcher: Launcher::Arguments,
+        ..World::alone()
     });
     options.fabric = FabricChoice::Only(Fabric::Shm);
     options.topology = Some(Arc::new(servers(RANKS, 100)?));

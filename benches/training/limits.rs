@@ -343,11 +343,8 @@ fn group(rank: Rank, folder: &Path) -> Result<Group, String> {
         world_size: 2,
         local_rank: Some(rank),
         rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
         launcher: Launcher::Arguments,
+        ..World::alone()
     });
     options.fabric = FabricChoice::Only(Fabric::Shm);
     Group::join(&options).map_err(|error| error.to_string())

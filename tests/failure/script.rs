@@ -167,11 +167,9 @@ impl Player {
             world_size: self.count,
             local_rank: Some(self.rank),
             rendezvous: Some(Rendezvous::File { folder }),
-            secret: None,
             host: (self.fabric == Fabric::Hybrid).then(|| format!("host-{}", self.rank % 2)),
-            interface: None,
-            join_timeout: None,
             launcher: Launcher::Arguments,
+            ..World::alone()
         });
         options.fabric = FabricChoice::Only(self.fabric);
         options.timeout = PATIENCE;

@@ -368,11 +368,9 @@ fn world(rank: Rank, folder: &Path) -> World {
         world_size: 2,
         local_rank: Some(rank),
         rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
         join_timeout: Some(PATIENCE),
         launcher: Launcher::Arguments,
+        ..World::alone()
     }
 }
 

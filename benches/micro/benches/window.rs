@@ -21,11 +21,8 @@ fn group(rank: Rank, folder: &Path) -> Group {
         world_size: 2,
         local_rank: Some(rank),
         rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
         launcher: Launcher::Arguments,
+        ..World::alone()
     };
     let mut options = Options::new(world);
     options.fabric = FabricChoice::Only(Fabric::Shm);

@@ -47,11 +47,8 @@ pub(crate) fn world(rank: Rank, world_size: u32, folder: &Path) -> World {
         world_size,
         local_rank: Some(rank),
         rendezvous: Some(Rendezvous::File { folder: folder.to_owned() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
         launcher: Launcher::Arguments,
+        ..World::alone()
     }
 }
 

@@ -78,11 +78,8 @@ pub(crate) fn make_steps() {
         world_size: size,
         local_rank: Some(seat),
         rendezvous: Some(Rendezvous::File { folder: folder.clone() }),
-        secret: None,
-        host: None,
-        interface: None,
-        join_timeout: None,
         launcher: Launcher::Arguments,
+        ..World::alone()
     };
     let mut options = Options::new(world);
     options.fabric = FabricChoice::Only(fabric);
