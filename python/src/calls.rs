@@ -1,7 +1,6 @@
 //! Calls of a group: memory and lengths become an untyped operation, which is run or started.
 #![allow(unsafe_code)]
 
-use std::cell::RefCell;
 use std::sync::Arc;
 
 use pleach_collectives::{Collective, DataType, Operation, RawData, RawPair, ReduceOp};
@@ -40,26 +39,6 @@ pub(crate) struct Call {
     /// The output is the input.
     pub(crate) is_in_place: bool,
     pub(crate) blocks: Blocks,
-}
-
-thread_local! {
-    /// What a handler of a signal has raised while this thread was in a call.
-    static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
-}
-
-/// Whether a handler of a signal has raised an exception.
-pub(crate) fn interrupted() -> bool {
-    let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
-    let is_raised = raised.is_some();
-    if is_raised {
-        RAISED.set(raised);
-    }
-    is_raised
-}
-
-/// Takes what a handler of a signal has raised while this thread was in a call.
-pub(crate) fn raised() -> Option<PyErr> {
-    RAISED.take()
 }
 
 impl Call {
@@ -186,12 +165,8 @@ impl RawCall {
             }
         };
         if !manner.is_started {
-            return match py.detach(|| group.run(operation)) {
-                Ok(()) => Ok(result),
-                Err(error) => {
-                    Err(RAISED.take().unwrap_or_else(|| error::collective(py, inner.info(), &error)))
-                }
-            };
+            let ended = py.detach(|| group.run(operation));
+            return ended.map_err(|error| error::collective(py, inner.info(), &error)).map(|()| result);
         }
         let started = py.detach(|| {
             inner.reap();

@@ -8,6 +8,8 @@ use pleach_collectives::{CollectiveError, GroupInfo, JoinGroupError, SplitError}
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+use crate::interrupt::raised;
+
 static MAKE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// The fields of an exception.
@@ -65,12 +67,15 @@ pub(crate) fn nothing_given(py: Python<'_>, text: &str) -> PyErr {
 pub(crate) fn split(py: Python<'_>, info: &GroupInfo, error: SplitError) -> PyErr {
     match error {
         SplitError::Collective(error) => collective(py, info, &error),
-        other => make(py, "join", &other.to_string(), Fields::default()),
+        other => raised().unwrap_or_else(|| make(py, "join", &other.to_string(), Fields::default())),
     }
 }
 
-/// A call that failed.
+/// A call that failed; where a handler of a signal has aborted it, what the handler has raised.
 pub(crate) fn collective(py: Python<'_>, info: &GroupInfo, error: &CollectiveError) -> PyErr {
+    if let Some(raised) = raised() {
+        return raised;
+    }
     let text = error.to_string();
     let kind = match error {
         CollectiveError::Failed(fault) => return failed(py, info, fault, &text),

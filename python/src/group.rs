@@ -13,8 +13,9 @@ use pleach_transport::mutex::lock;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::calls::{Blocks, Call, Manner, RawCall, interrupted};
+use crate::calls::{Blocks, Call, Manner, RawCall};
 use crate::error::{self, argument};
+use crate::interrupt::interrupted;
 use crate::memory::Memory;
 use crate::partial::{self, Partial};
 use crate::pending::Started;

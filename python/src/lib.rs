@@ -13,6 +13,7 @@ mod dlpack;
 mod error;
 mod exchange;
 mod group;
+mod interrupt;
 mod join;
 mod memory;
 mod partial;

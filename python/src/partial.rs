@@ -9,7 +9,6 @@ use pleach_collectives::{PartialError, RawPartial, RawRound};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::calls::raised;
 use crate::error::{self, argument};
 use crate::group::{Group, Inner};
 use crate::memory::Memory;
@@ -63,10 +62,8 @@ pub(crate) fn activation(
 /// An error as an exception.
 pub(crate) fn exception(py: Python<'_>, group: &Inner, error: PartialError) -> PyErr {
     match error {
-        PartialError::Collective(error) => {
-            raised().unwrap_or_else(|| error::collective(py, group.info(), &error))
-        }
-        PartialError::Split(error) => raised().unwrap_or_else(|| error::split(py, group.info(), error)),
+        PartialError::Collective(error) => error::collective(py, group.info(), &error),
+        PartialError::Split(error) => error::split(py, group.info(), error),
         PartialError::NothingGiven { .. } => error::nothing_given(py, &error.to_string()),
         other => argument(py, other.to_string()),
     }

@@ -12,7 +12,6 @@ use pleach_training::{Layout, Progress, Scheme as RustScheme, TrainError, Traine
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::calls::raised;
 use crate::error::{self, argument};
 use crate::group::{Group, Inner};
 
@@ -115,14 +114,10 @@ pub(crate) fn scheme_facts<'py>(py: Python<'py>, text: &str, ranks: u32) -> PyRe
 fn exception(py: Python<'_>, group: &Inner, error: &TrainError) -> PyErr {
     let text = error.to_string();
     match error {
-        TrainError::Collective(error) => {
-            raised().unwrap_or_else(|| error::collective(py, group.info(), error))
-        }
+        TrainError::Collective(error) => error::collective(py, group.info(), error),
         TrainError::Different { other, .. } => error::about_rank(py, "mismatch", &text, *other),
         TrainError::Loss { rank, .. } => error::about_rank(py, "loss", &text, *rank),
-        TrainError::Line { error, .. } => {
-            raised().unwrap_or_else(|| error::collective(py, group.info(), error))
-        }
+        TrainError::Line { error, .. } => error::collective(py, group.info(), error),
         TrainError::Window(_) | TrainError::Partial(_) => error::named(py, "join", &text),
         TrainError::Policy(_) => error::named(py, "protocol", &text),
         TrainError::Checkpoint(CheckpointError::Peer { rank, .. }) => {

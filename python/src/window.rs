@@ -9,7 +9,6 @@ use pleach_collectives::{Arrival as RustArrival, CollectiveError, Window as Rust
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use crate::calls::raised;
 use crate::error::{self, argument};
 use crate::group::{Group, Inner, limit};
 use crate::memory::Memory;
@@ -51,10 +50,8 @@ struct Taken {
 /// An error of making a window as an exception.
 fn exception(py: Python<'_>, group: &Inner, error: WindowError) -> PyErr {
     match error {
-        WindowError::Collective(error) => {
-            raised().unwrap_or_else(|| error::collective(py, group.info(), &error))
-        }
-        WindowError::Split(error) => raised().unwrap_or_else(|| error::split(py, group.info(), error)),
+        WindowError::Collective(error) => error::collective(py, group.info(), &error),
+        WindowError::Split(error) => error::split(py, group.info(), error),
         WindowError::Differs { rank, .. } => error::about_rank(py, "mismatch", &error.to_string(), rank),
         other => argument(py, other.to_string()),
     }
@@ -121,9 +118,7 @@ impl Window {
             Err(TryLockError::WouldBlock) => Err(()),
         });
         match made {
-            Ok(Some(result)) => result.map_err(|error| {
-                raised().unwrap_or_else(|| error::collective(py, self.group.info(), &error))
-            }),
+            Ok(Some(result)) => result.map_err(|error| error::collective(py, self.group.info(), &error)),
             Ok(None) => Err(error::named(py, "closed", "the window is closed; make a new one")),
             Err(()) => {
                 Err(argument(py, "another thread is in a call of this window; make one call at a time"))
