@@ -458,14 +458,14 @@ fn serve(job: &Job<'_>, fabric: Fabric, depth: u32, requests: &[Vec<Tensor>]) ->
             Caller::new(job, part, regions.expect("there is memory"), depth).expect("it is ready");
         let (mut next, mut under_way, mut most, mut answers) = (requests.iter(), 0, 0, Vec::new());
         while answers.len() < requests.len() {
-            while let Some(drained) = caller.drain().expect("all ranks live") {
-                under_way -= 1;
-                answers.push(drained.outputs);
-            }
+            // First of all as many are fed as there is room for, however quick the ranks are.
             if next.len() > 0 && caller.can_feed().expect("all ranks live") {
                 caller.feed(&refs(next.next().expect("there is one"))).expect("it fits");
                 under_way += 1;
                 most = most.max(under_way);
+            } else if let Some(drained) = caller.drain().expect("all ranks live") {
+                under_way -= 1;
+                answers.push(drained.outputs);
             } else {
                 caller.sleep(&mut || next.len() > 0);
             }
