@@ -7,6 +7,7 @@ use std::path::Path;
 use pleach_training::replay::{LogError, replay, replay_all};
 use pleach_training::{Learner, Sgd, TrainError, Trainer};
 use pleach_transport::rendezvous::Fabric;
+use pleach_vocabulary::Rank;
 use pleach_vocabulary::random::Random;
 
 use super::checkpoints::Folder;
@@ -15,6 +16,9 @@ use super::real::{ASYNCHRONOUS, DETERMINISTIC, with_group};
 
 /// The step of the checkpoint.
 const HALF: u64 = 11;
+
+/// The rank whose loss is none where a training fails.
+const FAILING_RANK: Rank = 2;
 
 /// Trains with a log, from a checkpoint if there is one, to a loss that is none or to the end.
 fn train_logged(text: &str, logs: &Path, checkpoints: &Path, fails_in: Option<u64>) {
@@ -32,7 +36,8 @@ fn train_logged(text: &str, logs: &Path, checkpoints: &Path, fails_in: Option<u6
                 let number = step.number();
                 let (parameters, gradient) = step.vectors()?;
                 let loss = Linear.gradient(group.rank(), number, parameters, gradient);
-                let loss = if fails_in == Some(number) && group.rank() == 2 { f32::NAN } else { loss };
+                let fails = fails_in == Some(number) && group.rank() == FAILING_RANK;
+                let loss = if fails { f32::NAN } else { loss };
                 step.update(|parameters, gradient| sgd.step(parameters, gradient), loss)?;
                 let is_kept = scheme(text).keeps_checkpoints() && fails_in.is_none();
                 if trainer.next_step() == HALF && !is_resumed && is_kept {
@@ -76,7 +81,9 @@ fn the_log_of_a_training_that_failed_is_replayed_until_there() {
     let (logs, none) = (Folder::new("failed-logs"), Folder::new("none"));
     train_logged("gossip:direction=push", logs.path(), none.path(), Some(7));
     for replayed in replay_all(logs.path()).expect("is whole until there") {
-        assert!(!replayed.is_complete && replayed.events >= 7, "{replayed:?}");
+        // The others may hear of it before they have made so many steps.
+        let least = if replayed.rank == FAILING_RANK { 7 } else { 1 };
+        assert!(!replayed.is_complete && replayed.events >= least, "{replayed:?}");
     }
 }
 
