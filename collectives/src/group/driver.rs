@@ -19,6 +19,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
 use std::time::Duration;
 
 use pleach_transport::mutex::lock;
@@ -68,6 +69,13 @@ const SLEEP_MAX: Duration = Duration::from_millis(100);
 /// How long a thread that carries on in the background polls before it sleeps: its processor is the
 /// caller's.
 const BACKGROUND_SPIN: Duration = Duration::from_micros(20);
+
+/// How long that thread stays away after it has given the lock to a call, before it looks whether
+/// the caller makes one call after the other. It stays away twice as long each time that it does.
+/// So a caller that hardly computes has the lock to itself, and one that computes for long is alone
+/// for [`AWAY_MAX`] at most.
+const AWAY_MIN: Duration = Duration::from_micros(50);
+const AWAY_MAX: Duration = Duration::from_micros(400);
 
 /// Longest time that a finished call waits until its last signals and messages have gone out. Only
 /// peers that do not read take longer; the rest then goes out with the next call.
@@ -136,6 +144,9 @@ impl Served {
 
 pub(super) struct Driver {
     core: Mutex<Core>,
+    /// Waits of callers since the background thread looked last. Relaxed: counted and read with the
+    /// lock held.
+    waits: AtomicU32,
     /// Threads of callers that want the lock. Relaxed: only a hint to the driver; the lock orders
     /// everything else.
     waiting: AtomicUsize,
@@ -229,13 +240,15 @@ impl Core {
 
 impl Driver {
     pub(super) fn new(
-        mut core: Core,
+        engine: Engine,
+        planner: Planner,
         board: Arc<StatusBoard>,
         world_size: u32,
         spin: Duration,
         ranks_a_processor: u32,
         observed: Observed,
     ) -> Self {
+        let mut core = Core { engine, planner, served: None };
         let waker = Arc::clone(&core.engine.device().info().waker);
         let process = fork::Process::current();
         let info = core.engine.device().info();
@@ -243,6 +256,7 @@ impl Driver {
         let has_neighbours = (0..world_size).any(|peer| peer != info.rank && info.reach[peer as usize].maps);
         Self {
             core: Mutex::new(core),
+            waits: AtomicU32::new(0),
             waiting: AtomicUsize::new(0),
             board,
             waker,
@@ -354,6 +368,7 @@ impl Driver {
         mut look: impl FnMut(&mut Core) -> Option<T>,
     ) -> Option<T> {
         let _whole = NoUnwinding::new();
+        self.waits.store(self.waits.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         let mut now = clock::now();
         let mut idle_since = now;
         let polls = if self.is_crowded() { 1 } else { POLLS_PER_CLOCK };
@@ -466,9 +481,10 @@ impl Driver {
     }
 
     /// Drives the engine until nothing is under way, and releases the lock for every call. For a
-    /// thread that makes no calls. Rounds of a partial all-reduce are always under way, and so is a
-    /// window whose peers need polls of this rank.
-    pub(super) fn carry_on(&self, is_over: &AtomicBool) {
+    /// thread that makes no calls, which is unparked when a caller has set `has_work` or `is_over`
+    /// (release; acquire here: the thread finds what was started). Rounds of a partial all-reduce
+    /// are always under way, and so is a window whose peers need polls of this rank.
+    pub(super) fn carry_on(&self, has_work: &AtomicBool, is_over: &AtomicBool) {
         let _whole = NoUnwinding::new();
         let mut core = lock(&self.core);
         let mut now = clock::now();
@@ -485,13 +501,7 @@ impl Driver {
                 idle_since = now;
             }
             if self.waiting.load(Ordering::Relaxed) > 0 {
-                drop(core);
-                while self.waiting.load(Ordering::Relaxed) > 0 {
-                    std::thread::yield_now();
-                }
-                // The call that has the lock now drives everything, and releases it when the call
-                // ends.
-                core = lock(&self.core);
+                core = self.stay_away(core, has_work, is_over);
             } else if now.since(idle_since) < BACKGROUND_SPIN || core.engine.is_severing() {
                 std::thread::yield_now();
             } else {
@@ -501,6 +511,29 @@ impl Driver {
                     idle_since = now;
                 }
             }
+        }
+    }
+
+    /// Gives the lock to callers, and takes it again once they compute: a call that has the lock
+    /// drives everything itself. Taking it between two calls would cost each of them a wake-up and
+    /// a wait.
+    fn stay_away<'a>(
+        &'a self,
+        core: MutexGuard<'a, Core>,
+        has_work: &AtomicBool,
+        is_over: &AtomicBool,
+    ) -> MutexGuard<'a, Core> {
+        self.waits.store(0, Ordering::Relaxed);
+        drop(core);
+        let mut away = AWAY_MIN;
+        loop {
+            thread::park_timeout(away);
+            let is_called = has_work.swap(false, Ordering::Acquire) || is_over.load(Ordering::Acquire);
+            let core = lock(&self.core);
+            if is_called || self.waits.swap(0, Ordering::Relaxed) <= 1 {
+                return core;
+            }
+            away = (away * 2).min(AWAY_MAX);
         }
     }
 

@@ -103,7 +103,7 @@ use crate::reproducible::Reproducible;
 use batch::Staging;
 use bound::BoundCall;
 use data::{destination, part};
-use driver::{Core, Driver};
+use driver::Driver;
 use exact::Exact;
 use observed::Observed;
 use progress::ProgressThread;
@@ -237,8 +237,8 @@ impl Group {
         };
         let shares_gpu = gpu.is_some() && engine.scratch_space() != Space::Host;
         let setup = Arc::clone(&engine.device().info().setup);
-        let core = Core { engine, planner, served: None };
-        let driver = Driver::new(core, board, world_size, options.spin, ranks_a_processor, observed);
+        let driver =
+            Driver::new(engine, planner, board, world_size, options.spin, ranks_a_processor, observed);
         let ready = driver.drive(driver.lock(), clock::now() + options.timeout, |engine| {
             engine.failure().cloned().map(Err).or_else(|| engine.is_ready().then_some(Ok(())))
         });

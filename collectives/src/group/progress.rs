@@ -1,11 +1,12 @@
 //! A thread of the group that carries on what was started while the caller computes.
 //!
 //! The first call of a group that is started starts the thread: a group whose calls all block has
-//! none. The thread takes the engine only while something is under way, and steps back at once
-//! for a thread that makes a call, which drives everything itself. With nothing under way the
-//! thread is parked and costs nothing; while peers are waited for it sleeps on the device's wake
-//! source. **Invariants:** a run that was started is driven until it ends, whatever else happens,
-//! unless the thread is stopped; and the thread is stopped, and gone, before its group is.
+//! none. The thread takes the engine only while something is under way, and steps back at once for
+//! a thread that makes a call, which drives everything itself. It stays back while that thread
+//! makes one call after the other. With nothing under way the thread is parked and costs nothing;
+//! while peers are waited for it sleeps on the device's wake source. **Invariants:** a run that was
+//! started is driven until it ends, whatever else happens, unless the thread is stopped; and the
+//! thread is stopped, and gone, before its group is.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -98,7 +99,7 @@ impl WakeFlag {
     fn carry_on(&self, driver: &Driver) {
         while !self.is_over.load(Ordering::Acquire) {
             if self.has_work.swap(false, Ordering::Acquire) {
-                driver.carry_on(&self.is_over);
+                driver.carry_on(&self.has_work, &self.is_over);
             } else {
                 thread::park_timeout(PARKED_MAX);
             }

@@ -79,7 +79,7 @@ impl RawPartial {
     ///
     /// See there.
     pub fn contribute(&mut self) -> Result<RawRound<'_>, PartialError> {
-        self.start_contribute()?;
+        self.hand_over()?;
         self.wait()
     }
 
@@ -89,6 +89,13 @@ impl RawPartial {
     ///
     /// See there.
     pub fn start_contribute(&mut self) -> Result<(), PartialError> {
+        self.hand_over()?;
+        // The caller is about to compute.
+        self.group.shared.wake_progress();
+        Ok(())
+    }
+
+    fn hand_over(&mut self) -> Result<(), PartialError> {
         self.expect_going()?;
         self.await_stream()?;
         let driver = self.group.shared.driver.clone();
