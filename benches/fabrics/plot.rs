@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::results::Results;
-use crate::rows::{Row, Runner};
+use crate::rows::{Mpi, Row, Runner};
 use crate::table::size;
 
 const PANEL_WIDTH: f64 = 440.0;
@@ -146,8 +146,11 @@ fn lines(row: &Row, results: &Results) -> Vec<(Runner, Vec<(u64, f64)>)> {
 fn color(runner: Runner) -> &'static str {
     match runner {
         Runner::Pleach { .. } | Runner::Signal => "#0b7a3b",
-        Runner::OpenMpi => "#c0392b",
-        Runner::Mpich => "#d98200",
+        Runner::Mpi(Mpi::Open) => "#c0392b",
+        Runner::Mpi(Mpi::Open5) => "#e08283",
+        Runner::Mpi(Mpi::Mpich) => "#d98200",
+        Runner::Mpi(Mpi::Mpich5) => "#e6b35a",
+        Runner::Mpi(Mpi::Intel) => "#2471a3",
         Runner::Gloo => "#7d3cad",
         Runner::ByHand | Runner::SliceByHand => "#555555",
     }

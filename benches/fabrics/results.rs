@@ -79,17 +79,20 @@ impl Results {
     /// Judges a goal by all sizes in its range that were measured.
     pub(crate) fn verdict(&self, row: &Row, goal: &Goal) -> Verdict {
         let sizes = row.sizes.iter().filter(|bytes| (goal.from..=goal.to).contains(*bytes));
-        let speeds: Vec<f64> =
-            sizes.filter_map(|bytes| self.speed(row, goal.ours, goal.against, *bytes)).collect();
+        let beside_the_best = |bytes| {
+            let against = goal.against.iter();
+            against.filter_map(|against| self.speed(row, goal.ours, *against, bytes)).reduce(f64::min)
+        };
+        let speeds: Vec<f64> = sizes.copied().filter_map(beside_the_best).collect();
         let least = speeds.iter().copied().reduce(f64::min);
         let greatest = speeds.iter().copied().reduce(f64::max);
         match (least, greatest) {
             (Some(least), Some(greatest)) if least >= goal.speed => Verdict::Met(least, greatest),
             (Some(least), Some(greatest)) => Verdict::NotMet(least, greatest),
             _ => {
-                let both = [goal.ours, goal.against].into_iter();
+                let all = std::iter::once(goal.ours).chain(goal.against.iter().copied());
                 let reasons =
-                    both.filter_map(|one| Some(format!("{}: {}", one.name(), self.failure(row, one)?)));
+                    all.filter_map(|one| Some(format!("{}: {}", one.name(), self.failure(row, one)?)));
                 let reasons: Vec<_> = reasons.collect();
                 Verdict::Unknown(if reasons.is_empty() {
                     "no such size".to_owned()

@@ -77,7 +77,11 @@ pub(crate) fn goal_text(goal: &Goal) -> String {
         (0, to) => format!("below {}", size(to + 1)),
         (from, to) => format!("{} to {}", size(from), size(to)),
     };
-    format!("{ours}{range}: at least {} {}'s speed", times(goal.speed), goal.against.name())
+    let against = match goal.against {
+        [one] => one.name(),
+        _ => "the best MPI",
+    };
+    format!("{ours}{range}: at least {} {against}'s speed", times(goal.speed))
 }
 
 /// Bytes as people say them.
