@@ -309,6 +309,15 @@ impl Agreement {
         self.told_version = 0;
     }
 
+    /// This claim has been handed to the device. The engine and the status board both tell claims,
+    /// and of two that wait for a peer's stream the device keeps the one that came last. So a claim
+    /// that has changed meanwhile is told again: it may have been handed over before this one.
+    pub(super) fn has_told(&mut self, claim: &Claim) {
+        if self.claim.as_ref() != Some(claim) {
+            self.tell_again();
+        }
+    }
+
     /// Whether every rank that is not gone has said this claim, where ranks tell that of each
     /// other.
     fn is_said_by_all(&self, claim: &Claim, ranks: u32) -> bool {
@@ -459,6 +468,23 @@ mod tests {
         }
         let too_many = (RANK_WORDS_MAX as u64 + 1).to_le_bytes();
         assert_eq!(Claim::read(&mut &*[&[0; 8], &too_many[..], &[0; 4000]].concat()), None);
+    }
+
+    #[test]
+    fn a_claim_that_changes_while_an_older_one_is_handed_over_is_told_after_it() {
+        let mut agreement = Agreement::new(2);
+        agreement.propose(fault(FaultKind::Lost, 2, 0, 7));
+        let older = agreement.untold().expect("nobody knows it");
+        agreement.hear(1, claim(fault(FaultKind::Lost, 1, 0, 6), &[], false));
+        let newer = agreement.untold().expect("it has changed");
+        assert!(!older.is_as(&newer));
+        // Another thread told the newer one first, and the device may have replaced it.
+        agreement.has_told(&newer);
+        assert_eq!(agreement.untold(), None);
+        agreement.has_told(&older);
+        assert_eq!(agreement.untold(), Some(newer.clone()));
+        agreement.has_told(&newer);
+        assert_eq!(agreement.untold(), None);
     }
 
     #[test]

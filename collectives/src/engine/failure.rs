@@ -330,12 +330,13 @@ impl Engine {
         let has_told = tell.is_some();
         if let Some(claim) = tell {
             let asks = !claim.is_final() && !self.board.relays();
-            let message = Message::Claim { asks, claim }.encode();
+            let message = Message::Claim { asks, claim: claim.clone() }.encode();
             let told = self.board.agreement().told(self.context.ranks);
             for peer in told {
                 // A peer that is gone need not know.
                 let _ = self.context.device.post(peer, &message, Urgency::Urgent);
             }
+            self.board.agreement().has_told(&claim);
         }
         let Some(mut agreed) = agreed else { return has_told };
         let flood_time = if self.board.agreement().has_expelled() { FLOOD_TIME_EXPELLED } else { FLOOD_TIME };

@@ -280,11 +280,15 @@ impl StatusBoard {
     /// Tells the neighbours this rank's claim, where that has changed.
     fn flood(&self, relay: &mut Relay<'_>) {
         let Some(overlay) = &self.overlay else { return };
-        let Some(claim) = self.agreement().untold() else { return };
-        let message = Message::Claim { claim, asks: false }.encode();
-        for peer in overlay.neighbours() {
-            // A peer that is gone need not know; one that is not connected yet is told then.
-            let _ = relay(*peer, &message, Urgency::Urgent);
+        // Each round tells a claim that is greater, and claims end to grow.
+        loop {
+            let Some(claim) = self.agreement().untold() else { return };
+            let message = Message::Claim { claim: claim.clone(), asks: false }.encode();
+            for peer in overlay.neighbours() {
+                // A peer that is gone need not know; one that is not connected yet is told then.
+                let _ = relay(*peer, &message, Urgency::Urgent);
+            }
+            self.agreement().has_told(&claim);
         }
     }
 
