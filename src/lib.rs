@@ -16,7 +16,7 @@
 /// Groups and their operations.
 pub use pleach_collectives::{
     Batch, BorrowedData, Connect, Group, GroupInfo, GroupName, Operation, Options, Pending, PendingError,
-    Persistent, Progress, Registered, Reproducible, Started,
+    Persistent, Progress, RankSpace, Registered, Reproducible, Started,
 };
 /// The memory and the values that operations work on.
 pub use pleach_collectives::{
@@ -25,7 +25,7 @@ pub use pleach_collectives::{
 pub use pleach_collectives::{Collective, DataType, Factor, Rank, ReduceOp};
 /// Errors.
 pub use pleach_collectives::{
-    CollectiveError, JoinGroupError, NotExact, ProbeError, SetTopologyError, SplitError,
+    CollectiveError, JoinGroupError, NotExact, ProbeError, SetTopologyError, SpaceError, SplitError,
     engine::{Fault, FaultKind},
 };
 /// The links of a group, and what a group reports.
@@ -73,7 +73,9 @@ pub mod tuning {
     pub use pleach_schedule::cost::{CostModel, Platform};
     pub use pleach_schedule::generate::packed::{PacingPolicy, PackedTrees};
     pub use pleach_schedule::tuning::{TuningRow, TuningTable};
-    pub use pleach_schedule::{Access, Algorithm, HostMap, Tuning, TuningError, TuningSource, Variant};
+    pub use pleach_schedule::{
+        Access, Algorithm, GridShape, HostMap, Tuning, TuningError, TuningSource, Variant,
+    };
 }
 
 /// Operations on memory that is given by its address.

@@ -211,7 +211,7 @@ fn what_makes_no_sense_is_refused_in_one_line_that_says_what_to_do() {
             "direct exchange recursive-doubling halving-doubling ring double-tree grid:AxB",
         ),
         (&["broadcast", "--algorithm", "ring"], "direct eager eager-tree double-tree chain"),
-        (&["--algorithm", "grid:3x3", "--ranks", "4"], "grid:3x3"),
+        (&["--algorithm", "grid:3x1", "--ranks", "4"], "3 places for 4 ranks"),
         (&["--ranks", "0"], "give 1 to"),
         (&["--min", "10"], "the nearest is 12"),
         (&["--max", "65", "--dtype", "f64"], "the nearest is 64"),

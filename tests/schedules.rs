@@ -63,6 +63,9 @@ fn what_schedule_prints_verify_proves() {
         ("all-reduce", "ring", &[][..]),
         ("all-reduce", "direct", &["--mapped"]),
         ("all-reduce", "grid:2x2", &[]),
+        ("all-reduce", "grid:2x3", &["--mapped"]),
+        ("all-gather", "grid:3d", &[]),
+        ("all-reduce", "grid-staged:2x3", &[]),
         ("all-reduce", "hierarchical:2x2", &["--mapped"]),
         ("all-gather", "hierarchical:3+1", &[]),
         ("broadcast", "chain", &["--root", "2"]),
@@ -151,7 +154,7 @@ fn what_cannot_be_scheduled_is_a_usage_error_that_says_what_can() {
     is_one_line_with_status(
         &schedule(&["all-reduce", "--algorithm", "grid:2x2", "--ranks", "5"]),
         2,
-        &["4 places for 5 ranks"],
+        &["4 places for 5 ranks", "as grid:2x3"],
     );
     is_one_line_with_status(
         &schedule(&["sum", "--algorithm", "ring", "--ranks", "2"]),

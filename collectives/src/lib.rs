@@ -78,6 +78,8 @@ pub use group::{
 #[cfg(not(loom))]
 pub use observe::{Metric, MetricKind, Observe, Report};
 #[cfg(not(loom))]
+pub use pleach_schedule::{GridLine, RankSpace, SpaceError};
+#[cfg(not(loom))]
 pub use pleach_vocabulary::{Collective, DataType, Factor, Parts, Rank, ReduceOp, UnknownName};
 #[cfg(not(loom))]
 pub use reproducible::Reproducible;

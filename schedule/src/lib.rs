@@ -37,8 +37,9 @@ pub mod wiring;
 
 pub use cost::CostModel;
 pub use family::{Family, LaneOrder, SourceOrder, Symmetry};
-pub use generate::{Access, Algorithm, Variant, generate};
+pub use generate::{Access, Algorithm, GridShape, Variant, generate};
 pub use hosts::HostMap;
+pub use rank_space::{GridLine, RankSpace, SpaceError, balanced_extents};
 pub use schedule::{Block, BlockId, Lane, Op, Part, Place, Schedule, SignalSlot, Step, StepId};
 pub use select::{Selection, select, select_algorithm, select_named};
 pub use tuning::{Tuning, TuningError, TuningSource};

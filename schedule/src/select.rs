@@ -9,7 +9,7 @@ use pleach_vocabulary::{Collective, Rank, UnknownName};
 
 use crate::Schedule;
 use crate::cost::{Platform, Work};
-use crate::generate::{Access, Algorithm, GenerateError, Variant, check, generate};
+use crate::generate::{Access, Algorithm, GenerateError, GridShape, Variant, check, generate};
 use crate::wiring::{Wiring, WiringError};
 
 /// Chunk size that prices are made for, in bytes, unless another size is given: it fits a core's
@@ -295,8 +295,9 @@ fn unjoined_pair(algorithm: &Algorithm, schedule: &Schedule, wiring: &Wiring) ->
     Some(SelectError::NotJoined { algorithm: algorithm.clone(), from, from_rank, to, to_rank })
 }
 
-/// The algorithms that carry out a collective, with the grids that are most like a square. If
-/// prices are equal, the first one is taken.
+/// The algorithms that carry out a collective, with the grids without holes that are most like a
+/// square. In a grid with holes some ranks send more than in other algorithms: it is for who names
+/// it. If prices are equal, the first one is taken.
 #[must_use]
 pub fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     let mut all = vec![
@@ -311,8 +312,9 @@ pub fn candidates(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         Algorithm::Chain,
     ];
     if let Some(rows) = (2..=ranks.isqrt()).rev().find(|&rows| ranks.is_multiple_of(rows)) {
-        all.push(Algorithm::Grid(vec![rows, ranks / rows]));
-        all.push(Algorithm::GridStaged(vec![rows, ranks / rows]));
+        let shape = GridShape::from([rows, ranks / rows]);
+        all.push(Algorithm::Grid(shape.clone()));
+        all.push(Algorithm::GridStaged(shape));
     }
     all.retain(|algorithm| algorithm.carries_out(collective));
     all
@@ -500,7 +502,7 @@ mod tests {
         let platform = Platform::one_host(6, Access::Mapped, CostModel::SHARED_MEMORY);
         let by_name = |name| select_named(name, Collective::AllReduce, 8, &platform);
         let selection = by_name("grid:2x3").expect("it fits");
-        assert_eq!(selection.algorithm, Algorithm::Grid(vec![2, 3]));
+        assert_eq!(selection.algorithm, Algorithm::Grid([2, 3].into()));
         assert!(selection.table.len() > 8);
         let printed = selection.to_string();
         assert_eq!(printed.lines().filter(|line| line.starts_with("> grid:2x3")).count(), 1, "{printed}");

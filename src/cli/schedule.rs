@@ -20,8 +20,9 @@ pub(crate) struct Arguments {
     #[arg(value_parser = collective)]
     collective: Collective,
     /// direct, eager, eager-tree, exchange, recursive-doubling, halving-doubling, ring,
-    /// double-tree, chain, grid:AxB, grid-staged:AxB or hierarchical:HxR (H hosts of R ranks; also
-    /// 3+2, or the host of each rank: 0,1,0,1)
+    /// double-tree, chain, grid:AxB, grid-staged:AxB (any number of ranks up to A·B; also 2d: two
+    /// dimensions, balanced) or hierarchical:HxR (H hosts of R ranks; also 3+2, or the host of each
+    /// rank: 0,1,0,1)
     #[arg(long, value_name = "NAME")]
     algorithm: String,
     /// How many ranks take part

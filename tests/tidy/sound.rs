@@ -81,9 +81,11 @@ const OTHERS: &[(&str, &[&str])] = &[
         "ways that calls take",
         &[
             "Algorithm",
+            "GridShape",
             "HostMap",
             "PackedTrees",
             "PacingPolicy",
+            "RankSpace",
             "Tuning",
             "TuningRow",
             "TuningSource",

@@ -195,9 +195,9 @@ fn a_file_that_cannot_be_used_is_told_by_name_and_line() {
     };
     let absent = join().expect_err("there is no file").to_string();
     assert!(absent.contains(path.to_str().unwrap()), "{absent}");
-    std::fs::write(&path, "pleach tuning 1\nworld shm 1x4\nall-reduce 0 grid:3x3 put -\n").unwrap();
-    let unfit = join().expect_err("the grid is of nine ranks").to_string();
-    assert!(unfit.contains("line 3: all-reduce by grid:3x3 put"), "{unfit}");
+    std::fs::write(&path, "pleach tuning 1\nworld shm 1x4\nall-reduce 0 grid:3x1 put -\n").unwrap();
+    let unfit = join().expect_err("the grid is for three ranks").to_string();
+    assert!(unfit.contains("line 3: all-reduce by grid:3x1 put"), "{unfit}");
     std::fs::write(&path, FOUR).unwrap();
     let alone = join().expect("one rank has nothing to choose");
     alone.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();

@@ -4,10 +4,11 @@ use pleach_vocabulary::Collective;
 
 use super::{InterHost, Work};
 use crate::generate::{Access, Algorithm};
+use crate::rank_space::RankSpace;
 
 impl Work {
     /// The closed form, where there is one: for puts, except where the ranks that a power of two
-    /// leaves over have blocks of their own.
+    /// leaves over have blocks of their own, and in grids with holes.
     #[must_use]
     pub fn formula(
         collective: Collective,
@@ -54,9 +55,13 @@ impl Work {
             Algorithm::RecursiveDoubling => Some(Self::recursive_doubling(collective, p)),
             Algorithm::HalvingDoubling => Self::halving_doubling(collective, p),
             Algorithm::DoubleTree => Some(Self::double_tree(collective, p)),
-            Algorithm::Grid(extents) => Some(Self::grid(collective, p, extents)),
-            Algorithm::GridStaged(extents) => {
-                let stages = extents.iter().filter(|&&extent| extent > 1);
+            Algorithm::Grid(shape) => {
+                let space = shape.space(p).ok().filter(RankSpace::is_full)?;
+                Some(Self::grid(collective, p, space.extents()))
+            }
+            Algorithm::GridStaged(shape) => {
+                let space = shape.space(p).ok().filter(RankSpace::is_full)?;
+                let stages = space.extents().iter().filter(|&&extent| extent > 1);
                 let (passes, reduced) = stages.clone().fold((0, 0), |(passes, reduced), &extent| {
                     (passes + p / extent, reduced + p / extent * (extent - 1))
                 });

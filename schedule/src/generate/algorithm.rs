@@ -24,15 +24,12 @@ use pleach_vocabulary::{Collective, UnknownName};
 
 use super::packed::{self, PackedTrees};
 use super::{
-    Access, Cover, FAMILY_RANKS_MAX, GenerateError, Program, chain, direct, double_tree, eager, exchange,
-    grid, grid_staged, halving_doubling, hierarchical, one_block, recursive_doubling, ring,
+    Access, Cover, FAMILY_RANKS_MAX, GenerateError, GridShape, Program, chain, direct, double_tree, eager,
+    exchange, grid, grid_staged, halving_doubling, hierarchical, one_block, recursive_doubling, ring,
 };
 use crate::hosts::HostMap;
-use crate::rank_space::RankSpace;
+use crate::rank_space::product;
 use crate::{Lane, Schedule};
-
-/// Most dimensions of a grid.
-pub const GRID_DIMENSIONS_MAX: usize = 16;
 
 /// How a collective is carried out.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,11 +53,12 @@ pub enum Algorithm {
     DoubleTree,
     /// Along a chain.
     Chain,
-    /// Along the lines of a grid of these extents: reduce-scatter dimension after dimension,
-    /// all-gather back.
-    Grid(Vec<u32>),
-    /// Along the lines of a grid: a whole all-reduce in each dimension, one after the other.
-    GridStaged(Vec<u32>),
+    /// Along the lines of a grid of this shape, which may have holes: reduce-scatter dimension
+    /// after dimension, all-gather back.
+    Grid(GridShape),
+    /// Along the lines of a grid, which may have holes: a whole all-reduce in each dimension, one
+    /// after the other.
+    GridStaged(GridShape),
     /// Inside every host, and across hosts by one rank of each for a share of the data. Its
     /// mappings stay inside hosts. `None`: the hosts of the group that carries it out.
     Hierarchical(Option<HostMap>),
@@ -85,8 +83,8 @@ impl Algorithm {
         Self::Packed(None),
     ];
 
-    /// The names of the algorithms that carry out a collective. A name that ends in a colon wants
-    /// extents: `grid:2x3`.
+    /// The names of the algorithms that carry out a collective. `AxB` stands for the extents of a
+    /// grid, as `grid:2x3`, or for a number of dimensions, as `grid:2d`.
     #[must_use]
     pub fn names(collective: Collective) -> &'static [&'static str] {
         match collective {
@@ -166,10 +164,8 @@ impl Algorithm {
 impl fmt::Display for Algorithm {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(self.family())?;
-        if let Self::Grid(extents) | Self::GridStaged(extents) = self {
-            for (index, extent) in extents.iter().enumerate() {
-                write!(formatter, "{}{extent}", if index == 0 { ':' } else { 'x' })?;
-            }
+        if let Self::Grid(shape) | Self::GridStaged(shape) = self {
+            write!(formatter, ":{shape}")?;
         }
         if let Self::Hierarchical(Some(hosts)) = self {
             write!(formatter, ":{hosts}")?;
@@ -197,19 +193,11 @@ impl FromStr for Algorithm {
         if let Some(plain) = Self::PLAIN.into_iter().find(|plain| plain.family() == name) {
             return Ok(plain);
         }
-        let (family, extents) = name.split_once(':').ok_or_else(unknown)?;
-        if family == "hierarchical" {
-            return Ok(Self::Hierarchical(Some(extents.parse().map_err(|_| unknown())?)));
-        }
-        let extents = extents
-            .split('x')
-            .map(|extent| extent.parse().ok().filter(|&extent: &u32| extent > 0))
-            .collect::<Option<Vec<u32>>>()
-            .filter(|extents| extents.len() <= GRID_DIMENSIONS_MAX)
-            .ok_or_else(unknown)?;
+        let (family, shape) = name.split_once(':').ok_or_else(unknown)?;
         match family {
-            "grid" => Ok(Self::Grid(extents)),
-            "grid-staged" => Ok(Self::GridStaged(extents)),
+            "hierarchical" => Ok(Self::Hierarchical(Some(shape.parse().map_err(|_| unknown())?))),
+            "grid" => Ok(Self::Grid(shape.parse().map_err(|()| unknown())?)),
+            "grid-staged" => Ok(Self::GridStaged(shape.parse().map_err(|()| unknown())?)),
             _ => Err(unknown()),
         }
     }
@@ -236,10 +224,9 @@ pub fn generate(
     if ranks == 1 || matches!(collective, Collective::SendRecv { from, to } if from == to) {
         return Ok(single_rank(collective, ranks, access));
     }
-    let space = |extents: &[u32]| {
-        RankSpace::row_major(0, extents).filter(|space| space.size() == ranks).ok_or_else(|| {
-            let places =
-                extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
+    let space = |shape: &GridShape| {
+        shape.space(ranks).map_err(|_| {
+            let places = product(&shape.extents(ranks));
             GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks }
         })
     };
@@ -253,8 +240,8 @@ pub fn generate(
         Algorithm::Ring => ring::schedule(collective, ranks, access, Cover::All),
         Algorithm::DoubleTree => double_tree::schedule(collective, ranks, access),
         Algorithm::Chain => chain::schedule(collective, ranks, access),
-        Algorithm::Grid(extents) => grid::schedule(collective, &space(extents)?, access, Cover::All),
-        Algorithm::GridStaged(extents) => grid_staged::schedule(&space(extents)?, access, Cover::All),
+        Algorithm::Grid(shape) => grid::schedule(collective, &space(shape)?, access, Cover::All),
+        Algorithm::GridStaged(shape) => grid_staged::schedule(&space(shape)?, access, Cover::All),
         Algorithm::Hierarchical(_) => hierarchical::schedule(collective, &hosts, access, Cover::All),
         Algorithm::Packed(Some(trees)) => packed::schedule(trees, access),
         Algorithm::Packed(None) => return Err(GenerateError::NoTopology { ranks }),
@@ -296,9 +283,9 @@ pub(super) fn check_up_to(
     if ranks > limit {
         return Err(GenerateError::TooManyRanks { algorithm: algorithm.clone(), ranks, limit });
     }
-    if let Algorithm::Grid(extents) | Algorithm::GridStaged(extents) = algorithm {
-        let places = extents.iter().fold(1u64, |places, &extent| places.saturating_mul(u64::from(extent)));
-        if places != u64::from(ranks) {
+    if let Algorithm::Grid(shape) | Algorithm::GridStaged(shape) = algorithm {
+        let places = product(&shape.extents(ranks));
+        if places < u64::from(ranks) {
             return Err(GenerateError::GridDoesNotFit { algorithm: algorithm.clone(), places, ranks });
         }
     }

@@ -32,8 +32,11 @@ pub enum GenerateError {
         /// The values that are known.
         known: &'static [&'static str],
     },
-    /// The grid has not as many places as there are ranks.
-    #[error("{algorithm} has {places} places for {ranks} ranks; give extents whose product is {ranks}")]
+    /// The grid has fewer places than there are ranks.
+    #[error(
+        "{algorithm} has {places} places for {ranks} ranks; give extents whose product is {ranks} at least, as {}",
+        enlarged(algorithm, *ranks)
+    )]
     GridDoesNotFit {
         /// The grid.
         algorithm: Algorithm,
@@ -87,4 +90,13 @@ pub enum GenerateError {
         /// The number of ranks.
         ranks: u32,
     },
+}
+
+/// A grid of as many dimensions that has a place for each rank.
+fn enlarged(algorithm: &Algorithm, ranks: u32) -> Algorithm {
+    match algorithm {
+        Algorithm::Grid(shape) => Algorithm::Grid(shape.enlarged(ranks)),
+        Algorithm::GridStaged(shape) => Algorithm::GridStaged(shape.enlarged(ranks)),
+        other => other.clone(),
+    }
 }

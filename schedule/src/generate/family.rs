@@ -9,14 +9,14 @@
 //! | direct, ring | `p` | all |
 //! | halving-doubling | `2 × 2 × …` | `p` a power of two |
 //! | recursive-doubling, by ranks | `2 × 2 × …` | all-reduce, `p` a power of two |
-//! | grid, grid-staged | those of the grid | all |
+//! | grid, grid-staged | those of the grid | grids without holes |
 //! | hierarchical | hosts × ranks of a host | hosts of one size, one after the other |
 //!
 //! They are all-reduce, all-gather and reduce-scatter, in which a rank is like any other. Not among
 //! them are collectives with a root, which have few blocks: for them, for double trees and for
 //! barriers the whole schedule is as long as one block or two. Exchange is for few ranks.
-//! Packings, proxies of other numbers than powers of two, and hosts of different size have no such
-//! symmetry: these are made and proved whole.
+//! Packings, proxies of other numbers than powers of two, hosts of different size and grids with
+//! holes have no such symmetry: these are made and proved whole.
 
 use pleach_vocabulary::Collective;
 
@@ -67,14 +67,15 @@ pub fn family(
             (symmetry, source_order) = (Symmetry::Ranks, SourceOrder::AsTranslated);
             (recursive_doubling::schedule(collective, ranks, access, cover), bits())
         }
-        Algorithm::Grid(extents) => {
-            let Some(space) = RankSpace::row_major(0, extents) else { return Ok(None) };
-            (grid::schedule(collective, &space, access, cover), extents.clone())
-        }
-        Algorithm::GridStaged(extents) => {
-            let Some(space) = RankSpace::row_major(0, extents) else { return Ok(None) };
-            source_order = SourceOrder::AsTranslated;
-            (grid_staged::schedule(&space, access, cover), extents.clone())
+        Algorithm::Grid(shape) | Algorithm::GridStaged(shape) => {
+            let Some(space) = shape.space(ranks).ok().filter(RankSpace::is_full) else { return Ok(None) };
+            let column = if let Algorithm::Grid(_) = algorithm {
+                grid::schedule(collective, &space, access, cover)
+            } else {
+                source_order = SourceOrder::AsTranslated;
+                grid_staged::schedule(&space, access, cover)
+            };
+            (column, space.extents().to_vec())
         }
         Algorithm::Hierarchical(_) => {
             let Some(size) = even_size(&hosts) else { return Ok(None) };

@@ -26,7 +26,10 @@ mod error;
 mod exchange;
 mod family;
 mod grid;
+mod grid_shape;
 mod grid_staged;
+#[cfg(test)]
+mod grid_tests;
 mod halving_doubling;
 mod hierarchical;
 #[cfg(test)]
@@ -38,11 +41,11 @@ mod ring;
 mod variant;
 
 pub use algorithm::{
-    ALL_TO_ALL_RANKS_MAX, Algorithm, DIRECT_RANKS_MAX, EXCHANGE_RANKS_MAX, GRID_DIMENSIONS_MAX, RANKS_MAX,
-    check, generate,
+    ALL_TO_ALL_RANKS_MAX, Algorithm, DIRECT_RANKS_MAX, EXCHANGE_RANKS_MAX, RANKS_MAX, check, generate,
 };
 pub use error::GenerateError;
 pub use family::{FAMILY_RANKS_MAX, family};
+pub use grid_shape::{GRID_DIMENSIONS_MAX, GridShape};
 pub use variant::Variant;
 
 use std::collections::VecDeque;

@@ -1,12 +1,13 @@
 use pleach_vocabulary::Collective;
 
 use super::interpreter::{LAYOUTS, collectives, interpret};
-use super::{Access, Algorithm, RANKS_MAX, generate};
+use super::{Access, Algorithm, GridShape, RANKS_MAX, generate};
 use crate::hosts::HostMap;
 use crate::verify::verify;
 use crate::{Op, Part, Schedule, Step};
 
-/// Every algorithm that fits a collective and a rank count; grids in a few shapes.
+/// Every algorithm that fits a collective and a rank count; grids in a few shapes, with and without
+/// holes.
 fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
     let mut all = vec![
         Algorithm::Direct,
@@ -20,12 +21,16 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
         Algorithm::Chain,
     ];
     for first in (1..=ranks).filter(|&first| ranks.is_multiple_of(first)) {
-        all.push(Algorithm::Grid(vec![first, ranks / first]));
-        all.push(Algorithm::GridStaged(vec![first, ranks / first]));
+        all.push(Algorithm::Grid([first, ranks / first].into()));
+        all.push(Algorithm::GridStaged([first, ranks / first].into()));
     }
     if ranks.is_multiple_of(4) {
-        all.push(Algorithm::Grid(vec![2, ranks / 4, 2]));
-        all.push(Algorithm::GridStaged(vec![2, ranks / 4, 2]));
+        all.push(Algorithm::Grid([2, ranks / 4, 2].into()));
+        all.push(Algorithm::GridStaged([2, ranks / 4, 2].into()));
+    }
+    for shape in [GridShape::Dimensions(2), GridShape::Dimensions(3), [ranks.div_ceil(2), 2].into()] {
+        all.push(Algorithm::Grid(shape.clone()));
+        all.push(Algorithm::GridStaged(shape));
     }
     all.extend(host_maps(ranks).into_iter().map(|hosts| Algorithm::Hierarchical(Some(hosts))));
     all.retain(|algorithm| algorithm.carries_out(collective));
@@ -166,7 +171,11 @@ fn names_are_read_as_they_are_written() {
     for name in ["hierarchical", "hierarchical:2x4", "hierarchical:3+2", "hierarchical:0,1,0"] {
         assert_eq!(name.parse::<Algorithm>().expect("a known name").to_string(), name);
     }
-    assert_eq!("grid-staged:4x4".parse(), Ok(Algorithm::GridStaged(vec![4, 4])));
+    for name in ["grid:2d", "grid-staged:3d", "grid-staged:16d", "grid:7"] {
+        assert_eq!(name.parse::<Algorithm>().expect("a known name").to_string(), name);
+    }
+    assert_eq!("grid-staged:4x4".parse(), Ok(Algorithm::GridStaged([4, 4].into())));
+    assert_eq!("grid:2d".parse(), Ok(Algorithm::Grid(GridShape::Dimensions(2))));
     for name in [
         "",
         "rings",
@@ -177,6 +186,11 @@ fn names_are_read_as_they_are_written() {
         "grid:axb",
         "ring:2",
         "grid:99999999999",
+        "grid:d",
+        "grid:0d",
+        "grid:17d",
+        "grid:2dx3",
+        "grid:2D",
         "hierarchical:",
     ] {
         assert!(name.parse::<Algorithm>().is_err(), "{name}");
@@ -194,8 +208,13 @@ fn what_cannot_be_made_is_refused_with_what_can() {
         generate(collective, &algorithm, ranks, Access::Put).unwrap_err().to_string()
     };
     assert!(refused(Collective::Barrier, Algorithm::Ring, 2).contains("there are recursive-doubling"));
-    let misfit = refused(Collective::AllReduce, Algorithm::Grid(vec![2, 3]), 5);
-    assert!(misfit.contains("6 places for 5 ranks"), "{misfit}");
+    let misfit = refused(Collective::AllReduce, Algorithm::Grid([2, 3].into()), 7);
+    assert_eq!(
+        misfit,
+        "grid:2x3 has 6 places for 7 ranks; give extents whose product is 7 at least, as grid:3x3"
+    );
+    let misfit = refused(Collective::AllReduce, "grid-staged:1x2x2".parse().expect("a name"), 9);
+    assert!(misfit.contains("4 places for 9 ranks") && misfit.ends_with("as grid-staged:2x2x3"), "{misfit}");
     assert!(refused(Collective::Broadcast { root: 3 }, Algorithm::Direct, 3).contains("rank 3"));
     let misfit = refused(Collective::AllReduce, "hierarchical:2x2".parse().expect("a name"), 5);
     assert!(misfit.contains("for 4 ranks, not 5") && misfit.contains("hierarchical:2x3"), "{misfit}");

@@ -363,7 +363,7 @@ mod tests {
             ("all-reduce 0 ring put - 1K 1", "7 words"),
             ("all-reduce 0 rind put -", "'rind'"),
             ("all-reduce 0 chain put -", "'chain'"),
-            ("all-reduce 0 grid:3x2 put -", "all-reduce by grid:3x2 put"),
+            ("all-reduce 0 grid:3x1 put -", "all-reduce by grid:3x1 put"),
             ("all-reduce 4K ring put -", "begin at 0 and rise; the last was none"),
             ("all-reduce 0 ring put -\nall-reduce 0 ring put -", "the last was 0"),
             ("all-reduce 3Q ring put -", "'3Q' is no size"),

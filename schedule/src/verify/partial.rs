@@ -250,7 +250,7 @@ mod tests {
                 Collective::Barrier,
             ];
             for collective in all {
-                let grids = [format!("1x{ranks}"), format!("2x{}", ranks / 2)];
+                let grids = [format!("1x{ranks}"), format!("2x{}", ranks / 2), "2d".into(), "3d".into()];
                 let plain = Algorithm::names(collective).iter().filter(|name| !name.contains(':'));
                 let families = ["grid", "grid-staged", "hierarchical"];
                 let of_grids = families

@@ -5,7 +5,9 @@ use std::collections::BTreeSet;
 
 use pleach_schedule::generate::{Access, Algorithm, GenerateError, family, generate};
 use pleach_schedule::verify::{FamilyFlaw, Proof, Violation, verify, verify_family};
-use pleach_schedule::{Family, HostMap, LaneOrder, Op, Part, Place, Schedule, SourceOrder, Symmetry};
+use pleach_schedule::{
+    Family, GridShape, HostMap, LaneOrder, Op, Part, Place, Schedule, SourceOrder, Symmetry,
+};
 use pleach_vocabulary::random::Random;
 use pleach_vocabulary::{Collective, Rank};
 
@@ -24,6 +26,7 @@ fn algorithms(collective: Collective, ranks: u32) -> Vec<Algorithm> {
             shapes.push(vec![first, second, rest / second]);
         }
         for shape in shapes {
+            let shape = GridShape::from(shape);
             all.extend([Algorithm::Grid(shape.clone()), Algorithm::GridStaged(shape)]);
         }
         let hosts: HostMap = format!("{first}x{rest}").parse().expect("a map");
@@ -140,6 +143,7 @@ fn what_has_no_symmetry_makes_no_family() {
     };
     assert!(none(Collective::AllReduce, "halving-doubling", 12), "proxies");
     assert!(none(Collective::AllReduce, "hierarchical:3+2", 5), "hosts of two sizes");
+    assert!(none(Collective::AllReduce, "grid:3x3", 7) && none(Collective::AllReduce, "grid-staged:2d", 7));
     assert!(none(Collective::AllReduce, "hierarchical:0,1,0,1", 4), "hosts in turns");
     assert!(none(Collective::AllReduce, "double-tree", 8) && none(Collective::AllReduce, "ring", 1));
     assert!(none(Collective::Broadcast { root: 1 }, "direct", 8) && none(Collective::AllToAll, "direct", 8));
