@@ -6,6 +6,8 @@
 
 #[path = "session/job.rs"]
 mod job;
+#[path = "session/kept.rs"]
+mod kept;
 #[path = "session/member.rs"]
 mod member;
 
@@ -43,6 +45,17 @@ on_every_fabric!(
     a_step_that_fails_on_one_member_is_repeated_by_all,
     too_few_members_say_so,
     without_a_quorum_a_member_gives_up_and_the_others_go_on,
+    who_is_told_to_leave_costs_the_others_no_retry,
+    where_all_are_told_to_leave_all_do,
+    who_leaves_without_a_word_is_named_at_once,
+    who_joins_costs_no_retry_and_has_the_state,
+    two_join_at_once,
+    a_member_that_dies_while_one_heals_is_replaced_as_a_source,
+    who_dies_while_it_heals_holds_nobody_up,
+    who_died_comes_back_on_its_seat,
+    the_first_member_dies_and_comes_back,
+    who_is_not_of_the_job_is_refused,
+    an_audit_names_who_differs,
 );
 
 fn without_faults_each_step_is_committed_once(fabric: &str) {
@@ -67,7 +80,7 @@ fn survivors_of_one_death_go_on_with_what_they_have(fabric: &str) {
         // Between two steps of a member there is nothing to repeat.
         assert!(job.retries(seat) <= 1, "one death is one change");
         // Three pairs were connected once, and nothing was registered after the first epoch.
-        assert_eq!(job.set_up(seat), (3, 3, 1), "seat {seat}: registered, connected, epoch");
+        assert_eq!(job.set_up(seat), (4, 3, 1), "seat {seat}: registered, connected, epoch");
     }
 }
 
@@ -171,4 +184,159 @@ fn without_a_quorum_a_member_gives_up_and_the_others_go_on(fabric: &str) {
     job.await_all_of(&[1, 2, 3]);
     job.finish();
     job.check();
+}
+
+fn who_is_told_to_leave_costs_the_others_no_retry(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &[]);
+    for (seat, rest) in [(1, &[0, 2, 3][..]), (0, &[2, 3])] {
+        job.await_step(seat, 10);
+        job.tell(seat, Signal::TERM);
+        job.await_told(seat, |told| *told == Told::End("Left".to_owned()));
+        job.await_all_of(rest);
+    }
+    job.finish();
+    job.check();
+    for seat in 0..4 {
+        assert_eq!(job.retries(seat), 0, "seat {seat}");
+    }
+    assert_eq!([job.ends(0), job.ends(1)], [["Left"], ["Left"]]);
+    // Those that stay connect nothing anew. On shared memory a fence takes scratch from all, as
+    // those that left still lived.
+    let (registered, connected, epoch) = job.set_up(2);
+    assert_eq!((connected, epoch), (3, 2));
+    assert!(registered == 4 || fabric == "shm", "{registered}");
+}
+
+fn where_all_are_told_to_leave_all_do(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &[]);
+    job.await_step(0, 5);
+    for seat in 0..3 {
+        job.tell(seat, Signal::TERM);
+    }
+    for seat in 0..3 {
+        job.await_told(seat, |told| *told == Told::End("Left".to_owned()));
+    }
+    job.finish();
+    job.check();
+    for seat in 0..3 {
+        assert_eq!(job.ends(seat), ["Left"], "seat {seat}");
+    }
+}
+
+fn who_leaves_without_a_word_is_named_at_once(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["quits=1:7", "suspect=5000"]);
+    job.await_all_of(&[0, 2]);
+    job.finish();
+    job.check();
+    for seat in [0, 2] {
+        assert!(job.retries(seat) <= 1, "seat {seat}: {:#?}", job.told(seat));
+        let is_named =
+            |told: &Told| matches!(told, Told::Retry { change, .. } if change.starts_with("seat 1 has left"));
+        let is_named = job.retries(seat) == 0 || job.told(seat).iter().any(is_named);
+        assert!(is_named, "seat {seat}: {:#?}", job.told(seat));
+    }
+}
+
+fn who_joins_costs_no_retry_and_has_the_state(fabric: &str) {
+    for size in [2, 4] {
+        // Blocks of the state on all members, and a last one that is shorter.
+        let mut job = Job::start(fabric, size, &["state=1500000"]);
+        job.await_step(0, 5);
+        let joined = job.spawn(size, &[]);
+        let all: Vec<u32> = (0..=joined).collect();
+        job.await_all_of(&all);
+        job.finish();
+        job.check();
+        for member in all {
+            assert_eq!(job.retries(member), 0, "member {member} of {size}");
+            assert_eq!(job.ends(member), [""; 0]);
+        }
+        // Each pair was connected once.
+        assert_eq!(job.set_up(0).1, u64::from(size), "connected");
+    }
+}
+
+fn two_join_at_once(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &[]);
+    job.await_step(0, 5);
+    let joined = [job.spawn(5, &[]), job.spawn(3, &[])];
+    job.await_all_of(&[0, 1, joined[0], joined[1]]);
+    job.finish();
+    job.check();
+    assert_eq!([job.retries(0), job.retries(1)], [0, 0]);
+}
+
+fn a_member_that_dies_while_one_heals_is_replaced_as_a_source(fabric: &str) {
+    let mut job = Job::start(fabric, 4, &["state=6000000"]);
+    job.await_step(0, 3);
+    let joined = job.spawn(4, &[]);
+    job.await_told(joined, |told| matches!(told, Told::Joined));
+    job.signal(2, Signal::KILL);
+    job.await_all_of(&[0, 1, 3, joined]);
+    job.finish();
+    job.check();
+}
+
+fn who_dies_while_it_heals_holds_nobody_up(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["state=6000000"]);
+    job.await_step(0, 3);
+    let joined = job.spawn(3, &[]);
+    job.await_told(joined, |told| matches!(told, Told::Joined));
+    job.signal(joined, Signal::KILL);
+    job.await_further_steps();
+    job.finish();
+    job.check();
+    assert!(job.committed(0).iter().rev().take(3).all(|(_, bits)| *bits == 0b111));
+}
+
+fn who_died_comes_back_on_its_seat(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &[]);
+    job.await_step(0, 5);
+    job.signal(1, Signal::KILL);
+    let again = job.spawn(1, &[]);
+    job.await_told(again, |told| matches!(told, Told::Committed { bits: 0b111, .. }));
+    job.finish();
+    job.check();
+}
+
+/// It gives seats to newcomers, and comes as rank 0, which begins a job elsewhere.
+fn the_first_member_dies_and_comes_back(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &[]);
+    job.await_step(1, 5);
+    job.signal(0, Signal::KILL);
+    let again = job.spawn(0, &[]);
+    job.await_told(again, |told| matches!(told, Told::Committed { bits: 0b111, .. }));
+    job.finish();
+    job.check();
+}
+
+fn who_is_not_of_the_job_is_refused(fabric: &str) {
+    let mut job = Job::start(fabric, 2, &["most=3"]);
+    job.await_step(0, 5);
+    for (settings, end) in [
+        (&["program=another"][..], "Differs"),
+        (&["most=4"], "Differs"),
+        (&["suspect=1999"], "Differs"),
+        (&["state=4"], "StatesDiffer"),
+    ] {
+        let other = job.spawn(2, settings);
+        job.await_told(other, |told| *told == Told::End(end.to_owned()));
+        job.await_further_steps();
+    }
+    let third = job.spawn(2, &[]);
+    job.await_all_of(&[0, 1, third]);
+    let fourth = job.spawn(3, &[]);
+    job.await_told(fourth, |told| *told == Told::End("Closed".to_owned()));
+    job.finish();
+    job.check();
+}
+
+fn an_audit_names_who_differs(fabric: &str) {
+    let mut job = Job::start(fabric, 3, &["state=700000", "steps=20", "audit=1", "errs=1:6"]);
+    job.finish();
+    job.check();
+    for seat in 0..3 {
+        assert_eq!(job.ends(seat), ["Diverged:1"], "seat {seat}");
+        assert_eq!(job.committed(seat).len(), 6, "seat {seat}");
+    }
 }

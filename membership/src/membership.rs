@@ -152,7 +152,15 @@ impl Membership {
         let has_ticked = self.detector.advance(now);
         match input {
             Input::Message { from, message } => self.message(from, message),
-            Input::Connected(process) => self.detector.connected(process),
+            Input::Connected(process) => {
+                self.detector.connected(process);
+                // Who waits to join says so at once.
+                if self.participant.latest().is_none()
+                    && let Some(view) = self.own_view().cloned()
+                {
+                    self.send(process, Message::View(view));
+                }
+            }
             Input::Lost(process) => {
                 self.detector.lost(process);
                 if self.views.get(&process).is_some_and(|view| view.epoch.is_none()) {

@@ -23,6 +23,11 @@ impl Plan {
         self.stay.union(&self.join).copied().collect()
     }
 
+    /// Whether a member goes because it wants to.
+    pub(crate) fn leaves(&self, process: Process) -> bool {
+        self.causes.contains(&Cause { process, reason: Reason::Left })
+    }
+
     pub(crate) fn causes(&self) -> Vec<Cause> {
         self.causes.clone()
     }

@@ -61,8 +61,9 @@ pub(crate) struct Carried {
     pub(crate) scratch: Slice,
     /// Of the digest of the epoch's record.
     pub(crate) seed: u64,
-    /// Whether signals of former epochs may have come.
-    pub(crate) has_former: bool,
+    /// By rank, where signals of former epochs may have come: in the signal slots below this one,
+    /// or in any (`None`). Empty: none have come.
+    pub(crate) former: Vec<Option<u16>>,
 }
 
 impl Engine {
@@ -79,9 +80,7 @@ impl Engine {
         let scratch = carried.scratch.slice(0..bytes).expect("it is long enough for the largest epoch");
         let mut engine = Self::with_scratch(device, compute, board, layout, scratch, Vec::new());
         engine.admission.seed(carried.seed);
-        if carried.has_former {
-            engine.context.signals.begin_behind_former();
-        }
+        engine.context.signals.begin_behind_former(&carried.former);
         for peer in engine.context.peers() {
             engine.context.announce_scratch(peer)?;
             engine.connected(peer);

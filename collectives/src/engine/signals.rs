@@ -276,10 +276,11 @@ impl PeerSignals {
     }
 
     /// Takes all signals that have come so far for those of engines before this one: they count
-    /// for nothing here.
-    pub(crate) fn begin_behind_former(&mut self) {
-        for (slots, consumed) in self.slots.iter().zip(&mut self.consumed) {
-            for (signal_slot, consumed) in consumed.iter_mut().enumerate() {
+    /// for nothing here. `below`: by rank, in which signal slots some may have come; `None`: in any.
+    pub(crate) fn begin_behind_former(&mut self, below: &[Option<u16>]) {
+        for ((slots, consumed), below) in self.slots.iter().zip(&mut self.consumed).zip(below) {
+            let most = below.map_or(usize::MAX, usize::from);
+            for (signal_slot, consumed) in consumed.iter_mut().enumerate().take(most) {
                 *consumed = slots.count(signal_slot as u16);
             }
         }
@@ -451,6 +452,25 @@ fn credit_slot(stream: Stream) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn signals_of_former_engines_are_behind_a_new_one() {
+        let signal = |slots: &Signals, signal_slot| {
+            slots.signal(&Signal { signal_slot, payload: Inline::EMPTY });
+        };
+        let slots = [Signals::new(8), Signals::new(8)];
+        for signal_slot in [0, 2, 2] {
+            signal(&slots[0], signal_slot);
+            signal(&slots[1], signal_slot + 5);
+        }
+        let mut signals = PeerSignals::new(slots.to_vec());
+        signals.begin_behind_former(&[Some(3), None]);
+        let mut come = |from, signal_slot| signals.has_come(from, signal_slot);
+        assert!((0..8).all(|signal_slot| !come(0, signal_slot) && !come(1, signal_slot)));
+        signal(&slots[0], 2);
+        signal(&slots[1], 7);
+        assert!(come(0, 2) && come(1, 7));
+    }
 
     #[test]
     fn a_header_tells_run_signature_progress_and_buffers() {

@@ -27,59 +27,92 @@ pub(crate) struct CarriedGroup<'a> {
 
 /// What is the same for all epochs of a session.
 pub(crate) struct Setting {
-    pub(crate) options: Options,
-    pub(crate) fabric: Fabric,
-    /// By rank of the device.
-    pub(crate) hosts: Vec<u32>,
-    /// Of the ranks of the device, those on this host.
-    pub(crate) ranks_here: u32,
-    /// By rank of the device: ranks for each processor that it may run on.
-    pub(crate) ranks_a_processor: Vec<u32>,
+    options: Options,
+    fabric: Fabric,
+}
+
+/// Where a member is; the same on all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    rank: Rank,
+    host: u32,
+    ranks_a_processor: u32,
+}
+
+impl Place {
+    /// A rank of the device, the number of its host, and ranks for each processor that it may run
+    /// on.
+    pub(crate) fn new(rank: Rank, host: u32, ranks_a_processor: u32) -> Self {
+        Self { rank, host, ranks_a_processor }
+    }
 }
 
 impl Setting {
+    /// With these options over this fabric.
+    pub(crate) fn new(options: Options, fabric: Fabric) -> Self {
+        Self { options, fabric }
+    }
+
+    pub(crate) fn options(&self) -> &Options {
+        &self.options
+    }
+
     /// The members on their hosts, and the links between them if they are known.
-    fn platform(&self, members: &[Rank]) -> Platform {
-        let hosts: Vec<u32> = members.iter().map(|rank| self.hosts[*rank as usize]).collect();
-        let own = self.hosts[self.options.world.rank as usize];
-        let here = hosts.iter().filter(|host| **host == own).count() as u32;
-        let in_turn = members.iter().map(|rank| self.ranks_a_processor[*rank as usize]).max();
-        let mut platform = platform(self.fabric, &hosts, here.min(self.ranks_here), in_turn);
-        let topology = self.options.topology.as_ref().and_then(|whole| whole.only(members).ok());
+    fn platform(&self, members: &[Place], own: usize) -> Platform {
+        let hosts: Vec<u32> = members.iter().map(|place| place.host).collect();
+        let here = hosts.iter().filter(|host| **host == hosts[own]).count() as u32;
+        let in_turn = members.iter().map(|place| place.ranks_a_processor).max();
+        let mut platform = platform(self.fabric, &hosts, here, in_turn);
+        let ranks: Vec<Rank> = members.iter().map(|place| place.rank).collect();
+        let topology = self.options.topology.as_ref().and_then(|whole| whole.only(&ranks).ok());
         platform.wiring = topology.map(|topology| wiring(&topology, &platform));
         platform
     }
 
-    /// The group of these members, ranks of the device, over this view of it.
+    /// The group of these members over this view of the device. This process is the one of rank
+    /// `own` among them.
     pub(crate) fn group(
         &self,
-        members: &[Rank],
+        members: &[Place],
+        own: usize,
         device: Box<dyn Device>,
         board: Arc<StatusBoard>,
         carried: CarriedGroup<'_>,
     ) -> Result<Group, GroupError> {
+        let mut platform = self.platform(members, own);
+        let table = self.options.tuning.table(self.fabric, &platform.hosts);
+        if let Some(&(near, far)) = table.as_ref().and_then(|table| table.models()) {
+            (platform.near, platform.far) = (near, far);
+        }
         let connection = Connection {
             device,
             events: Vec::new(),
             board,
-            platform: self.platform(members),
-            ranks_a_processor: self.ranks_a_processor[self.options.world.rank as usize],
+            platform,
+            ranks_a_processor: members[own].ranks_a_processor,
             store: None,
         };
         let compute = Box::new(HostCompute::new());
         let mut group =
-            Group::assembled(None, connection, compute, Vec::new(), &self.options, Some(carried))?;
+            Group::assembled(table, connection, compute, Vec::new(), &self.options, Some(carried))?;
         group.fabric = Some(self.fabric);
         Ok(group)
     }
 }
 
-/// What ranks compare when they meet for a session.
-pub(crate) fn session_settings(options: &Options) -> pleach_transport::rendezvous::JoinOptions {
+/// What processes compare when they meet for a session of so many seats, besides these settings of
+/// the session itself.
+pub(crate) fn session_settings(
+    options: &Options,
+    seats: u32,
+    knobs: Vec<(String, String)>,
+) -> pleach_transport::rendezvous::JoinOptions {
     let mut settings = settings(options);
-    settings.knobs.push(("session".to_owned(), "1".to_owned()));
+    // It depends on the number of ranks, which changes.
+    settings.knobs.retain(|(name, _)| name != "signal slots");
+    settings.knobs.extend(knobs);
     // Groups of fewer ranks have more slots for each pair.
-    settings.signal_slots = most_signal_slots(options.world.world_size);
+    settings.signal_slots = most_signal_slots(seats);
     settings
 }
 
@@ -108,6 +141,12 @@ impl Group {
     /// group uses its device no more, but for what the device still has under way.
     pub(crate) fn has_stopped(&self) -> bool {
         self.shared.driver.has_stopped()
+    }
+
+    /// Whether there are more than so many handles of the group, or operations that were started.
+    pub(crate) fn is_kept_beside(&self, handles: usize) -> bool {
+        let drivers = 1 + usize::from(self.shared.progress.is_some());
+        Arc::strong_count(&self.shared) > handles || Arc::strong_count(&self.shared.driver) > drivers
     }
 
     /// Waits until every peer is drained or severed, and so no peer reads or changes memory of the

@@ -70,7 +70,7 @@ use pleach_transport::{Address, Device, Event, Memory, SetupCounts, Slice, Space
 pub use batch::{Batch, BorrowedData};
 pub use data::{Buffer, Data, DataMut, Element, OwnedData};
 pub(crate) use epoch::{
-    CarriedGroup, Setting, scratch_memory, session_buffer, session_number, session_settings,
+    CarriedGroup, Place, Setting, scratch_memory, session_buffer, session_number, session_settings,
 };
 pub use error::{CollectiveError, GroupError, GroupName, NotExact};
 pub use gpu::GpuBuffer;

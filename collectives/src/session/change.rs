@@ -10,15 +10,18 @@ use pleach_transport::RegisterError;
 
 use crate::group::{CollectiveError, GroupError, JoinGroupError};
 
-/// From one epoch to the next: who left, who came, and with which step the members go on. Members
-/// that enter one epoch from the same one have equal changes.
+/// From one epoch to the next that a member enters: who left, who came, and with which step the
+/// members go on. Members that enter one epoch from the same one have equal changes, also where
+/// some of them have heard of epochs in between that they did not enter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
+    /// The number of the epoch that ended.
+    pub from: u64,
     /// The number of the epoch that begins.
     pub epoch: u64,
     /// The step with which it begins.
     pub step: u64,
-    /// Who left, and why, by seats.
+    /// Who left, and why, by seats. Who left with an epoch in between is [`Reason::Unreachable`].
     pub left: Vec<(Process, Reason)>,
     /// Who came, by seats.
     pub came: Vec<Process>,
@@ -27,7 +30,8 @@ pub struct Change {
 }
 
 impl Change {
-    /// From the epoch of one record to that of a later one.
+    /// From the epoch of one record to that of a later one. Only the two records count, so the
+    /// change is the same on all members.
     pub(crate) fn between(before: &Record, after: &Record) -> Arc<Self> {
         let reasons: BTreeMap<Process, Reason> =
             after.causes().iter().map(|cause| (cause.process, cause.reason)).collect();
@@ -36,6 +40,7 @@ impl Change {
         let left = before.members().iter().copied().filter(|member| !after.contains(*member));
         let came = after.members().iter().copied().filter(|member| !before.contains(*member));
         Arc::new(Self {
+            from: before.number(),
             epoch: after.number(),
             step: after.step(),
             left: left.map(|member| (member, reason(member))).collect(),
@@ -86,6 +91,11 @@ pub enum Verdict {
     ),
 }
 
+fn list(members: &[Process]) -> String {
+    let all: Vec<String> = members.iter().map(ToString::to_string).collect();
+    all.join(", ")
+}
+
 /// Why a session does not go on.
 #[derive(pleach_derive::ErrorDebug, thiserror::Error)]
 #[non_exhaustive]
@@ -105,6 +115,17 @@ pub enum SessionError {
         /// How many ranks the world has.
         ranks: u32,
     },
+    /// The members did not take this process in.
+    #[error(
+        "{process} was given a seat, and was no member within {} ms: a member could not be reached, or its step takes \
+         longer; look whether all hosts reach each other, or raise the time", .waited.as_millis()
+    )]
+    NotAdmitted {
+        /// This process.
+        process: Process,
+        /// How long it has waited.
+        waited: Duration,
+    },
     /// The others go on without this process. No peer reads or changes its memory any more.
     #[error(
         "the others go on without this process ({0}); it was stopped, or out of their reach; join anew as another process"
@@ -113,6 +134,28 @@ pub enum SessionError {
         /// How they go on.
         Arc<Change>,
     ),
+    /// This process has left the job, as it was told to
+    /// ([`Session::leave_on`](super::Session::leave_on)). The others go on, and repeat no step for
+    /// it.
+    #[error("this process has left the job, as it was told to; end its loop and call Session::leave")]
+    Left,
+    /// A signal that no process can catch, or that the system refused.
+    #[error("signal {signal} cannot be caught ({source}); name another one, such as 15 (SIGTERM)")]
+    Signal {
+        /// The signal's number.
+        signal: i32,
+        /// The system's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// What the options ask for, sessions cannot do.
+    #[error("sessions have no {option}; {remedy}")]
+    Unsupported {
+        /// The option.
+        option: &'static str,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// Too few members can be reached to agree on who goes on. No peer reads or changes this
     /// process's memory any more.
     #[error(
@@ -183,6 +226,31 @@ pub enum SessionError {
         /// The name.
         String,
     ),
+    /// States that members declare with other names, elements or lengths.
+    #[error("{first} and {other} declare different states ({own} here); declare the same on all members")]
+    StatesDiffer {
+        /// A member that has the states.
+        first: Process,
+        /// The one that differs from it.
+        other: Process,
+        /// The states of this process, in words.
+        own: String,
+    },
+    /// All members that had the states are gone.
+    #[error("all members that had the states of the job are gone; begin again from a checkpoint")]
+    StatesLost,
+    /// A state that should be equal on all members is not.
+    #[error(
+        "the state {state} is not the same on all members: that of {} differs; every member has to change states \
+         alike, after steps that are committed",
+        list(members)
+    )]
+    Diverged {
+        /// The state.
+        state: String,
+        /// The members that differ from most; all, where there is no majority.
+        members: Vec<Process>,
+    },
     /// What this process knows cannot be kept where it outlives the process.
     #[error("what outlives this process cannot be written: {0}; allow it more memory or files")]
     LastWord(#[source] std::io::Error),

@@ -21,19 +21,49 @@ pub struct Elastic {
     /// How often a step that cannot be ended is repeated by the same members: 3 times unless
     /// changed.
     pub retries_max: u32,
+    /// How long members stand still for one that reads the states: 60 s unless changed.
+    pub heal_wait: Duration,
+    /// A name of the program, with all that has to be equal on all members for the same step to be
+    /// the same work. A process with another one does not join. The name of the executable unless
+    /// changed.
+    pub program: String,
 }
 
 impl Elastic {
     /// Between `fewest` and `most` members.
     #[must_use]
-    pub const fn between(fewest: u32, most: u32) -> Self {
+    pub fn between(fewest: u32, most: u32) -> Self {
+        let program = std::env::current_exe().ok();
+        let program = program.as_ref().and_then(|path| path.file_name()).map(|name| name.to_string_lossy());
         Self {
+            program: program.unwrap_or_default().into_owned(),
             fewest,
             most,
             suspect_after: Duration::from_secs(2),
             fewest_wait: Duration::from_secs(60),
             quorum_wait: Duration::from_secs(20),
             retries_max: 3,
+            heal_wait: Duration::from_secs(60),
         }
+    }
+
+    /// What has to be equal on all members, as they compare it.
+    pub(crate) fn knobs(&self) -> Vec<(String, String)> {
+        let Self { fewest, most, suspect_after, fewest_wait, quorum_wait, retries_max, .. } = self;
+        let knob = |name: &str, value: String| (name.to_owned(), value);
+        vec![
+            knob("program", self.program.clone()),
+            knob("members", format!("{fewest} to {most}")),
+            knob(
+                "patience in ms",
+                format!(
+                    "{} {} {}",
+                    suspect_after.as_millis(),
+                    fewest_wait.as_millis(),
+                    quorum_wait.as_millis()
+                ),
+            ),
+            knob("retries", retries_max.to_string()),
+        ]
     }
 }

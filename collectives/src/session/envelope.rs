@@ -7,8 +7,12 @@
 
 use pleach_membership::Message;
 use pleach_membership::message::MESSAGE_BYTES_MAX;
+use pleach_transport::Incarnation;
 use pleach_transport::wire::{Reader, Writer};
 use pleach_transport::witness::WordPlace;
+
+use super::heal::Said;
+use super::roster::Neighbour;
 
 /// Bytes of a part. A control message has room for a few words more.
 const PART_BYTES: usize = 3 << 10;
@@ -17,6 +21,9 @@ const _: () = assert!(PART_BYTES + 64 <= pleach_transport::MESSAGE_BYTES_MAX);
 const ENGINE: u8 = 1;
 const PART: u8 = 2;
 const WORD: u8 = 3;
+const SLOTS: u8 = 4;
+const NEWCOMER: u8 = 5;
+const SAID: u8 = 6;
 
 /// A control message of a session.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,8 +32,14 @@ pub(crate) enum Envelope<'a> {
     Engine { epoch: u64, message: &'a [u8] },
     /// A part of a message about membership.
     Part { is_first: bool, is_last: bool, bytes: &'a [u8] },
-    /// Where the sender's last word is.
-    Word(WordPlace),
+    /// Where the last word of the sender is, which is this incarnation.
+    Word(Incarnation, WordPlace),
+    /// A process waits to join.
+    Newcomer(Neighbour),
+    /// About states, in an epoch.
+    Said(u64, Said),
+    /// Before the epoch of this record the sender has signalled in signal slots below this one.
+    Slots { record: u64, below: u16 },
 }
 
 impl<'a> Envelope<'a> {
@@ -42,7 +55,22 @@ impl<'a> Envelope<'a> {
                 let bytes = reader.rest(PART_BYTES).ok()?;
                 Some(Self::Part { is_first: flags & 1 == 1, is_last: flags & 2 == 2, bytes })
             }
-            WORD => Some(Self::Word(WordPlace::decode(reader.rest(message.len()).ok()?).ok()?)),
+            WORD => {
+                let incarnation = Incarnation(reader.u64().ok()?);
+                Some(Self::Word(incarnation, WordPlace::decode(reader.rest(message.len()).ok()?).ok()?))
+            }
+            SAID => {
+                let (epoch, said) = (reader.u64().ok()?, Said::take(&mut reader).ok()?);
+                reader.end().ok().map(|()| Self::Said(epoch, said))
+            }
+            NEWCOMER => {
+                let neighbour = Neighbour::take(&mut reader).ok()?;
+                reader.end().ok().map(|()| Self::Newcomer(neighbour))
+            }
+            SLOTS => {
+                let (record, below) = (reader.u64().ok()?, reader.u16().ok()?);
+                reader.end().ok().map(|()| Self::Slots { record, below })
+            }
             _ => None,
         }
     }
@@ -53,9 +81,24 @@ pub(crate) fn of_engine(epoch: u64, message: &[u8]) -> Vec<u8> {
     Writer::default().u8(ENGINE).u64(epoch).raw(message).finish()
 }
 
-/// Where this process's last word is.
-pub(crate) fn of_word(place: &WordPlace) -> Vec<u8> {
-    Writer::default().u8(WORD).raw(&place.encode()).finish()
+/// Where the last word of this process is.
+pub(crate) fn of_word(own: Incarnation, place: &WordPlace) -> Vec<u8> {
+    Writer::default().u8(WORD).u64(own.0).raw(&place.encode()).finish()
+}
+
+/// About states, in an epoch.
+pub(crate) fn of_said(epoch: u64, said: Said) -> Vec<u8> {
+    said.put(Writer::default().u8(SAID).u64(epoch)).finish()
+}
+
+/// A process waits to join.
+pub(crate) fn of_newcomer(neighbour: &Neighbour) -> Vec<u8> {
+    neighbour.put(Writer::default().u8(NEWCOMER)).finish()
+}
+
+/// Below which signal slot this process has signalled before the epoch of a record.
+pub(crate) fn of_slots(record: u64, below: u16) -> Vec<u8> {
+    Writer::default().u8(SLOTS).u64(record).u16(below).finish()
 }
 
 /// A message about membership, as control messages.
@@ -155,9 +198,10 @@ mod tests {
 
     #[test]
     fn bytes_that_are_no_message_are_refused() {
-        for bytes in [&[][..], &[0], &[ENGINE, 1, 2], &[PART], &[PART, 4], &[WORD, 1], &[9, 9]] {
+        for bytes in [&[][..], &[0], &[ENGINE, 1, 2], &[PART], &[PART, 4], &[WORD, 1], &[SLOTS, 1], &[9, 9]] {
             assert_eq!(Envelope::open(bytes), None, "{bytes:?}");
         }
+        assert_eq!(Envelope::open(&of_slots(7, 9)), Some(Envelope::Slots { record: 7, below: 9 }));
         let message = of_engine(7, &[1, 2]);
         assert_eq!(Envelope::open(&message), Some(Envelope::Engine { epoch: 7, message: &[1, 2] }));
     }

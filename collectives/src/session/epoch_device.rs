@@ -92,13 +92,19 @@ unsafe impl Device for EpochDevice {
     }
 
     fn submit(&mut self, peer: Rank, transfer: Transfer, id: TransferId) -> Result<Submitted, SubmitError> {
+        let signal = match &transfer {
+            Transfer::Put { signal, .. } => *signal,
+            _ => None,
+        };
         let mut shared = self.shared.lock();
-        shared.submit(self.epoch, peer, id, |device, rank, id| device.submit(rank, transfer, id))
+        shared.submit(self.epoch, peer, id, signal.as_ref(), |device, rank, id| {
+            device.submit(rank, transfer, id)
+        })
     }
 
     fn signal(&mut self, peer: Rank, signal: &Signal, id: TransferId) -> Result<Submitted, SubmitError> {
         let mut shared = self.shared.lock();
-        shared.submit(self.epoch, peer, id, |device, rank, id| device.signal(rank, signal, id))
+        shared.submit(self.epoch, peer, id, Some(signal), |device, rank, id| device.signal(rank, signal, id))
     }
 
     fn drain(&mut self, peer: Rank) -> Result<(), SubmitError> {

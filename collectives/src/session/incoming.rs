@@ -1,17 +1,19 @@
 //! What comes to a member: messages of peers, losses, faults of its own engine. It waits here for
 //! the session's thread; what is for the epoch's engine is answered at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::Thread;
 
 use pleach_membership::Message;
 use pleach_transport::mutex::lock;
 use pleach_transport::witness::WordPlace;
-use pleach_transport::{LossCause, Responder};
+use pleach_transport::{Incarnation, LossCause, Responder};
 use pleach_vocabulary::Rank;
 
 use super::envelope::{Assembly, Envelope, of_engine};
+use super::heal::Said;
+use super::roster::Neighbour;
 use crate::engine::{Fault, FaultKind, StatusBoard};
 
 /// Messages about membership that wait. Members send few, and say again what is lost.
@@ -21,11 +23,18 @@ const MESSAGES_MAX: usize = 1 << 16;
 /// is ready it sends each peer one.
 const EARLY_OF_PEER_MAX: usize = 64;
 
+/// Processes that wait to join, of which this one was told between two looks.
+const NEWCOMERS_MAX: usize = 256;
+
+/// What a peer says about states that is kept. It says few things in an epoch.
+const SAID_MAX: usize = 32;
+
 /// What has come since the last look. Ranks are those of the device.
 #[derive(Default)]
 pub(crate) struct Arrivals {
     pub(crate) messages: Vec<(Rank, Message)>,
-    pub(crate) words: Vec<(Rank, WordPlace)>,
+    pub(crate) words: Vec<(Rank, Incarnation, WordPlace)>,
+    pub(crate) newcomers: Vec<Neighbour>,
     pub(crate) lost: Vec<Rank>,
     pub(crate) findings: Vec<Finding>,
 }
@@ -53,6 +62,10 @@ struct State {
     assemblies: BTreeMap<Rank, Assembly>,
     listener: Option<Arc<Listener>>,
     early: Vec<(Rank, u64, Vec<u8>)>,
+    /// By rank: the newest record of which it has told the signal slots, and these.
+    slots: BTreeMap<Rank, (u64, u16)>,
+    /// By rank: what it has said last about states, and in which epochs.
+    said: BTreeMap<Rank, VecDeque<(u64, Said)>>,
 }
 
 /// See the module. The responder of the session's device.
@@ -101,6 +114,20 @@ impl Incoming {
         own.filter_map(|(from, _, message)| Some((from, listener.hear(from, &message)?))).collect()
     }
 
+    /// The newest of what a rank has said about states that is picked, by its epoch.
+    pub(crate) fn said<T>(&self, rank: Rank, pick: impl Fn(u64, Said) -> Option<T>) -> Option<T> {
+        let state = lock(&self.state);
+        state.said.get(&rank)?.iter().rev().find_map(|(epoch, said)| pick(*epoch, *said))
+    }
+
+    /// By rank of the epoch of a record: below which signal slot it has signalled before; `None`:
+    /// it has not told.
+    pub(crate) fn used_slots(&self, record: u64, ranks: &[Rank]) -> Vec<Option<u16>> {
+        let state = lock(&self.state);
+        let told = |rank: &Rank| state.slots.get(rank).filter(|(of, _)| *of == record);
+        ranks.iter().map(|rank| told(rank).map(|(_, below)| *below)).collect()
+    }
+
     /// A fault of the engine of this epoch.
     pub(crate) fn found(&self, epoch: u64, fault: &Fault) {
         let finding = match fault.kind {
@@ -147,11 +174,36 @@ impl Responder for Incoming {
                 self.wake();
                 None
             }
-            Envelope::Word(place) => {
+            Envelope::Slots { record, below } => {
+                lock(&self.state).slots.insert(from, (record, below));
+                None
+            }
+            Envelope::Said(epoch, said) => {
                 let mut state = lock(&self.state);
-                if state.arrivals.words.iter().all(|(rank, _)| *rank != from) {
-                    state.arrivals.words.push((from, place));
+                let all = state.said.entry(from).or_default();
+                if all.len() == SAID_MAX {
+                    all.pop_front();
                 }
+                all.push_back((epoch, said));
+                drop(state);
+                self.wake();
+                None
+            }
+            Envelope::Newcomer(neighbour) => {
+                let mut state = lock(&self.state);
+                let newcomers = &mut state.arrivals.newcomers;
+                if newcomers.len() < NEWCOMERS_MAX && !newcomers.contains(&neighbour) {
+                    newcomers.push(neighbour);
+                }
+                drop(state);
+                self.wake();
+                None
+            }
+            Envelope::Word(incarnation, place) => {
+                let mut state = lock(&self.state);
+                // Another process may have the rank by now.
+                state.arrivals.words.retain(|(rank, ..)| *rank != from);
+                state.arrivals.words.push((from, incarnation, place));
                 drop(state);
                 self.wake();
                 None

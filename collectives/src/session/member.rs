@@ -11,11 +11,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pleach_membership::{
-    Certificate, Input, Maker, Membership, Message, Output, Process, Record, Seat, Verdict,
+    Cause, Certificate, Input, Maker, Membership, Message, Output, Process, Reason, Record, Seat, Verdict,
 };
 use pleach_transport::mutex::lock;
 use pleach_transport::witness::{LastWord, Witness};
@@ -25,14 +26,19 @@ use pleach_vocabulary::Rank;
 use super::change::Change;
 use super::envelope::{of_word, parts};
 use super::incoming::{Finding, Incoming};
+use super::newcomers::Newcomers;
+use super::roster::{Neighbour, Roster};
 use super::shared_device::{PairEvent, SharedDevice};
 use super::{Elastic, Timeline};
 use crate::engine::StatusBoard;
-use crate::group::Group;
+use crate::group::{Group, Place};
 
 /// How often the session's thread looks while a pair is drained, a process severed, an engine
 /// stopped, or the end of a lost process awaited.
 const BUSY_INTERVAL: Duration = Duration::from_micros(300);
+
+/// How often it looks while processes wait to join.
+const NEWCOMER_INTERVAL: Duration = Duration::from_millis(1);
 
 /// How long after a loss the end of a process of this host is awaited so often. The kernel closes
 /// the files of a process a moment before it says that the process has ended.
@@ -60,7 +66,8 @@ pub(crate) struct State {
     last_word: LastWord,
     /// Why nothing more is said.
     broken: Option<Arc<io::Error>>,
-    witnesses: BTreeMap<Rank, Witness>,
+    /// By rank: the process that it has, and its witness.
+    witnesses: BTreeMap<Rank, (Process, Witness)>,
     /// Lost, with a witness that has not seen the end.
     dying: BTreeMap<Rank, Nanos>,
     /// Processes whose end a witness has seen.
@@ -68,8 +75,14 @@ pub(crate) struct State {
     outboxes: BTreeMap<Rank, VecDeque<Vec<u8>>>,
     /// To this process itself.
     own: VecDeque<Message>,
-    record: Arc<Record>,
-    change: Option<Arc<Change>>,
+    /// The newest; `None` while this process waits to join.
+    record: Option<Arc<Record>>,
+    /// Of the epoch that was entered last; it may be over.
+    entered: Option<Arc<Record>>,
+    roster: Roster,
+    newcomers: Newcomers,
+    /// Whether this process has said that it leaves.
+    has_announced: bool,
     /// How many epochs in a row have had the same members and the same step.
     repeats: u32,
     /// A step that was repeated too often, and how often, until the caller is told.
@@ -95,6 +108,8 @@ pub(crate) struct Member {
     changed: Condvar,
     incoming: Arc<Incoming>,
     device: Arc<SharedDevice>,
+    /// Set by handlers of signals. Relaxed: nothing else is read because of it.
+    leaves: Arc<AtomicBool>,
 }
 
 fn rank_of(process: Process) -> Rank {
@@ -102,20 +117,30 @@ fn rank_of(process: Process) -> Rank {
 }
 
 impl Member {
-    /// A member of the first epoch.
+    /// A member of the first epoch, or a process that waits to join (`None`). `roster`: the members
+    /// and their places.
     pub(crate) fn new(
         process: Process,
-        first: Arc<Record>,
+        first: Option<Arc<Record>>,
+        roster: Roster,
         elastic: Elastic,
         device: Arc<SharedDevice>,
         incoming: Arc<Incoming>,
     ) -> io::Result<Arc<Self>> {
         let last_word = LastWord::new()?;
-        last_word.write(&first.encode())?;
+        if let Some(first) = &first {
+            last_word.write(&first.encode())?;
+        }
         let now = clock::now();
         let options =
             pleach_membership::Options { suspect_after: elastic.suspect_after, maker: Maker::Members };
-        let membership = Membership::new(process, options, Some(Arc::clone(&first)), now);
+        let membership = Membership::new(process, options, first.clone(), now);
+        let mut newcomers = Newcomers::default();
+        if first.is_none() {
+            for member in roster.iter().filter(|neighbour| neighbour.process() != process) {
+                newcomers.take_in(member.clone(), &device);
+            }
+        }
         let state = State {
             membership,
             last_word,
@@ -125,8 +150,11 @@ impl Member {
             ended: BTreeSet::new(),
             outboxes: BTreeMap::new(),
             own: VecDeque::new(),
+            entered: first.clone(),
             record: first,
-            change: None,
+            roster,
+            newcomers,
+            has_announced: false,
             repeats: 0,
             failed: None,
             verdict: None,
@@ -139,26 +167,97 @@ impl Member {
             timeline: Timeline::default(),
             is_over: false,
         };
-        let member =
-            Self { process, elastic, state: Mutex::new(state), changed: Condvar::new(), incoming, device };
+        let (state, changed) = (Mutex::new(state), Condvar::new());
+        let member = Self { process, elastic, state, changed, incoming, device, leaves: Arc::default() };
         member.greet();
         Ok(Arc::new(member))
     }
 
-    /// Tells the others where this process's last word is, and the state machine that they are
-    /// connected.
+    /// Greets the members of the first epoch, which are connected.
     fn greet(&self) {
         let mut state = self.lock();
-        let place = state.last_word.place();
-        let others: Vec<Process> =
-            state.record.members().iter().copied().filter(|member| *member != self.process).collect();
-        for process in others {
-            if let Some(place) = &place {
-                state.outboxes.entry(rank_of(process)).or_default().push_back(of_word(place));
-            }
-            self.on(&mut state, Input::Connected(process), clock::now());
+        for process in state.others(self.process) {
+            self.connected(&mut state, process, clock::now());
         }
         self.send(&mut state);
+    }
+
+    /// Tells a process where this process's last word is, and the state machine that it is
+    /// connected.
+    fn connected(&self, state: &mut State, process: Process, now: Nanos) {
+        let word = state.last_word.place().map(|place| of_word(self.process.incarnation, &place));
+        // What waits there was for a process that had the rank before.
+        state.outboxes.insert(rank_of(process), word.into_iter().collect());
+        self.on(state, Input::Connected(process), now);
+    }
+
+    /// What waits to join, and what the others are told of it.
+    fn look_after_newcomers(&self, state: &mut State, now: Nanos) {
+        let record = state.record.clone();
+        state.newcomers.connect(record.as_deref(), &self.device);
+        let State { roster, newcomers, record: Some(record), .. } = state else { return };
+        let members: Vec<&Neighbour> =
+            roster.iter().filter(|neighbour| record.contains(neighbour.process())).collect();
+        newcomers.tell(now, &members, &self.device);
+    }
+
+    /// A process waits to join.
+    pub(crate) fn newcomer(&self, neighbour: Neighbour) {
+        self.take_newcomer(&mut self.lock(), neighbour);
+        self.incoming.wake();
+    }
+
+    fn take_newcomer(&self, state: &mut State, neighbour: Neighbour) {
+        let process = neighbour.process();
+        let is_member = state.record.as_ref().is_some_and(|record| record.contains(process));
+        let is_known = is_member || state.is_out || process == self.process || state.ended.contains(&process);
+        if neighbour.rank() as usize >= self.device.info().reach.len() {
+            return; // The device has no such rank.
+        }
+        if is_known {
+            // This process may have heard of the record first.
+            if is_member {
+                state.roster.insert(neighbour);
+            }
+        } else if state.newcomers.take_in(neighbour.clone(), &self.device) {
+            tracing::info!("{process} waits to join");
+            state.roster.insert(neighbour);
+        }
+    }
+
+    pub(crate) fn process(&self) -> Process {
+        self.process
+    }
+
+    /// A seat that is free here: the wanted one if it is, or else the lowest.
+    pub(crate) fn free_seat(&self, wanted: Rank, seats: u32) -> Option<Rank> {
+        let state = self.lock();
+        let record = state.record.clone()?;
+        let is_free = |seat: &Rank| {
+            *seat < seats
+                && record.on_seat(Seat(*seat)).is_none()
+                && !state.newcomers.is_on(*seat)
+                && self.device.is_free(*seat)
+        };
+        std::iter::once(wanted).chain(0..seats).find(is_free)
+    }
+
+    /// What a newcomer is told of the members, and of those that wait with it.
+    pub(crate) fn roster(&self) -> Roster {
+        self.lock().roster.clone()
+    }
+
+    /// Whether this process is the member on the lowest seat.
+    pub(crate) fn is_lowest(&self) -> bool {
+        let state = self.lock();
+        let lowest = state.record.as_ref().and_then(|record| record.members().first().copied());
+        !state.is_out && !state.has_given_up && lowest == Some(self.process)
+    }
+
+    /// Whether the session is over.
+    pub(crate) fn is_over(&self) -> bool {
+        let state = self.lock();
+        state.is_over || state.is_out || state.has_given_up
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -175,6 +274,27 @@ impl Member {
         self.on(state, input, clock::now());
         self.send(state);
         self.incoming.wake();
+    }
+
+    /// Sends a control message to these ranks, now or when there is room for it.
+    pub(crate) fn post(&self, ranks: &[Rank], message: &[u8]) {
+        let mut state = self.lock();
+        for rank in ranks {
+            let outbox = state.outboxes.entry(*rank).or_default();
+            if outbox.len() < OUTBOX_MAX {
+                outbox.push_back(message.to_vec());
+            }
+        }
+        self.send(&mut state);
+        self.incoming.wake();
+    }
+
+    /// Says that this process leaves at the end of a step.
+    pub(crate) fn announce_leave(&self, state: &mut State) {
+        if !state.has_announced {
+            state.has_announced = true;
+            self.tell(state, Input::Leave);
+        }
     }
 
     /// Begins the next step; `None` while the next epoch is awaited.
@@ -205,6 +325,19 @@ impl Member {
         self.changed.notify_all();
     }
 
+    /// The session is dropped: this process takes part in nothing any more.
+    pub(crate) fn drop_session(&self) {
+        let mut state = self.lock();
+        if !state.has_given_up {
+            self.give_up(&mut state, "the session was dropped");
+        }
+    }
+
+    /// What is set to true when this process is to leave, by the handler of a signal.
+    pub(crate) fn leaves_when(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.leaves)
+    }
+
     /// Ends the session's thread.
     pub(crate) fn end(&self) {
         self.lock().is_over = true;
@@ -215,11 +348,17 @@ impl Member {
     fn look(&self, state: &mut State, now: Nanos) -> Nanos {
         self.take_arrivals(state, now);
         self.look_for_ends(state, now);
-        if self.device.is_ending() {
+        let awaits_connections = state.record.is_none() || !state.newcomers.is_empty();
+        if awaits_connections || self.device.is_ending() {
             self.device.poll(now);
         }
         for event in self.device.take_pair_events() {
             self.pair_event(state, event, now);
+        }
+        // Only now: what was lost so far was not one of those that are connected to next.
+        self.look_after_newcomers(state, now);
+        if self.leaves.load(Ordering::Relaxed) {
+            self.announce_leave(state);
         }
         if now >= state.membership.next_deadline() {
             self.on(state, Input::Tick, now);
@@ -234,15 +373,22 @@ impl Member {
         if self.device.is_ending() || engine_stops || has_dying || has_output {
             until = until.min(now + BUSY_INTERVAL);
         }
+        if awaits_connections {
+            until = until.min(now + NEWCOMER_INTERVAL);
+        }
         until
     }
 
     fn take_arrivals(&self, state: &mut State, now: Nanos) {
         let arrivals = self.incoming.take();
-        for (rank, place) in arrivals.words {
+        for (rank, incarnation, place) in arrivals.words {
             if let Some(witness) = Witness::open(&place) {
-                state.witnesses.insert(rank, witness);
+                let process = Process { seat: Seat(rank), incarnation };
+                state.witnesses.insert(rank, (process, witness));
             }
+        }
+        for neighbour in arrivals.newcomers {
+            self.take_newcomer(state, neighbour);
         }
         for (from, message) in arrivals.messages {
             if let Some(from) = self.holder(state, from) {
@@ -260,16 +406,15 @@ impl Member {
     /// The process that has a rank of the device.
     fn holder(&self, state: &State, rank: Rank) -> Option<Process> {
         let incarnation = self.device.lock().device.incarnation(rank);
-        let on_seat = state.record.on_seat(Seat(rank));
+        let on_seat = state.record.as_ref().and_then(|record| record.on_seat(Seat(rank)));
         incarnation.map(|incarnation| Process { seat: Seat(rank), incarnation }).or(on_seat)
     }
 
     fn take_finding(&self, state: &mut State, finding: Finding, now: Nanos) {
         let (Finding::Late { epoch, .. } | Finding::Failed { epoch }) = finding;
-        let record = Arc::clone(&state.record);
-        if record.number() != epoch {
+        let Some(record) = state.record.clone().filter(|record| record.number() == epoch) else {
             return; // The epoch is over.
-        }
+        };
         match finding {
             Finding::Late { rank, .. } => {
                 if let Some(process) = record.members().get(rank as usize) {
@@ -284,13 +429,16 @@ impl Member {
         match event {
             PairEvent::Connected(rank) => {
                 if let Some(process) = self.holder(state, rank) {
-                    self.on(state, Input::Connected(process), now);
+                    self.connected(state, process, now);
                 }
             }
             PairEvent::Lost(rank) => {
+                state.newcomers.lost(rank);
                 let Some(process) = self.holder(state, rank) else { return };
-                state.timeline.found(now);
-                if state.witnesses.contains_key(&rank) {
+                if state.record.as_ref().is_some_and(|record| record.contains(process)) {
+                    state.timeline.found(now);
+                }
+                if state.witnesses.get(&rank).is_some_and(|(of, _)| *of == process) {
                     state.dying.entry(rank).or_insert(now);
                 }
                 self.look_for_ends(state, now);
@@ -306,11 +454,12 @@ impl Member {
 
     /// Gives certificates for processes of this host that have ended.
     fn look_for_ends(&self, state: &mut State, now: Nanos) {
-        let has_ended = |rank: &Rank| state.witnesses.get(rank).is_some_and(|witness| witness.has_ended());
+        let has_ended =
+            |rank: &Rank| state.witnesses.get(rank).is_some_and(|(_, witness)| witness.has_ended());
         let ended: Vec<Rank> = state.dying.keys().copied().filter(has_ended).collect();
         for rank in ended {
             state.dying.remove(&rank);
-            let Some(witness) = state.witnesses.remove(&rank) else { continue };
+            let Some((process, witness)) = state.witnesses.remove(&rank) else { continue };
             let word = witness.last_word();
             let learned = match word.map(|word| word.map(|word| Record::decode(&word)).transpose()) {
                 Ok(Ok(learned)) => learned.map(Arc::new),
@@ -324,10 +473,8 @@ impl Member {
                     continue;
                 }
             };
-            if let Some(process) = self.holder(state, rank) {
-                state.ended.insert(process);
-                self.on(state, Input::Certificate(Certificate { process, learned }), now);
-            }
+            state.ended.insert(process);
+            self.on(state, Input::Certificate(Certificate { process, learned }), now);
         }
     }
 
@@ -378,23 +525,24 @@ impl Member {
             }
             Output::Verdict { step, verdict } => state.verdict = Some((step, verdict)),
             Output::Drain { peer, epoch } => {
-                let record = Arc::clone(&state.record);
+                let Some(record) = state.record.clone() else { return };
                 let since = |process| record.member_since(process).unwrap_or(0);
                 let both = since(peer).max(since(self.process));
                 // A member that joins is drained once with the record by which it does.
                 let count = epoch - both + u64::from(both > 0);
                 self.device.drain(rank_of(peer), epoch, count);
             }
-            Output::Enter(_) => {
+            Output::Enter(record) => {
                 state.no_quorum = None;
                 state.timeline.drained(now);
+                state.entered = Some(record);
             }
             Output::Expelled(_) => state.is_out = true,
             Output::NoQuorum { answered, members } => {
                 let since = state.no_quorum.map_or(now, |(.., since)| since);
                 state.no_quorum = Some((answered, members, since));
             }
-            // Members of the first epoch are connected; nobody joins them yet. Their records are
+            // Who waits to join is connected to as soon as this process is told of it. Records are
             // made by members.
             Output::Connect(_) | Output::WriteOnce(_) | Output::ReadStore(_) => {}
             // Told apart above, and told to nobody.
@@ -404,16 +552,19 @@ impl Member {
 
     /// A record was learned: the epoch before is over.
     fn learned(&self, state: &mut State, record: &Arc<Record>, now: Nanos) {
-        let before = std::mem::replace(&mut state.record, Arc::clone(record));
-        let change = Change::between(&before, record);
-        let is_repeat = change.is_of_nobody() && before.step() == record.step();
-        state.repeats = if is_repeat { state.repeats + 1 } else { u32::from(change.is_of_nobody()) };
+        let before = state.record.replace(Arc::clone(record));
+        state.newcomers.admitted(record);
+        let newcomers = &state.newcomers;
+        state.roster.keep(record, |process| newcomers.contains(process));
+        let is_of_nobody = before.as_ref().is_some_and(|before| before.members() == record.members());
+        let is_repeat = is_of_nobody && before.is_some_and(|before| before.step() == record.step());
+        state.repeats = if is_repeat { state.repeats + 1 } else { u32::from(is_of_nobody) };
         if state.repeats > self.elastic.retries_max {
             state.failed = Some((record.step(), std::mem::take(&mut state.repeats)));
         }
         state.timeline.agreed(now);
+        let change = Change::between(state.entered.as_ref().unwrap_or(record), record);
         tracing::info!(seat = self.process.seat.0, "{change}");
-        state.change = Some(Arc::clone(&change));
         state.no_quorum = None;
         self.end_epoch(state, &change.to_string());
     }
@@ -439,6 +590,7 @@ impl Member {
         }
         state.outboxes.remove(&rank);
         state.dying.remove(&rank);
+        state.newcomers.bury(process);
         self.device.sever(rank);
     }
 
@@ -467,8 +619,8 @@ impl Member {
     pub(crate) fn give_up(&self, state: &mut State, cause: &str) {
         state.has_given_up = true;
         self.end_epoch(state, cause);
-        let others: BTreeSet<Process> = state.record.members().iter().copied().collect();
-        for process in others.into_iter().filter(|process| *process != self.process) {
+        let newcomers: Vec<Process> = state.newcomers.iter().map(Neighbour::process).collect();
+        for process in state.others(self.process).into_iter().chain(newcomers) {
             self.sever(state, process);
         }
     }
@@ -495,12 +647,42 @@ impl State {
         self.membership.entered().cloned()
     }
 
-    pub(crate) fn record(&self) -> &Arc<Record> {
-        &self.record
+    /// The number of the newest record; `None` while this process waits to join.
+    pub(crate) fn newest(&self) -> Option<u64> {
+        self.record.as_ref().map(|record| record.number())
     }
 
-    pub(crate) fn change(&self) -> Option<Arc<Change>> {
-        self.change.clone()
+    /// The places of the members of an epoch, by rank.
+    pub(crate) fn places(&self, record: &Record) -> Option<Vec<Place>> {
+        self.roster.places(record)
+    }
+
+    /// All other members of the newest epoch.
+    fn others(&self, own: Process) -> Vec<Process> {
+        let members = self.record.as_ref().map_or(&[][..], |record| record.members());
+        members.iter().copied().filter(|member| *member != own).collect()
+    }
+
+    /// From the epoch of an attempt to the one that was entered since.
+    pub(crate) fn change_since(&self, attempted: &Record) -> Arc<Change> {
+        Change::between(attempted, self.entered.as_deref().unwrap_or(attempted))
+    }
+
+    /// How the others go on without this process, once it is out.
+    pub(crate) fn change_without_this(&self) -> Option<Arc<Change>> {
+        let record = self.record.as_ref().filter(|_| self.is_out)?;
+        Some(Change::between(self.entered.as_ref().unwrap_or(record), record))
+    }
+
+    /// Whether this process is out because it has said that it leaves.
+    pub(crate) fn has_left(&self, process: Process) -> bool {
+        let left = Cause { process, reason: Reason::Left };
+        self.is_out && self.record.as_ref().is_some_and(|record| record.causes().contains(&left))
+    }
+
+    /// Whether all leave, this process too, as it has said.
+    pub(crate) fn all_leave(&self) -> bool {
+        self.has_announced && self.membership.everyone_leaves()
     }
 
     pub(crate) fn verdict_of(&self, step: u64) -> Option<Verdict> {
@@ -509,10 +691,6 @@ impl State {
 
     pub(crate) fn is_out(&self) -> bool {
         self.is_out
-    }
-
-    pub(crate) fn everyone_leaves(&self) -> bool {
-        self.membership.everyone_leaves()
     }
 
     pub(crate) fn unready(&self) -> Vec<Process> {

@@ -13,6 +13,9 @@
 //! | [`SharedDevice`] | the device of all epochs: events sorted, pairs drained, processes severed |
 //! | [`EpochDevice`] | the view of it that an epoch's engine has |
 //! | [`envelope`] | control messages |
+//! | [`arriving`] | how a process comes to a job: it begins it, or is given a seat |
+//! | [`seat_thread`], [`Newcomers`](newcomers::Newcomers), [`Roster`](roster::Roster) | the processes that come later: who gives them seats, who connects to them, where all are |
+//! | [`heal`], [`healing`] | how a process that came reads the states of the job |
 //! | [`Change`], [`SessionError`] | what callers are told |
 //!
 //! **From one epoch to the next.** A record was learned. The engine of the epoch stops: it is told
@@ -20,29 +23,36 @@
 //! and who is out is severed. The engine takes a drained pair for a severed one, so its calls
 //! return and give back their buffers when no peer can touch them. Then the epoch is entered, and
 //! the caller's next attempt has a new engine over the same device: with the registrations and
-//! connections that there are, and signals counted from where they stand.
+//! connections that there are, and signals counted from where they stand. With the drain each end
+//! tells the other up to which signal slot it has signalled so far, so only these are looked at.
 //!
 //! **Invariant:** between the begin of a step and its verdict there is one epoch. No transfer,
 //! signal or message of an engine crosses from one epoch to another.
 
+mod arriving;
 mod change;
 mod elastic;
 mod envelope;
 mod epoch_device;
+mod heal;
+mod healing;
 mod incoming;
 mod member;
+mod newcomers;
+mod roster;
+mod seat_thread;
 mod shared_device;
 mod state;
 mod timeline;
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use pleach_membership::{Input, Record, Verdict as Agreed};
-use pleach_transport::rendezvous::join;
-use pleach_transport::{Flush, Slice, clock};
+use pleach_transport::rendezvous::Presence;
+use pleach_transport::{Flush, Slice, Space, clock};
 use pleach_vocabulary::Rank;
+use signal_hook::SigId;
 
 pub use change::{Change, SessionError, Verdict};
 pub use elastic::Elastic;
@@ -52,18 +62,28 @@ pub use timeline::Timeline;
 
 use crate::engine::{Carried, EpochEnd, FaultKind, StatusBoard};
 use crate::group::{
-    Buffer, CarriedGroup, CollectiveError, Element, Group, GroupError, JoinGroupError, Options, Setting,
-    scratch_memory, session_buffer, session_number, session_settings,
+    Buffer, CarriedGroup, CollectiveError, Connect, Element, Group, GroupError, JoinGroupError, Options,
+    Setting, scratch_memory, session_buffer, session_number,
 };
 use epoch_device::EpochDevice;
+use heal::{Entry, NAME_BYTES_MAX, States};
+use healing::{Healing, Kept};
 use incoming::Incoming;
 use member::Member;
 use shared_device::SharedDevice;
+
+/// This part of the time until suspicion a process that leaves waits for others that leave too.
+const LEAVING_TOGETHER: u32 = 8;
+
+/// Handles of an epoch's group that the session itself has.
+const HANDLES: usize = 2;
 
 /// The epoch that this process has entered.
 struct Epoch {
     record: Arc<Record>,
     group: Group,
+    /// Whether all members have the states.
+    is_healed: bool,
 }
 
 /// A process's membership in a job; see the module.
@@ -78,6 +98,10 @@ pub struct Session {
     incoming: Arc<Incoming>,
     member: Arc<Member>,
     thread: Option<JoinHandle<()>>,
+    /// Gives seats to newcomers.
+    seats: Option<JoinHandle<()>>,
+    /// Says that a member lives.
+    presence: Option<Presence>,
     epoch: Option<Epoch>,
     /// The step that has begun.
     begun: Option<u64>,
@@ -85,7 +109,15 @@ pub struct Session {
     step: u64,
     /// By which buffers know the groups of this session.
     number: u64,
-    states: BTreeSet<String>,
+    /// An epoch whose group could not be made.
+    not_entered: Option<u64>,
+    /// Where a signal that was caught is written down, for [`Session::leave_on`].
+    signals: Vec<SigId>,
+    states: States,
+    /// Whether this process has the states: it began the job, or has read them.
+    has_states: bool,
+    /// What it has read of them.
+    kept: Option<Kept>,
 }
 
 impl std::fmt::Debug for Session {
@@ -95,63 +127,50 @@ impl std::fmt::Debug for Session {
 }
 
 impl Session {
-    /// Meets the other processes of the world and connects to all of them. They are the members of
-    /// the first epoch.
+    /// Comes to a job. Where none runs at the rendezvous address, the processes of the world meet,
+    /// connect to each other and are the members of its first epoch. Where one runs, this process
+    /// is given a seat, the one of its rank if it is free, connects to all members, and is a member
+    /// when this returns: the others make steps with it from its first [`Session::next`] on. Its
+    /// world's size does not matter then.
     ///
     /// # Errors
     ///
     /// See [`SessionError`]; at the latest when `options.join_timeout` has passed.
     pub fn join(options: &Options, elastic: &Elastic) -> Result<Self, SessionError> {
-        let ranks = options.world.world_size;
         let Elastic { fewest, most, .. } = *elastic;
-        if fewest == 0 || fewest > most || ranks < fewest || ranks > most {
+        let ranks = options.world.world_size;
+        if fewest == 0 || fewest > most {
             return Err(SessionError::Limits { fewest, most, ranks });
         }
+        expect_supported(options)?;
+        let tuning = options.tuning.read().map_err(JoinGroupError::from)?;
+        let options = Options { tuning, ..options.clone() };
         let incoming = Arc::new(Incoming::default());
-        let joined = join(&options.world, &session_settings(options), incoming.clone())
-            .map_err(JoinGroupError::from)?;
-        let own = Process { seat: Seat(joined.rank), incarnation: joined.device.info().incarnation };
-        let process_of = |rank: Rank| match joined.device.incarnation(rank) {
-            Some(incarnation) if rank != joined.rank => Process { seat: Seat(rank), incarnation },
-            _ => own,
-        };
-        let members = (0..joined.world_size).map(process_of).collect();
-        let first = Arc::new(Record::first(members).expect("ranks are connected, and differ"));
-        let setting = Setting {
-            options: options.clone(),
-            fabric: joined.fabric,
-            hosts: joined.hosts,
-            ranks_here: joined.ranks_here,
-            ranks_a_processor: joined.ranks_a_processor,
-        };
-        let waker = Arc::clone(&incoming);
-        let device = SharedDevice::new(joined.device, joined.events, joined.world_size, move || waker.wake());
-        let member = Member::new(own, first, elastic.clone(), Arc::clone(&device), Arc::clone(&incoming));
-        let member = member.map_err(SessionError::LastWord)?;
-        let runs = Arc::clone(&member);
-        let thread = std::thread::Builder::new()
-            .name(format!("pleach-seat-{}", joined.rank % 1000))
-            .spawn(move || {
-                let _told = TellsOfPanic(&runs);
-                runs.run();
-            })
-            .map_err(SessionError::Thread)?;
-        incoming.wakes(thread.thread().clone());
-        incoming.wake();
-        Ok(Self {
-            setting,
-            elastic: elastic.clone(),
-            process: own,
-            device,
-            incoming,
-            member,
-            thread: Some(thread),
-            epoch: None,
-            begun: None,
-            step: 0,
-            number: session_number(),
-            states: BTreeSet::new(),
-        })
+        let arrived = arriving::arrive(options, elastic, &incoming)?;
+        let process = arrived.process();
+        let mut session = arrived.enter(elastic, incoming)?;
+        session.await_seat(process)?;
+        Ok(session)
+    }
+
+    /// Waits until this process is a member.
+    fn await_seat(&mut self, process: Process) -> Result<(), SessionError> {
+        let since = clock::now();
+        let mut state = self.member.lock();
+        loop {
+            if let Some(error) = self.end_of(&mut state) {
+                return Err(error);
+            }
+            if let Some(record) = state.entered() {
+                self.step = record.step();
+                return Ok(());
+            }
+            let waited = clock::now().since(since);
+            if waited >= self.setting.options().join_timeout {
+                return Err(SessionError::NotAdmitted { process, waited });
+            }
+            state = self.member.wait(state);
+        }
     }
 
     /// The next step. Every step before it is committed.
@@ -169,7 +188,7 @@ impl Session {
     /// The number of the newest epoch that this process knows.
     #[must_use]
     pub fn epoch(&self) -> u64 {
-        self.member.lock().record().number()
+        self.member.lock().newest().unwrap_or(0)
     }
 
     /// When the last change was found, agreed on, drained and planned.
@@ -193,24 +212,74 @@ impl Session {
     ///
     /// No memory, or it cannot be registered.
     pub fn buffer<T: Element>(&mut self, len: usize) -> Result<Buffer<T>, SessionError> {
-        let bytes = len.saturating_mul(size_of::<T>());
+        Ok(session_buffer(self.memory(len.saturating_mul(size_of::<T>()))?, len, self.number))
+    }
+
+    fn memory(&self, bytes: usize) -> Result<Slice, SessionError> {
         let memory = crate::engine::memory_for_peers(bytes)
             .map_err(|source| SessionError::Memory { bytes, source })?;
-        let slice = self.device.register(memory)?.whole();
-        Ok(session_buffer(slice, len, self.number))
+        Ok(self.device.register(memory)?.whole())
     }
 
     /// A state of the job: zeroed elements that are equal on all members, and change with steps
-    /// that are committed.
+    /// that are committed. All members declare the same ones, before their first step. A process
+    /// that joins a running job reads them from the others in its first [`Session::next`].
     ///
     /// # Errors
     ///
     /// There is a state of this name, no memory, or it cannot be registered.
     pub fn state<T: Element>(&mut self, name: &str, len: usize) -> Result<State<T>, SessionError> {
-        if !self.states.insert(name.to_owned()) {
+        if self.states.contains(name) || name.len() > NAME_BYTES_MAX {
             return Err(SessionError::StateTaken(name.to_owned()));
         }
-        Ok(State::new(name, self.buffer(len)?))
+        let bytes = len.saturating_mul(size_of::<T>());
+        let memory = self.memory(bytes)?;
+        let elements = session_buffer(memory.clone(), len, self.number);
+        let entry = Entry::new(T::DATA_TYPE.name(), bytes, memory);
+        let state = State::new(name, elements, entry.healed());
+        self.states.add(name, entry);
+        Ok(state)
+    }
+
+    /// Compares the states of all members, between two steps: all members call it between the
+    /// same ones. Reads all of them; members send a hash.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Diverged`] names the members that differ, the same on all. Else see
+    /// [`SessionError`].
+    pub fn audit(&mut self) -> Result<(), SessionError> {
+        let first = self.await_entry()?;
+        let step = first.step().max(self.step);
+        let mut record = Arc::clone(&first);
+        while !self.healing(&record).audit(step, &self.states, &first)? {
+            record = self.await_entry()?;
+        }
+        Ok(())
+    }
+
+    fn healing<'a>(&'a self, record: &'a Record) -> Healing<'a> {
+        Healing {
+            record,
+            own: self.process,
+            device: &self.device,
+            incoming: &self.incoming,
+            member: &self.member,
+            patience: self.elastic.heal_wait,
+        }
+    }
+
+    /// Heals who came, this process too; false: the epoch is over before.
+    fn heal(&mut self, record: &Record) -> Result<bool, SessionError> {
+        let mut states = std::mem::take(&mut self.states);
+        let (mut has_them, mut kept) = (self.has_states, self.kept.take());
+        let healed = self.healing(record).run(&mut states, &mut has_them, &mut kept);
+        (self.states, self.has_states, self.kept) = (states, has_them, kept);
+        let is_healed = healed?;
+        if let Some(epoch) = self.epoch.as_mut() {
+            epoch.is_healed = is_healed;
+        }
+        Ok(is_healed)
     }
 
     /// Attempts the next step: [`Session::next`], the step itself, and [`Session::commit`].
@@ -251,18 +320,32 @@ impl Session {
                 drop(self.member.wait(self.member.lock()));
                 continue;
             }
-            if self.epoch.as_ref().is_none_or(|epoch| epoch.record.digest() != record.digest())
-                && !self.enter(&record)?
-            {
+            if self.epoch.as_ref().is_none_or(|epoch| epoch.record.digest() != record.digest()) {
+                if self.not_entered == Some(record.number()) {
+                    // What its engine said to the others is not said again: the next one begins
+                    // anew on all members.
+                    drop(self.member.wait(self.member.lock()));
+                    continue;
+                }
+                if !self.enter(&record)? {
+                    continue;
+                }
+            }
+            let is_healed = self.epoch.as_ref().is_some_and(|epoch| epoch.is_healed);
+            if !is_healed && !self.heal(&record)? {
+                drop(self.member.wait(self.member.lock()));
                 continue;
             }
             let mut state = self.member.lock();
-            if state.record().number() != record.number() {
+            if state.newest() != Some(record.number()) {
                 continue;
             }
             if let Some((step, times)) = state.take_failed() {
                 // This member had not begun the step when another one failed it.
                 return Err(SessionError::Step { step, times, own: None });
+            }
+            if state.all_leave() {
+                return Err(SessionError::Left);
             }
             if let Some(step) = self.member.begin(&mut state) {
                 state.timeline().planned(clock::now());
@@ -291,15 +374,16 @@ impl Session {
     pub fn commit(&mut self, outcome: Result<(), CollectiveError>) -> Result<Verdict, SessionError> {
         let step = self.begun.ok_or(SessionError::NotBegun)?;
         let own = outcome.err();
-        let epoch = self.epoch.as_ref().map(|epoch| epoch.record.number());
+        let attempted = self.epoch.as_ref().map(|epoch| Arc::clone(&epoch.record));
+        let epoch = attempted.as_ref().map(|record| record.number());
         let mut state = self.member.lock();
         match &own {
             None => self.member.tell(&mut state, Input::Ready),
             // The epoch is over anyway.
-            Some(_) if Some(state.record().number()) != epoch => {}
+            Some(_) if state.newest() != epoch => {}
             Some(_) => self.member.tell(&mut state, Input::Failed),
         }
-        let mut late_at = clock::now() + self.setting.options.timeout;
+        let mut late_at = clock::now() + self.setting.options().timeout;
         let verdict = loop {
             if let Some(verdict) = state.verdict_of(step) {
                 break verdict;
@@ -311,7 +395,7 @@ impl Session {
                 return Err(error);
             }
             if clock::now() >= late_at {
-                late_at = clock::now() + self.setting.options.timeout;
+                late_at = clock::now() + self.setting.options().timeout;
                 for process in state.unready() {
                     self.member.tell(&mut state, Input::Late(process));
                 }
@@ -319,7 +403,7 @@ impl Session {
             state = self.member.wait(state);
         };
         self.begun = None;
-        if Some(state.record().number()) != epoch {
+        if state.newest() != epoch {
             // No peer reads or changes memory of the attempt when the caller has it again.
             drop(state);
             self.end_group();
@@ -338,25 +422,62 @@ impl Session {
         if let Some((step, times)) = state.take_failed() {
             return Err(SessionError::Step { step, times, own });
         }
-        Ok(Verdict::Retry(state.change().expect("a record says that the step is repeated")))
+        let attempted = attempted.expect("a step has begun in an epoch");
+        Ok(Verdict::Retry(state.change_since(&attempted)))
     }
 
-    /// Leaves the job, when its steps are done or others go on with them. Waits a moment for
-    /// members that leave too.
+    /// Leaves the job when this signal comes: at the end of the step that is under way then, or of
+    /// the next one, so that the others repeat no step for it. This process goes on with its
+    /// loop until [`SessionError::Left`] ends it. If all members are told to leave, all of them
+    /// get that error.
+    ///
+    /// The signal does not end the process any more. 15 is `SIGTERM`.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Signal`].
+    pub fn leave_on(&mut self, signal: i32) -> Result<(), SessionError> {
+        let failed = |source| SessionError::Signal { signal, source };
+        if signal_hook::consts::FORBIDDEN.contains(&signal) {
+            return Err(failed(std::io::ErrorKind::InvalidInput.into()));
+        }
+        let caught = self.member.leaves_when();
+        self.signals.push(signal_hook::flag::register(signal, caught).map_err(failed)?);
+        Ok(())
+    }
+
+    /// As [`Session::leave_on`], at once.
+    pub fn leave_after_step(&mut self) {
+        self.member.announce_leave(&mut self.member.lock());
+    }
+
+    /// Leaves the job, between two steps. Where all members leave together, or this process has
+    /// got [`SessionError::Left`], nobody repeats a step for it. Others that have begun their next
+    /// step repeat it; [`Session::leave_on`] spares them that.
     ///
     /// # Errors
     ///
     /// None at present: whatever the others do, this process has left.
     pub fn leave(mut self) -> Result<(), SessionError> {
-        let until = clock::now() + self.elastic.suspect_after;
+        self.begun = None;
+        let begun = clock::now();
+        let mut has_insisted = false;
         let mut state = self.member.lock();
-        self.member.tell(&mut state, Input::Leave);
-        while clock::now() < until && !state.everyone_leaves() && !state.is_out() {
+        self.member.announce_leave(&mut state);
+        while !state.all_leave() && !state.is_out() {
+            let waited = clock::now().since(begun);
+            if waited >= self.elastic.suspect_after {
+                break;
+            }
+            if !has_insisted && waited >= self.elastic.suspect_after / LEAVING_TOGETHER {
+                // The others are in a step, which this process takes no part in.
+                has_insisted = true;
+                self.member.tell(&mut state, Input::Failed);
+            }
             state = self.member.wait(state);
         }
         drop(state);
-        self.end();
-        let until = clock::now() + self.setting.options.close_timeout;
+        let until = clock::now() + self.setting.options().close_timeout;
         self.device.lock().device.leave();
         while !self.device.lock().device.flush(Flush::All) && clock::now() < until {
             self.device.poll(clock::now());
@@ -393,8 +514,10 @@ impl Session {
             let waited = self.elastic.quorum_wait;
             return Some(SessionError::NoQuorum { answered, members, waited });
         }
-        let change = state.change();
-        state.is_out().then(|| SessionError::Expelled(change.expect("a record says that it is out")))
+        if state.has_left(self.process) {
+            return Some(SessionError::Left);
+        }
+        state.change_without_this().map(SessionError::Expelled)
     }
 
     /// Waits until no peer reads or changes memory of the last epoch, and lets go of its group.
@@ -419,9 +542,15 @@ impl Session {
         let end = EpochEnd::new(move |fault| incoming.found(number, fault));
         let board = Arc::new(StatusBoard::of_epoch(own, end));
         let mut state = self.member.lock();
-        if state.record().number() != number {
+        if state.newest() != Some(number) {
             return Ok(false);
         }
+        let Some(places) = state.places(record) else {
+            tracing::warn!("it is not known where all members of epoch {number} are");
+            self.not_entered = Some(number);
+            self.member.tell(&mut state, Input::Failed);
+            return Ok(false);
+        };
         let device = EpochDevice::new(Arc::clone(&self.device), number, ranks.clone());
         state.open(Arc::clone(record), Arc::clone(&board));
         drop(state);
@@ -429,31 +558,44 @@ impl Session {
             // A peer that is gone needs no answer.
             let _ = self.device.post(to, &answer);
         }
-        let engine = Carried { scratch, seed: record.digest().seed(), has_former: number > 0 };
+        let former = if number > 0 { self.incoming.used_slots(number, &ranks) } else { Vec::new() };
+        let engine = Carried { scratch, seed: record.digest().seed(), former };
         let carried = CarriedGroup { engine: &engine, number: self.number };
-        match self.setting.group(&ranks, Box::new(device), board, carried) {
+        match self.setting.group(&places, own as usize, Box::new(device), board, carried) {
             Ok(group) => {
                 self.member.lock().opened(group.clone());
-                self.epoch = Some(Epoch { record: Arc::clone(record), group });
+                self.epoch = Some(Epoch { record: Arc::clone(record), group, is_healed: false });
                 Ok(true)
             }
-            Err(error) => {
-                let mut state = self.member.lock();
-                drop(state.close());
-                match error {
-                    GroupError::Failed(fault) if fault.kind == FaultKind::Changed => {}
-                    // A peer that is gone, as the members will find.
-                    GroupError::Failed(_) | GroupError::Engine(crate::engine::EngineError::Post(_)) => {}
-                    GroupError::Silent { missing, .. } => {
-                        for rank in missing {
-                            let process = record.members()[rank as usize];
-                            self.member.tell(&mut state, Input::Late(process));
-                        }
-                    }
-                    error => return Err(SessionError::Group { epoch: number, source: Box::new(error) }),
+            Err(error) => self.could_not_enter(record, error).map(|()| false),
+        }
+    }
+
+    /// The group of an epoch could not be made. Another attempt in the same epoch would hear
+    /// nothing of the others, so the epoch has to end.
+    fn could_not_enter(&mut self, record: &Record, error: GroupError) -> Result<(), SessionError> {
+        self.not_entered = Some(record.number());
+        let mut state = self.member.lock();
+        drop(state.close());
+        match error {
+            GroupError::Failed(fault) if fault.kind == FaultKind::Changed => Ok(()),
+            GroupError::Silent { missing, .. } => {
+                for rank in missing {
+                    let process = record.members()[rank as usize];
+                    self.member.tell(&mut state, Input::Late(process));
                 }
-                drop(self.member.wait(state));
-                Ok(false)
+                Ok(())
+            }
+            error => {
+                self.member.tell(&mut state, Input::Failed);
+                match error {
+                    // A peer that is gone, as the members will find.
+                    GroupError::Failed(_) | GroupError::Engine(crate::engine::EngineError::Post(_)) => Ok(()),
+                    error => {
+                        let epoch = record.number();
+                        Err(SessionError::Group { epoch, source: Box::new(error) })
+                    }
+                }
             }
         }
     }
@@ -464,13 +606,14 @@ impl Session {
         if std::mem::take(&mut state.is_memory_taken) {
             // Buffers that were registered before are memory as any other from now on.
             self.number = session_number();
+            self.states.were_taken();
         }
         if let Some(scratch) = &state.scratch {
             return Ok(scratch.clone());
         }
         drop(state);
-        let memory = scratch_memory(self.setting.options.world.world_size)
-            .map_err(|source| SessionError::Memory { bytes: 0, source })?;
+        let memory =
+            scratch_memory(self.elastic.most).map_err(|source| SessionError::Memory { bytes: 0, source })?;
         let scratch = self.device.register(memory)?.whole();
         self.member.lock().scratch = Some(scratch.clone());
         Ok(scratch)
@@ -484,14 +627,41 @@ impl Session {
             // A panic there has been reported by the thread itself.
             let _ = thread.join();
         }
+        if let Some(seats) = self.seats.take() {
+            seats.thread().unpark();
+            let _ = seats.join();
+        }
+        self.presence = None;
     }
 }
 
 impl Drop for Session {
+    /// To the others it is as the end of the process. What the program keeps of the group of the
+    /// epoch, started operations too, ends with an error.
     fn drop(&mut self) {
+        for signal in self.signals.drain(..) {
+            signal_hook::low_level::unregister(signal);
+        }
+        let is_kept = self.epoch.as_ref().is_some_and(|epoch| epoch.group.is_kept_beside(HANDLES));
+        if is_kept && self.thread.is_some() {
+            self.member.drop_session();
+            self.end_group();
+        }
         self.end();
         drop(self.member.lock().close());
     }
+}
+
+/// Refuses what groups of epochs cannot do, rather than to do without it.
+fn expect_supported(options: &Options) -> Result<(), SessionError> {
+    let unsupported = |option, remedy| Err(SessionError::Unsupported { option, remedy });
+    if options.connect != Connect::AtJoin {
+        return unsupported("Options::connect other than at join", "leave it as it is");
+    }
+    if options.space != Space::Host {
+        return unsupported("Options::space other than the host's memory", "copy to and from the GPU's");
+    }
+    Ok(())
 }
 
 /// Ends the session where its thread panics.
@@ -502,5 +672,52 @@ impl Drop for TellsOfPanic<'_> {
         if std::thread::panicking() {
             self.0.thread_has_failed();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pleach_transport::rendezvous::World;
+    use pleach_transport::{PostError, rendezvous::FabricChoice};
+
+    use super::*;
+    use crate::engine::EngineError;
+
+    fn alone() -> Session {
+        let mut options = Options::new(World::alone());
+        options.fabric = FabricChoice::Only(pleach_transport::rendezvous::Fabric::Tcp);
+        Session::join(&options, &Elastic::between(1, 1)).expect("joins")
+    }
+
+    #[test]
+    fn an_epoch_that_could_not_be_entered_ends_and_the_next_one_is_entered() {
+        let mut session = alone();
+        assert_eq!(session.next().expect("a step begins"), 0);
+        assert_eq!(session.commit(Ok(())).expect("alone"), Verdict::Committed);
+        let record = session.member.lock().entered().expect("is a member");
+        session.epoch = None;
+        drop(session.member.lock().close());
+        let full = EngineError::Post(PostError::QueueFull { peer: 0 });
+        session.could_not_enter(&record, GroupError::Engine(full)).expect("is tried again");
+        assert_eq!(session.next().expect("a step begins"), 1);
+        assert_eq!(session.epoch(), 1, "not in the epoch that could not be entered");
+        session.leave().expect("is left");
+    }
+
+    #[test]
+    fn a_change_names_all_that_left_also_with_an_epoch_in_between() {
+        let members = |seats: &[u32]| -> Vec<Process> {
+            seats.iter().map(|seat| Process::new(*seat, u64::from(*seat) + 7)).collect()
+        };
+        let first = Record::first(members(&[0, 1, 2, 3])).expect("has members");
+        let died =
+            |seat: u32| pleach_membership::Cause { process: members(&[seat])[0], reason: Reason::Died };
+        let second = first.next(members(&[0, 1, 3]), 4, Agreed::Retry, vec![died(2)]).expect("has members");
+        let third = second.next(members(&[0, 1]), 4, Agreed::Retry, vec![died(3)]).expect("has members");
+        let change = Change::between(&first, &third);
+        assert_eq!((change.from, change.epoch), (0, 2));
+        let left: Vec<u32> = change.left.iter().map(|(process, _)| process.seat.0).collect();
+        assert_eq!(left, [2, 3]);
+        assert_eq!(change.left[1].1, Reason::Died);
     }
 }

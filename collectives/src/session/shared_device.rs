@@ -16,6 +16,8 @@
 //! * *Drains are counted by records.* Both ends of a pair drain once for each record that they have
 //!   in common, however many of them an end has not heard of. So the n-th drain of one end and the
 //!   n-th of the other are about the same record.
+//! * *The session's own reads cross no epoch's end.* Gets of states are begun while the members
+//!   stand still, and a new epoch's are begun when all of them have ended.
 //! * *Ends are their epoch's.* Transfers have numbers of this device's own, so the end of a
 //!   transfer of an epoch before is never taken for that of another one.
 
@@ -24,13 +26,18 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use pleach_transport::mutex::lock;
 use pleach_transport::{
-    Device, DeviceInfo, Event, Flush, Memory, Nanos, PostError, Region, RegisterError, SubmitError,
-    Submitted, TransferError, TransferId, Urgency,
+    Address, ConnectError, Device, DeviceInfo, Event, Flush, Memory, Nanos, PostError, Region, RegisterError,
+    RemoteSlice, Signal, Slice, SubmitError, Submitted, Transfer, TransferError, TransferId, Urgency,
 };
 use pleach_vocabulary::Rank;
 
+use super::envelope::of_slots;
+
 /// Events taken from the device at a time.
 const EVENTS_MAX: usize = 256;
+
+/// In the place of an epoch's number: a transfer of the session itself.
+const OF_SESSION: u64 = u64::MAX;
 
 /// What happened to a pair. Ranks are those of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,10 +58,13 @@ struct Pair {
     record: u64,
     begun: u64,
     drained: u64,
+    /// This end has signalled in signal slots below this one.
+    signalled_below: u16,
     /// Is to be severed.
     is_out: bool,
     is_severing: bool,
     is_severed: bool,
+    is_connected: bool,
 }
 
 /// The epoch whose engine uses the device.
@@ -76,7 +86,10 @@ pub(crate) struct Shared {
     pub(crate) device: Box<dyn Device>,
     events: Vec<Event>,
     route: Option<Route>,
+    /// By number: the epoch whose transfer it is, and the name that it has there.
     transfers: HashMap<u64, (u64, TransferId)>,
+    /// Gets of the session itself that have ended, and whether well.
+    gets: Vec<(u64, bool)>,
     next_transfer: u64,
     /// Whether marks of drains may not have gone out.
     has_marks: bool,
@@ -94,23 +107,25 @@ pub(crate) struct SharedDevice {
 }
 
 impl SharedDevice {
-    /// A device that is connected to all ranks. `listener` is called when something happened to a
-    /// pair, and never blocks.
+    /// A device that is connected to the first so many ranks. `listener` is called when something
+    /// happened to a pair, and never blocks.
     pub(crate) fn new(
         device: Box<dyn Device>,
         events: Vec<Event>,
-        ranks: u32,
+        connected: u32,
         listener: impl Fn() + Send + Sync + 'static,
     ) -> Arc<Self> {
         let info = device.info().clone();
+        let pair = |rank: usize| Pair { is_connected: rank < connected as usize, ..Pair::default() };
         let mut shared = Shared {
             device,
             events,
             route: None,
             transfers: HashMap::new(),
+            gets: Vec::new(),
             next_transfer: 0,
             has_marks: false,
-            pairs: vec![Pair::default(); ranks as usize],
+            pairs: (0..info.reach.len()).map(pair).collect(),
             pair_events: Vec::new(),
         };
         shared.sort();
@@ -136,6 +151,34 @@ impl SharedDevice {
         self.lock().device.post(peer, message, Urgency::Ordinary)
     }
 
+    /// Begins to read a peer's memory, for the session itself. `None`: it has ended.
+    pub(crate) fn get(&self, peer: Rank, src: RemoteSlice, dst: Slice) -> Result<Option<u64>, SubmitError> {
+        let mut shared = self.lock();
+        let number = shared.next_transfer;
+        let submitted = shared.device.submit(peer, Transfer::Get { src, dst }, TransferId(number))?;
+        if submitted != Submitted::UnderWay {
+            return Ok(None);
+        }
+        shared.next_transfer += 1;
+        shared.transfers.insert(number, (OF_SESSION, TransferId(number)));
+        Ok(Some(number))
+    }
+
+    /// The gets that have ended, and whether well.
+    pub(crate) fn take_gets(&self) -> Vec<(u64, bool)> {
+        std::mem::take(&mut self.lock().gets)
+    }
+
+    /// Starts to connect.
+    pub(crate) fn connect(&self, peer: Rank, address: &Address) -> Result<(), ConnectError> {
+        self.lock().device.connect(peer, address)
+    }
+
+    /// Whether no process has the rank, as far as is known here.
+    pub(crate) fn is_free(&self, peer: Rank) -> bool {
+        self.lock().pairs.get(peer as usize).is_some_and(|pair| !pair.is_connected)
+    }
+
     /// Makes progress, for the session's thread. Whoever sleeps on the device's wake source looks
     /// again: what would have woken them may have been taken here.
     pub(crate) fn poll(&self, now: Nanos) {
@@ -145,6 +188,14 @@ impl SharedDevice {
         self.info.waker.wake();
         shared.poll(now);
         self.info.waker.wake();
+    }
+
+    /// Makes progress, for the caller between two steps: nobody waits for a call then, so nobody is
+    /// woken.
+    pub(crate) fn poll_between_steps(&self, now: Nanos) {
+        let mut shared = self.lock();
+        shared.poll(now);
+        self.tell(&shared);
     }
 
     /// What happened since the last call.
@@ -200,6 +251,14 @@ impl SharedDevice {
         shared.pairs[peer as usize].is_out = true;
         shared.advance();
         self.info.waker.wake();
+    }
+
+    /// Severs at once a rank that is of no epoch.
+    pub(crate) fn sever_stranger(&self, peer: Rank) {
+        let mut shared = self.lock();
+        let pair = &mut shared.pairs[peer as usize];
+        (pair.is_out, pair.is_severing, pair.is_severed) = (true, true, false);
+        shared.device.sever(peer);
     }
 
     /// Whether drains or fences are under way: then the device has to be polled.
@@ -259,12 +318,17 @@ impl Shared {
         epoch: u64,
         peer: Rank,
         id: TransferId,
+        signal: Option<&Signal>,
         submit: impl FnOnce(&mut dyn Device, Rank, TransferId) -> Result<Submitted, SubmitError>,
     ) -> Result<Submitted, SubmitError> {
         let route = self.route.as_ref().filter(|route| route.epoch == epoch && !route.is_quiet);
         let Some(rank) = route.and_then(|route| route.ranks.get(peer as usize).copied()) else {
             return Err(SubmitError::Severed { peer });
         };
+        if let Some(signal) = signal {
+            let below = &mut self.pairs[rank as usize].signalled_below;
+            *below = (*below).max(signal.signal_slot.saturating_add(1));
+        }
         let number = self.next_transfer;
         let submitted = submit(&mut *self.device, rank, TransferId(number))?;
         if submitted == Submitted::UnderWay {
@@ -298,13 +362,17 @@ impl Shared {
             match event {
                 Event::Done { id, result } => self.ended(id, result),
                 Event::Connected { peer } => {
-                    self.pairs[peer as usize] = Pair::default();
+                    self.pairs[peer as usize] = Pair { is_connected: true, ..Pair::default() };
                     self.pair_events.push(PairEvent::Connected(peer));
                 }
                 Event::PeerLost { peer, .. } | Event::Departed { peer } => {
+                    self.pairs[peer as usize].is_connected = false;
                     self.pair_events.push(PairEvent::Lost(peer));
                 }
-                Event::Severed { peer } => self.pairs[peer as usize].is_severed = true,
+                Event::Severed { peer } => {
+                    let pair = &mut self.pairs[peer as usize];
+                    (pair.is_severed, pair.is_connected) = (true, false);
+                }
                 Event::Drained { peer } => {
                     let pair = &mut self.pairs[peer as usize];
                     pair.drained += 1;
@@ -320,6 +388,10 @@ impl Shared {
 
     fn ended(&mut self, id: TransferId, result: Result<u64, TransferError>) {
         let Some((epoch, id)) = self.transfers.remove(&id.0) else { return };
+        if epoch == OF_SESSION {
+            self.gets.push((id.0, result.is_ok()));
+            return;
+        }
         if let Some(route) = self.route_of(epoch) {
             let result = result.map_err(|error| route.as_of_epoch(error));
             route.events.push_back(Event::Done { id, result });
@@ -336,6 +408,11 @@ impl Shared {
             if pair.is_out && !pair.is_severing {
                 pair.is_severing = true;
                 self.device.sever(peer);
+            }
+            if !pair.is_out && pair.begun < pair.wanted {
+                // Without room for it the peer looks at all its signal slots.
+                let told = of_slots(pair.record, pair.signalled_below);
+                let _ = self.device.post(peer, &told, Urgency::Ordinary);
             }
             // A refusal but for want of room is that of a pair that has ended, of which an event
             // tells.

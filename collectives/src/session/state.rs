@@ -2,19 +2,29 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
 
-use crate::group::{Buffer, Element};
+use pleach_transport::Slice;
+
+use crate::group::{Buffer, Element, session_buffer};
 
 /// Elements that are equal on all members: each changes them alike, after a step was committed.
 /// Derefs to a slice.
+///
+/// A process that joined finds them when its first step begins. A slice of them that was taken
+/// before still shows zeros.
 pub struct State<T: Element> {
     name: String,
     elements: Buffer<T>,
+    /// What this process has read from the members, once it has.
+    healed: Arc<OnceLock<Slice>>,
+    /// The same, as elements.
+    read: OnceLock<Buffer<T>>,
 }
 
 impl<T: Element> State<T> {
-    pub(crate) fn new(name: &str, elements: Buffer<T>) -> Self {
-        Self { name: name.to_owned(), elements }
+    pub(crate) fn new(name: &str, elements: Buffer<T>, healed: Arc<OnceLock<Slice>>) -> Self {
+        Self { name: name.to_owned(), elements, healed, read: OnceLock::new() }
     }
 
     /// Its name.
@@ -25,7 +35,14 @@ impl<T: Element> State<T> {
 
     /// Changes it, as all members do after a step that was committed.
     pub fn update(&mut self, change: impl FnOnce(&mut [T])) {
-        change(&mut self.elements);
+        let _ = self.now();
+        change(self.read.get_mut().unwrap_or(&mut self.elements));
+    }
+
+    /// The elements that count now.
+    fn now(&self) -> &Buffer<T> {
+        let Some(healed) = self.healed.get() else { return &self.elements };
+        self.read.get_or_init(|| session_buffer(healed.clone(), self.elements.len(), 0))
     }
 }
 
@@ -33,7 +50,7 @@ impl<T: Element> Deref for State<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        &self.elements
+        self.now()
     }
 }
 

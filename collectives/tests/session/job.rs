@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
 
@@ -22,28 +22,33 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) enum Told {
     /// A step was committed with these contributors; what was applied so far.
     Committed { step: u64, bits: u64, applied: u64 },
-    /// A step is repeated in this epoch, for this change.
-    Retry { step: u64, epoch: u64, change: String },
+    /// A step is repeated after the change from one epoch to another: the seats that left, and
+    /// those of the members that go on, as bits.
+    Retry { step: u64, epochs: (u64, u64), left: u64, members: u64, change: String },
     /// The session ended with an error.
     End(String),
     /// Registrations, connections, and the number of the last epoch.
     SetUp(u64, u64, u64),
+    /// It is a member.
+    Joined,
     /// Anything else.
     Other(String),
 }
 
 impl Told {
     fn of(line: &str) -> Self {
-        let mut words = line.splitn(4, ' ');
+        let mut words = line.splitn(7, ' ');
         let name = words.next().unwrap_or_default();
         let mut number = || words.next().and_then(|word| word.parse().ok()).unwrap_or(u64::MAX);
         match name {
             "committed" => Self::Committed { step: number(), bits: number(), applied: number() },
             "retry" => {
-                let (step, epoch) = (number(), number());
-                Self::Retry { step, epoch, change: words.next().unwrap_or_default().to_owned() }
+                let (step, epochs, left, members) = (number(), (number(), number()), number(), number());
+                let change = words.next().unwrap_or_default().to_owned();
+                Self::Retry { step, epochs, left, members, change }
             }
             "setup" => Self::SetUp(number(), number(), number()),
+            "joined" => Self::Joined,
             "end" => Self::End(words.next().unwrap_or_default().to_owned()),
             _ => Self::Other(line.to_owned()),
         }
@@ -52,7 +57,14 @@ impl Told {
 
 /// See the module.
 pub(crate) struct Job {
+    fabric: String,
+    /// With so many it began; those after them came later. Below, members are named by their place
+    /// in this list; those that began have the seats of these numbers.
+    size: u32,
+    settings: String,
     members: Vec<Child>,
+    seats: Vec<u32>,
+    sender: Sender<(u32, String)>,
     lines: Receiver<(u32, String)>,
     told: Vec<Vec<Told>>,
     /// Members that may not end well.
@@ -74,9 +86,21 @@ impl Job {
         let folder = std::env::temp_dir().join(format!("pleach-session-{}-{number}", std::process::id()));
         std::fs::create_dir(&folder).expect("the folder is new");
         let (sender, lines) = channel();
-        let mut members = Vec::new();
+        let (fabric, settings, members) = (fabric.to_owned(), settings.join(" "), Vec::new());
+        let (seats, told, struck) = (Vec::new(), Vec::new(), Vec::new());
+        let mut job = Self { fabric, size, settings, members, seats, sender, lines, told, struck, folder };
         for seat in 0..size {
-            let words = format!("{seat} {size} {fabric} {} {}", folder.display(), settings.join(" "));
+            job.spawn(seat, &[]);
+        }
+        job
+    }
+
+    /// Starts a process that comes to the running job, with further settings. Returns its number.
+    pub(crate) fn spawn(&mut self, seat: u32, settings: &[&str]) -> u32 {
+        let number = self.members.len() as u32;
+        let (size, fabric, folder) = (self.size, &self.fabric, self.folder.display());
+        let words = format!("{seat} {size} {fabric} {folder} {} {}", self.settings, settings.join(" "));
+        {
             let mut child = Command::new(std::env::current_exe().expect("a path"))
                 .args(["--exact", "member_process", "--ignored", "--nocapture", "--test-threads=1"])
                 .env(VARIABLE, words)
@@ -85,18 +109,20 @@ impl Job {
                 .spawn()
                 .expect("starts");
             let output = BufReader::new(child.stdout.take().expect("is piped"));
-            let sender = sender.clone();
+            let sender = self.sender.clone();
             thread::spawn(move || {
                 for line in output.lines().map_while(Result::ok) {
                     if let Some((_, line)) = line.split_once(MARK) {
-                        let _ = sender.send((seat, line.to_owned()));
+                        let _ = sender.send((number, line.to_owned()));
                     }
                 }
             });
-            members.push(child);
+            self.members.push(child);
         }
-        let (told, struck) = (vec![Vec::new(); size as usize], vec![false; size as usize]);
-        Self { members, lines, told, struck, folder }
+        self.seats.push(seat);
+        self.told.push(Vec::new());
+        self.struck.push(false);
+        number
     }
 
     /// Waits until a member says such a thing.
@@ -119,8 +145,19 @@ impl Job {
         }
     }
 
+    /// Waits until the first member has made some more steps.
+    pub(crate) fn await_further_steps(&mut self) {
+        let so_far = self.committed(0).last().map_or(0, |(step, _)| *step);
+        self.await_step(0, so_far + 5);
+    }
+
     pub(crate) fn await_step(&mut self, seat: u32, step: u64) {
         self.await_told(seat, |told| matches!(told, Told::Committed { step: of, .. } if *of >= step));
+    }
+
+    /// The seats with which the job began, as bits.
+    fn founders(&self) -> u64 {
+        (1 << self.size) - 1
     }
 
     pub(crate) fn signal(&mut self, seat: u32, signal: Signal) {
@@ -130,9 +167,15 @@ impl Job {
         kill_process(id, signal).expect("it is this test's own");
     }
 
+    /// Sends a signal that a member is to end well after.
+    pub(crate) fn tell(&mut self, seat: u32, signal: Signal) {
+        let id = Pid::from_child(&self.members[seat as usize]);
+        kill_process(id, signal).expect("it is this test's own");
+    }
+
     /// Waits until these members have committed a step together.
     pub(crate) fn await_all_of(&mut self, seats: &[u32]) {
-        let wanted = seats.iter().fold(0, |bits, seat| bits | 1_u64 << seat);
+        let wanted = seats.iter().fold(0, |bits, seat| bits | 1_u64 << self.seats[*seat as usize]);
         let is_wanted = |told: &Told| matches!(told, Told::Committed { bits, .. } if *bits == wanted);
         for &seat in seats {
             self.await_told(seat, is_wanted);
@@ -203,29 +246,46 @@ impl Job {
 
     /// Whatever happened: each member applied steps one after the other, each once; two members
     /// applied the same; what anybody was told is committed, the dead included, is committed by all
-    /// that came so far; and a change is the same on all that tell of it.
+    /// that came so far; and a change is the same on all that tell of it, and names all that left.
     pub(crate) fn check_or(&self, context: &str) {
         let mut steps: BTreeMap<u64, (u32, u64, u64)> = BTreeMap::new();
-        let mut changes: BTreeMap<u64, (u32, &str)> = BTreeMap::new();
+        let mut changes: BTreeMap<(u64, u64), (u32, &str)> = BTreeMap::new();
+        let all = self.told.iter().flatten();
+        let members: BTreeMap<u64, u64> = all
+            .filter_map(|told| match told {
+                Told::Retry { epochs: (_, to), members, .. } => Some((*to, *members)),
+                _ => None,
+            })
+            .chain([(0, self.founders())])
+            .collect();
         for (seat, told) in (0..).zip(&self.told) {
-            let mut next = 0;
+            let mut next = if seat < self.size { Some(0) } else { None };
             for told in told {
                 match told {
                     Told::Committed { step, bits, applied } => {
-                        assert_eq!(*step, next, "seat {seat} {context}");
-                        next += 1;
+                        // Who came begins with the step that the others are at.
+                        assert_eq!(*step, next.unwrap_or(*step), "seat {seat} {context}");
+                        next = Some(step + 1);
                         let (by, other, before) = *steps.entry(*step).or_insert((seat, *bits, *applied));
                         assert_eq!(
                             (*bits, *applied),
                             (other, before),
                             "step {step} by seats {seat} and {by} {context}"
                         );
-                        assert_eq!(bits >> seat & 1, 1, "seat {seat} has part in step {step} {context}");
+                        let own = self.seats[seat as usize];
+                        assert_eq!(bits >> own & 1, 1, "seat {seat} has part in step {step} {context}");
                     }
-                    Told::Retry { step, epoch, change } => {
-                        assert_eq!(*step, next, "seat {seat} repeats another step {context}");
-                        let (by, other) = *changes.entry(*epoch).or_insert((seat, change.as_str()));
-                        assert_eq!(change, other, "epoch {epoch} by seats {seat} and {by} {context}");
+                    Told::Retry { step, epochs, left, members: after, change } => {
+                        assert_eq!(
+                            *step,
+                            next.unwrap_or(*step),
+                            "seat {seat} repeats another step {context}"
+                        );
+                        let (by, other) = *changes.entry(*epochs).or_insert((seat, change.as_str()));
+                        assert_eq!(change, other, "epochs {epochs:?} by seats {seat} and {by} {context}");
+                        if let Some(before) = members.get(&epochs.0) {
+                            assert_eq!(*left, before & !after, "epochs {epochs:?} by seat {seat} {context}");
+                        }
                     }
                     _ => {}
                 }

@@ -4,8 +4,12 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use pleach_collectives::{CollectiveError, Elastic, Options, ReduceOp, Session, SessionError, Verdict};
-use pleach_transport::rendezvous::{Fabric, FabricChoice, Launcher, Rendezvous, World};
+use pleach_collectives::session::Process;
+use pleach_collectives::{
+    CollectiveError, Elastic, JoinGroupError, Options, ReduceOp, Session, SessionError, Verdict,
+};
+use pleach_transport::rendezvous::{Fabric, FabricChoice, JoinError, Launcher, Rendezvous, World};
+use rustix::process::Signal;
 
 /// What a member is told: seat, world size, fabric, folder, then its settings.
 pub(crate) const VARIABLE: &str = "PLEACH_TEST_SESSION_MEMBER";
@@ -31,12 +35,42 @@ struct Settings {
     watches: bool,
     /// Seat, step, how often.
     fails: Vec<(u32, u64, u32)>,
+    /// Seat and step: leaves before that step, without a word before.
+    quits: Option<(u32, u64)>,
+    /// Members at most.
+    most: u32,
+    program: Option<String>,
+    /// Elements of the state.
+    state: usize,
+    /// Seat and step: changes the state as no other member does.
+    errs: Option<(u32, u64)>,
+    /// Whether states are compared after each step.
+    audits: bool,
+}
+
+/// `SEAT:STEP`.
+fn seat_and_step(value: &str) -> Option<(u32, u64)> {
+    let (seat, step) = value.split_once(':').expect("SEAT:STEP");
+    Some((seat.parse().expect("a seat"), step.parse().expect("a step")))
 }
 
 impl Settings {
     fn read<'a>(words: impl Iterator<Item = &'a str>) -> Self {
         let suspect = Duration::from_secs(2);
-        let mut settings = Self { steps: 0, fewest: 1, suspect, watches: false, fails: Vec::new() };
+        let (fails, quits) = (Vec::new(), None);
+        let mut settings = Self {
+            steps: 0,
+            fewest: 1,
+            suspect,
+            watches: false,
+            fails,
+            quits,
+            most: 8,
+            program: None,
+            state: 3,
+            errs: None,
+            audits: false,
+        };
         for word in words {
             let (name, value) = word.split_once('=').expect("NAME=VALUE");
             let number = || value.parse::<u64>().expect("a number");
@@ -45,6 +79,12 @@ impl Settings {
                 "fewest" => settings.fewest = number() as u32,
                 "suspect" => settings.suspect = Duration::from_millis(number()),
                 "watch" => settings.watches = true,
+                "quits" => settings.quits = seat_and_step(value),
+                "errs" => settings.errs = seat_and_step(value),
+                "most" => settings.most = number() as u32,
+                "program" => settings.program = Some(value.to_owned()),
+                "state" => settings.state = number() as usize,
+                "audit" => settings.audits = true,
                 "fails" => {
                     for item in value.split(',') {
                         let parts: Vec<u64> =
@@ -83,12 +123,40 @@ pub(crate) fn make_steps() {
     };
     let mut options = Options::new(world);
     options.fabric = FabricChoice::Only(fabric);
-    let mut elastic = Elastic::between(settings.fewest, 8);
+    let mut elastic = Elastic::between(settings.fewest, settings.most);
+    if let Some(program) = &settings.program {
+        elastic.program.clone_from(program);
+    }
     elastic.suspect_after = settings.suspect;
     elastic.fewest_wait = Duration::from_millis(300);
     elastic.quorum_wait = Duration::from_secs(5);
-    let session = Session::join(&options, &elastic).unwrap_or_else(|error| panic!("seat {seat}: {error}"));
+    options.join_timeout = Duration::from_secs(45);
+    let session = match Session::join(&options, &elastic) {
+        Ok(session) => session,
+        Err(error) => return end(&error),
+    };
+    say(&format!("joined {}", session.epoch()));
+    assert_eq!(session.seat().0, seat, "the seat that it wanted was free");
     run(session, seat, settings, &folder.join(ENOUGH));
+}
+
+/// Says why it does not go on.
+fn end(error: &SessionError) {
+    let name = match error {
+        SessionError::Expelled(_) => "Expelled",
+        SessionError::NoQuorum { .. } => "NoQuorum",
+        SessionError::TooFew { .. } => "TooFew",
+        SessionError::Step { .. } => "Step",
+        SessionError::StatesDiffer { .. } => "StatesDiffer",
+        SessionError::Diverged { members, .. } => {
+            let seats: Vec<String> = members.iter().map(|member| member.seat.0.to_string()).collect();
+            return say(&format!("end Diverged:{} {error}", seats.join(",")));
+        }
+        SessionError::Join(JoinGroupError::Join(JoinError::Differs(_))) => "Differs",
+        SessionError::Join(JoinGroupError::Join(JoinError::Closed { .. })) => "Closed",
+        _ => "other",
+    };
+    say(&format!("end {name} {error}"));
 }
 
 fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
@@ -96,9 +164,13 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
     let mut sums = session.buffer::<u64>(2 + ELEMENTS).expect("there is memory");
     let mut watched = session.buffer::<u64>(WATCHED).expect("there is memory");
     watched.fill(0x5eed);
-    let mut applied = 0_u64;
+    let mut applied = session.state::<u64>("applied", settings.state).expect("there is memory");
+    session.leave_on(Signal::TERM.as_raw()).expect("can be caught");
     loop {
         let step = session.step();
+        if settings.quits == Some((seat, step)) {
+            break;
+        }
         let verdict = session.attempt(|group, step| {
             if let Some(fail) =
                 settings.fails.iter_mut().find(|(of, at, times)| (*of, *at) == (seat, step) && *times > 0)
@@ -121,24 +193,37 @@ fn run(mut session: Session, seat: u32, mut settings: Settings, enough: &Path) {
         }
         match verdict {
             Ok(Verdict::Committed) => {
-                applied = applied.wrapping_mul(31).wrapping_add(step << 8 | sums[0]);
-                say(&format!("committed {step} {} {applied}", sums[0]));
+                let errs = settings.errs == Some((seat, step));
+                applied.update(|applied| {
+                    let last = applied.len() - 1;
+                    assert_eq!(applied[0], applied[last], "all of the state is there");
+                    let next = applied[0].wrapping_mul(31).wrapping_add(step << 8 | sums[0]);
+                    (applied[0], applied[last]) = (next, next);
+                    applied[last / 2] += u64::from(errs);
+                });
+                if settings.audits
+                    && let Err(error) = session.audit()
+                {
+                    return end(&error);
+                }
+                say(&format!("committed {step} {} {}", sums[0], applied[0]));
                 if sums[1] > 0 {
                     break;
                 }
             }
-            Ok(Verdict::Retry(change)) => say(&format!("retry {step} {} {change}", change.epoch)),
-            Err(error) => {
-                let name = match error {
-                    SessionError::Expelled(_) => "Expelled",
-                    SessionError::NoQuorum { .. } => "NoQuorum",
-                    SessionError::TooFew { .. } => "TooFew",
-                    SessionError::Step { .. } => "Step",
-                    _ => "other",
+            Ok(Verdict::Retry(change)) => {
+                let bits = |seats: &mut dyn Iterator<Item = &Process>| {
+                    seats.fold(0_u64, |bits, process| bits | 1 << process.seat.0)
                 };
-                say(&format!("end {name} {error}"));
-                return;
+                let left = bits(&mut change.left.iter().map(|(process, _)| process));
+                let members = bits(&mut change.members.iter());
+                say(&format!("retry {step} {} {} {left} {members} {change}", change.from, change.epoch));
             }
+            Err(SessionError::Left) => {
+                say("end Left");
+                break;
+            }
+            Err(error) => return end(&error),
         }
     }
     let (registered, connected) = session.set_up();

@@ -111,6 +111,8 @@ impl Membership {
             // Nobody else knows of a need.
             Some(_) if self.attempts.has_given_up => (preferred, 0),
             Some(position) => (preferred, STAGGER * position),
+            // It leaves and takes part in no step: nobody else knows that they wait for it.
+            None if self.attempts.has_given_up && preferred.leaves(process) => (preferred, 0),
             None => {
                 let plan = plan::plan(record, &self.views, &self.participant, Some(process));
                 let rank = record.rank_of(process).unwrap_or(0);

@@ -114,6 +114,14 @@ pub enum JoinError {
         /// The reason.
         reason: NoAddress,
     },
+    /// The job runs, and this process was given no seat.
+    #[error("no seat: the job runs, and {reason}; try again later, or start the process elsewhere")]
+    Closed {
+        /// The reason.
+        reason: String,
+        /// Whether the server that is opened next may have one.
+        is_over: bool,
+    },
     /// The fabric could not be set up.
     #[error("fabric {fabric} not usable: rank {rank}: {reason}; choose another fabric or repair this one")]
     Fabric {

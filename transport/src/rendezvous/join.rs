@@ -21,7 +21,7 @@ use super::error::JoinError;
 use super::listening::listening_address;
 use super::neighbours::{Hosts, ProbeListener, ProbeOutcome, probe};
 use super::record::{Difference, PROTOCOL_VERSION, RankRecord, ranks_a_processor};
-use super::{Claim, Store, StoreError, World, cut};
+use super::{Claim, Store, StoreError, Terms, World, cut};
 use crate::auth::Secret;
 use crate::clock::now;
 use crate::device::{Address, Device, DeviceConfig, Event, Responder, Urgency};
@@ -111,7 +111,7 @@ pub fn join_over(
     }
     let store = world.open_store(started + options.timeout)?;
     let store = store.ok_or(JoinError::NoRendezvous { world_size: world.world_size })?;
-    run(JoinProtocol::new(world, options, started, store, responder, fabrics))
+    run(JoinProtocol::new(world, options, started, store, responder, fabrics)).map(|(joined, _)| joined)
 }
 
 /// As [`join`], with this store, which only the ranks of `world` use.
@@ -125,7 +125,8 @@ pub fn join_at(
     options: &JoinOptions,
     responder: Arc<dyn Responder>,
 ) -> Result<Joined, JoinError> {
-    run(JoinProtocol::new(world, options, now(), store, responder, &mut super::SystemDevices))
+    let fabrics = &mut super::SystemDevices;
+    run(JoinProtocol::new(world, options, now(), store, responder, fabrics)).map(|(joined, _)| joined)
 }
 
 /// As [`join`], or [`join_at`] with a store, but connects only to these ranks: at least one, and
@@ -151,10 +152,34 @@ pub fn join_to_some(
         }
     };
     let protocol = JoinProtocol::new(world, options, started, store, responder, fabrics);
-    run(JoinProtocol { only: Some(peers), ..protocol })
+    run(JoinProtocol { only: Some(peers), ..protocol }).map(|(joined, _)| joined)
 }
 
-fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
+/// As [`join_at`], or alone, with devices of so many ranks, and the store is not sealed: others
+/// come later.
+pub(super) fn found(
+    world: &World,
+    options: &JoinOptions,
+    seats: u32,
+    responder: Arc<dyn Responder>,
+    store: Option<Box<dyn Store>>,
+) -> Result<(Joined, Terms), JoinError> {
+    let fabrics = &mut super::SystemDevices;
+    let world_size = world.world_size;
+    if world_size == 1 {
+        let secret = world.secret.clone().unwrap_or_else(Secret::fresh);
+        let world = World { rank: 0, secret: Some(secret.clone()), world_size: seats, ..world.clone() };
+        let mut joined = alone(&world, options, responder, fabrics)?;
+        joined.store = store;
+        let terms = Terms::new(joined.fabric, seats, secret, false);
+        return Ok((joined, terms));
+    }
+    let store = store.ok_or(JoinError::NoRendezvous { world_size })?;
+    let protocol = JoinProtocol::new(world, options, now(), store, responder, fabrics);
+    run(JoinProtocol { seats: Some(seats), ..protocol })
+}
+
+fn run(mut protocol: JoinProtocol<'_>) -> Result<(Joined, Terms), JoinError> {
     let world = protocol.world;
     let result = protocol.run();
     if let Err(error) = &result
@@ -162,10 +187,12 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
     {
         protocol.store.fail(&error.to_string(), protocol.limit);
     }
-    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected } = result?;
-    let Connected { device, events, addresses, .. } = connected;
+    let JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret } = result?;
+    let Connected { device, events, addresses, listens_outside, .. } = connected;
+    let seats = device.info().reach.len() as u32;
+    let terms = Terms::new(fabric, seats, secret, listens_outside);
     let (rank, world_size, local_rank) = (world.rank, world.world_size, world.local_rank);
-    Ok(Joined {
+    let joined = Joined {
         rank,
         world_size,
         local_rank,
@@ -178,7 +205,8 @@ fn run(mut protocol: JoinProtocol<'_>) -> Result<Joined, JoinError> {
         events,
         store: Some(protocol.store),
         deadline: protocol.limit,
-    })
+    };
+    Ok((joined, terms))
 }
 
 /// A world of one: any device suffices.
@@ -280,6 +308,8 @@ struct JoinOutcome {
     ranks_a_processor: Vec<u32>,
     hosts: Hosts,
     connected: Connected,
+    /// Of the devices.
+    secret: Secret,
 }
 
 /// The parameters of a rank's devices.
@@ -299,6 +329,8 @@ struct Connected {
     addresses: Vec<Address>,
     /// Its other events.
     events: Vec<Event>,
+    /// Whether it listens on an address that other hosts reach.
+    listens_outside: bool,
 }
 
 struct JoinProtocol<'a> {
@@ -315,6 +347,8 @@ struct JoinProtocol<'a> {
     fabrics: &'a mut dyn DeviceFactory,
     /// The ranks to connect to, if not to all.
     only: Option<&'a [Rank]>,
+    /// The ranks of each device, where others come later.
+    seats: Option<u32>,
 }
 
 impl<'a> JoinProtocol<'a> {
@@ -328,7 +362,7 @@ impl<'a> JoinProtocol<'a> {
     ) -> Self {
         let limit = started + options.timeout;
         let deadline = started + (options.timeout - (options.timeout / FAILURE_SHARE).min(FAILURE_TIME_MAX));
-        Self { world, options, started, deadline, limit, store, responder, fabrics, only: None }
+        Self { world, options, started, deadline, limit, store, responder, fabrics, only: None, seats: None }
     }
 
     fn run(&mut self) -> Result<JoinOutcome, JoinError> {
@@ -346,7 +380,9 @@ impl<'a> JoinProtocol<'a> {
         let here = records.iter().filter(|record| own.same_machine(record));
         let ranks_here = here.count() as u32;
         let ranks_a_processor = ranks_a_processor(&records);
-        self.store.seal(self.deadline);
+        if self.seats.is_none() {
+            self.store.seal(self.deadline);
+        }
         let hosts = if may_share {
             self.probe_neighbours(&records)?
         } else {
@@ -360,7 +396,7 @@ impl<'a> JoinProtocol<'a> {
             let _ = connected.device.post(peer, &reply, Urgency::Ordinary);
         }
         self.release_store(&mut connected);
-        Ok(JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected })
+        Ok(JoinOutcome { fabric, ranks_here, ranks_a_processor, hosts, connected, secret })
     }
 
     /// The secret of the devices: the user's, or one for this host that rank 0 makes and puts into
@@ -540,8 +576,11 @@ impl<'a> JoinProtocol<'a> {
         limit: Duration,
     ) -> Result<Result<Connected, JoinError>, JoinError> {
         let deferred_responder = Arc::new(DeferredResponder::default());
+        // A device of several fabrics has to know the host of each of its ranks.
+        let is_hybrid = matches!(fabric, Fabric::Hybrid | Fabric::HybridVerbs);
+        let ranks = self.seats.filter(|_| !is_hybrid).unwrap_or(self.world.world_size);
         let config = config(
-            self.world,
+            &World { world_size: ranks, ..self.world.clone() },
             self.options,
             (parameters.secret.clone(), parameters.address),
             if self.only.is_some() { CONNECT_ON_USE_LIMIT } else { limit },
@@ -583,7 +622,8 @@ impl<'a> JoinProtocol<'a> {
         Ok(match (first_failure(fabric, &outcomes), device) {
             (None, Some(device)) => {
                 let addresses = lines.iter().map(|line| Address(line[1..].to_owned())).collect();
-                Ok(Connected { deferred_responder, device, addresses, events })
+                let listens_outside = parameters.address.is_some_and(|address| !address.is_loopback());
+                Ok(Connected { deferred_responder, device, addresses, events, listens_outside })
             }
             (Some(error), _) => Err(error),
             (None, None) => unreachable!("without a device this rank's own line is a failure"),

@@ -25,6 +25,7 @@ mod listening;
 mod neighbours;
 mod prefix_store;
 mod record;
+mod seats;
 mod tcp;
 mod world;
 
@@ -39,6 +40,7 @@ pub use listening::NoAddress;
 pub use neighbours::{ProbeListener, ProbeOutcome, probe};
 pub use prefix_store::PrefixStore;
 pub use record::Difference;
+pub use seats::{Arrival, Presence, SeatGrant, SeatRequest, SeatServer, Terms, arrive};
 pub use tcp::TcpStore;
 pub use world::{Launcher, Rendezvous, RendezvousError, World};
 

@@ -1,0 +1,152 @@
+//! How a process comes to a job: it begins it with the others of its world, or is given a seat
+//! where it runs.
+
+use std::sync::Arc;
+
+use pleach_membership::{Process, Record, Seat};
+use pleach_transport::rendezvous::{
+    Arrival, JoinError, JoinOptions, Joined, Presence, SeatGrant, SeatServer, Terms, World,
+    arrive as arrive_there,
+};
+use pleach_transport::wire::Reader;
+use pleach_transport::{Device, Event, Responder};
+
+use super::heal::States;
+use super::incoming::Incoming;
+use super::member::Member;
+use super::roster::{Neighbour, Roster};
+use super::seat_thread::SeatThread;
+use super::shared_device::SharedDevice;
+use super::{Elastic, Session, SessionError, TellsOfPanic};
+use crate::group::{JoinGroupError, Options, Setting, session_number, session_settings};
+
+/// A process with a seat, whose session has not begun.
+pub(crate) struct Arrived {
+    options: Options,
+    settings: JoinOptions,
+    terms: Terms,
+    server: Option<SeatServer>,
+    process: Process,
+    /// `None`: the process waits to join.
+    first: Option<Record>,
+    roster: Roster,
+    device: Box<dyn Device>,
+    events: Vec<Event>,
+}
+
+/// Comes to the job.
+pub(crate) fn arrive(
+    options: Options,
+    elastic: &Elastic,
+    incoming: &Arc<Incoming>,
+) -> Result<Arrived, SessionError> {
+    let settings = session_settings(&options, elastic.most, elastic.knobs());
+    let responder: Arc<dyn Responder> = Arc::<Incoming>::clone(incoming);
+    let arrival = arrive_there(&options.world, &settings, elastic.most, &responder);
+    match arrival.map_err(JoinGroupError::from)? {
+        Arrival::Founded { joined, server, terms } => {
+            let ranks = joined.world_size;
+            let Elastic { fewest, most, .. } = *elastic;
+            if ranks < fewest || ranks > most {
+                return Err(SessionError::Limits { fewest, most, ranks });
+            }
+            Ok(founded(options, settings, joined, server, terms))
+        }
+        Arrival::Granted(grant) => granted(options, settings, grant),
+    }
+}
+
+fn founded(
+    options: Options,
+    settings: JoinOptions,
+    joined: Joined,
+    server: Option<SeatServer>,
+    terms: Terms,
+) -> Arrived {
+    let device = &joined.device;
+    let process_of = |rank: u32| {
+        let other = device.incarnation(rank).filter(|_| rank != joined.rank);
+        Process { seat: Seat(rank), incarnation: other.unwrap_or(device.info().incarnation) }
+    };
+    let neighbour = |rank: u32| {
+        let at = rank as usize;
+        let (host, share) = (joined.hosts[at], joined.ranks_a_processor[at]);
+        Neighbour::new(process_of(rank), host, share, joined.addresses[at].clone())
+    };
+    let roster = Roster::new((0..joined.world_size).map(neighbour));
+    let members = (0..joined.world_size).map(process_of).collect();
+    let first = Some(Record::first(members).expect("ranks are connected, and differ"));
+    let process = process_of(joined.rank);
+    let (device, events) = (joined.device, joined.events);
+    Arrived { options, settings, terms, server, process, first, roster, device, events }
+}
+
+fn granted(options: Options, settings: JoinOptions, grant: SeatGrant) -> Result<Arrived, SessionError> {
+    let SeatGrant { seat, device, terms, roster } = grant;
+    let unreadable = |_| JoinGroupError::from(JoinError::Unreadable { rank: seat });
+    let mut reader = Reader::new(&roster);
+    let (host, share) = (reader.u32().map_err(unreadable)?, reader.u32().map_err(unreadable)?);
+    let members = reader.rest(roster.len()).map_err(unreadable)?;
+    let mut roster = Roster::decode(members).map_err(unreadable)?;
+    let process = Process { seat: Seat(seat), incarnation: device.info().incarnation };
+    roster.insert(Neighbour::new(process, host, share, device.info().address.clone()));
+    let world = World { rank: seat, ..options.world.clone() };
+    let (options, events) = (Options { world, ..options }, Vec::new());
+    Ok(Arrived { options, settings, terms, server: None, process, first: None, roster, device, events })
+}
+
+impl Arrived {
+    /// The process.
+    pub(crate) fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Its session begins.
+    pub(crate) fn enter(self, elastic: &Elastic, incoming: Arc<Incoming>) -> Result<Session, SessionError> {
+        let Self { options, settings, terms, server, process, first, roster, device, events } = self;
+        let waker = Arc::clone(&incoming);
+        let connected = first.as_ref().map_or(0, |first| first.members().len() as u32);
+        let device = SharedDevice::new(device, events, connected, move || waker.wake());
+        let first = first.map(Arc::new);
+        let is_founder = first.is_some();
+        let member =
+            Member::new(process, first, roster, elastic.clone(), Arc::clone(&device), Arc::clone(&incoming));
+        let member = member.map_err(SessionError::LastWord)?;
+        let runs = Arc::clone(&member);
+        let thread = std::thread::Builder::new()
+            .name(format!("pleach-seat-{}", process.seat.0 % 1000))
+            .spawn(move || {
+                let _told = TellsOfPanic(&runs);
+                runs.run();
+            })
+            .map_err(SessionError::Thread)?;
+        incoming.wakes(thread.thread().clone());
+        incoming.wake();
+        let setting = Setting::new(options.clone(), terms.fabric());
+        let presence = Presence::of(&options.world);
+        tracing::debug!("{process} {}", if is_founder { "begins the job" } else { "waits to join" });
+        let mut session = Session {
+            setting,
+            elastic: elastic.clone(),
+            process,
+            device,
+            incoming,
+            member: Arc::clone(&member),
+            thread: Some(thread),
+            seats: None,
+            presence,
+            epoch: None,
+            begun: None,
+            step: 0,
+            number: session_number(),
+            not_entered: None,
+            signals: Vec::new(),
+            states: States::default(),
+            has_states: is_founder,
+            kept: None,
+        };
+        let seats = SeatThread::new(options.world, settings, terms, elastic.most);
+        session.seats = seats.start(&member, server).map_err(SessionError::Thread)?;
+        Ok(session)
+    }
+}

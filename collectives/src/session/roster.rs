@@ -1,0 +1,131 @@
+//! Where processes are: what is known of those that may be connected to.
+
+use std::collections::BTreeMap;
+
+use pleach_membership::{Process, Record, Seat};
+use pleach_transport::wire::{Malformed, Reader, Writer};
+use pleach_transport::{Address, Incarnation};
+use pleach_vocabulary::Rank;
+
+use crate::group::Place;
+
+/// Bytes of an address at most.
+const ADDRESS_BYTES_MAX: usize = 2048;
+
+/// A process, and where it is. Members pass it on as it is, so all know the same of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Neighbour {
+    process: Process,
+    /// The number of its host.
+    host: u32,
+    /// Ranks for each processor that it may run on.
+    ranks_a_processor: u32,
+    address: Address,
+}
+
+impl Neighbour {
+    pub(crate) fn new(process: Process, host: u32, ranks_a_processor: u32, address: Address) -> Self {
+        Self { process, host, ranks_a_processor, address }
+    }
+
+    pub(crate) fn process(&self) -> Process {
+        self.process
+    }
+
+    /// Its rank of the device.
+    pub(crate) fn rank(&self) -> Rank {
+        self.process.seat.0
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    fn place(&self) -> Place {
+        Place::new(self.rank(), self.host, self.ranks_a_processor)
+    }
+
+    pub(crate) fn put(&self, writer: Writer) -> Writer {
+        let Self { process, host, ranks_a_processor, address } = self;
+        let writer = writer.u32(process.seat.0).u64(process.incarnation.0);
+        writer.u32(*host).u32(*ranks_a_processor).bytes(address.0.as_bytes())
+    }
+
+    pub(crate) fn take(reader: &mut Reader<'_>) -> Result<Self, Malformed> {
+        let process = Process { seat: Seat(reader.u32()?), incarnation: Incarnation(reader.u64()?) };
+        let (host, ranks_a_processor) = (reader.u32()?, reader.u32()?);
+        let address = Address(reader.text(ADDRESS_BYTES_MAX)?);
+        Ok(Self { process, host, ranks_a_processor, address })
+    }
+}
+
+/// What a process knows of the places of members and of those that wait to join.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Roster(BTreeMap<Process, Neighbour>);
+
+impl Roster {
+    pub(crate) fn new(neighbours: impl IntoIterator<Item = Neighbour>) -> Self {
+        Self(neighbours.into_iter().map(|neighbour| (neighbour.process, neighbour)).collect())
+    }
+
+    pub(crate) fn insert(&mut self, neighbour: Neighbour) {
+        self.0.insert(neighbour.process, neighbour);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Neighbour> {
+        self.0.values()
+    }
+
+    /// Where a newcomer on this seat is: the number of its host, and ranks for each processor.
+    /// Decided by one process, and told to all.
+    pub(crate) fn place_for(&self, own: Process, seat: Rank, shares_memory: bool, seats: u32) -> (u32, u32) {
+        let host = self.0.get(&own).map_or(0, |own| own.host);
+        let share = self.0.values().map(|neighbour| neighbour.ranks_a_processor).max();
+        (if shares_memory { host } else { seats + seat }, share.unwrap_or(1))
+    }
+
+    /// Forgets all that are neither members nor kept.
+    pub(crate) fn keep(&mut self, record: &Record, keeps: impl Fn(Process) -> bool) {
+        self.0.retain(|process, _| record.contains(*process) || keeps(*process));
+    }
+
+    /// The places of the members, by rank of the epoch. Who connected to a member was told of it,
+    /// so each is there.
+    pub(crate) fn places(&self, record: &Record) -> Option<Vec<Place>> {
+        record.members().iter().map(|member| self.0.get(member).map(Neighbour::place)).collect()
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let writer = Writer::default().u32(self.0.len() as u32);
+        self.0.values().fold(writer, |writer, neighbour| neighbour.put(writer)).finish()
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+        let mut reader = Reader::new(bytes);
+        // Each neighbour takes bytes, so their number is bounded by the bytes that are there.
+        let count = (reader.u32()? as usize).min(bytes.len());
+        let neighbours = (0..count).map(|_| Neighbour::take(&mut reader)).collect::<Result<Vec<_>, _>>()?;
+        reader.end()?;
+        Ok(Self::new(neighbours))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_roster_survives_the_wire_and_cut_ones_are_refused() {
+        let neighbour = |seat: u32| {
+            let address = Address(format!("127.0.0.1:{}", 4000 + seat));
+            Neighbour::new(Process::new(seat, u64::from(seat) << 40 | 7), 3, 2, address)
+        };
+        let roster = Roster::new([0, 3, 5].map(neighbour));
+        let bytes = roster.encode();
+        let decoded = Roster::decode(&bytes).expect("is whole");
+        assert!(decoded.iter().eq(roster.iter()));
+        for end in 0..bytes.len() {
+            assert!(Roster::decode(&bytes[..end]).is_err());
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The thread that gives seats to newcomers, where this process holds the job's seat server.
+//!
+//! It is a thread of its own, as the store behind the server blocks. Where no process holds the
+//! server, the member on the lowest seat opens it again.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use pleach_membership::{Process, Seat};
+use pleach_transport::clock::now;
+use pleach_transport::rendezvous::{Fabric, JoinOptions, SeatRequest, SeatServer, StoreError, Terms, World};
+use pleach_transport::wire::Writer;
+
+use super::member::Member;
+use super::roster::Neighbour;
+
+/// How long requests are awaited before the session is looked at.
+const LISTEN: Duration = Duration::from_millis(100);
+
+/// How often a member on the lowest seat tries to open the server.
+const REOPEN_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How long it tries at a time.
+const REOPEN_LIMIT: Duration = Duration::from_millis(200);
+
+/// How long a newcomer waits for a seat: the death of a member may not be known yet.
+const SEAT_WAIT: Duration = Duration::from_secs(5);
+
+/// How long the newcomer's device may take.
+const ARRIVAL_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long the store may take.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(crate) struct SeatThread {
+    world: World,
+    settings: JoinOptions,
+    terms: Terms,
+    seats: u32,
+}
+
+impl SeatThread {
+    pub(crate) fn new(world: World, settings: JoinOptions, terms: Terms, seats: u32) -> Self {
+        Self { world, settings, terms, seats }
+    }
+
+    /// Gives seats until the session is over. `None`: nobody finds the job, or its devices
+    /// take no newcomers.
+    pub(crate) fn start(
+        self,
+        member: &Arc<Member>,
+        server: Option<SeatServer>,
+    ) -> std::io::Result<Option<JoinHandle<()>>> {
+        if self.world.rendezvous.is_none() || !self.terms.takes_newcomers() {
+            return Ok(None);
+        }
+        let member = Arc::clone(member);
+        let thread = std::thread::Builder::new().name("pleach-seats".to_owned());
+        thread.spawn(move || self.keep(&member, server)).map(Some)
+    }
+
+    fn keep(&self, member: &Member, mut server: Option<SeatServer>) {
+        while !member.is_over() {
+            let Some(open) = &mut server else {
+                if member.is_lowest() {
+                    match SeatServer::reopen(&self.world, &self.settings, now() + REOPEN_LIMIT) {
+                        Ok(opened) => server = opened,
+                        // Another process holds it, or this host does not have the address.
+                        Err(error) => tracing::debug!("the seat server is not opened here: {error}"),
+                    }
+                }
+                if server.is_none() {
+                    std::thread::park_timeout(REOPEN_INTERVAL);
+                }
+                continue;
+            };
+            let result = open.next(now() + LISTEN).and_then(|request| match request {
+                Some(request) => self.serve(member, open, request),
+                None => Ok(()),
+            });
+            if let Err(error) = &result {
+                tracing::debug!("the seat server is closed: {error}");
+            }
+            if result.is_err() || open.is_worn() {
+                server = None;
+            }
+        }
+    }
+
+    fn serve(
+        &self,
+        member: &Member,
+        server: &mut SeatServer,
+        request: SeatRequest,
+    ) -> Result<(), StoreError> {
+        let until = now() + SEAT_WAIT;
+        let seat = loop {
+            let seat = member.free_seat(request.wanted(), self.seats);
+            if seat.is_some() || member.is_over() || now() >= until {
+                break seat;
+            }
+            std::thread::park_timeout(REOPEN_INTERVAL / 10);
+        };
+        let deadline = now() + ANSWER_LIMIT;
+        let Some(seat) = seat else {
+            let reason = format!("all its {} seats are taken", self.seats);
+            return server.refuse(request, &reason, deadline);
+        };
+        let roster = member.roster();
+        let shares_memory = self.terms.fabric() == Fabric::Shm;
+        let (host, share) = roster.place_for(member.process(), seat, shares_memory, self.seats);
+        let told = Writer::default().u32(host).u32(share).raw(&roster.encode()).finish();
+        server.invite(request, seat, &self.terms, &told, deadline)?;
+        if let Some((incarnation, address)) = server.arrived(request, now() + ARRIVAL_LIMIT)? {
+            let process = Process { seat: Seat(seat), incarnation };
+            member.newcomer(Neighbour::new(process, host, share, address));
+        }
+        Ok(())
+    }
+}

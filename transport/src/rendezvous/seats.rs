@@ -1,0 +1,488 @@
+//! Seats of a job that takes new processes while it runs.
+//!
+//! The processes that begin the job meet as any ranks do ([`join`](super::join())), but the store
+//! where they met stays open. One of them, the holder, serves seats from it ([`SeatServer`]). A
+//! process that comes later finds the store at the same address, and gets a [`SeatGrant`]:
+//!
+//! | key | by | value |
+//! | --- | --- | --- |
+//! | `seat/open` | the holder | its record: settings that must be equal |
+//! | `seat/request-K` | the newcomer | the seat that it would like |
+//! | `seat/answer-K-P` | the holder | the answer, in parts: a seat and what it needs, or a refusal |
+//! | `seat/ready-K` | the newcomer | incarnation and address of its device |
+//!
+//! The holder tells the members of the newcomer, and both sides connect. Where the holder is gone,
+//! another member opens the store again ([`SeatServer::reopen`]).
+//!
+//! **Invariant:** who does not prove the job's secret, or has other settings, is given no seat. The
+//! server only introduces: who is a member is the members' agreement.
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, OFlags, flock};
+use rustix::io::Errno;
+
+use super::join::found;
+use super::listening::listening_address;
+use super::record::RankRecord;
+use super::{
+    Claim, Fabric, JoinError, JoinOptions, Joined, OpenStoreError, Rendezvous, Store, StoreError,
+    SystemDevices, VALUE_BYTES_MAX, World,
+};
+use crate::auth::Secret;
+use crate::clock::now;
+use crate::device::{Address, Device, DeviceConfig, Incarnation, Responder};
+use crate::hybrid::PeerFabric;
+use crate::rendezvous::DeviceFactory;
+use crate::wire::{Malformed, Reader, Writer};
+use crate::{Nanos, Rank};
+
+const OPEN: &str = "seat/open";
+
+/// The file in a rendezvous folder that members hold locked.
+const MEMBERS: &str = "members";
+
+/// Bytes of an answer in one value.
+const PART_BYTES: usize = VALUE_BYTES_MAX - 8;
+
+/// Parts of an answer at most: 4096 members with addresses of 200 bytes.
+const PARTS_MAX: u32 = 64;
+
+/// Newcomers that one server takes at most; another one is opened then.
+const REQUESTS_MAX: u64 = 64;
+
+/// How long a newcomer looks for the server at a time where members hold its folder.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long the store may take to answer the holder.
+const ANSWER_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the devices of a job have in common.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    fabric: Fabric,
+    seats: u32,
+    secret: Secret,
+    /// Whether they listen on addresses that other hosts reach.
+    listens_outside: bool,
+}
+
+impl Terms {
+    pub(super) fn new(fabric: Fabric, seats: u32, secret: Secret, listens_outside: bool) -> Self {
+        Self { fabric, seats, secret, listens_outside }
+    }
+
+    /// The fabric.
+    #[must_use]
+    pub fn fabric(&self) -> Fabric {
+        self.fabric
+    }
+
+    /// Whether the devices take processes that come later: those of hybrid fabrics have to know
+    /// the hosts of all of them.
+    #[must_use]
+    pub fn takes_newcomers(&self) -> bool {
+        !matches!(self.fabric, Fabric::Hybrid | Fabric::HybridVerbs)
+    }
+
+    fn encode(&self, writer: Writer, gives_secret: bool) -> Writer {
+        let secret: &[u8] = if gives_secret { self.secret.as_bytes() } else { &[] };
+        let fabric = self.fabric.to_string();
+        let writer = writer.bytes(fabric.as_bytes()).u32(self.seats);
+        writer.u8(u8::from(self.listens_outside)).bytes(secret)
+    }
+
+    fn decode(reader: &mut Reader<'_>, own: Option<&Secret>) -> Result<Self, Malformed> {
+        let fabric = reader.text(32)?.parse().map_err(|_| Malformed)?;
+        let (seats, listens_outside) = (reader.u32()?, reader.u8()? == 1);
+        let given = reader.bytes(crate::auth::SECRET_BYTES_MAX)?;
+        let secret = own.cloned().unwrap_or_else(|| Secret::of_this_host(given));
+        Ok(Self { fabric, seats, secret, listens_outside })
+    }
+}
+
+/// How a process came to a job.
+pub enum Arrival {
+    /// It began the job with the others of its world.
+    Founded {
+        /// The others. The store is gone, or is the server's.
+        joined: Joined,
+        /// The server, where this process is the holder.
+        server: Option<SeatServer>,
+        /// What all devices have in common.
+        terms: Terms,
+    },
+    /// The job runs, and a member has given it a seat.
+    Granted(SeatGrant),
+}
+
+/// A process that was given a seat, and is not connected yet.
+pub struct SeatGrant {
+    /// The seat: the rank of its device.
+    pub seat: Rank,
+    /// Its device, which is connected to nobody.
+    pub device: Box<dyn Device>,
+    /// What all devices have in common.
+    pub terms: Terms,
+    /// What the holder says of the members, in its own words.
+    pub roster: Vec<u8>,
+}
+
+/// Comes to a job: begins it with the other ranks of `world`, or is given a seat where it runs.
+/// Each device has `seats` ranks.
+///
+/// # Errors
+///
+/// See [`JoinError`]; at the latest when `options.timeout` has passed.
+pub fn arrive(
+    world: &World,
+    options: &JoinOptions,
+    seats: u32,
+    responder: &Arc<dyn Responder>,
+) -> Result<Arrival, JoinError> {
+    let deadline = now() + options.timeout;
+    loop {
+        let is_last = now() >= deadline;
+        match arrive_once(world, options, seats, responder, deadline) {
+            // Its holder has just gone: another member opens the store.
+            Err(JoinError::Store(StoreError::Lost { .. }) | JoinError::Closed { is_over: true, .. })
+                if !is_last => {}
+            result => return result,
+        }
+    }
+}
+
+fn arrive_once(
+    world: &World,
+    options: &JoinOptions,
+    seats: u32,
+    responder: &Arc<dyn Responder>,
+    deadline: Nanos,
+) -> Result<Arrival, JoinError> {
+    let mut store = open(world, deadline)?;
+    if let Some(running) = &mut store {
+        match running.wait(&[OPEN.to_owned()], now(), deadline) {
+            Ok(open) => {
+                let store = store.take().expect("was there");
+                return request_seat(store, &open[0], world, options, responder, deadline)
+                    .map(Arrival::Granted);
+            }
+            Err(StoreError::Missing { .. }) => {}
+            Err(StoreError::Failed { reason }) => return Err(JoinError::Ended { reason }),
+            Err(error) => return Err(JoinError::Store(error)),
+        }
+    }
+    let path = store.as_ref().and_then(|store| store.path());
+    let (mut joined, terms) = found(world, options, seats, Arc::clone(responder), store)?;
+    let store = joined.store.take().filter(|_| world.rank == 0 && terms.takes_newcomers());
+    let server = store.map(|store| SeatServer::open(store, &own_record(world, options, path), deadline));
+    let server = server.transpose().map_err(JoinError::Store)?;
+    Ok(Arrival::Founded { joined, server, terms })
+}
+
+/// The store at the rendezvous address. Rank 0 makes it, unless the job runs.
+fn open(world: &World, deadline: Nanos) -> Result<Option<Box<dyn Store>>, JoinError> {
+    let as_rank = |rank: Rank, deadline: Nanos| {
+        // A world of one has no store otherwise.
+        World { rank, world_size: world.world_size.max(2), ..world.clone() }.open_store(deadline)
+    };
+    if world.rank != 0 || world.rendezvous.is_none() {
+        return Ok(as_rank(world.rank, deadline)?);
+    }
+    if let Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) = &world.rendezvous {
+        if let Ok(store) = as_rank(1, now()) {
+            return Ok(store);
+        }
+        while is_inhabited(folder) && now() < deadline {
+            if let Ok(store) = as_rank(1, deadline.min(now() + LOOK)) {
+                return Ok(store);
+            }
+        }
+    }
+    match as_rank(0, deadline) {
+        Err(error @ (OpenStoreError::PortInUse { .. } | OpenStoreError::Busy { .. })) => {
+            as_rank(1, deadline).map_err(|_| error.into())
+        }
+        result => Ok(result?),
+    }
+}
+
+/// The record of this process, by which settings are compared.
+fn own_record(world: &World, options: &JoinOptions, path: Option<super::StorePath>) -> RankRecord {
+    let mut knobs = options.knobs.clone();
+    knobs.push(("fabric".to_owned(), options.fabric.to_string()));
+    let given = if world.secret.is_some() { "set" } else { "not set" };
+    knobs.push(("PLEACH_SECRET_FILE".to_owned(), given.to_owned()));
+    RankRecord::own(world.world_size, world.host.as_deref(), None, path, &knobs)
+}
+
+/// Asks for a seat, and waits for it.
+fn request_seat(
+    mut store: Box<dyn Store>,
+    open: &[u8],
+    world: &World,
+    options: &JoinOptions,
+    responder: &Arc<dyn Responder>,
+    deadline: Nanos,
+) -> Result<SeatGrant, JoinError> {
+    let unreadable = || JoinError::Unreadable { rank: world.rank };
+    let holder = RankRecord::decode(open).map_err(|_| unreadable())?.map_err(|_| unreadable())?;
+    // The job has as many ranks as it has now, however many began it.
+    let own = own_record(world, options, store.path()).in_world_of(&holder);
+    let own = RankRecord::decode(&own.encode()).map_err(|_| unreadable())?.map_err(|_| unreadable())?;
+    holder.compare(0, &own, world.rank)?;
+    let wanted = Writer::default().u32(world.rank).finish();
+    let number = take_number(&mut *store, &wanted, deadline)?;
+    let answer = read_answer(&mut *store, number, deadline)?;
+    let mut reader = Reader::new(&answer);
+    if reader.u8().map_err(|_| unreadable())? == 0 {
+        let reason = reader.text_to_end(answer.len()).map_err(|_| unreadable())?.to_owned();
+        return Err(JoinError::Closed { reason, is_over: false });
+    }
+    let seat = reader.u32().map_err(|_| unreadable())?;
+    let terms = Terms::decode(&mut reader, world.secret.as_ref()).map_err(|_| unreadable())?;
+    let roster = reader.rest(answer.len()).map_err(|_| unreadable())?.to_vec();
+    let device = device(world, options, &terms, seat, [&holder, &own], Arc::clone(responder))?;
+    let info = device.info();
+    let ready = Writer::default().u64(info.incarnation.0).raw(info.address.0.as_bytes()).finish();
+    store.set(&format!("seat/ready-{number}"), &ready, deadline).map_err(JoinError::Store)?;
+    Ok(SeatGrant { seat, device, terms, roster })
+}
+
+/// Takes the next number.
+fn take_number(store: &mut dyn Store, wanted: &[u8], deadline: Nanos) -> Result<u64, JoinError> {
+    for number in 0..REQUESTS_MAX {
+        match store.claim(&format!("seat/request-{number}"), wanted, deadline).map_err(JoinError::Store)? {
+            Claim::Taken => return Ok(number),
+            Claim::Present(_) => {}
+        }
+    }
+    Err(JoinError::Closed { reason: "too many processes have come at once".to_owned(), is_over: true })
+}
+
+fn read_answer(store: &mut dyn Store, number: u64, deadline: Nanos) -> Result<Vec<u8>, JoinError> {
+    let mut answer = Vec::new();
+    let (mut part, mut parts) = (0, 1);
+    while part < parts {
+        let keys = [format!("seat/answer-{number}-{part}")];
+        let value = match store.wait(&keys, deadline, deadline) {
+            Ok(values) => values.into_iter().next().unwrap_or_default(),
+            Err(StoreError::Missing { .. }) => {
+                let reason = "no member has answered in time".to_owned();
+                return Err(JoinError::Closed { reason, is_over: false });
+            }
+            Err(error) => return Err(JoinError::Store(error)),
+        };
+        let mut reader = Reader::new(&value);
+        parts = reader.u32().unwrap_or(0).min(PARTS_MAX);
+        answer.extend_from_slice(reader.rest(value.len()).unwrap_or_default());
+        part += 1;
+    }
+    Ok(answer)
+}
+
+/// The device on a seat. `records`: of the holder and of this process.
+fn device(
+    world: &World,
+    options: &JoinOptions,
+    terms: &Terms,
+    seat: Rank,
+    [holder, own]: [&RankRecord; 2],
+    responder: Arc<dyn Responder>,
+) -> Result<Box<dyn Device>, JoinError> {
+    let is_here = own.same_machine(holder) && own.network == holder.network;
+    if !terms.listens_outside && !is_here {
+        let reason = "its members are on one host, where no other host reaches them".to_owned();
+        return Err(JoinError::Closed { reason, is_over: false });
+    }
+    let address = if terms.listens_outside {
+        listening_address(&World { rank: 1, ..world.clone() }, &[holder.elsewhere(), own.clone()])?
+    } else {
+        None
+    };
+    let config = DeviceConfig {
+        rank: seat,
+        world_size: terms.seats,
+        secret: Some(terms.secret.clone()),
+        signal_slots: options.signal_slots,
+        connect_timeout: options.timeout,
+        interface: world.interface.clone(),
+        address,
+        responder,
+    };
+    let fabric = terms.fabric;
+    let failed =
+        |error: super::FabricError| JoinError::Fabric { fabric, rank: seat, reason: error.to_string() };
+    SystemDevices.make(fabric, &[PeerFabric::Shm], config).map_err(failed)
+}
+
+/// A process that has asked for a seat.
+#[derive(Clone, Copy, Debug)]
+pub struct SeatRequest {
+    number: u64,
+    wanted: Rank,
+}
+
+impl SeatRequest {
+    /// The seat that it would like.
+    #[must_use]
+    pub fn wanted(&self) -> Rank {
+        self.wanted
+    }
+}
+
+/// The server of a job, where this process holds it. Closed when it is dropped.
+pub struct SeatServer {
+    store: Box<dyn Store>,
+    next: u64,
+}
+
+impl SeatServer {
+    fn open(mut store: Box<dyn Store>, own: &RankRecord, deadline: Nanos) -> Result<Self, StoreError> {
+        store.set(OPEN, &own.encode(), deadline)?;
+        Ok(Self { store, next: 0 })
+    }
+
+    /// Opens the server at the rendezvous address where nobody holds it; `None` where the world has
+    /// no address.
+    ///
+    /// # Errors
+    ///
+    /// Another process has it, the address is not of this host, or the store cannot be used.
+    pub fn reopen(world: &World, options: &JoinOptions, deadline: Nanos) -> Result<Option<Self>, JoinError> {
+        let holder = World { rank: 0, world_size: world.world_size.max(2), ..world.clone() };
+        let Some(store) = holder.open_store(deadline)? else { return Ok(None) };
+        let own = own_record(world, options, store.path());
+        Ok(Some(Self::open(store, &own, deadline).map_err(JoinError::Store)?))
+    }
+
+    /// Whether it has looked after as many newcomers as one server does.
+    #[must_use]
+    pub fn is_worn(&self) -> bool {
+        self.next == REQUESTS_MAX
+    }
+
+    /// The next process that has asked for a seat, if one has until then.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn next(&mut self, until: Nanos) -> Result<Option<SeatRequest>, StoreError> {
+        let number = self.next;
+        let Some(value) = self.value(format!("seat/request-{number}"), until)? else { return Ok(None) };
+        self.next += 1;
+        let wanted = Reader::new(&value).u32().unwrap_or(0);
+        Ok(Some(SeatRequest { number, wanted }))
+    }
+
+    /// Gives a seat. `roster`: what the newcomer is told of the members.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn invite(
+        &mut self,
+        request: SeatRequest,
+        seat: Rank,
+        terms: &Terms,
+        roster: &[u8],
+        deadline: Nanos,
+    ) -> Result<(), StoreError> {
+        let gives_secret = terms.secret.is_of_this_host();
+        let answer = terms.encode(Writer::default().u8(1).u32(seat), gives_secret).raw(roster).finish();
+        self.answer(request, &answer, deadline)
+    }
+
+    /// Refuses a newcomer.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn refuse(&mut self, request: SeatRequest, reason: &str, deadline: Nanos) -> Result<(), StoreError> {
+        let answer = Writer::default().u8(0).raw(super::cut(reason).as_bytes()).finish();
+        self.answer(request, &answer, deadline)
+    }
+
+    fn answer(&mut self, request: SeatRequest, answer: &[u8], deadline: Nanos) -> Result<(), StoreError> {
+        let parts = answer.len().div_ceil(PART_BYTES) as u32;
+        for (part, bytes) in answer.chunks(PART_BYTES).enumerate() {
+            let value = Writer::default().u32(parts).raw(bytes).finish();
+            self.store.set(&format!("seat/answer-{}-{part}", request.number), &value, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Incarnation and address of the newcomer's device, if it has said them until then.
+    ///
+    /// # Errors
+    ///
+    /// See [`StoreError`].
+    pub fn arrived(
+        &mut self,
+        request: SeatRequest,
+        until: Nanos,
+    ) -> Result<Option<(Incarnation, Address)>, StoreError> {
+        let Some(value) = self.value(format!("seat/ready-{}", request.number), until)? else {
+            return Ok(None);
+        };
+        let mut reader = Reader::new(&value);
+        let arrived = reader.u64().and_then(|incarnation| {
+            let address = reader.text_to_end(value.len())?.to_owned();
+            Ok((Incarnation(incarnation), Address(address)))
+        });
+        Ok(arrived.ok())
+    }
+
+    fn value(&mut self, key: String, until: Nanos) -> Result<Option<Vec<u8>>, StoreError> {
+        match self.store.wait(&[key], until, until + ANSWER_LIMIT) {
+            Ok(values) => Ok(values.into_iter().next()),
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Says, in a rendezvous folder, that a member of the job lives: then a process that comes as rank
+/// 0 does not begin the job anew. Held until it is dropped, at the latest when the process ends.
+#[derive(Debug)]
+pub struct Presence {
+    file: File,
+    path: PathBuf,
+}
+
+impl Presence {
+    /// `None`: the rendezvous is no folder, or its file cannot be made.
+    #[must_use]
+    pub fn of(world: &World) -> Option<Self> {
+        let Some(Rendezvous::File { folder } | Rendezvous::JobFolder { folder }) = &world.rendezvous else {
+            return None;
+        };
+        let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).mode(0o600).custom_flags(flags);
+        let path = folder.join(MEMBERS);
+        let file = options.open(&path).ok()?;
+        flock(&file, FlockOperation::NonBlockingLockShared).ok()?;
+        Some(Self { file, path })
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            // The last one; without the file nobody holds the folder either.
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Whether a member of a job lives that meets in this folder.
+fn is_inhabited(folder: &Path) -> bool {
+    let flags = (OFlags::NOFOLLOW | OFlags::CLOEXEC).bits() as i32;
+    let file = File::options().read(true).custom_flags(flags).open(folder.join(MEMBERS));
+    file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockExclusive) == Err(Errno::WOULDBLOCK))
+}
