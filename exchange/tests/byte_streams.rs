@@ -6,14 +6,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use pleach_exchange::grpc::byte_streams::{ByteStream, ByteStreams, OpenStreamsError, signal_slots};
+use pleach_exchange::grpc::byte_streams::{
+    self, ByteStream, ByteStreams, OpenStreamsError, StreamCounts, signal_slots,
+};
 use pleach_transport::shm::ShmDevice;
 use pleach_transport::tcp::TcpDevice;
 use pleach_transport::verbs::{VerbsDevice, VerbsOptions};
 use pleach_transport::{Device, DeviceConfig, Event, LossCause, Rank, Responder, Secret, clock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
 use tonic::codegen::tokio_stream::{self as stream, StreamExt};
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::{Channel, Endpoint, Error, Server};
 
 use tensors::{Ask, Serve, Tensor, TensorsClient, TensorsServer};
 
@@ -215,15 +218,27 @@ fn a_device_with_too_few_signal_slots_is_refused() {
     assert!(matches!(refused, OpenStreamsError::SignalSlots { has: 5, .. }), "{refused}");
 }
 
+/// Serves these bytes on one end of a stream, with the sizes of `server`, and connects the other
+/// end, with those of `client`.
+async fn connected(
+    data: &Bytes,
+    (mut server, on): (Server, ByteStream),
+    (client, from): (Endpoint, ByteStream),
+) -> (TensorsClient<Channel>, JoinHandle<Result<(), Error>>) {
+    let incoming = stream::iter([Ok::<_, std::io::Error>(on)]).chain(stream::pending());
+    let service = TensorsServer::new(Serve(data.clone()));
+    let serving = tokio::spawn(server.add_service(service).serve_with_incoming(incoming));
+    let channel = from.channel(client).await.expect("is connected");
+    (TensorsClient::new(channel).max_decoding_message_size(usize::MAX), serving)
+}
+
 async fn grpc_runs_on_streams(fabric: Fabric) {
     let [(_client, mut client), (_server, mut server)] = pair(fabric);
     let data = Bytes::from(content(3 << 20, 9));
-    let incoming = stream::iter([Ok::<_, std::io::Error>(server.remove(0))]).chain(stream::pending());
-    let service = TensorsServer::new(Serve(data.clone()));
-    let serving = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-    let server = Endpoint::from_static("http://rank-1");
-    let channel = client.remove(0).channel(server).await.expect("is connected");
-    let mut client = TensorsClient::new(channel);
+    // With tonic's own sizes, windows of 64 KiB and frames of 16 KiB.
+    let (server, client) = (server.remove(0), client.remove(0));
+    let client = (Endpoint::from_static("http://rank-1"), client);
+    let (mut client, serving) = connected(&data, (Server::builder(), server), client).await;
     for bytes in [0, 100, 3 << 20] {
         let got = client.get(Ask { bytes, tensors: 1 }).await.expect("is served").into_inner();
         assert!(got.data == data.slice(..bytes as usize), "{bytes}");
@@ -239,6 +254,42 @@ async fn grpc_runs_on_the_streams_of_each_fabric() {
     for fabric in HERE {
         grpc_runs_on_streams(fabric).await;
     }
+}
+
+/// Counts, where times would depend on who else has the processors: a call takes a few pieces,
+/// credits and wake-ups, whatever its bytes, and no hand-over to the thread of the streams. On a
+/// processor that computes, each hand-over is a wait for a turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn over_shared_memory_no_thread_carries_the_bytes_of_a_call() {
+    const CALLS: u64 = 40;
+    let [(asking, mut client), (answering, mut server)] = pair(Fabric::Shm);
+    let data = Bytes::from(content(1 << 20, 2));
+    let (server, client) = (server.remove(0), client.remove(0));
+    let server = (byte_streams::server(), server);
+    let (mut client, serving) = connected(&data, server, (byte_streams::client(), client)).await;
+    let ask = Ask { bytes: 1 << 20, tensors: 1 };
+    // The first call exchanges the settings of HTTP/2, and may come before the peer's ring is
+    // mapped here.
+    assert!(client.get(ask).await.expect("is served").into_inner().data == data);
+    let before = (asking.counts(), answering.counts());
+    for _ in 0..CALLS {
+        assert!(client.get(ask).await.expect("is served").into_inner().data == data);
+    }
+    let after = (asking.counts(), answering.counts());
+    let of_calls = |before: StreamCounts, after: StreamCounts| {
+        let [pieces, carried_on] = [after.pieces - before.pieces, after.carried_on - before.carried_on];
+        let [credits, wakes] = [after.credits - before.credits, after.wakes - before.wakes];
+        (pieces, carried_on, credits, wakes, after.polls - before.polls)
+    };
+    let (pieces, carried_on, credits, wakes, polls) = of_calls(before.1, after.1);
+    let shown = format!("{before:?} {after:?}");
+    // Five pieces for the answer, one for its end, and one where the ring ends.
+    assert!(carried_on == 0 && pieces <= 8 * CALLS && credits <= CALLS && wakes <= 3 * CALLS, "{shown}");
+    // A question, and the credits for an answer, wake the thread, which then looks once more.
+    assert!(polls <= 12 * CALLS, "{shown}");
+    let (pieces, carried_on, credits, ..) = of_calls(before.0, after.0);
+    assert!(carried_on == 0 && pieces <= 4 * CALLS && credits <= 5 * CALLS, "{shown}");
+    serving.abort();
 }
 
 #[tokio::test(flavor = "multi_thread")]
